@@ -1,0 +1,85 @@
+// Package policy decides which waiting request goes to which decode rank.
+//
+// A policy is a function of a value: it gets a Snapshot the board owns and
+// answers with Assignments. It reads no clock, does no I/O, starts no goroutine
+// and logs nothing; randomness comes from the seed it was built with. Server,
+// simulator and `evenkeel decide` call the same code.
+package policy
+
+// Snapshot is one barrier group (or the ranks of a model without barrier) and
+// the entries that wait for it, at the instant of a tick. The board fills and
+// reuses one; a policy keeps no reference to it and changes nothing in it.
+type Snapshot struct {
+	Workers  []Worker // one barrier group, ascending ID
+	Pool     []Entry  // arrival order, oldest first
+	MaxAgeMs float32  // effective guard age in ms (algorithm 4.3), 0 = off; Urgent still counts
+	StepMs   float32  // mean step time of the group, 0 = unknown
+	C0Ms     float32  // step model of the group: ms a step costs whatever its load
+	C1Ms     float32  // ms per KV token of the fullest rank, 0 = unknown
+	Budget   int32    // evaluations allowed this tick, 0 = the policy's own
+	Outlook  Outlook  // survival table in force, nil before enough outputs were seen
+}
+
+// Outlook tells how much longer requests run, from past output lengths.
+type Outlook interface {
+	Ratio(age, ahead int) float64     // P(O > age+ahead | O > age)
+	Resid(age int, u float64) float64 // remaining tokens at quantile u in [0,1), +Inf past all history
+	MeanOutput() float64
+	Version() uint64 // changed: drop what was cached from the table
+}
+
+// Worker is one DP rank of the group.
+type Worker struct {
+	ID       int32
+	Free     int32   // slots that may be filled now; negative while an immediate policy has sent more than there are slots
+	Up       bool    // false: full, draining or excluded ranks still hold the barrier, but take nothing
+	Capacity int64   // KV tokens, 0 = unlimited
+	Cost     float32 // what a KV token costs on this rank, 1 = the group's mean; 0 reads as 1
+	Running  []Request
+}
+
+// Request is one that holds a slot, decoding or with its KV in flight
+// (Generated 0). Lengths are tokens as the engine counted them.
+type Request struct {
+	Prompt    int32   // of a resumed request: with the tokens already emitted
+	Generated int32   // tokens of this leg
+	Age       int32   // all tokens generated for the client's request
+	Rhat      float32 // predicted steps left, in [1, H]
+	Key       uint64  // exact-match key, 0 = none
+	ID        uint64
+	Slot      int32 // dense index in the board's slot table, stable while the request runs
+}
+
+// Entry is a finished prefill that waits for a rank.
+type Entry struct {
+	ID     uint64
+	Prompt int32
+	Age    int32 // > 0 after a recompute
+	WaitMs float32
+	Urgent bool // three quarters of its hold budget have passed
+	Key    uint64
+}
+
+// Assignment binds an entry to a worker.
+type Assignment struct {
+	Entry  uint64
+	Worker int32
+	Score  float64
+	Stage  uint8 // 0 the starvation guard, 1 singles, 2 subsets
+}
+
+// Policy is one round of decisions.
+type Policy interface {
+	// Name is the canonical form of what Parse was given, e.g. "br0:window=8".
+	Name() string
+	// Immediate policies send a finished prefill on at once, free slot or not;
+	// the engine queues. Pooled ones admit into free slots only.
+	Immediate() bool
+	// MaxAgeMs is the starvation guard the policy was built with (algorithm
+	// 4.3), 0 when it needs none; the board turns it into Snapshot.MaxAgeMs.
+	MaxAgeMs() float32
+	// Decide appends the round's admissions to dst. It allocates nothing in
+	// steady state; scratch is owned by the policy value, which therefore
+	// serves one goroutine.
+	Decide(s *Snapshot, dst []Assignment) []Assignment
+}
