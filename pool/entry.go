@@ -1,0 +1,78 @@
+// Package pool holds finished prefills until a decode rank takes them: their
+// order, their age, and the instant at which each has waited too long.
+//
+// A Pool has one owner and no lock; Places is the concurrent count of how many
+// prefills may be on their way into it.
+package pool
+
+import (
+	"errors"
+	"time"
+)
+
+// Why an entry left the pool without a rank.
+var (
+	ErrTimeout = errors.New("pool: no decode rank had room within pool.ttl; retry later or add decode capacity")
+	ErrExpired = errors.New("pool: the hand-off passed its deadline while it waited for a decode rank; prefill again")
+)
+
+// Entry is one finished prefill that waits for a decode rank. Whoever hands it
+// over fills the exported fields and changes none of them afterwards.
+type Entry struct {
+	ID    uint64 // unique among the entries that wait
+	Model string
+
+	Prompt int    // tokens, as the prefill engine counted them
+	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
+	Key    uint64 // exact-match key for predictors, 0 = none
+
+	Arrival  time.Time // the client's request reached us; a resumed request keeps it, and so stands at the head
+	Entered  time.Time // the prefill was finished; TTL and waits count from here
+	Deadline time.Time // the hand-off's own, exclusive; zero = none
+
+	// Drain marks a hand-off nobody will read, decoded once so that its
+	// prefiller frees the KV (contract 2.5). It is an admission like any other,
+	// but holds no place.
+	Drain bool
+
+	// Set by Add.
+	seq      uint64
+	expires  time.Time // zero = never
+	urgentAt time.Time
+	why      error // what to say at expires
+}
+
+// Urgent says whether three quarters of the time the entry may wait are over.
+func (e *Entry) Urgent(now time.Time) bool {
+	return !e.expires.IsZero() && !now.Before(e.urgentAt)
+}
+
+// Wait is the time in the pool, what admission statistics count.
+func (e *Entry) Wait(now time.Time) time.Duration {
+	return max(0, now.Sub(e.Entered))
+}
+
+// GuardWait is the wait the starvation guard sees: the time in the pool, of a
+// resumed request its whole life (algorithm 7).
+func (e *Entry) GuardWait(now time.Time) time.Duration {
+	if e.Age > 0 {
+		return max(0, now.Sub(e.Arrival))
+	}
+	return e.Wait(now)
+}
+
+// Expiry is the instant from which the entry may not be admitted, and the
+// error that says why; zero when it may wait for ever.
+func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
+
+func (e *Entry) arm(ttl time.Duration) {
+	e.expires, e.why = e.Deadline, ErrExpired
+	if end := e.Entered.Add(ttl); ttl > 0 && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
+		e.expires, e.why = end, ErrTimeout
+	}
+	e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
+}
+
+func (e *Entry) expired(now time.Time) bool {
+	return !e.expires.IsZero() && !now.Before(e.expires)
+}

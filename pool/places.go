@@ -1,0 +1,56 @@
+package pool
+
+import "sync/atomic"
+
+// Places bounds how many finished prefills may wait. A place is reserved
+// before the probe is sent, so a full pool holds probes back and never throws
+// a prefill away. All methods may be called from any goroutine.
+type Places struct {
+	size   int64
+	used   atomic.Int64
+	onFree atomic.Pointer[func()]
+}
+
+// NewPlaces returns size free places.
+func NewPlaces(size int) *Places { return &Places{size: int64(size)} }
+
+// TryReserve takes a place, or says that none is free.
+func (p *Places) TryReserve() bool {
+	for {
+		used := p.used.Load()
+		if used >= p.size {
+			return false
+		}
+		if p.used.CompareAndSwap(used, used+1) {
+			return true
+		}
+	}
+}
+
+// Release gives a place back and then calls the function OnFree was given.
+// With nothing reserved it changes nothing: one release too many must not let
+// the pool grow beyond its size.
+func (p *Places) Release() {
+	for {
+		used := p.used.Load()
+		if used == 0 {
+			return
+		}
+		if p.used.CompareAndSwap(used, used-1) {
+			break
+		}
+	}
+	if f := p.onFree.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// OnFree sets what every Release calls, in the goroutine that releases: it
+// must not block.
+func (p *Places) OnFree(f func()) { p.onFree.Store(&f) }
+
+// Used is the number of places reserved now.
+func (p *Places) Used() int { return int(p.used.Load()) }
+
+// Size is the number of places in all.
+func (p *Places) Size() int { return int(p.size) }
