@@ -1,0 +1,253 @@
+package mooncake
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Sentinels of ReadProbe.
+var (
+	// ErrNoHandoff: the prefill engine answered 200 and keeps no blocks for us.
+	// If FinishReason is "stop" the first token ended the answer; else a
+	// preemption took the blocks. Probe again (contract 1.3).
+	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no handoff")
+	// ErrBadHandoff: what came is not a handoff of this connector.
+	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed handoff")
+	// ErrUnknownHost: the handoff names a host that is no prefill engine's.
+	ErrUnknownHost = errors.New("mooncake: the handoff points to an unknown host")
+)
+
+const (
+	// MaxProbeAnswer bounds the answer of a probe: the token ids of a prompt of
+	// a million tokens take about 7 MB.
+	MaxProbeAnswer = 16 << 20
+	// maxHandoff bounds the handoff in it: a million tokens' block ids take
+	// about 100 KB.
+	maxHandoff = 1 << 20
+	// maxName bounds the names in a handoff: hosts, engine and request ids.
+	maxName = 512
+)
+
+// ProbeAnswer is what a prefill engine answered.
+type ProbeAnswer struct {
+	ID             string
+	KV             json.RawMessage // the handoff, byte for byte; a copy
+	PromptTokens   int             // 0: not reported; may be one less than decode's count (contract 1.2)
+	CachedTokens   int             // -1: not reported
+	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
+	FinishReason   string
+}
+
+// ReadProbe reads the JSON of a probe's 200 and checks the handoff by its
+// shape, never against a fixed list of fields: they differ by version
+// (contract 1.2, 10). knownHost tells which hosts a decode engine may be sent
+// to; nil knows none. With ErrNoHandoff the rest of the answer is valid.
+func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host string) bool) (ProbeAnswer, error) {
+	if len(answer) > MaxProbeAnswer {
+		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
+	}
+	b, err := ScanBody(answer, 0)
+	if err != nil {
+		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
+	}
+	if e, ok := b.Get("error"); ok && string(e) != "null" { // some routes send an error with status 200 (contract 4.5)
+		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200: %s", ErrBadHandoff, excerpt(e))
+	}
+	a := readAnswer(&b)
+	if p.Connector == VLLMMooncake {
+		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
+			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first", ErrBadHandoff)
+		}
+		if a.FinishReason != "length" { // blocks are kept for a request that ran into its limit only
+			return a, fmt.Errorf("%w: finish_reason is %q", ErrNoHandoff, a.FinishReason)
+		}
+		a.KV = x.handoff()
+		return a, nil
+	}
+	kv, ok := b.Get("kv_transfer_params")
+	if !ok || string(kv) == "null" {
+		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %q; start the engine with kv_role kv_producer or kv_both",
+			ErrNoHandoff, a.FinishReason)
+	}
+	if err := p.checkHandoff(kv, knownHost); err != nil {
+		return a, err
+	}
+	a.KV = bytes.Clone(kv)
+	return a, nil
+}
+
+func readAnswer(b *Body) ProbeAnswer {
+	a := ProbeAnswer{CachedTokens: -1}
+	a.ID, _ = text(b, "id")
+	a.PromptTokenIDs = tokenList(b.Get("prompt_token_ids")) // chat; completions have it in the choice
+	if usage, ok := object(b.Get("usage")); ok {
+		a.PromptTokens, _ = number(&usage, "prompt_tokens")
+		if details, ok := object(usage.Get("prompt_tokens_details")); ok {
+			if n, ok := number(&details, "cached_tokens"); ok {
+				a.CachedTokens = n
+			}
+		}
+	}
+	choices, _ := b.Get("choices")
+	for raw := range Elements(choices) {
+		if choice, ok := object(raw, true); ok {
+			a.FinishReason, _ = text(&choice, "finish_reason")
+			if a.PromptTokenIDs == nil {
+				a.PromptTokenIDs = tokenList(choice.Get("prompt_token_ids"))
+			}
+		}
+		break
+	}
+	return a
+}
+
+// checkHandoff checks the parts a decode engine would act on.
+func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) error {
+	if len(kv) > maxHandoff {
+		return fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
+	}
+	h, ok := object(kv, true)
+	if !ok {
+		return fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, excerpt(kv))
+	}
+	if len(h.members) == 0 {
+		return fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
+	}
+	if p.Connector == Opaque {
+		return nil
+	}
+	if v, _ := h.Get("do_remote_prefill"); string(v) != "true" {
+		return fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, excerpt(v))
+	}
+	ids, _ := h.Get("remote_block_ids")
+	switch n, ok := countBlocks(ids); {
+	case !ok:
+		return fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, excerpt(ids))
+	case n == 0: // the blocks were preempted; with it the decode engine would crash (contract 11.19)
+		return fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
+	}
+	names := []string{"remote_engine_id", "remote_host", "remote_request_id"}
+	if p.Connector == NIXLPull {
+		names = names[:2]
+	}
+	for _, key := range names {
+		if s, ok := text(&h, key); !ok || s == "" || len(s) > maxName {
+			v, _ := h.Get(key)
+			return fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, excerpt(v))
+		}
+	}
+	if port, ok := number(&h, "remote_port"); !ok || port < 1 || port > 65535 {
+		v, _ := h.Get("remote_port")
+		return fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, excerpt(v))
+	}
+	return checkHosts(&h, knownHost)
+}
+
+// checkHosts: a prefill engine that was taken over must not send decode engines
+// anywhere else. Besides the host itself, Ascend names one for each node of an
+// engine that spans several.
+func checkHosts(h *Body, knownHost func(string) bool) error {
+	host, _ := text(h, "remote_host")
+	hosts := []string{host}
+	nodes, _ := h.Get("remote_multi_nodes_meta_mapping")
+	for _, raw := range Members(nodes) {
+		if node, ok := object(raw, true); ok {
+			if s, ok := text(&node, "host"); ok {
+				hosts = append(hosts, s)
+			}
+		}
+	}
+	for _, host := range hosts {
+		if knownHost == nil || !knownHost(host) {
+			return fmt.Errorf("%w %q; if it is one of yours, add it to kv_hosts of the engine's profile", ErrUnknownHost, host)
+		}
+	}
+	return nil
+}
+
+// countBlocks counts the block numbers in a list or in a list of lists, one
+// for each KV cache group; ok is false for any other shape.
+func countBlocks(ids json.RawMessage) (n int, ok bool) {
+	if len(ids) == 0 || ids[0] != '[' {
+		return 0, false
+	}
+	flat, nested := 0, 0
+	for id := range Elements(ids) {
+		if id[0] != '[' {
+			flat++
+			if !isBlock(id) {
+				return 0, false
+			}
+			continue
+		}
+		nested++
+		for id := range Elements(id) {
+			n++
+			if !isBlock(id) {
+				return 0, false
+			}
+		}
+	}
+	return n + flat, flat == 0 || nested == 0
+}
+
+func isBlock(raw json.RawMessage) bool {
+	for _, c := range raw {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// object, text, number and tokenList read parts of an answer; what has another
+// type is as good as missing.
+
+func object(raw json.RawMessage, ok bool) (Body, bool) {
+	if !ok || len(raw) == 0 || raw[0] != '{' {
+		return Body{}, false
+	}
+	b, err := ScanBody(raw, 0)
+	return b, err == nil
+}
+
+func text(b *Body, key string) (string, bool) {
+	raw, ok := b.Get(key)
+	if !ok || raw[0] != '"' {
+		return "", false
+	}
+	var s string
+	err := json.Unmarshal(raw, &s)
+	return s, err == nil
+}
+
+func number(b *Body, key string) (int, bool) {
+	raw, ok := b.Get(key)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(string(raw))
+	return n, err == nil && n >= 0
+}
+
+func tokenList(raw json.RawMessage, ok bool) json.RawMessage {
+	if !ok || raw[0] != '[' {
+		return nil
+	}
+	return raw
+}
+
+// excerpt is a value as an error message shows it.
+func excerpt(raw json.RawMessage) string {
+	const most = 120
+	switch {
+	case len(raw) == 0:
+		return "missing"
+	case len(raw) > most:
+		return fmt.Sprintf("%.*s...", most, raw)
+	}
+	return string(raw)
+}

@@ -1,0 +1,177 @@
+package mooncake
+
+import (
+	"encoding/json"
+	"fmt"
+	"iter"
+)
+
+// Body is one JSON object, a client's request or an engine's answer: its text
+// and where each top-level member stands in it. Keys compare byte for byte,
+// after escapes ("str\u0065am" is "stream", "Stream" is not), as the engines'
+// parsers do. A Body points into the text it was scanned from.
+type Body struct {
+	raw     []byte
+	members []member
+	closing int // index of the outermost '}'
+}
+
+type member struct {
+	key        string
+	from, to   int // its text between the commas, white space included
+	val, valTo int
+}
+
+// Member is a key and its JSON value, to be set by Splice.
+type Member struct {
+	Key   string
+	Value []byte
+}
+
+// ScanBody validates raw and finds its top-level members, in one pass. Beyond
+// what JSON itself forbids it refuses text that is not UTF-8, anything but an
+// object, more than maxDepth levels (0: DefaultMaxDepth) and more than 1024
+// members; every refusal is a *SyntaxError.
+func ScanBody(raw []byte, maxDepth int) (Body, error) {
+	if maxDepth <= 0 {
+		maxDepth = DefaultMaxDepth
+	}
+	s := scanner{data: raw, maxDepth: maxDepth}
+	b := Body{raw: raw}
+	i := s.space(0)
+	if i >= len(raw) || raw[i] != '{' {
+		s.failAt(i, "'{'")
+		return Body{}, s.err
+	}
+	i = s.object(i, 1, func(from, key, keyEnd, val, valEnd, to int) int {
+		if b.members == nil {
+			b.members = make([]member, 0, 16)
+		}
+		if len(b.members) == maxMembers {
+			return s.fail(key, fmt.Sprintf("more than %d keys", maxMembers))
+		}
+		b.members = append(b.members, member{keyOf(raw[key:keyEnd]), from, to, val, valEnd})
+		return to
+	})
+	if i < 0 {
+		return Body{}, s.err
+	}
+	b.closing = i - 1
+	if i = s.space(i); i < len(raw) {
+		s.fail(i, "more text after the closing '}'")
+		return Body{}, s.err
+	}
+	return b, nil
+}
+
+// Raw is the text the body was scanned from.
+func (b *Body) Raw() []byte { return b.raw }
+
+// Get returns the value of key: the last one if there are several, which is
+// the one that Python's json keeps.
+func (b *Body) Get(key string) (json.RawMessage, bool) {
+	for i := len(b.members) - 1; i >= 0; i-- {
+		if m := &b.members[i]; m.key == key {
+			return b.raw[m.val:m.valTo:m.valTo], true
+		}
+	}
+	return nil, false
+}
+
+// Count tells how often key appears.
+func (b *Body) Count(key string) int {
+	n := 0
+	for i := range b.members {
+		if b.members[i].key == key {
+			n++
+		}
+	}
+	return n
+}
+
+// All yields the members in the order of the text, repeated keys included.
+func (b *Body) All() iter.Seq2[string, json.RawMessage] {
+	return func(yield func(string, json.RawMessage) bool) {
+		for i := range b.members {
+			if m := &b.members[i]; !yield(m.key, b.raw[m.val:m.valTo:m.valTo]) {
+				return
+			}
+		}
+	}
+}
+
+// inlineValue is the size up to which a set value is copied beside its key;
+// a larger one becomes a segment of its own.
+const inlineValue = 128
+
+// Splice appends to dst the segments of a new body: the old text in its order,
+// byte for byte, less the members whose key drop reports or set replaces, then
+// the members of set. The segments point into the body and into set's values;
+// the only allocations are dst's growth and one buffer for the keys of set.
+func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
+	kept := false // a member stands before what comes next
+	from, to := 0, 0
+	if len(b.members) == 0 {
+		to = b.closing
+	} else {
+		to = b.members[0].from // through the '{'
+	}
+	for i := range b.members {
+		m := &b.members[i]
+		if drop != nil && drop(m.key) || replaced(set, m.key) {
+			continue
+		}
+		start := m.from
+		if kept {
+			start-- // the comma before it
+		}
+		if start != to {
+			dst = append(dst, b.raw[from:to:to])
+			from = start
+		}
+		to, kept = m.to, true
+	}
+	dst = append(dst, b.raw[from:to:to])
+	dst = appendMembers(dst, set, kept)
+	return append(dst, b.raw[b.closing:])
+}
+
+func replaced(set []Member, key string) bool {
+	for i := range set {
+		if set[i].Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
+	size := 0
+	for _, m := range set {
+		size += len(m.Key) + len(`,"":`) + min(len(m.Value), inlineValue)
+	}
+	if size == 0 {
+		return dst
+	}
+	buf := make([]byte, 0, size)
+	from := 0
+	for _, m := range set {
+		if comma {
+			buf = append(buf, ',')
+		}
+		comma = true
+		buf = append(buf, '"')
+		buf = append(buf, m.Key...)
+		buf = append(buf, '"', ':')
+		if len(m.Value) <= inlineValue {
+			buf = append(buf, m.Value...)
+			continue
+		}
+		dst = append(dst, buf[from:len(buf):len(buf)], m.Value)
+		from = len(buf)
+	}
+	if from < len(buf) {
+		dst = append(dst, buf[from:])
+	}
+	return dst
+}

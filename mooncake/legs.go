@@ -1,0 +1,227 @@
+package mooncake
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Endpoint is one of the two calls that are split into prefill and decode.
+type Endpoint uint8
+
+// The endpoints.
+const (
+	Chat Endpoint = iota
+	Completions
+)
+
+// Path is the endpoint's URL path, with us and with the engines.
+func (e Endpoint) Path() string {
+	if e == Chat {
+		return "/v1/chat/completions"
+	}
+	return "/v1/completions"
+}
+
+// Leg is what one PD request differs in from the client's body. A nil Leg
+// differs in nothing; a request for several choices or with several prompts
+// has one for each answer (contract 1.5).
+type Leg struct {
+	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
+	SeedOffset int             // added to the client's seed, so that samples differ
+	IgnoreEOS  bool            // probe again after a first token that was the end of the answer (contract 1.3)
+}
+
+// Exchange is the part of a vllm-mooncake handoff that the proxy invents or
+// looks up; the other connectors have none (contract 1.2).
+type Exchange struct {
+	TransferID    string // new for every probe
+	BootstrapAddr string // "http://host:8998" of the prefill engine
+	EngineID      string // from GET /query of that address
+}
+
+// Reserved tells whether a client's value of a top-level key must never reach
+// an engine (contract 10): it would address another request's KV, a rank, or
+// code inside the engine.
+func Reserved(key string) bool {
+	switch key {
+	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
+		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
+		"disagg_prefill_dp_rank", "rid", "return_hidden_states", "logits_processors", "prompt_embeds":
+		return true
+	}
+	return strings.HasPrefix(key, "_vllm_ascend_")
+}
+
+// dropOnDecode: each leg asks for one answer, so n goes as well.
+func dropOnDecode(key string) bool {
+	return key == "n" || key == "best_of" || key == "use_beam_search" || Reserved(key)
+}
+
+// dropOnDecodeStops is dropOnDecode for a body whose stop_token_ids the engine
+// may not survive.
+func dropOnDecodeStops(key string) bool { return key == "stop_token_ids" || dropOnDecode(key) }
+
+// dropOnProbe drops what does not shape the prompt: the probe's one token is
+// thrown away, and some of it is refused or dangerous there (contract 1.1).
+func dropOnProbe(key string) bool {
+	switch key {
+	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
+		"structured_outputs", "min_p", "logit_bias", "bad_words", "allowed_token_ids", "thinking_token_budget",
+		"repetition_detection", "echo", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+		"return_token_ids":
+		return true
+	}
+	return strings.HasPrefix(key, "guided_") || dropOnDecode(key)
+}
+
+var (
+	jsonTrue      = []byte("true")
+	jsonFalse     = []byte("false")
+	jsonOne       = []byte("1")
+	pullProbe     = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+	usageTotal    = []byte(`{"include_usage":true,"continuous_usage_stats":false}`)
+	usageEachStep = []byte(`{"include_usage":true,"continuous_usage_stats":true}`)
+)
+
+// ProbeBody appends the segments of the prefill request: one token, not
+// streamed, asking for a handoff (contract 1.1). The prompt and all that shapes
+// it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
+func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
+	params := pullProbe
+	if p.Connector == VLLMMooncake && x != nil {
+		params = x.probeParams()
+	}
+	members := make([]Member, 0, 9)
+	members = oneToken(b, leg, members)
+	if p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "" {
+		members = append(members, Member{"min_tokens", jsonOne})
+	}
+	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg != nil && leg.IgnoreEOS {
+		members = append(members, Member{"ignore_eos", jsonTrue})
+	}
+	if p.returnTokenIDs() {
+		members = append(members, Member{"return_token_ids", jsonTrue})
+	}
+	return b.Splice(dst, dropOnProbe, append(members, Member{"kv_transfer_params", params}))
+}
+
+// DecodeBody appends the segments of the decode request: the client's body
+// with P's handoff kv, verbatim (contract 2.1). With stream false the engine's
+// own answer goes to the client (contract 6), so nothing is asked for that the
+// client did not ask for.
+func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
+	members := make([]Member, 0, 6)
+	members = legMembers(b, leg, members)
+	drop := dropOnDecode
+	if !p.stopTokensSafe(b) {
+		drop = dropOnDecodeStops
+	}
+	if stream {
+		usage := usageTotal
+		if p.continuousUsage() {
+			usage = usageEachStep
+		}
+		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
+		if p.returnTokenIDs() {
+			members = append(members, Member{"return_token_ids", jsonTrue})
+		}
+	} else {
+		members = append(members, Member{"stream", jsonFalse})
+		inner := drop
+		drop = func(key string) bool { return key == "stream_options" || inner(key) }
+	}
+	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", kv}))
+}
+
+// DrainBody appends the segments of a request that only makes a decode engine
+// pull the handoff, so that the prefill engine frees it (contract 2.5a).
+func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, dst [][]byte) [][]byte {
+	members := oneToken(b, leg, make([]Member, 0, 6))
+	return b.Splice(dst, dropOnProbe, append(members, Member{"kv_transfer_params", kv}))
+}
+
+// oneToken adds what ends a request after its first token, in one JSON answer.
+func oneToken(b *Body, leg *Leg, members []Member) []Member {
+	if leg != nil && leg.Prompt != nil {
+		members = append(members, Member{"prompt", leg.Prompt})
+	}
+	members = append(members, Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
+	if _, ok := b.Get("max_completion_tokens"); ok { // chat: it wins over max_tokens
+		members = append(members, Member{"max_completion_tokens", jsonOne})
+	}
+	return members
+}
+
+func legMembers(b *Body, leg *Leg, members []Member) []Member {
+	if leg == nil {
+		return members
+	}
+	if leg.Prompt != nil {
+		members = append(members, Member{"prompt", leg.Prompt})
+	}
+	if leg.SeedOffset != 0 {
+		if raw, ok := b.Get("seed"); ok {
+			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+				members = append(members, Member{"seed", strconv.AppendInt(nil, shift(seed, int64(leg.SeedOffset)), 10)})
+			}
+		}
+	}
+	return members
+}
+
+// shift adds offset to seed, or takes it away where the sum would not fit; the
+// samples of one request get different seeds either way.
+func shift(seed, offset int64) int64 {
+	if seed > math.MaxInt64-offset {
+		return seed - offset
+	}
+	return seed + offset
+}
+
+// stopTokensSafe tells whether the body's stop_token_ids may go to an engine.
+// With min_tokens above zero they index the logits unchecked, and one id beyond
+// the vocabulary ends the whole engine (contract 1.3).
+func (p *Profile) stopTokensSafe(b *Body) bool {
+	ids, ok := b.Get("stop_token_ids")
+	if !ok || string(ids) == "null" {
+		return true
+	}
+	if ids[0] != '[' {
+		return false
+	}
+	limit := int64(p.VocabSize)
+	if limit <= 0 {
+		if n, ok := b.Get("min_tokens"); ok && string(n) != "null" && !bytes.Equal(n, []byte("0")) && len(ids) > len("[]") {
+			return false
+		}
+		limit = math.MaxInt32
+	}
+	for raw := range Elements(ids) {
+		if id, err := strconv.ParseInt(string(raw), 10, 64); err != nil || id < 0 || id >= limit {
+			return false
+		}
+	}
+	return true
+}
+
+func (x *Exchange) probeParams() []byte {
+	out := []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`)
+	return append(appendString(out, x.TransferID), '}')
+}
+
+// handoff is what the prefill engine would have returned if this connector's
+// engine returned anything.
+func (x *Exchange) handoff() json.RawMessage {
+	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":`)
+	out = append(appendString(out, x.TransferID), `,"remote_bootstrap_addr":`...)
+	out = append(appendString(out, x.BootstrapAddr), `,"remote_engine_id":`...)
+	return append(appendString(out, x.EngineID), '}')
+}
+
+func appendString(dst []byte, s string) []byte {
+	quoted, _ := json.Marshal(s) // a string always marshals
+	return append(dst, quoted...)
+}

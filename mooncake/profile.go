@@ -1,0 +1,207 @@
+package mooncake
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Connectors that leave the choice of the decode rank until after the prefill.
+const (
+	AscendMooncakeV1 = "ascend-mooncake-v1"
+	NIXLPull         = "nixl-pull"
+	VLLMMooncake     = "vllm-mooncake"
+	Opaque           = "opaque"
+)
+
+// tooEarly are connectors that need the decode rank before or with the
+// prefill, so that nothing can wait in a pool (contract 0.5).
+var tooEarly = map[string]string{
+	"ascend-layerwise": "its decode rank allocates blocks before the prefill starts; start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
+	"nixl-push":        "its decode rank registers blocks before the prefill ends; start the engines with NixlConnector (pull) and use " + NIXLPull,
+	"sglang":           "both its engines must get the request at once; it has no handoff to keep",
+}
+
+// How a probe makes sure that the end-of-sequence token does not end it: such
+// an end returns no handoff (contract 1.3).
+const (
+	MinTokensOne       = "1"
+	MinTokensOmit      = "omit"
+	MinTokensIgnoreEOS = "ignore_eos"
+)
+
+// What a request that is not streamed gets: an answer put together from a
+// stream, or the decode engine's own (contract 6).
+const (
+	NonStreamAssemble    = "assemble"
+	NonStreamPassthrough = "passthrough"
+)
+
+// How a rank of a decode engine is addressed (contract 3).
+const (
+	DPExternal = "external" // one URL per rank
+	DPHybrid   = "hybrid"   // header with the rank on its node
+	DPInternal = "internal" // header with the rank of the deployment
+)
+
+// ChatResumeNone is the chat_resume that never resumes (contract 5.3).
+const ChatResumeNone = "none"
+
+var chatResumes = []string{ChatResumeNone, "vllm_prompt_token_ids", "ascend_private", "continue_final_message"}
+
+// Profile is what the operator tells about a kind of engine (contract 12).
+type Profile struct {
+	Name              string        `yaml:"name"`
+	Connector         string        `yaml:"connector"`
+	KVHoldTimeout     time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the blocks of a handoff
+	HoldMargin        time.Duration `yaml:"hold_margin"`     // of it, what decode may queue and pull; 0: see HoldBudget
+	ProbeMinTokens    string        `yaml:"probe_min_tokens"`
+	ProbeIgnoreEOS    bool          `yaml:"probe_ignore_eos"`
+	ContinuousUsage   *bool         `yaml:"continuous_usage"`
+	ReturnTokenIDs    *bool         `yaml:"return_token_ids"`
+	ChatResume        string        `yaml:"chat_resume"`
+	DPMode            string        `yaml:"dp_mode"`
+	MaxNumSeqs        int           `yaml:"max_num_seqs"`
+	KVTokensPerRank   int64         `yaml:"kv_tokens_per_rank"` // 0: from the engine's metrics
+	NumSpecTokens     int           `yaml:"num_spec_tokens"`
+	VocabSize         int           `yaml:"vocab_size"`    // 0: unknown
+	MaxModelLen       int           `yaml:"max_model_len"` // 0: from the engine's /v1/models
+	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`
+	NonStream         string        `yaml:"nonstream"`
+	Metrics           MetricNames   `yaml:"metrics"`
+	RecomputeMax      *int          `yaml:"recompute_max"`
+	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
+	APIKeyEnv         string        `yaml:"api_key_env"`
+	KVHosts           []string      `yaml:"kv_hosts"`        // hosts a handoff may name besides the engine's own
+	RejectReleases    *bool         `yaml:"reject_releases"` // nil: by the engine's version
+	BootstrapPort     int           `yaml:"bootstrap_port"`  // vllm-mooncake only
+}
+
+// MetricNames are the engine's gauges; an empty name is looked for under the
+// new and then the old vLLM name.
+type MetricNames struct {
+	KVUsage string `yaml:"kv_usage"`
+	Running string `yaml:"running"`
+	Waiting string `yaml:"waiting"`
+}
+
+// WithDefaults returns the profile with every unset field that has a default
+// at that default.
+func (p Profile) WithDefaults() Profile {
+	set(&p.Connector, AscendMooncakeV1)
+	set(&p.Name, p.Connector)
+	hold := 480 * time.Second
+	if p.Connector == NIXLPull {
+		hold = 30 * time.Second // the lease of vLLM since mid 2026
+	}
+	set(&p.KVHoldTimeout, hold)
+	set(&p.ProbeMinTokens, MinTokensOne)
+	set(&p.ChatResume, ChatResumeNone)
+	set(&p.DPMode, DPExternal)
+	set(&p.NonStream, NonStreamAssemble)
+	set(&p.FirstEventTimeout, 60*time.Second)
+	set(&p.BootstrapPort, 8998)
+	if p.ContinuousUsage == nil {
+		p.ContinuousUsage = new(true)
+	}
+	if p.ReturnTokenIDs == nil {
+		p.ReturnTokenIDs = new(true)
+	}
+	if p.RecomputeMax == nil {
+		p.RecomputeMax = new(3)
+	}
+	return p
+}
+
+func set[T comparable](field *T, def T) {
+	var zero T
+	if *field == zero {
+		*field = def
+	}
+}
+
+// Validate tells everything that is wrong with a profile whose defaults are
+// filled in.
+func (p Profile) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("profile %q: "+format, append([]any{p.Name}, args...)...))
+	}
+	oneOf := func(field, got string, want ...string) {
+		if !slices.Contains(want, got) {
+			bad("%s is %q; use one of: %s", field, got, strings.Join(want, ", "))
+		}
+	}
+	notNegative := func(field string, n int64) {
+		if n < 0 {
+			bad("%s is %d; it cannot be negative", field, n)
+		}
+	}
+	if reason, ok := tooEarly[p.Connector]; ok {
+		bad("connector %s cannot wait for a decode rank: %s", p.Connector, reason)
+	} else {
+		oneOf("connector", p.Connector, AscendMooncakeV1, NIXLPull, VLLMMooncake, Opaque)
+	}
+	oneOf("probe_min_tokens", p.ProbeMinTokens, MinTokensOne, MinTokensOmit, MinTokensIgnoreEOS)
+	oneOf("chat_resume", p.ChatResume, chatResumes...)
+	oneOf("dp_mode", p.DPMode, DPExternal, DPHybrid, DPInternal)
+	oneOf("nonstream", p.NonStream, NonStreamAssemble, NonStreamPassthrough)
+	if _, err := p.HoldBudget(); err != nil {
+		bad("%w", err)
+	}
+	if p.FirstEventTimeout <= 0 {
+		bad("first_event_timeout is %v; it must be above zero", p.FirstEventTimeout)
+	}
+	notNegative("max_num_seqs", int64(p.MaxNumSeqs))
+	notNegative("kv_tokens_per_rank", p.KVTokensPerRank)
+	notNegative("num_spec_tokens", int64(p.NumSpecTokens))
+	notNegative("vocab_size", int64(p.VocabSize))
+	notNegative("max_model_len", int64(p.MaxModelLen))
+	if p.RecomputeMax != nil {
+		notNegative("recompute_max", int64(*p.RecomputeMax))
+	}
+	if p.BootstrapPort < 1 || p.BootstrapPort > 65535 {
+		bad("bootstrap_port is %d; ports are 1 to 65535", p.BootstrapPort)
+	}
+	for _, h := range p.KVHosts {
+		if strings.TrimSpace(h) == "" {
+			bad("kv_hosts has an empty entry; remove it")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// HoldBudget is the profile's hold budget, see the function of that name.
+func (p Profile) HoldBudget() (time.Duration, error) {
+	return HoldBudget(p.KVHoldTimeout, p.HoldMargin)
+}
+
+// maxHoldMargin caps the margin that is used when none is configured.
+const maxHoldMargin = 120 * time.Second
+
+// HoldBudget returns how long a finished prefill may wait for a rank: the time
+// its engine keeps the KV blocks (timeout) less what a decode rank may queue
+// and pull (margin; 0: half of timeout, at most 120 s), counted from the
+// probe's response headers. It fails if nothing is left: a late pull can read
+// recycled blocks and still answer 200. Source: contract 2.4.
+func HoldBudget(timeout, margin time.Duration) (time.Duration, error) {
+	switch {
+	case timeout <= 0:
+		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time the prefill engine keeps a finished request's blocks", timeout)
+	case margin < 0:
+		return 0, fmt.Errorf("hold_margin is %v; it cannot be negative", margin)
+	case margin == 0:
+		margin = min(timeout/2, maxHoldMargin)
+	}
+	if margin >= timeout {
+		return 0, fmt.Errorf("hold_margin %v leaves nothing of kv_hold_timeout %v; lower it or raise the engine's timeout", margin, timeout)
+	}
+	return timeout - margin, nil
+}
+
+// The two switches below are on unless the operator turned them off.
+
+func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }
+func (p *Profile) returnTokenIDs() bool  { return p.ReturnTokenIDs == nil || *p.ReturnTokenIDs }

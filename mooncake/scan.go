@@ -1,0 +1,298 @@
+package mooncake
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// DefaultMaxDepth is how deep objects and arrays may nest (contract 10).
+const DefaultMaxDepth = 64
+
+// maxMembers bounds what one small body can make us remember: six bytes of
+// input cost a whole member record.
+const maxMembers = 1024
+
+// SyntaxError says where a body stops being the JSON we accept.
+type SyntaxError struct {
+	Offset int
+	Msg    string
+}
+
+func (e *SyntaxError) Error() string {
+	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Msg)
+}
+
+// scanner validates JSON in one pass. Its methods take the index where
+// something starts and return the index behind it, or -1 with err set.
+type scanner struct {
+	data     []byte
+	maxDepth int
+	err      *SyntaxError
+}
+
+func (s *scanner) fail(at int, msg string) int {
+	if s.err == nil {
+		s.err = &SyntaxError{Offset: at, Msg: msg}
+	}
+	return -1
+}
+
+// failAt describes the byte at i, which should have been something else.
+func (s *scanner) failAt(i int, want string) int {
+	if i >= len(s.data) {
+		return s.fail(i, "the text ends where "+want+" should be")
+	}
+	return s.fail(i, fmt.Sprintf("%q where %s should be", s.data[i], want))
+}
+
+// Classes of bytes outside strings.
+const (
+	classOther = iota
+	classSpace
+	classQuote
+	classOpen // { or [
+	classNumber
+	classLiteral
+	classClose // } or ]
+)
+
+var class = func() (t [256]uint8) {
+	for _, c := range " \t\r\n" {
+		t[c] = classSpace
+	}
+	for _, c := range "-0123456789" {
+		t[c] = classNumber
+	}
+	for _, c := range "tfn" {
+		t[c] = classLiteral
+	}
+	t['"'], t['{'], t['['], t['}'], t[']'] = classQuote, classOpen, classOpen, classClose, classClose
+	return t
+}()
+
+func (s *scanner) space(i int) int {
+	for i < len(s.data) && class[s.data[i]] == classSpace {
+		i++
+	}
+	return i
+}
+
+// value scans the value that starts at i, inside depth open containers.
+func (s *scanner) value(i, depth int) int {
+	if i >= len(s.data) {
+		return s.failAt(i, "a value")
+	}
+	switch class[s.data[i]] {
+	case classQuote:
+		return s.str(i)
+	case classNumber:
+		return s.number(i)
+	case classLiteral:
+		return s.literal(i)
+	case classOpen:
+		if depth >= s.maxDepth {
+			return s.fail(i, fmt.Sprintf("nested deeper than %d levels", s.maxDepth))
+		}
+		if s.data[i] == '[' {
+			return s.array(i, depth+1)
+		}
+		return s.object(i, depth+1, nil)
+	}
+	if c := s.data[i]; c == 'N' || c == 'I' { // Python's json reads these, the engines must not
+		return s.fail(i, "NaN and Infinity are not JSON")
+	}
+	return s.failAt(i, "a value")
+}
+
+func (s *scanner) array(i, depth int) int {
+	i = s.space(i + 1)
+	if i < len(s.data) && s.data[i] == ']' {
+		return i + 1
+	}
+	for {
+		if i = s.value(i, depth); i < 0 {
+			return -1
+		}
+		i = s.space(i)
+		switch {
+		case i < len(s.data) && s.data[i] == ',':
+			i = s.space(i + 1)
+		case i < len(s.data) && s.data[i] == ']':
+			return i + 1
+		default:
+			return s.failAt(i, "',' or ']'")
+		}
+	}
+}
+
+// object scans an object and, for the outermost one, hands every member to
+// record: where its text begins and ends (white space around it included),
+// and where its key and its value do.
+func (s *scanner) object(i, depth int, record func(from, key, keyEnd, val, valEnd, to int) int) int {
+	from := i + 1
+	i = s.space(from)
+	if i < len(s.data) && s.data[i] == '}' {
+		return i + 1
+	}
+	for {
+		if i >= len(s.data) || s.data[i] != '"' {
+			return s.failAt(i, "a key in double quotes")
+		}
+		key := i
+		keyEnd := s.str(i)
+		if keyEnd < 0 {
+			return -1
+		}
+		if i = s.space(keyEnd); i >= len(s.data) || s.data[i] != ':' {
+			return s.failAt(i, "':'")
+		}
+		val := s.space(i + 1)
+		valEnd := s.value(val, depth)
+		if valEnd < 0 {
+			return -1
+		}
+		i = s.space(valEnd)
+		if i >= len(s.data) || s.data[i] != ',' && s.data[i] != '}' {
+			return s.failAt(i, "',' or '}'")
+		}
+		if record != nil && record(from, key, keyEnd, val, valEnd, i) < 0 {
+			return -1
+		}
+		if s.data[i] == '}' {
+			return i + 1
+		}
+		from = i + 1
+		i = s.space(from)
+	}
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// special marks, in the high bit of each byte of eight, what a string scan
+// must look at: a quote, a backslash, a control character, a byte beyond
+// ASCII. Only the lowest mark is exact, borrows may disturb those above it.
+func special(x uint64) uint64 {
+	quote, slash := x^('"'*ones), x^('\\'*ones)
+	return (x | (x - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
+}
+
+// str scans the string whose opening quote is at i.
+func (s *scanner) str(i int) int {
+	data := s.data
+	for i++; ; {
+		for i+8 <= len(data) {
+			if m := special(binary.LittleEndian.Uint64(data[i:])); m != 0 {
+				i += bits.TrailingZeros64(m) >> 3
+				break
+			}
+			i += 8
+		}
+		if i >= len(data) {
+			return s.fail(i, "the text ends inside a string")
+		}
+		switch c := data[i]; {
+		case c == '"':
+			return i + 1
+		case c == '\\':
+			if i = s.escape(i); i < 0 {
+				return -1
+			}
+		case c < 0x20:
+			return s.fail(i, fmt.Sprintf("control character %#02x in a string; write it as \\u%04x", c, c))
+		case c < utf8.RuneSelf:
+			i++ // the last bytes of the text, too few for eight at once
+		default:
+			for i < len(data) && data[i] >= utf8.RuneSelf {
+				r, n := utf8.DecodeRune(data[i:])
+				if r == utf8.RuneError && n == 1 {
+					return s.fail(i, "a string is not valid UTF-8")
+				}
+				i += n
+			}
+		}
+	}
+}
+
+var hex = func() (t [256]bool) {
+	for _, c := range "0123456789abcdefABCDEF" {
+		t[c] = true
+	}
+	return t
+}()
+
+// escape scans the escape whose backslash is at i.
+func (s *scanner) escape(i int) int {
+	if i+1 >= len(s.data) {
+		return s.fail(i, "the text ends inside a string")
+	}
+	switch s.data[i+1] {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		return i + 2
+	case 'u':
+		if i+6 <= len(s.data) && hex[s.data[i+2]] && hex[s.data[i+3]] && hex[s.data[i+4]] && hex[s.data[i+5]] {
+			return i + 6
+		}
+		return s.fail(i, "\\u without four hexadecimal digits")
+	}
+	return s.fail(i, "an escape that JSON does not have")
+}
+
+func (s *scanner) digits(i int) int {
+	for i < len(s.data) && s.data[i]-'0' <= 9 {
+		i++
+	}
+	return i
+}
+
+// number scans the number at i; only its form counts, any size passes.
+func (s *scanner) number(i int) int {
+	if s.data[i] == '-' {
+		i++
+		if i < len(s.data) && s.data[i] == 'I' {
+			return s.fail(i, "NaN and Infinity are not JSON")
+		}
+	}
+	start := i
+	switch i = s.digits(i); {
+	case i == start:
+		return s.failAt(i, "a digit")
+	case s.data[start] == '0' && i > start+1:
+		return s.fail(start, "a number with a leading zero")
+	}
+	if i < len(s.data) && s.data[i] == '.' {
+		start = i + 1
+		if i = s.digits(start); i == start {
+			return s.failAt(i, "a digit")
+		}
+	}
+	if i < len(s.data) && s.data[i]|0x20 == 'e' {
+		i++
+		if i < len(s.data) && (s.data[i] == '+' || s.data[i] == '-') {
+			i++
+		}
+		start = i
+		if i = s.digits(start); i == start {
+			return s.failAt(i, "a digit")
+		}
+	}
+	return i
+}
+
+func (s *scanner) literal(i int) int {
+	want := "null"
+	switch s.data[i] {
+	case 't':
+		want = "true"
+	case 'f':
+		want = "false"
+	}
+	if end := i + len(want); end <= len(s.data) && string(s.data[i:end]) == want {
+		return end
+	}
+	return s.fail(i, "a word that JSON does not have; only true, false and null")
+}
