@@ -1,0 +1,157 @@
+package sse
+
+import (
+	"bytes"
+	"strconv"
+)
+
+type action uint8
+
+const (
+	keep action = iota
+	remove
+	null
+	put // the value that m.value appends
+)
+
+// edit returns the event as the client gets it. All bytes but those of the
+// members that change stay as the engine wrote them, order and numbers included.
+func (m *Mirror) edit(e Event, dst []byte) []byte {
+	var gone [3]struct{ open, n int } // members removed so far of the current object of each level
+	b, cur, edited := e.Data, 0, false
+	for i := range m.marks {
+		k := &m.marks[i]
+		if k.val < cur {
+			continue // inside a member that is gone
+		}
+		act := m.act(k, b)
+		if act == keep {
+			continue
+		}
+		from, to := k.val, k.end
+		if act == remove {
+			g := &gone[k.level]
+			if g.open != k.open {
+				g.open, g.n = k.open, 0
+			}
+			from, to = without(b, k, k.nth == g.n)
+			g.n++
+		}
+		if !edited {
+			edited = true
+			dst = appendHead(dst, e)
+		}
+		dst = appendPart(dst, e, b[cur:from])
+		switch act {
+		case null:
+			dst = append(dst, "null"...)
+		case put:
+			dst = m.appendValue(dst, k.what)
+		}
+		cur = to
+	}
+	if !edited {
+		return e.Raw
+	}
+	return appendTail(appendPart(dst, e, b[cur:]), e)
+}
+
+// act says what becomes of a marked member.
+func (m *Mirror) act(k *mark, b []byte) action {
+	var scratch [20]byte
+	old := b[k.val:k.end]
+	switch k.what {
+	case usageValue:
+		switch {
+		case m.continuous, m.ask.Usage && m.f.choices == 0:
+			return keep
+		case !m.ask.Usage:
+			return remove
+		case isNull(old):
+			return keep
+		}
+		return null // what OpenAI sends before the final usage
+	case detailsValue:
+		if m.ask.Cached < 0 && k.n == 0 {
+			return remove
+		}
+		return keep
+	case cachedValue:
+		if m.ask.Cached < 0 {
+			return remove
+		}
+	case foreign:
+		return remove
+	case idValue:
+		if bytes.Equal(old, m.id) {
+			return keep
+		}
+		return put
+	case endValue: // of a leg whose answer goes on in another
+		if m.f.recomputed && !isNull(old) {
+			return null
+		}
+		return keep
+	}
+	if bytes.Equal(old, m.appendValue(scratch[:0], k.what)) {
+		return keep
+	}
+	return put
+}
+
+func (m *Mirror) appendValue(dst []byte, w what) []byte {
+	switch w {
+	case idValue:
+		return append(dst, m.id...)
+	case createdValue:
+		return strconv.AppendInt(dst, m.ask.Created, 10)
+	case indexValue:
+		return strconv.AppendInt(dst, int64(m.ask.Choice), 10)
+	default:
+		return strconv.AppendInt(dst, int64(m.ask.Cached), 10)
+	}
+}
+
+// without returns the span to cut for a member to be gone: with the comma before
+// it, or with the one behind it if it is the first of those that stay.
+func without(b []byte, k *mark, first bool) (from, to int) {
+	if !first {
+		return k.comma, k.end
+	}
+	if i := space(b, k.end); b[i] == ',' {
+		return k.quote, i + 1
+	}
+	return k.quote, k.end
+}
+
+// appendHead appends what stands before an event's data.
+func appendHead(dst []byte, e Event) []byte {
+	if e.at > 0 {
+		return append(dst, e.Raw[:e.at]...)
+	}
+	return append(appendOtherLines(dst, e.Raw), "data: "...)
+}
+
+// appendPart appends a piece of the data. Data that came in several lines goes
+// out in several lines.
+func appendPart(dst []byte, e Event, part []byte) []byte {
+	if e.at > 0 {
+		return append(dst, part...)
+	}
+	for {
+		i := bytes.IndexByte(part, '\n')
+		if i < 0 {
+			return append(dst, part...)
+		}
+		dst = append(append(dst, part[:i+1]...), "data: "...)
+		part = part[i+1:]
+	}
+}
+
+// appendTail appends what stands behind an event's data.
+func appendTail(dst []byte, e Event) []byte {
+	if e.at > 0 {
+		return append(dst, e.Raw[e.at+len(e.Data):]...)
+	}
+	return append(dst, "\n\n"...)
+}

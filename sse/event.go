@@ -1,0 +1,51 @@
+package sse
+
+import "strconv"
+
+// Done is the event that ends a stream.
+const Done = "data: [DONE]\n\n"
+
+// Usage is the token usage of one answer.
+type Usage struct {
+	Prompt, Completion, Total int
+	Cached                    int // prompt tokens that prefill found in its prefix cache; -1: not known
+}
+
+// UsageEvent appends the event without choices that carries a stream's usage,
+// for a stream that evenkeel puts together itself.
+func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage) []byte {
+	dst = appendString(append(dst, `data: {"id":`...), id)
+	if chat {
+		dst = append(dst, `,"object":"chat.completion.chunk","created":`...)
+	} else {
+		dst = append(dst, `,"object":"text_completion","created":`...)
+	}
+	dst = strconv.AppendInt(dst, created, 10)
+	dst = appendString(append(dst, `,"model":`...), model)
+	dst = append(dst, `,"choices":[],"usage":{"prompt_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
+	dst = append(dst, `,"total_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Total), 10)
+	dst = append(dst, `,"completion_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Completion), 10)
+	if u.Cached >= 0 {
+		dst = append(dst, `,"prompt_tokens_details":{"cached_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(u.Cached), 10)
+		dst = append(dst, '}')
+	}
+	return append(dst, "}}\n\n"...)
+}
+
+// ErrorEvent appends the event that tells a client that its stream failed after
+// it began (contract 4.5). Done has to follow it.
+func ErrorEvent(dst []byte, message, typ, code string) []byte {
+	dst = appendString(append(dst, `data: {"error":{"message":`...), message)
+	dst = appendString(append(dst, `,"type":`...), typ)
+	dst = append(dst, `,"param":null,"code":`...)
+	if code == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = appendString(dst, code)
+	}
+	return append(dst, "}}\n\n"...)
+}

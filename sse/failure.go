@@ -1,0 +1,73 @@
+package sse
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Failure is what an engine said when a stream failed. Fields it did not fill
+// are empty; Status always says how to answer a client that has no byte yet.
+type Failure struct {
+	Message string
+	Type    string
+	Code    string
+	Status  int
+}
+
+// finishFailure is for a choice that ends with finish_reason error or abort.
+func finishFailure(reason string) Failure {
+	return Failure{
+		Message: "the decode engine ended the answer with finish_reason " + strconv.Quote(reason),
+		Type:    "server_error",
+		Code:    "finish_" + reason,
+		Status:  500,
+	}
+}
+
+// parseFailure reads an error event in any of its shapes (contract 4.5): under
+// "error" as an object or a string, or spread over the top level by old engines.
+func parseFailure(data []byte) Failure {
+	var top struct {
+		errorFields
+		Error json.RawMessage `json:"error"`
+	}
+	_ = json.Unmarshal(data, &top) // what cannot be read stays empty
+	fields := top.errorFields
+	if len(top.Error) > 0 && !isNull(top.Error) {
+		fields = errorFields{}
+		if json.Unmarshal(top.Error, &fields) != nil {
+			_ = json.Unmarshal(top.Error, &fields.Message)
+		}
+	}
+	f := Failure{Message: fields.Message, Type: fields.Type}
+	f.Code, f.Status = errorCode(fields.Code, fields.Type)
+	if f.Message == "" {
+		f.Message = "the decode engine failed and did not say why"
+	}
+	return f
+}
+
+type errorFields struct {
+	Message string          `json:"message"`
+	Type    string          `json:"type"`
+	Code    json.RawMessage `json:"code"` // a number, or in the Rust frontend a name
+}
+
+// errorCode takes the status from a numeric code, else from the type.
+func errorCode(raw json.RawMessage, typ string) (code string, status int) {
+	if json.Unmarshal(raw, &code) != nil && !isNull(raw) {
+		code = string(raw)
+	}
+	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 {
+		return code, n
+	}
+	for _, name := range []string{typ, code} {
+		switch name {
+		case "BadRequestError", "invalid_request_error":
+			return code, 400
+		case "NotFoundError", "model_not_found":
+			return code, 404
+		}
+	}
+	return code, 500
+}

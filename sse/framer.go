@@ -1,0 +1,199 @@
+// Package sse reads a decode engine's event stream for a client: it frames
+// the bytes (contract 4.1), mirrors how many tokens were generated (4.4), takes
+// out again what was asked of the engine but not by the client, and assembles
+// the answer of a client that did not ask for a stream (6).
+//
+// The package is pure: bytes in, bytes out; no I/O, clock, goroutine or log.
+package sse
+
+import "bytes"
+
+// DefaultMaxEvent bounds one event. The token ids of a prompt of a million
+// tokens come in one event of about 7 MB.
+const DefaultMaxEvent = 8 << 20
+
+// keepBuffer is the largest buffer kept once it is empty: the one event that
+// carried a long prompt's token ids does not stay in memory with its stream.
+const keepBuffer = 256 << 10
+
+// Kind says what an event holds.
+type Kind uint8
+
+// The kinds of event.
+const (
+	KindData    Kind = iota // at least one data line
+	KindComment             // none: comments, id:, retry:, or a blank line too many
+	KindDone                // data: [DONE]
+	KindOpaque              // a piece of an event beyond the size cap: forward as is, do not parse
+)
+
+// Event is one block of the stream, its closing blank line included.
+type Event struct {
+	Raw  []byte // as it came
+	Data []byte // of its data lines; several are joined by \n
+	Kind Kind
+
+	at int // where Data starts in Raw; 0: it was joined, and is not in Raw in one piece
+}
+
+// Framer cuts a byte stream into events at blank lines, however the bytes were
+// split on their way. Lines end in LF, CRLF or a lone CR. The zero value is
+// not ready: use NewFramer.
+type Framer struct {
+	max     int
+	buf     []byte
+	scratch []byte // joined data of the events returned since the last Feed
+
+	start int // the event being read starts here in buf
+	line  int // its current line starts here
+	scan  int // bytes of the line before here hold no line end
+
+	handed  int  // bytes of this event already returned as opaque pieces
+	midLine bool // some of them belong to the current line, which is thus not blank
+	afterCR bool // the previous line of this event ended in a lone CR
+
+	dataLines       int // of this event
+	dataAt, dataLen int // the first one's value, from start
+}
+
+// NewFramer returns a framer that takes events of up to maxEvent bytes;
+// DefaultMaxEvent if it is not positive.
+func NewFramer(maxEvent int) *Framer {
+	if maxEvent <= 0 {
+		maxEvent = DefaultMaxEvent
+	}
+	return &Framer{max: maxEvent}
+}
+
+// Feed takes bytes in; p can be reused. Slices of earlier events die here.
+func (f *Framer) Feed(p []byte) {
+	if f.start > 0 {
+		f.buf = f.buf[:copy(f.buf, f.buf[f.start:])]
+		f.line -= f.start
+		f.scan -= f.start
+		f.start = 0
+	}
+	if len(f.buf) == 0 && cap(f.buf) > keepBuffer {
+		f.buf = nil
+	}
+	f.buf = append(f.buf, p...)
+	f.scratch = f.scratch[:0]
+}
+
+// Next returns the next complete event. Its slices are valid until the next Feed.
+// An event that grows beyond the cap comes out in pieces of KindOpaque, so that
+// a client still gets it.
+func (f *Framer) Next() (Event, bool) {
+	for {
+		end, next, ok := f.lineEnd()
+		if !ok {
+			return f.piece()
+		}
+		blank := end == f.line && !f.midLine
+		if !blank && f.handed == 0 {
+			f.note(end)
+		}
+		f.line, f.scan, f.midLine = next, next, false
+		if blank {
+			return f.take(next), true
+		}
+	}
+}
+
+// Buffered is how many bytes of an unfinished event have come, those returned
+// as opaque pieces included. If the stream ends and it is not 0, it was cut off.
+func (f *Framer) Buffered() int { return f.handed + len(f.buf) - f.start }
+
+// Reset makes the framer ready for another stream.
+func (f *Framer) Reset() {
+	buf, scratch := f.buf[:0], f.scratch[:0]
+	if cap(buf) > keepBuffer {
+		buf = nil
+	}
+	if cap(scratch) > keepBuffer {
+		scratch = nil
+	}
+	*f = Framer{max: f.max, buf: buf, scratch: scratch}
+}
+
+// lineEnd finds where the current line ends and the next one starts.
+// A CR that is the last byte so far may be half a CRLF and waits for the next,
+// unless it follows a lone CR: then lines of this stream end so, and waiting
+// would hold back every event until the one after it.
+func (f *Framer) lineEnd() (end, next int, ok bool) {
+	limit := len(f.buf)
+	lf := bytes.IndexByte(f.buf[f.scan:], '\n')
+	if lf >= 0 {
+		limit = f.scan + lf
+	}
+	cr := bytes.IndexByte(f.buf[f.scan:limit], '\r')
+	switch i := f.scan + cr; {
+	case cr < 0 && lf < 0:
+		f.scan = limit
+		return 0, 0, false
+	case cr < 0:
+		f.afterCR = false
+		return limit, limit + 1, true
+	case i == f.line && f.afterCR && !f.midLine:
+		return i, i + 1, true
+	case i+1 == len(f.buf):
+		f.scan = i
+		return 0, 0, false
+	case f.buf[i+1] == '\n':
+		f.afterCR = false
+		return i, i + 2, true
+	default:
+		f.afterCR = true
+		return i, i + 1, true
+	}
+}
+
+// note remembers the current line if it is a data line.
+func (f *Framer) note(end int) {
+	value, ok := dataLine(f.buf[f.line:end])
+	if !ok {
+		return
+	}
+	if f.dataLines == 0 {
+		f.dataAt, f.dataLen = end-len(value)-f.start, len(value)
+	}
+	f.dataLines++
+}
+
+// take returns the event that ends at next, and starts another there.
+func (f *Framer) take(next int) Event {
+	raw := f.buf[f.start:next:next]
+	e := Event{Raw: raw, Kind: KindComment}
+	switch {
+	case f.handed+len(raw) > f.max: // also where it came at once: a split must not matter
+		e.Kind = KindOpaque
+	case f.dataLines == 1:
+		e.Kind, e.at = KindData, f.dataAt
+		e.Data = raw[f.dataAt : f.dataAt+f.dataLen : f.dataAt+f.dataLen]
+	case f.dataLines > 1:
+		from := len(f.scratch)
+		f.scratch = appendDataLines(f.scratch, raw)
+		e.Kind, e.Data = KindData, f.scratch[from:len(f.scratch):len(f.scratch)]
+	}
+	if e.Kind == KindData && isDone(e.Data) {
+		e.Kind = KindDone
+	}
+	f.start, f.handed, f.dataLines, f.afterCR = next, 0, 0, false
+	return e
+}
+
+// piece returns what there is of an event that is already too large.
+func (f *Framer) piece() (Event, bool) {
+	end := len(f.buf)
+	if f.scan < end {
+		end = f.scan // a CR that waits for its LF
+	}
+	if f.Buffered() <= f.max || end == f.start {
+		return Event{}, false
+	}
+	e := Event{Raw: f.buf[f.start:end:end], Kind: KindOpaque}
+	f.midLine = f.midLine || end > f.line
+	f.handed += end - f.start
+	f.start, f.line, f.scan, f.dataLines = end, end, end, 0
+	return e, true
+}

@@ -1,0 +1,68 @@
+package sse
+
+import "bytes"
+
+// dataLine returns the value of a data line: what follows the colon, less one space.
+func dataLine(line []byte) (value []byte, ok bool) {
+	if !bytes.HasPrefix(line, []byte("data")) {
+		return nil, false
+	}
+	value = line[len("data"):]
+	if len(value) == 0 {
+		return value, true // a field name without a colon has an empty value
+	}
+	if value[0] != ':' {
+		return nil, false
+	}
+	value = value[1:]
+	if len(value) > 0 && value[0] == ' ' {
+		value = value[1:]
+	}
+	return value, true
+}
+
+// cutLine splits off the first line of a complete event.
+func cutLine(b []byte) (line, rest []byte) {
+	i := bytes.IndexAny(b, "\r\n")
+	switch {
+	case i < 0:
+		return b, nil
+	case b[i] == '\r' && i+1 < len(b) && b[i+1] == '\n':
+		return b[:i], b[i+2:]
+	default:
+		return b[:i], b[i+1:]
+	}
+}
+
+// appendDataLines appends the values of an event's data lines, joined by \n.
+func appendDataLines(dst, raw []byte) []byte {
+	for first := true; len(raw) > 0; {
+		var line []byte
+		line, raw = cutLine(raw)
+		value, ok := dataLine(line)
+		if !ok {
+			continue
+		}
+		if !first {
+			dst = append(dst, '\n')
+		}
+		dst, first = append(dst, value...), false
+	}
+	return dst
+}
+
+// appendOtherLines appends an event's lines that are neither data nor blank.
+func appendOtherLines(dst, raw []byte) []byte {
+	for len(raw) > 0 {
+		var line []byte
+		line, raw = cutLine(raw)
+		if _, data := dataLine(line); !data && len(line) > 0 {
+			dst = append(append(dst, line...), '\n')
+		}
+	}
+	return dst
+}
+
+func isDone(data []byte) bool {
+	return len(data) < 16 && string(bytes.TrimSpace(data)) == "[DONE]"
+}

@@ -1,0 +1,235 @@
+package sse
+
+import "math"
+
+// Ask is what the client asked for, where it differs from what decode was asked,
+// and what a fan-out changes in the events of one of its legs.
+type Ask struct {
+	Usage           bool // stream_options.include_usage
+	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
+	TokenIDs        bool // return_token_ids
+
+	// Cached is the prefill engine's cached_tokens, which replaces decode's: that
+	// one counts the KV it pulled as cached. -1: not known, decode's is removed.
+	Cached int
+
+	// TokensPerChunk is what this decode engine's streams had on average; it
+	// counts tokens where an engine reports none. 0: not known, taken as 1.
+	TokensPerChunk float64
+
+	// A fan-out (n > 1, or a list of prompts) makes one stream out of several.
+	ID             []byte // replaces the id; nil: leave it
+	Created        int64  // replaces created; 0: leave it
+	Choice         int    // replaces choices[].index; -1: leave it
+	DropFinalUsage bool   // one UsageEvent will stand for all legs
+	DropDone       bool
+}
+
+// Verdict is what an event means for its stream.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Forward    Verdict = iota // send out to the client
+	Drop                      // nothing in it is for the client
+	Failed                    // decode failed: see Failure; out is its event, for a client that already has bytes
+	Recomputed                // decode gave up its KV and wants a new prefill; out is held-back text, if any
+	Ended                     // [DONE]; without Finished a failure all the same
+)
+
+// Mirror follows one decode leg: it counts its tokens (contract 4.4), edits its
+// events for the client, and knows whether it came to a proper end. The choices
+// of a leg count as one; evenkeel never asks a leg for more.
+type Mirror struct {
+	ask        Ask
+	continuous bool   // the client gets the usage of every chunk
+	id         []byte // ask.ID as JSON
+
+	f     facts  // of the event at hand
+	marks []mark // of the event at hand
+
+	tokens     int // monotonic
+	ids        int // token ids seen
+	chunks     int // with content
+	idsSeen    bool
+	usageSeen  bool
+	started    bool
+	finish     string
+	usage      Usage
+	drift      int
+	reconciled bool
+	failure    Failure
+}
+
+// NewMirror returns a mirror for one leg.
+func NewMirror(a Ask) *Mirror {
+	m := &Mirror{marks: make([]mark, 0, 16)}
+	m.Reset(a)
+	return m
+}
+
+// Reset makes the mirror ready for another leg; it keeps its memory.
+func (m *Mirror) Reset(a Ask) {
+	id, marks := m.id[:0], m.marks[:0]
+	if cap(marks) > 256 {
+		marks = make([]mark, 0, 16)
+	}
+	if a.ID != nil {
+		id = appendString(id, a.ID)
+	}
+	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks}
+}
+
+// Event takes the next event of the stream and returns the bytes the client
+// gets for it: e.Raw itself if nothing in it changes, else appended to dst; nil
+// if it gets none. It does not allocate once dst has room.
+func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
+	switch e.Kind {
+	case KindComment:
+		return e.Raw, Forward
+	case KindDone:
+		if m.ask.DropDone {
+			return nil, Ended
+		}
+		return e.Raw, Ended
+	case KindOpaque:
+		m.started = true
+		return e.Raw, Forward
+	}
+	m.f = facts{choices: -1}
+	m.marks = m.marks[:0]
+	if !m.read(e.Data) { // not JSON: not ours to judge
+		m.started = true
+		return e.Raw, Forward
+	}
+	if m.f.isError {
+		m.failure = parseFailure(e.Data)
+		return e.Raw, Failed
+	}
+	m.count()
+	return m.judge(e, dst)
+}
+
+// count takes over what read found about tokens. The best source an engine
+// offers counts alone: its usage, else its token ids, else its chunks.
+func (m *Mirror) count() {
+	f, before := &m.f, m.tokens
+	if f.content {
+		m.chunks++
+	}
+	if f.hasIDs {
+		m.idsSeen = true
+		m.ids += f.ids
+	}
+	if f.hasUsage {
+		m.usageSeen = true
+		m.usage = f.usage
+		m.usage.Cached = m.ask.Cached
+	}
+	now := 0
+	switch {
+	case m.usageSeen:
+		now = m.usage.Completion
+	case m.idsSeen:
+		now = m.ids
+	default:
+		now = int(math.Round(float64(m.chunks) * m.perChunk()))
+	}
+	m.tokens = max(m.tokens, now)
+	if f.hasUsage && f.choices == 0 {
+		m.reconciled, m.drift = true, before-f.usage.Completion
+	}
+}
+
+func (m *Mirror) perChunk() float64 {
+	if m.ask.TokensPerChunk <= 0 {
+		return 1
+	}
+	return m.ask.TokensPerChunk
+}
+
+// judge decides what the event is to the client, by what came first: an end
+// that is none, then what was only asked by evenkeel itself.
+func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
+	f := &m.f
+	finish := e.Data[f.finishAt:f.finishEnd]
+	if string(finish) == "error" || string(finish) == "abort" {
+		m.failure = finishFailure(string(finish))
+		return m.edit(e, dst), Failed
+	}
+	m.started = true
+	if f.recomputed {
+		if !f.content {
+			return nil, Recomputed
+		}
+		return m.edit(e, dst), Recomputed
+	}
+	if len(finish) > 0 {
+		m.finish = finishReason(finish)
+	}
+	if f.choices == 0 && f.hasUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
+		return nil, Drop
+	}
+	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
+		return nil, Drop // the engine sends this chunk only to those who ask for token ids
+	}
+	return m.edit(e, dst), Forward
+}
+
+// Tokens is how many tokens were generated so far. It never falls.
+func (m *Mirror) Tokens() int { return m.tokens }
+
+// Started tells whether a data event came that is no failure: decode has pulled
+// the KV, and prefill frees it (contract 2.3).
+func (m *Mirror) Started() bool { return m.started }
+
+// Finished tells whether a finish_reason came that ends the answer well.
+func (m *Mirror) Finished() bool { return m.finish != "" }
+
+// FinishReason is that reason, empty before.
+func (m *Mirror) FinishReason() string { return m.finish }
+
+// Usage is the last usage the engine sent; ok is false while it sent none.
+func (m *Mirror) Usage() (u Usage, ok bool) { return m.usage, m.usageSeen }
+
+// Failure is what the engine said where Event returned Failed.
+func (m *Mirror) Failure() Failure { return m.failure }
+
+// Drift is how many tokens too many were counted just before the engine sent its
+// final usage; ok is false while it has not.
+func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
+
+// TokensPerChunk is Ask.TokensPerChunk moved a tenth of the way to what this leg
+// had, for the next leg on the same engine. It does not move where the leg's
+// true count is not known.
+func (m *Mirror) TokensPerChunk() float64 {
+	exact := m.ids
+	if m.usageSeen {
+		exact = m.usage.Completion
+	}
+	if m.chunks == 0 || exact == 0 {
+		return m.ask.TokensPerChunk
+	}
+	seen := float64(exact) / float64(m.chunks)
+	if m.ask.TokensPerChunk <= 0 {
+		return seen
+	}
+	return m.ask.TokensPerChunk + (seen-m.ask.TokensPerChunk)/10
+}
+
+// finishReason is string(b) without an allocation for the reasons engines give.
+func finishReason(b []byte) string {
+	switch string(b) {
+	case "stop":
+		return "stop"
+	case "length":
+		return "length"
+	case "tool_calls":
+		return "tool_calls"
+	case "repetition":
+		return "repetition"
+	case "content_filter":
+		return "content_filter"
+	}
+	return string(b)
+}
