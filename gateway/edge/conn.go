@@ -1,0 +1,210 @@
+package edge
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+)
+
+const (
+	writePiece = 64 << 10    // bytes under one write deadline: a large answer to a slow but reading client is not cut
+	lingerTime = time.Second // how long a refused client may go on sending before its answer is lost to a reset
+)
+
+// Conn is an accepted client connection. It closes Gone as soon as the client
+// closes, resets or half-closes it, whether or not anyone reads or writes.
+//
+// A half close (shutdown(SHUT_WR)) counts as gone, as it does in net/http: a
+// client that wants its answer keeps its side open.
+type Conn struct {
+	net.Conn
+	ln *Listener
+	id uint64 // the watcher's name for it; file descriptors are reused, ids are not
+	ip netip.Addr
+
+	mu     sync.Mutex // held while onGone runs
+	fired  bool
+	onGone func()
+	gone   chan struct{}
+
+	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
+	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
+	readTimedOut atomic.Bool  // fasthttp's chunk errors hide the timeout that caused them
+	linger       atomic.Bool
+	closed       atomic.Bool
+}
+
+// ConnOf returns the connection a request came in on, also below TLS. It is
+// false for a request that did not come through a Listener.
+func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
+	c := ctx.Conn()
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	wc, ok := c.(*Conn)
+	return wc, ok
+}
+
+// Gone is closed once the client has left or the connection was closed here.
+func (c *Conn) Gone() <-chan struct{} { return c.gone }
+
+// OnGone has f called once the client leaves, at once if it has left already,
+// and replaces what was set before. f runs under the connection's lock, on the
+// goroutine that watches all connections: it must neither block nor call a
+// method of this Conn; closing the upstream connection is what it is for.
+//
+// No callback runs any more when OnGone(nil) has returned. Call it before the
+// upstream connection goes back to its pool, else a late FIN of this client
+// closes somebody else's stream.
+func (c *Conn) OnGone(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onGone = f
+	if c.fired {
+		c.call()
+	}
+}
+
+// fire tells everyone who waits that the client is gone. Idempotent.
+func (c *Conn) fire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fired {
+		return
+	}
+	c.fired = true
+	close(c.gone)
+	c.call()
+}
+
+// call runs the callback. The caller holds c.mu.
+func (c *Conn) call() {
+	if c.onGone == nil {
+		return
+	}
+	defer func() { // on the watcher's goroutine a panic would end the process
+		if v := recover(); v != nil {
+			c.ln.log.Error("edge: panic in an OnGone callback", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+		}
+	}()
+	c.onGone()
+}
+
+// Read notes the errors that end the connection.
+func (c *Conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.readTimedOut.Store(true)
+		} else {
+			c.fire()
+		}
+	}
+	return n, err
+}
+
+// Write gives every 64 KiB a deadline of its own, so that a client that never
+// reads is let go and one that reads slowly is not.
+func (c *Conn) Write(p []byte) (n int, err error) {
+	for {
+		if err := c.renewWriteDeadline(); err != nil {
+			return n, err
+		}
+		k, err := c.Conn.Write(p[n:min(len(p), n+writePiece)])
+		n += k
+		if err != nil {
+			c.abandon()
+			return n, err
+		}
+		if n == len(p) {
+			return n, nil
+		}
+	}
+}
+
+// renewWriteDeadline moves the deadline only when less than 3/4 of it is left:
+// a stream writes hundreds of small events per deadline, and setting one costs
+// a lock in the runtime's poller.
+func (c *Conn) renewWriteDeadline() error {
+	timeout := c.ln.opt.WriteTimeout
+	if timeout <= 0 || c.callersOwn.Load() {
+		return nil
+	}
+	now := time.Now()
+	if by := c.writeBy.Load(); by != 0 && by-now.UnixNano() >= int64(timeout)/4*3 {
+		return nil
+	}
+	by := now.Add(timeout)
+	c.writeBy.Store(by.UnixNano())
+	return c.Conn.SetWriteDeadline(by)
+}
+
+// abandon gives up on a client that cannot be written to. What the kernel
+// still holds for it is dropped, not kept until TCP gives up by itself.
+func (c *Conn) abandon() {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		_ = t.SetLinger(0) // a socket that is already gone has nothing to drop
+	}
+	c.fire()
+}
+
+// SetDeadline sets both deadlines; the write deadline is the caller's own then.
+func (c *Conn) SetDeadline(t time.Time) error {
+	c.ownWriteDeadline(t)
+	return c.Conn.SetDeadline(t)
+}
+
+// SetWriteDeadline replaces the deadline renewed per write until it is called
+// with the zero time. crypto/tls uses it to bound its closing alert.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	c.ownWriteDeadline(t)
+	return c.Conn.SetWriteDeadline(t)
+}
+
+func (c *Conn) ownWriteDeadline(t time.Time) {
+	c.callersOwn.Store(!t.IsZero())
+	c.writeBy.Store(0)
+}
+
+// NetConn returns the socket below, as tls.Conn's method of that name does.
+func (c *Conn) NetConn() net.Conn { return c.Conn }
+
+// Close closes the connection. One that was refused in the middle of its
+// upload gets a moment to stop sending, else the reset would overtake the
+// answer that says why.
+func (c *Conn) Close() error {
+	if !c.closed.CompareAndSwap(false, true) {
+		return net.ErrClosed
+	}
+	if c.linger.Load() {
+		c.drainInput()
+	}
+	err := c.Conn.Close()
+	c.fire()
+	c.ln.forget(c)
+	return err
+}
+
+func (c *Conn) drainInput() {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil || c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, c.Conn) // it ends in any case, and only that counts
+}
+
+// cut closes the socket under whoever uses it; its owner still calls Close.
+func (c *Conn) cut() {
+	_ = c.Conn.Close() // closed before: then there is nothing to cut
+	c.fire()
+}

@@ -1,0 +1,316 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	firstBackoff = 5 * time.Millisecond
+	lastBackoff  = time.Second
+	busyWrite    = 100 * time.Millisecond // for a few hundred bytes into an empty socket buffer
+	noteEvery    = time.Minute            // between two log lines about refused connections
+)
+
+// ListenOptions say how a Listener treats its connections. Zero values turn
+// the limits off, except where a default is named.
+type ListenOptions struct {
+	// WriteTimeout is how long a client may leave one write of up to 64 KiB
+	// blocked before it is let go (default 30 s; negative: for ever). TCP gives
+	// up on a peer that acknowledges nothing after the same time.
+	WriteTimeout time.Duration
+	// MaxConns is how many connections may be open at once. Keep it below the
+	// server's Concurrency and below half the file limit: a request that runs
+	// needs a second socket.
+	MaxConns int
+	// MaxConnsPerIP is the same for one IPv4 address or one IPv6 /64. Leave it 0
+	// behind a load balancer, which is one address.
+	MaxConnsPerIP int
+	// TLS says that the sockets carry TLS: a connection over a limit is then
+	// closed without a word instead of with a 503 or 429.
+	TLS bool
+	Log *zap.Logger // default: none
+}
+
+// Stats are counts since the Listener was made, and the connections open now.
+type Stats struct {
+	Open          int    // connections accepted and not closed
+	Accepted      uint64 // connections handed to the server
+	AcceptErrors  uint64 // failed accepts that were tried again, "too many open files" for one
+	WatchErrors   uint64 // connections closed because they could not be watched
+	RefusedTotal  uint64 // over MaxConns
+	RefusedByAddr uint64 // over MaxConnsPerIP
+}
+
+// Listener accepts client connections as *Conn and watches them all with one
+// goroutine, which lives until the listener and its last connection are closed.
+type Listener struct {
+	net.Listener
+	opt   ListenOptions
+	log   *zap.Logger
+	watch *watcher
+	done  chan struct{} // closed by Close: ends a backoff
+
+	mu        sync.Mutex
+	conns     map[uint64]*Conn
+	perIP     map[netip.Addr]int
+	lastID    uint64
+	closed    bool
+	lastNoted time.Time
+
+	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr atomic.Uint64
+}
+
+// Listen listens on a TCP address and wraps the socket.
+func Listen(addr string, opt ListenOptions) (*Listener, error) {
+	// A client that vanished without a FIN is noticed after 15 + 3 x 5 s.
+	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w; choose a free address or stop what holds it", addr, err)
+	}
+	l, err := Wrap(ln, opt)
+	if err != nil {
+		_ = ln.Close() // the error that matters is the other one
+		return nil, err
+	}
+	return l, nil
+}
+
+// Wrap makes a Listener of any listener whose connections have a socket below.
+func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
+	if opt.WriteTimeout == 0 {
+		opt.WriteTimeout = 30 * time.Second
+	}
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	l := &Listener{
+		Listener: ln, opt: opt, log: opt.Log, done: make(chan struct{}),
+		conns: make(map[uint64]*Conn), perIP: make(map[netip.Addr]int),
+	}
+	w, err := newWatcher(l.fire)
+	if err != nil {
+		return nil, fmt.Errorf("watch connections of %s: %w; raise the limit of open files", ln.Addr(), err)
+	}
+	l.watch = w
+	return l, nil
+}
+
+// Accept returns the next connection, and no error but net.ErrClosed:
+// fasthttp ends Serve on any other, and one "too many open files" would end
+// the proxy.
+func (l *Listener) Accept() (net.Conn, error) {
+	backoff := firstBackoff
+	for {
+		raw, err := l.Listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) || !l.pause(err, backoff) {
+				return nil, net.ErrClosed
+			}
+			backoff = min(2*backoff, lastBackoff)
+			continue
+		}
+		backoff = firstBackoff
+		c, err := l.admit(raw)
+		if err == nil {
+			l.accepted.Add(1)
+			return c, nil
+		}
+		_ = raw.Close() // refused; that it could not be closed cleanly changes nothing
+		if errors.Is(err, net.ErrClosed) {
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// pause waits before the next accept; false: closed meanwhile.
+func (l *Listener) pause(err error, d time.Duration) bool {
+	l.acceptErrors.Add(1)
+	l.log.Warn("edge: accept failed, trying again", zap.Error(err), zap.Duration("in", d), zap.Stringer("listen", l.Addr()))
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+var (
+	errFull  = errors.New("edge: too many connections")
+	errPerIP = errors.New("edge: too many connections from one address")
+)
+
+// admit checks the limits, books the connection and starts watching it.
+func (l *Listener) admit(raw net.Conn) (*Conn, error) {
+	c := &Conn{Conn: raw, ln: l, ip: addrOf(raw), gone: make(chan struct{})}
+	if err := l.book(c); err != nil {
+		l.turnAway(raw, err)
+		return nil, err
+	}
+	sock, ok := raw.(syscall.Conn)
+	err := errors.ErrUnsupported
+	if ok {
+		err = l.watch.add(sock, c.id, l.opt.WriteTimeout)
+	}
+	if err != nil {
+		l.forget(c)
+		l.watchErrors.Add(1)
+		l.log.Warn("edge: connection closed, it cannot be watched", zap.Error(err))
+		return nil, err
+	}
+	return c, nil
+}
+
+func (l *Listener) book(c *Conn) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return net.ErrClosed
+	case l.opt.MaxConns > 0 && len(l.conns) >= l.opt.MaxConns:
+		return errFull
+	case l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.opt.MaxConnsPerIP:
+		return errPerIP
+	}
+	l.lastID++ // from 1: 0 is the watcher's own
+	c.id = l.lastID
+	l.conns[c.id] = c
+	if l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() {
+		l.perIP[c.ip]++
+	}
+	return nil
+}
+
+// turnAway counts a connection over a limit and says why, where it can: in
+// clear text, into a buffer that is empty.
+func (l *Listener) turnAway(raw net.Conn, why error) {
+	answer := ""
+	switch {
+	case errors.Is(why, errFull):
+		l.refusedTotal.Add(1)
+		answer = busyAnswer
+	case errors.Is(why, errPerIP):
+		l.refusedByAddr.Add(1)
+		answer = perIPAnswer
+	default:
+		return
+	}
+	l.note(why)
+	if !l.opt.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
+		_, _ = raw.Write([]byte(answer)) // best effort: the connection closes either way
+	}
+}
+
+// note logs refusals once a minute: a flood of them must not become a flood of log lines.
+func (l *Listener) note(why error) {
+	l.mu.Lock()
+	again := time.Since(l.lastNoted) >= noteEvery
+	if again {
+		l.lastNoted = time.Now()
+	}
+	l.mu.Unlock()
+	if again {
+		s := l.Stats()
+		l.log.Warn("edge: refusing connections; raise the limit, or find out who opens them", zap.Error(why),
+			zap.Int("open", s.Open), zap.Uint64("refused_total", s.RefusedTotal), zap.Uint64("refused_by_address", s.RefusedByAddr))
+	}
+}
+
+// fire is called by the watcher.
+func (l *Listener) fire(id uint64) {
+	l.mu.Lock()
+	c := l.conns[id]
+	l.mu.Unlock()
+	if c != nil { // closed between the event and now
+		c.fire()
+	}
+}
+
+// forget takes a closed connection off the books; the last one after Close
+// ends the watcher.
+func (l *Listener) forget(c *Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.conns[c.id]; !ok {
+		return
+	}
+	delete(l.conns, c.id)
+	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 {
+		delete(l.perIP, c.ip)
+	}
+	if l.closed && len(l.conns) == 0 {
+		l.watch.close()
+	}
+}
+
+// Close stops accepting. Open connections stay open and watched.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return net.ErrClosed
+	}
+	l.closed = true
+	if len(l.conns) == 0 {
+		l.watch.close()
+	}
+	l.mu.Unlock()
+	close(l.done)
+	return l.Listener.Close()
+}
+
+// CloseConns closes the socket of every open connection and returns how many
+// that were. Their handlers see Gone, and reads and writes that fail.
+func (l *Listener) CloseConns() int {
+	l.mu.Lock()
+	open := make([]*Conn, 0, len(l.conns))
+	for _, c := range l.conns {
+		open = append(open, c)
+	}
+	l.mu.Unlock()
+	for _, c := range open {
+		c.cut()
+	}
+	return len(open)
+}
+
+// Stats returns the counts as they are now.
+func (l *Listener) Stats() Stats {
+	l.mu.Lock()
+	open := len(l.conns)
+	l.mu.Unlock()
+	return Stats{
+		Open: open, Accepted: l.accepted.Load(), AcceptErrors: l.acceptErrors.Load(), WatchErrors: l.watchErrors.Load(),
+		RefusedTotal: l.refusedTotal.Load(), RefusedByAddr: l.refusedByAddr.Load(),
+	}
+}
+
+// addrOf returns whom a connection counts for: the IPv4 address or the IPv6
+// /64, which is what one customer gets. Invalid for a Unix socket.
+func addrOf(c net.Conn) netip.Addr {
+	t, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	a := t.AddrPort().Addr().Unmap().WithZone("")
+	if a.Is6() {
+		p, err := a.Prefix(64)
+		if err != nil {
+			return a
+		}
+		return p.Addr()
+	}
+	return a
+}

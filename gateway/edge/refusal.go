@@ -1,0 +1,89 @@
+package edge
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/valyala/fasthttp"
+)
+
+// Refusal is an answer the edge gives in place of the handler.
+type Refusal struct {
+	Status  int
+	Code    string // what error.code says: request_timeout, body_too_large, ...
+	Message string // what was wrong and what to do; quotes nothing of the request
+}
+
+// The refusals the edge knows, one a cause.
+var (
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see malformed
+	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
+	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time; send it faster, or in smaller parts"}
+	refusedPanic   = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
+)
+
+// refusalOf says what to answer to a request that fasthttp could not read.
+func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusal {
+	var (
+		small   *fasthttp.ErrSmallBuffer
+		timeout net.Error
+	)
+	switch {
+	case errors.As(err, &small), errors.Is(err, fasthttp.ErrSmallReadBuffer):
+		return Refusal{fasthttp.StatusRequestHeaderFieldsTooLarge, "head_too_large",
+			"request line and headers are limited to " + strconv.Itoa(maxHead) + " bytes; send fewer or shorter headers"}
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		return Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
+			"the request body is limited to " + strconv.Itoa(maxBody) + " bytes; send less"}
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return refusedSlow
+	}
+	if c, ok := ConnOf(ctx); ok && c.readTimedOut.Load() {
+		return refusedSlow
+	}
+	return refusedRequest
+}
+
+// answerJSON is the default Answer: OpenAI's error object.
+func answerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
+	ctx.SetStatusCode(r.Status)
+	ctx.SetContentType("application/json")
+	ctx.SetBody(errorJSON(r))
+}
+
+func errorJSON(r Refusal) []byte {
+	type detail struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}
+	kind := "invalid_request_error"
+	if r.Status >= 500 {
+		kind = "server_error"
+	}
+	b, err := json.Marshal(struct {
+		Error detail `json:"error"`
+	}{detail{r.Message, kind, nil, r.Code}})
+	if err != nil { // strings marshal
+		panic(err)
+	}
+	return b
+}
+
+// Whole answers for connections over a limit, written before any request was read.
+var (
+	busyAnswer = rawAnswer("503 Service Unavailable", Refusal{503, "too_many_connections",
+		"the server has as many connections as it may; try again later"})
+	perIPAnswer = rawAnswer("429 Too Many Requests", Refusal{429, "too_many_connections",
+		"too many connections from your address; reuse the ones you have"})
+)
+
+func rawAnswer(status string, r Refusal) string {
+	body := errorJSON(r)
+	return "HTTP/1.1 " + status + "\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: " +
+		strconv.Itoa(len(body)) + "\r\n\r\n" + string(body)
+}

@@ -1,0 +1,89 @@
+package edge
+
+import (
+	"encoding/binary"
+	"errors"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// watcher is one epoll instance for all connections. It asks for RDHUP only
+// and never reads, so queued requests and TLS records do not hide a FIN from
+// it; edge-triggered, so a client that left is reported once. close(2) takes a
+// socket out of it.
+type watcher struct {
+	ep, stop int // stop: an eventfd in the same epoll, as closing ep wakes nobody
+	gone     func(id uint64)
+}
+
+const stopID = 0
+
+func newWatcher(gone func(id uint64)) (*watcher, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(ep))
+	}
+	w := &watcher{ep: ep, stop: stop, gone: gone}
+	if err := w.ctlAdd(stop, unix.EPOLLIN, stopID); err != nil {
+		return nil, errors.Join(err, unix.Close(stop), unix.Close(ep))
+	}
+	go w.run()
+	return w, nil
+}
+
+// add watches a socket until it is closed. A peer that acknowledges nothing
+// for patience is given up by the kernel, which is then an event as well.
+func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ctlErr error
+	err = rc.Control(func(fd uintptr) {
+		if patience > 0 {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())) // a Unix socket has none
+		}
+		ctlErr = w.ctlAdd(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
+	})
+	return errors.Join(err, ctlErr)
+}
+
+func (w *watcher) ctlAdd(fd int, events uint32, id uint64) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))} // together the kernel's 64 bits of user data
+	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
+}
+
+// run ends at close. Only close and EINTR can end a wait without an event.
+func (w *watcher) run() {
+	defer func() { // nobody adds any more: the listener is closed and has no connections
+		_ = unix.Close(w.ep)
+		_ = unix.Close(w.stop)
+	}()
+	var events [128]unix.EpollEvent
+	for {
+		n, err := unix.EpollWait(w.ep, events[:], -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			panic("edge: epoll_wait: " + err.Error()) // the descriptor is ours alone: a bug, and a proxy that notices nobody leaving
+		}
+		for _, ev := range events[:max(n, 0)] {
+			id := uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
+			if id == stopID {
+				return
+			}
+			w.gone(id)
+		}
+	}
+}
+
+// close ends run. Call it once.
+func (w *watcher) close() {
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(w.stop, one[:]) // an eventfd at 0 always takes a 1
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package edge
+
+import (
+	"syscall"
+	"time"
+)
+
+// watcher does nothing outside Linux: a client that left is noticed at the
+// next read or write on its connection, for a stream at its next event. Good
+// enough to develop on; serve from Linux.
+type watcher struct{}
+
+func newWatcher(func(id uint64)) (*watcher, error) { return &watcher{}, nil }
+
+func (*watcher) add(syscall.Conn, uint64, time.Duration) error { return nil }
+
+func (*watcher) close() {}
