@@ -153,17 +153,18 @@ func (m *Mirror) perChunk() float64 {
 func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	f := &m.f
 	finish := e.Data[f.finishAt:f.finishEnd]
-	if string(finish) == "error" || string(finish) == "abort" {
-		m.failure = finishFailure(string(finish))
-		return m.edit(e, dst), Failed
-	}
-	m.started = true
-	if f.recomputed {
+	switch {
+	case f.recomputed: // whatever finish_reason came with it
+		m.started = true
 		if !f.content {
 			return nil, Recomputed
 		}
 		return m.edit(e, dst), Recomputed
+	case string(finish) == "error", string(finish) == "abort":
+		m.failure = finishFailure(string(finish))
+		return m.edit(e, dst), Failed
 	}
+	m.started = true
 	if len(finish) > 0 {
 		m.finish = finishReason(finish)
 	}

@@ -1,0 +1,134 @@
+package sse
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrNoAnswer: the stream held no event an answer could be made of.
+var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or usage; prefill again")
+
+// Assembler makes a non-streamed answer of a stream's events (contract 6). It
+// takes them as a Mirror returns them, with Ask.Usage set, and judges nothing:
+// whether the stream ended well is the Mirror's word.
+type Assembler struct {
+	chat    bool
+	top     fields // all but object, choices and usage
+	choices []*choice
+	usage   []byte
+	scratch []byte
+	any     bool
+}
+
+// NewAssembler returns an assembler of one answer.
+func NewAssembler(chat bool) *Assembler { return &Assembler{chat: chat} }
+
+// Add takes the next event, framed as Mirror.Event returns it, or its bare JSON.
+// Comments and [DONE] add nothing.
+func (a *Assembler) Add(event []byte) error {
+	data := event
+	if i := space(event, 0); i < len(event) && event[i] != '{' {
+		a.scratch = appendDataLines(a.scratch[:0], event)
+		data = a.scratch
+	}
+	if len(data) == 0 || isDone(data) {
+		return nil
+	}
+	o := at(data, space(data, 0))
+	for o.next() {
+		o.pos = valueEnd(data, o.val)
+		if o.pos < 0 {
+			break
+		}
+		val := data[o.val:o.pos]
+		switch string(o.key) {
+		case "object":
+		case "choices":
+			if !a.addChoices(data, o.val) {
+				o.pos = -1
+			}
+		case "usage":
+			if !isNull(val) {
+				a.usage, a.any = append(a.usage[:0], val...), true
+			}
+		default:
+			a.top.first(o.key, val)
+		}
+	}
+	if o.pos < 0 {
+		return fmt.Errorf("sse: assembling the answer: an event of the decode stream is not a JSON object with choices: %.100q", data)
+	}
+	return nil
+}
+
+func (a *Assembler) addChoices(b []byte, i int) bool {
+	if isNull(b[i:]) {
+		return true
+	}
+	list := elements(b, i)
+	for list.next() {
+		list.pos = a.addChoice(b, list.val)
+	}
+	return list.pos > 0
+}
+
+// addChoice takes one choice of one event; it returns its end.
+func (a *Assembler) addChoice(b []byte, i int) int {
+	index := 0
+	o := at(b, i)
+	for o.next() {
+		o.pos = valueEnd(b, o.val)
+		if n, ok := intAt(b, o.val, o.pos); ok && string(o.key) == "index" {
+			index = n
+		}
+	}
+	if o.pos < 0 || !a.choice(index).add(b, i) {
+		return -1
+	}
+	a.any = true
+	return o.pos
+}
+
+func (a *Assembler) choice(index int) *choice {
+	i, found := slices.BinarySearchFunc(a.choices, index, func(c *choice, index int) int { return c.index - index })
+	if !found {
+		a.choices = slices.Insert(a.choices, i, &choice{index: index})
+	}
+	return a.choices[i]
+}
+
+// JSON appends the answer to dst. It fails if no event had a choice or a usage.
+func (a *Assembler) JSON(dst []byte) ([]byte, error) {
+	if !a.any {
+		return dst, ErrNoAnswer
+	}
+	dst = append(dst, '{')
+	rest := a.top
+	if id := rest.find([]byte("id")); id != nil { // the order OpenAI answers in
+		dst = append(appendKey(dst, "id"), id.val...)
+	}
+	dst = appendKey(dst, "object")
+	if a.chat {
+		dst = append(dst, `"chat.completion"`...)
+	} else {
+		dst = append(dst, `"text_completion"`...)
+	}
+	for _, f := range rest {
+		if f.key != "id" {
+			dst = append(appendKey(dst, f.key), f.val...)
+		}
+	}
+	dst = append(appendKey(dst, "choices"), '[')
+	for i, c := range a.choices {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = c.appendJSON(dst, a.chat)
+	}
+	dst = append(dst, ']')
+	if a.usage != nil {
+		dst = append(appendKey(dst, "usage"), a.usage...)
+	}
+	return append(dst, '}'), nil
+}

@@ -1,0 +1,268 @@
+package sse
+
+import (
+	"slices"
+	"strconv"
+)
+
+// choice is one choice of an answer under construction.
+type choice struct {
+	index    int
+	text     []byte // completions: the text as a JSON string
+	message  fields // chat: the delta's members
+	tools    calls
+	function fields // the single function_call of older APIs
+	logprobs fields
+	hasProbs bool
+	finish   []byte
+	rest     fields // stop_reason, token_ids, and what we do not know
+}
+
+// add takes a choice object of one event, at i in b.
+func (c *choice) add(b []byte, i int) bool {
+	o := at(b, i)
+	for o.next() {
+		o.pos = valueEnd(b, o.val)
+		val := b[o.val:o.pos]
+		switch string(o.key) {
+		case "index":
+		case "delta":
+			if !isNull(val) && !c.addDelta(b, o.val) {
+				return false
+			}
+		case "text":
+			c.addText(val)
+		case "logprobs":
+			c.hasProbs = true
+			if !isNull(val) && !c.addLogprobs(b, o.val) {
+				return false
+			}
+		case "finish_reason":
+			if !isNull(val) {
+				c.finish = append(c.finish[:0], val...)
+			}
+		case "token_ids":
+			c.rest.join(o.key, val)
+		case "prompt_token_ids":
+			c.rest.first(o.key, val)
+		default:
+			c.rest.last(o.key, val)
+		}
+	}
+	return o.pos > 0
+}
+
+func (c *choice) addText(val []byte) {
+	switch {
+	case val[0] != '"':
+	case c.text == nil:
+		c.text = append(c.text, val...)
+	default:
+		c.text = append(c.text[:len(c.text)-1], val[1:]...)
+	}
+}
+
+func (c *choice) addDelta(b []byte, i int) bool {
+	o := at(b, i)
+	for o.next() {
+		o.pos = valueEnd(b, o.val)
+		if o.pos < 0 {
+			return false
+		}
+		val := b[o.val:o.pos]
+		switch string(o.key) {
+		case "role":
+			c.message.first(o.key, val)
+		case "tool_calls":
+			if !isNull(val) && !c.tools.add(b, o.val) {
+				return false
+			}
+		case "function_call":
+			if !isNull(val) && !addFunction(&c.function, b, o.val) {
+				return false
+			}
+		default: // content, reasoning by either name, refusal
+			if val[0] == '"' {
+				c.message.join(o.key, val)
+			} else {
+				c.message.last(o.key, val)
+			}
+		}
+	}
+	return o.pos > 0
+}
+
+// addLogprobs joins the arrays of both APIs: content and refusal of chat;
+// tokens, token_logprobs, top_logprobs and text_offset of completions.
+func (c *choice) addLogprobs(b []byte, i int) bool {
+	o := at(b, i)
+	for o.next() {
+		if o.pos = valueEnd(b, o.val); o.pos > 0 {
+			if val := b[o.val:o.pos]; val[0] == '[' {
+				c.logprobs.join(o.key, val)
+			} else {
+				c.logprobs.last(o.key, val)
+			}
+		}
+	}
+	return o.pos > 0
+}
+
+func (c *choice) appendJSON(dst []byte, chat bool) []byte {
+	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
+	if chat {
+		dst = c.appendMessage(appendKey(dst, "message"))
+	} else {
+		dst = appendKey(dst, "text")
+		if c.text == nil {
+			dst = append(dst, '"', '"')
+		}
+		dst = append(dst, c.text...)
+	}
+	switch {
+	case len(c.logprobs) > 0:
+		dst = append(c.logprobs.appendMembers(append(appendKey(dst, "logprobs"), '{')), '}')
+	case c.hasProbs:
+		dst = append(appendKey(dst, "logprobs"), "null"...)
+	}
+	dst = appendKey(dst, "finish_reason")
+	if c.finish == nil {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, c.finish...)
+	return append(c.rest.appendMembers(dst), '}')
+}
+
+func (c *choice) appendMessage(dst []byte) []byte {
+	dst = append(dst, `{"role":`...)
+	if role := c.message.find([]byte("role")); role != nil && !isNull(role.val) {
+		dst = append(dst, role.val...)
+	} else {
+		dst = append(dst, `"assistant"`...)
+	}
+	dst = appendKey(dst, "content")
+	content := c.message.find([]byte("content"))
+	switch {
+	case content != nil && len(content.val) > len(`""`) && !isNull(content.val):
+		dst = append(dst, content.val...)
+	case c.saysOtherwise(): // an empty text beside a tool call or a refusal is no text
+		dst = append(dst, "null"...)
+	default:
+		dst = append(dst, '"', '"')
+	}
+	for _, f := range c.message {
+		if f.key != "role" && f.key != "content" {
+			dst = append(appendKey(dst, f.key), f.val...)
+		}
+	}
+	if len(c.function) > 0 {
+		dst = append(c.function.appendMembers(append(appendKey(dst, "function_call"), '{')), '}')
+	}
+	if len(c.tools) > 0 {
+		dst = c.tools.appendJSON(appendKey(dst, "tool_calls"))
+	}
+	return append(dst, '}')
+}
+
+// saysOtherwise tells whether the message says something that is not content.
+func (c *choice) saysOtherwise() bool {
+	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
+		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !isNull(f.val)
+	})
+}
+
+// calls are the tool calls of a message, by their index in the deltas.
+type calls []*call
+
+type call struct {
+	index    int
+	function fields
+	rest     fields // id, type, and what we do not know
+}
+
+func (cs *calls) add(b []byte, i int) bool {
+	list := elements(b, i)
+	for list.next() {
+		list.pos = cs.addOne(b, list.val, list.n-1)
+	}
+	return list.pos > 0
+}
+
+// addOne takes one tool call's delta; without an index, its place in the list is
+// its index.
+func (cs *calls) addOne(b []byte, i, index int) int {
+	o := at(b, i)
+	for o.next() {
+		o.pos = valueEnd(b, o.val)
+		if n, ok := intAt(b, o.val, o.pos); ok && string(o.key) == "index" {
+			index = n
+		}
+	}
+	end, c := o.pos, cs.call(index)
+	if end < 0 {
+		return -1
+	}
+	for o = at(b, i); o.next(); {
+		o.pos = valueEnd(b, o.val)
+		val := b[o.val:o.pos]
+		switch string(o.key) {
+		case "index": // an answer that is no stream has none
+		case "function":
+			if !isNull(val) && !addFunction(&c.function, b, o.val) {
+				return -1
+			}
+		case "id", "type":
+			c.rest.first(o.key, val)
+		default:
+			c.rest.last(o.key, val)
+		}
+	}
+	return end
+}
+
+func (cs *calls) call(index int) *call {
+	i, found := slices.BinarySearchFunc(*cs, index, func(c *call, index int) int { return c.index - index })
+	if !found {
+		*cs = slices.Insert(*cs, i, &call{index: index})
+	}
+	return (*cs)[i]
+}
+
+// addFunction keeps the first name and joins the arguments.
+func addFunction(fn *fields, b []byte, i int) bool {
+	o := at(b, i)
+	for o.next() {
+		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+			return false
+		}
+		val := b[o.val:o.pos]
+		switch {
+		case string(o.key) == "name":
+			fn.first(o.key, val)
+		case string(o.key) == "arguments" && val[0] == '"':
+			fn.join(o.key, val)
+		default:
+			fn.last(o.key, val)
+		}
+	}
+	return o.pos > 0
+}
+
+func (cs calls) appendJSON(dst []byte) []byte {
+	dst = append(dst, '[')
+	for i, c := range cs {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = c.rest.appendMembers(append(dst, '{'))
+		if c.rest.find([]byte("type")) == nil {
+			dst = append(appendKey(dst, "type"), `"function"`...)
+		}
+		dst = c.function.appendMembers(append(appendKey(dst, "function"), '{'))
+		if c.function.find([]byte("arguments")) == nil {
+			dst = append(appendKey(dst, "arguments"), '"', '"')
+		}
+		dst = append(dst, '}', '}')
+	}
+	return append(dst, ']')
+}

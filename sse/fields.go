@@ -1,0 +1,95 @@
+package sse
+
+// fields is a JSON object under construction: its members in the order they
+// were first seen, each value in its own buffer.
+type fields []field
+
+type field struct {
+	key string // as written, without quotes
+	val []byte
+}
+
+// find returns the member's value, nil if there is none. The pointer is good
+// until the next add.
+func (fs fields) find(key []byte) *field {
+	for i := range fs {
+		if fs[i].key == string(key) {
+			return &fs[i]
+		}
+	}
+	return nil
+}
+
+// first keeps the first value that is not null.
+func (fs *fields) first(key, val []byte) {
+	switch f := fs.find(key); {
+	case f == nil:
+		fs.add(key, val)
+	case isNull(f.val):
+		f.val = append(f.val[:0], val...)
+	}
+}
+
+// last keeps the last value that is not null.
+func (fs *fields) last(key, val []byte) {
+	switch f := fs.find(key); {
+	case f == nil:
+		fs.add(key, val)
+	case !isNull(val):
+		f.val = append(f.val[:0], val...)
+	}
+}
+
+// join puts strings and arrays together, and keeps the last of anything else.
+// Strings are joined as written: half a surrogate pair meets its other half.
+func (fs *fields) join(key, val []byte) {
+	f := fs.find(key)
+	if f == nil {
+		fs.add(key, val)
+		return
+	}
+	old := f.val
+	switch {
+	case isNull(val):
+	case len(old) > 1 && old[0] == '"' && val[0] == '"':
+		f.val = append(old[:len(old)-1], val[1:]...)
+	case len(old) > 1 && old[0] == '[' && val[0] == '[':
+		f.val = joinArrays(old, val)
+	default:
+		f.val = append(old[:0], val...)
+	}
+}
+
+func (fs *fields) add(key, val []byte) {
+	*fs = append(*fs, field{string(key), append([]byte(nil), val...)})
+}
+
+// joinArrays appends the elements of array b to array a.
+func joinArrays(a, b []byte) []byte {
+	if b[space(b, 1)] == ']' {
+		return a
+	}
+	a = a[:len(a)-1]
+	if a[len(a)-1] != '[' {
+		a = append(a, ',')
+	}
+	return append(a, b[space(b, 1):]...)
+}
+
+// appendMembers appends the members with a comma before each but the first of
+// the object at the end of dst.
+func (fs fields) appendMembers(dst []byte) []byte {
+	for _, f := range fs {
+		dst = append(appendKey(dst, f.key), f.val...)
+	}
+	return dst
+}
+
+// appendKey starts a member of the object at the end of dst. The key is written
+// as it came.
+func appendKey(dst []byte, key string) []byte {
+	if c := dst[len(dst)-1]; c != '{' {
+		dst = append(dst, ',')
+	}
+	return append(append(append(dst, '"'), key...), '"', ':')
+}

@@ -1,0 +1,156 @@
+package sse
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Part is one answer of a fan-out.
+type Part struct {
+	JSON        []byte // a chat.completion or text_completion
+	PromptIndex int    // which of the client's prompts it answers
+}
+
+// MergeAnswers makes one answer of those of a fan-out: the choices in the order
+// of the parts, numbered anew; what stands beside them from the first; the
+// usage summed, with the prompt tokens of each distinct prompt counted once.
+func MergeAnswers(parts []Part) ([]byte, error) {
+	if len(parts) == 0 {
+		return nil, errors.New("sse: merging the answers of a fan-out: there are none")
+	}
+	var m merger
+	for i, p := range parts {
+		if err := m.add(p); err != nil {
+			return nil, fmt.Errorf("sse: merging the answers of a fan-out: part %d: %w", i, err)
+		}
+	}
+	return m.json()
+}
+
+type merger struct {
+	top     fields
+	choices []byte // elements, with commas
+	n       int    // of them
+	usage   usageSum
+}
+
+func (m *merger) add(p Part) error {
+	b, choices := p.JSON, false
+	o := at(b, space(b, 0))
+	for o.next() {
+		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+			break
+		}
+		val := b[o.val:o.pos]
+		switch string(o.key) {
+		case "choices":
+			choices = m.addChoices(b, o.val)
+		case "usage":
+			if err := m.usage.add(val, p.PromptIndex); err != nil {
+				return err
+			}
+		default:
+			m.top.first(o.key, val)
+		}
+	}
+	if o.pos < 0 || !choices {
+		return fmt.Errorf("not an answer with choices: %.100q", b)
+	}
+	return nil
+}
+
+func (m *merger) addChoices(b []byte, i int) bool {
+	list := elements(b, i)
+	for list.next() {
+		if m.n > 0 {
+			m.choices = append(m.choices, ',')
+		}
+		list.pos = m.addChoice(b, list.val)
+		m.n++
+	}
+	return list.pos > 0
+}
+
+// addChoice copies a choice with its place in the merged answer as index.
+func (m *merger) addChoice(b []byte, i int) int {
+	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.n), 10)
+	o := at(b, i)
+	for o.next() {
+		if o.pos = valueEnd(b, o.val); o.pos > 0 && string(o.key) != "index" {
+			m.choices = append(append(m.choices, ','), b[o.quote:o.pos]...)
+		}
+	}
+	m.choices = append(m.choices, '}')
+	return o.pos
+}
+
+func (m *merger) json() ([]byte, error) {
+	dst := append(m.top.appendMembers([]byte{'{'}), ',')
+	if len(m.top) == 0 {
+		dst = dst[:1]
+	}
+	dst = append(append(append(dst, `"choices":[`...), m.choices...), ']')
+	if m.usage.seen {
+		usage, err := json.Marshal(&m.usage)
+		if err != nil {
+			return nil, fmt.Errorf("sse: merging the answers of a fan-out: %w", err)
+		}
+		dst = append(append(dst, `,"usage":`...), usage...)
+	}
+	return append(dst, '}'), nil
+}
+
+// usageSum adds up the usage of answers. Details are sums of what they name.
+type usageSum struct {
+	Prompt     int            `json:"prompt_tokens"`
+	Total      int            `json:"total_tokens"`
+	Completion int            `json:"completion_tokens"`
+	PromptBy   map[string]int `json:"prompt_tokens_details,omitempty"`
+	ComplBy    map[string]int `json:"completion_tokens_details,omitempty"`
+
+	seen    bool
+	prompts map[int]bool
+}
+
+func (s *usageSum) add(val []byte, prompt int) error {
+	if isNull(val) {
+		return nil
+	}
+	var one struct {
+		Prompt     int             `json:"prompt_tokens"`
+		Completion int             `json:"completion_tokens"`
+		PromptBy   map[string]*int `json:"prompt_tokens_details"`
+		ComplBy    map[string]*int `json:"completion_tokens_details"`
+	}
+	if err := json.Unmarshal(val, &one); err != nil {
+		return fmt.Errorf("its usage: %w", err)
+	}
+	s.seen = true
+	s.Completion += one.Completion
+	addCounts(&s.ComplBy, one.ComplBy)
+	if !s.prompts[prompt] {
+		if s.prompts == nil {
+			s.prompts = map[int]bool{}
+		}
+		s.prompts[prompt] = true
+		s.Prompt += one.Prompt
+		addCounts(&s.PromptBy, one.PromptBy)
+	}
+	s.Total = s.Prompt + s.Completion
+	return nil
+}
+
+// addCounts leaves out what an engine answers with null.
+func addCounts(sum *map[string]int, one map[string]*int) {
+	for name, n := range one {
+		if n == nil {
+			continue
+		}
+		if *sum == nil {
+			*sum = map[string]int{}
+		}
+		(*sum)[name] += *n
+	}
+}
