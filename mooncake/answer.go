@@ -91,15 +91,11 @@ func readAnswer(b *Body) ProbeAnswer {
 			}
 		}
 	}
-	choices, _ := b.Get("choices")
-	for raw := range Elements(choices) {
-		if choice, ok := object(raw, true); ok {
-			a.FinishReason, _ = text(&choice, "finish_reason")
-			if a.PromptTokenIDs == nil {
-				a.PromptTokenIDs = tokenList(choice.Get("prompt_token_ids"))
-			}
+	if choice, ok := object(first(b.Get("choices"))); ok {
+		a.FinishReason, _ = text(&choice, "finish_reason")
+		if a.PromptTokenIDs == nil {
+			a.PromptTokenIDs = tokenList(choice.Get("prompt_token_ids"))
 		}
-		break
 	}
 	return a
 }
@@ -203,8 +199,17 @@ func isBlock(raw json.RawMessage) bool {
 	return true
 }
 
-// object, text, number and tokenList read parts of an answer; what has another
+// first, object, text, number and tokenList read parts of an answer; what has another
 // type is as good as missing.
+
+func first(list json.RawMessage, ok bool) (json.RawMessage, bool) {
+	if ok {
+		for raw := range Elements(list) {
+			return raw, true
+		}
+	}
+	return nil, false
+}
 
 func object(raw json.RawMessage, ok bool) (Body, bool) {
 	if !ok || len(raw) == 0 || raw[0] != '{' {

@@ -111,7 +111,8 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 // DecodeBody appends the segments of the decode request: the client's body
 // with P's handoff kv, verbatim (contract 2.1). With stream false the engine's
 // own answer goes to the client (contract 6), so nothing is asked for that the
-// client did not ask for.
+// client did not ask for. A nil kv makes the engine prefill by itself, which
+// only a profile with AllowLocalPrefill should let happen (contract 1.3).
 func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
 	members := make([]Member, 0, 6)
 	members = legMembers(b, leg, members)
@@ -133,7 +134,10 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 		inner := drop
 		drop = func(key string) bool { return key == "stream_options" || inner(key) }
 	}
-	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", kv}))
+	if kv != nil {
+		members = append(members, Member{"kv_transfer_params", kv})
+	}
+	return b.Splice(dst, drop, members)
 }
 
 // DrainBody appends the segments of a request that only makes a decode engine

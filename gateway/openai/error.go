@@ -1,0 +1,80 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+)
+
+// Codes of refused requests; the caller adds those of its own (queue_full and
+// the like).
+const (
+	CodeInvalidJSON  = "invalid_json"
+	CodeInvalidType  = "invalid_type"
+	CodeInvalidValue = "invalid_value"
+	CodeDuplicateKey = "duplicate_key"
+	CodeMissing      = "missing_required_parameter"
+	CodeUnsupported  = "unsupported_parameter"
+)
+
+// Error is an answer that says what went wrong, in OpenAI's shape.
+type Error struct {
+	Status     int
+	Type       string // empty: by status
+	Code       string
+	Param      string // the key at fault; empty: null
+	Message    string
+	RetryAfter int // seconds for a Retry-After header; 0: none
+}
+
+// NewError returns an error of the type that goes with its status.
+func NewError(status int, code, message string) *Error {
+	return &Error{Status: status, Type: typeOf(status), Code: code, Message: message}
+}
+
+func typeOf(status int) string {
+	switch {
+	case status == http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+func (e *Error) Error() string {
+	if e.Param == "" {
+		return fmt.Sprintf("%d %s: %s", e.Status, e.Code, e.Message)
+	}
+	return fmt.Sprintf("%d %s: %s: %s", e.Status, e.Code, e.Param, e.Message)
+}
+
+// JSON is the body of the answer.
+func (e *Error) JSON() []byte {
+	type inner struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    *string `json:"code"`
+	}
+	in := inner{Message: e.Message, Type: e.Type}
+	if in.Type == "" {
+		in.Type = typeOf(e.Status)
+	}
+	if e.Param != "" {
+		in.Param = &e.Param
+	}
+	if e.Code != "" {
+		in.Code = &e.Code
+	}
+	body, _ := json.Marshal(struct { // strings always marshal
+		Error inner `json:"error"`
+	}{in})
+	return body
+}
+
+func bad(code, param, format string, args ...any) *Error {
+	e := NewError(http.StatusBadRequest, code, fmt.Sprintf(format, args...))
+	e.Param = param
+	return e
+}

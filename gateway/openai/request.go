@@ -1,0 +1,166 @@
+package openai
+
+import (
+	"encoding/json"
+	"errors"
+
+	"evenkeel/mooncake"
+)
+
+// MaxLegs bounds how many PD requests one client request may become: every
+// one takes a place in the pool.
+const MaxLegs = 128
+
+// Limits are what the operator allows and what the engines can take.
+type Limits struct {
+	MaxDepth     int      // of nested JSON; 0: 64
+	VocabSize    int      // token ids are below it; 0: unknown
+	MediaHosts   []string // hosts that media URLs may name; none: data: URLs only
+	ChatTemplate bool     // clients may send their own chat_template
+}
+
+// Request is a client's request that may go to the engines.
+type Request struct {
+	Endpoint mooncake.Endpoint
+	Body     mooncake.Body
+	Model    string
+
+	Stream          bool
+	IncludeUsage    bool // stream_options.include_usage
+	ContinuousUsage bool // stream_options.continuous_usage_stats, which counts only with the former
+	ReturnTokenIDs  bool
+
+	N            int               // answers for each prompt, 1 to 8
+	Prompts      []json.RawMessage // of a list of several prompts; nil: one prompt, in the body
+	MaxTokens    int               // 0: not given
+	MaxTokensKey string            // the key it came from
+	Passthrough  bool              // only the decode engine's own answer has all that was asked for (contract 6)
+	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
+	PromptTokens int               // exact where the prompts are token ids, else 0
+}
+
+// Leg is one of the PD requests that a client's request becomes.
+type Leg struct {
+	mooncake.Leg
+	Choice int // index of its answer: prompt * n + sample
+	Prompt int // index of its prompt: prompt tokens count once for each prompt
+}
+
+// Legs returns the PD requests, in the order of their choices. The single leg
+// of a plain request differs in nothing from the body.
+func (r *Request) Legs() []Leg {
+	prompts := max(1, len(r.Prompts))
+	legs := make([]Leg, 0, prompts*r.N)
+	for p := range prompts {
+		for sample := range r.N {
+			leg := Leg{Choice: p*r.N + sample, Prompt: p}
+			leg.SeedOffset = sample
+			if r.Prompts != nil {
+				leg.Leg.Prompt = r.Prompts[p]
+			}
+			legs = append(legs, leg)
+		}
+	}
+	return legs
+}
+
+// Parse reads and checks a request body; every refusal has status 400 and, if
+// one key is at fault, its name. The request points into raw.
+func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
+	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
+	if err != nil {
+		msg := err.Error()
+		if syntax := (*mooncake.SyntaxError)(nil); errors.As(err, &syntax) {
+			msg = "the request body is not acceptable: " + msg
+		}
+		return nil, bad(CodeInvalidJSON, "", "%s", msg)
+	}
+	p := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}
+	for key, v := range body.All() {
+		rule, ok := rules[key]
+		if !ok && !mooncake.Reserved(key) {
+			continue
+		}
+		if body.Count(key) > 1 { // the engines would take the last, others the first
+			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
+		}
+		if rule != nil {
+			if e := rule(&p, key, v); e != nil {
+				return nil, e
+			}
+		}
+	}
+	if e := p.together(); e != nil {
+		return nil, e
+	}
+	return p.req, nil
+}
+
+// parser holds what the rules learn about a request and need for each other.
+type parser struct {
+	lim Limits
+	req *Request
+
+	maxTokens, maxCompletionTokens int
+	minTokens                      int
+	hasPrompt                      bool // messages or prompt, whichever the endpoint reads
+	streamOptions                  bool
+	stopTokens                     bool
+	echo, logprobs                 bool
+	topLogprobs                    int
+	mediaBytes                     int
+}
+
+// completionsMaxTokens is what a completion without max_tokens gets (contract 1.5).
+const completionsMaxTokens = 16
+
+// together checks what no key can tell by itself, and completes the request.
+func (p *parser) together() *Error {
+	r := p.req
+	if r.Model == "" {
+		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
+	}
+	if !p.hasPrompt {
+		key := promptKey(r.Endpoint)
+		return bad(CodeMissing, key, "the request has no %q", key)
+	}
+	if p.streamOptions && !r.Stream {
+		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
+	}
+	if p.topLogprobs > 0 && !p.logprobs {
+		return bad(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
+	}
+	r.MaxTokens, r.MaxTokensKey = p.maxTokens, "max_tokens"
+	if r.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
+		r.MaxTokens, r.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
+	}
+	limit := r.MaxTokens
+	if limit == 0 {
+		r.MaxTokensKey = ""
+		if r.Endpoint == mooncake.Completions {
+			limit = completionsMaxTokens
+		}
+	}
+	if limit > 0 && p.minTokens > limit { // the decode engine would refuse it, after a whole prefill
+		return bad(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, limit)
+	}
+	if p.stopTokens && p.minTokens > 0 && p.lim.VocabSize <= 0 { // contract 1.3
+		return bad(CodeUnsupported, "stop_token_ids",
+			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
+	}
+	if legs := max(1, len(r.Prompts)) * r.N; legs > MaxLegs {
+		return bad(CodeInvalidValue, promptKey(r.Endpoint), "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
+	}
+	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
+	r.Passthrough = !r.Stream && p.echo && p.logprobs
+	tools, _ := r.Body.Get("tools")
+	r.PromptBytes += len(tools) - p.mediaBytes
+	return nil
+}
+
+func promptKey(ep mooncake.Endpoint) string {
+	if ep == mooncake.Chat {
+		return "messages"
+	}
+	return "prompt"
+}

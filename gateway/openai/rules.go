@@ -1,0 +1,281 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"evenkeel/mooncake"
+)
+
+// rule checks the value of a key and notes what the request needs from it.
+type rule func(p *parser, key string, v json.RawMessage) *Error
+
+// rules has every key we act on: what we set or drop on either leg, and what
+// only the decode engine would see and refuse, after a whole prefill. Reserved
+// keys without a rule are dropped, whatever their value. All others belong to
+// the engines.
+var rules = map[string]rule{
+	"model":    model,
+	"messages": only(mooncake.Chat, (*parser).messages),
+	"prompt":   only(mooncake.Completions, (*parser).prompt),
+
+	"stream":           flag(func(p *parser, on bool) { p.req.Stream = on }),
+	"stream_options":   streamOptions,
+	"return_token_ids": flag(func(p *parser, on bool) { p.req.ReturnTokenIDs = on }),
+
+	"n":                     integers(1, 8, func(p *parser, n int) { p.req.N = n }),
+	"max_tokens":            integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
+	"max_completion_tokens": integers(1, math.MaxInt32, func(p *parser, n int) { p.maxCompletionTokens = n }),
+	"min_tokens":            integers(0, math.MaxInt32, func(p *parser, n int) { p.minTokens = n }),
+	"seed":                  integers(math.MinInt64, math.MaxInt64, nil),
+	"logprobs":              logprobs,
+	"top_logprobs":          integers(0, 20, func(p *parser, n int) { p.topLogprobs = n }),
+
+	"stop":                  stringList(16, true),
+	"bad_words":             stringList(1024, false),
+	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.stopTokens = n > 0 }),
+	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
+	"logit_bias":            logitBias,
+	"min_p":                 numbers(0, 1),
+	"presence_penalty":      numbers(-2, 2),
+	"frequency_penalty":     numbers(-2, 2),
+	"repetition_penalty":    numbers(math.SmallestNonzeroFloat64, math.MaxFloat64),
+	"echo":                  flag(func(p *parser, on bool) { p.echo = on }),
+	"ignore_eos":            flag(nil),
+	"best_of":               integers(1, 1, nil),
+	"priority":              integers(0, 0, nil), // any other value would jump the engine's queue
+	"use_beam_search":       refuse("beam search cannot be split into prefill and decode", "false"),
+	"prompt_logprobs":       refuse("a decode engine that pulled the KV cache of a prompt cannot compute them"),
+	"prompt_embeds":         refuse("prompts are text or token ids here"),
+	"logits_processors":     refuse("engines do not load code that clients name"),
+	"chat_template":         chatTemplate,
+	"structured_outputs":    nil, // dropped on the probe, checked by the engines
+	"kv_transfer_params":    nil,
+	"ec_transfer_params":    nil,
+	"vllm_xargs":            nil,
+	"thinking_token_budget": nil,
+	"repetition_detection":  nil,
+}
+
+func isNull(v json.RawMessage) bool { return v[0] == 'n' }
+
+// optional makes null the same as absent, as the engines do.
+func optional(r rule) rule {
+	return func(p *parser, key string, v json.RawMessage) *Error {
+		if isNull(v) {
+			return nil
+		}
+		return r(p, key, v)
+	}
+}
+
+// only applies a rule on one endpoint; on the other the key means nothing.
+func only(ep mooncake.Endpoint, r rule) rule {
+	return func(p *parser, key string, v json.RawMessage) *Error {
+		if p.req.Endpoint != ep || isNull(v) {
+			return nil
+		}
+		return r(p, key, v)
+	}
+}
+
+func refuse(reason string, unless ...string) rule {
+	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
+		for _, u := range unless {
+			if string(v) == u {
+				return nil
+			}
+		}
+		return bad(CodeUnsupported, key, "%q is not supported: %s", key, reason)
+	})
+}
+
+func flag(note func(*parser, bool)) rule {
+	return optional(func(p *parser, key string, v json.RawMessage) *Error {
+		on, ok := boolean(v)
+		if !ok {
+			return wrong(key, v, isBoolean, "true or false")
+		}
+		if note != nil {
+			note(p, on)
+		}
+		return nil
+	})
+}
+
+func integers(lo, hi int64, note func(*parser, int)) rule {
+	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
+	switch {
+	case lo == hi:
+		want = fmt.Sprintf("%d or absent", lo)
+	case lo == math.MinInt64:
+		want = "an integer of 64 bits"
+	}
+	return optional(func(p *parser, key string, v json.RawMessage) *Error {
+		n, ok := integer(v, lo, hi)
+		if !ok {
+			return wrong(key, v, isInteger, want)
+		}
+		if note != nil {
+			note(p, int(n))
+		}
+		return nil
+	})
+}
+
+func numbers(lo, hi float64) rule {
+	want := fmt.Sprintf("a number from %g to %g", lo, hi)
+	if hi == math.MaxFloat64 {
+		want = "a number above 0"
+	}
+	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
+		if !number(v, lo, hi) {
+			return wrong(key, v, isNumber, want)
+		}
+		return nil
+	})
+}
+
+// stringList is a list of at most most strings, or one string if alone allows it.
+func stringList(most int, alone bool) rule {
+	want := fmt.Sprintf("a list of at most %d strings that are not empty", most)
+	if alone {
+		want = "a string or " + want
+	}
+	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
+		if alone && isString(v) {
+			if len(v) == len(`""`) {
+				return wrong(key, v, isString, want)
+			}
+			return nil
+		}
+		if !isArray(v) {
+			return wrong(key, v, isArray, want)
+		}
+		n := 0
+		for s := range mooncake.Elements(v) {
+			n++
+			if !isString(s) || len(s) == len(`""`) {
+				return wrong(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
+			}
+		}
+		if n > most {
+			return bad(CodeInvalidValue, key, "%q has %d entries; it must be %s", key, n, want)
+		}
+		return nil
+	})
+}
+
+func tokenIDs(most int, note func(p *parser, n int)) rule {
+	return optional(func(p *parser, key string, v json.RawMessage) *Error {
+		if !isArray(v) {
+			return wrong(key, v, isArray, "a list of token ids")
+		}
+		n, e := p.tokens(key, v)
+		if e != nil {
+			return e
+		}
+		if n > most {
+			return bad(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most)
+		}
+		if note != nil {
+			note(p, n)
+		}
+		return nil
+	})
+}
+
+// tokens counts a list of token ids and checks that each is in the vocabulary.
+func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
+	vocab := int64(p.lim.VocabSize)
+	if vocab <= 0 {
+		vocab = math.MaxInt32
+	}
+	for id := range mooncake.Elements(list) {
+		if _, ok := integer(id, 0, vocab-1); !ok {
+			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", vocab-1))
+		}
+		n++
+	}
+	return n, nil
+}
+
+func model(p *parser, key string, v json.RawMessage) *Error {
+	if isNull(v) {
+		return nil
+	}
+	if !isString(v) {
+		return wrong(key, v, isString, "the name of a model")
+	}
+	p.req.Model = unquote(v)
+	return nil
+}
+
+var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Error {
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object")
+	}
+	p.streamOptions = true
+	seen := map[string]bool{}
+	for inner, v := range mooncake.Members(v) {
+		var field *bool
+		switch inner {
+		case "include_usage":
+			field = &p.req.IncludeUsage
+		case "continuous_usage_stats":
+			field = &p.req.ContinuousUsage
+		default:
+			continue
+		}
+		param := key + "." + inner
+		if seen[inner] {
+			return bad(CodeDuplicateKey, param, "the key %q appears more than once; send it once", param)
+		}
+		seen[inner] = true
+		if isNull(v) {
+			continue
+		}
+		on, ok := boolean(v)
+		if !ok {
+			return wrong(param, v, isBoolean, "true or false")
+		}
+		*field = on
+	}
+	return nil
+})
+
+// logprobs is a switch in chat and a count in completions.
+var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
+	if p.req.Endpoint == mooncake.Chat {
+		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)
+	}
+	return integers(0, 20, func(p *parser, _ int) { p.logprobs = true })(p, key, v)
+})
+
+var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object")
+	}
+	n := 0
+	for id, bias := range mooncake.Members(v) {
+		if _, e := p.tokens(key, json.RawMessage("["+id+"]")); e != nil || !isDigits(id) {
+			return bad(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
+		}
+		if !number(bias, -100, 100) {
+			return wrong(key+"."+id, bias, isNumber, "a number from -100 to 100")
+		}
+		n++
+	}
+	if n > 1024 {
+		return bad(CodeInvalidValue, key, "%q has %d entries, more than 1024", key, n)
+	}
+	return nil
+})
+
+var chatTemplate = optional(func(p *parser, key string, _ json.RawMessage) *Error {
+	if p.lim.ChatTemplate {
+		return nil
+	}
+	return bad(CodeUnsupported, key, "%q is not allowed here; the model's own template is used", key)
+})
