@@ -1,0 +1,77 @@
+package engine
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+
+	"github.com/valyala/fasthttp"
+)
+
+// framing is how a response's end is known.
+type framing uint8
+
+const (
+	noBody framing = iota
+	byLength
+	byChunks
+	byClose // the engine closes the connection; a cut cannot be told from the end
+)
+
+// body reads one response body, whatever its framing.
+type body struct {
+	framing framing
+	left    int // byLength: bytes not yet read
+	chunks  chunked
+	br      *bufio.Reader
+}
+
+// open prepares b for the body behind head.
+func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHeader) {
+	*b = body{br: br, chunks: chunked{br: br}}
+	code, length := head.StatusCode(), head.ContentLength()
+	switch {
+	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified:
+	case length == -1: // fasthttp's word for chunked, -2 for neither
+		b.framing = byChunks
+	case length >= 0:
+		b.framing, b.left = byLength, length
+	default:
+		b.framing = byClose
+	}
+}
+
+// Read returns io.EOF at the clean end, io.ErrUnexpectedEOF where the body was
+// cut off.
+func (b *body) Read(p []byte) (int, error) {
+	switch b.framing {
+	case byChunks:
+		return b.chunks.Read(p)
+	case byLength:
+		if b.left == 0 {
+			return 0, io.EOF
+		}
+		n, err := b.br.Read(p[:min(len(p), b.left)])
+		if b.left -= n; b.left == 0 {
+			return n, io.EOF
+		}
+		return n, cutOff(err)
+	case byClose:
+		return b.br.Read(p)
+	default:
+		return 0, io.EOF
+	}
+}
+
+// finished reports whether all of the body was taken off the connection, without
+// waiting for what has not arrived.
+func (b *body) finished() bool {
+	switch b.framing {
+	case byChunks:
+		return b.chunks.settle()
+	case byLength:
+		return b.left == 0
+	default:
+		return b.framing == noBody
+	}
+}

@@ -1,0 +1,182 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Call is one request to one engine, made once. Do and the Response it returns
+// belong to one goroutine; Abort may come from any.
+type Call struct {
+	client *Client
+	target *Target
+	fresh  bool
+	resp   Response
+
+	mu      sync.Mutex
+	done    bool               // Do was called
+	aborted bool               // never unset
+	cancel  context.CancelFunc // while dialling
+	conn    *conn              // from connected to released
+}
+
+// NewCall prepares a call; nothing happens before Do.
+func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
+
+// Fresh makes Do dial instead of taking a kept-alive connection: for the one
+// repetition after Error.Stale.
+func (k *Call) Fresh() *Call {
+	k.fresh = true
+	return k
+}
+
+// Do sends the request and returns at the end of the response head, whatever
+// its status; the caller must Close the response. Body parts are written as
+// they are, in one system call with the head, and not touched after Do. An
+// error is always an *Error.
+//
+// A GET or HEAD on a kept-alive connection that turns out stale is repeated
+// once on a new one. Nothing else is ever sent twice.
+func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
+	if err := k.check(method, path, hdr); err != nil {
+		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
+	}
+	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
+	if failure != nil && failure.Stale() && (method == http.MethodGet || method == http.MethodHead) {
+		r, failure = k.attempt(method, path, hdr, body, d, true)
+	}
+	if failure != nil { // not returned as it is: a nil *Error would be a non-nil error
+		return nil, failure
+	}
+	return r, nil
+}
+
+// check refuses what must not be sent, and a second use of the call.
+func (k *Call) check(method, path string, hdr []Header) error {
+	if err := checkRequest(k.target, method, path, hdr); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.done {
+		return fmt.Errorf("%w: a call is made once; NewCall for each", ErrRefused)
+	}
+	k.done = true
+	return nil
+}
+
+func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
+	c, err := k.connect(d.Connect, fresh)
+	if err != nil {
+		return nil, k.fail(PhaseConnect, nil, err)
+	}
+	length := 0
+	for _, b := range body {
+		length += len(b)
+	}
+	c.out = appendHead(c.out[:0], k.target, method, path, hdr, length)
+	keep, phase, err := c.exchange(d, c.out, body)
+	if err != nil {
+		failure := k.fail(phase, c, err)
+		k.release(false)
+		if failure.Stale() {
+			k.client.idle.drop(c.key)
+		}
+		return nil, failure
+	}
+	k.resp.open(k, c, method, keep)
+	return &k.resp, nil
+}
+
+// connect takes an idle connection or dials one, and lets Abort reach it.
+func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
+	if k.client.idle.isClosed() {
+		return nil, ErrClosed
+	}
+	if !fresh {
+		if c := k.client.idle.take(k.target.key()); c != nil {
+			return c, k.attach(c)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if limit > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, limit)
+		defer stop()
+	}
+	k.mu.Lock()
+	k.cancel = cancel
+	aborted := k.aborted
+	k.mu.Unlock()
+	if aborted {
+		return nil, ErrAborted
+	}
+	c, err := k.client.dial(ctx, k.target)
+	if err != nil {
+		return nil, err
+	}
+	return c, k.attach(c)
+}
+
+// attach makes c the call's, or closes it if the call was aborted meanwhile.
+func (k *Call) attach(c *conn) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.cancel = nil
+	if k.aborted {
+		c.close()
+		return ErrAborted
+	}
+	k.conn = c
+	return nil
+}
+
+// release gives the connection back to the pool, or closes it. From then on an
+// Abort does not reach it: it may be another call's.
+func (k *Call) release(keep bool) {
+	k.mu.Lock()
+	c := k.conn
+	k.conn = nil
+	keep = keep && !k.aborted
+	k.mu.Unlock()
+	switch {
+	case c == nil:
+	case keep && c.br.Buffered() == 0 && c.drained():
+		k.client.idle.put(c)
+	default:
+		c.close()
+	}
+}
+
+// Abort ends the call in whatever phase it is: the connection is closed, and
+// what the caller waits for fails with Error.Aborted. It never blocks, may come
+// more than once, and does nothing once the response is closed.
+func (k *Call) Abort() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.aborted = true
+	if k.cancel != nil {
+		k.cancel()
+	}
+	if k.conn != nil {
+		k.conn.close()
+	}
+}
+
+// fail describes a failure; c is nil before there is a connection.
+func (k *Call) fail(p Phase, c *conn, cause error) *Error {
+	e := &Error{Target: k.target.ID, Phase: p, Timeout: isTimeout(cause), Err: cause}
+	if c != nil {
+		e.Sent, e.Answered, e.Reused = c.wrote > 0, c.got, c.reused
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.aborted {
+		e.Aborted, e.Timeout, e.Err = true, false, ErrAborted
+	}
+	return e
+}

@@ -1,0 +1,88 @@
+// Package engine speaks HTTP/1.1 to prefill and decode engines: calls that can
+// be aborted in any phase and whose errors say what the engine can have seen,
+// metric scrapes, and the watch over which engines are alive.
+//
+// The client is our own because a stream that breaks off must never look
+// finished, and because a POST must never be sent twice behind our back.
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"time"
+)
+
+// Options of a Client; the zero value is good.
+type Options struct {
+	MaxIdle     int           // idle connections kept a host; default 1024
+	IdleTimeout time.Duration // longest a connection is idle and used again; default 4 s
+	ReadBuffer  int           // bytes a connection; also bounds the response head; default 16 KiB
+	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Client makes calls to any number of engines over kept-alive connections.
+type Client struct {
+	opts Options
+	idle *idlePool
+}
+
+// NewClient returns a client; Close it to close its idle connections.
+func NewClient(o Options) *Client {
+	if o.MaxIdle <= 0 {
+		o.MaxIdle = 1024
+	}
+	if o.IdleTimeout <= 0 {
+		o.IdleTimeout = 4 * time.Second
+	}
+	if o.ReadBuffer <= 0 {
+		o.ReadBuffer = 16 << 10
+	}
+	if o.Dial == nil {
+		o.Dial = new(net.Dialer).DialContext
+	}
+	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle)}
+}
+
+// Close closes the idle connections and refuses new calls. Calls in flight go
+// on; their connections are closed when they end.
+func (c *Client) Close() { c.idle.close() }
+
+// Get reads a whole small answer (health, models, metrics), bounded by ctx. It
+// is idempotent, so a stale connection is replaced once without a word.
+func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
+	k := c.NewCall(t)
+	stop := context.AfterFunc(ctx, k.Abort)
+	defer stop()
+	defer func() {
+		if e, ok := err.(*Error); ok && ctx.Err() != nil {
+			e.Err, e.Timeout = ctx.Err(), isTimeout(ctx.Err())
+			e.Aborted = !e.Timeout
+		}
+	}()
+	r, err := k.Do("GET", path, hdr, nil, Deadlines{})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer r.Close()
+	body, err = r.ReadAll(limit)
+	return r.StatusCode(), body, err
+}
+
+// dial connects, TLS handshake included; ctx bounds both.
+func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
+	raw, err := c.opts.Dial(ctx, "tcp", t.address())
+	if err != nil {
+		return nil, err
+	}
+	nc := raw
+	if t.URL.Scheme == "https" {
+		secure := tls.Client(raw, t.tlsConfig())
+		if err := secure.HandshakeContext(ctx); err != nil {
+			_ = raw.Close() // the handshake's error is the one to tell
+			return nil, err
+		}
+		nc = secure
+	}
+	return newConn(raw, nc, t.key(), c.opts.ReadBuffer), nil
+}

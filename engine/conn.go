@@ -1,0 +1,256 @@
+package engine
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+const (
+	// inlineWrite is the largest request written without a goroutine to listen
+	// meanwhile: an idle socket's send buffer takes it without blocking.
+	inlineWrite = 16 << 10
+	// parting is how long an answer may take that was sent before the engine
+	// stopped reading: it has arrived by then, or was lost with the connection.
+	parting    = time.Second
+	maxInterim = 16 // 1xx heads before the real one
+	tlsRecord  = 16 << 10
+)
+
+var past = time.Unix(1, 0) // a deadline that interrupts at once
+
+// conn is one connection and what an exchange on it needs, kept for the next.
+// One call owns it at a time; only raw may be touched by another goroutine.
+type conn struct {
+	raw    net.Conn // the socket: closing it ends any phase at once, TLS or not
+	nc     net.Conn // raw, or TLS over it
+	br     *bufio.Reader
+	bw     *bufio.Writer // TLS only: few large records; a plain socket gets one writev
+	probe  *prober       // nil where the socket cannot be asked
+	key    key
+	reused bool
+	idleAt time.Time // when it came back to the pool
+
+	head   fasthttp.ResponseHeader
+	out    []byte      // request head
+	vec    [][]byte    // request head and body
+	queue  net.Buffers // vec while writev eats it
+	wrote  int64       // request bytes the socket took
+	got    bool        // a response byte came
+	failed error       // last read error: fasthttp's header parser hides it
+
+	mu   sync.Mutex
+	by   time.Time     // reads end by then while the head is awaited
+	idle time.Duration // then each read may wait this long
+}
+
+func newConn(raw, nc net.Conn, k key, buffer int) *conn {
+	c := &conn{raw: raw, nc: nc, key: k, probe: newProber(raw)}
+	c.br = bufio.NewReaderSize(c, buffer)
+	if raw != nc {
+		c.bw = bufio.NewWriterSize(c, tlsRecord)
+	}
+	return c
+}
+
+// exchange writes the request and returns once the response head is read. On
+// failure it says in which phase. A large body is written by a second goroutine
+// so that an engine that answers without reading it (400, 413) is heard; the
+// answer then ends the write. The caller's body is not touched after exchange.
+func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
+	c.begin(d, head, body)
+	defer clear(c.vec) // a pooled connection must not hold on to a prompt
+	size := 0
+	for _, b := range c.vec {
+		size += len(b)
+	}
+	var unsent error
+	if size <= inlineWrite {
+		if unsent = c.send(); unsent != nil {
+			c.hurry(parting)
+		}
+		err = c.readHead()
+	} else {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if unsent = c.send(); unsent != nil {
+				c.hurry(parting)
+			}
+		}()
+		err = c.readHead()
+		_ = c.raw.SetWriteDeadline(past) // on a dead socket this fails, and so has the write
+		<-done
+	}
+	switch {
+	case err == nil:
+		c.awaitBody(d.Idle)
+		return unsent == nil && !hasClose(&c.head), PhaseHead, nil
+	case c.got || unsent == nil:
+		return false, PhaseHead, err
+	case errors.Is(unsent, os.ErrDeadlineExceeded): // stopped by us: the read knows why
+		return false, PhaseWrite, err
+	default:
+		return false, PhaseWrite, unsent
+	}
+}
+
+// begin forgets the last exchange.
+func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
+	c.wrote, c.got, c.failed = 0, false, nil
+	c.vec = append(append(c.vec[:0], head), body...)
+	c.by, c.idle = time.Time{}, 0
+	if d.FirstByte > 0 {
+		c.by = time.Now().Add(d.FirstByte)
+	}
+}
+
+// send writes all of vec: one writev on a plain socket, whole records in TLS.
+func (c *conn) send() error {
+	if err := c.raw.SetWriteDeadline(c.by); err != nil { // by is only moved by hurry, which runs after send
+		return err
+	}
+	if c.bw == nil {
+		c.queue = c.vec
+		n, err := c.queue.WriteTo(c.nc)
+		c.wrote = n
+		return err
+	}
+	c.bw.Reset(c)
+	for _, b := range c.vec {
+		if _, err := c.bw.Write(b); err != nil {
+			return err
+		}
+	}
+	return c.bw.Flush()
+}
+
+// Write counts what TLS took.
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.nc.Write(p)
+	c.wrote += int64(n)
+	return n, err
+}
+
+// Read sets the deadline of the read that is about to block, then reads.
+func (c *conn) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	by := c.by
+	if by.IsZero() && c.idle > 0 {
+		by = time.Now().Add(c.idle)
+	}
+	err := c.raw.SetReadDeadline(by)
+	c.mu.Unlock()
+	if err != nil {
+		c.failed = err
+		return 0, err
+	}
+	n, err := c.nc.Read(p)
+	c.got = c.got || n > 0
+	if err != nil {
+		c.failed = err
+	}
+	return n, err
+}
+
+// hurry shortens the wait for a response head, also one that has begun.
+func (c *conn) hurry(d time.Duration) {
+	by := time.Now().Add(d)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.by.IsZero() || by.Before(c.by) {
+		c.by = by
+		_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
+	}
+}
+
+// awaitBody goes from the head's deadline to that between reads.
+func (c *conn) awaitBody(idle time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.by, c.idle = time.Time{}, idle
+}
+
+// readHead reads the final response head and skips interim ones.
+func (c *conn) readHead() error {
+	for range maxInterim {
+		if err := c.head.Read(c.br); err != nil {
+			return c.explain(err)
+		}
+		switch code := c.head.StatusCode(); {
+		case code == http.StatusSwitchingProtocols:
+			return fmt.Errorf("%w: it switches protocols unasked", ErrMalformed)
+		case code < 100:
+			return fmt.Errorf("%w: status %d", ErrMalformed, code)
+		case code >= 200:
+			return c.checkEncoding()
+		}
+	}
+	return fmt.Errorf("%w: %d interim responses and no final one", ErrMalformed, maxInterim)
+}
+
+// explain finds the cause of a failed head, which fasthttp hides behind texts
+// that quote the wire.
+func (c *conn) explain(err error) error {
+	var small *fasthttp.ErrSmallBuffer
+	switch {
+	case c.failed != nil:
+		return cutOff(c.failed)
+	case errors.As(err, &small):
+		return fmt.Errorf("%w: response head over %d bytes", ErrTooLarge, c.br.Size())
+	default:
+		return fmt.Errorf("%w: response head cannot be parsed", ErrMalformed)
+	}
+}
+
+// checkEncoding refuses a compressed body: we asked for none and edit events.
+func (c *conn) checkEncoding() error {
+	if enc := c.head.ContentEncoding(); len(enc) > 0 && !bytes.EqualFold(enc, []byte("identity")) {
+		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine", ErrMalformed)
+	}
+	return nil
+}
+
+// hasClose reports whether the engine announced that it will close. fasthttp
+// knows the word only alone and in lower case.
+func hasClose(h *fasthttp.ResponseHeader) bool {
+	if h.ConnectionClose() {
+		return true
+	}
+	for token := range bytes.SplitSeq(h.Peek("Connection"), []byte(",")) {
+		if bytes.EqualFold(bytes.TrimSpace(token), []byte("close")) {
+			return true
+		}
+	}
+	return false
+}
+
+// quiet reports that nothing has come, neither bytes nor the end, since the
+// last exchange was complete.
+func (c *conn) quiet() bool {
+	return c.br.Buffered() == 0 && (c.probe == nil || c.probe.quiet())
+}
+
+// drained reports that TLS holds no decrypted byte back that bufio had no room for.
+func (c *conn) drained() bool {
+	if c.bw == nil {
+		return true
+	}
+	if c.raw.SetReadDeadline(past) != nil {
+		return false
+	}
+	var b [1]byte
+	n, err := c.nc.Read(b[:])
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// close ends the connection without a word: it never blocks.
+func (c *conn) close() { _ = c.raw.Close() }

@@ -1,0 +1,38 @@
+//go:build unix
+
+package engine
+
+import (
+	"net"
+	"syscall"
+)
+
+// prober asks a socket whether anything waits to be read, without reading it.
+type prober struct {
+	sc  syscall.RawConn
+	ask func(fd uintptr) bool // made once: a closure a question would be garbage
+	err error
+}
+
+func newProber(c net.Conn) *prober {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	sc, err := s.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	p := &prober{sc: sc}
+	var b [1]byte
+	p.ask = func(fd uintptr) bool {
+		_, _, p.err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		return true // never wait
+	}
+	return p
+}
+
+// quiet is false once the peer closed, reset or sent something unasked.
+func (p *prober) quiet() bool {
+	return p.sc.Read(p.ask) == nil && (p.err == syscall.EAGAIN || p.err == syscall.EINTR)
+}

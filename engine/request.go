@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// reserved are the headers a caller may not set: they frame the message, or are
+// ours to send (credential, rank), or ask for what this client does not do.
+var reserved = []string{
+	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
+	"Upgrade", "Expect", "Accept-Encoding", "Authorization", "X-data-parallel-rank",
+}
+
+// checkRequest refuses whatever could end a line or a message early: one
+// smuggled CRLF is a second request on a shared connection.
+func checkRequest(t *Target, method, path string, hdr []Header) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	if !isToken(method) {
+		return fmt.Errorf("%w: method %q", ErrRefused, method)
+	}
+	if path == "" || path[0] != '/' || !isVisible(path) {
+		return fmt.Errorf("%w: path %q must begin with / and be printable ASCII", ErrRefused, path)
+	}
+	for _, h := range hdr {
+		if !isToken(h.Name) {
+			return fmt.Errorf("%w: header name %q", ErrRefused, h.Name)
+		}
+		if isReserved(h.Name) {
+			return fmt.Errorf("%w: header %s is set by the client itself", ErrRefused, h.Name)
+		}
+		if !isFieldValue(h.Value) { // the value is not quoted: it may be a secret
+			return fmt.Errorf("%w: header %s has a control character in its value", ErrRefused, h.Name)
+		}
+	}
+	return nil
+}
+
+// appendHead writes the request head. checkRequest has passed.
+func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length int) []byte {
+	dst = append(dst, method...)
+	dst = append(dst, ' ')
+	dst = append(dst, strings.TrimSuffix(t.URL.EscapedPath(), "/")...)
+	dst = append(dst, path...)
+	dst = append(dst, " HTTP/1.1\r\n"...)
+	dst = appendField(dst, "Host", t.hostHeader())
+	dst = appendField(dst, "Accept-Encoding", "identity")
+	if length > 0 || (method != http.MethodGet && method != http.MethodHead) {
+		dst = append(dst, "Content-Length: "...)
+		dst = strconv.AppendInt(dst, int64(length), 10)
+		dst = append(dst, "\r\n"...)
+	}
+	if t.APIKey != "" {
+		dst = append(dst, "Authorization: Bearer "...)
+		dst = append(dst, t.APIKey...)
+		dst = append(dst, "\r\n"...)
+	}
+	if t.Rank >= 0 {
+		dst = append(dst, "X-data-parallel-rank: "...)
+		dst = strconv.AppendInt(dst, int64(t.Rank), 10)
+		dst = append(dst, "\r\n"...)
+	}
+	for _, h := range hdr {
+		dst = appendField(dst, h.Name, h.Value)
+	}
+	return append(dst, "\r\n"...)
+}
+
+func appendField(dst []byte, name, value string) []byte {
+	dst = append(dst, name...)
+	dst = append(dst, ": "...)
+	dst = append(dst, value...)
+	return append(dst, "\r\n"...)
+}
+
+func isReserved(name string) bool {
+	for _, r := range reserved {
+		if len(r) == len(name) && strings.EqualFold(r, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// isToken is RFC 9110's token: what a method or a header name may be.
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		digit := c >= '0' && c <= '9'
+		if !letter && !digit && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// isFieldValue allows what RFC 9110 allows: no control character but tab.
+func isFieldValue(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}

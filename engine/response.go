@@ -1,0 +1,120 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// Response is an engine's answer from its head on. It belongs to the goroutine
+// that called Do; the slices it returns are valid until Close.
+type Response struct {
+	call   *Call
+	conn   *conn // nil once closed
+	status int
+	keep   bool // the connection may serve again if the body ends cleanly
+	body   body
+	err    error // of the last Read; sticky
+}
+
+func (r *Response) open(k *Call, c *conn, method string, keep bool) {
+	r.call, r.conn, r.status, r.keep = k, c, c.head.StatusCode(), keep
+	r.body.open(c.br, method, &c.head)
+}
+
+// StatusCode is the HTTP status, 200 or above; also known after Close.
+func (r *Response) StatusCode() int { return r.status }
+
+// ContentType is the header of that name as the engine sent it.
+func (r *Response) ContentType() []byte { return r.Header("Content-Type") }
+
+// Header returns the first value of a header in any case, nil if there is none.
+func (r *Response) Header(name string) []byte {
+	if r.conn == nil {
+		return nil
+	}
+	return r.conn.head.Peek(name)
+}
+
+// SetIdle changes how long each later Read may wait for bytes; zero is for
+// ever. A caller that waits for something rarer than bytes (the first data event
+// among keep-alive comments) sets what is left of its wait before each Read.
+func (r *Response) SetIdle(d time.Duration) {
+	if r.conn == nil {
+		return
+	}
+	r.conn.mu.Lock()
+	defer r.conn.mu.Unlock()
+	r.conn.idle = d
+}
+
+// Read waits for the first byte and returns what has arrived. io.EOF means the
+// whole body was read; a body that breaks off is an *Error around
+// io.ErrUnexpectedEOF. (Where the engine marks the end only by closing, the two
+// cannot be told apart.)
+func (r *Response) Read(p []byte) (int, error) {
+	if r.conn == nil {
+		return 0, fmt.Errorf("engine %s: read of a closed response: %w", r.call.target.ID, io.ErrClosedPipe)
+	}
+	if r.err != nil || len(p) == 0 {
+		return 0, r.err
+	}
+	n, err := r.body.Read(p)
+	if err == nil {
+		return n, nil
+	}
+	if err != io.EOF {
+		err = r.call.fail(PhaseBody, r.conn, err)
+	}
+	r.err = err
+	return n, err
+}
+
+// ReadAll returns the rest of the body, or an *Error around ErrTooLarge once it
+// is over limit bytes.
+func (r *Response) ReadAll(limit int) ([]byte, error) {
+	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
+		return nil, r.tooLarge(limit)
+	}
+	buf := make([]byte, 0, min(r.expected(), limit, 1<<20)+1)
+	for {
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		switch {
+		case len(buf) > limit:
+			return nil, r.tooLarge(limit)
+		case err == io.EOF:
+			return buf, nil
+		case err != nil:
+			return nil, err
+		}
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+	}
+}
+
+func (r *Response) expected() int {
+	if r.body.framing == byLength {
+		return r.body.left
+	}
+	return 4 << 10
+}
+
+func (r *Response) tooLarge(limit int) error {
+	r.err = r.call.fail(PhaseBody, r.conn, fmt.Errorf("%w of %d bytes", ErrTooLarge, limit))
+	return r.err
+}
+
+// Close ends the response; it never blocks and may come more than once. The
+// connection is kept only if all of the body has arrived and was read: closing
+// early is how a caller tells the engine to stop.
+func (r *Response) Close() {
+	if r.conn == nil {
+		return
+	}
+	keep := r.keep && (r.err == nil || r.err == io.EOF) && r.body.finished()
+	r.conn = nil
+	r.body = body{}
+	r.call.release(keep)
+}

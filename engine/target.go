@@ -1,0 +1,118 @@
+package engine
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Target is where a call goes and as whom. It must not change while calls use it.
+type Target struct {
+	ID     string   // names the engine in errors, logs and metrics
+	URL    *url.URL // http or https; its path is put before every call's path
+	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none (contract 3)
+	APIKey string   // sent as a bearer token; empty for none
+	TLS    *tls.Config
+}
+
+// Header is one request header. Those that frame the message or carry our own
+// credential or rank cannot be set by a caller: see reserved.
+type Header struct{ Name, Value string }
+
+// Deadlines bound the phases of a call; zero is no bound. There is none for the
+// whole call: a healthy stream may run for an hour.
+type Deadlines struct {
+	Connect   time.Duration // name lookup, TCP and TLS together
+	FirstByte time.Duration // from connected to the end of the response head, writing the request included
+	Idle      time.Duration // between two reads of the body; see Response.SetIdle
+}
+
+// Validate tells what keeps calls to the target from working.
+func (t *Target) Validate() error {
+	if err := t.check(); err != nil {
+		return fmt.Errorf("engine %s: %w", t.ID, err)
+	}
+	return nil
+}
+
+func (t *Target) check() error {
+	switch {
+	case t.URL == nil || t.URL.Host == "" || t.URL.Hostname() == "":
+		return fmt.Errorf("%w: the target has no host; give a URL such as http://10.0.0.5:8000", ErrRefused)
+	case t.URL.Scheme != "http" && t.URL.Scheme != "https":
+		return fmt.Errorf("%w: scheme %q; only http and https are spoken", ErrRefused, t.URL.Scheme)
+	case t.URL.User != nil:
+		return fmt.Errorf("%w: credentials in a URL end up in logs; set the API key instead", ErrRefused)
+	case t.URL.RawQuery != "" || t.URL.Fragment != "":
+		return fmt.Errorf("%w: the target's URL must end with its path", ErrRefused)
+	case !isVisible(t.URL.Host) || !isVisible(t.URL.EscapedPath()):
+		return fmt.Errorf("%w: control or non-ASCII characters in the target's URL", ErrRefused)
+	case !isVisible(t.APIKey):
+		return fmt.Errorf("%w: spaces, control or non-ASCII characters in the API key", ErrRefused)
+	}
+	return nil
+}
+
+// key is what must be equal for two calls to share a connection.
+type key struct {
+	https bool
+	host  string // as in the URL
+	tls   *tls.Config
+}
+
+func (t *Target) key() key {
+	return key{https: t.URL.Scheme == "https", host: t.URL.Host, tls: t.TLS}
+}
+
+// address is what to dial; the zone of an IPv6 address stays.
+func (t *Target) address() string {
+	port := t.URL.Port()
+	if port == "" {
+		port = "80"
+		if t.URL.Scheme == "https" {
+			port = "443"
+		}
+	}
+	return net.JoinHostPort(t.URL.Hostname(), port)
+}
+
+// hostHeader is the URL's host without an IPv6 zone: the zone means nothing to
+// the other side (RFC 6874).
+func (t *Target) hostHeader() string {
+	zone := strings.IndexByte(t.URL.Host, '%')
+	if zone < 0 {
+		return t.URL.Host
+	}
+	end := strings.LastIndexByte(t.URL.Host, ']')
+	if end < zone {
+		return t.URL.Host
+	}
+	return t.URL.Host[:zone] + t.URL.Host[end:]
+}
+
+// tlsConfig offers HTTP/1.1 only: nothing here can speak h2.
+func (t *Target) tlsConfig() *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.TLS != nil {
+		c = t.TLS.Clone()
+	}
+	if c.ServerName == "" {
+		name, _, _ := strings.Cut(t.URL.Hostname(), "%")
+		c.ServerName = name
+	}
+	c.NextProtos = []string{"http/1.1"}
+	return c
+}
+
+// isVisible reports that s holds only printable ASCII without space.
+func isVisible(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
