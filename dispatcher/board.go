@@ -1,0 +1,303 @@
+package dispatcher
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// board mirrors the decode ranks of one model and holds its pool. The loop's
+// goroutine owns it.
+type board struct {
+	*rules
+	model   string
+	pool    *pool.Pool
+	waiting map[uint64]waiting // by entry ID; the same entries as the pool's
+
+	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
+	groups []*group        // present ranks only, ascending lowest ID
+	up     int             // present ranks that take work
+	// largest prompt any present rank could ever take, in KV tokens
+	largest int64
+	ledger  ledger
+
+	arrived    bool      // entries came since the last turn
+	changed    bool      // something else did that may let an entry in
+	windowEnds time.Time // of the burst of freed slots; zero: none
+
+	waits    waits
+	ticks    uint64
+	outcomes [Failed + 1]uint64
+	output   int64 // tokens of all released slots
+
+	// Of the tick, reused by every one.
+	snapshot    policy.Snapshot
+	assignments []policy.Assignment
+	order       []*group
+	overdue     []*pool.Entry
+}
+
+// waiting is an entry with what it will be answered with: the slot is made by
+// the caller of Enqueue, so that the tick allocates nothing.
+type waiting struct {
+	entry  *pool.Entry
+	slot   *Slot
+	result chan Result // room for one, sent to once
+}
+
+// leave answers the entry and frees its place.
+func (w waiting) leave(places *pool.Places, r Result) {
+	w.result <- r
+	if places != nil && !w.entry.Drain {
+		places.Release()
+	}
+}
+
+// rank is one decode rank with what is charged to it.
+type rank struct {
+	Worker
+	board   *board
+	present bool             // false: gone from the fleet, waits for its last release
+	slots   []*Slot          // charged now
+	running []policy.Request // the same requests, as policies see them
+	kv      int64            // KV tokens held, as of the last refresh and what was bound since
+}
+
+// group is what one Snapshot shows: a barrier group, or all ranks of the model
+// that have no barrier.
+type group struct {
+	name     string // "" without barrier
+	barrier  bool
+	ranks    []*rank // ascending ID
+	chosen   decider
+	fallback decider
+	slow     int // rounds the fallback still decides, after one over the limit
+	kv       int64
+}
+
+func newBoard(model string, r *rules) *board {
+	return &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}}
+}
+
+func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
+
+func (b *board) enqueue(w waiting, now time.Time) {
+	err := b.refusal(w.slot.prompt)
+	if _, taken := b.waiting[w.entry.ID]; err == nil && taken {
+		err = ErrDuplicate
+	}
+	if b.up == 0 {
+		err = ErrNoWorkers
+	}
+	if err != nil {
+		w.leave(b.cfg.Places, Result{Err: err})
+		return
+	}
+	b.pool.Add(w.entry, now)
+	b.waiting[w.entry.ID] = w
+	b.arrived = true
+}
+
+// refusal says why a prompt can never be admitted, whatever is released.
+// Ranks that are down may come back, so they count: a prefill that is done
+// already is worth the wait.
+func (b *board) refusal(prompt int32) error {
+	switch {
+	case len(b.groups) == 0:
+		return ErrNoWorkers
+	case int64(prompt) > b.largest:
+		return ErrTooLarge
+	}
+	return nil
+}
+
+// fail takes a waiting entry out of the pool and tells its caller why.
+func (b *board) fail(e *pool.Entry, err error) {
+	b.pool.Remove(e)
+	b.answer(e, Result{Err: err})
+}
+
+func (b *board) answer(e *pool.Entry, r Result) {
+	w := b.waiting[e.ID]
+	delete(b.waiting, e.ID)
+	w.leave(b.cfg.Places, r)
+}
+
+func (b *board) expire(now time.Time) {
+	b.overdue = b.pool.Expire(now, b.overdue[:0])
+	for i, e := range b.overdue {
+		_, why := e.Expiry()
+		b.answer(e, Result{Err: why})
+		b.overdue[i] = nil
+	}
+}
+
+// release takes a slot's charge back. Freed slots come in bursts, since the
+// ranks of a group finish requests in the same step: the first of a burst
+// opens the window at whose end all are decided together.
+func (b *board) release(s *Slot, o Outcome, now time.Time) {
+	r := s.rank
+	b.discharge(s)
+	b.outcomes[min(o.Kind, Failed)]++
+	b.output += int64(max(0, o.Generated))
+	if !r.present {
+		if len(r.slots) == 0 {
+			delete(b.ranks, r.ID)
+		}
+		return
+	}
+	switch {
+	case b.pool.Len() == 0: // nobody to place
+	case b.cfg.Window == 0:
+		b.changed = true
+	case b.windowEnds.IsZero():
+		b.windowEnds = now.Add(b.cfg.Window)
+	}
+}
+
+func (b *board) setWorkers(ws []Worker) {
+	for _, r := range b.ranks {
+		r.present = false
+	}
+	for _, w := range ws {
+		r := b.ranks[w.ID]
+		switch {
+		case r == nil:
+			r = &rank{board: b}
+			b.ranks[w.ID] = r
+		case r.present:
+			b.cfg.Log.Warn("dispatcher: two workers with one ID, the second is ignored",
+				zap.Int32("id", w.ID), zap.String("kept", r.Name), zap.String("ignored", w.Name))
+			continue
+		}
+		w.Slots = max(0, w.Slots)
+		r.Worker, r.present = w, true
+		if grow := w.Slots - len(r.slots); grow > 0 { // room now, so that the tick need not make it
+			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
+		}
+	}
+	for id, r := range b.ranks {
+		if !r.present && len(r.slots) == 0 {
+			delete(b.ranks, id)
+		}
+	}
+	b.regroup()
+	b.recheck()
+}
+
+// regroup sorts the present ranks into groups; a group that was there before
+// keeps its policy's state.
+func (b *board) regroup() {
+	type key struct {
+		name    string
+		barrier bool
+	}
+	groups := make(map[key]*group, len(b.groups))
+	for _, g := range b.groups {
+		g.ranks = g.ranks[:0]
+		groups[key{g.name, g.barrier}] = g
+	}
+	b.up = 0
+	for _, r := range b.ranks {
+		if !r.present {
+			continue
+		}
+		k := key{barrier: r.Barrier}
+		if r.Barrier {
+			k.name = r.Group
+		}
+		g := groups[k]
+		if g == nil {
+			g = &group{name: k.name, barrier: k.barrier, chosen: b.choose(k.barrier), fallback: b.make(fallbackSpec)}
+			groups[k] = g
+		}
+		g.ranks = append(g.ranks, r)
+		if r.Up {
+			b.up++
+		}
+	}
+	b.groups = b.groups[:0]
+	for _, g := range groups {
+		if len(g.ranks) == 0 {
+			continue
+		}
+		slices.SortFunc(g.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+		b.groups = append(b.groups, g)
+	}
+	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.ranks[0].ID, y.ranks[0].ID) })
+}
+
+func (b *board) setPolicy() {
+	for _, g := range b.groups {
+		if g.barrier {
+			g.chosen, g.slow = b.choose(true), 0
+		}
+	}
+	b.recheck()
+}
+
+// recheck turns away the entries that no rank of the fleet can take any more,
+// and lets the next turn decide anew.
+func (b *board) recheck() {
+	b.largest = 0
+	for _, g := range b.groups {
+		for _, r := range g.ranks {
+			b.largest = max(b.largest, r.budget())
+		}
+	}
+	for _, w := range b.waiting {
+		if err := b.refusal(w.slot.prompt); err != nil {
+			b.fail(w.entry, err)
+		}
+	}
+	b.changed = true
+}
+
+func (r *rank) free() int { return r.Slots - len(r.slots) }
+
+// budget is the largest prompt the rank could take if it were idle.
+func (r *rank) budget() int64 {
+	if r.Capacity == 0 {
+		return math.MaxInt64
+	}
+	return r.Capacity
+}
+
+// refresh reads every request's counter: the rank's mirror is as fresh as the
+// last event its streams saw.
+func (r *rank) refresh() {
+	r.kv = 0
+	for i, s := range r.slots {
+		n := s.generated.Load()
+		q := &r.running[i]
+		q.Generated, q.Age = n, s.age+n
+		r.kv += int64(q.Prompt) + int64(n)
+	}
+}
+
+// waits are the pool times of the last admissions, for the starvation guard.
+type waits struct {
+	last    [1000]time.Duration
+	n, next int
+	sum     time.Duration
+}
+
+func (w *waits) add(d time.Duration) {
+	w.sum += d - w.last[w.next]
+	w.last[w.next] = d
+	w.next = (w.next + 1) % len(w.last)
+	w.n = min(w.n+1, len(w.last))
+}
+
+func (w *waits) meanMs() float32 {
+	if w.n == 0 {
+		return 0
+	}
+	return float32(w.sum.Seconds() * 1000 / float64(w.n))
+}

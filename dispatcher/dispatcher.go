@@ -1,0 +1,193 @@
+// Package dispatcher admits finished prefills to decode ranks.
+//
+// One goroutine owns a board for each model: the mirror of its decode ranks,
+// what they hold, and the pool of entries that wait for them. Others reach it
+// through the methods of Dispatcher, none of which waits for a decision.
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// What a Result may say instead of a slot.
+var (
+	ErrPoolTimeout = pool.ErrTimeout
+	ErrExpired     = pool.ErrExpired
+	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
+	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
+	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
+	ErrDraining    = errors.New("dispatcher: draining, no new admissions; retry against another proxy")
+	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry its own")
+)
+
+// Defaults of Config.
+const (
+	DefaultWindow    = 3 * time.Millisecond
+	DefaultTickLimit = 20 * time.Millisecond
+	DefaultPolicy    = "br0"
+	DefaultDense     = "jsq-kv"
+)
+
+// Worker is one decode rank as the operator or discovery describes it.
+type Worker struct {
+	ID       int32 // identity: a worker that keeps its ID keeps its load
+	Name     string
+	Model    string
+	Group    string
+	Barrier  bool    // its group steps together
+	Slots    int     // max_num_seqs
+	Capacity int64   // KV tokens, 0 = unlimited
+	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
+	Up       bool    // false: takes nothing, but still holds its group's barrier
+}
+
+// Config is what Start needs. The zero value of a field is its default where
+// one is named.
+type Config struct {
+	Policy      string        // of barrier groups; "" = DefaultPolicy
+	DensePolicy string        // of ranks without barrier; "" = DefaultDense
+	Window      time.Duration // waits this long after the first freed slot of a burst; 0 = off
+	TickLimit   time.Duration // a slower decision brings the fallback; 0 = DefaultTickLimit
+	TTL         time.Duration // longest time in the pool; 0 = only the hand-off's deadline
+	Registerer  prometheus.Registerer
+	// Places are those the entries hold, all but drains: Enqueue takes the
+	// entry's over and it is released when the entry leaves the pool, whichever
+	// way. nil = not counted.
+	Places *pool.Places
+	Log    *zap.Logger
+
+	parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
+}
+
+func (c Config) withDefaults() Config {
+	if c.Policy == "" {
+		c.Policy = DefaultPolicy
+	}
+	if c.DensePolicy == "" {
+		c.DensePolicy = DefaultDense
+	}
+	if c.TickLimit == 0 {
+		c.TickLimit = DefaultTickLimit
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	if c.parse == nil {
+		c.parse = policy.Parse
+	}
+	return c
+}
+
+// Result is the one answer to an Enqueue: a slot, or why there is none.
+type Result struct {
+	Slot *Slot
+	Err  error
+}
+
+// Dispatcher is the handle others hold on the goroutine that decides.
+type Dispatcher struct {
+	cfg     Config
+	inbox   *inbox
+	metrics *metrics
+	policy  atomic.Pointer[string] // canonical name, of barrier groups
+	done    chan struct{}
+	last    Status // what was left at the end; read after done is closed
+}
+
+// Start runs a dispatcher until ctx is cancelled. Then every waiting entry
+// gets ErrDraining; slots may still be released.
+func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Window < 0 || cfg.TickLimit < 0 || cfg.TTL < 0 {
+		return nil, fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", cfg.Window, cfg.TickLimit, cfg.TTL)
+	}
+	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
+	d.metrics = newMetrics()
+	l, err := newLoop(cfg, d.metrics, &d.policy)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.metrics.register(cfg.Registerer, d); err != nil {
+		return nil, err
+	}
+	go d.run(ctx, l)
+	return d, nil
+}
+
+// Enqueue takes e over and answers exactly once on the channel, which has room
+// for the answer: a caller may leave without reading it only after Withdraw,
+// and must then look once more, for the assignment may have come first.
+func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
+	if e.Entered.IsZero() {
+		e.Entered = time.Now()
+	}
+	w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1)}
+	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
+		w.leave(d.cfg.Places, Result{Err: ErrDraining})
+	}
+	return w.result
+}
+
+// Withdraw takes e out of the pool because its client left; its channel then
+// yields ErrWithdrawn. If the assignment came first the channel has the slot,
+// and the caller owns and releases it.
+func (d *Dispatcher) Withdraw(e *pool.Entry) {
+	d.inbox.push(func(l *loop) { l.withdraw(e) })
+}
+
+// Release gives a slot back. Only the first call counts: a second one is a bug
+// of the caller that is counted and changes nothing.
+func (d *Dispatcher) Release(s *Slot, o Outcome) {
+	if !s.released.CompareAndSwap(false, true) {
+		d.metrics.doubleReleases.Inc()
+		return
+	}
+	d.inbox.push(func(l *loop) { l.release(s, o) })
+}
+
+// SetWorkers replaces the fleet, of all models. A worker with a known ID keeps
+// its load; the slots of one that is gone stay charged until released, and
+// count again when it comes back.
+func (d *Dispatcher) SetWorkers(ws []Worker) {
+	ws = slices.Clone(ws)
+	d.inbox.push(func(l *loop) { l.setWorkers(ws) })
+}
+
+// SetPolicy changes the policy of the barrier groups from the next tick on.
+func (d *Dispatcher) SetPolicy(spec string) error {
+	reply := make(chan error, 1)
+	if !d.inbox.push(func(l *loop) { reply <- l.setPolicy(spec) }) {
+		return ErrDraining
+	}
+	return <-reply // an accepted command is always run
+}
+
+// Policy is the canonical name of the barrier groups' policy.
+func (d *Dispatcher) Policy() string { return *d.policy.Load() }
+
+// Status is a copy of what the boards hold. After the end it is what was left;
+// when ctx ends first, it is empty.
+func (d *Dispatcher) Status(ctx context.Context) Status {
+	reply := make(chan Status, 1)
+	if !d.inbox.push(func(l *loop) { reply <- l.status(time.Now()) }) {
+		<-d.done
+		return d.last
+	}
+	select {
+	case s := <-reply:
+		return s
+	case <-ctx.Done():
+		return Status{}
+	}
+}

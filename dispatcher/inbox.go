@@ -1,0 +1,55 @@
+package dispatcher
+
+import "sync"
+
+// command is one event for the owner of the boards, run in its goroutine.
+type command func(*loop)
+
+// inbox is the queue of commands to the one goroutine that owns the boards.
+// A push never waits: callers are the goroutines that serve connections. After
+// close every push is refused, so no command is ever left unanswered in a
+// queue nobody reads.
+type inbox struct {
+	mu     sync.Mutex
+	queue  []command
+	closed bool
+	wake   chan struct{} // holds one token while the queue may be non-empty
+}
+
+func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
+
+// push reports whether the owner will run c.
+func (b *inbox) push(c command) bool {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return false
+	}
+	b.queue = append(b.queue, c)
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default: // the owner is told already
+	}
+	return true
+}
+
+// take returns everything queued so far, in order, and keeps spare for what
+// comes next: two slices go back and forth.
+func (b *inbox) take(spare []command) []command {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue := b.queue
+	b.queue = spare[:0]
+	return queue
+}
+
+// close refuses further commands and returns those still queued.
+func (b *inbox) close() []command {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	queue := b.queue
+	b.queue = nil
+	return queue
+}

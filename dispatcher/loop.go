@@ -1,0 +1,183 @@
+package dispatcher
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// fallbackSpec decides for a policy that failed (algorithm 8).
+const fallbackSpec = "pjsq-kv"
+
+// run is the goroutine that owns the boards. A turn takes every command that
+// is queued and only then decides, so that a burst is one round.
+func (d *Dispatcher) run(ctx context.Context, l *loop) {
+	defer close(d.done)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var queue []command
+	for {
+		queue = d.inbox.take(queue)
+		l.turn(queue, time.Now())
+		clear(queue) // what a command closed over may go
+		if next := l.next(); next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-d.inbox.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			l.drain(d.inbox.close(), time.Now())
+			d.last = l.status(l.now)
+			return
+		}
+	}
+}
+
+// loop is what the goroutine owns. Its methods read no clock but to time a
+// decision: now is the instant of the turn.
+type loop struct {
+	*rules
+	boards   map[string]*board // by model
+	now      time.Time
+	draining bool
+}
+
+// rules are the settings all boards share; only the owner changes them.
+type rules struct {
+	cfg     Config
+	metrics *metrics
+	spec    string // policy of barrier groups
+	name    *atomic.Pointer[string]
+}
+
+func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string]) (*loop, error) {
+	l := &loop{rules: &rules{cfg: cfg, metrics: m, name: name}, boards: map[string]*board{}}
+	for _, spec := range []string{cfg.DensePolicy, fallbackSpec} {
+		if _, err := cfg.parse(spec); err != nil {
+			return nil, err
+		}
+	}
+	return l, l.setPolicy(cfg.Policy)
+}
+
+// turn runs the commands and then decides where something changed.
+func (l *loop) turn(queue []command, now time.Time) {
+	l.now = now
+	for _, c := range queue {
+		c(l)
+	}
+	for model, b := range l.boards {
+		b.turn(now)
+		if b.empty() {
+			delete(l.boards, model)
+		}
+	}
+}
+
+// next is when a turn is due even without a command; zero: never.
+func (l *loop) next() time.Time {
+	var next time.Time
+	for _, b := range l.boards {
+		for _, t := range [...]time.Time{b.windowEnds, b.pool.NextDeadline()} {
+			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+				next = t
+			}
+		}
+	}
+	return next
+}
+
+// drain answers everything that waits; what runs stays charged.
+func (l *loop) drain(queue []command, now time.Time) {
+	l.now, l.draining = now, true
+	for _, c := range queue {
+		c(l)
+	}
+	for _, b := range l.boards {
+		for len(b.pool.Entries()) > 0 {
+			b.fail(b.pool.Entries()[0], ErrDraining)
+		}
+	}
+}
+
+func (l *loop) enqueue(w waiting) {
+	b := l.boards[w.entry.Model]
+	switch {
+	case l.draining:
+		w.leave(l.cfg.Places, Result{Err: ErrDraining})
+	case b == nil:
+		w.leave(l.cfg.Places, Result{Err: ErrNoWorkers})
+	default:
+		b.enqueue(w, l.now)
+	}
+}
+
+func (l *loop) withdraw(e *pool.Entry) {
+	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].entry == e {
+		b.fail(e, ErrWithdrawn)
+	}
+}
+
+func (l *loop) release(s *Slot, o Outcome) { s.rank.board.release(s, o, l.now) }
+
+func (l *loop) setWorkers(ws []Worker) {
+	fleet := make(map[string][]Worker, len(l.boards))
+	for model := range l.boards {
+		fleet[model] = nil // a model that is gone loses its ranks too
+	}
+	for _, w := range ws {
+		fleet[w.Model] = append(fleet[w.Model], w)
+	}
+	for model, ws := range fleet {
+		b := l.boards[model]
+		if b == nil {
+			b = newBoard(model, l.rules)
+			l.boards[model] = b
+		}
+		b.setWorkers(ws)
+	}
+}
+
+func (l *loop) setPolicy(spec string) error {
+	p, err := l.cfg.parse(spec)
+	if err != nil {
+		return err
+	}
+	name := p.Name()
+	l.spec = spec
+	l.rules.name.Store(&name)
+	for _, b := range l.boards {
+		b.setPolicy()
+	}
+	return nil
+}
+
+// decider is a policy in use: a value of its own for each group, since it
+// keeps scratch and turns.
+type decider struct {
+	policy.Policy
+	name    string
+	seconds observer
+}
+
+// choose makes the decider of a barrier group, or of ranks without barrier.
+func (r *rules) choose(barrier bool) decider {
+	if barrier {
+		return r.make(r.spec)
+	}
+	return r.make(r.cfg.DensePolicy)
+}
+
+func (r *rules) make(spec string) decider {
+	p, err := r.cfg.parse(spec)
+	if err != nil {
+		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
+	}
+	return decider{Policy: p, name: p.Name(), seconds: r.metrics.tick(p.Name())}
+}

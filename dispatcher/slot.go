@@ -1,0 +1,73 @@
+package dispatcher
+
+import (
+	"sync/atomic"
+	"time"
+
+	"evenkeel/pool"
+)
+
+// Slot is a request's place on a decode rank, from its admission until
+// Release. The exported fields are set before the caller gets it and never
+// change.
+type Slot struct {
+	Worker     int32
+	WorkerName string
+	Group      string
+	Policy     string // that decided, the fallback's name where it did
+	Stage      uint8  // policy.Assignment's: 0 the starvation guard, 1 singles, 2 subsets
+	Score      float64
+	Wait       time.Duration // in the pool
+	Decide     time.Duration // of Wait, the round that admitted it
+
+	id, key     uint64
+	prompt, age int32
+
+	generated atomic.Int32
+	started   atomic.Bool
+	released  atomic.Bool
+
+	// The owner's bookkeeping; only its goroutine touches it.
+	rank  *rank
+	pos   int   // in rank.slots and rank.running
+	index int32 // in the board's slot table
+}
+
+func newSlot(e *pool.Entry) *Slot {
+	return &Slot{id: e.ID, key: e.Key, prompt: tokens(e.Prompt), age: tokens(e.Age)}
+}
+
+// Progress tells how many tokens this leg has generated so far. The tick reads
+// it as the request's growth in KV tokens; a smaller number than before is
+// ignored. It may be called from any goroutine and does not allocate.
+func (s *Slot) Progress(generated int) {
+	for {
+		old := s.generated.Load()
+		if int32(generated) <= old || s.generated.CompareAndSwap(old, int32(generated)) {
+			return
+		}
+	}
+}
+
+// Generated is what Progress last told.
+func (s *Slot) Generated() int { return int(s.generated.Load()) }
+
+// Started marks the first event: the KV has arrived and the rank decodes.
+// Until then the request counts as transferring.
+func (s *Slot) Started() { s.started.Store(true) }
+
+// Kind is how a request left its rank.
+type Kind uint8
+
+// The ways to leave a rank.
+const (
+	Finished  Kind = iota // the engine ended the stream
+	Cancelled             // the client left
+	Failed                // the engine failed, refused or recomputed it
+)
+
+// Outcome is what Release is told about the request.
+type Outcome struct {
+	Kind      Kind
+	Generated int // tokens of this leg
+}

@@ -1,0 +1,222 @@
+package dispatcher
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// slowRounds is how long the fallback decides after a round over the limit
+// (algorithm 8).
+const slowRounds = 64
+
+// guardWaits: an entry is overdue only at this many mean waits, or the guard
+// would turn a saturated pool into first come, first served (algorithm 4.3).
+const guardWaits = 6
+
+// turn ends the waits that are over and decides, if anything happened that may
+// let an entry in.
+func (b *board) turn(now time.Time) {
+	b.expire(now)
+	windowOver := !b.windowEnds.IsZero() && !now.Before(b.windowEnds)
+	// What arrives while a window is open waits for its end, unless a policy
+	// sends everything on at once.
+	arrived := b.arrived && (b.windowEnds.IsZero() || b.immediate())
+	due := b.changed || windowOver || arrived
+	b.arrived = false
+	if !due {
+		return
+	}
+	b.changed, b.windowEnds = false, time.Time{}
+	if b.pool.Len() > 0 {
+		b.tick(now)
+	}
+}
+
+func (b *board) immediate() bool {
+	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.inForce().Immediate() })
+}
+
+// tick decides for every group that can take an entry, the one with the fewest
+// KV tokens a rank first; each sees the pool that is left.
+func (b *board) tick(now time.Time) {
+	b.order = b.order[:0]
+	for _, g := range b.groups {
+		if g.open() {
+			g.refresh()
+			b.order = append(b.order, g)
+		}
+	}
+	if len(b.order) == 0 {
+		return
+	}
+	b.ticks++
+	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
+		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
+	})
+	for _, g := range b.order {
+		if b.pool.Len() == 0 {
+			break
+		}
+		b.decide(g, now)
+	}
+}
+
+func (g *group) inForce() *decider {
+	if g.slow > 0 {
+		return &g.fallback
+	}
+	return &g.chosen
+}
+
+// open says whether the policy in force may admit anything to the group now.
+func (g *group) open() bool {
+	immediate := g.inForce().Immediate()
+	for _, r := range g.ranks {
+		if r.Up && (immediate || r.free() > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *group) refresh() {
+	g.kv = 0
+	for _, r := range g.ranks {
+		r.refresh()
+		g.kv += r.kv
+	}
+}
+
+func (g *group) rank(id int32) *rank {
+	at, ok := slices.BinarySearchFunc(g.ranks, id, func(r *rank, id int32) int { return cmp.Compare(r.ID, id) })
+	if !ok {
+		return nil
+	}
+	return g.ranks[at]
+}
+
+// decide lets the group's policy admit; where that fails the fallback decides
+// instead, so that a bug in a policy costs balance and never a request.
+func (b *board) decide(g *group, now time.Time) {
+	p := g.inForce()
+	took, invalid, failure := b.round(g, p, now)
+	if p == &g.fallback {
+		g.slow--
+		return
+	}
+	var reason string
+	switch {
+	case failure != nil:
+		reason = "panic"
+		b.cfg.Log.Error("dispatcher: the policy failed, "+fallbackSpec+" decides this tick", zap.String("policy", p.name), zap.Error(failure))
+		g.chosen = b.choose(g.barrier) // its scratch may be half written
+	case invalid > 0:
+		reason = "invalid"
+	case took > b.cfg.TickLimit:
+		reason = "slow"
+		g.slow = slowRounds
+		b.cfg.Log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
+			zap.String("policy", p.name), zap.Duration("took", took), zap.Duration("limit", b.cfg.TickLimit), zap.Int("ticks", slowRounds))
+	default:
+		return
+	}
+	b.metrics.fallbacks.WithLabelValues(reason).Inc()
+	if reason != "slow" && b.pool.Len() > 0 {
+		_, _, failure = b.round(g, &g.fallback, now)
+	}
+	if failure != nil && reason != "panic" {
+		b.cfg.Log.Error("dispatcher: the fallback failed too", zap.Error(failure))
+	}
+}
+
+// round is one call of a policy: snapshot, decision, binding.
+func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, invalid int, failure error) {
+	start := time.Now()
+	b.fill(g, p, now)
+	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
+	took = time.Since(start)
+	p.seconds.Observe(took.Seconds())
+	for _, a := range b.assignments {
+		if fault := b.bind(g, p, a, now, took); fault != "" {
+			invalid++
+			b.metrics.invalid.WithLabelValues(fault).Inc()
+			b.cfg.Log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", p.name),
+				zap.String("fault", fault), zap.Uint64("entry", a.Entry), zap.Int32("worker", a.Worker))
+		}
+	}
+	return took, invalid, failure
+}
+
+// fill writes the group and the pool into the board's one Snapshot. Running
+// lists are the ranks' own, fresh since the tick began.
+func (b *board) fill(g *group, p *decider, now time.Time) {
+	s := &b.snapshot
+	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
+	for _, r := range g.ranks {
+		free := r.free()
+		if !r.Up {
+			free = min(free, 0)
+		}
+		s.Workers = append(s.Workers, policy.Worker{ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.Capacity, Cost: r.Cost, Running: r.running})
+	}
+	for _, e := range b.pool.Entries() {
+		s.Pool = append(s.Pool, policy.Entry{
+			ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
+			WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
+		})
+	}
+	s.MaxAgeMs = p.MaxAgeMs()
+	if s.MaxAgeMs > 0 {
+		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
+	}
+}
+
+// propose asks the policy; what it panics with becomes the failure.
+func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
+	defer func() {
+		if r := recover(); r != nil {
+			out, failure = dst, fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return p.Decide(s, dst), nil
+}
+
+// bind charges the entry to the rank and hands its caller the slot. It trusts
+// no policy: one that breaks a hard limit is told which, and nothing is bound.
+func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, took time.Duration) (fault string) {
+	w, ok := b.waiting[a.Entry]
+	r := g.rank(a.Worker)
+	switch {
+	case !ok:
+		return "unknown_entry"
+	case r == nil:
+		return "unknown_worker"
+	case !r.Up:
+		return "worker_down"
+	case p.Immediate(): // the engine queues what is beyond the limits below
+	case r.free() <= 0:
+		return "no_slot"
+	case r.Capacity > 0 && r.kv+int64(w.slot.prompt) > r.Capacity:
+		return "no_room"
+	}
+	s := w.slot
+	b.charge(r, s)
+	s.Worker, s.WorkerName, s.Group = r.ID, r.Name, r.Group
+	s.Policy, s.Stage, s.Score = p.name, a.Stage, a.Score
+	s.Wait, s.Decide = w.entry.Wait(now), took
+	b.waits.add(s.Wait)
+	b.pool.Remove(w.entry)
+	b.answer(w.entry, Result{Slot: s})
+	return ""
+}
+
+// tokens is a count as policies hold it.
+func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
