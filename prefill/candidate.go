@@ -1,0 +1,153 @@
+package prefill
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/mooncake"
+)
+
+// Candidate is one place a prompt can be prefilled: a DP rank of a prefill
+// instance, or the whole instance where ranks cannot be pinned (prefill P1).
+type Candidate struct {
+	ID             string // "<instance>/<rank>"; whoever keeps it keeps its accounts
+	Instance       string // what fails together; a retry goes to another one first
+	Target         *engine.Target
+	Profile        *mooncake.Profile
+	Models         []string // base models and LoRA names; empty: not known yet, so not eligible
+	CapacityTokens int64    // KV tokens it can hold; 0: what the scrape says
+	Live           bool
+}
+
+// phase is where a prompt's KV blocks are in their life on the prefiller.
+type phase uint8
+
+const (
+	probing    phase = iota // the probe is not answered yet
+	pooled                  // answered, waits for a decode rank
+	dispatched              // a decode rank was asked, no data event yet
+	orphaned                // nobody will fetch it; the engine frees it at its timeout
+	phases
+	ended = phases // no longer charged
+)
+
+var phaseNames = [phases]string{"probing", "pooled", "dispatched", "orphan"}
+
+// account is what a candidate is charged with. Every number is an integer, so
+// that what was added can be taken away without a rest.
+type account struct {
+	leases [phases]int
+	tokens [phases]int64 // prompt tokens
+	work   [phases]int64 // vllm-ascend's weight of the prompts, in millionths
+}
+
+func (a *account) add(p phase, tokens, work int64) {
+	a.leases[p]++
+	a.tokens[p] += tokens
+	a.work[p] += work
+}
+
+func (a *account) remove(p phase, tokens, work int64) {
+	a.leases[p]--
+	a.tokens[p] -= tokens
+	a.work[p] -= work
+}
+
+// live counts the prompts whose KV somebody will still fetch.
+func (a *account) live() int { return a.leases[probing] + a.leases[pooled] + a.leases[dispatched] }
+
+func (a *account) held() int { return a.live() + a.leases[orphaned] }
+
+// kvTokens is all that the prefiller's KV cache holds for us: it is given
+// back at the first decode event, never at the probe's answer (prefill P13).
+func (a *account) kvTokens() int64 { return sum(a.tokens) }
+
+func (a *account) kvWork() int64 { return sum(a.work) }
+
+func sum(v [phases]int64) (s int64) {
+	for _, x := range v {
+		s += x
+	}
+	return s
+}
+
+// candidate is a Candidate with everything the tier knows about it. It
+// outlives its removal until the last charge ended.
+type candidate struct {
+	Candidate
+	order      int  // position in the configuration
+	configured bool // false: removed, kept for its charges
+	account    account
+	gate       gate
+	circuit    circuit
+
+	// From the scrape loop.
+	usage      float64 // scraped KV usage, NaN: none
+	capacity   int64   // scraped KV tokens
+	foreign    float64 // requests there that are not ours
+	startTime  float64
+	misses     int       // failed scrapes in a row
+	sampleSent time.Time // when the last good scrape was sent
+}
+
+func newCandidate() *candidate { return &candidate{usage: math.NaN()} }
+
+// own is the share of the KV cache that our accounts say is taken; 0 while
+// the capacity is unknown, so that then only the scraped share closes the gate.
+func (c *candidate) own() float64 {
+	if capacity := c.capacityTokens(); capacity > 0 {
+		return float64(c.account.kvTokens()) / float64(capacity)
+	}
+	return 0
+}
+
+func (c *candidate) capacityTokens() int64 {
+	if c.CapacityTokens > 0 {
+		return c.CapacityTokens
+	}
+	return c.capacity
+}
+
+// batch is the indicator bs: our unanswered probes and what others sent. A
+// sample older than three intervals says nothing about others any more.
+func (c *candidate) batch(now time.Time, interval time.Duration) float64 {
+	bs := float64(c.account.leases[probing])
+	if now.Sub(c.sampleSent) <= 3*interval {
+		bs += c.foreign
+	}
+	return bs
+}
+
+// state is the candidate's one word for metrics and status.
+func (c *candidate) state(now time.Time) string {
+	switch {
+	case !c.configured:
+		return "removed"
+	case !c.Live:
+		return "down"
+	case len(c.Models) == 0:
+		return "unknown"
+	case !c.circuit.allows(now):
+		return "out"
+	case c.gate.closed:
+		return "closed"
+	default:
+		return "open"
+	}
+}
+
+var candidateStates = []string{"open", "closed", "out", "unknown", "down", "removed"}
+
+// tried says whether a request that names these candidates was there before,
+// and whether it was on the same instance.
+func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
+	here = slices.Contains(exclude, c.ID)
+	for _, id := range exclude {
+		if o := t.candidates[id]; o != nil && o.Instance == c.Instance {
+			return here, true
+		}
+	}
+	return here, here
+}

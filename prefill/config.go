@@ -1,0 +1,127 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// Config of a Tier. A zero field takes its value from Default, except
+// Scrape.Interval, where 0 means never.
+type Config struct {
+	Policy      string  // a name of PolicyNames, with options: "least-tokens:work=vllm-ascend"
+	KVThreshold float64 // share of a candidate's KV tokens from which its gate is closed
+
+	Scrape ScrapeConfig
+	Queue  QueueConfig
+	Retry  RetryConfig
+
+	Places  Places  // room in the pool; nil: unlimited
+	Scraper Scraper // needed unless Scrape.Interval is 0
+
+	Registerer prometheus.Registerer // nil: metrics are kept but not exported
+	Log        *zap.Logger           // nil: silent
+}
+
+// ScrapeConfig says how often a candidate's gauges are read.
+type ScrapeConfig struct {
+	Interval time.Duration // 0: never, and our own accounts alone move the gate
+	Timeout  time.Duration // of one scrape
+	Misses   int           // so many in a row close the gate for new probes
+}
+
+// QueueConfig bounds the arrival queue of each model.
+type QueueConfig struct {
+	Max     int           // waiting requests, retries not counted
+	Timeout time.Duration // counted from the request's first arrival
+}
+
+// RetryConfig bounds the attempts of one request and of all of them.
+type RetryConfig struct {
+	Attempts int           // in all, the first included
+	Base     time.Duration // upper bound of the first backoff
+	Budget   float64       // retries as a share of requests, over 10 s
+}
+
+// Places is the room of the pool. A place is reserved before the probe is
+// sent, so that a prefill is never thrown away for lack of one. Neither call
+// may wait or call back into the Tier.
+type Places interface {
+	TryReserve() bool
+	Release()
+}
+
+// Scraper reads the gauges of one candidate's engine.
+type Scraper func(ctx context.Context, c Candidate) (Sample, error)
+
+// Sample is what one scrape says about a candidate.
+type Sample struct {
+	KVUsage          float64 // 0..1, NaN: not reported
+	Running, Waiting float64 // requests, NaN: not reported
+	CapacityTokens   int64   // KV tokens the candidate can hold, 0: not reported
+	StartTime        float64 // Unix seconds of the engine's process, 0: not reported
+}
+
+// Default returns the values that a zero field stands for, and the scrape
+// interval to configure unless told otherwise (prefill 9).
+func Default() Config {
+	return Config{
+		Policy:      "least-tokens",
+		KVThreshold: 0.90,
+		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, Misses: 3},
+		Queue:       QueueConfig{Max: 1000, Timeout: 60 * time.Second},
+		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.2},
+	}
+}
+
+func (c Config) withDefaults() Config {
+	d := Default()
+	orDefault(&c.Policy, d.Policy)
+	orDefault(&c.KVThreshold, d.KVThreshold)
+	orDefault(&c.Scrape.Timeout, d.Scrape.Timeout)
+	orDefault(&c.Scrape.Misses, d.Scrape.Misses)
+	orDefault(&c.Queue.Max, d.Queue.Max)
+	orDefault(&c.Queue.Timeout, d.Queue.Timeout)
+	orDefault(&c.Retry.Attempts, d.Retry.Attempts)
+	orDefault(&c.Retry.Base, d.Retry.Base)
+	orDefault(&c.Retry.Budget, d.Retry.Budget)
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
+}
+
+func orDefault[T comparable](v *T, otherwise T) {
+	var zero T
+	if *v == zero {
+		*v = otherwise
+	}
+}
+
+// Validate reports every setting that cannot work, zero fields aside.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	_, policy := parsePolicy(c.Policy)
+	errs := []error{policy}
+	refuse := func(bad bool, format string, args ...any) {
+		if bad {
+			errs = append(errs, fmt.Errorf("prefill."+format, args...))
+		}
+	}
+	refuse(!(c.KVThreshold > hysteresis && c.KVThreshold <= 1),
+		"kv_threshold is %v: set a share above %v and up to 1, such as 0.9", c.KVThreshold, hysteresis)
+	refuse(c.Scrape.Interval < 0, "scrape.interval is %v: set 0s to never scrape", c.Scrape.Interval)
+	refuse(c.Scrape.Interval > 0 && c.Scraper == nil, "scrape.interval is %v but there is no scraper: set it to 0s", c.Scrape.Interval)
+	refuse(c.Scrape.Timeout < 0, "scrape.timeout is %v: set a positive time", c.Scrape.Timeout)
+	refuse(c.Scrape.Misses < 0, "scrape.misses is %d: set 1 or more", c.Scrape.Misses)
+	refuse(c.Queue.Max < 0, "queue.max is %d: set 1 or more", c.Queue.Max)
+	refuse(c.Queue.Timeout < 0, "queue.timeout is %v: set a positive time", c.Queue.Timeout)
+	refuse(c.Retry.Attempts < 0, "retry.attempts is %d: set 1 for no retry", c.Retry.Attempts)
+	refuse(c.Retry.Base < 0, "retry.base is %v: set a positive time", c.Retry.Base)
+	refuse(!(c.Retry.Budget >= 0 && c.Retry.Budget <= 1), "retry.budget is %v: set a share from 0 to 1", c.Retry.Budget)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,14 @@
+package prefill
+
+import "errors"
+
+// What Acquire can fail with, next to the context's own error. The gateway
+// turns each into the status and code of prefill 9.
+var (
+	ErrQueueFull     = errors.New("prefill: arrival queue full")                       // 429 queue_full
+	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                    // 503 queue_timeout
+	ErrKVExhausted   = errors.New("prefill: KV gates of all prefillers closed")        // 503 prefill_kv_exhausted
+	ErrUnavailable   = errors.New("prefill: no live prefiller")                        // 503 prefill_unavailable
+	ErrModelNotFound = errors.New("prefill: no configured prefiller serves the model") // 404 model_not_found
+	ErrBadPolicy     = errors.New("prefill: unknown policy")                           // 400 bad_policy
+)

@@ -1,0 +1,78 @@
+package prefill
+
+import "time"
+
+const (
+	// hysteresis keeps a gate closed until usage fell this far below the
+	// threshold, so that it does not flap around it.
+	hysteresis = 0.02
+
+	// canaryEvery is how long a candidate whose KV only orphans hold must
+	// rest before one probe may pass, and the least time between two.
+	canaryEvery = 5 * time.Second
+)
+
+// kvState is what moves a gate.
+type kvState struct {
+	own     float64 // share of the KV cache by our accounts
+	scraped float64 // share by the engine's gauge, NaN: unknown
+	live    int     // prompts in flight or waiting for decode
+	failing bool    // too many scrapes in a row failed
+}
+
+// gate keeps new probes from a candidate whose KV cache is full (prefill 3).
+//
+// The engine's gauge moves only while the engine steps: an idle one may report
+// 0.97 for ever. It therefore counts only while we have something there, which
+// makes the engine step (contract 2.7, 7).
+type gate struct {
+	closed     bool
+	failing    bool
+	idleSince  time.Time // closed with nothing live since; zero otherwise
+	lastCanary time.Time
+}
+
+// update must be called after every change of s: hysteresis depends on the way.
+func (g *gate) update(s kvState, threshold float64, now time.Time) {
+	usage := s.own
+	if s.live > 0 && s.scraped > usage { // never true of NaN
+		usage = s.scraped
+	}
+	limit := threshold
+	if g.closed {
+		limit -= hysteresis
+	}
+	g.failing = s.failing
+	g.closed = s.failing || usage >= limit
+
+	switch {
+	case !g.closed || s.live > 0:
+		g.idleSince = time.Time{}
+	case g.idleSince.IsZero():
+		g.idleSince = now
+	}
+}
+
+// canaryAt is when one probe may pass the closed gate; false: none will.
+// Only orphans can be what fills an idle candidate, and whether the engine
+// still has them is known only by trying. A failing scrape gets no canary: its
+// loop is the trial.
+func (g *gate) canaryAt() (time.Time, bool) {
+	if !g.closed || g.failing || g.idleSince.IsZero() {
+		return time.Time{}, false
+	}
+	at := g.idleSince.Add(canaryEvery)
+	if next := g.lastCanary.Add(canaryEvery); next.After(at) {
+		at = next
+	}
+	return at, true
+}
+
+// passes says whether a probe may go through now, and whether as a canary.
+func (g *gate) passes(now time.Time) (ok, canary bool) {
+	if !g.closed {
+		return true, false
+	}
+	at, ok := g.canaryAt()
+	return ok && !now.Before(at), true
+}

@@ -1,0 +1,250 @@
+package prefill
+
+import (
+	"container/heap"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Lease is the charge of one prompt on one candidate, from the moment it was
+// chosen until the engine has its KV blocks back:
+//
+//	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
+//
+// from each of which one of three calls, the last on the lease, ends it:
+// Release (the KV is free: first decode event, drained, or never written),
+// Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
+// or orphaned also ends by itself at the engine's hold timeout; the caller's
+// last call then changes nothing. A call after the last is a counted bug.
+type Lease struct {
+	Candidate Candidate     // as it was when it was chosen
+	Policy    string        // that chose it
+	Wait      time.Duration // in the arrival queue
+
+	tier    *Tier
+	c       *candidate
+	number  uint64
+	phase   phase
+	settled bool // the caller made its last call
+	canary  bool
+	tokens  int64
+	work    int64
+	sent    time.Time // when it was charged
+	since   time.Time // when it got into this phase
+	expires time.Time // when the engine frees the KV by itself; zero while probing
+	place   int       // in the tier's heap of expiries
+}
+
+// defaultHold is how long an engine holds a hand-off whose profile does not
+// say: the longest of those we know, so that its KV is never called free early.
+const defaultHold = 480 * time.Second
+
+// Answered says that the probe came back with a hand-off. promptTokens is the
+// engine's own count (0: keep the estimate); expires is when the engine frees
+// the blocks by itself, its whole hold timeout from the response headers.
+func (l *Lease) Answered(promptTokens int, expires time.Time) {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	if l.settled || l.phase != probing {
+		t.misuses++
+		return
+	}
+	if expires.IsZero() {
+		expires = t.now.Add(l.hold())
+	}
+	l.expires = expires
+	if promptTokens <= 0 {
+		promptTokens = int(l.tokens)
+	}
+	l.answered("answered")
+	l.c.circuit.succeed()
+	t.move(l, pooled, int64(promptTokens))
+}
+
+// Dispatched says that a decode rank was asked for the KV. It may be called
+// again when another rank is asked.
+func (l *Lease) Dispatched() {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	switch {
+	case l.settled || l.phase == probing:
+		t.misuses++
+	case l.phase == pooled:
+		t.move(l, dispatched, l.tokens)
+	}
+}
+
+// Failed says that the probe failed in a way that speaks against the
+// candidate. If the request was written and no answer came, the engine may
+// have finished it and hold its KV: the prompt then stays charged for hold, 0
+// being the profile's timeout (prefill P46). Any answer, a refused connection
+// or an unusable hand-off holds nothing: written is false.
+func (l *Lease) Failed(written bool, hold time.Duration) {
+	t := l.tier
+	t.lock()
+	if !l.settle() {
+		t.unlock()
+		return
+	}
+	if l.phase != probing { // it was answered: no verdict on the candidate any more
+		t.move(l, orphaned, l.tokens)
+		t.unlock()
+		return
+	}
+	id := l.c.ID
+	out := l.c.circuit.fail(l.number, t.now)
+	wait := l.c.circuit.out
+	if written {
+		l.answered("lost")
+		if hold <= 0 {
+			hold = l.hold()
+		}
+		l.expires = t.now.Add(hold)
+		t.move(l, orphaned, l.tokens)
+	} else {
+		l.answered("failed")
+		t.move(l, ended, 0)
+	}
+	t.unlock()
+	if out {
+		t.cfg.Log.Warn("prefiller taken out after failures in a row", zap.String("candidate", id), zap.Duration("for", wait))
+	}
+}
+
+// Orphan says that nobody will fetch the KV. It stays charged until the
+// engine frees it by itself (contract 2.5 d).
+func (l *Lease) Orphan() {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	if !l.settle() || l.phase == ended {
+		return
+	}
+	if l.phase == probing {
+		l.answered("lost")
+		l.c.circuit.neutral(l.number)
+		l.expires = t.now.Add(l.hold())
+	}
+	t.move(l, orphaned, l.tokens)
+}
+
+// Release says that the prefiller has the KV back: the first decode event
+// came, the hand-off was drained, or the probe ended without one, because the
+// client left or the engine refused its request.
+func (l *Lease) Release() {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	if !l.settle() || l.phase == ended {
+		return
+	}
+	if l.phase == probing {
+		l.answered("dropped")
+		l.c.circuit.neutral(l.number)
+	}
+	t.move(l, ended, 0)
+}
+
+// settle admits the caller's last call once.
+func (l *Lease) settle() bool {
+	if l.settled {
+		l.tier.misuses++
+		return false
+	}
+	l.settled = true
+	return true
+}
+
+// answered counts the end of the probe.
+func (l *Lease) answered(outcome string) {
+	m := l.tier.metrics
+	m.attempts.WithLabelValues(outcome).Inc()
+	m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(l.tier.now.Sub(l.sent).Seconds())
+	if l.canary {
+		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
+	}
+}
+
+func (l *Lease) hold() time.Duration {
+	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
+		return p.KVHoldTimeout
+	}
+	return defaultHold
+}
+
+// charge books a new lease.
+func (t *Tier) charge(l *Lease) {
+	l.phase = probing
+	l.sent, l.since = t.now, t.now
+	l.c.account.add(probing, l.tokens, l.work)
+	t.charged++
+	t.updateGate(l.c)
+}
+
+// move books a lease into another phase, or out. It is the only place that
+// takes anything off an account.
+func (t *Tier) move(l *Lease, to phase, tokens int64) {
+	c := l.c
+	c.account.remove(l.phase, l.tokens, l.work)
+	if l.phase != probing {
+		heap.Remove(&t.expiries, l.place)
+	}
+	l.phase, l.tokens, l.since = to, tokens, t.now
+	if to == ended {
+		t.released++
+		t.forget(c)
+	} else {
+		c.account.add(to, l.tokens, l.work)
+		heap.Push(&t.expiries, l)
+	}
+	t.updateGate(c)
+}
+
+// expire ends every lease whose engine has freed the KV by itself.
+func (t *Tier) expire() {
+	for len(t.expiries) > 0 && !t.now.Before(t.expiries[0].expires) {
+		t.metrics.expired.Inc()
+		t.move(t.expiries[0], ended, 0)
+	}
+}
+
+// freeOrphans ends a candidate's orphans from before a moment: its engine
+// restarted since, and their KV went with the old process.
+func (t *Tier) freeOrphans(c *candidate, before time.Time) {
+	var gone []*Lease
+	for _, l := range t.expiries {
+		if l.c == c && l.phase == orphaned && l.since.Before(before) {
+			gone = append(gone, l)
+		}
+	}
+	for _, l := range gone {
+		t.move(l, ended, 0)
+	}
+}
+
+// expiries is a heap of what is answered or orphaned, by the time it ends.
+type expiries []*Lease
+
+func (e expiries) Len() int           { return len(e) }
+func (e expiries) Less(i, j int) bool { return e[i].expires.Before(e[j].expires) }
+func (e expiries) Swap(i, j int) {
+	e[i], e[j] = e[j], e[i]
+	e[i].place, e[j].place = i, j
+}
+
+func (e *expiries) Push(x any) {
+	l := x.(*Lease)
+	l.place = len(*e)
+	*e = append(*e, l)
+}
+
+func (e *expiries) Pop() any {
+	old := *e
+	l := old[len(old)-1]
+	old[len(old)-1] = nil
+	*e = old[:len(old)-1]
+	return l
+}

@@ -1,0 +1,139 @@
+package prefill
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the events that are counted as they happen; what is a state is
+// read from the accounts at each scrape, by Collect.
+type metrics struct {
+	decisions       *prometheus.CounterVec
+	decisionSeconds prometheus.Histogram
+	canaries        *prometheus.CounterVec
+	probeSeconds    *prometheus.HistogramVec
+	queueWait       prometheus.Histogram
+	attempts        *prometheus.CounterVec
+	filterSkipped   *prometheus.CounterVec
+	budgetExhausted prometheus.Counter
+	expired         prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Name: "evenkeel_" + name, Help: help, Buckets: buckets}
+	}
+	return &metrics{
+		decisions: prometheus.NewCounterVec(counter("prefill_decisions_total",
+			"Prefiller choices by policy, and whether it chose, had only one candidate, or sent a canary."), []string{"policy", "reason"}),
+		decisionSeconds: prometheus.NewHistogram(histogram("prefill_decision_seconds",
+			"Time to choose a prefiller and charge it.", prometheus.ExponentialBucketsRange(1e-6, 1e-2, 13))),
+		canaries: prometheus.NewCounterVec(counter("prefill_canaries_total",
+			"Probes sent through a KV gate that only orphans keep closed."), []string{"candidate", "outcome"}),
+		probeSeconds: prometheus.NewHistogramVec(histogram("prefill_probe_seconds",
+			"Time from the choice of a prefiller to the end of its probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
+		queueWait: prometheus.NewHistogram(histogram("prefill_queue_wait_seconds",
+			"Time in the arrival queue of requests that got a prefiller.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
+		attempts: prometheus.NewCounterVec(counter("prefill_attempts_total",
+			"Probes by how they ended: answered, failed, lost (written, no answer), dropped (client left or request refused)."), []string{"outcome"}),
+		filterSkipped: prometheus.NewCounterVec(counter("prefill_filter_skipped_total",
+			"Advisory filters that would have left no candidate."), []string{"filter"}),
+		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
+			"Retries refused because retries are too large a share of all requests.")),
+		expired: prometheus.NewCounter(counter("handoffs_expired_total",
+			"Hand-offs whose engine freed their KV by its own timeout.")),
+	}
+}
+
+// forget drops the series of a candidate that is gone.
+func (m *metrics) forget(candidate string) {
+	gone := prometheus.Labels{"candidate": candidate}
+	m.canaries.DeletePartialMatch(gone)
+	m.probeSeconds.DeletePartialMatch(gone)
+}
+
+func (t *Tier) register(r prometheus.Registerer) error {
+	m := t.metrics
+	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait,
+		m.attempts, m.filterSkipped, m.budgetExhausted, m.expired, t} {
+		if err := r.Register(c); err != nil {
+			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
+		}
+	}
+	return nil
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("evenkeel_"+name, help, labels, nil)
+}
+
+var (
+	candidatesDesc = describe("prefill_candidates", "Prefill candidates by state.", "state")
+	inflightDesc   = describe("prefill_inflight_requests", "Our unanswered probes.", "candidate")
+	newTokensDesc  = describe("prefill_queued_new_tokens", "Prompt tokens of our unanswered probes.", "candidate")
+	heldDesc       = describe("prefill_held_tokens", "Prompt tokens of hand-offs that hold KV, by where they are.", "candidate", "state")
+	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
+	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
+	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
+	misusesDesc    = describe("prefill_double_releases_total", "Calls on a lease after its last one; any is a bug.")
+	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
+		"Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": "handoffs"})
+)
+
+// Describe implements prometheus.Collector.
+func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
+		gateDesc, handoffsDesc, misusesDesc, driftDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (t *Tier) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	states, handoffs := map[string]int{}, [phases]int{}
+	status, audit := t.status()
+	for _, c := range status {
+		states[c.State]++
+		gauge(inflightDesc, float64(c.Inflight), c.ID)
+		gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
+		open := 0.0
+		if c.GateOpen {
+			open = 1
+		}
+		gauge(gateDesc, open, c.ID)
+		if c.CapacityTokens > 0 {
+			gauge(usageDesc, c.OwnUsage, c.ID, "own")
+		}
+		if c.ScrapedUsage != nil {
+			gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
+		}
+		for p := pooled; p < phases; p++ {
+			gauge(heldDesc, float64(c.account.tokens[p]), c.ID, phaseNames[p])
+			handoffs[p] += c.account.leases[p]
+		}
+	}
+	for _, state := range candidateStates {
+		gauge(candidatesDesc, float64(states[state]), state)
+	}
+	for p := pooled; p < phases; p++ {
+		gauge(handoffsDesc, float64(handoffs[p]), phaseNames[p])
+	}
+	gauge(driftDesc, float64(audit.drift))
+	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
+}
+
+// finite is nil for what JSON and a gauge cannot say.
+func finite(v float64) *float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return nil
+	}
+	return &v
+}

@@ -1,0 +1,126 @@
+package prefill
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Run scrapes the live candidates until ctx is done, and waits for the scrapes
+// to end.
+func (t *Tier) Run(ctx context.Context) {
+	if t.cfg.Scrape.Interval == 0 {
+		<-ctx.Done()
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	running := map[*candidate]context.CancelFunc{}
+	for {
+		wanted := t.liveCandidates()
+		for c, stop := range running {
+			if !wanted[c] {
+				stop()
+				delete(running, c)
+			}
+		}
+		for c := range wanted {
+			if running[c] == nil {
+				loop, stop := context.WithCancel(ctx)
+				running[c] = stop
+				wg.Go(func() { t.scrapeEvery(loop, c) })
+			}
+		}
+		select {
+		case <-t.changed:
+		case <-ctx.Done():
+			for _, stop := range running {
+				stop()
+			}
+			return
+		}
+	}
+}
+
+func (t *Tier) liveCandidates() map[*candidate]bool {
+	t.lock()
+	defer t.unlock()
+	live := map[*candidate]bool{}
+	for _, c := range t.candidates {
+		if c.configured && c.Live {
+			live[c] = true
+		}
+	}
+	return live
+}
+
+// scrapeEvery has one scrape in flight at most: a slow engine is asked less
+// often, not more.
+func (t *Tier) scrapeEvery(ctx context.Context, c *candidate) {
+	tick := time.NewTicker(t.cfg.Scrape.Interval)
+	defer tick.Stop()
+	for {
+		t.scrape(ctx, c)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (t *Tier) scrape(ctx context.Context, c *candidate) {
+	t.lock()
+	target, sent, ours := c.Candidate, t.now, c.account.leases[probing]
+	t.unlock()
+
+	scrape, stop := context.WithTimeout(ctx, t.cfg.Scrape.Timeout)
+	defer stop()
+	sample, err := t.cfg.Scraper(scrape, target)
+	if ctx.Err() != nil {
+		return // not wanted any more, whatever it says
+	}
+
+	t.lock()
+	failed := c.misses >= t.cfg.Scrape.Misses
+	if err != nil {
+		c.misses++
+	} else {
+		t.take(c, sample, sent, ours)
+	}
+	fails := c.misses >= t.cfg.Scrape.Misses
+	t.updateGate(c)
+	t.unlock()
+
+	switch {
+	case fails && !failed:
+		t.cfg.Log.Warn("prefiller gets no new probes: its metrics cannot be read",
+			zap.String("candidate", target.ID), zap.Int("misses", t.cfg.Scrape.Misses), zap.Error(err))
+	case failed && !fails:
+		t.cfg.Log.Info("prefiller's metrics can be read again", zap.String("candidate", target.ID))
+	}
+}
+
+// take books a sample. ours is how many of our probes were unanswered when the
+// scrape was sent: the rest of what the engine counts came from others.
+func (t *Tier) take(c *candidate, s Sample, sent time.Time, ours int) {
+	if c.startTime > 0 && s.StartTime > 0 && s.StartTime != c.startTime {
+		t.freeOrphans(c, c.sampleSent)
+	}
+	if s.StartTime > 0 {
+		c.startTime = s.StartTime
+	}
+	if s.CapacityTokens > 0 {
+		c.capacity = s.CapacityTokens
+	}
+	c.usage = s.KVUsage
+	c.foreign = 0
+	if there := s.Running + s.Waiting; !math.IsNaN(there) {
+		c.foreign = max(0, there-float64(ours))
+	}
+	c.sampleSent = sent
+	c.misses = 0
+}

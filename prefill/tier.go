@@ -1,0 +1,239 @@
+package prefill
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Tier owns everything that is known about the prefillers: their accounts,
+// gates and circuits, and the requests that wait for one. All of it is behind
+// one lock, which is held for a decision but never for I/O.
+type Tier struct {
+	cfg     Config
+	metrics *metrics
+	changed chan struct{} // tells Run of another set of candidates
+
+	mu         sync.Mutex
+	now        time.Time // of the present holder of the lock
+	policy     policy
+	policySpec string
+	candidates map[string]*candidate // by ID, the removed with charges too
+	models     map[string]*model
+	unknown    bool // a live candidate's models are not known yet
+	waiting    int  // requests in all queues
+	arrivals   uint64
+	timer      *time.Timer // wakes the queues when time alone lets one pass
+	expiries   expiries
+	budget     budget
+	lastLease  uint64
+
+	// The audit: charged - released - what the accounts hold is always 0.
+	charged, released, misuses uint64
+
+	// Scratch of one decision.
+	eligible, untried []*candidate
+	scores            []float64
+	key               []byte
+}
+
+// model is what serves one model name, and who waits for it.
+type model struct {
+	name    string
+	servers []*candidate // in configured order
+	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
+	queue   queue
+}
+
+// New returns a tier without candidates.
+func New(cfg Config) (*Tier, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	policy, err := parsePolicy(cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tier{
+		cfg:        cfg,
+		policy:     policy,
+		policySpec: cfg.Policy,
+		changed:    make(chan struct{}, 1),
+		candidates: map[string]*candidate{},
+		models:     map[string]*model{},
+		unknown:    true, // until the first SetCandidates nothing is known
+	}
+	t.timer = time.AfterFunc(time.Hour, t.Wake)
+	t.timer.Stop()
+	t.metrics = newMetrics()
+	if cfg.Registerer != nil {
+		if err := t.register(cfg.Registerer); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// lock takes the lock and brings the accounts up to the present.
+func (t *Tier) lock() {
+	t.mu.Lock()
+	t.now = time.Now()
+	t.expire()
+}
+
+// unlock lets pass who can pass now, and gives the lock back.
+func (t *Tier) unlock() {
+	t.serveQueues()
+	t.mu.Unlock()
+}
+
+// Wake looks at the queues again. Call it when a place in the pool got free.
+func (t *Tier) Wake() {
+	t.lock()
+	t.unlock()
+}
+
+// SetPolicy changes the policy of requests that name none.
+func (t *Tier) SetPolicy(spec string) error {
+	p, err := parsePolicy(spec)
+	if err != nil {
+		return err
+	}
+	t.lock()
+	defer t.unlock()
+	t.policy, t.policySpec = p, spec
+	return nil
+}
+
+// Policy is the present policy as it was configured.
+func (t *Tier) Policy() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.policySpec
+}
+
+// SetCandidates replaces the candidates. One that keeps its ID keeps its
+// accounts, gate and circuit; one that is gone keeps them until its last
+// charge ends. Of candidates with the same ID the first counts.
+func (t *Tier) SetCandidates(candidates []Candidate) {
+	t.lock()
+	cursors := t.cursors()
+	for _, c := range t.candidates {
+		c.configured = false
+	}
+	for _, m := range t.models {
+		m.servers = nil
+	}
+	t.unknown = len(candidates) == 0
+	for i, given := range candidates {
+		c := t.candidates[given.ID]
+		if c == nil {
+			c = newCandidate()
+			t.candidates[given.ID] = c
+		} else if c.configured {
+			continue
+		}
+		t.configure(c, given, i)
+	}
+	for name, m := range t.models {
+		m.cursor = cursorAfter(cursors[name])
+		if len(m.servers) == 0 && m.queue.empty() {
+			delete(t.models, name)
+		}
+	}
+	if len(t.models) == 0 {
+		t.unknown = true
+	}
+	for _, c := range t.candidates {
+		t.forget(c)
+	}
+	t.unlock()
+	select {
+	case t.changed <- struct{}{}:
+	default: // Run has not looked since the last change
+	}
+}
+
+// configure takes over what the caller says about a candidate.
+func (t *Tier) configure(c *candidate, given Candidate, order int) {
+	if given.Live && !c.Live {
+		c.misses = 0 // what was missed while it was down says nothing
+	}
+	c.Candidate, c.order, c.configured = given, order, true
+	if given.Live && len(given.Models) == 0 {
+		t.unknown = true
+	}
+	for _, name := range given.Models {
+		m := t.models[name]
+		if m == nil {
+			m = &model{name: name, cursor: -1}
+			t.models[name] = m
+		}
+		if !slices.Contains(m.servers, c) {
+			m.servers = append(m.servers, c)
+		}
+	}
+	t.updateGate(c)
+}
+
+// cursors returns, for each model, its candidates up to the one round-robin
+// chose last, that one first.
+func (t *Tier) cursors() map[string][]*candidate {
+	passed := map[string][]*candidate{}
+	for name, m := range t.models {
+		for _, c := range m.servers {
+			if c.order <= m.cursor {
+				passed[name] = append(passed[name], c)
+			}
+		}
+		slices.Reverse(passed[name])
+	}
+	return passed
+}
+
+// cursorAfter is where round-robin goes on among the new candidates: behind
+// the last one it passed that is still there.
+func cursorAfter(passed []*candidate) int {
+	for _, c := range passed {
+		if c.configured {
+			return c.order
+		}
+	}
+	return -1
+}
+
+// forget drops a removed candidate once nothing is charged to it.
+func (t *Tier) forget(c *candidate) {
+	if !c.configured && c.account.held() == 0 {
+		delete(t.candidates, c.ID)
+		t.metrics.forget(c.ID)
+	}
+}
+
+// updateGate must follow every change of a candidate's accounts or gauges.
+func (t *Tier) updateGate(c *candidate) {
+	c.gate.update(kvState{
+		own:     c.own(),
+		scraped: c.usage,
+		live:    c.account.live(),
+		failing: c.misses >= t.cfg.Scrape.Misses,
+	}, t.cfg.KVThreshold, t.now)
+}
+
+// servable says why no candidate could ever take a request for the model, as
+// things stand; nil if one is live.
+func (t *Tier) servable(name string) error {
+	m := t.models[name]
+	switch {
+	case m == nil || len(m.servers) == 0:
+		if t.unknown {
+			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models", ErrUnavailable, name)
+		}
+		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
+	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }):
+		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.servers))
+	}
+	return nil
+}
