@@ -1,0 +1,148 @@
+// Package subset chooses which waiting requests a decode rank takes together:
+// the subset whose added KV tokens score best under F of BR-0 or BR-H
+// (algorithm 4.1), within the rank's free slots and KV room (algorithm 4.4).
+package subset
+
+import (
+	"math"
+	"slices"
+)
+
+// Unlimited stands for a limit or a knee that is never reached.
+const Unlimited = math.MaxInt64
+
+// F0 is the score of BR-0: w tokens gained, less what pushes the envelope of a
+// group of workers up. Exact.
+func F0(w, margin int64, workers int) int64 {
+	return w - int64(workers)*max(0, w-margin)
+}
+
+// F is the score of BR-H over the margins of H+1 steps, weighted by discounts
+// (see Discounts). It walks every step; Score answers many w for one rank.
+func F(w int64, margins []int64, discounts []float64, alpha, beta float64) float64 {
+	var sum float64
+	for h, m := range margins {
+		sum += discounts[h] * (alpha*float64(w) - beta*float64(max(0, w-m)))
+	}
+	return sum
+}
+
+// Discounts returns gamma^h for h = 0..horizon.
+func Discounts(horizon int, gamma float64) []float64 {
+	d := make([]float64, horizon+1)
+	g := 1.0
+	for h := range d {
+		d[h] = g
+		g *= gamma
+	}
+	return d
+}
+
+// Score is F of one rank, prepared for many values of w. The zero value is
+// not ready: call SetBR0 or SetBRH first, again for every rank.
+type Score struct {
+	exact   bool  // BR-0: whole numbers, below 2^53 and so exact in a float64
+	workers int   // BR-0
+	margin  int64 // BR-0
+
+	gain  float64 // alpha * sum of discounts: slope of F at w = 0
+	beta  float64
+	knots []knot // margins ascending
+
+	knee int64
+}
+
+// knot is one margin and the sums over it and all smaller ones.
+type knot struct {
+	margin        int64
+	discount      float64
+	sumD, sumDMul float64 // of discount, of discount * margin
+}
+
+// SetBR0 makes s the score of a rank with this margin among so many workers.
+func (s *Score) SetBR0(margin int64, workers int) {
+	s.exact, s.margin, s.workers, s.knee = true, margin, workers, margin
+}
+
+// SetBRH makes s the score of a rank with these margins. Margins and discounts
+// are read, not kept.
+func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
+	s.exact, s.beta, s.gain = false, beta, 0
+	s.knots = s.knots[:0]
+	for h, m := range margins {
+		s.knots = append(s.knots, knot{margin: m, discount: discounts[h]})
+		s.gain += alpha * discounts[h]
+	}
+	slices.SortFunc(s.knots, func(a, b knot) int {
+		switch {
+		case a.margin < b.margin:
+			return -1
+		case a.margin > b.margin:
+			return 1
+		}
+		return 0
+	})
+	s.knee = Unlimited
+	var d, dm float64
+	for i := range s.knots {
+		k := &s.knots[i]
+		d += k.discount
+		dm += k.discount * float64(k.margin)
+		k.sumD, k.sumDMul = d, dm
+		last := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin
+		if last && s.knee == Unlimited && s.gain-beta*d <= 1e-12*s.gain {
+			s.knee = k.margin
+		}
+	}
+}
+
+// Knee is w*: F does not rise to the right of it and rises to the left. It is
+// Unlimited where F never stops rising.
+func (s *Score) Knee() int64 { return s.knee }
+
+// F scores w added tokens.
+func (s *Score) F(w int64) float64 {
+	if s.exact {
+		return float64(F0(w, s.margin, s.workers))
+	}
+	lo, hi := 0, len(s.knots) // number of margins below w
+	for lo < hi {
+		if mid := int(uint(lo+hi) >> 1); s.knots[mid].margin < w {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	f := s.gain * float64(w)
+	if lo > 0 {
+		k := &s.knots[lo-1]
+		f -= s.beta * (k.sumD*float64(w) - k.sumDMul)
+	}
+	return f
+}
+
+// Equal reports a tie: exact in BR-0, to nine digits in BR-H (algorithm 4.1).
+func (s *Score) Equal(x, y float64) bool {
+	if s.exact {
+		return x == y
+	}
+	return Equal(x, y)
+}
+
+// Better reports that x beats y and does not merely tie with it.
+func (s *Score) Better(x, y float64) bool { return x > y && !s.Equal(x, y) }
+
+// Equal reports that two scores of BR-H tie. Whole scores of BR-0 that differ
+// tie only beyond 10^9, so compare those with Score.Equal.
+func Equal(x, y float64) bool {
+	return math.Abs(x-y) <= 1e-9*max(1, math.Abs(x), math.Abs(y))
+}
+
+// Scaled is what tokens weigh on a rank whose KV token costs so much (1 = the
+// group's mean, 0 reads as 1), in whole tokens.
+func Scaled(tokens int64, cost float64) int64 {
+	if cost == 1 || cost == 0 {
+		return tokens
+	}
+	return int64(math.Round(float64(tokens) * cost))
+}
