@@ -1,0 +1,141 @@
+package keys
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// maxFile bounds a key file: 16 MiB are some 100,000 keys.
+const maxFile = 16 << 20
+
+// Load reads a key file. An empty path means that no key is needed.
+func Load(path string) (*Set, error) {
+	if path == "" {
+		return &Set{}, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w; create it with `evenkeel keys new`, or leave keys_file empty to need no keys", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	src, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	if len(src) > maxFile {
+		return nil, fmt.Errorf("key file %s: larger than %d bytes; is it the right file?", path, maxFile)
+	}
+	return Parse(path, src)
+}
+
+// entry is one element of the file.
+type entry struct {
+	Name          string `yaml:"name"`
+	SHA256        string `yaml:"sha256"`
+	Trusted       bool   `yaml:"trusted"`
+	MaxConcurrent int    `yaml:"max_concurrent"`
+}
+
+// Parse reads the contents of a key file; path is for its errors. A file
+// without a single key is refused: it would lock everybody out.
+func Parse(path string, src []byte) (*Set, error) {
+	var file struct {
+		Keys []entry `yaml:"keys"`
+	}
+	if err := yaml.NewDecoder(bytes.NewReader(src), yaml.Strict()).Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("key file %s: %w", path, redact(err))
+	}
+	if len(file.Keys) == 0 {
+		return nil, fmt.Errorf("key file %s: no keys; add one with `evenkeel keys new`, or leave keys_file empty to need none", path)
+	}
+	lines := entryLines(src)
+	s := &Set{required: true}
+	names := make(map[string]int, len(file.Keys))
+	hashes := make(map[[sha256.Size]byte]int, len(file.Keys))
+	for i, e := range file.Keys {
+		where := fmt.Sprintf("key file %s: entry %d", path, i+1)
+		if i < len(lines) {
+			where = fmt.Sprintf("key file %s:%d", path, lines[i])
+		}
+		sum, err := e.check()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		if j, dup := names[e.Name]; dup {
+			return nil, fmt.Errorf("%s: name %q is that of key %d too; give each key its own", where, e.Name, j+1)
+		}
+		if j, dup := hashes[sum]; dup {
+			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, file.Keys[j].Name)
+		}
+		names[e.Name], hashes[sum] = i, i
+		k := Key{Name: e.Name, Trusted: e.Trusted, MaxConcurrent: e.MaxConcurrent}
+		if k.MaxConcurrent > 0 {
+			k.running = new(atomic.Int64)
+		}
+		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
+	}
+	return s, nil
+}
+
+func (e *entry) check() (sum [sha256.Size]byte, err error) {
+	if e.Name == "" || strings.TrimSpace(e.Name) != e.Name {
+		return sum, errors.New("a key needs a name that does not begin or end with a space; logs and metrics show it")
+	}
+	raw, err := hex.DecodeString(e.SHA256)
+	if err != nil || len(raw) != len(sum) {
+		// The value is not quoted: it may be the key itself, pasted here.
+		return sum, fmt.Errorf("%q: sha256 must be 64 hex digits, the SHA-256 of the key, not the key itself; `printf %%s \"$KEY\" | sha256sum` prints it", e.Name)
+	}
+	if e.MaxConcurrent < 0 {
+		return sum, fmt.Errorf("%q: max_concurrent is %d; use 0 for no limit", e.Name, e.MaxConcurrent)
+	}
+	return [sha256.Size]byte(raw), nil
+}
+
+// entryLines returns the line each entry starts on; empty if the layout is
+// unusual (anchors, several documents), when errors give the entry's number.
+func entryLines(src []byte) []int {
+	file, err := parser.ParseBytes(src, 0)
+	if err != nil || len(file.Docs) != 1 {
+		return nil
+	}
+	path, err := yaml.PathString("$.keys")
+	if err != nil {
+		return nil
+	}
+	node, err := path.FilterFile(file)
+	if err != nil {
+		return nil
+	}
+	seq, ok := node.(*ast.SequenceNode)
+	if !ok {
+		return nil
+	}
+	lines := make([]int, 0, len(seq.Values))
+	for _, v := range seq.Values {
+		lines = append(lines, v.GetToken().Position.Line)
+	}
+	return lines
+}
+
+// redact keeps where and what of a YAML error and drops the excerpt: a key
+// pasted into the file by mistake must not reach the log.
+func redact(err error) error {
+	var y yaml.Error
+	if !errors.As(err, &y) {
+		return err
+	}
+	pos := y.GetToken().Position
+	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted and max_concurrent", pos.Line, pos.Column, y.GetMessage())
+}

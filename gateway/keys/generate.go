@@ -1,0 +1,31 @@
+package keys
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"strconv"
+)
+
+// Generate returns a new API key of 256 random bits. Whoever gets it keeps it:
+// the file holds only its hash.
+func Generate() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // crypto/rand never fails, it ends the process
+	return "ek-" + base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// WriteNew makes a key for `evenkeel keys new` and writes it to out with the
+// entry to append to the key file.
+func WriteNew(out io.Writer, name string, trusted bool) error {
+	key := Generate()
+	_, err := fmt.Fprintf(out, `# Give this to the caller; it is shown only once:
+#   %s
+# Append this to the key file, below "keys:", and restart:
+  - name: %s
+    sha256: %s
+    trusted: %t
+`, key, strconv.Quote(name), Hash(key), trusted)
+	return err
+}

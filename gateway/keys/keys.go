@@ -1,0 +1,118 @@
+// Package keys knows who may use the proxy: API keys, of which it holds only
+// the SHA-256, and what each is allowed.
+//
+// The file is YAML; unknown names are refused:
+//
+//	keys:
+//	  - name: research            # in logs and metrics; unique
+//	    sha256: 9f86d081...       # 64 hex digits, of the whole key; unique
+//	    trusted: true             # may send x-evenkeel-* headers (default false)
+//	    max_concurrent: 64        # requests at once, 429 beyond (default 0: no limit)
+//
+// `evenkeel keys new` makes a key and the entry for it. Keys made so have 256
+// random bits, which is why one plain hash is enough: there is nothing to
+// guess, and a slow hash would be paid by every request.
+package keys
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"sync/atomic"
+)
+
+// Key is a caller: the entry its API key stands for. The zero Key is everybody
+// when no key is needed: no name, not trusted, no limit.
+type Key struct {
+	Name          string
+	Trusted       bool
+	MaxConcurrent int // 0: no limit
+
+	running *atomic.Int64 // shared by all copies of the Key; nil without a limit
+}
+
+// Acquire books a request of this key; false when MaxConcurrent are running:
+// answer 429. Every true is followed by one Release.
+func (k Key) Acquire() bool {
+	if k.running == nil {
+		return true
+	}
+	if k.running.Add(1) > int64(k.MaxConcurrent) {
+		k.running.Add(-1)
+		return false
+	}
+	return true
+}
+
+// Release ends what Acquire allowed.
+func (k Key) Release() {
+	if k.running != nil {
+		k.running.Add(-1)
+	}
+}
+
+// Set is what a key file holds, read only. The zero Set needs no key.
+type Set struct {
+	required bool
+	hashes   [][sha256.Size]byte // keys[i] is the entry of hashes[i]
+	keys     []Key
+}
+
+// Required says whether a request needs a key at all.
+func (s *Set) Required() bool { return s.required }
+
+// Len returns the number of keys.
+func (s *Set) Len() int { return len(s.keys) }
+
+// Authenticate finds the key of an Authorization header, "Bearer KEY". ok is
+// false for a missing or unknown key: answer 401. When no key is required
+// everybody is the zero Key.
+//
+// It compares with every hash, each in constant time: how long it takes tells
+// neither which key came close nor where one stands in the file.
+func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
+	if !s.required {
+		return Key{}, true
+	}
+	secret, ok := bearer(authorization)
+	if !ok {
+		return Key{}, false
+	}
+	sum := sha256.Sum256(secret)
+	found := -1
+	for i := range s.hashes {
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], s.hashes[i][:]), i, found)
+	}
+	if found < 0 {
+		return Key{}, false
+	}
+	return s.keys[found], true
+}
+
+// bearer returns the credentials of the Bearer scheme, whose name has no case.
+func bearer(authorization []byte) ([]byte, bool) {
+	const scheme = "bearer "
+	if len(authorization) <= len(scheme) {
+		return nil, false
+	}
+	for i := range len(scheme) {
+		b := authorization[i]
+		if 'A' <= b && b <= 'Z' {
+			b += 'a' - 'A'
+		}
+		if b != scheme[i] {
+			return nil, false
+		}
+	}
+	secret := authorization[len(scheme):]
+	for len(secret) > 0 && secret[0] == ' ' {
+		secret = secret[1:]
+	}
+	return secret, len(secret) > 0
+}
+
+// Hash returns the hash of a key as the file holds it.
+func Hash(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
