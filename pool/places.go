@@ -27,6 +27,11 @@ func (p *Places) TryReserve() bool {
 	}
 }
 
+// Reserve takes a place even above the size: for a hand-off that was in the
+// pool before and comes back because its rank refused the connection. It must
+// not wait behind prefills that have not begun.
+func (p *Places) Reserve() { p.used.Add(1) }
+
 // Release gives a place back and then calls the function OnFree was given.
 // With nothing reserved it changes nothing: one release too many must not let
 // the pool grow beyond its size.

@@ -1,0 +1,50 @@
+package pool
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPlaces(t *testing.T) {
+	p, freed := NewPlaces(2), 0
+	p.OnFree(func() { freed++ })
+	require.True(t, p.TryReserve())
+	require.True(t, p.TryReserve())
+	require.False(t, p.TryReserve(), "a third of two")
+	p.Release()
+	require.Equal(t, 1, freed)
+	require.True(t, p.TryReserve(), "what was released is free again")
+	p.Release()
+	p.Release()
+	p.Release() // once too often
+	require.Equal(t, 0, p.Used())
+	require.Equal(t, 3, freed, "a release of nothing frees nothing")
+	require.Equal(t, 2, p.Size())
+}
+
+func TestPlacesNeverExceedTheirSize(t *testing.T) {
+	const size = 7
+	p := NewPlaces(size)
+	var held, most atomic.Int64
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 2000 {
+				if !p.TryReserve() {
+					continue
+				}
+				n := held.Add(1)
+				for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+				}
+				held.Add(-1)
+				p.Release()
+			}
+		})
+	}
+	all.Wait()
+	require.LessOrEqual(t, most.Load(), int64(size))
+	require.Zero(t, p.Used())
+}
