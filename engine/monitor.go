@@ -1,0 +1,280 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// Instance is one engine process to watch: one URL, whatever number of DP ranks.
+type Instance struct {
+	ID     string
+	Role   string // prefill or decode: the gauge's label
+	Target *Target
+}
+
+// Model is an entry of an engine's /v1/models.
+type Model struct {
+	ID          string
+	Parent      string // the base model of a LoRA adapter
+	MaxModelLen int    // 0 unknown
+}
+
+// Status is what is known about an instance. Facts read once (models, version,
+// capacity) stay when it goes down.
+type Status struct {
+	Up             bool
+	Err            error // why it is down, or what is amiss though it is up
+	Since          time.Time
+	Models         []Model
+	Version        string
+	CapacityTokens map[string]int64 // by `engine` label; empty where unknown
+	StartTime      float64          // of the process in Unix seconds, 0 unknown; another value is a restart
+}
+
+// MonitorConfig of a Monitor; Client is required.
+type MonitorConfig struct {
+	Client         *Client
+	HealthInterval time.Duration // GET /health; default 1 s
+	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
+	Timeout        time.Duration // of one GET; default 3 s: a busy API server is slow, not dead
+	Registerer     prometheus.Registerer
+	Log            *zap.Logger
+}
+
+// misses is how many checks in a row must fail to take an instance down. One
+// good check takes it up.
+const misses = 2
+
+// Monitor watches engines: it asks each in turn, one request in flight an
+// instance, and listens to what callers Report. Its methods may be called from
+// any goroutine, before and after Start.
+type Monitor struct {
+	cfg    MonitorConfig
+	gauge  *prometheus.GaugeVec
+	wg     sync.WaitGroup
+	signal chan struct{} // something is in changed
+
+	mu       sync.Mutex
+	ctx      context.Context // Start's; nil before and after it
+	watches  map[string]*watch
+	changed  []string // ids whose status the callback has not seen, oldest first
+	onChange func(id string, s Status)
+}
+
+// NewMonitor returns a monitor that watches nothing yet.
+func NewMonitor(cfg MonitorConfig) *Monitor {
+	cfg.HealthInterval = orDuration(cfg.HealthInterval, time.Second)
+	cfg.FactsInterval = orDuration(cfg.FactsInterval, 10*time.Second)
+	cfg.Timeout = orDuration(cfg.Timeout, 3*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	return &Monitor{cfg: cfg, gauge: upGauge(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{}}
+}
+
+// Start watches until ctx ends, and returns when the last request is over. The
+// callback of OnChange runs here.
+func (m *Monitor) Start(ctx context.Context) {
+	m.mu.Lock()
+	m.ctx = ctx
+	for _, w := range m.watches {
+		m.launch(w)
+	}
+	m.mu.Unlock()
+	for {
+		select {
+		case <-m.signal:
+			m.notify()
+		case <-ctx.Done():
+			m.mu.Lock()
+			m.ctx = nil // no launch from now on
+			m.mu.Unlock()
+			m.wg.Wait()
+			return
+		}
+	}
+}
+
+// Set replaces the watched instances. One that stays, with the same target,
+// keeps its state; one whose target changed is a new one.
+func (m *Monitor) Set(instances []Instance) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stay := make(map[string]*watch, len(instances))
+	for _, in := range instances {
+		w := m.watches[in.ID]
+		if w == nil || !w.in.same(in) {
+			w = &watch{m: m, in: in, kick: make(chan struct{}, 1), stop: func() {}, status: Status{Since: time.Now()}}
+		}
+		stay[in.ID] = w
+	}
+	for id, w := range m.watches {
+		if stay[id] != w {
+			w.gone = true
+			w.stop()
+			m.gauge.DeleteLabelValues(id, w.in.Role)
+		}
+	}
+	for id, w := range stay {
+		if m.watches[id] != w {
+			m.gauge.WithLabelValues(id, w.in.Role).Set(0)
+			m.launch(w)
+		}
+	}
+	m.watches = stay
+}
+
+// Status returns a copy of what is known; the zero Status for an unknown id.
+func (m *Monitor) Status(id string) Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		return w.status.clone()
+	}
+	return Status{}
+}
+
+// OnChange sets the function told of every change, one call at a time; changes
+// that come faster than it returns are told as one. Set it before Start.
+func (m *Monitor) OnChange(f func(id string, s Status)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.onChange = f
+}
+
+// Report tells how a call to an instance failed. If no connection could be
+// made the instance is down from now to its next good check, which is made at
+// once. Anything else (a timeout, a broken stream) may be the request's own
+// fault: the checks find out.
+func (m *Monitor) Report(id string, err error) {
+	var e *Error
+	if !errors.As(err, &e) || e.Phase != PhaseConnect || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watches[id]
+	if w == nil {
+		return
+	}
+	w.reports++ // a check begun before this cannot take the instance up
+	if w.status.Up {
+		next := w.status
+		next.Up, next.Err = false, err
+		w.become(next)
+		w.failed = misses
+		select {
+		case w.kick <- struct{}{}:
+		default: // one is due already
+		}
+	}
+}
+
+// notify calls back for what changed since it was last called.
+func (m *Monitor) notify() {
+	for {
+		m.mu.Lock()
+		if len(m.changed) == 0 {
+			m.mu.Unlock()
+			return
+		}
+		id := m.changed[0]
+		m.changed = m.changed[1:]
+		f, w := m.onChange, m.watches[id]
+		var s Status
+		if w != nil {
+			s = w.status.clone()
+		}
+		m.mu.Unlock()
+		if f != nil && w != nil {
+			f(id, s)
+		}
+	}
+}
+
+// launch begins to watch, if Start was called and ctx lives. It needs mu.
+func (m *Monitor) launch(w *watch) {
+	if m.ctx == nil || m.ctx.Err() != nil {
+		return
+	}
+	ctx, stop := context.WithCancel(m.ctx)
+	w.stop = stop
+	m.wg.Go(func() {
+		defer stop()
+		w.run(ctx)
+	})
+}
+
+// tell queues a change for the callback. It needs mu.
+func (m *Monitor) tell(id string) {
+	if !slices.Contains(m.changed, id) {
+		m.changed = append(m.changed, id)
+	}
+	select {
+	case m.signal <- struct{}{}:
+	default:
+	}
+}
+
+// same reports whether the instance is the one already watched.
+func (in Instance) same(other Instance) bool {
+	a, b := in.Target, other.Target
+	return in.Role == other.Role && (a == b ||
+		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
+}
+
+func (s Status) clone() Status {
+	s.Models = slices.Clone(s.Models)
+	s.CapacityTokens = maps.Clone(s.CapacityTokens)
+	return s
+}
+
+// equal compares what a callback can see.
+func (s Status) equal(o Status) bool {
+	return s.Up == o.Up && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
+		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// upGauge registers evenkeel_engine_up, or finds it: a second monitor in the
+// process shares it.
+func upGauge(reg prometheus.Registerer) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "evenkeel_engine_up",
+		Help: "1 while the engine answers its health check.",
+	}, []string{"engine", "role"})
+	if reg == nil {
+		return g
+	}
+	err := reg.Register(g)
+	var already prometheus.AlreadyRegisteredError
+	if errors.As(err, &already) {
+		if old, ok := already.ExistingCollector.(*prometheus.GaugeVec); ok {
+			return old
+		}
+	}
+	if err != nil { // another collector under our name: a bug in the wiring
+		panic(err)
+	}
+	return g
+}
+
+func orDuration(d, standard time.Duration) time.Duration {
+	if d <= 0 {
+		return standard
+	}
+	return d
+}

@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// Names of the series a Sample reads, the first that has a value wins: new
+// vLLM, old vLLM, SGLang (contract 7).
+var (
+	kvUsageNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
+	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
+	waitingNames  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
+	capacityNames = []string{"sglang:max_total_num_tokens"}
+)
+
+const (
+	cacheConfigName = "vllm:cache_config_info"           // the capacity is in its labels
+	startTimeName   = "process_start_time_seconds"       // a change is a restart
+	metricsLimit    = 16 << 20                           // bytes; a big deployment's page is below 1 MiB
+	metricsAccept   = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
+)
+
+// MetricNames replace the known names where an operator's engine has others
+// (contract 12); an empty one keeps the defaults.
+type MetricNames struct{ KVUsage, Running, Waiting string }
+
+// Sample is one reading of an engine's metrics. Every value is kept by the
+// `engine` label, one for each DP rank, and never averaged. A series that is
+// absent or NaN is unknown: the second result is false.
+//
+// Rank -1 asks for the instance as a whole: the fullest rank's KV usage, and
+// the sum of the others. Gauges freeze while an engine is idle (contract 0.10):
+// a sample is a hint about others' load, never the only gate.
+type Sample struct {
+	// StartTime is the process's in Unix seconds, 0 unknown.
+	StartTime float64
+
+	kvUsage, running, waiting, capacity map[string]float64
+}
+
+// Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
+func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
+	return MetricNames{}.Scrape(ctx, c, t)
+}
+
+// Scrape is Scrape with an operator's own metric names.
+func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
+	status, page, err := c.Get(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
+	if err != nil {
+		return nil, err
+	}
+	if status != http.StatusOK {
+		return nil, &StatusError{Target: t.ID, Path: "/metrics", Status: status}
+	}
+	s, err := n.Parse(page)
+	if err != nil {
+		return nil, fmt.Errorf("engine %s: %w", t.ID, err)
+	}
+	return s, nil
+}
+
+// Parse reads a page in the Prometheus text format. Only lines of known names
+// reach the parser: an engine's page has thousands of histogram buckets, and a
+// broken line among them must not blind us.
+func (n MetricNames) Parse(page []byte) (*Sample, error) {
+	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
+	wanted := slices.Concat(kv, running, waiting, capacityNames, []string{cacheConfigName, startTimeName})
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
+	if err != nil {
+		return nil, fmt.Errorf("metrics page: %w", err)
+	}
+	s := &Sample{
+		kvUsage:  byEngine(families, kv),
+		running:  byEngine(families, running),
+		waiting:  byEngine(families, waiting),
+		capacity: byEngine(families, capacityNames),
+	}
+	for _, m := range families[cacheConfigName].GetMetric() {
+		if tokens, ok := cacheTokens(m); ok {
+			s.capacity[label(m, "engine")] = tokens
+		}
+	}
+	for _, m := range families[startTimeName].GetMetric() {
+		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {
+			s.StartTime = v
+		}
+	}
+	return s, nil
+}
+
+// KVUsage is the share of KV blocks in use, 0 to 1.
+func (s *Sample) KVUsage(rank int) (float64, bool) {
+	if rank < 0 {
+		return fold(s.kvUsage, math.Max)
+	}
+	return at(s.kvUsage, rank)
+}
+
+// Running is the number of requests in the engine's batch.
+func (s *Sample) Running(rank int) (float64, bool) { return total(s.running, rank) }
+
+// Waiting is the number of requests the engine holds back.
+func (s *Sample) Waiting(rank int) (float64, bool) { return total(s.waiting, rank) }
+
+// CacheTokens is the KV capacity in tokens: num_gpu_blocks x block_size.
+func (s *Sample) CacheTokens(rank int) (int64, bool) {
+	v, ok := total(s.capacity, rank)
+	return int64(v), ok
+}
+
+// Capacities is CacheTokens of every engine label.
+func (s *Sample) Capacities() map[string]int64 {
+	out := make(map[string]int64, len(s.capacity))
+	for e, v := range s.capacity {
+		out[e] = int64(v)
+	}
+	return out
+}
+
+// Engines lists the `engine` labels that have a KV usage, by number. A node
+// under hybrid load balancing may count from another rank than 0.
+func (s *Sample) Engines() []string {
+	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+	})
+}
+
+func total(values map[string]float64, rank int) (float64, bool) {
+	if rank < 0 {
+		return fold(values, func(a, b float64) float64 { return a + b })
+	}
+	return at(values, rank)
+}
+
+func fold(values map[string]float64, f func(a, b float64) float64) (sum float64, ok bool) {
+	for _, v := range values { // not negative, so 0 begins a maximum as well as a sum
+		sum, ok = f(sum, v), true
+	}
+	return sum, ok
+}
+
+// at finds a rank's value. An engine too old to label its series has one rank.
+func at(values map[string]float64, rank int) (float64, bool) {
+	if v, ok := values[strconv.Itoa(rank)]; ok {
+		return v, true
+	}
+	v, ok := values[""]
+	return v, ok && rank == 0
+}
+
+// byEngine takes, for each engine label, the first name with a value. Other
+// labels (LoRA) may split a series: the largest counts (contract 7).
+func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
+	out := map[string]float64{}
+	for _, name := range names {
+		found := map[string]float64{}
+		for _, m := range families[name].GetMetric() {
+			v, e := m.GetUntyped().GetValue(), label(m, "engine")
+			if old, seen := found[e]; !math.IsNaN(v) && (!seen || v > old) {
+				found[e] = v
+			}
+		}
+		for e, v := range found {
+			if _, newer := out[e]; !newer {
+				out[e] = v
+			}
+		}
+	}
+	return out
+}
+
+func cacheTokens(m *dto.Metric) (float64, bool) {
+	blocks, err := strconv.ParseInt(label(m, "num_gpu_blocks"), 10, 64)
+	if err != nil { // "None" until the engine has measured its memory
+		return 0, false
+	}
+	size, err := strconv.ParseInt(label(m, "block_size"), 10, 64)
+	return float64(blocks) * float64(size), err == nil && blocks > 0 && size > 0
+}
+
+func label(m *dto.Metric, name string) string {
+	for _, l := range m.GetLabel() {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+// onlyNamed keeps the sample lines of exactly these names. Without their TYPE
+// lines all are untyped, which is all a gauge's value needs.
+func onlyNamed(page []byte, names []string) []byte {
+	var kept []byte
+	for line := range bytes.Lines(page) {
+		end := bytes.IndexAny(line, "{ \t")
+		if end > 0 && line[0] != '#' && slices.Contains(names, string(line[:end])) {
+			kept = append(kept, bytes.TrimRight(line, "\r\n")...)
+			kept = append(kept, '\n')
+		}
+	}
+	return kept
+}
+
+func orDefault(name string, defaults []string) []string {
+	if name == "" {
+		return defaults
+	}
+	return []string{name}
+}

@@ -1,0 +1,249 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// ErrCredential is in Status.Err while an engine refuses our API key: every
+// request would fail, so it counts as down (contract 9).
+var ErrCredential = errors.New("engine refused our credential; check the API key of its profile (api_key_env)")
+
+// StatusError is an answer whose HTTP status was not the wanted one.
+type StatusError struct {
+	Target string
+	Path   string
+	Status int
+}
+
+func (e *StatusError) Error() string {
+	s := fmt.Sprintf("engine %s: GET %s answered %d %s", e.Target, e.Path, e.Status, http.StatusText(e.Status))
+	if cause := e.Unwrap(); cause != nil {
+		s += ": " + cause.Error()
+	}
+	return s
+}
+
+// Unwrap makes a 401 or 403 an ErrCredential.
+func (e *StatusError) Unwrap() error {
+	if e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
+		return ErrCredential
+	}
+	return nil
+}
+
+const answerLimit = 1 << 20 // bytes of a health, models or version answer
+
+// watch is one instance's checks and state.
+type watch struct {
+	m    *Monitor
+	in   Instance
+	kick chan struct{} // check now
+	stop context.CancelFunc
+
+	factsAt time.Time // last read; only run's goroutine
+	facts   facts     // only run's goroutine
+
+	// Under m.mu:
+	status  Status
+	failed  int    // checks in a row
+	reports uint64 // failures to connect that callers told of
+	alarmed bool   // the credential alarm was given and stands
+	gone    bool   // not watched any more: a check still under way changes nothing
+}
+
+// facts change only with the process, or with a LoRA adapter loaded.
+type facts struct {
+	models   []Model
+	version  string
+	capacity map[string]int64
+	start    float64
+	err      error // why models are unknown or old
+}
+
+func (w *watch) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.kick:
+		case <-timer.C:
+		}
+		w.check(ctx)
+		timer.Reset(jitter(w.m.cfg.HealthInterval))
+	}
+}
+
+// check asks once and draws the conclusion.
+func (w *watch) check(ctx context.Context) {
+	w.m.mu.Lock()
+	reports, up := w.reports, w.status.Up
+	w.m.mu.Unlock()
+	_, err := w.get(ctx, "/health")
+	if err == nil && (!up || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {
+		w.readFacts(ctx, !up)
+	}
+	if ctx.Err() != nil { // stopped: what failed, failed by that
+		return
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if w.gone {
+		return
+	}
+	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
+	w.alarm(refused)
+	switch {
+	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
+	case err == nil:
+		w.failed = 0
+		w.become(w.learned(!refused))
+	default:
+		w.failed++
+		next := w.status
+		if refused || w.failed >= misses {
+			next.Up = false
+		}
+		next.Err = err
+		w.become(next)
+	}
+}
+
+// learned is the status that the facts give.
+func (w *watch) learned(up bool) Status {
+	f := w.facts
+	return Status{
+		Up: up, Err: f.err, Since: w.status.Since,
+		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
+	}
+}
+
+// become replaces the status; Since moves with Up. It needs m.mu.
+func (w *watch) become(next Status) {
+	old := w.status
+	if next.equal(old) {
+		return
+	}
+	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID), zap.String("role", w.in.Role))
+	switch {
+	case next.Up && !old.Up:
+		next.Since = time.Now()
+		w.m.gauge.WithLabelValues(w.in.ID, w.in.Role).Set(1)
+		log.Info("engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
+	case old.Up && !next.Up:
+		next.Since = time.Now()
+		w.m.gauge.WithLabelValues(w.in.ID, w.in.Role).Set(0)
+		log.Warn("engine is down", zap.Error(next.Err))
+	case old.StartTime != 0 && next.StartTime != old.StartTime:
+		log.Warn("engine restarted between two checks: what it held for decode is lost")
+	}
+	w.status = next
+	w.m.tell(w.in.ID)
+}
+
+// alarm tells of a refused credential once, until it is accepted. It needs m.mu.
+func (w *watch) alarm(refused bool) {
+	if refused && !w.alarmed {
+		w.m.cfg.Log.Error("ALARM: engine refuses our API key, no request can reach it",
+			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(ErrCredential))
+	}
+	w.alarmed = refused
+}
+
+// readFacts asks for what /health does not tell. Version and capacity are read
+// again after a restart, which shows as another start time. An engine that has
+// no /version or /metrics (404, or anything but an answer) leaves them unknown:
+// that does not make it worse at serving.
+func (w *watch) readFacts(ctx context.Context, full bool) {
+	f := w.facts
+	s, err := w.scrape(ctx)
+	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
+		full, f.start = true, s.StartTime
+	}
+	if full {
+		f.version, f.capacity = "", nil
+	}
+	if err == nil && len(f.capacity) == 0 {
+		f.capacity = s.Capacities()
+	}
+	if f.version == "" {
+		if body, err := w.get(ctx, "/version"); err == nil {
+			f.version = parseVersion(body)
+		}
+	}
+	var body []byte
+	if body, f.err = w.get(ctx, "/v1/models"); f.err == nil {
+		var models []Model
+		if models, f.err = parseModels(body); f.err == nil {
+			f.models = models
+		} else {
+			f.err = fmt.Errorf("engine %s: GET /v1/models: %w", w.in.ID, f.err)
+		}
+	}
+	w.facts, w.factsAt = f, time.Now()
+}
+
+func (w *watch) scrape(ctx context.Context) (*Sample, error) {
+	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
+	defer stop()
+	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
+}
+
+// get returns the body of a 200, and an error for anything else.
+func (w *watch) get(ctx context.Context, path string) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
+	defer stop()
+	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, answerLimit)
+	if err != nil {
+		return nil, err
+	}
+	if status != http.StatusOK {
+		return nil, &StatusError{Target: w.in.ID, Path: path, Status: status}
+	}
+	return body, nil
+}
+
+func parseModels(body []byte) ([]Model, error) {
+	var list struct {
+		Data []struct {
+			ID          string `json:"id"`
+			Parent      string `json:"parent"`
+			MaxModelLen int    `json:"max_model_len"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("not a model list: %w", err)
+	}
+	models := make([]Model, 0, len(list.Data))
+	for _, d := range list.Data {
+		if d.ID != "" {
+			models = append(models, Model{ID: d.ID, Parent: d.Parent, MaxModelLen: d.MaxModelLen})
+		}
+	}
+	return models, nil
+}
+
+// parseVersion returns "" for what is not understood: unknown.
+func parseVersion(body []byte) string {
+	var v struct {
+		Version string `json:"version"`
+	}
+	if json.Unmarshal(body, &v) != nil {
+		return ""
+	}
+	return v.Version
+}
+
+// jitter spreads the checks of many engines, a tenth to either side.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))
+}
