@@ -1,0 +1,156 @@
+// Package config is evenkeel's configuration file: its keys, their defaults,
+// strict reading and validation. Every error names file, line and column and
+// says what to change; nothing here opens a socket.
+package config
+
+import (
+	"time"
+
+	"evenkeel/mooncake"
+)
+
+// Config is the whole file (architecture 4). Durations are written as in Go.
+type Config struct {
+	Listen   string                      `yaml:"listen"`
+	Admin    Admin                       `yaml:"admin"`
+	KeysFile string                      `yaml:"keys_file"`
+	Profiles map[string]mooncake.Profile `yaml:"profiles"`
+	Engines  Engines                     `yaml:"engines"`
+	Dispatch Dispatch                    `yaml:"dispatch"`
+	Pool     Pool                        `yaml:"pool"`
+	Prefill  Prefill                     `yaml:"prefill"`
+	Limits   Limits                      `yaml:"limits"`
+	Log      Log                         `yaml:"log"`
+
+	// src and file are kept so that Validate can point at the line.
+	src  []byte
+	file string
+}
+
+// Admin is the listener for operators.
+type Admin struct {
+	Listen    string `yaml:"listen"`
+	TokenFile string `yaml:"token_file"` // needed on any address but loopback
+}
+
+// Engines lists both sides of the cluster.
+type Engines struct {
+	Prefill []Engine `yaml:"prefill"`
+	Decode  []Engine `yaml:"decode"`
+}
+
+// Engine is one API server; with Ranks > 0 it fronts that many DP ranks, which
+// are addressed by header (contract 3).
+type Engine struct {
+	URL     string `yaml:"url"`
+	Profile string `yaml:"profile"`
+	Ranks   int    `yaml:"ranks"`
+	// Decode only.
+	Group   string  `yaml:"group"`
+	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks
+	Slots   int     `yaml:"slots"`     // per rank, the engine's max_num_seqs; 0: the profile's, else 32 with a warning
+	KV      int64   `yaml:"kv_tokens"` // per rank; 0: the profile's, else what the engine reports
+	Cost    float32 `yaml:"cost"`
+}
+
+// Dispatch is the decision.
+type Dispatch struct {
+	Policy    string        `yaml:"policy"`
+	Window    time.Duration `yaml:"window"`
+	TickLimit time.Duration `yaml:"tick_limit"`
+}
+
+// Pool holds finished prefills that wait for a rank.
+type Pool struct {
+	Size int           `yaml:"size"`
+	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off
+}
+
+// Prefill is the prefill tier (prefill 9).
+type Prefill struct {
+	Policy      string  `yaml:"policy"`
+	Work        string  `yaml:"work"` // least-tokens weight: tokens | vllm-ascend (prefill P17)
+	KVThreshold float64 `yaml:"kv_threshold"`
+	Scrape      struct {
+		Interval time.Duration `yaml:"interval"` // 0: never, own accounts alone gate
+		Timeout  time.Duration `yaml:"timeout"`
+		Misses   int           `yaml:"misses"`
+	} `yaml:"scrape"`
+	Queue struct {
+		Max     int           `yaml:"max"`
+		Timeout time.Duration `yaml:"timeout"`
+	} `yaml:"queue"`
+	Retry struct {
+		Attempts int           `yaml:"attempts"` // probes in all
+		Base     time.Duration `yaml:"base"`
+		Budget   float64       `yaml:"budget"` // retries as a share of requests over 10 s
+	} `yaml:"retry"`
+}
+
+// Limits bound what a client or an engine may cost us.
+type Limits struct {
+	Body           int           `yaml:"body_bytes"`
+	Head           int           `yaml:"head_bytes"`
+	Connections    int           `yaml:"connections"`
+	PerIP          int           `yaml:"connections_per_ip"` // 0: unlimited
+	ReadTimeout    time.Duration `yaml:"read_timeout"`       // first byte of a request to its last
+	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // keep-alive
+	WriteTimeout   time.Duration `yaml:"write_timeout"`      // one write to a client that does not read
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
+	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
+	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // SIGTERM: streams may finish this long
+	EventBytes     int           `yaml:"event_bytes"`
+	ChatTemplate   bool          `yaml:"allow_chat_template"`
+	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
+}
+
+// Log says what is written where.
+type Log struct {
+	Level    string `yaml:"level"`
+	Requests string `yaml:"requests"` // JSON lines, one a request; "-" is stdout, empty is off
+}
+
+// Default returns the configuration of an empty file.
+func Default() *Config {
+	c := &Config{
+		Listen: ":8000",
+		Admin:  Admin{Listen: "127.0.0.1:9090"},
+		Dispatch: Dispatch{
+			Policy:    "br0",
+			Window:    3 * time.Millisecond,
+			TickLimit: 20 * time.Millisecond,
+		},
+		Pool: Pool{Size: 1024},
+		Limits: Limits{
+			Body:           32 << 20,
+			Head:           16 << 10,
+			Connections:    65_536,
+			ReadTimeout:    30 * time.Second,
+			IdleTimeout:    90 * time.Second,
+			WriteTimeout:   30 * time.Second,
+			ConnectTimeout: 3 * time.Second,
+			ProbeTimeout:   10 * time.Minute,
+			EventTimeout:   2 * time.Minute,
+			DrainTimeout:   5 * time.Minute,
+			EventBytes:     8 << 20,
+		},
+		Log: Log{Level: "info"},
+	}
+	c.Prefill.Policy = "least-tokens"
+	c.Prefill.Work = "tokens"
+	c.Prefill.KVThreshold = 0.90
+	c.Prefill.Scrape.Interval = 500 * time.Millisecond
+	c.Prefill.Scrape.Timeout = 500 * time.Millisecond
+	c.Prefill.Scrape.Misses = 3
+	c.Prefill.Queue.Max = 1000
+	c.Prefill.Queue.Timeout = time.Minute
+	c.Prefill.Retry.Attempts = 3
+	c.Prefill.Retry.Base = 50 * time.Millisecond
+	c.Prefill.Retry.Budget = 0.2
+	return c
+}
+
+// DefaultProfile is the name an engine without `profile` refers to; it exists
+// without being written down.
+const DefaultProfile = "ascend"
