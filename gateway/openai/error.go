@@ -25,6 +25,11 @@ type Error struct {
 	Param      string // the key at fault; empty: null
 	Message    string
 	RetryAfter int // seconds for a Retry-After header; 0: none
+
+	// An engine's own refusal reaches the client byte for byte (contract 9):
+	// Raw replaces the object above, of the type ContentType.
+	Raw         []byte
+	ContentType string
 }
 
 // NewError returns an error of the type that goes with its status.
@@ -51,6 +56,9 @@ func (e *Error) Error() string {
 
 // JSON is the body of the answer.
 func (e *Error) JSON() []byte {
+	if e.Raw != nil {
+		return e.Raw
+	}
 	type inner struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`

@@ -1,0 +1,67 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/pool"
+)
+
+// drain releases a hand-off nobody will decode: no call frees a prefiller's
+// blocks but a decode that pulls them, so one token is decoded and thrown away
+// on the rank the dispatcher picks, charged like any admission (contract 2.5a).
+// Until that has happened, or the engine's hold timeout has, the hand-off stays
+// on the prefiller's budget.
+func (g *Gateway) drain(h *handoff, m route) {
+	g.background.Go(func() {
+		outcome, err := g.drainNow(h, m)
+		g.metrics.drains.WithLabelValues(outcome).Inc()
+		if err != nil {
+			h.lease.Orphan()
+			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.String("id", h.job.id), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
+		}
+	})
+}
+
+func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
+	j := h.job
+	r := <-g.dispatcher.Enqueue(&pool.Entry{
+		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(), Deadline: h.Deadline(), Drain: true,
+	})
+	if r.Err != nil {
+		return "unplaced", r.Err
+	}
+	end := dispatcher.Outcome{Kind: dispatcher.Failed}
+	defer func() { g.dispatcher.Release(r.Slot, end) }()
+	if h.kv == nil {
+		if h.kv, err = h.Take(time.Now()); err != nil {
+			return "expired", err
+		}
+	}
+	rank := g.fleet.rank(r.Slot.Worker)
+	body := rank.Profile.DrainBody(&j.req.Body, j.req.Endpoint, j.leg, h.kv, nil)
+	call := g.client.NewCall(rank.Target)
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", 1), body, engine.Deadlines{
+		Connect: g.cfg.Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
+	})
+	if err != nil {
+		return "failed", err
+	}
+	defer resp.Close()
+	if _, err = resp.ReadAll(g.cfg.Limits.EventBytes); err != nil {
+		return "failed", err
+	}
+	if resp.StatusCode() != http.StatusOK {
+		if _, freed := g.fleet.rejects(rank); !freed {
+			return "refused", fmt.Errorf("decode %s answered %d", rank.Target.ID, resp.StatusCode())
+		}
+	}
+	h.lease.Release()
+	end.Kind = dispatcher.Cancelled
+	return "drained", nil
+}

@@ -1,0 +1,439 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// A fleet knows the engines: who they are, which models and ranks they have,
+// whether they are up. It tells prefill tier and dispatcher whenever that
+// changes. Identities outlive health: a rank that comes back finds its load.
+type fleet struct {
+	gw *Gateway
+
+	mu        sync.RWMutex
+	instances map[string]*instance // by role and host:port
+	order     []string             // as configured, then as added
+	ranks     map[int32]*rank      // every rank that ever was: its requests may outlive it
+	ids       map[string]int32     // rank name → worker id, never reused
+	routes    map[string]route     // model or LoRA name → board
+	hosts     map[string]bool      // where a prefiller's KV may be pulled from
+}
+
+// Roles of an engine.
+const (
+	rolePrefill = "prefill"
+	roleDecode  = "decode"
+)
+
+// instance is one engine's API server.
+type instance struct {
+	id      string // host:port
+	role    string
+	url     *url.URL
+	conf    config.Engine
+	profile *mooncake.Profile
+	apiKey  string
+	status  engine.Status
+	drained bool
+}
+
+func (i *instance) key() string { return i.role + " " + i.id }
+
+// rank is one place a decode leg can be sent to.
+type rank struct {
+	Worker   int32
+	Instance string // the monitor's id
+	Target   *engine.Target
+	Profile  *mooncake.Profile
+}
+
+// route is where a model's requests go.
+type route struct {
+	name    string // as the client wrote it: a base model or a LoRA
+	board   string // the base model, whose ranks they share
+	maxLen  int    // context length, 0 = unknown
+	prefill bool   // some prefill engine that is up has it
+	decode  bool   // some decode rank that is up has it
+}
+
+// defaultSlots is what a rank is given when nobody says its max_num_seqs, which
+// cannot be discovered (contract 3).
+const defaultSlots = 32
+
+func newFleet(gw *Gateway) *fleet {
+	return &fleet{
+		gw: gw, instances: map[string]*instance{}, ranks: map[int32]*rank{}, ids: map[string]int32{},
+		routes: map[string]route{}, hosts: map[string]bool{},
+	}
+}
+
+// add registers an engine. An engine that is known already keeps its state.
+func (f *fleet) add(role string, e config.Engine) error {
+	id, err := config.InstanceID(e.URL)
+	if err != nil {
+		return err
+	}
+	u, err := url.Parse(e.URL)
+	if err != nil {
+		return fmt.Errorf("%s engine %q: %w", role, e.URL, err)
+	}
+	u.Host = id
+	profile, ok := f.gw.profiles[e.Profile]
+	if !ok {
+		return fmt.Errorf("%s engine %s: no profile is named %q", role, id, e.Profile)
+	}
+	in := &instance{id: id, role: role, url: u, conf: e, profile: profile}
+	if env := profile.APIKeyEnv; env != "" {
+		if in.apiKey = os.Getenv(env); in.apiKey == "" {
+			return fmt.Errorf("%s engine %s: its profile's api_key_env names %s, which is empty; export it", role, id, env)
+		}
+	}
+	if role == roleDecode && e.Slots == 0 {
+		in.conf.Slots = defaultSlots
+		f.gw.log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
+			zap.String("engine", id), zap.Int("assumed", defaultSlots))
+	}
+	f.mu.Lock()
+	if old, ok := f.instances[in.key()]; ok {
+		in.status, in.drained = old.status, false
+	} else {
+		f.order = append(f.order, in.key())
+	}
+	f.instances[in.key()] = in
+	f.mu.Unlock()
+	if role == rolePrefill {
+		f.learnHosts(in)
+	}
+	f.watch()
+	f.publish()
+	return nil
+}
+
+var errNoSuchEngine = errors.New("no such engine")
+
+// remove takes an engine out: its requests finish, it gets no new ones.
+func (f *fleet) remove(role, id string) error {
+	f.mu.Lock()
+	in, ok := f.instances[role+" "+id]
+	if ok {
+		delete(f.instances, in.key())
+		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == in.key() })
+	}
+	f.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%w: %s %s", errNoSuchEngine, role, id)
+	}
+	f.watch()
+	f.publish()
+	return nil
+}
+
+// drain stops new work for a rank's whole engine, or takes the stop back.
+func (f *fleet) drain(role, id string, on bool) error {
+	f.mu.Lock()
+	in, ok := f.instances[role+" "+id]
+	if ok {
+		in.drained = on
+	}
+	f.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%w: %s %s", errNoSuchEngine, role, id)
+	}
+	f.publish()
+	return nil
+}
+
+// learnHosts adds the names and addresses a prefiller's hand-offs may point
+// decode engines at. Any other host in a hand-off is refused (contract 10).
+func (f *fleet) learnHosts(in *instance) {
+	hosts := append([]string{in.url.Hostname()}, in.profile.KVHosts...)
+	ctx, cancel := context.WithTimeout(f.gw.ctx, 2*time.Second)
+	defer cancel()
+	for _, h := range slices.Clone(hosts) {
+		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
+		if err != nil {
+			f.gw.log.Warn("name of a prefill engine does not resolve; its hand-offs are accepted by name only", zap.String("host", h), zap.Error(err))
+		}
+		hosts = append(hosts, addrs...)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, h := range hosts {
+		f.hosts[h] = true
+	}
+}
+
+func (f *fleet) knownHost(host string) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.hosts[host]
+}
+
+// watch gives the monitor the present list.
+func (f *fleet) watch() {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	var list []engine.Instance
+	for _, k := range f.order {
+		in := f.instances[k]
+		list = append(list, engine.Instance{ID: k, Role: in.role, Target: in.target(-1)})
+	}
+	f.gw.monitor.Set(list)
+}
+
+func (i *instance) target(rank int) *engine.Target {
+	t := &engine.Target{ID: i.id, URL: i.url, Rank: rank, APIKey: i.apiKey}
+	if i.url.Scheme == "https" {
+		t.TLS = &tls.Config{ServerName: i.url.Hostname(), MinVersion: tls.VersionTLS12}
+	}
+	if rank >= 0 {
+		t.ID = i.id + "/" + strconv.Itoa(rank)
+	}
+	return t
+}
+
+// onStatus is the monitor's callback.
+func (f *fleet) onStatus(key string, s engine.Status) {
+	f.mu.Lock()
+	in, ok := f.instances[key]
+	if ok {
+		in.status = s
+	}
+	f.mu.Unlock()
+	if ok {
+		f.publish()
+	}
+}
+
+// publish derives what prefill tier, dispatcher and API need from the engines'
+// present state.
+func (f *fleet) publish() {
+	f.mu.Lock()
+	routes := map[string]route{}
+	var candidates []prefill.Candidate
+	var workers []dispatcher.Worker
+	for _, k := range f.order {
+		in := f.instances[k]
+		up := in.status.Up && !in.drained
+		f.route(routes, in, up)
+		for _, r := range ranksOf(in) {
+			if in.role == rolePrefill {
+				candidates = append(candidates, candidate(in, r, up))
+			} else if len(in.status.Models) > 0 { // before that its board is unknown
+				workers = append(workers, f.worker(in, r, up))
+			}
+		}
+	}
+	f.routes = routes
+	f.mu.Unlock()
+	f.gw.tier.SetCandidates(candidates)
+	f.gw.dispatcher.SetWorkers(workers)
+}
+
+func ranksOf(in *instance) []int {
+	if in.conf.Ranks == 0 {
+		if in.role == rolePrefill && in.profile.Connector == mooncake.VLLMMooncake {
+			return []int{0} // it wants the header even for its only rank (contract 1.2)
+		}
+		return []int{-1}
+	}
+	ranks := make([]int, in.conf.Ranks)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return ranks
+}
+
+func candidate(in *instance, r int, up bool) prefill.Candidate {
+	c := prefill.Candidate{
+		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
+		CapacityTokens: capacityOf(in, r), Live: up,
+	}
+	if in.profile.KVTokensPerRank > 0 {
+		c.CapacityTokens = in.profile.KVTokensPerRank
+	}
+	for _, m := range in.status.Models {
+		c.Models = append(c.Models, m.ID)
+	}
+	return c
+}
+
+// capacityOf is what the engine reports for the rank; the only series of a
+// single-rank server counts whatever its label.
+func capacityOf(in *instance, r int) int64 {
+	if n, ok := in.status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
+		return n
+	}
+	if r < 0 && len(in.status.CapacityTokens) == 1 {
+		for _, n := range in.status.CapacityTokens {
+			return n
+		}
+	}
+	return 0
+}
+
+// worker is called with f.mu held.
+func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
+	t := in.target(r)
+	id, ok := f.ids[t.ID]
+	if !ok {
+		id = int32(len(f.ids))
+		f.ids[t.ID] = id
+	}
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile}
+	w := dispatcher.Worker{
+		ID: id, Name: t.ID, Model: boardOf(in.status.Models), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
+		Slots: in.conf.Slots, Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
+	}
+	if w.Capacity == 0 {
+		w.Capacity = capacityOf(in, r)
+	}
+	return w
+}
+
+// boardOf is the base model an engine serves; its LoRAs share the ranks.
+func boardOf(models []engine.Model) string {
+	for _, m := range models {
+		if m.Parent == "" {
+			return m.ID
+		}
+	}
+	return models[0].ID
+}
+
+func (f *fleet) route(routes map[string]route, in *instance, up bool) {
+	for _, m := range in.status.Models {
+		r, ok := routes[m.ID]
+		if !ok {
+			r = route{name: m.ID, board: boardOf(in.status.Models)}
+		}
+		if in.role == rolePrefill {
+			r.prefill = r.prefill || up
+		} else {
+			r.decode = r.decode || up
+			r.board = boardOf(in.status.Models)
+			if n := in.maxLen(m); n > 0 && (r.maxLen == 0 || n < r.maxLen) {
+				r.maxLen = n
+			}
+		}
+		routes[m.ID] = r
+	}
+}
+
+// maxLen is the context length of a model, the profile's word first.
+func (i *instance) maxLen(m engine.Model) int {
+	if i.profile.MaxModelLen > 0 {
+		return i.profile.MaxModelLen
+	}
+	return m.MaxModelLen
+}
+
+// lookup finds a model's route. known is false while no engine has told which
+// models it serves, when an unknown name proves nothing.
+func (f *fleet) lookup(model string) (r route, ok, known bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	r, ok = f.routes[model]
+	return r, ok, len(f.routes) > 0
+}
+
+// models are the names that can be served now: healthy on both sides.
+func (f *fleet) models() []route {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	var list []route
+	for _, r := range f.routes {
+		if r.prefill || r.decode {
+			list = append(list, r)
+		}
+	}
+	slices.SortFunc(list, func(a, b route) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// rank finds where a worker is. Assignments name only workers the fleet has
+// published, and those are never forgotten.
+func (f *fleet) rank(worker int32) *rank {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.ranks[worker]
+}
+
+// rejects tells what an error status of a decode engine means for the hand-off:
+// spent when the engine tells the prefiller to free it, which the profile says
+// or its version does; freed when that is certain, for a build whose version
+// cannot be read may do either (contract 12).
+func (f *fleet) rejects(r *rank) (spent, freed bool) {
+	if says := r.Profile.RejectReleases; says != nil {
+		return *says, *says
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	in, ok := f.instances[r.Instance]
+	if !ok {
+		return true, false
+	}
+	major, minor, ok := parseVersion(in.status.Version)
+	if !ok {
+		return true, false
+	}
+	spent = major > 0 || minor >= rejectReleasesMinor
+	return spent, spent
+}
+
+// rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
+// rejected decode request (vLLM PR 41269, May 2026).
+const rejectReleasesMinor = 25
+
+func parseVersion(v string) (major, minor int, ok bool) {
+	parts := strings.SplitN(strings.TrimPrefix(v, "v"), ".", 3)
+	if len(parts) < 2 {
+		return 0, 0, false
+	}
+	major, err1 := strconv.Atoi(parts[0])
+	minor, err2 := strconv.Atoi(parts[1])
+	return major, minor, err1 == nil && err2 == nil
+}
+
+// up counts the engines that take requests now, count those there are.
+func (f *fleet) up() (prefills, decodes int) {
+	return f.tally(func(in *instance) bool { return in.status.Up && !in.drained && len(in.status.Models) > 0 })
+}
+
+func (f *fleet) count() (prefills, decodes int) {
+	return f.tally(func(*instance) bool { return true })
+}
+
+func (f *fleet) tally(of func(*instance) bool) (prefills, decodes int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		switch {
+		case !of(in):
+		case in.role == rolePrefill:
+			prefills++
+		default:
+			decodes++
+		}
+	}
+	return prefills, decodes
+}

@@ -1,0 +1,260 @@
+// Package gateway is the proxy itself: the OpenAI API towards clients, the life
+// of a request through prefill engine, pool and decode rank, and the wiring of
+// the parts that decide. life.go is the place to start reading.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/keys"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// Gateway is one running proxy.
+type Gateway struct {
+	cfg     *config.Config
+	log     *zap.Logger
+	reg     *prometheus.Registry
+	started time.Time
+
+	profiles   map[string]*mooncake.Profile
+	limits     openai.Limits
+	keys       *keys.Set
+	client     *engine.Client
+	monitor    *engine.Monitor
+	tier       *prefill.Tier
+	places     *pool.Places
+	dispatcher *dispatcher.Dispatcher
+	fleet      *fleet
+	metrics    *metrics
+	requestLog *requestLog
+	engineIDs  engineIDs
+	routes     map[string]handler
+
+	ctx        context.Context // ends when the last stream has
+	stop       context.CancelFunc
+	background sync.WaitGroup // drains and loops
+	server     *fasthttp.Server
+	listener   *edge.Listener
+	admin      net.Listener
+	draining   atomic.Bool
+	open       atomic.Int64 // client requests being served
+	ids        atomic.Uint64
+}
+
+// New wires a proxy from a validated config. Nothing listens yet.
+func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
+	g := &Gateway{cfg: cfg, log: log, started: time.Now(), reg: prometheus.NewRegistry(), profiles: map[string]*mooncake.Profile{}}
+	g.ctx, g.stop = context.WithCancel(context.Background())
+	for name, p := range cfg.Profiles {
+		g.profiles[name] = &p
+	}
+	g.limits = openai.Limits{
+		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
+	}
+	var err error
+	if g.keys, err = keys.Load(cfg.KeysFile); err != nil {
+		return nil, err
+	}
+	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
+		return nil, fmt.Errorf("log.requests: %w", err)
+	}
+	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
+	g.client = engine.NewClient(engine.Options{})
+	g.places = pool.NewPlaces(cfg.Pool.Size)
+	g.fleet = newFleet(g)
+	g.monitor = engine.NewMonitor(engine.MonitorConfig{Client: g.client, Registerer: g.reg, Log: log})
+	g.monitor.OnChange(g.fleet.onStatus)
+	if g.tier, err = prefill.New(g.prefillConfig()); err != nil {
+		return nil, err
+	}
+	g.places.OnFree(g.tier.Wake)
+	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
+		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: g.poolTTL(),
+		Registerer: g.reg, Places: g.places, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	g.routes = g.publicRoutes()
+	g.server = edge.NewServer(edge.Options{
+		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
+		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
+		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
+	})
+	return g, nil
+}
+
+func (g *Gateway) prefillConfig() prefill.Config {
+	p := g.cfg.Prefill
+	spec := p.Policy
+	if spec == "least-tokens" && p.Work != "" {
+		spec += ":work=" + p.Work
+	}
+	return prefill.Config{
+		Policy: spec, KVThreshold: p.KVThreshold,
+		Scrape:  prefill.ScrapeConfig{Interval: p.Scrape.Interval, Timeout: p.Scrape.Timeout, Misses: p.Scrape.Misses},
+		Queue:   prefill.QueueConfig{Max: p.Queue.Max, Timeout: p.Queue.Timeout},
+		Retry:   prefill.RetryConfig{Attempts: p.Retry.Attempts, Base: p.Retry.Base, Budget: p.Retry.Budget},
+		Places:  g.places,
+		Scraper: g.scrape, Registerer: g.reg, Log: g.log,
+	}
+}
+
+// scrape reads a prefill candidate's gauges; NaN is what it does not report.
+func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
+	s, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
+	if err != nil {
+		return prefill.Sample{}, err
+	}
+	orNaN := func(v float64, ok bool) float64 {
+		if !ok {
+			return math.NaN()
+		}
+		return v
+	}
+	capacity, _ := s.CacheTokens(c.Target.Rank)
+	return prefill.Sample{
+		KVUsage: orNaN(s.KVUsage(c.Target.Rank)), Running: orNaN(s.Running(c.Target.Rank)), Waiting: orNaN(s.Waiting(c.Target.Rank)),
+		CapacityTokens: capacity, StartTime: s.StartTime,
+	}, nil
+}
+
+// vocabSize is the smallest of the profiles in use, 0 when any is unknown: a
+// token id must be good for whichever engine gets it.
+func vocabSize(cfg *config.Config) int {
+	size := math.MaxInt
+	for _, e := range append(append([]config.Engine{}, cfg.Engines.Prefill...), cfg.Engines.Decode...) {
+		if v := cfg.Profiles[e.Profile].VocabSize; v < size {
+			size = v
+		}
+	}
+	if size == math.MaxInt {
+		return 0
+	}
+	return size
+}
+
+// poolTTL is the configured one, else the shortest hold budget of the prefill
+// engines in use (contract 2.4).
+func (g *Gateway) poolTTL() time.Duration {
+	if g.cfg.Pool.TTL > 0 {
+		return g.cfg.Pool.TTL
+	}
+	shortest := time.Duration(math.MaxInt64)
+	for _, e := range g.cfg.Engines.Prefill {
+		p := g.profiles[e.Profile]
+		if b, err := p.HoldBudget(); err == nil && b < shortest {
+			shortest = b
+		}
+	}
+	if shortest == math.MaxInt64 {
+		return 0
+	}
+	return shortest
+}
+
+// Start opens both listeners and begins to watch the engines. It returns once
+// clients can connect; /readyz tells when they can be served.
+func (g *Gateway) Start(admin http.Handler) error {
+	for _, e := range g.cfg.Engines.Prefill {
+		if err := g.fleet.add(rolePrefill, e); err != nil {
+			return err
+		}
+	}
+	for _, e := range g.cfg.Engines.Decode {
+		if err := g.fleet.add(roleDecode, e); err != nil {
+			return err
+		}
+	}
+	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.cfg.Limits.Connections)); err != nil {
+		g.log.Warn("file limit", zap.Error(err))
+	}
+	var err error
+	g.listener, err = edge.Listen(g.cfg.Listen, edge.ListenOptions{
+		WriteTimeout: g.cfg.Limits.WriteTimeout, MaxConns: g.cfg.Limits.Connections, MaxConnsPerIP: g.cfg.Limits.PerIP, Log: g.log,
+	})
+	if err != nil {
+		return fmt.Errorf("listen: %w; is another process on %s?", err, g.cfg.Listen)
+	}
+	if g.admin, err = net.Listen("tcp", g.cfg.Admin.Listen); err != nil {
+		_ = g.listener.Close()
+		return fmt.Errorf("admin.listen: %w; is another process on %s?", err, g.cfg.Admin.Listen)
+	}
+	g.background.Go(func() { g.monitor.Start(g.ctx) })
+	g.background.Go(func() { g.tier.Run(g.ctx) })
+	g.background.Go(func() {
+		if err := g.server.Serve(g.listener); err != nil && !errors.Is(err, net.ErrClosed) {
+			g.log.Error("public listener", zap.Error(err))
+		}
+	})
+	adminServer := &http.Server{Handler: admin, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	g.background.Go(func() {
+		if err := adminServer.Serve(g.admin); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			g.log.Error("admin listener", zap.Error(err))
+		}
+	})
+	g.background.Go(func() {
+		<-g.ctx.Done()
+		_ = adminServer.Close()
+	})
+	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("prefill", len(g.cfg.Engines.Prefill)), zap.Int("decode", len(g.cfg.Engines.Decode)), zap.String("policy", g.dispatcher.Policy()))
+	return nil
+}
+
+// Addr is where clients connect.
+func (g *Gateway) Addr() string { return g.listener.Addr().String() }
+
+// AdminAddr is where operators connect.
+func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
+
+// Drain makes /readyz false and refuses new requests; running ones finish.
+func (g *Gateway) Drain() { g.draining.Store(true) }
+
+// Shutdown drains, waits for the streams until ctx ends, closes what is left
+// and stops every goroutine.
+func (g *Gateway) Shutdown(ctx context.Context) error {
+	g.Drain()
+	err := edge.Drain(ctx, g.server, g.listener)
+	g.stop()
+	g.background.Wait()
+	g.client.Close()
+	return errors.Join(err, g.requestLog.close())
+}
+
+// Ready says whether a request could be served now, and if not why.
+func (g *Gateway) Ready() (ok bool, why string) {
+	switch p, d := g.fleet.up(); {
+	case g.draining.Load():
+		return false, "draining"
+	case p == 0:
+		return false, "no healthy prefill engine"
+	case d == 0:
+		return false, "no healthy decode engine"
+	}
+	return true, ""
+}
+
+func (g *Gateway) nextID() uint64 { return g.ids.Add(1) }
+
+func (g *Gateway) knownPrefillHost(host string) bool { return g.fleet.knownHost(host) }

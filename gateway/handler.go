@@ -1,0 +1,279 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/keys"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+// handle serves the public listener.
+func (g *Gateway) handle(ctx *fasthttp.RequestCtx) {
+	path, method := string(ctx.Path()), string(ctx.Method())
+	route, ok := g.routes[path]
+	switch {
+	case !ok:
+		g.fail(ctx, &openai.Error{
+			Status: http.StatusNotFound, Code: "not_found",
+			Message: "no such path: " + method + " " + path,
+		})
+	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
+		ctx.Response.Header.Set("Allow", route.method)
+		g.fail(ctx, &openai.Error{
+			Status: http.StatusMethodNotAllowed, Code: "method_not_allowed",
+			Message: path + " takes " + route.method + ", not " + method,
+		})
+	default:
+		route.serve(ctx)
+	}
+}
+
+type handler struct {
+	method string
+	serve  func(*fasthttp.RequestCtx)
+}
+
+func (g *Gateway) publicRoutes() map[string]handler {
+	return map[string]handler{
+		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Chat) }},
+		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Completions) }},
+		"/v1/models":           {http.MethodGet, g.listModels},
+		"/health":              {http.MethodGet, g.health},
+		"/healthcheck":         {http.MethodGet, g.healthcheck},
+	}
+}
+
+// complete serves both completion endpoints: check, then one job or a fan-out.
+func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
+	arrive := time.Now()
+	g.open.Add(1)
+	rec := &record{ID: newID(), Arrival: arrive}
+	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
+	ctx.Response.Header.Set("X-Request-Id", orElse(clientID, rec.ID))
+
+	key, fail := g.authenticate(ctx)
+	if fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
+	rec.Key, rec.key = key.Name, key
+	req, m, fail := g.admit(ctx, ep)
+	g.metrics.stage(stageParse, time.Since(arrive))
+	if req != nil {
+		rec.Model = req.Model
+	}
+	if fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
+	conn, ok := edge.ConnOf(ctx)
+	if !ok {
+		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal", Message: "the connection is not watched"})
+		return
+	}
+	legs := req.Legs()
+	if len(legs) > 1 {
+		g.fanOut(ctx, conn, req, legs, m, rec)
+		return
+	}
+	j := &job{
+		gw: g, req: req, client: conn, id: rec.ID, model: m, arrive: arrive, rec: rec,
+		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
+	}
+	if len(legs) == 1 {
+		j.leg = &legs[0].Leg
+	}
+	s, fail := j.serve()
+	if fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
+	if req.Stream {
+		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
+		return
+	}
+	body, fail := s.collect()
+	s.close(nil)
+	if fail != nil {
+		g.fail(ctx, fail)
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.SetBody(body)
+}
+
+// startStream hands the connection's goroutine the body to pull.
+func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, contentType []byte) {
+	ctx.SetStatusCode(http.StatusOK)
+	ctx.Response.Header.SetContentTypeBytes(contentType)
+	ctx.Response.Header.Set("Cache-Control", "no-cache")
+	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
+	ctx.Response.SetBodyStream(body, -1)
+}
+
+// authenticate finds the caller's key and books the request with it.
+func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
+	key, ok := g.keys.Authenticate(ctx.Request.Header.Peek("Authorization"))
+	if !ok {
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		return keys.Key{}, &openai.Error{
+			Status: http.StatusUnauthorized, Type: "authentication_error", Code: "invalid_api_key",
+			Message: "no or unknown API key; send Authorization: Bearer KEY",
+		}
+	}
+	if !key.Acquire() {
+		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s has %d requests running already, its limit", key.Name, key.MaxConcurrent))
+		e.RetryAfter = 1
+		return keys.Key{}, e
+	}
+	return key, nil
+}
+
+// admit checks a request against what can be served at all.
+func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai.Request, route, *openai.Error) {
+	if g.draining.Load() {
+		return nil, route{}, unavailable("draining", "this proxy is shutting down; use another", 1)
+	}
+	raw := ctx.Request.SwapBody(nil) // ours from here on; left in ctx it would stay for the whole stream
+	req, fail := openai.Parse(ep, raw, g.limits)
+	if fail != nil {
+		return nil, route{}, fail
+	}
+	m, ok, known := g.fleet.lookup(req.Model)
+	switch {
+	case !ok && known:
+		return req, m, &openai.Error{
+			Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
+			Message: "the model " + strconv.Quote(req.Model) + " does not exist; GET /v1/models lists those that do",
+		}
+	case !ok || !m.prefill:
+		return req, m, unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
+	case !m.decode:
+		return req, m, unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
+	}
+	return req, m, nil
+}
+
+// refuse ends a request that never had an answer.
+func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error) {
+	rec.Outcome = outcomeOf(e)
+	rec.TotalMs = ms(time.Since(rec.Arrival))
+	g.account(rec)
+	g.fail(ctx, e)
+}
+
+// account counts and logs a finished request: its very end, once for each.
+func (g *Gateway) account(rec *record) {
+	g.open.Add(-1)
+	rec.key.Release()
+	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
+	if err := g.requestLog.write(rec); err != nil {
+		g.log.Error("request log", zap.Error(err))
+	}
+}
+
+// finished settles a job's numbers when its stream closes.
+func (j *job) finished(s *stream, tokens int) {
+	now := time.Now()
+	j.gw.metrics.stage(stageRelay, now.Sub(s.began)-time.Duration(j.rec.TransferMs*float64(time.Millisecond)))
+	if tokens > 1 && s.broken == nil {
+		j.gw.metrics.tpot.Observe(now.Sub(s.began).Seconds() / float64(tokens-1))
+	}
+	j.rec.OutputTokens += tokens
+	j.rec.Outcome = outcomeOf(s.broken)
+	j.rec.TotalMs = ms(now.Sub(j.arrive))
+	if !j.isLeg() {
+		j.gw.account(j.rec)
+	}
+}
+
+// fail writes an error answer.
+func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	id := ctx.Response.Header.Peek("X-Request-Id")
+	ctx.SetStatusCode(e.Status)
+	ctx.SetContentType("application/json")
+	if e.ContentType != "" {
+		ctx.SetContentType(e.ContentType)
+	}
+	if len(id) > 0 {
+		ctx.Response.Header.SetBytesV("X-Request-Id", id)
+	}
+	if e.RetryAfter > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	ctx.SetBody(e.JSON())
+}
+
+// listModels is the union of what healthy engines serve.
+func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
+	key, fail := g.authenticate(ctx)
+	if fail != nil {
+		g.fail(ctx, fail)
+		return
+	}
+	defer key.Release()
+	type model struct {
+		ID          string `json:"id"`
+		Object      string `json:"object"`
+		Created     int64  `json:"created"`
+		OwnedBy     string `json:"owned_by"`
+		Root        string `json:"root"`
+		MaxModelLen int    `json:"max_model_len,omitempty"`
+	}
+	list := struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{"list", []model{}}
+	for _, r := range g.fleet.models() {
+		list.Data = append(list.Data, model{r.name, "model", g.started.Unix(), "evenkeel", r.board, r.maxLen})
+	}
+	writeJSON(ctx, http.StatusOK, list)
+}
+
+// health answers as the engines do: 200 while requests can be served.
+func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
+	if ok, _ := g.Ready(); !ok {
+		ctx.SetStatusCode(http.StatusServiceUnavailable)
+	}
+}
+
+// healthcheck is the vllm-ascend proxy's dialect.
+func (g *Gateway) healthcheck(ctx *fasthttp.RequestCtx) {
+	p, d := g.fleet.count()
+	ok, _ := g.Ready()
+	status, word := http.StatusOK, "ok"
+	if !ok {
+		status, word = http.StatusServiceUnavailable, "unavailable"
+	}
+	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": p, "decode_instances": d})
+}
+
+func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		ctx.SetStatusCode(http.StatusInternalServerError)
+		return
+	}
+	ctx.SetStatusCode(status)
+	ctx.SetContentType("application/json")
+	ctx.SetBody(body)
+}
+
+// newID is 128 random bits: the stem of every id a request has on engines.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,67 @@
+package gateway
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Stages of a request's life, as stage_seconds labels them.
+const (
+	stageParse    = "parse"
+	stageChoose   = "choose"
+	stageProbe    = "probe"
+	stagePoolWait = "pool_wait"
+	stageDecide   = "decide"
+	stageTransfer = "transfer"
+	stageRelay    = "relay"
+)
+
+// metrics are the gateway's own; prefill tier and dispatcher register theirs.
+type metrics struct {
+	requests *prometheus.CounterVec
+	stages   map[string]prometheus.Observer
+	ttft     prometheus.Observer
+	tpot     prometheus.Observer
+	itl      prometheus.Observer
+	drains   *prometheus.CounterVec
+}
+
+// secondsBuckets cover a decision of microseconds and a prefill of minutes.
+var secondsBuckets = []float64{
+	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120, 300,
+}
+
+func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_requests_total", Help: "Client requests by how they ended: ok, client_closed, or the error's code.",
+		}, []string{"outcome"}),
+		drains: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
+		}, []string{"outcome"}),
+		stages: map[string]prometheus.Observer{},
+	}
+	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: secondsBuckets,
+	}, []string{"stage"})
+	for _, s := range []string{stageParse, stageChoose, stageProbe, stagePoolWait, stageDecide, stageTransfer, stageRelay} {
+		m.stages[s] = stages.WithLabelValues(s)
+	}
+	histogram := func(name, help string) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: secondsBuckets})
+		reg.MustRegister(h)
+		return h
+	}
+	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
+	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
+	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
+	reg.MustRegister(m.requests, m.drains, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
+	}, open))
+	return m
+}
+
+func (m *metrics) stage(name string, d time.Duration) { m.stages[name].Observe(d.Seconds()) }
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,0 +1,91 @@
+package gateway
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"evenkeel/gateway/keys"
+	"evenkeel/gateway/openai"
+)
+
+// record is a line of the request log (architecture 5). It holds no prompt text
+// and no tokens; `evenkeel fit` reads it.
+type record struct {
+	ID           string    `json:"id"`
+	Model        string    `json:"model"`
+	Key          string    `json:"key"`
+	Arrival      time.Time `json:"arrival"`
+	Prefill      string    `json:"prefill"`
+	Rank         string    `json:"rank"`
+	Policy       string    `json:"policy"`
+	PromptTokens int       `json:"prompt_tokens"`
+	CachedTokens int       `json:"cached_tokens"`
+	OutputTokens int       `json:"output_tokens"`
+	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
+	ProbeMs      float64   `json:"probe_ms"`
+	WaitMs       float64   `json:"wait_ms"`
+	TransferMs   float64   `json:"transfer_ms"`
+	TTFTMs       float64   `json:"ttft_ms"`
+	TotalMs      float64   `json:"total_ms"`
+	Attempts     int       `json:"attempts"`
+	Outcome      string    `json:"outcome"`
+
+	key keys.Key // released at the end
+}
+
+// requestLog writes records as JSON lines; a nil one writes nothing.
+type requestLog struct {
+	mu sync.Mutex
+	w  io.Writer
+	c  io.Closer
+}
+
+// openRequestLog opens path for appending; "-" is stdout, "" no log at all.
+func openRequestLog(path string) (*requestLog, error) {
+	switch path {
+	case "":
+		return nil, nil
+	case "-":
+		return &requestLog{w: os.Stdout}, nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return nil, err
+	}
+	return &requestLog{w: f, c: f}, nil
+}
+
+func (l *requestLog) write(r *record) error {
+	if l == nil {
+		return nil
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, err = l.w.Write(append(line, '\n')) // one write a line: lines of two processes do not mix
+	return err
+}
+
+func (l *requestLog) close() error {
+	if l == nil || l.c == nil {
+		return nil
+	}
+	return l.c.Close()
+}
+
+// outcomeOf names how a request ended, for metrics and the log.
+func outcomeOf(e *openai.Error) string {
+	if e == nil {
+		return "ok"
+	}
+	if e.Code != "" {
+		return e.Code
+	}
+	return "engine_error"
+}
