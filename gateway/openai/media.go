@@ -68,16 +68,14 @@ func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 
 // allowed: an address that two parsers could read as two hosts is refused.
 func (p *parser) allowed(text string) bool {
-	if strings.ContainsAny(text, "\\@ \t\r\n") {
+	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false
 	}
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Opaque != "" {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
 		return false
 	}
-	return slices.ContainsFunc(p.lim.MediaHosts, func(host string) bool {
-		return strings.EqualFold(host, u.Hostname()) || strings.EqualFold(host, u.Host)
-	})
+	return slices.ContainsFunc(p.lim.MediaHosts, func(host string) bool { return strings.EqualFold(host, u.Host) })
 }
 
 func (p *parser) orFrom() string {

@@ -2,7 +2,6 @@ package openai
 
 import (
 	"encoding/json"
-	"errors"
 
 	"evenkeel/mooncake"
 )
@@ -15,7 +14,7 @@ const MaxLegs = 128
 type Limits struct {
 	MaxDepth     int      // of nested JSON; 0: 64
 	VocabSize    int      // token ids are below it; 0: unknown
-	MediaHosts   []string // hosts that media URLs may name; none: data: URLs only
+	MediaHosts   []string // host or host:port that a media URL may name, as it writes them; none: data: URLs only
 	ChatTemplate bool     // clients may send their own chat_template
 }
 
@@ -69,11 +68,7 @@ func (r *Request) Legs() []Leg {
 func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
 	if err != nil {
-		msg := err.Error()
-		if syntax := (*mooncake.SyntaxError)(nil); errors.As(err, &syntax) {
-			msg = "the request body is not acceptable: " + msg
-		}
-		return nil, bad(CodeInvalidJSON, "", "%s", msg)
+		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
 	p := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}
 	for key, v := range body.All() {

@@ -188,17 +188,25 @@ func tokenIDs(most int, note func(p *parser, n int)) rule {
 
 // tokens counts a list of token ids and checks that each is in the vocabulary.
 func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
-	vocab := int64(p.lim.VocabSize)
-	if vocab <= 0 {
-		vocab = math.MaxInt32
-	}
 	for id := range mooncake.Elements(list) {
-		if _, ok := integer(id, 0, vocab-1); !ok {
-			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", vocab-1))
+		if !p.isToken(id) {
+			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
 		}
 		n++
 	}
 	return n, nil
+}
+
+func (p *parser) isToken(id json.RawMessage) bool {
+	_, ok := integer(id, 0, p.maxToken())
+	return ok
+}
+
+func (p *parser) maxToken() int64 {
+	if p.lim.VocabSize > 0 {
+		return int64(p.lim.VocabSize) - 1
+	}
+	return math.MaxInt32
 }
 
 func model(p *parser, key string, v json.RawMessage) *Error {
@@ -259,7 +267,7 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	}
 	n := 0
 	for id, bias := range mooncake.Members(v) {
-		if _, e := p.tokens(key, json.RawMessage("["+id+"]")); e != nil || !isDigits(id) {
+		if !isDigits(id) || !p.isToken(json.RawMessage(id)) {
 			return bad(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
 		}
 		if !number(bias, -100, 100) {
