@@ -40,7 +40,7 @@ type board struct {
 	snapshot    policy.Snapshot
 	assignments []policy.Assignment
 	order       []*group
-	overdue     []*pool.Entry
+	expired     []*pool.Entry
 }
 
 // waiting is an entry with what it will be answered with: the slot is made by
@@ -89,11 +89,11 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
 func (b *board) enqueue(w waiting, now time.Time) {
 	err := b.refusal(w.slot.prompt)
-	if _, taken := b.waiting[w.entry.ID]; err == nil && taken {
-		err = ErrDuplicate
-	}
 	if b.up == 0 {
 		err = ErrNoWorkers
+	}
+	if _, taken := b.waiting[w.entry.ID]; taken {
+		err = ErrDuplicate
 	}
 	if err != nil {
 		w.leave(b.cfg.Places, Result{Err: err})
@@ -130,11 +130,11 @@ func (b *board) answer(e *pool.Entry, r Result) {
 }
 
 func (b *board) expire(now time.Time) {
-	b.overdue = b.pool.Expire(now, b.overdue[:0])
-	for i, e := range b.overdue {
+	b.expired = b.pool.Expire(now, b.expired[:0])
+	for i, e := range b.expired {
 		_, why := e.Expiry()
 		b.answer(e, Result{Err: why})
-		b.overdue[i] = nil
+		b.expired[i] = nil
 	}
 }
 

@@ -1,0 +1,178 @@
+package dispatcher
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"go.uber.org/goleak"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is a policy made for a test. Its decide sees what real ones see.
+type fake struct {
+	name      string
+	immediate bool
+	maxAgeMs  float32
+	decide    func(*policy.Snapshot, []policy.Assignment) []policy.Assignment
+}
+
+func (f *fake) Name() string      { return f.name }
+func (f *fake) Immediate() bool   { return f.immediate }
+func (f *fake) MaxAgeMs() float32 { return f.maxAgeMs }
+func (f *fake) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	return f.decide(s, dst)
+}
+
+// leastKV admits the oldest entries to the rank with the fewest KV tokens; the
+// pooled form only where a slot is free and the prompt fits.
+func leastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
+	var kv []int64
+	var free []int32
+	return func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		kv, free = kv[:0], free[:0]
+		for i := range s.Workers {
+			var sum int64
+			for j := range s.Workers[i].Running {
+				sum += int64(s.Workers[i].Running[j].Prompt) + int64(s.Workers[i].Running[j].Generated)
+			}
+			kv, free = append(kv, sum), append(free, s.Workers[i].Free)
+		}
+		for _, e := range s.Pool {
+			best := -1
+			for i, w := range s.Workers {
+				pooled := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
+				if w.Up && (immediate || pooled) && (best < 0 || kv[i] < kv[best]) {
+					best = i
+				}
+			}
+			if best >= 0 {
+				kv[best] += int64(e.Prompt)
+				free[best]--
+				dst = append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[best].ID, Stage: 1})
+			}
+		}
+		return dst
+	}
+}
+
+// fakes parses the names the tests use; extra ones come first.
+func fakes(extra ...*fake) func(string) (policy.Policy, error) {
+	return func(spec string) (policy.Policy, error) {
+		if i := slices.IndexFunc(extra, func(f *fake) bool { return f.name == spec }); i >= 0 {
+			return extra[i], nil
+		}
+		switch spec {
+		case "pooled", fallbackSpec:
+			return &fake{name: spec, decide: leastKV(false)}, nil
+		case "immediate":
+			return &fake{name: spec, immediate: true, decide: leastKV(true)}, nil
+		}
+		return nil, errors.New("no such policy: " + spec)
+	}
+}
+
+func testConfig(extra ...*fake) Config {
+	return Config{Policy: "pooled", DensePolicy: "immediate", parse: fakes(extra...)}
+}
+
+// ranks are n workers of one barrier group, IDs from 0.
+func ranks(n, slots int, capacity int64) []Worker {
+	ws := make([]Worker, n)
+	for i := range ws {
+		ws[i] = Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
+	}
+	return ws
+}
+
+// hand drives a loop by hand, without its goroutine: each call is one turn.
+type hand struct {
+	*loop
+	at  time.Time
+	ids uint64
+}
+
+func newHand(t testing.TB, cfg Config) *hand {
+	t.Helper()
+	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	d := &Dispatcher{metrics: newMetrics()}
+	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.loop = l
+	return h
+}
+
+func (h *hand) do(queue ...command) { h.turn(queue, h.at) }
+
+func (h *hand) pass(d time.Duration) {
+	h.at = h.at.Add(d)
+	h.do()
+}
+
+// put enqueues an entry for model m with a prompt of so many tokens.
+func (h *hand) put(e pool.Entry) waiting {
+	h.ids++
+	e.ID = h.ids
+	if e.Model == "" {
+		e.Model = "m"
+	}
+	e.Entered = h.at
+	w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1)}
+	h.do(func(l *loop) { l.enqueue(w) })
+	return w
+}
+
+func (h *hand) release(slots ...*Slot) {
+	var queue []command
+	for _, s := range slots {
+		queue = append(queue, func(l *loop) { l.release(s, Outcome{}) })
+	}
+	h.do(queue...)
+}
+
+func (h *hand) fleet(ws []Worker) { h.do(func(l *loop) { l.setWorkers(ws) }) }
+
+func (w waiting) slotNow(t testing.TB) *Slot {
+	t.Helper()
+	select {
+	case r := <-w.result:
+		if r.Err != nil {
+			t.Fatalf("entry %d: %v; want a slot", w.entry.ID, r.Err)
+		}
+		return r.Slot
+	default:
+		t.Fatalf("entry %d still waits; want a slot", w.entry.ID)
+		return nil
+	}
+}
+
+func (w waiting) errNow(t testing.TB) error {
+	t.Helper()
+	select {
+	case r := <-w.result:
+		return r.Err
+	default:
+		t.Fatalf("entry %d still waits; want an error", w.entry.ID)
+		return nil
+	}
+}
+
+func (w waiting) waits() bool { return len(w.result) == 0 }
+
+func count(t testing.TB, c prometheus.Counter) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
+}

@@ -1,0 +1,327 @@
+package dispatcher
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+func TestABurstOfFreedSlotsIsDecidedOnce(t *testing.T) {
+	cfg := testConfig()
+	cfg.Window = 3 * time.Millisecond
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 4, 0))
+	var running []*Slot
+	for range 4 {
+		running = append(running, h.put(pool.Entry{}).slotNow(t))
+	}
+	ticks := h.boards["m"].ticks
+	var ws []waiting
+	for range 4 {
+		ws = append(ws, h.put(pool.Entry{}))
+	}
+	h.release(running[0])
+	h.pass(time.Millisecond)
+	h.release(running[1], running[2])
+	h.pass(2*time.Millisecond - 1)
+	late := h.put(pool.Entry{})
+	require.True(t, ws[0].waits(), "decided before the window ended")
+	require.Equal(t, h.at.Add(1), h.next(), "the timer")
+	h.pass(1)
+	for i, w := range ws[:3] {
+		require.False(t, w.waits(), "entry %d", i)
+	}
+	require.True(t, ws[3].waits())
+	require.True(t, late.waits())
+	require.Equal(t, ticks+1, h.boards["m"].ticks, "one tick for all of them")
+	require.True(t, h.next().IsZero(), "the window is closed")
+}
+
+func TestABurstOfEntriesIsOneRound(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(2, 8, 0))
+	var burst []command
+	for i := range 10 {
+		e := &pool.Entry{ID: uint64(i), Model: "m"}
+		w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1)}
+		burst = append(burst, func(l *loop) { l.enqueue(w) })
+	}
+	h.do(burst...)
+	require.EqualValues(t, 1, h.boards["m"].ticks)
+	require.Zero(t, h.boards["m"].pool.Len())
+}
+
+func TestImmediatePoliciesWaitForNothing(t *testing.T) {
+	cfg := testConfig()
+	cfg.Policy, cfg.Window = "immediate", time.Hour
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 1, 0))
+	for range 3 {
+		h.put(pool.Entry{}).slotNow(t)
+	}
+	w := h.status(h.at).Models[0].Workers[0]
+	require.Equal(t, 3, w.Used, "two of them wait in the engine")
+	var free int32
+	h.boards["m"].groups[0].chosen.Policy.(*fake).decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		free = s.Workers[0].Free
+		return dst
+	}
+	h.put(pool.Entry{})
+	require.EqualValues(t, -2, free)
+}
+
+func TestGroupsAreVisitedByMeanKVTokens(t *testing.T) {
+	h := newHand(t, testConfig())
+	fleet := ranks(3, 4, 0)
+	fleet[2].Group = "other" // one rank, the others are two
+	h.fleet(fleet)
+
+	require.Equal(t, "main", h.put(pool.Entry{Prompt: 90}).slotNow(t).Group, "a tie goes to the lower ID")
+	require.Equal(t, "other", h.put(pool.Entry{Prompt: 50}).slotNow(t).Group, "0 a rank against 45")
+	s := h.put(pool.Entry{Prompt: 6}).slotNow(t)
+	require.Equal(t, "main", s.Group, "90 over two ranks is less than 50 on one")
+	s.Progress(10)
+	require.Equal(t, "other", h.put(pool.Entry{Prompt: 1}).slotNow(t).Group, "generated tokens count: 53 a rank against 50")
+}
+
+func TestAFullGroupLeavesThePoolToTheNext(t *testing.T) {
+	h := newHand(t, testConfig())
+	fleet := ranks(2, 1, 0)
+	fleet[1].Group = "other"
+	h.fleet(fleet)
+	require.EqualValues(t, 0, h.put(pool.Entry{Prompt: 5}).slotNow(t).Worker)
+	require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 9}).slotNow(t).Worker)
+	require.True(t, h.put(pool.Entry{}).waits())
+}
+
+func TestRanksWithoutBarrierAreOneSnapshotWithAPolicyOfTheirOwn(t *testing.T) {
+	h := newHand(t, testConfig())
+	fleet := ranks(2, 1, 0)
+	fleet[0].Barrier, fleet[1].Barrier, fleet[1].Group = false, false, "b"
+	h.fleet(fleet)
+	for _, want := range []string{"main", "b"} {
+		s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+		require.Equal(t, want, s.Group)
+		require.Equal(t, "immediate", s.Policy)
+	}
+	require.NoError(t, h.setPolicy("pooled"))
+	require.Equal(t, "immediate", h.put(pool.Entry{Prompt: 10}).slotNow(t).Policy, "SetPolicy is for barrier groups")
+}
+
+func TestDownRanksAreShownButNeverOpen(t *testing.T) {
+	var seen []policy.Worker
+	spy := &fake{name: "spy", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		seen = append(seen[:0], s.Workers...)
+		return dst
+	}}
+	cfg := testConfig(spy)
+	cfg.Policy = "spy"
+	h := newHand(t, cfg)
+	fleet := ranks(2, 3, 500)
+	fleet[0].Up, fleet[1].Cost = false, 1.5
+	h.fleet(fleet)
+	h.put(pool.Entry{})
+	require.Equal(t, []policy.Worker{
+		{ID: 0, Free: 0, Up: false, Capacity: 500, Running: []policy.Request{}},
+		{ID: 1, Free: 3, Up: true, Capacity: 500, Cost: 1.5, Running: []policy.Request{}},
+	}, seen)
+}
+
+func TestThePoolAsPoliciesSeeIt(t *testing.T) {
+	var seen policy.Snapshot
+	spy := &fake{name: "spy", maxAgeMs: 1000, decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		seen = *s
+		return dst
+	}}
+	cfg := testConfig(spy)
+	cfg.Policy, cfg.TTL = "spy", 8*time.Second
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 1, 0))
+	h.put(pool.Entry{Prompt: 5, Key: 9, Arrival: h.at.Add(-time.Minute)})
+	h.put(pool.Entry{Prompt: 6, Age: 40, Arrival: h.at.Add(-time.Hour)})
+	h.at = h.at.Add(6 * time.Second)
+	h.put(pool.Entry{Prompt: 7})
+	require.Equal(t, []policy.Entry{
+		{ID: 2, Prompt: 6, Age: 40, WaitMs: 3606e3, Urgent: true}, // resumed: oldest, with its whole age
+		{ID: 1, Prompt: 5, Key: 9, WaitMs: 6000, Urgent: true},    // three quarters of the TTL
+		{ID: 3, Prompt: 7},
+	}, seen.Pool)
+	require.EqualValues(t, 1000, seen.MaxAgeMs, "no admissions yet: the policy's own")
+}
+
+func TestTheGuardIsSixMeanWaits(t *testing.T) {
+	var guard float32
+	p := &fake{name: "p", maxAgeMs: 1000}
+	admit := leastKV(false)
+	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		guard = s.MaxAgeMs
+		return admit(s, dst)
+	}
+	cfg := testConfig(p)
+	cfg.Policy = "p"
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 1, 0))
+	s := h.put(pool.Entry{}).slotNow(t)
+	w := h.put(pool.Entry{})
+	h.at = h.at.Add(4 * time.Second)
+	h.release(s)
+	s = w.slotNow(t)
+	require.Equal(t, 4*time.Second, s.Wait)
+	h.release(s)
+	h.put(pool.Entry{}).slotNow(t)
+	require.EqualValues(t, 6*2000, guard, "the mean of 0 and 4 s, six times")
+
+	p.maxAgeMs = 0
+	h.fleet(ranks(1, 2, 0))
+	h.put(pool.Entry{}).slotNow(t)
+	require.Zero(t, guard, "a policy without a guard gets none")
+}
+
+func TestWaitsRememberAThousand(t *testing.T) {
+	var w waits
+	for range 500 {
+		w.add(time.Hour)
+	}
+	for range 1000 {
+		w.add(2 * time.Millisecond)
+	}
+	require.EqualValues(t, 2, w.meanMs())
+}
+
+func TestAPolicyThatPanicsIsReplacedForTheTick(t *testing.T) {
+	calls := 0
+	p := &fake{name: "p"}
+	admit := leastKV(false)
+	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		if calls++; calls == 1 {
+			panic("index out of range")
+		}
+		return admit(s, dst)
+	}
+	cfg := testConfig(p)
+	cfg.Policy = "p"
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 4, 0))
+	require.Equal(t, fallbackSpec, h.put(pool.Entry{}).slotNow(t).Policy)
+	require.Equal(t, "p", h.put(pool.Entry{}).slotNow(t).Policy, "only that tick")
+	require.EqualValues(t, 1, count(t, h.metrics.fallbacks.WithLabelValues("panic")))
+}
+
+func TestASlowPolicyIsReplacedForSixtyFourRounds(t *testing.T) {
+	p := &fake{name: "p"}
+	admit := leastKV(false)
+	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return admit(s, dst) }
+	cfg := testConfig(p)
+	cfg.Policy, cfg.TickLimit = "p", 1 // every round takes longer than a nanosecond
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 100, 0))
+	require.Equal(t, "p", h.put(pool.Entry{}).slotNow(t).Policy, "what it decided late still counts")
+	for range slowRounds {
+		require.Equal(t, fallbackSpec, h.put(pool.Entry{}).slotNow(t).Policy)
+	}
+	require.Equal(t, "p", h.put(pool.Entry{}).slotNow(t).Policy)
+	require.EqualValues(t, 2, count(t, h.metrics.fallbacks.WithLabelValues("slow")))
+}
+
+func TestAssignmentsThatBreakALimitAreNotBound(t *testing.T) {
+	for _, c := range []struct {
+		name, fault string
+		worker      int32
+		entry       uint64 // added to the ID of the one that waits
+	}{
+		{"an entry nobody enqueued", "unknown_entry", 0, 77},
+		{"a rank that does not exist", "unknown_worker", 9, 0},
+		{"a rank that is down", "worker_down", 1, 0},
+		{"a rank whose slots are taken", "no_slot", 2, 0},
+		{"a rank without room for the prompt", "no_room", 3, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &fake{name: "p", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+				return append(dst, policy.Assignment{Entry: s.Pool[0].ID + c.entry, Worker: c.worker})
+			}}
+			cfg := testConfig(p)
+			cfg.Policy = "p"
+			h := newHand(t, cfg)
+			fleet := ranks(4, 1, 100)
+			fleet[1].Up, fleet[2].Slots, fleet[3].Capacity = false, 0, 40
+			h.fleet(fleet)
+			s := h.put(pool.Entry{Prompt: 50}).slotNow(t)
+			require.EqualValues(t, 0, s.Worker, "where it may go, by the fallback")
+			require.Equal(t, fallbackSpec, s.Policy)
+			require.EqualValues(t, 1, count(t, h.metrics.invalid.WithLabelValues(c.fault)))
+			require.EqualValues(t, 1, count(t, h.metrics.fallbacks.WithLabelValues("invalid")))
+		})
+	}
+}
+
+// fullBoard is G ranks of which each runs 40 requests, some slots free, and a
+// pool behind them.
+func fullBoard(tb testing.TB, cfg Config, g, running, free, waits int) *hand {
+	h := newHand(tb, cfg)
+	rng := rand.New(rand.NewPCG(1, 2))
+	h.fleet(ranks(g, running, 0))
+	for range g * running {
+		s := h.put(pool.Entry{Prompt: 100 + rng.IntN(8000)}).slotNow(tb)
+		s.Progress(rng.IntN(300))
+	}
+	for range waits {
+		h.put(pool.Entry{Prompt: 100 + rng.IntN(8000)})
+	}
+	b := h.boards["m"]
+	for i := range free { // room for the slots to come, without a turn
+		r := b.ranks[int32(i%g)]
+		r.Slots++
+		r.slots, r.running = append(r.slots, nil)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
+	}
+	return h
+}
+
+// cycle is a tick and the release of all it admitted, the entries going back
+// to the pool: the same state before and after.
+func cycle(b *board, now time.Time, admitted []waiting) []waiting {
+	admitted = admitted[:0]
+	for _, e := range b.pool.Entries() {
+		admitted = append(admitted, b.waiting[e.ID])
+	}
+	b.tick(now)
+	n := 0
+	for _, w := range admitted {
+		if len(w.result) == 0 {
+			continue
+		}
+		<-w.result
+		b.discharge(w.slot)
+		b.pool.Add(w.entry, now)
+		b.waiting[w.entry.ID] = w
+		n++
+	}
+	return admitted[:n]
+}
+
+func TestATickDoesNotTouchTheHeap(t *testing.T) {
+	h := fullBoard(t, testConfig(), 144, 40, 64, 1000)
+	b := h.boards["m"]
+	admitted := cycle(b, h.at, nil)
+	require.Len(t, admitted, 64)
+	require.Zero(t, testing.AllocsPerRun(20, func() { admitted = cycle(b, h.at, admitted) }))
+}
+
+func TestProgressDoesNotAllocate(t *testing.T) {
+	s, n := &Slot{}, 0
+	require.Zero(t, testing.AllocsPerRun(100, func() { n++; s.Progress(n); s.Started() }))
+}
+
+func BenchmarkTick(b *testing.B) {
+	h := fullBoard(b, testConfig(), 144, 40, 64, 1000)
+	board := h.boards["m"]
+	admitted := cycle(board, h.at, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		admitted = cycle(board, h.at, admitted)
+	}
+}
