@@ -50,20 +50,17 @@ type entry struct {
 // Parse reads the contents of a key file; path is for its errors. A file
 // without a single key is refused: it would lock everybody out.
 func Parse(path string, src []byte) (*Set, error) {
-	var file struct {
-		Keys []entry `yaml:"keys"`
+	entries, lines, err := decode(src)
+	if err != nil {
+		return nil, fmt.Errorf("key file %s: %w", path, err)
 	}
-	if err := yaml.NewDecoder(bytes.NewReader(src), yaml.Strict()).Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("key file %s: %w", path, redact(err))
-	}
-	if len(file.Keys) == 0 {
+	if len(entries) == 0 {
 		return nil, fmt.Errorf("key file %s: no keys; add one with `evenkeel keys new`, or leave keys_file empty to need none", path)
 	}
-	lines := entryLines(src)
 	s := &Set{required: true}
-	names := make(map[string]int, len(file.Keys))
-	hashes := make(map[[sha256.Size]byte]int, len(file.Keys))
-	for i, e := range file.Keys {
+	names := make(map[string]int, len(entries))
+	hashes := make(map[[sha256.Size]byte]int, len(entries))
+	for i, e := range entries {
 		where := fmt.Sprintf("key file %s: entry %d", path, i+1)
 		if i < len(lines) {
 			where = fmt.Sprintf("key file %s:%d", path, lines[i])
@@ -76,7 +73,7 @@ func Parse(path string, src []byte) (*Set, error) {
 			return nil, fmt.Errorf("%s: name %q is that of key %d too; give each key its own", where, e.Name, j+1)
 		}
 		if j, dup := hashes[sum]; dup {
-			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, file.Keys[j].Name)
+			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
 		k := Key{Name: e.Name, Trusted: e.Trusted, MaxConcurrent: e.MaxConcurrent}
@@ -86,6 +83,22 @@ func Parse(path string, src []byte) (*Set, error) {
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil
+}
+
+// decode returns the entries and the line each starts on.
+func decode(src []byte) (entries []entry, lines []int, err error) {
+	defer func() {
+		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 does on tags where a list belongs: "keys: !x y"
+			entries, lines, err = nil, nil, errors.New("not valid YAML: keys must be a list of entries")
+		}
+	}()
+	var file struct {
+		Keys []entry `yaml:"keys"`
+	}
+	if err := yaml.NewDecoder(bytes.NewReader(src), yaml.Strict()).Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, redact(err)
+	}
+	return file.Keys, entryLines(src), nil
 }
 
 func (e *entry) check() (sum [sha256.Size]byte, err error) {

@@ -82,6 +82,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"a key twice", ops + entryOf("lab", "a", ""), []string{"keys.yaml:4", `"lab"`, `"ops"`}},
 		{"a negative limit", ops + "    max_concurrent: -1\n", []string{"keys.yaml:2", "max_concurrent", "0 for no limit"}},
 		{"half a hash", "keys:\n  - {name: a, sha256: abcd}\n", []string{"keys.yaml:2", "64 hex digits"}},
+		{"a tag where the list belongs", "keys: !x y\n", []string{"must be a list"}},
 		{"no hash", "keys:\n  - {name: a}\n", []string{"keys.yaml:2", "64 hex digits"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
