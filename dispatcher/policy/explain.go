@@ -1,0 +1,136 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+)
+
+// Left is an entry that a round did not place.
+type Left struct {
+	Entry uint64
+	Why   string
+}
+
+// limits is what a policy admits into, and what its last round kept back.
+type limits struct {
+	watermark             float64
+	extra                 int32 // slots beyond the free ones
+	queues                bool  // neither slots nor room count, only what a rank could ever hold
+	reserved, reservedFor int   // indices, or none
+}
+
+// limited is a policy that can say so.
+type limited interface{ limits() limits }
+
+func (p *greedy) limits() limits {
+	return limits{watermark: p.watermark, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
+}
+
+func (p *firstCome) limits() limits {
+	return limits{
+		watermark: p.watermark, extra: p.extra, queues: p.queues,
+		reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
+	}
+}
+
+// Watermark is the share of a rank's KV capacity the policy keeps empty: an
+// entry larger than the rest of every rank can never be placed.
+func Watermark(p Policy) float64 {
+	if l, ok := p.(limited); ok {
+		return l.limits().watermark
+	}
+	return 0
+}
+
+// Explain runs one round and says of every entry left why it was. Reasons are
+// worked out from the snapshot and the result, off the path of Decide.
+func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
+	assigned := p.Decide(s, nil)
+	if len(assigned) == len(s.Pool) {
+		return assigned, nil
+	}
+	l := limits{reserved: none, reservedFor: none}
+	if x, ok := p.(limited); ok {
+		l = x.limits()
+	}
+	after := s.after(assigned)
+	placed := make(map[uint64]bool, len(assigned))
+	for _, a := range assigned {
+		placed[a.Entry] = true
+	}
+	var left []Left
+	for i := range s.Pool {
+		if e := &s.Pool[i]; !placed[e.ID] {
+			left = append(left, Left{e.ID, l.why(s, after, i)})
+		}
+	}
+	return assigned, left
+}
+
+// load is a rank's free slots and KV tokens at the end of a round.
+type load struct {
+	free int32
+	held int64
+}
+
+func (s *Snapshot) after(assigned []Assignment) map[int32]load {
+	ranks := make(map[int32]load, len(s.Workers))
+	for g := range s.Workers {
+		w := &s.Workers[g]
+		ranks[w.ID] = load{w.Free, w.KVTokens()}
+	}
+	prompt := make(map[uint64]int64, len(s.Pool))
+	for i := range s.Pool {
+		prompt[s.Pool[i].ID] = int64(s.Pool[i].Prompt)
+	}
+	for _, a := range assigned {
+		r := ranks[a.Worker]
+		ranks[a.Worker] = load{r.free - 1, r.held + prompt[a.Entry]}
+	}
+	return ranks
+}
+
+// why gives the first reason that holds for the entry with this index.
+func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
+	tokens := int64(s.Pool[entry].Prompt)
+	var up, ever, slotBefore, slotAfter, fitsReserved bool
+	most := int64(math.MinInt64) // room of the ranks with a slot left
+	for g := range s.Workers {
+		w := &s.Workers[g]
+		if !w.Up {
+			continue
+		}
+		up = true
+		budget := kvBudget(w.Capacity, l.watermark)
+		ever = ever || tokens <= budget
+		slotBefore = slotBefore || w.Free+l.extra > 0
+		if r := after[w.ID]; r.free+l.extra > 0 {
+			room := budget
+			if w.Capacity != 0 {
+				room -= r.held
+			}
+			if g == l.reserved {
+				fitsReserved = tokens <= room
+				continue
+			}
+			slotAfter = true
+			most = max(most, room)
+		}
+	}
+	switch {
+	case !up:
+		return "no rank is up"
+	case !ever:
+		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
+	case entry == l.reservedFor:
+		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
+	case !slotBefore:
+		return "no free slot"
+	case fitsReserved:
+		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
+	case !slotAfter:
+		return "no free slot left"
+	default:
+		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, most)
+	}
+}

@@ -1,0 +1,196 @@
+package policy
+
+import (
+	"math/rand/v2"
+
+	"evenkeel/dispatcher/subset"
+)
+
+// rule is how a first-come policy chooses the rank of one entry.
+type rule uint8
+
+const (
+	ruleRandom rule = iota
+	ruleRR          // the next rank in turn
+	ruleP2C         // of two random ranks the one with fewer requests
+	ruleJSQ         // fewest requests; ties take turns
+	ruleJSQKV       // fewest KV tokens; ties to the lower id
+	ruleLeastF      // largest F of BR-0; ties to the larger margin, then the lower id
+)
+
+// firstCome takes the oldest entry first and chooses its rank (algorithm 8).
+// Immediate, it sends every entry to some rank and the engine queues; pooled, it
+// waits for a rank with a free slot and room. br0:bypass is immediate up to
+// `extra` entries beyond the free slots of a rank.
+type firstCome struct {
+	name      string
+	rule      rule
+	immediate bool
+	queues    bool // free slots and room do not count: the engine queues
+	extra     int32
+	maxAgeMs  float32
+	watermark float64
+	rng       *rand.Rand // of random and p2c
+
+	last int32 // id of the rank served last: rr and the ties of jsq go on after it
+
+	ranks    ranks
+	env      envelope // with queues and free slots in held; margins for ruleLeastF
+	requests []int32  // by rank
+	eligible []int32
+}
+
+func (p *firstCome) Name() string      { return p.name }
+func (p *firstCome) Immediate() bool   { return p.immediate }
+func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
+
+// Decide serves the pool in arrival order. An entry that fits no rank with a
+// free slot is passed by; once it is overdue a rank is kept for it.
+func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
+	p.env.build(s, 0)
+	if p.queues {
+		p.ranks.loadWhole(s)
+	} else {
+		p.ranks.load(s, p.env.held, p.watermark, p.extra)
+	}
+	p.requests = sized(p.requests, len(s.Workers))
+	for g := range s.Workers {
+		p.requests[g] = int32(len(s.Workers[g].Running))
+	}
+	for i := range s.Pool {
+		if p.ranks.open <= 0 {
+			break
+		}
+		e := &s.Pool[i]
+		tokens := int64(e.Prompt)
+		g, score := p.choose(s, tokens)
+		if g == none {
+			if !p.queues && isOverdue(s, e) {
+				p.ranks.reserve(s, i)
+			}
+			continue
+		}
+		if !p.queues {
+			p.ranks.charge(g, tokens)
+		}
+		p.env.held[g] += tokens
+		p.env.add(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
+		p.requests[g]++
+		p.last = s.Workers[g].ID
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stageSingle})
+	}
+	return dst
+}
+
+// choose returns the rank for an entry, or none, and what was compared: the
+// requests or KV tokens of the rank before, or F.
+func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
+	switch p.rule {
+	case ruleRandom:
+		if all := p.fitting(tokens); len(all) > 0 {
+			return int(all[p.rng.IntN(len(all))]), 0
+		}
+		return none, 0
+	case ruleRR:
+		return p.nextInTurn(s, tokens), 0
+	case ruleP2C:
+		return p.ofTwo(tokens)
+	case ruleJSQ:
+		return p.fewestRequests(s, tokens)
+	case ruleJSQKV:
+		return p.fewestTokens(tokens)
+	default:
+		return p.largestF(s, tokens)
+	}
+}
+
+// fitting lists the ranks that take so many tokens.
+func (p *firstCome) fitting(tokens int64) []int32 {
+	p.eligible = p.eligible[:0]
+	for g := range p.requests {
+		if p.ranks.takes(g, tokens) {
+			p.eligible = append(p.eligible, int32(g))
+		}
+	}
+	return p.eligible
+}
+
+func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
+	n, from := len(s.Workers), p.turn(s)
+	for k := range n {
+		if g := (from + k) % n; p.ranks.takes(g, tokens) {
+			return g
+		}
+	}
+	return none
+}
+
+// turn is the index of the first rank after the one served last.
+func (p *firstCome) turn(s *Snapshot) int {
+	for g := range s.Workers {
+		if s.Workers[g].ID > p.last {
+			return g
+		}
+	}
+	return 0
+}
+
+func (p *firstCome) ofTwo(tokens int64) (int, float64) {
+	all := p.fitting(tokens)
+	if len(all) == 0 {
+		return none, 0
+	}
+	i := p.rng.IntN(len(all))
+	g := all[i]
+	if len(all) > 1 {
+		j := p.rng.IntN(len(all) - 1)
+		if j >= i {
+			j++
+		}
+		if other := all[j]; p.requests[other] < p.requests[g] {
+			g = other
+		}
+	}
+	return int(g), float64(p.requests[g])
+}
+
+func (p *firstCome) fewestRequests(s *Snapshot, tokens int64) (int, float64) {
+	best, n, from := none, len(s.Workers), p.turn(s)
+	for k := range n {
+		g := (from + k) % n
+		if p.ranks.takes(g, tokens) && (best == none || p.requests[g] < p.requests[best]) {
+			best = g
+		}
+	}
+	if best == none {
+		return none, 0
+	}
+	return best, float64(p.requests[best])
+}
+
+func (p *firstCome) fewestTokens(tokens int64) (int, float64) {
+	best := none
+	for g, held := range p.env.held {
+		if p.ranks.takes(g, tokens) && (best == none || held < p.env.held[best]) {
+			best = g
+		}
+	}
+	if best == none {
+		return none, 0
+	}
+	return best, float64(p.env.held[best])
+}
+
+func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
+	best, bestF := none, int64(0)
+	for g, margin := range p.env.margin {
+		if !p.ranks.takes(g, tokens) {
+			continue
+		}
+		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
+		if best == none || f > bestF || f == bestF && margin > p.env.margin[best] {
+			best, bestF = g, f
+		}
+	}
+	return best, float64(bestF)
+}

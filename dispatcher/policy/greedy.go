@@ -1,0 +1,240 @@
+package policy
+
+import (
+	"sort"
+
+	"evenkeel/dispatcher/subset"
+)
+
+// The stages of a round (algorithm 4.2), as Assignment.Stage says them.
+const (
+	stageGuard uint8 = iota
+	stageSingle
+	stageSubset
+)
+
+// groupSize as theta stands for the number of workers in the snapshot.
+const groupSize = -1
+
+// greedy is the round of BR-0: rank after rank takes what scores best for it.
+// The score may look ahead: then margins are per step and F is that of BR-H.
+type greedy struct {
+	name      string
+	window    int     // candidates looked at in the subset stage
+	theta     int64   // free slots up to which subsets are chosen, or groupSize
+	capacity  bool    // queue=capacity: free slots before margin
+	longest   bool    // order=desc
+	guard     bool    // false in the paper's form
+	maxAgeMs  float32 //
+	watermark float64
+
+	horizon int // 0: BR-0
+
+	ranks  ranks
+	env    envelope
+	line   line
+	score  subset.Score
+	solver subset.Solver
+
+	late       []wait
+	candidates [subset.MaxItems]int32 // positions
+	tokens     [subset.MaxItems]int64
+}
+
+func (p *greedy) Name() string      { return p.name }
+func (p *greedy) Immediate() bool   { return false }
+func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
+
+// Decide runs the three stages.
+func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
+	p.env.build(s, p.horizon)
+	p.ranks.load(s, p.env.held, p.watermark, 0)
+	if p.ranks.open == 0 {
+		return dst
+	}
+	p.line.build(s.Pool, p.longest)
+	if p.guard {
+		dst = p.serveOverdue(s, dst)
+	}
+	theta := p.theta
+	if theta == groupSize {
+		theta = int64(len(s.Workers))
+	}
+	if p.ranks.open > theta && p.line.left > 0 {
+		p.line.index(s.Pool)
+		for p.ranks.open > theta && p.line.left > 0 {
+			dst = p.takeSingle(s, dst)
+		}
+	}
+	for p.ranks.open > 0 && p.line.left > 0 {
+		dst = p.takeSubset(s, dst)
+	}
+	return dst
+}
+
+// serveOverdue is stage 0: entries that waited too long choose their rank
+// (algorithm 4.3).
+func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
+	p.late = overdue(s, p.late[:0])
+	for _, w := range p.late {
+		if p.ranks.open == 0 {
+			break
+		}
+		entry := int(w.entry)
+		tokens := int64(s.Pool[entry].Prompt)
+		best, bestF := none, 0.0
+		for g := range p.ranks.free {
+			if !p.ranks.takes(g, tokens) {
+				continue
+			}
+			p.prepare(s, g)
+			f := p.score.F(p.scaled(s, g, tokens))
+			if best == none || p.score.Better(f, bestF) || p.score.Equal(f, bestF) && p.env.margin[g] > p.env.margin[best] {
+				best, bestF = g, f
+			}
+		}
+		if best == none {
+			p.line.remove(p.line.pos[entry])
+			p.ranks.reserve(s, entry)
+			continue
+		}
+		dst = p.admit(s, dst, best, p.line.pos[entry], bestF, stageGuard)
+	}
+	return dst
+}
+
+// takeSingle is one step of stage 1: the first rank in the queue takes the
+// entry that scores best for it, or leaves the round.
+func (p *greedy) takeSingle(s *Snapshot, dst []Assignment) []Assignment {
+	g := p.first(p.capacity)
+	p.prepare(s, g)
+	at, f, ok := p.bestSingle(s, g)
+	if !ok {
+		p.ranks.close(g)
+		return dst
+	}
+	return p.admit(s, dst, g, at, f, stageSingle)
+}
+
+// bestSingle finds the position of the best entry that fits rank g, the
+// earliest one of a tie. F is concave: it is a neighbour of the knee among the
+// prompts sorted by length.
+func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
+	cost, knee, room := float64(s.Workers[g].Cost), p.score.Knee(), p.ranks.room[g]
+	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room })
+	over := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
+	score := func(r int) float64 { return p.score.F(subset.Scaled(p.line.prompt(r), cost)) }
+
+	low, high := p.line.atOrBefore(over-1), p.line.atOrAfter(over)
+	if low >= 0 {
+		best, ok = score(low), true
+	}
+	if high < fit {
+		if f := score(high); !ok || f > best {
+			best, ok = f, true
+		}
+	}
+	if !ok {
+		return 0, 0, false
+	}
+	// Ties lie side by side around the knee. Of one length only the first can win.
+	at = p.line.head()
+	for low >= 0 && p.score.Equal(score(low), best) {
+		start := int(p.line.run[low])
+		at = min(at, p.line.position(p.line.atOrAfter(start)))
+		low = p.line.atOrBefore(start - 1)
+	}
+	for high < fit && p.score.Equal(score(high), best) {
+		at = min(at, p.line.position(high))
+		length := p.line.prompt(high)
+		high = p.line.atOrAfter(high + sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length }))
+	}
+	return at, best, true
+}
+
+// takeSubset is one step of stage 2: the first rank in the queue takes the best
+// subset of the first window entries that fit it. No slot idles while anyone
+// waits: where no subset has a positive score it takes the best single.
+func (p *greedy) takeSubset(s *Snapshot, dst []Assignment) []Assignment {
+	g := p.first(p.capacity)
+	n := 0
+	for at := p.line.next[p.line.head()]; at != p.line.head() && n < p.window; at = p.line.next[at] {
+		if tokens := int64(s.Pool[p.line.entry[at]].Prompt); tokens <= p.ranks.room[g] {
+			p.candidates[n], p.tokens[n] = at, tokens
+			n++
+		}
+	}
+	if n == 0 {
+		p.ranks.close(g)
+		return dst
+	}
+	p.prepare(s, g)
+	best, _ := p.solver.Best(&p.score, subset.Problem{
+		Tokens: p.tokens[:n],
+		Cost:   float64(s.Workers[g].Cost),
+		Cap:    int(p.ranks.free[g]),
+		Limit:  p.ranks.room[g],
+	})
+	if !p.score.Better(best.Score, 0) {
+		best = p.firstOfBest(s, g, n)
+	}
+	for i := range n {
+		if best.Mask>>i&1 == 1 {
+			dst = p.admit(s, dst, g, p.candidates[i], best.Score, stageSubset)
+		}
+	}
+	return dst
+}
+
+// firstOfBest is the earliest candidate with the best score of one alone.
+func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
+	for i := range n {
+		f := p.score.F(p.scaled(s, g, p.tokens[i]))
+		if i == 0 || p.score.Better(f, best.Score) {
+			best = subset.Set{Mask: 1 << i, Score: f}
+		}
+	}
+	return best
+}
+
+// first is the head of the queue of ranks with free slots: the largest margin
+// or, if slotsFirst, most free slots; each settles the other's ties, then the
+// lower id. Keys are read fresh: one admission can change them all.
+func (p *greedy) first(slotsFirst bool) int {
+	best := none
+	for g, free := range p.ranks.free {
+		if free == 0 {
+			continue
+		}
+		if best == none {
+			best = g
+			continue
+		}
+		margin, slots := p.env.margin[g]-p.env.margin[best], int64(free-p.ranks.free[best])
+		if slotsFirst {
+			margin, slots = slots, margin
+		}
+		if margin > 0 || margin == 0 && slots > 0 {
+			best = g
+		}
+	}
+	return best
+}
+
+// prepare makes score that of rank g.
+func (p *greedy) prepare(s *Snapshot, g int) {
+	p.score.SetBR0(p.env.margin[g], len(s.Workers))
+}
+
+func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
+	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
+}
+
+// admit places the entry at a position on rank g.
+func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, at int32, score float64, stage uint8) []Assignment {
+	e := &s.Pool[p.line.entry[at]]
+	p.line.remove(at)
+	p.ranks.charge(g, int64(e.Prompt))
+	p.env.add(g, p.scaled(s, g, int64(e.Prompt)))
+	return append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stage})
+}

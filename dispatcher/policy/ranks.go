@@ -1,0 +1,134 @@
+package policy
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"evenkeel/dispatcher/subset"
+)
+
+// none marks a rank or an entry that is not there.
+const none = -1
+
+// ranks is what the workers of a snapshot may still take in this round.
+// Indices are those of Snapshot.Workers.
+type ranks struct {
+	free []int32 // slots left; 0 once a rank is closed for the round
+	room []int64 // KV tokens left under the limit; negative where the limit was passed already
+	open int64   // sum of free
+
+	reserved    int // the one rank kept for an overdue entry, or none
+	reservedFor int // that entry's index in the pool
+}
+
+// load takes over free slots, stretched by extra ones, and KV room. tokens are
+// the KV tokens the workers hold.
+func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
+	r.reset(len(s.Workers))
+	for g := range s.Workers {
+		w := &s.Workers[g]
+		if w.Up {
+			r.free[g] = max(0, w.Free+extra)
+			r.open += int64(r.free[g])
+		}
+		r.room[g] = kvBudget(w.Capacity, watermark)
+		if r.room[g] != subset.Unlimited {
+			r.room[g] -= tokens[g]
+		}
+	}
+}
+
+// loadWhole is load for policies that let the engine queue: any rank that is up
+// takes whatever it could ever hold.
+func (r *ranks) loadWhole(s *Snapshot) {
+	r.reset(len(s.Workers))
+	for g := range s.Workers {
+		if s.Workers[g].Up {
+			r.free[g] = math.MaxInt32
+			r.open += math.MaxInt32
+		}
+		r.room[g] = kvBudget(s.Workers[g].Capacity, 0)
+	}
+}
+
+func (r *ranks) reset(n int) {
+	r.free, r.room = sized(r.free, n), sized(r.room, n)
+	clear(r.free)
+	r.open, r.reserved, r.reservedFor = 0, none, none
+}
+
+// kvBudget is how many KV tokens a rank may hold (algorithm 3).
+func kvBudget(capacity int64, watermark float64) int64 {
+	if capacity == 0 {
+		return subset.Unlimited
+	}
+	return int64(math.Floor(float64(capacity) * (1 - watermark)))
+}
+
+// takes reports whether rank g has a slot and room for so many tokens.
+func (r *ranks) takes(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
+
+// charge books one entry on rank g.
+func (r *ranks) charge(g int, tokens int64) {
+	r.free[g]--
+	r.open--
+	if r.room[g] != subset.Unlimited {
+		r.room[g] -= tokens
+	}
+}
+
+// close takes rank g out of the round.
+func (r *ranks) close(g int) {
+	r.open -= int64(r.free[g])
+	r.free[g] = 0
+}
+
+// reserve closes the rank with most room for an overdue entry that fits nowhere,
+// full ranks too, so that its room grows until the entry fits (algorithm 4.3).
+// One reservation a round.
+func (r *ranks) reserve(s *Snapshot, entry int) {
+	if r.reserved != none {
+		return
+	}
+	for g := range r.room {
+		if s.Workers[g].Up && (r.reserved == none || r.room[g] > r.room[r.reserved]) {
+			r.reserved, r.reservedFor = g, entry
+		}
+	}
+	if r.reserved != none {
+		r.close(r.reserved)
+	}
+}
+
+// wait is an overdue entry and for how long it has waited.
+type wait struct {
+	ms    float32
+	entry int32 // index in the pool
+}
+
+// overdue appends the entries the starvation guard takes first: longest wait,
+// then arrival.
+func overdue(s *Snapshot, dst []wait) []wait {
+	for i := range s.Pool {
+		if e := &s.Pool[i]; isOverdue(s, e) {
+			dst = append(dst, wait{e.WaitMs, int32(i)})
+		}
+	}
+	slices.SortFunc(dst, func(a, b wait) int {
+		return cmp.Or(cmp.Compare(b.ms, a.ms), cmp.Compare(a.entry, b.entry))
+	})
+	return dst
+}
+
+func isOverdue(s *Snapshot, e *Entry) bool {
+	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
+}
+
+// sized returns a slice of length n, on the old array where it is long enough.
+func sized[T any](old []T, n int) []T {
+	if cap(old) < n {
+		return make([]T, n, n+n/4)
+	}
+	return old[:n]
+}

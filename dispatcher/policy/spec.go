@@ -1,0 +1,222 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+)
+
+// form is a policy or a preset of one: its name, what may be set, and what the
+// values are when nothing is.
+type form struct {
+	name     string
+	presets  []string // keys the preset itself decides
+	keys     []string // keys it takes
+	defaults settings
+	build    func(name string, v *settings) Policy
+}
+
+var standard = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, margin: 2, seed: 1}
+
+// forms in the order in which they are listed to a user.
+var forms = slices.Concat([]form{
+	{
+		name: "br0", keys: []string{"window", "theta", "queue", "order", "max_age_ms", "watermark"},
+		defaults: standard, build: newBR0,
+	},
+	{
+		name: "br0:paper", keys: []string{"window", "theta", "order", "watermark"}, presets: []string{"queue", "max_age_ms"},
+		defaults: with(standard, func(v *settings) { v.capacity, v.maxAgeMs = true, 0 }), build: newPaper,
+	},
+	{
+		name: "br0:bypass", keys: []string{"margin", "max_age_ms", "watermark"},
+		defaults: standard, build: newBypass,
+	},
+}, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
+	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
+
+func with(v settings, change func(*settings)) settings {
+	change(&v)
+	return v
+}
+
+func newBR0(name string, v *settings) Policy {
+	return &greedy{
+		name: name, window: v.window, theta: v.theta, capacity: v.capacity, longest: v.longest,
+		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
+	}
+}
+
+// newPaper ignores the guard even where the snapshot brings an age or an urgent
+// entry.
+func newPaper(name string, v *settings) Policy {
+	p := newBR0(name, v).(*greedy)
+	p.guard = false
+	return p
+}
+
+func newBypass(name string, v *settings) Policy {
+	return &firstCome{
+		name: name, rule: ruleLeastF, immediate: true, extra: v.margin,
+		maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
+	}
+}
+
+// simpleForms are the immediate and the pooled form of a rule.
+func simpleForms(name string, r rule, keys ...string) []form {
+	source := func(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed^0x9e3779b97f4a7c15)) }
+	return []form{
+		{
+			name: name, keys: keys, defaults: standard,
+			build: func(name string, v *settings) Policy {
+				return &firstCome{name: name, rule: r, immediate: true, queues: true, rng: source(v.seed), last: none}
+			},
+		},
+		{
+			name: "p" + name, keys: append(slices.Clone(keys), "max_age_ms", "watermark"), defaults: standard,
+			build: func(name string, v *settings) Policy {
+				return &firstCome{
+					name: name, rule: r, rng: source(v.seed), last: none,
+					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
+				}
+			},
+		},
+	}
+}
+
+// Names lists every policy and preset.
+func Names() []string {
+	names := make([]string, len(forms))
+	for i := range forms {
+		names[i] = forms[i].name
+	}
+	return names
+}
+
+// Spec is a policy as a user writes it, `name[:preset][,key=value...]` or
+// `name:key=value,...`, taken apart and checked.
+type Spec struct {
+	form   *form
+	values settings
+	set    []string // keys given
+}
+
+// ParseSpec reads one policy.
+func ParseSpec(text string) (Spec, error) {
+	items := strings.Split(text, ",")
+	name, rest, colon := strings.Cut(items[0], ":")
+	items = items[1:]
+	switch {
+	case colon && strings.Contains(rest, "="):
+		items = append([]string{rest}, items...)
+	case colon:
+		name += ":" + rest
+	}
+	at := slices.IndexFunc(forms, func(f form) bool { return f.name == name })
+	if at < 0 {
+		return Spec{}, fmt.Errorf("unknown policy %q; there are %s", name, strings.Join(Names(), ", "))
+	}
+	sp := Spec{form: &forms[at], values: forms[at].defaults}
+	for _, item := range items {
+		key, value, ok := strings.Cut(item, "=")
+		if !ok {
+			return Spec{}, fmt.Errorf("policy %s: %q is no setting; write key=value", name, item)
+		}
+		if slices.Contains(sp.set, key) {
+			return Spec{}, fmt.Errorf("policy %s: %s is set twice", name, key)
+		}
+		var err error
+		if sp, err = sp.With(key, value); err != nil {
+			return Spec{}, err
+		}
+	}
+	return sp, nil
+}
+
+// Takes reports whether the policy has the key.
+func (sp Spec) Takes(key string) bool { return slices.Contains(sp.form.keys, key) }
+
+// Sets reports whether the key was given or is decided by the preset.
+func (sp Spec) Sets(key string) bool {
+	return slices.Contains(sp.set, key) || slices.Contains(sp.form.presets, key)
+}
+
+// With returns the spec with a key set, in place of what it was.
+func (sp Spec) With(key, value string) (Spec, error) {
+	if !sp.Takes(key) {
+		has := "it takes none"
+		if len(sp.form.keys) > 0 {
+			has = "it takes " + strings.Join(sp.form.keys, ", ")
+		}
+		return Spec{}, fmt.Errorf("policy %s: unknown key %q; %s", sp.form.name, key, has)
+	}
+	if err := settingOf(key).parse(&sp.values, value); err != nil {
+		return Spec{}, fmt.Errorf("policy %s: %s=%s: %w", sp.form.name, key, value, err)
+	}
+	if !slices.Contains(sp.set, key) {
+		sp.set = append(slices.Clone(sp.set), key)
+	}
+	return sp, nil
+}
+
+// String is the canonical form: the name and what differs from its defaults.
+func (sp Spec) String() string {
+	var b strings.Builder
+	b.WriteString(sp.form.name)
+	separator := ":"
+	if strings.Contains(sp.form.name, ":") {
+		separator = ","
+	}
+	for i := range allSettings {
+		k := &allSettings[i]
+		if value := k.show(&sp.values); sp.Takes(k.key) && value != k.show(&sp.form.defaults) {
+			b.WriteString(separator + k.key + "=" + value)
+			separator = ","
+		}
+	}
+	return b.String()
+}
+
+// Build makes a fresh policy.
+func (sp Spec) Build() Policy {
+	return sp.form.build(sp.String(), &sp.values)
+}
+
+// Parse makes the policy a user named.
+func Parse(text string) (Policy, error) {
+	sp, err := ParseSpec(text)
+	if err != nil {
+		return nil, err
+	}
+	return sp.Build(), nil
+}
+
+// SplitList takes a list of policies apart. An item with `=` and no `:` before
+// it belongs to the policy on its left: "jsq,br0:window=4,theta=0" is two.
+func SplitList(list string) []string {
+	var specs []string
+	for item := range strings.SplitSeq(list, ",") {
+		before, _, assigns := strings.Cut(item, "=")
+		if assigns && !strings.Contains(before, ":") && len(specs) > 0 {
+			specs[len(specs)-1] += "," + item
+		} else {
+			specs = append(specs, item)
+		}
+	}
+	return specs
+}
+
+// ParseList makes the policies of a list.
+func ParseList(list string) ([]Policy, error) {
+	texts := SplitList(list)
+	all := make([]Policy, len(texts))
+	for i, text := range texts {
+		p, err := Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = p
+	}
+	return all, nil
+}
