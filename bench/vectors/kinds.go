@@ -1,0 +1,209 @@
+package vectors
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/subset"
+)
+
+// kinds are the vectors we answer: each compares what the product computes from
+// `in` with `want`.
+var kinds = map[string]func(in, want json.RawMessage) error{
+	"fscore0":   fscore0,
+	"fscoreH":   fscoreH,
+	"subset":    subsetChoice,
+	"project":   project,
+	"br0":       round,
+	"imbalance": imbalance,
+}
+
+// near compares as the vectors' rule says: within a millionth, of one at least.
+func near(what string, got, want float64) error {
+	if math.Abs(got-want) <= 1e-6*max(1, math.Abs(want)) {
+		return nil
+	}
+	return fmt.Errorf("%s = %v, want %v", what, got, want)
+}
+
+// decode reads `in` strictly, since an unread key is an untested one, and
+// `want` likewise.
+func decode(in, want json.RawMessage, inTo, wantTo any) error {
+	if err := decodeStrict(in, inTo); err != nil {
+		return fmt.Errorf("in: %w", err)
+	}
+	if err := decodeStrict(want, wantTo); err != nil {
+		return fmt.Errorf("want: %w", err)
+	}
+	return nil
+}
+
+func fscore0(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		W       int64 `json:"w"`
+		Margin  int64 `json:"m"`
+		Workers int   `json:"G"`
+	}
+	var want struct{ F float64 }
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	return near("F", float64(subset.F0(in.W, in.Margin, in.Workers)), want.F)
+}
+
+// horizonScore is the part of `in` that F of BR-H reads.
+type horizonScore struct {
+	Margins []int64 `json:"margins"`
+	Alpha   float64 `json:"alpha"`
+	Beta    float64 `json:"beta"`
+	Gamma   float64 `json:"gamma"`
+}
+
+func (h *horizonScore) discounts() []float64 { return subset.Discounts(len(h.Margins)-1, h.Gamma) }
+
+func (h *horizonScore) score() *subset.Score {
+	var s subset.Score
+	s.SetBRH(h.Margins, h.discounts(), h.Alpha, h.Beta)
+	return &s
+}
+
+func fscoreH(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		horizonScore
+		W int64 `json:"w"`
+	}
+	var want struct{ F float64 }
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	if err := near("F by the sum", subset.F(in.W, in.Margins, in.discounts(), in.Alpha, in.Beta), want.F); err != nil {
+		return err
+	}
+	return near("F by sorted margins", in.score().F(in.W), want.F)
+}
+
+func subsetChoice(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		horizonScore
+		Sizes    []int64 `json:"sizes"`
+		Cap      int     `json:"cap"`
+		Headroom *int64  `json:"headroom"`
+	}
+	var want struct {
+		Best float64 `json:"best"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	if len(in.Sizes) > subset.MaxItems {
+		return fmt.Errorf("%d sizes, at most %d can be chosen from", len(in.Sizes), subset.MaxItems)
+	}
+	limit := int64(subset.Unlimited)
+	if in.Headroom != nil {
+		limit = *in.Headroom
+	}
+	var solver subset.Solver
+	got, ok := solver.Best(in.score(), subset.Problem{Tokens: in.Sizes, Cap: in.Cap, Limit: limit})
+	if !ok {
+		return fmt.Errorf("no subset is allowed, want one that scores %v", want.Best)
+	}
+	var sum int64 // from the sizes, not as the solver says
+	for i, size := range in.Sizes {
+		if got.Mask>>i&1 == 1 {
+			sum += size
+		}
+	}
+	if sum > limit || got.Len() > in.Cap {
+		return fmt.Errorf("chose %d of at most %d, %d tokens of at most %d", got.Len(), in.Cap, sum, limit)
+	}
+	return near("best", subset.F(sum, in.Margins, in.discounts(), in.Alpha, in.Beta), want.Best)
+}
+
+func project(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		Horizon int           `json:"horizon"`
+		Running []requestJSON `json:"running"`
+	}
+	var want struct {
+		Loads []float64 `json:"loads"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	running := make([]policy.Request, len(in.Running))
+	for i, r := range in.Running {
+		running[i] = policy.Request{Prompt: r.Prompt, Generated: r.Generated, Rhat: r.Rhat}
+	}
+	got := make([]int64, in.Horizon+1)
+	policy.Project(got, running)
+	if len(got) != len(want.Loads) {
+		return fmt.Errorf("%d loads, want %d", len(got), len(want.Loads))
+	}
+	for h := range got {
+		if err := near(fmt.Sprintf("loads[%d]", h), float64(got[h]), want.Loads[h]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func round(rawIn, rawWant json.RawMessage) error {
+	var want struct {
+		Assign [][2]int64 `json:"assign"`
+	}
+	if err := decodeStrict(rawWant, &want); err != nil {
+		return fmt.Errorf("want: %w", err)
+	}
+	r, err := Decide(rawIn, "")
+	if err != nil {
+		return err
+	}
+	got := make([][2]int64, len(r.Assignments))
+	for i, a := range r.Assignments {
+		got[i] = [2]int64{int64(a.Entry), int64(a.Worker)}
+	}
+	byEntry := func(a, b [2]int64) int { return slices.Compare(a[:], b[:]) }
+	slices.SortFunc(got, byEntry)
+	slices.SortFunc(want.Assign, byEntry)
+	if !slices.Equal(got, want.Assign) {
+		return fmt.Errorf("assign = %v, want %v", got, want.Assign)
+	}
+	return nil
+}
+
+func imbalance(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		Loads []int64 `json:"loads"`
+		C0    float64 `json:"c0_ms"`
+		C1    float64 `json:"c1_ms_per_token"`
+	}
+	var want struct {
+		Imbalance   float64 `json:"imbalance_tokens"`
+		MaxMinusMin float64 `json:"max_minus_min"`
+		IdleShare   float64 `json:"idle_share"`
+		StepMs      float64 `json:"step_ms"`
+		IdealMs     float64 `json:"ideal_step_ms"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	b := policy.Measure(in.Loads)
+	for _, c := range []struct {
+		what      string
+		got, want float64
+	}{
+		{"imbalance_tokens", float64(b.Imbalance()), want.Imbalance},
+		{"max_minus_min", float64(b.MaxMinusMin()), want.MaxMinusMin},
+		{"idle_share", b.IdleShare(), want.IdleShare},
+		{"step_ms", b.StepMs(in.C0, in.C1), want.StepMs},
+		{"ideal_step_ms", b.IdealStepMs(in.C0, in.C1), want.IdealMs},
+	} {
+		if err := near(c.what, c.got, c.want); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,193 @@
+package vectors
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// Params are the settings that stand beside a snapshot; nil where it names none.
+type Params struct {
+	Policy    string   `json:"policy"`
+	Window    *int     `json:"window"`
+	Theta     *int64   `json:"theta"`
+	Queue     *string  `json:"queue"`
+	Order     *string  `json:"order"`
+	Watermark *float64 `json:"watermark"`
+	MaxAgeMs  *float64 `json:"max_age_ms"`
+
+	// Of policies with a horizon.
+	Horizon *int     `json:"horizon"`
+	Alpha   *float64 `json:"alpha"`
+	Beta    *float64 `json:"beta"`
+	Gamma   *float64 `json:"gamma"`
+}
+
+// Complete returns the spec with the parameters that it takes and does not set.
+func (p Params) Complete(sp policy.Spec) (policy.Spec, error) {
+	for _, s := range []struct {
+		key   string
+		value any
+		ok    bool
+	}{
+		{"window", deref(p.Window), p.Window != nil},
+		{"theta", deref(p.Theta), p.Theta != nil},
+		{"queue", deref(p.Queue), p.Queue != nil},
+		{"order", deref(p.Order), p.Order != nil},
+		{"watermark", deref(p.Watermark), p.Watermark != nil},
+		{"max_age_ms", deref(p.MaxAgeMs), p.MaxAgeMs != nil},
+		{"horizon", deref(p.Horizon), p.Horizon != nil},
+		{"alpha", deref(p.Alpha), p.Alpha != nil},
+		{"beta", deref(p.Beta), p.Beta != nil},
+		{"gamma", deref(p.Gamma), p.Gamma != nil},
+	} {
+		if !s.ok || !sp.Takes(s.key) || sp.Sets(s.key) {
+			continue
+		}
+		var err error
+		if sp, err = sp.With(s.key, fmt.Sprint(s.value)); err != nil {
+			return policy.Spec{}, fmt.Errorf("snapshot: %w", err)
+		}
+	}
+	return sp, nil
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// snapshotJSON is the `in` object of a br0, brh or joint vector and of a line
+// of the decision log.
+type snapshotJSON struct {
+	Params
+	Workers   []workerJSON    `json:"workers"`
+	Pool      []entryJSON     `json:"pool"`
+	StepMs    float32         `json:"step_ms"`
+	C0Ms      float32         `json:"c0_ms"`
+	C1Ms      float32         `json:"c1_ms"`
+	Objective string          `json:"objective"` // joint
+	Outputs   json.RawMessage `json:"outputs"`   // joint: history for a predictor
+}
+
+type workerJSON struct {
+	ID       int32         `json:"id"`
+	Free     int32         `json:"free"`
+	Up       *bool         `json:"up"`
+	Capacity int64         `json:"capacity_tokens"`
+	Cost     float32       `json:"cost"`
+	Running  []requestJSON `json:"running"`
+}
+
+type requestJSON struct {
+	Prompt    int32   `json:"prompt"`
+	Generated int32   `json:"generated"`
+	Age       *int32  `json:"age"`
+	Rhat      float32 `json:"rhat"`
+	Key       uint64  `json:"key"`
+	ID        uint64  `json:"id"`
+	Slot      int32   `json:"slot"`
+}
+
+type entryJSON struct {
+	ID     uint64  `json:"id"`
+	Prompt int32   `json:"prompt"`
+	Age    int32   `json:"age"`
+	WaitMs float32 `json:"age_ms"`
+	Urgent bool    `json:"urgent"`
+	Key    uint64  `json:"key"`
+}
+
+// ReadSnapshot reads a snapshot and the parameters beside it: the `in` object
+// of a vector, or the whole line (a vector's or the decision log's) that holds
+// one. Unknown keys are refused: a misspelt one would silently be zero.
+func ReadSnapshot(data []byte) (policy.Snapshot, Params, error) {
+	var line struct {
+		In json.RawMessage `json:"in"`
+	}
+	if err := json.Unmarshal(data, &line); err != nil {
+		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", err)
+	}
+	if line.In != nil {
+		data = line.In
+	}
+	var in snapshotJSON
+	if err := decodeStrict(data, &in); err != nil {
+		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", err)
+	}
+	s, err := in.snapshot()
+	if err != nil {
+		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", err)
+	}
+	return s, in.Params, nil
+}
+
+// decodeStrict reads exactly one JSON value with known keys only.
+func decodeStrict(data []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one JSON value")
+	}
+	return nil
+}
+
+func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
+	s := policy.Snapshot{
+		MaxAgeMs: float32(deref(in.MaxAgeMs)),
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms,
+	}
+	for _, w := range in.Workers {
+		if w.Capacity < 0 || w.Cost < 0 {
+			return s, fmt.Errorf("worker %d: capacity_tokens and cost cannot be negative", w.ID)
+		}
+		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost}
+		for i, r := range w.Running {
+			if r.Prompt < 0 || r.Generated < 0 {
+				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)
+			}
+			age := r.Generated // what it generated here is all there is, unless the snapshot says more
+			if r.Age != nil {
+				age = *r.Age
+			}
+			worker.Running = append(worker.Running, policy.Request{
+				Prompt: r.Prompt, Generated: r.Generated, Age: age, Rhat: r.Rhat, Key: r.Key, ID: r.ID, Slot: r.Slot,
+			})
+		}
+		s.Workers = append(s.Workers, worker)
+	}
+	for _, e := range in.Pool {
+		if e.Prompt < 0 {
+			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
+		}
+		s.Pool = append(s.Pool, policy.Entry{
+			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
+		})
+	}
+	slices.SortStableFunc(s.Workers, func(a, b policy.Worker) int { return cmp.Compare(a.ID, b.ID) })
+	for i := 1; i < len(s.Workers); i++ {
+		if s.Workers[i].ID == s.Workers[i-1].ID {
+			return s, errors.New("two workers have id " + strconv.Itoa(int(s.Workers[i].ID)))
+		}
+	}
+	seen := make(map[uint64]bool, len(s.Pool))
+	for _, e := range s.Pool {
+		if seen[e.ID] {
+			return s, fmt.Errorf("two pool entries have id %d", e.ID)
+		}
+		seen[e.ID] = true
+	}
+	return s, nil
+}
