@@ -104,8 +104,7 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 		return dst, ErrNoAnswer
 	}
 	dst = append(dst, '{')
-	rest := a.top
-	if id := rest.find([]byte("id")); id != nil { // the order OpenAI answers in
+	if id := a.top.find([]byte("id")); id != nil { // the order OpenAI answers in
 		dst = append(appendKey(dst, "id"), id.val...)
 	}
 	dst = appendKey(dst, "object")
@@ -114,7 +113,7 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	} else {
 		dst = append(dst, `"text_completion"`...)
 	}
-	for _, f := range rest {
+	for _, f := range a.top {
 		if f.key != "id" {
 			dst = append(appendKey(dst, f.key), f.val...)
 		}

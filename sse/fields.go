@@ -66,14 +66,14 @@ func (fs *fields) add(key, val []byte) {
 
 // joinArrays appends the elements of array b to array a.
 func joinArrays(a, b []byte) []byte {
-	if b[space(b, 1)] == ']' {
+	switch first := space(b, 1); {
+	case b[first] == ']':
 		return a
+	case a[space(a, 1)] == ']':
+		return append(a[:0], b...)
+	default:
+		return append(append(a[:len(a)-1], ','), b[first:]...)
 	}
-	a = a[:len(a)-1]
-	if a[len(a)-1] != '[' {
-		a = append(a, ',')
-	}
-	return append(a, b[space(b, 1):]...)
 }
 
 // appendMembers appends the members with a comma before each but the first of

@@ -37,6 +37,10 @@ const (
 	Ended                     // [DONE]; without Finished a failure all the same
 )
 
+func (v Verdict) String() string {
+	return [...]string{"forward", "drop", "failed", "recomputed", "ended"}[v]
+}
+
 // Mirror follows one decode leg: it counts its tokens (contract 4.4), edits its
 // events for the client, and knows whether it came to a proper end. The choices
 // of a leg count as one; evenkeel never asks a leg for more.
@@ -83,6 +87,9 @@ func (m *Mirror) Reset(a Ask) {
 // Event takes the next event of the stream and returns the bytes the client
 // gets for it: e.Raw itself if nothing in it changes, else appended to dst; nil
 // if it gets none. It does not allocate once dst has room.
+//
+// Dropped are the final usage of who did not ask for it, and a chunk with an
+// empty delta that exists only because evenkeel asked for token ids.
 func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	switch e.Kind {
 	case KindComment:

@@ -1,0 +1,298 @@
+package sse
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMirrorCountsByTheBestSource(t *testing.T) {
+	const text = `{"choices":[{"index":0,"delta":{"content":"a"}}]}`
+	for _, tt := range []struct {
+		name     string
+		perChunk float64
+		events   []string
+		want     int
+	}{
+		{"usage wins over token ids", 0, []string{`{"choices":[{"index":0,"delta":{"content":"a"},"token_ids":[1,2,3]}],"usage":{"completion_tokens":2}}`}, 2},
+		{"usage is cumulative", 0, []string{`{"choices":[],"usage":{"completion_tokens":2}}`, `{"choices":[],"usage":{"completion_tokens":5}}`}, 5},
+		{"token ids add up, several in a chunk", 0, []string{`{"choices":[{"token_ids":[1,2,3]}]}`, `{"choices":[{"token_ids":[ 4 ]}]}`}, 4},
+		{"an empty list and null are no token", 0, []string{`{"choices":[{"token_ids":[ ]}]}`, `{"choices":[{"token_ids":null}]}`}, 0},
+		{"token ids win over chunks", 9, []string{`{"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}`, text}, 1},
+		{"a chunk counts as one token where nothing is known", 0, []string{text, text}, 2},
+		{"chunks count what this engine's chunks held on average", 1.98, []string{text, text, text, text}, 8},
+		{"a role alone is no token", 0, []string{`{"choices":[{"delta":{"role":"assistant","content":""}}]}`}, 0},
+		{"reasoning is content", 0, []string{`{"choices":[{"delta":{"reasoning":"a"}}]}`, `{"choices":[{"delta":{"reasoning_content":"a"}}]}`}, 2},
+		{"a tool call is content", 0, []string{`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`}, 1},
+		{"a completion's text is content", 0, []string{`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":""}]}`}, 1},
+		{"the count never falls", 3, []string{text, text, `{"choices":[],"usage":{"completion_tokens":4}}`}, 6},
+		{"a usage without completion tokens does not count", 0, []string{text, `{"choices":[],"usage":{"prompt_tokens":4}}`, `{"choices":[],"usage":null}`}, 1},
+		{"what is not JSON counts nothing", 0, []string{text, `{"choices":[{"token_ids":[1,2`}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ask := nothing
+			ask.TokensPerChunk = tt.perChunk
+			m := NewMirror(ask)
+			for _, data := range tt.events {
+				m.Event(event(t, data), nil)
+			}
+			require.Equal(t, tt.want, m.Tokens())
+		})
+	}
+}
+
+func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
+	usage := Ask{Usage: true, Cached: 7, Choice: -1}
+	all := Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 7, Choice: -1}
+	fan := Ask{Usage: true, Cached: -1, ID: []byte(`a"b`), Created: 12, Choice: 3, DropFinalUsage: true}
+	const final = `{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":9}}}`
+	const counted = `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`
+	for _, tt := range []struct {
+		name string
+		ask  Ask
+		data string
+		want string // "" for dropped
+	}{
+		{"token ids go, wherever they stand", nothing, `{"prompt_token_ids":[1],"choices":[{"token_ids":[1],"index":0,"text":"a","prompt_token_ids":[1]}],"x":1}`, `{"choices":[{"index":0,"text":"a"}],"x":1}`},
+		{"the first, middle and last member may go, and all of them", nothing, `{"usage":1,"prompt_token_ids":[], "kv_transfer_params":{}}`, `{ }`},
+		{"white space does not matter", nothing, `{ "usage" : { } , "a" : 1 , "prompt_token_ids" : [ 1 ] }`, `{  "a" : 1  }`},
+		{"a key is removed as often as it comes", nothing, `{"usage":1,"a":2,"usage":3}`, `{"a":2}`},
+		{"numbers, order and escapes stay", nothing, `{"b":1e400,"a":1.0,"s":"\u00e9\/","usage":null,"n":12345678901234567890}`, `{"b":1e400,"a":1.0,"s":"\u00e9\/","n":12345678901234567890}`},
+		{"a key in a text is text", nothing, `{"choices":[{"delta":{"content":"\"usage\":{},\\\""}}],"usage":{}}`, `{"choices":[{"delta":{"content":"\"usage\":{},\\\""}}]}`},
+		{"the same key elsewhere is not ours", nothing, `{"choices":[{"delta":{"usage":1,"token_ids":[1]}}],"x":{"usage":2}}`, `{"choices":[{"delta":{"usage":1,"token_ids":[1]}}],"x":{"usage":2}}`},
+		{"kv_transfer_params go even where token ids stay", all, `{"choices":[{"kv_transfer_params":{"a":1},"token_ids":[1]}],"kv_transfer_params":{"b":1}}`, `{"choices":[{"token_ids":[1]}]}`},
+		{"the usage of a chunk is null for who asked for the last only", usage, `{"choices":[{"text":"a"}],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, `{"choices":[{"text":"a"}],"usage":null}`},
+		{"continuous usage without usage means nothing", Ask{ContinuousUsage: true, Choice: -1}, `{"choices":[{"text":"a"}],"usage":{"completion_tokens":1}}`, `{"choices":[{"text":"a"}]}`},
+		{"the last usage goes as a whole event", nothing, counted, ``},
+		{"the last usage stays, with prefill's cached tokens", usage, counted, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":7}}}`},
+		{"continuous usage has prefill's cached tokens too", all, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":9},"completion_tokens":1}}`, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":7},"completion_tokens":1}}`},
+		{"unknown cached tokens take their details with them", Ask{Usage: true, Cached: -1, Choice: -1}, final, `{"choices":[],"usage":{"prompt_tokens":9}}`},
+		{"other details stay", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1,"cached_tokens":9}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1}}}`},
+		{"details without cached tokens are left alone", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`},
+		{"null details are left alone", usage, `{"choices":[],"usage":{"prompt_tokens_details":null}}`, `{"choices":[],"usage":{"prompt_tokens_details":null}}`},
+		{"a leg of a fan-out speaks for the whole", fan, `{"id":"x","created":1,"choices":[{"index":0,"text":"a"}]}`, `{"id":"a\"b","created":12,"choices":[{"index":3,"text":"a"}]}`},
+		{"a leg of a fan-out does not tell its usage", fan, counted, ``},
+		{"a chunk that only carries token ids goes", nothing, `{"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"token_ids":[4]}]}`, ``},
+		{"but stays for who asked for them", all, `{"choices":[{"index":0,"delta":{},"finish_reason":null,"token_ids":[4]}]}`, `{"choices":[{"index":0,"delta":{},"finish_reason":null,"token_ids":[4]}]}`},
+		{"or if it finishes", nothing, `{"choices":[{"delta":{},"finish_reason":"stop","token_ids":[4]}]}`, `{"choices":[{"delta":{},"finish_reason":"stop"}]}`},
+		{"or has logprobs", nothing, `{"choices":[{"delta":{},"logprobs":{"content":[]},"token_ids":[4]}]}`, `{"choices":[{"delta":{},"logprobs":{"content":[]}}]}`},
+		{"a chunk without choices and usage is none of ours", nothing, `{"choices":[],"prompt_filter_results":[]}`, `{"choices":[],"prompt_filter_results":[]}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := event(t, tt.data)
+			out, v := NewMirror(tt.ask).Event(e, []byte("kept"))
+			if tt.want == "" {
+				require.Nil(t, out)
+				require.Equal(t, Drop, v)
+				return
+			}
+			require.Equal(t, Forward, v)
+			if tt.want == tt.data {
+				require.Same(t, &e.Raw[0], &out[0], "an event that does not change is not copied")
+				return
+			}
+			require.Equal(t, "keptdata: "+tt.want+"\n\n", string(out))
+		})
+	}
+}
+
+func TestMirrorKeepsTheFrame(t *testing.T) {
+	for _, tt := range []struct{ name, in, want string }{
+		{"line ends and the missing space", "data:{\"usage\":1}\r\n\r\n", "data:{}\r\n\r\n"},
+		{"other lines", "id: 1\ndata: {\"usage\":1}\n: c\n\n", "id: 1\ndata: {}\n: c\n\n"},
+		{"several data lines", "id: 1\r\ndata: {\"usage\":1,\r\ndata: \"a\":\r\ndata: 2}\r\n\r\n", "id: 1\ndata: {\ndata: \"a\":\ndata: 2}\n\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			client, _ := relay(NewMirror(nothing), frames(t, tt.in))
+			require.Equal(t, tt.want, string(client))
+		})
+	}
+}
+
+func TestMirrorJudges(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		stream   string
+		want     Verdict
+		started  bool
+		finished string
+	}{
+		{"a comment says nothing about the KV", ": keep-alive\n\n", Forward, false, ""},
+		{"a data event says that decode has the KV", "data: {\"choices\":[]}\n\n", Forward, true, ""},
+		{"a finish is a finish", "data: {\"choices\":[{\"finish_reason\":\"length\"}]}\n\n", Forward, true, "length"},
+		{"an unknown finish too", "data: {\"choices\":[{\"finish_reason\":\"tired\"}]}\n\n", Forward, true, "tired"},
+		{"an error as the finish is a failure", "data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n", Failed, false, ""},
+		{"an abort nobody asked for is a failure", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n", Failed, false, ""},
+		{"recomputed is no finish, whatever stands beside it", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\n", Recomputed, true, ""},
+		{"a stop string and a stop token are a stop", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":17}]}\n\n", Forward, true, "stop"},
+		{"[DONE] alone is an end, not a finish", Done, Ended, false, ""},
+		{"a null error is none", "data: {\"error\":null,\"choices\":[]}\n\n", Forward, true, ""},
+		{"text that looks like an error is text", "data: {\"choices\":[{\"text\":\"\\\"error\\\":1\"}]}\n\n", Forward, true, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := NewMirror(nothing)
+			_, verdicts := relay(m, frames(t, tt.stream))
+			require.Equal(t, []Verdict{tt.want}, verdicts)
+			require.Equal(t, tt.started, m.Started(), "started")
+			require.Equal(t, tt.finished, m.FinishReason())
+			require.Equal(t, tt.finished != "", m.Finished())
+		})
+	}
+}
+
+func TestFailureReadsEveryShape(t *testing.T) {
+	for _, tt := range []struct {
+		name, data string
+		want       Failure
+	}{
+		{"new", `{"error":{"message":"m","type":"BadRequestError","param":null,"code":400}}`, Failure{"m", "BadRequestError", "400", 400}},
+		{"old", `{"object":"error","message":"m","type":"NotFoundError","param":null,"code":404}`, Failure{"m", "NotFoundError", "404", 404}},
+		{"Rust, by the code's name", `{"error":{"message":"m","type":"server_error","code":"server_error"}}`, Failure{"m", "server_error", "server_error", 500}},
+		{"Rust, by the type", `{"error":{"message":"m","type":"invalid_request_error","code":"model_not_found"}}`, Failure{"m", "invalid_request_error", "model_not_found", 400}},
+		{"a plain text", `{"error":"boom"}`, Failure{"boom", "", "", 500}},
+		{"a number in a string", `{"error":{"message":"m","code":"503"}}`, Failure{"m", "", "503", 503}},
+		{"a code that is no error status", `{"error":{"message":"m","code":200}}`, Failure{"m", "", "200", 500}},
+		{"nothing said", `{"error":{}}`, Failure{"the decode engine failed and did not say why", "", "", 500}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := NewMirror(nothing)
+			e := event(t, tt.data)
+			out, v := m.Event(e, nil)
+			require.Equal(t, Failed, v)
+			require.Equal(t, string(e.Raw), string(out))
+			require.Equal(t, tt.want, m.Failure())
+			require.False(t, m.Started(), "a failure says nothing about the KV")
+		})
+	}
+}
+
+func TestMirrorLearnsTokensPerChunk(t *testing.T) {
+	run := func(before float64, events ...string) float64 {
+		ask := nothing
+		ask.TokensPerChunk = before
+		m := NewMirror(ask)
+		for _, data := range events {
+			m.Event(event(t, data), nil)
+		}
+		return m.TokensPerChunk()
+	}
+	const text, usage = `{"choices":[{"text":"a"}]}`, `{"choices":[],"usage":{"completion_tokens":6}}`
+	require.InDelta(t, 3, run(0, text, text, usage), 1e-9, "the first leg sets it")
+	require.InDelta(t, 1.2, run(1, text, text, usage), 1e-9, "later ones move it by a tenth")
+	require.InDelta(t, 1.5, run(1.5, text, text), 1e-9, "a leg without a true count does not")
+}
+
+func TestDriftComparesWithTheFinalUsage(t *testing.T) {
+	m := NewMirror(nothing)
+	m.Event(event(t, `{"choices":[{"text":"a"}]}`), nil)
+	_, known := m.Drift()
+	require.False(t, known)
+	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":4}}`), nil)
+	drift, known := m.Drift()
+	require.True(t, known)
+	require.Equal(t, -3, drift)
+	u, ok := m.Usage()
+	require.True(t, ok)
+	require.Equal(t, Usage{Prompt: 2, Completion: 4, Total: 6, Cached: -1}, u)
+}
+
+func TestResetForgetsTheLegBefore(t *testing.T) {
+	m := NewMirror(Ask{ID: []byte("x"), Choice: -1})
+	relay(m, frames(t, `data: {"choices":[{"text":"a","finish_reason":"stop","token_ids":[1]}],"usage":{"completion_tokens":4}}`+"\n\n"+`data: {"error":"boom"}`+"\n\n"))
+	require.NotZero(t, m.Tokens())
+	m.Reset(nothing)
+	fresh := NewMirror(nothing)
+	fresh.id, fresh.marks = m.id, m.marks // memory it may keep
+	require.Equal(t, fresh, m)
+}
+
+func TestUsageAndErrorEventsAreSafe(t *testing.T) {
+	got := string(UsageEvent(nil, []byte("id\"\n\x01\xff"), []byte("m"), 5, true, Usage{Prompt: 1, Completion: 2, Total: 3, Cached: 0}))
+	require.Equal(t, `data: {"id":"id\"\n\u0001`+"\uFFFD"+`","object":"chat.completion.chunk","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}`+"\n\n", got)
+	got = string(UsageEvent(nil, []byte("a"), []byte("m"), 5, false, Usage{Cached: -1}))
+	require.Equal(t, `data: {"id":"a","object":"text_completion","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}}`+"\n\n", got)
+	require.Equal(t, `data: {"error":{"message":"a \"b\"","type":"server_error","param":null,"code":"x"}}`+"\n\n", string(ErrorEvent(nil, `a "b"`, "server_error", "x")))
+	require.True(t, strings.Contains(string(ErrorEvent(nil, "m", "t", "")), `"code":null`))
+}
+
+func TestAnEventCostsNoAllocation(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		ask  Ask
+	}{
+		{"forwarded as it is", Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}},
+		{"token ids and usage taken out", nothing},
+		{"cached tokens overwritten", Ask{Usage: true, ContinuousUsage: true, Cached: math.MaxInt32, Choice: -1}},
+		{"a leg of a fan-out", Ask{Usage: true, Cached: 3, ID: []byte("chatcmpl-one"), Created: 1790000000, Choice: 5}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, m := NewFramer(0), NewMirror(tt.ask)
+			dst := make([]byte, 0, 4096)
+			one := func() {
+				f.Feed(chunk)
+				f.Feed(usageChunk)
+				for e, ok := f.Next(); ok; e, ok = f.Next() {
+					m.Event(e, dst[:0])
+				}
+			}
+			one() // buffers grow once
+			require.Zero(t, testing.AllocsPerRun(100, one))
+			require.Equal(t, 2047, m.Tokens())
+		})
+	}
+}
+
+var (
+	chunk      = []byte(`data: {"id":"chatcmpl-ek-7f3c-d1","object":"chat.completion.chunk","created":1790000000,"model":"dsv3","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":[1234]}],"usage":{"prompt_tokens":1024,"total_tokens":3070,"completion_tokens":2046}}` + "\n\n")
+	usageChunk = []byte(`data: {"id":"chatcmpl-ek-7f3c-d1","object":"chat.completion.chunk","created":1790000000,"model":"dsv3","choices":[],"usage":{"prompt_tokens":1024,"total_tokens":3071,"completion_tokens":2047,"prompt_tokens_details":{"cached_tokens":1008}}}` + "\n\n")
+	plainChunk = []byte(`data: {"id":"chatcmpl-ek-7f3c-d1","object":"chat.completion.chunk","created":1790000000,"model":"dsv3","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}],"usage":{"prompt_tokens":10,"total_tokens":14,"completion_tokens":4}}` + "\n\n")
+)
+
+// BenchmarkEvent is framing and mirroring of one event, at 64 events a read.
+func BenchmarkEvent(b *testing.B) {
+	for _, bb := range []struct {
+		name string
+		ask  Ask
+		data []byte
+	}{
+		{"frame+count", Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: -1, Choice: -1}, plainChunk},
+		{"frame+count+edit", nothing, chunk},
+		{"frame+count+fan-out", Ask{Cached: -1, ID: []byte("chatcmpl-one"), Created: 1, Choice: 5}, chunk},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			f, m := NewFramer(0), NewMirror(bb.ask)
+			const batch = 64
+			read, dst := []byte(strings.Repeat(string(bb.data), batch)), make([]byte, 0, 4096)
+			b.SetBytes(int64(len(bb.data)))
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				if n%batch == 0 {
+					f.Feed(read)
+				}
+				e, _ := f.Next()
+				m.Event(e, dst[:0])
+				n++
+			}
+			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+		})
+	}
+}
+
+func BenchmarkFramerAlone(b *testing.B) {
+	f := NewFramer(0)
+	const batch = 64
+	read := []byte(strings.Repeat(string(plainChunk), batch))
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		if n%batch == 0 {
+			f.Feed(read)
+		}
+		f.Next()
+		n++
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+}

@@ -1,0 +1,51 @@
+package sse
+
+import (
+	"go/build"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestImportsArePure(t *testing.T) { // framing that can reach the network or the clock is no longer framing
+	pkg, err := build.ImportDir(".", 0)
+	require.NoError(t, err)
+	pure := []string{"bytes", "encoding/json", "errors", "fmt", "math", "slices", "strconv", "unicode/utf8"}
+	require.Subset(t, pure, pkg.Imports, "let the caller do it and pass the result in")
+}
+
+// nothing is a client that asked for nothing, where prefill reported no cache.
+var nothing = Ask{Cached: -1, Choice: -1}
+
+// event frames data, as an engine would send it.
+func event(t require.TestingT, data string) Event {
+	f := NewFramer(0)
+	f.Feed([]byte("data: " + data + "\n\n"))
+	e, ok := f.Next()
+	require.True(t, ok, "no complete event in %q", data)
+	return e
+}
+
+// frames splits a whole stream into events that stay valid.
+func frames(t require.TestingT, stream string) []Event {
+	f := NewFramer(0)
+	f.Feed([]byte(stream))
+	var events []Event
+	for {
+		e, ok := f.Next()
+		if !ok {
+			require.Zero(t, f.Buffered(), "cut off")
+			return events
+		}
+		events = append(events, e)
+	}
+}
+
+// relay runs a stream through a mirror and returns what the client gets.
+func relay(m *Mirror, events []Event) (client []byte, verdicts []Verdict) {
+	for _, e := range events {
+		out, v := m.Event(e, nil)
+		client, verdicts = append(client, out...), append(verdicts, v)
+	}
+	return client, verdicts
+}
