@@ -1,0 +1,110 @@
+package dispatcher
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/pool"
+)
+
+func TestStatusAndMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		cfg := testConfig()
+		cfg.Registerer = registry
+		d := start(t, cfg)
+		fleet := ranks(3, 1, 1000)
+		fleet[2].Up = false
+		d.SetWorkers(fleet)
+		a, b := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 300})).Slot, (<-d.Enqueue(&pool.Entry{ID: 2, Model: "m", Prompt: 100})).Slot
+		a.Started()
+		a.Progress(20)
+		d.Enqueue(&pool.Entry{ID: 3, Model: "m"})
+		time.Sleep(5 * time.Second)
+
+		s := d.Status(t.Context())
+		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
+			Model: "m", Pool: 1, OldestSeconds: 5, Ticks: 2,
+			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960}},
+			Workers: []WorkerStatus{
+				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
+				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
+				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Capacity: 1000},
+			},
+		}}}, s)
+		page, err := json.Marshal(s)
+		require.NoError(t, err)
+		require.Contains(t, string(page), `"kv_tokens":320`)
+
+		text := scrape(t, registry)
+		for _, line := range []string{
+			`evenkeel_rank_kv_tokens{group="main",rank="d0"} 320`,
+			`evenkeel_rank_slots{group="main",rank="d0",state="free"} 0`,
+			`evenkeel_rank_slots{group="main",rank="d0",state="used"} 1`,
+			`evenkeel_rank_slots{group="main",rank="d2",state="free"} 1`,
+			`evenkeel_rank_running{group="main",rank="d0"} 1`,
+			`evenkeel_rank_running{group="main",rank="d1"} 0`,
+			`evenkeel_imbalance_tokens{group="main"} 540`,
+			`evenkeel_idle_share_ratio{group="main"} 0.5625`,
+			`evenkeel_pool_entries 1`,
+			`evenkeel_pool_oldest_seconds 5`,
+			`evenkeel_audit_drift{kind="slots"} 0`,
+			`evenkeel_audit_drift{kind="kv_tokens"} 0`,
+			`evenkeel_double_releases_total 0`,
+			`evenkeel_tick_seconds_count{policy="pooled"} 2`,
+			`evenkeel_tick_seconds_bucket{policy="pooled",le="1e-05"}`,
+		} {
+			require.Contains(t, text, line)
+		}
+		d.Release(a, Outcome{})
+		d.Release(b, Outcome{})
+	})
+}
+
+// A duplicate series fails the whole scrape, so names that collide are told
+// apart.
+func TestNamesThatCollideDoNotBreakTheScrape(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		cfg := testConfig()
+		cfg.Registerer = registry
+		d := start(t, cfg)
+		fleet := ranks(3, 1, 0)
+		fleet[1].Name, fleet[2].Model, fleet[2].Name = "d0", "n", ""
+		d.SetWorkers(fleet)
+		text := scrape(t, registry)
+		for _, series := range []string{
+			`{group="m/main",rank="d0#0"}`, `{group="m/main",rank="d0#1"}`, `{group="n/main",rank="#2"}`,
+			`evenkeel_imbalance_tokens{group="n/main"}`,
+		} {
+			require.Contains(t, text, series)
+		}
+	})
+}
+
+func TestTheAuditSeesALostCharge(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 1, 0))
+	s := h.put(pool.Entry{Prompt: 40}).slotNow(t)
+	h.boards["m"].ledger.table[s.index] = nil
+	require.Equal(t, DriftStatus{Slots: 1, KVTokens: 40}, h.status(h.at).Drift)
+}
+
+func scrape(t *testing.T, g prometheus.Gatherer) string {
+	t.Helper()
+	families, err := g.Gather()
+	require.NoError(t, err)
+	var text strings.Builder
+	for _, f := range families {
+		_, err := expfmt.MetricFamilyToText(&text, f)
+		require.NoError(t, err)
+	}
+	return text.String()
+}
