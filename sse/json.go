@@ -208,14 +208,6 @@ func intAt(b []byte, i, end int) (n int, ok bool) {
 // isNull tells whether the value is null; nothing else starts with an n.
 func isNull(value []byte) bool { return len(value) > 0 && value[0] == 'n' }
 
-// inner returns what is between the quotes of a string value.
-func inner(value []byte) (s []byte, ok bool) {
-	if len(value) < 2 || value[0] != '"' {
-		return nil, false
-	}
-	return value[1 : len(value)-1], true
-}
-
 const hex = "0123456789abcdef"
 
 // appendString appends s as a JSON string.
