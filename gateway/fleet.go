@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -128,8 +127,6 @@ func (f *fleet) add(role string, e config.Engine) error {
 	return nil
 }
 
-var errNoSuchEngine = errors.New("no such engine")
-
 // remove takes an engine out: its requests finish, it gets no new ones.
 func (f *fleet) remove(role, id string) error {
 	f.mu.Lock()
@@ -140,23 +137,23 @@ func (f *fleet) remove(role, id string) error {
 	}
 	f.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%w: %s %s", errNoSuchEngine, role, id)
+		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
 	}
 	f.watch()
 	f.publish()
 	return nil
 }
 
-// drain stops new work for a rank's whole engine, or takes the stop back.
-func (f *fleet) drain(role, id string, on bool) error {
+// drain stops new work for an engine; adding it again takes the stop back.
+func (f *fleet) drain(role, id string) error {
 	f.mu.Lock()
 	in, ok := f.instances[role+" "+id]
 	if ok {
-		in.drained = on
+		in.drained = true
 	}
 	f.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%w: %s %s", errNoSuchEngine, role, id)
+		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
 	}
 	f.publish()
 	return nil

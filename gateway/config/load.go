@@ -54,24 +54,63 @@ func (c *Config) finish() {
 		}
 	}
 	for i := range c.Engines.Decode {
-		e := &c.Engines.Decode[i]
+		c.completeDecode(&c.Engines.Decode[i])
+	}
+}
+
+func (c *Config) completeDecode(e *Engine) {
+	if e.Group == "" {
+		e.Group = "main"
+	}
+	if e.Barrier == "" {
+		e.Barrier = "dp"
+	}
+	if e.Cost == 0 {
+		e.Cost = 1
+	}
+	p := c.Profiles[e.Profile]
+	if e.Slots == 0 {
+		e.Slots = p.MaxNumSeqs
+	}
+	if e.KV == 0 {
+		e.KV = p.KVTokensPerRank
+	}
+}
+
+// Complete fills in and checks an engine that is added while the proxy runs, as
+// if it had stood in the file. What it leaves out of a decode engine is taken
+// from the first one of the file: ranks added later usually join its group.
+func (c *Config) Complete(role string, e Engine) (Engine, error) {
+	if role == "decode" && len(c.Engines.Decode) > 0 {
+		like := c.Engines.Decode[0]
+		if e.Profile == "" {
+			e.Profile = like.Profile
+		}
 		if e.Group == "" {
-			e.Group = "main"
+			e.Group, e.Barrier = like.Group, like.Barrier
 		}
-		if e.Barrier == "" {
-			e.Barrier = "dp"
-		}
-		if e.Cost == 0 {
-			e.Cost = 1
-		}
-		p := c.Profiles[e.Profile]
 		if e.Slots == 0 {
-			e.Slots = p.MaxNumSeqs
-		}
-		if e.KV == 0 {
-			e.KV = p.KVTokensPerRank
+			e.Slots = like.Slots
 		}
 	}
+	if role == "prefill" && e.Profile == "" && len(c.Engines.Prefill) > 0 {
+		e.Profile = c.Engines.Prefill[0].Profile
+	}
+	if e.Profile == "" {
+		e.Profile = DefaultProfile
+	}
+	if role == "decode" {
+		c.completeDecode(&e)
+	}
+	one := &Config{Profiles: c.Profiles, file: e.URL}
+	if role == "decode" {
+		one.Engines.Decode = []Engine{e}
+	} else {
+		one.Engines.Prefill = []Engine{e}
+	}
+	var errs []error
+	one.checkEngines(func(path, format string, args ...any) { errs = append(errs, one.at(path, format, args...)) })
+	return e, errors.Join(errs...)
 }
 
 // Error is a problem at a place of the file.

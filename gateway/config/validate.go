@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -42,7 +43,17 @@ func (c *Config) Validate() error {
 		"$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	})
 	c.checkNumbers(bad)
+	slices.SortStableFunc(errs, byPlace)
 	return errors.Join(errs...)
+}
+
+// byPlace orders problems as the file does, so that they read the same each time.
+func byPlace(a, b error) int {
+	var x, y *Error
+	if !errors.As(a, &x) || !errors.As(b, &y) {
+		return 0
+	}
+	return cmp.Or(x.Line-y.Line, x.Column-y.Column, strings.Compare(x.Path, y.Path))
 }
 
 type report func(path, format string, args ...any)

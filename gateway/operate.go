@@ -1,0 +1,172 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/prefill"
+)
+
+// What operators may ask and change while the proxy runs; gateway/admin puts it
+// on HTTP.
+
+// Status is the whole proxy at one instant.
+type Status struct {
+	Ready      bool                      `json:"ready"`
+	Why        string                    `json:"why,omitempty"` // not ready
+	Started    time.Time                 `json:"started"`
+	Open       int64                     `json:"open_requests"`
+	PoolPlaces int                       `json:"pool_places"`
+	PoolUsed   int                       `json:"pool_places_used"`
+	Engines    []EngineStatus            `json:"engines"`
+	Prefill    []prefill.CandidateStatus `json:"prefill"`
+	Dispatch   dispatcher.Status         `json:"dispatch"`
+}
+
+// EngineStatus is what is known of one engine.
+type EngineStatus struct {
+	ID       string    `json:"id"` // host:port
+	Role     string    `json:"role"`
+	URL      string    `json:"url"`
+	Group    string    `json:"group,omitempty"`
+	Profile  string    `json:"profile"`
+	Up       bool      `json:"up"`
+	Draining bool      `json:"draining"`
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error,omitempty"`
+	Models   []string  `json:"models"`
+	Version  string    `json:"version,omitempty"`
+	Ranks    int       `json:"ranks"`
+	Slots    int       `json:"slots,omitempty"` // per rank
+}
+
+// Status copies what all parts know.
+func (g *Gateway) Status(ctx context.Context) Status {
+	ready, why := g.Ready()
+	return Status{
+		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
+		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
+	}
+}
+
+// Registry holds every metric of the proxy.
+func (g *Gateway) Registry() *prometheus.Registry { return g.reg }
+
+// Policy is the decode policy in force; SetPolicy replaces it from the next
+// tick on.
+func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
+
+// SetPolicy changes the decode policy; an unknown one changes nothing.
+func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
+
+// ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.
+var ErrNoSuchEngine = errors.New("no such engine")
+
+// Add registers an engine of a role, "prefill" or "decode". An engine whose
+// host:port is known is described anew and keeps its load.
+func (g *Gateway) Add(role string, e config.Engine) error {
+	if role != rolePrefill && role != roleDecode {
+		return fmt.Errorf("%q is not a role; write prefill or decode", role)
+	}
+	e, err := g.cfg.Complete(role, e)
+	if err != nil {
+		return err
+	}
+	return g.fleet.add(role, e)
+}
+
+// Remove takes an engine out by host:port. What runs on it finishes.
+func (g *Gateway) Remove(role, id string) error { return g.fleet.remove(role, id) }
+
+// DrainEngine stops new work for an engine; what runs on it finishes.
+func (g *Gateway) DrainEngine(role, id string) error { return g.fleet.drain(role, id) }
+
+// ResetPrefixCache asks every engine to forget its prefix cache and returns
+// what each that failed answered.
+func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
+	var mu sync.Mutex
+	var failed []error
+	var wg sync.WaitGroup
+	for _, t := range g.fleet.targets() {
+		wg.Go(func() {
+			if err := g.resetOne(ctx, t); err != nil {
+				mu.Lock()
+				failed = append(failed, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed...)
+}
+
+func (g *Gateway) resetOne(ctx context.Context, t *engine.Target) error {
+	call := g.client.NewCall(t)
+	defer context.AfterFunc(ctx, call.Abort)()
+	limit := g.cfg.Limits.ConnectTimeout
+	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})
+	if err != nil {
+		return err
+	}
+	defer resp.Close()
+	if resp.StatusCode() != http.StatusOK {
+		return fmt.Errorf("engine %s answered %d to /reset_prefix_cache; it needs VLLM_SERVER_DEV_MODE=1", t.ID, resp.StatusCode())
+	}
+	return nil
+}
+
+func (f *fleet) statuses() []EngineStatus {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]EngineStatus, 0, len(f.order))
+	for _, k := range f.order {
+		in := f.instances[k]
+		s := EngineStatus{
+			ID: in.id, Role: in.role, URL: in.url.String(), Group: in.conf.Group, Profile: in.conf.Profile,
+			Up: in.status.Up, Draining: in.drained, Since: in.status.Since, Version: in.status.Version,
+			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
+		}
+		if in.status.Err != nil {
+			s.Error = in.status.Err.Error()
+		}
+		for _, m := range in.status.Models {
+			s.Models = append(s.Models, m.ID)
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+func (f *fleet) targets() []*engine.Target {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]*engine.Target, 0, len(f.order))
+	for _, k := range f.order {
+		list = append(list, f.instances[k].target(-1))
+	}
+	return list
+}
+
+// IDOf turns what operators write, host:port or a URL, into an engine's id and
+// URL.
+func IDOf(address string) (id, url string, err error) {
+	if id, err = config.InstanceID(address); err == nil {
+		return id, address, nil
+	}
+	if _, _, splitErr := net.SplitHostPort(address); splitErr != nil {
+		return "", "", fmt.Errorf("%q is neither host:port nor a URL", address)
+	}
+	url = "http://" + address
+	id, err = config.InstanceID(url)
+	return id, url, err
+}
