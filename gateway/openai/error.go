@@ -86,3 +86,9 @@ func bad(code, param, format string, args ...any) *Error {
 	e.Param = param
 	return e
 }
+
+// within puts the path to the object at fault before its key.
+func (e *Error) within(path string) *Error {
+	e.Param = path + e.Param
+	return e
+}

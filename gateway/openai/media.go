@@ -14,15 +14,15 @@ import (
 // content checks the parts of a message. Both engines fetch a media URL, from
 // inside the cluster's network and at different times: it must be a data: URL
 // or name a host that the operator trusts (contract 10).
-func (p *parser) content(param string, v json.RawMessage) *Error {
+func (p *parser) content(v json.RawMessage) *Error {
 	if isObject(v) {
-		return p.part(param, v)
+		return p.part(v)
 	}
 	n := 0
 	for part := range mooncake.Elements(v) {
 		if isObject(part) {
-			if e := p.part(fmt.Sprintf("%s[%d]", param, n), part); e != nil {
-				return e
+			if e := p.part(part); e != nil {
+				return e.within(fmt.Sprintf("[%d].", n))
 			}
 		}
 		n++
@@ -30,26 +30,26 @@ func (p *parser) content(param string, v json.RawMessage) *Error {
 	return nil
 }
 
-func (p *parser) part(param string, part json.RawMessage) *Error {
+func (p *parser) part(part json.RawMessage) *Error {
 	for key, v := range mooncake.Members(part) {
 		switch key {
 		case "image_url", "audio_url", "video_url", "file_url":
 			if isString(v) { // the short form
-				if e := p.mediaURL(param+"."+key, v); e != nil {
+				if e := p.mediaURL(key, v); e != nil {
 					return e
 				}
 			}
 			for inner, u := range mooncake.Members(v) {
 				if inner == "url" && isString(u) {
-					if e := p.mediaURL(param+"."+key+".url", u); e != nil {
-						return e
+					if e := p.mediaURL(inner, u); e != nil {
+						return e.within(key + ".")
 					}
 				}
 			}
 		case "input_audio":
 			p.mediaBytes += len(v)
 		case "image_embeds", "audio_embeds", "video_embeds":
-			return bad(CodeUnsupported, param+"."+key, "%q is not supported: engines do not load tensors that clients send", key)
+			return bad(CodeUnsupported, key, "%q is not supported: engines do not load tensors that clients send", key)
 		}
 	}
 	return nil
@@ -60,7 +60,7 @@ func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 		p.mediaBytes += len(v)
 		return nil
 	}
-	if text := unquote(v); !p.allowed(text) {
+	if !p.allowed(unquote(v)) {
 		return bad(CodeInvalidValue, param, "media must come as a data: URL%s", p.orFrom())
 	}
 	return nil

@@ -14,16 +14,15 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 	}
 	n := 0
 	for message := range mooncake.Elements(v) {
-		param := fmt.Sprintf("%s[%d]", key, n)
 		if !isObject(message) {
-			return wrong(param, message, isObject, "a message object")
+			return wrong(fmt.Sprintf("%s[%d]", key, n), message, isObject, "a message object")
 		}
 		for field, content := range mooncake.Members(message) {
 			if field != "content" { // all of them: a parser may take either of two
 				continue
 			}
-			if e := p.content(param+".content", content); e != nil {
-				return e
+			if e := p.content(content); e != nil {
+				return e.within(fmt.Sprintf("%s[%d].content", key, n))
 			}
 		}
 		n++

@@ -1,0 +1,406 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/build"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+func TestImportsArePure(t *testing.T) { // reading a request needs no clock and no network
+	pkg, err := build.ImportDir(".", 0)
+	require.NoError(t, err)
+	pure := []string{"bytes", "encoding/json", "fmt", "math", "net/http", "net/url", "slices", "strconv", "strings", "evenkeel/mooncake"}
+	require.Subset(t, pure, pkg.Imports, "let the gateway do it and pass the value in") // net/http: names of statuses
+}
+
+// chat and completion are requests with extra members, "" for none.
+func chat(extra string) string {
+	return `{"model":"m","messages":[{"role":"user","content":"Hi"}]` + comma(extra) + `}`
+}
+
+func completion(extra string) string { return `{"model":"m","prompt":"Hi"` + comma(extra) + `}` }
+
+func comma(extra string) string {
+	if extra == "" {
+		return ""
+	}
+	return "," + extra
+}
+
+func TestAPlainChat(t *testing.T) {
+	raw := chat("")
+	r, e := Parse(mooncake.Chat, []byte(raw), Limits{})
+	require.Nil(t, e)
+	require.Equal(t, "m", r.Model)
+	require.Equal(t, 1, r.N)
+	require.False(t, r.Stream || r.IncludeUsage || r.ContinuousUsage || r.ReturnTokenIDs || r.Passthrough)
+	require.Zero(t, r.MaxTokens)
+	require.Empty(t, r.MaxTokensKey)
+	require.Equal(t, len(`[{"role":"user","content":"Hi"}]`), r.PromptBytes)
+	require.Equal(t, raw, string(r.Body.Raw()))
+	require.Equal(t, []Leg{{}}, r.Legs(), "the single leg differs in nothing")
+}
+
+func TestWhatAClientAsksFor(t *testing.T) {
+	for _, tc := range []struct {
+		name, raw string
+		ep        mooncake.Endpoint
+		want      func(t *testing.T, r *Request)
+	}{
+		{"a stream with usage", chat(`"stream":true,"stream_options":{"include_usage":true,"include_obfuscation":false}`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.True(t, r.Stream && r.IncludeUsage && !r.ContinuousUsage)
+		}},
+		{"continuous usage", chat(`"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.True(t, r.IncludeUsage && r.ContinuousUsage)
+		}},
+		{"continuous usage alone does nothing, as in vLLM", chat(`"stream":true,"stream_options":{"continuous_usage_stats":true}`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.False(t, r.IncludeUsage || r.ContinuousUsage)
+		}},
+		{"token ids", chat(`"return_token_ids":true`), mooncake.Chat, func(t *testing.T, r *Request) { require.True(t, r.ReturnTokenIDs) }},
+		{"a key spelled with escapes", chat(`"str\u0065am":true`), mooncake.Chat, func(t *testing.T, r *Request) { require.True(t, r.Stream) }},
+		{"another case is another key", chat(`"Stream":"x","N":99,"stream":true`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.True(t, r.Stream)
+			require.Equal(t, 1, r.N)
+		}},
+		{"null is absent", chat(`"stream":null,"stream_options":null,"n":null,"max_tokens":null,"stop":null,"best_of":null,"priority":null,"prompt_logprobs":null,"chat_template":null,"logit_bias":null,"logprobs":null,"seed":null`),
+			mooncake.Chat, func(t *testing.T, r *Request) { require.Equal(t, 1, r.N) }},
+		{"max_tokens", completion(`"max_tokens":2147483647`), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Equal(t, 2147483647, r.MaxTokens)
+			require.Equal(t, "max_tokens", r.MaxTokensKey)
+		}},
+		{"max_completion_tokens wins in a chat", chat(`"max_tokens":7,"max_completion_tokens":5`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.Equal(t, 5, r.MaxTokens)
+			require.Equal(t, "max_completion_tokens", r.MaxTokensKey)
+		}},
+		{"and means nothing in a completion", completion(`"max_tokens":7,"max_completion_tokens":5`), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Equal(t, 7, r.MaxTokens)
+			require.Equal(t, "max_tokens", r.MaxTokensKey)
+		}},
+		{"echo with logprobs comes from the engine itself", completion(`"echo":true,"logprobs":0`), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.True(t, r.Passthrough)
+		}},
+		{"but not as a stream", completion(`"echo":true,"logprobs":1,"stream":true`), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.False(t, r.Passthrough)
+		}},
+		{"token ids are counted", `{"model":"m","prompt":[1,2,3]}`, mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Equal(t, 3, r.PromptTokens)
+			require.Nil(t, r.Prompts)
+		}},
+		{"a list of one prompt is one prompt", `{"model":"m","prompt":[[1,2,3]]}`, mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Equal(t, 3, r.PromptTokens)
+			require.Nil(t, r.Prompts)
+		}},
+		{"tools shape the prompt, inline images do not lengthen it", `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
+			strings.Repeat("A", 5000) + `"}},{"type":"input_audio","input_audio":{"data":"` + strings.Repeat("A", 5000) + `"}}]}],"tools":[{"type":"function"}]}`, mooncake.Chat, func(t *testing.T, r *Request) {
+			require.Less(t, r.PromptBytes, 250)
+			require.Greater(t, r.PromptBytes, len(`[{"type":"function"}]`))
+		}},
+		{"beam search that is off", chat(`"use_beam_search":false,"best_of":1`), mooncake.Chat, func(t *testing.T, r *Request) { require.False(t, r.Passthrough) }},
+		{"keys that are not ours may repeat and hold anything", chat(`"x":1,"x":2,"temperature":"hot"`), mooncake.Chat, func(t *testing.T, r *Request) {
+			require.Equal(t, 2, r.Body.Count("x"))
+		}},
+		{"reserved keys are dropped later, whatever they hold", chat(`"kv_transfer_params":{"do_remote_prefill":true},"request_id":[],"vllm_xargs":{},"_vllm_ascend_x":1,"priority":0`), mooncake.Chat, func(t *testing.T, r *Request) {
+			p := mooncake.Profile{}.WithDefaults()
+			var sent []byte
+			for _, s := range p.DecodeBody(&r.Body, mooncake.Chat, nil, nil, true, nil) {
+				sent = append(sent, s...)
+			}
+			for _, key := range []string{"kv_transfer_params", "request_id", "vllm_xargs", "_vllm_ascend_x", "priority"} {
+				require.NotContains(t, string(sent), key)
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, e := Parse(tc.ep, []byte(tc.raw), Limits{})
+			require.Nil(t, e)
+			tc.want(t, r)
+		})
+	}
+}
+
+func TestParseNamesTheKeyAtFault(t *testing.T) {
+	numbers := func(n int) string { return strings.TrimSuffix(strings.Repeat("1,", n), ",") }
+	texts := func(n int) string { return strings.TrimSuffix(strings.Repeat(`"x",`, n), ",") }
+	lim := Limits{VocabSize: 1000}
+	for _, tc := range []struct {
+		name, raw, param, code string
+	}{
+		{"not JSON", `{"model"`, "", CodeInvalidJSON},
+		{"not an object", `[]`, "", CodeInvalidJSON},
+		{"NaN", chat(`"temperature":NaN`), "", CodeInvalidJSON},
+		{"nested too deep", chat(`"x":` + strings.Repeat("[", 64) + strings.Repeat("]", 64)), "", CodeInvalidJSON},
+		{"no model", `{"messages":[{}]}`, "model", CodeMissing},
+		{"an empty model", `{"model":"","messages":[{}]}`, "model", CodeMissing},
+		{"a null model", `{"model":null,"messages":[{}]}`, "model", CodeMissing},
+		{"a model of another type", `{"model":1,"messages":[{}]}`, "model", CodeInvalidType},
+		{"no messages", `{"model":"m","prompt":"x"}`, "messages", CodeMissing},
+		{"null messages", `{"model":"m","messages":null}`, "messages", CodeMissing},
+		{"empty messages", `{"model":"m","messages":[]}`, "messages", CodeInvalidValue},
+		{"messages of another type", `{"model":"m","messages":"Hi"}`, "messages", CodeInvalidType},
+		{"a message of another type", `{"model":"m","messages":[{},"Hi"]}`, "messages[1]", CodeInvalidType},
+
+		{"stream twice", chat(`"stream":true,"stream":false`), "stream", CodeDuplicateKey},
+		{"stream twice, once in disguise", chat(`"stream":true,"str\u0065am":false`), "stream", CodeDuplicateKey},
+		{"params of a handoff twice", chat(`"kv_transfer_params":{},"kv_transfer_params":{}`), "kv_transfer_params", CodeDuplicateKey},
+		{"a reserved key twice", chat(`"rid":"a","rid":"b"`), "rid", CodeDuplicateKey},
+		{"messages twice", chat(`"messages":[{}]`), "messages", CodeDuplicateKey},
+		{"include_usage twice", chat(`"stream":true,"stream_options":{"include_usage":true,"include_usage":false}`), "stream_options.include_usage", CodeDuplicateKey},
+
+		{"n zero", chat(`"n":0`), "n", CodeInvalidValue},
+		{"n beyond 8", chat(`"n":9`), "n", CodeInvalidValue},
+		{"n below zero", chat(`"n":-1`), "n", CodeInvalidValue},
+		{"n huge", chat(`"n":99999999999999999999999`), "n", CodeInvalidValue},
+		{"n a fraction", chat(`"n":1.5`), "n", CodeInvalidType},
+		{"n a whole float", chat(`"n":1.0`), "n", CodeInvalidType},
+		{"n a string", chat(`"n":"5"`), "n", CodeInvalidType},
+		{"n true", chat(`"n":true`), "n", CodeInvalidType},
+		{"n a list", chat(`"n":[1]`), "n", CodeInvalidType},
+		{"best_of", chat(`"best_of":2`), "best_of", CodeInvalidValue},
+		{"beam search", chat(`"use_beam_search":true`), "use_beam_search", CodeUnsupported},
+		{"priority", chat(`"priority":-1`), "priority", CodeInvalidValue},
+		{"stream a string", chat(`"stream":"true"`), "stream", CodeInvalidType},
+		{"stream a number", chat(`"stream":1`), "stream", CodeInvalidType},
+		{"stream_options without stream", chat(`"stream_options":{"include_usage":true}`), "stream_options", CodeInvalidValue},
+		{"stream_options of another type", chat(`"stream":true,"stream_options":true`), "stream_options", CodeInvalidType},
+		{"include_usage of another type", chat(`"stream":true,"stream_options":{"include_usage":1}`), "stream_options.include_usage", CodeInvalidType},
+		{"return_token_ids of another type", chat(`"return_token_ids":"yes"`), "return_token_ids", CodeInvalidType},
+
+		{"max_tokens zero", chat(`"max_tokens":0`), "max_tokens", CodeInvalidValue},
+		{"max_tokens beyond 31 bits", chat(`"max_tokens":2147483648`), "max_tokens", CodeInvalidValue},
+		{"max_completion_tokens a fraction", chat(`"max_completion_tokens":1e2`), "max_completion_tokens", CodeInvalidType},
+		{"min_tokens below zero", chat(`"min_tokens":-1`), "min_tokens", CodeInvalidValue},
+		{"min_tokens above max_tokens", chat(`"min_tokens":6,"max_tokens":5`), "min_tokens", CodeInvalidValue},
+		{"seed beyond 64 bits", chat(`"seed":9223372036854775808`), "seed", CodeInvalidValue},
+		{"logprobs a count in a chat", chat(`"logprobs":3`), "logprobs", CodeInvalidType},
+		{"too many top_logprobs", chat(`"logprobs":true,"top_logprobs":21`), "top_logprobs", CodeInvalidValue},
+		{"top_logprobs without logprobs", chat(`"top_logprobs":2`), "top_logprobs", CodeInvalidValue},
+		{"prompt_logprobs", chat(`"prompt_logprobs":0`), "prompt_logprobs", CodeUnsupported},
+		{"prompt_embeds", chat(`"prompt_embeds":"AA=="`), "prompt_embeds", CodeUnsupported},
+		{"logits_processors", chat(`"logits_processors":["os.system"]`), "logits_processors", CodeUnsupported},
+		{"a template", chat(`"chat_template":"{{ x }}"`), "chat_template", CodeUnsupported},
+
+		{"17 stops", chat(`"stop":[` + texts(17) + `]`), "stop", CodeInvalidValue},
+		{"an empty stop", chat(`"stop":["x",""]`), "stop[1]", CodeInvalidValue},
+		{"a stop of another type", chat(`"stop":5`), "stop", CodeInvalidType},
+		{"129 stop tokens", chat(`"stop_token_ids":[` + numbers(129) + `]`), "stop_token_ids", CodeInvalidValue},
+		{"a stop token beyond the vocabulary", chat(`"stop_token_ids":[5,1000]`), "stop_token_ids[1]", CodeInvalidValue},
+		{"a stop token below zero", chat(`"stop_token_ids":[-1]`), "stop_token_ids[0]", CodeInvalidValue},
+		{"a stop token that is text", chat(`"stop_token_ids":["5"]`), "stop_token_ids[0]", CodeInvalidType},
+		{"an allowed token beyond the vocabulary", chat(`"allowed_token_ids":[1000]`), "allowed_token_ids[0]", CodeInvalidValue},
+		{"a bias that names no token", chat(`"logit_bias":{"x":1}`), "logit_bias", CodeInvalidValue},
+		{"a bias with brackets in its key", chat(`"logit_bias":{"[":1}`), "logit_bias", CodeInvalidValue},
+		{"a bias beyond the vocabulary", chat(`"logit_bias":{"1000":1}`), "logit_bias", CodeInvalidValue},
+		{"a bias out of range", chat(`"logit_bias":{"5":101}`), "logit_bias.5", CodeInvalidValue},
+		{"a bias of another type", chat(`"logit_bias":[1]`), "logit_bias", CodeInvalidType},
+		{"1025 biases", chat(`"logit_bias":{` + strings.TrimSuffix(strings.Repeat(`"5":1,`, 1025), ",") + `}`), "logit_bias", CodeInvalidValue},
+		{"a penalty that no float holds", chat(`"presence_penalty":1e400`), "presence_penalty", CodeInvalidValue},
+		{"a penalty out of range", chat(`"frequency_penalty":-2.1`), "frequency_penalty", CodeInvalidValue},
+		{"a repetition penalty of zero", chat(`"repetition_penalty":0`), "repetition_penalty", CodeInvalidValue},
+		{"min_p of another type", chat(`"min_p":"0.1"`), "min_p", CodeInvalidType},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, e := Parse(mooncake.Chat, []byte(tc.raw), lim)
+			refusal(t, e, tc.param, tc.code)
+		})
+	}
+}
+
+func refusal(t *testing.T, e *Error, param, code string) {
+	t.Helper()
+	require.NotNil(t, e)
+	require.Equal(t, 400, e.Status)
+	require.Equal(t, "invalid_request_error", e.Type)
+	require.Equal(t, param, e.Param, e.Message)
+	require.Equal(t, code, e.Code, e.Message)
+	require.NotEmpty(t, e.Message)
+	require.Less(t, len(e.Message), 400)
+}
+
+func TestCompletionsHaveRulesOfTheirOwn(t *testing.T) {
+	for _, tc := range []struct {
+		name, raw, param, code string
+	}{
+		{"no prompt", `{"model":"m","messages":[{}]}`, "prompt", CodeMissing},
+		{"a null prompt", `{"model":"m","prompt":null}`, "prompt", CodeMissing},
+		{"an empty list", `{"model":"m","prompt":[]}`, "prompt", CodeInvalidValue},
+		{"an object", `{"model":"m","prompt":{}}`, "prompt", CodeInvalidType},
+		{"a list of truths", `{"model":"m","prompt":[true]}`, "prompt[0]", CodeInvalidType},
+		{"text and tokens", `{"model":"m","prompt":["a",1]}`, "prompt", CodeInvalidType},
+		{"tokens and lists", `{"model":"m","prompt":[1,[2]]}`, "prompt", CodeInvalidType},
+		{"a fraction of a token", `{"model":"m","prompt":[1,2.5]}`, "prompt[1]", CodeInvalidType},
+		{"a token beyond the vocabulary", `{"model":"m","prompt":[1,1000]}`, "prompt[1]", CodeInvalidValue},
+		{"a token below zero", `{"model":"m","prompt":[[1],[-1]]}`, "prompt[1][0]", CodeInvalidValue},
+		{"an empty prompt in a list", `{"model":"m","prompt":[[1],[]]}`, "prompt[1]", CodeInvalidValue},
+		{"lists nested too deep", `{"model":"m","prompt":[[[1]]]}`, "prompt[0][0]", CodeInvalidType},
+		{"129 prompts", `{"model":"m","prompt":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 129), ",") + `]}`, "prompt", CodeInvalidValue},
+		{"17 prompts with 8 answers each", `{"model":"m","n":8,"prompt":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 17), ",") + `]}`, "prompt", CodeInvalidValue},
+		{"logprobs a switch", completion(`"logprobs":true`), "logprobs", CodeInvalidType},
+		{"too many logprobs", completion(`"logprobs":21`), "logprobs", CodeInvalidValue},
+		{"min_tokens above the default of 16", completion(`"min_tokens":17`), "min_tokens", CodeInvalidValue},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, e := Parse(mooncake.Completions, []byte(tc.raw), Limits{VocabSize: 1000})
+			refusal(t, e, tc.param, tc.code)
+		})
+	}
+}
+
+func TestStopTokensNeedAKnownVocabularyOnlyWithMinTokens(t *testing.T) { // contract 1.3
+	for _, tc := range []struct {
+		name, extra string
+		vocab       int
+		ok          bool
+	}{
+		{"unknown, nothing masked", `"stop_token_ids":[5]`, 0, true},
+		{"unknown, masked", `"stop_token_ids":[5],"min_tokens":1`, 0, false},
+		{"unknown, min_tokens first", `"min_tokens":1,"stop_token_ids":[5]`, 0, false},
+		{"unknown, but there are none", `"stop_token_ids":[],"min_tokens":1`, 0, true},
+		{"known", `"stop_token_ids":[5],"min_tokens":1`, 1000, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, e := Parse(mooncake.Chat, []byte(chat(tc.extra)), Limits{VocabSize: tc.vocab})
+			if tc.ok {
+				require.Nil(t, e)
+				return
+			}
+			refusal(t, e, "stop_token_ids", CodeUnsupported)
+		})
+	}
+}
+
+func TestATemplatePassesWhereTheOperatorAllowsIt(t *testing.T) {
+	_, e := Parse(mooncake.Chat, []byte(chat(`"chat_template":"{{ x }}"`)), Limits{ChatTemplate: true})
+	require.Nil(t, e)
+}
+
+func TestMediaURLs(t *testing.T) {
+	trusted := Limits{MediaHosts: []string{"cdn.example.com", "media.local:8080"}}
+	url := func(u string) string { return fmt.Sprintf(`{"type":"image_url","image_url":{"url":%q}}`, u) }
+	const at = "messages[0].content[0]"
+	for _, tc := range []struct {
+		name, part string
+		lim        Limits
+		param      string // "" passes
+	}{
+		{"data passes", url("data:image/png;base64,AAAA"), Limits{}, ""},
+		{"text about a URL passes", `{"type":"text","text":"see http://169.254.169.254/"}`, Limits{}, ""},
+		{"http does not", url("http://169.254.169.254/latest"), Limits{}, at + ".image_url.url"},
+		{"https does not", url("https://cdn.example.com/a.png"), Limits{}, at + ".image_url.url"},
+		{"a file does not", url("file:///etc/passwd"), trusted, at + ".image_url.url"},
+		{"the short form does not", `{"type":"image_url","image_url":"http://x/"}`, Limits{}, at + ".image_url"},
+		{"nor the form without a type", `{"video_url":"http://x/"}`, Limits{}, at + ".video_url"},
+		{"nor one written with escapes", `{"audio_url":{"u\u0072l":"\u0068ttp:\/\/x\/"}}`, Limits{}, at + ".audio_url.url"},
+		{"nor one of two", `{"image_url":{"url":"http://x/","url":"data:,"}}`, Limits{}, at + ".image_url.url"},
+		{"a trusted host passes", url("https://CDN.example.com/a.png?x=@y"), trusted, ""},
+		{"a trusted port passes", url("http://media.local:8080/a"), trusted, ""},
+		{"another port does not", url("http://cdn.example.com:22/"), trusted, at + ".image_url.url"},
+		{"a host that only begins like it does not", url("https://cdn.example.com.evil.net/"), trusted, at + ".image_url.url"},
+		{"a user part does not", url("https://cdn.example.com@evil.net/"), trusted, at + ".image_url.url"},
+		{"a backslash does not", url(`https://cdn.example.com\@evil.net/`), trusted, at + ".image_url.url"},
+		{"white space does not", url(" https://cdn.example.com/"), trusted, at + ".image_url.url"},
+		{"tensors do not", `{"type":"image_embeds","image_embeds":"AAAA"}`, trusted, at + ".image_embeds"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"role":"user","content":[`+tc.part+`]}]}`), tc.lim)
+			if tc.param == "" {
+				require.Nil(t, e)
+				return
+			}
+			require.NotNil(t, e)
+			require.Equal(t, tc.param, e.Param)
+			require.Equal(t, 400, e.Status)
+		})
+	}
+	_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"content":"x","content":{"image_url":"http://x/"}}]}`), Limits{})
+	require.NotNil(t, e, "every content is checked, whichever the engine reads")
+}
+
+func TestLegsOfSeveralAnswers(t *testing.T) {
+	r, e := Parse(mooncake.Completions, []byte(`{"model":"m","prompt":["a", [ ],"c"],"n":2}`), Limits{})
+	require.NotNil(t, e)
+	require.Nil(t, r)
+	r, e = Parse(mooncake.Completions, []byte(`{"model":"m","prompt":["a","b" ],"n":3}`), Limits{})
+	require.Nil(t, e)
+	require.Equal(t, 3, r.N)
+	legs := r.Legs()
+	require.Len(t, legs, 6)
+	for i, leg := range legs {
+		require.Equal(t, i, leg.Choice, "choice = prompt * n + sample")
+		require.Equal(t, i/3, leg.Prompt)
+		require.Equal(t, i%3, leg.SeedOffset)
+		require.Equal(t, []string{`"a"`, `"b"`}[i/3], string(leg.Leg.Prompt))
+	}
+	r, e = Parse(mooncake.Chat, []byte(chat(`"n":2`)), Limits{})
+	require.Nil(t, e)
+	require.Equal(t, []Leg{{}, {Leg: mooncake.Leg{SeedOffset: 1}, Choice: 1}}, r.Legs())
+}
+
+func TestErrorsHaveOpenAIsShape(t *testing.T) {
+	_, e := Parse(mooncake.Chat, []byte(chat(`"n":"<5>"`)), Limits{})
+	require.JSONEq(t, `{"error":{"message":"\"n\" is \"<5>\"; it must be an integer from 1 to 8","type":"invalid_request_error","param":"n","code":"invalid_type"}}`, string(e.JSON()))
+	require.EqualError(t, e, `400 invalid_type: n: "n" is "<5>"; it must be an integer from 1 to 8`)
+	for status, typ := range map[int]string{
+		401: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 502: "server_error", 503: "server_error",
+	} {
+		require.Equal(t, typ, NewError(status, "x", "y").Type)
+		require.JSONEq(t, `{"error":{"message":"y","type":"`+typ+`","param":null,"code":null}}`, string((&Error{Status: status, Message: "y"}).JSON()))
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{
+		chat(""), completion(""), chat(`"stream":true,"stream_options":{"include_usage":true},"n":2,"seed":1,"stop":["a"],"logit_bias":{"5":1}`),
+		`{"model":"m","prompt":[[1,2],[3]],"n":2}`, `{"model":"m","prompt":["a","b"],"logprobs":5,"echo":true}`, `{"model":"m","prompt":[1,2]}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]}`,
+		chat(`"stop_token_ids":[1,-2]`), chat(`"logit_bias":{"[":1}`), chat(`"str\u0065am":1`), `{"model":"m","messages":[ ] }`, `{`,
+	} {
+		f.Add([]byte(s), false)
+		f.Add([]byte(s), true)
+	}
+	p := mooncake.Profile{}.WithDefaults()
+	f.Fuzz(func(t *testing.T, raw []byte, completions bool) {
+		ep := mooncake.Chat
+		if completions {
+			ep = mooncake.Completions
+		}
+		r, e := Parse(ep, raw, Limits{VocabSize: 1000, MediaHosts: []string{"x"}})
+		if e != nil {
+			require.Equal(t, 400, e.Status)
+			require.True(t, json.Valid(e.JSON()))
+			return
+		}
+		require.NotEmpty(t, r.Model)
+		legs := r.Legs()
+		require.NotEmpty(t, legs)
+		require.LessOrEqual(t, len(legs), MaxLegs)
+		for i := range legs { // what goes out is JSON with every key of ours once
+			var sent []byte
+			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Leg, json.RawMessage(`{"a":1}`), true, nil) {
+				sent = append(sent, s...)
+			}
+			b, err := mooncake.ScanBody(sent, 0)
+			require.NoError(t, err)
+			for _, key := range []string{"model", "stream", "stream_options", "kv_transfer_params"} {
+				require.Equal(t, 1, b.Count(key), key)
+			}
+		}
+	})
+}
+
+func BenchmarkParse(b *testing.B) {
+	turn := `{"role":"user","content":"` + strings.Repeat("plain text with a \\n now and then, ", 50) + `"},`
+	raw := []byte(`{"model":"m","messages":[` + strings.Repeat(turn, 200) + `{"role":"user","content":"Hi"}],"stream":true,"max_tokens":100}`)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(raw)))
+	for b.Loop() {
+		if _, e := Parse(mooncake.Chat, raw, Limits{}); e != nil {
+			b.Fatal(e)
+		}
+	}
+}
