@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"math"
-	"slices"
 	"time"
 
 	"evenkeel/engine"
@@ -139,15 +138,3 @@ func (c *candidate) state(now time.Time) string {
 }
 
 var candidateStates = []string{"open", "closed", "out", "unknown", "down", "removed"}
-
-// tried says whether a request that names these candidates was there before,
-// and whether it was on the same instance.
-func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
-	here = slices.Contains(exclude, c.ID)
-	for _, id := range exclude {
-		if o := t.candidates[id]; o != nil && o.Instance == c.Instance {
-			return here, true
-		}
-	}
-	return here, here
-}

@@ -1,6 +1,9 @@
 package prefill
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // blocked is why a request cannot be served now.
 type blocked uint8
@@ -113,6 +116,19 @@ func (t *Tier) filterTried(candidates []*candidate, exclude []string) []*candida
 	return t.untried
 }
 
+// tried says whether a request that names these candidates was there before,
+// and whether it was on the same instance.
+func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
+	here = slices.Contains(exclude, c.ID)
+	for _, id := range exclude {
+		if o := t.candidates[id]; o != nil && o.Instance == c.Instance {
+			return here, true
+		}
+	}
+	return here, here
+}
+
+// reserve books the choice: charge, circuit and canary.
 func (t *Tier) reserve(c *candidate, p policy, r *Request, since time.Time) *Lease {
 	_, canary := c.gate.passes(t.now)
 	bytes := r.PromptBytes

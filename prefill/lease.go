@@ -85,33 +85,39 @@ func (l *Lease) Dispatched() {
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	t := l.tier
 	t.lock()
-	if !l.settle() {
-		t.unlock()
-		return
+	out := l.fail(written, hold)
+	t.unlock()
+	if out > 0 { // logged without the lock
+		t.cfg.Log.Warn("prefiller taken out after failures in a row",
+			zap.String("candidate", l.Candidate.ID), zap.Duration("for", out))
+	}
+}
+
+// fail books a failure and returns for how long it took the candidate out.
+func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
+	t := l.tier
+	if !l.settle() || l.phase == ended {
+		return 0
 	}
 	if l.phase != probing { // it was answered: no verdict on the candidate any more
 		t.move(l, orphaned, l.tokens)
-		t.unlock()
-		return
+		return 0
 	}
-	id := l.c.ID
-	out := l.c.circuit.fail(l.number, t.now)
-	wait := l.c.circuit.out
-	if written {
-		l.answered("lost")
-		if hold <= 0 {
-			hold = l.hold()
-		}
-		l.expires = t.now.Add(hold)
-		t.move(l, orphaned, l.tokens)
-	} else {
+	if l.c.circuit.fail(l.number, t.now) {
+		out = l.c.circuit.out
+	}
+	if !written {
 		l.answered("failed")
 		t.move(l, ended, 0)
+		return out
 	}
-	t.unlock()
-	if out {
-		t.cfg.Log.Warn("prefiller taken out after failures in a row", zap.String("candidate", id), zap.Duration("for", wait))
+	l.answered("lost")
+	if hold <= 0 {
+		hold = l.hold()
 	}
+	l.expires = t.now.Add(hold)
+	t.move(l, orphaned, l.tokens)
+	return out
 }
 
 // Orphan says that nobody will fetch the KV. It stays charged until the
@@ -206,7 +212,7 @@ func (t *Tier) move(l *Lease, to phase, tokens int64) {
 // expire ends every lease whose engine has freed the KV by itself.
 func (t *Tier) expire() {
 	for len(t.expiries) > 0 && !t.now.Before(t.expiries[0].expires) {
-		t.metrics.expired.Inc()
+		t.expired++
 		t.move(t.expiries[0], ended, 0)
 	}
 }

@@ -18,7 +18,6 @@ type metrics struct {
 	attempts        *prometheus.CounterVec
 	filterSkipped   *prometheus.CounterVec
 	budgetExhausted prometheus.Counter
-	expired         prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -45,8 +44,6 @@ func newMetrics() *metrics {
 			"Advisory filters that would have left no candidate."), []string{"filter"}),
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
 			"Retries refused because retries are too large a share of all requests.")),
-		expired: prometheus.NewCounter(counter("handoffs_expired_total",
-			"Hand-offs whose engine freed their KV by its own timeout.")),
 	}
 }
 
@@ -60,7 +57,7 @@ func (m *metrics) forget(candidate string) {
 func (t *Tier) register(r prometheus.Registerer) error {
 	m := t.metrics
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait,
-		m.attempts, m.filterSkipped, m.budgetExhausted, m.expired, t} {
+		m.attempts, m.filterSkipped, m.budgetExhausted, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}
@@ -80,6 +77,7 @@ var (
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
+	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV by its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls on a lease after its last one; any is a bug.")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
 		"Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": "handoffs"})
@@ -88,7 +86,7 @@ var (
 // Describe implements prometheus.Collector.
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
-		gateDesc, handoffsDesc, misusesDesc, driftDesc} {
+		gateDesc, handoffsDesc, expiredDesc, misusesDesc, driftDesc} {
 		ch <- d
 	}
 }
@@ -127,6 +125,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		gauge(handoffsDesc, float64(handoffs[p]), phaseNames[p])
 	}
 	gauge(driftDesc, float64(audit.drift))
+	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.expired))
 	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
 }
 

@@ -36,7 +36,7 @@ func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again
 		t.metrics.budgetExhausted.Inc()
 		return 0, false
 	}
-	most := t.cfg.Retry.Base << (max(k, 1) - 1)
+	most := t.cfg.Retry.Base << min(max(k, 1)-1, 8)
 	return rand.N(most + 1), true // full jitter
 }
 

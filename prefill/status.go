@@ -27,8 +27,8 @@ type CandidateStatus struct {
 
 // audit compares what was charged and released with what the accounts hold.
 type audit struct {
-	drift   int64
-	misuses uint64
+	drift            int64
+	misuses, expired uint64
 }
 
 // Status returns the candidates in configured order, removed ones last.
@@ -54,7 +54,7 @@ func (t *Tier) status() ([]CandidateStatus, audit) {
 			return a.order - b.order
 		}
 	})
-	a := audit{drift: int64(t.charged - t.released), misuses: t.misuses}
+	a := audit{drift: int64(t.charged - t.released), misuses: t.misuses, expired: t.expired}
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
 		a.drift -= int64(c.account.held())

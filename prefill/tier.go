@@ -21,7 +21,7 @@ type Tier struct {
 	policySpec string
 	candidates map[string]*candidate // by ID, the removed with charges too
 	models     map[string]*model
-	unknown    bool // a live candidate's models are not known yet
+	unknown    bool // a live candidate has not named its models yet, or nobody has
 	waiting    int  // requests in all queues
 	arrivals   uint64
 	timer      *time.Timer // wakes the queues when time alone lets one pass
@@ -30,7 +30,7 @@ type Tier struct {
 	lastLease  uint64
 
 	// The audit: charged - released - what the accounts hold is always 0.
-	charged, released, misuses uint64
+	charged, released, misuses, expired uint64
 
 	// Scratch of one decision.
 	eligible, untried []*candidate
@@ -63,7 +63,7 @@ func New(cfg Config) (*Tier, error) {
 		changed:    make(chan struct{}, 1),
 		candidates: map[string]*candidate{},
 		models:     map[string]*model{},
-		unknown:    true, // until the first SetCandidates nothing is known
+		unknown:    true,
 	}
 	t.timer = time.AfterFunc(time.Hour, t.Wake)
 	t.timer.Stop()
@@ -126,7 +126,8 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for _, m := range t.models {
 		m.servers = nil
 	}
-	t.unknown = len(candidates) == 0
+	named := false
+	t.unknown = false
 	for i, given := range candidates {
 		c := t.candidates[given.ID]
 		if c == nil {
@@ -136,15 +137,15 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 			continue
 		}
 		t.configure(c, given, i)
+		named = named || len(given.Models) > 0
+		t.unknown = t.unknown || given.Live && len(given.Models) == 0
 	}
+	t.unknown = t.unknown || !named
 	for name, m := range t.models {
 		m.cursor = cursorAfter(cursors[name])
 		if len(m.servers) == 0 && m.queue.empty() {
 			delete(t.models, name)
 		}
-	}
-	if len(t.models) == 0 {
-		t.unknown = true
 	}
 	for _, c := range t.candidates {
 		t.forget(c)
@@ -162,9 +163,6 @@ func (t *Tier) configure(c *candidate, given Candidate, order int) {
 		c.misses = 0 // what was missed while it was down says nothing
 	}
 	c.Candidate, c.order, c.configured = given, order, true
-	if given.Live && len(given.Models) == 0 {
-		t.unknown = true
-	}
 	for _, name := range given.Models {
 		m := t.models[name]
 		if m == nil {

@@ -1,0 +1,99 @@
+package prefill
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fail makes a candidate fail so many probes in a row.
+func fail(t *testing.T, tier *Tier, id string, times int) {
+	t.Helper()
+	for _, l := range hold(t, tier, id, probing, make([]int, times)...) {
+		l.Failed(false, 0)
+	}
+}
+
+func stateOf(tier *Tier, id string) string {
+	for _, c := range tier.Status() {
+		if c.ID == id {
+			return c.State
+		}
+	}
+	return "gone"
+}
+
+func TestFiveFailuresInARowTakeACandidateOut(t *testing.T) {
+	tier := newTier(t, up("a", "b"))
+	fail(t, tier, "a", 4)
+	require.Equal(t, "open", stateOf(tier, "a"))
+	hold(t, tier, "a", pooled, 10) // an answer ends the row
+	fail(t, tier, "a", 4)
+	require.Equal(t, "open", stateOf(tier, "a"))
+	fail(t, tier, "a", 1)
+	require.Equal(t, "out", stateOf(tier, "a"))
+	for n := range 20 {
+		require.Equal(t, "b", acquire(t, tier, request(n)).Candidate.ID)
+	}
+}
+
+func TestTheOutageDoublesUpToThirtySeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"))
+		fail(t, tier, "a", 5)
+		for _, out := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
+			time.Sleep(out*time.Second - 1)
+			require.Equal(t, "out", stateOf(tier, "a"), "after almost %d s", out)
+			time.Sleep(1)
+			require.Equal(t, "open", stateOf(tier, "a"), "after %d s", out)
+			fail(t, tier, "a", 1) // the trial
+		}
+		time.Sleep(30 * time.Second)
+		hold(t, tier, "a", pooled, 10)
+		fail(t, tier, "a", 4)
+		require.Equal(t, "open", stateOf(tier, "a"), "an answer closes the circuit and forgets the past")
+	})
+}
+
+func TestOneRequestTriesACandidateAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"), withPolicy("round-robin"))
+		fail(t, tier, "a", 5)
+		time.Sleep(time.Second)
+		trial := acquire(t, tier, request(1))
+		require.Equal(t, "a", trial.Candidate.ID)
+		require.Equal(t, "b", acquire(t, tier, request(2)).Candidate.ID)
+		require.Equal(t, "b", acquire(t, tier, request(3)).Candidate.ID, "a has its trial in flight")
+		trial.Release() // the client left: no verdict
+		require.Equal(t, "a", acquire(t, tier, request(4)).Candidate.ID, "so the next request is the trial")
+	})
+}
+
+func TestAFailureFromBeforeTheOutageDoesNotProlongIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"))
+		early := hold(t, tier, "a", probing, 10)[0]
+		fail(t, tier, "a", 5)
+		time.Sleep(time.Second - 1)
+		early.Failed(false, 0)
+		time.Sleep(1)
+		require.Equal(t, "open", stateOf(tier, "a"))
+	})
+}
+
+func TestWithAllCandidatesOutTheyAreTriedAnyway(t *testing.T) {
+	tier := newTier(t, up("a"))
+	fail(t, tier, "a", 5)
+	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+}
+
+func TestARefusedRequestSaysNothingAboutTheCandidate(t *testing.T) {
+	tier := newTier(t, up("a"))
+	for _, l := range hold(t, tier, "a", probing, make([]int, 20)...) {
+		l.Release() // what the gateway calls after a 400
+	}
+	require.Equal(t, "open", stateOf(tier, "a"))
+	requireIdle(t, tier)
+}

@@ -1,0 +1,132 @@
+package prefill
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const testModel = "m"
+
+// up returns live candidates, each on the instance before the slash of its ID.
+func up(ids ...string) []Candidate {
+	var all []Candidate
+	for _, id := range ids {
+		instance := id
+		for i := range id {
+			if id[i] == '/' {
+				instance = id[:i]
+			}
+		}
+		all = append(all, Candidate{ID: id, Instance: instance, Models: []string{testModel}, CapacityTokens: 100_000, Live: true})
+	}
+	return all
+}
+
+// newTier returns a tier that does not scrape, with the candidates set.
+func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tier {
+	t.Helper()
+	var cfg Config
+	for _, f := range change {
+		f(&cfg)
+	}
+	tier, err := New(cfg)
+	require.NoError(t, err)
+	tier.SetCandidates(candidates)
+	return tier
+}
+
+func withPolicy(spec string) func(*Config) { return func(c *Config) { c.Policy = spec } }
+
+// acquire must be served at once.
+func acquire(t testing.TB, tier *Tier, r Request) *Lease {
+	t.Helper()
+	if r.Model == "" {
+		r.Model = testModel
+	}
+	w, lease, err := tier.enter(r)
+	require.NoError(t, err)
+	require.Nil(t, w, "request %q waits", r.ID)
+	return lease
+}
+
+// mustWait fails unless the request would have to wait, and leaves no trace.
+func mustWait(t testing.TB, tier *Tier, r Request) {
+	t.Helper()
+	if r.Model == "" {
+		r.Model = testModel
+	}
+	w, lease, err := tier.enter(r)
+	require.NoError(t, err)
+	require.Nil(t, lease, "request %q was served", r.ID)
+	tier.withdraw(w)
+}
+
+// hold charges a candidate with prompts in one phase.
+func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*Lease {
+	t.Helper()
+	var leases []*Lease
+	for _, tokens := range promptTokens {
+		tier.lock()
+		c := tier.candidates[id]
+		require.NotNil(t, c, "no candidate %q", id)
+		l := tier.reserve(c, leastTokens, &Request{PromptTokens: tokens}, tier.now)
+		tier.unlock()
+		switch p {
+		case pooled:
+			l.Answered(0, time.Time{})
+		case dispatched:
+			l.Answered(0, time.Time{})
+			l.Dispatched()
+		case orphaned:
+			l.Failed(true, 0)
+			tier.lock()
+			c.circuit.succeed()
+			tier.unlock()
+		}
+		leases = append(leases, l)
+	}
+	return leases
+}
+
+// requireIdle checks that every charge was given back, once.
+func requireIdle(t require.TestingT, tier *Tier) {
+	status, audit := tier.status()
+	require.Zero(t, audit.drift, "charged - released - held")
+	require.Zero(t, audit.misuses, "calls on a lease after its last")
+	for _, c := range status {
+		require.Equal(t, account{}, c.account, "candidate %s still holds something", c.ID)
+	}
+	require.Empty(t, tier.expiries)
+	require.Zero(t, tier.waiting)
+}
+
+// places is a pool of so many free places.
+type places struct {
+	free int
+	wake func()
+}
+
+func (p *places) TryReserve() bool {
+	if p.free == 0 {
+		return false
+	}
+	p.free--
+	return true
+}
+
+func (p *places) Release() {
+	p.free++
+	if p.wake != nil {
+		p.wake()
+	}
+}
+
+func withPlaces(p *places) func(*Config) { return func(c *Config) { c.Places = p } }
+
+func request(n int) Request { return Request{ID: fmt.Sprintf("r%d", n), PromptTokens: 100} }

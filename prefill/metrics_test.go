@@ -1,0 +1,123 @@
+package prefill
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+)
+
+func TestStatesAreReadFromTheAccounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := prometheus.NewPedanticRegistry()
+		candidates := up("a", "b", "c")
+		candidates[1].Live = false
+		candidates[2].Models = nil
+		tier := newTier(t, candidates, func(c *Config) { c.Registerer = r })
+		hold(t, tier, "a", probing, 1_000)
+		hold(t, tier, "a", pooled, 2_000)
+		hold(t, tier, "a", dispatched, 3_000, 4_000)
+		acquire(t, tier, Request{PromptTokens: 85_000}).Failed(true, time.Minute)
+
+		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(`
+# HELP evenkeel_audit_drift Charged minus released minus held; anything but 0 is a bug.
+# TYPE evenkeel_audit_drift gauge
+evenkeel_audit_drift{kind="handoffs"} 0
+# HELP evenkeel_handoffs Hand-offs that hold KV on a prefiller, by where they are.
+# TYPE evenkeel_handoffs gauge
+evenkeel_handoffs{state="dispatched"} 2
+evenkeel_handoffs{state="orphan"} 1
+evenkeel_handoffs{state="pooled"} 1
+# HELP evenkeel_handoffs_expired_total Hand-offs whose engine freed their KV by its own timeout.
+# TYPE evenkeel_handoffs_expired_total counter
+evenkeel_handoffs_expired_total 0
+# HELP evenkeel_prefill_candidates Prefill candidates by state.
+# TYPE evenkeel_prefill_candidates gauge
+evenkeel_prefill_candidates{state="closed"} 1
+evenkeel_prefill_candidates{state="down"} 1
+evenkeel_prefill_candidates{state="open"} 0
+evenkeel_prefill_candidates{state="out"} 0
+evenkeel_prefill_candidates{state="removed"} 0
+evenkeel_prefill_candidates{state="unknown"} 1
+# HELP evenkeel_prefill_held_tokens Prompt tokens of hand-offs that hold KV, by where they are.
+# TYPE evenkeel_prefill_held_tokens gauge
+evenkeel_prefill_held_tokens{candidate="a",state="dispatched"} 7000
+evenkeel_prefill_held_tokens{candidate="a",state="orphan"} 85000
+evenkeel_prefill_held_tokens{candidate="a",state="pooled"} 2000
+evenkeel_prefill_held_tokens{candidate="b",state="dispatched"} 0
+evenkeel_prefill_held_tokens{candidate="b",state="orphan"} 0
+evenkeel_prefill_held_tokens{candidate="b",state="pooled"} 0
+evenkeel_prefill_held_tokens{candidate="c",state="dispatched"} 0
+evenkeel_prefill_held_tokens{candidate="c",state="orphan"} 0
+evenkeel_prefill_held_tokens{candidate="c",state="pooled"} 0
+`), "evenkeel_audit_drift", "evenkeel_handoffs", "evenkeel_handoffs_expired_total", "evenkeel_prefill_candidates", "evenkeel_prefill_held_tokens"))
+
+		time.Sleep(time.Minute)
+		_, audit := tier.status()
+		require.EqualValues(t, 1, audit.expired)
+		require.Equal(t, "open", stateOf(tier, "a"))
+	})
+}
+
+func TestTheDriftStandsBesideTheDispatchers(t *testing.T) {
+	r := prometheus.NewRegistry()
+	for _, kind := range []string{"slots", "kv_tokens"} {
+		r.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "evenkeel_audit_drift",
+			Help: "Charged minus released minus held; anything but 0 is a bug.", ConstLabels: prometheus.Labels{"kind": kind}}))
+	}
+	newTier(t, up("a"), func(c *Config) { c.Registerer = r })
+	n, err := testutil.GatherAndCount(r, "evenkeel_audit_drift")
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+}
+
+func TestTwoTiersCannotShareARegistry(t *testing.T) {
+	r := prometheus.NewRegistry()
+	newTier(t, nil, func(c *Config) { c.Registerer = r })
+	_, err := New(Config{Registerer: r})
+	require.ErrorContains(t, err, "give each tier its own registry")
+}
+
+func TestEventsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a/0", "a/1"))
+		m := tier.metrics
+		count := func(c prometheus.Collector) int { return int(testutil.ToFloat64(c)) }
+
+		acquire(t, tier, request(1)).Answered(0, time.Time{})
+		acquire(t, tier, request(2)).Failed(false, 0)
+		acquire(t, tier, request(3)).Failed(true, 0)
+		acquire(t, tier, request(4)).Release()
+		for _, outcome := range []string{"answered", "failed", "lost", "dropped"} {
+			require.Equal(t, 1, count(m.attempts.WithLabelValues(outcome)), outcome)
+		}
+		require.Equal(t, 4, count(m.decisions.WithLabelValues("least-tokens", "policy")))
+
+		acquire(t, tier, Request{Exclude: []string{"a/0"}}).Release()
+		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("instance")))
+		acquire(t, tier, Request{Exclude: []string{"a/0", "a/1"}}).Release()
+		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("excluded")))
+
+		tier.SetCandidates(up("c"))
+		fail(t, tier, "c", 5)
+		acquire(t, tier, request(5)).Release()
+		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("circuit")))
+		require.Equal(t, 2, count(m.decisions.WithLabelValues("least-tokens", "only")), "after the filters")
+
+		hold(t, tier, "c", orphaned, 95_000)
+		mustWait(t, tier, request(6))
+		time.Sleep(canaryEvery)
+		acquire(t, tier, request(7)).Release()
+		require.Equal(t, 1, count(m.canaries.WithLabelValues("c", "dropped")))
+		require.Equal(t, 1, count(m.decisions.WithLabelValues("least-tokens", "canary")))
+
+		for range budgetFloor + 1 {
+			tier.Retry(1, 503, nil)
+		}
+		require.Equal(t, 1, count(m.budgetExhausted))
+	})
+}

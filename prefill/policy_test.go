@@ -1,0 +1,121 @@
+package prefill
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// G6: b is closed for requests 1 to 4.
+func TestRoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c"), withPolicy("round-robin"))
+	shut := hold(t, tier, "b", pooled, 90_000)
+	var chosen string
+	for n := 1; n <= 7; n++ {
+		if n == 5 {
+			shut[0].Release()
+		}
+		chosen += acquire(t, tier, request(n)).Candidate.ID
+	}
+	require.Equal(t, "acacabc", chosen)
+}
+
+func TestRoundRobinGoesOnWhenCandidatesChange(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		passed int // requests before the change
+		then   []string
+		want   string
+	}{
+		{"one in front leaves", 2, []string{"b", "c", "d"}, "c"},
+		{"the last chosen leaves", 2, []string{"a", "c", "d"}, "c"},
+		{"all that were passed leave", 2, []string{"c", "d"}, "c"},
+		{"one joins in front", 2, []string{"x", "a", "b", "c", "d"}, "c"},
+		{"the same set again", 3, []string{"a", "b", "c", "d"}, "d"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tier := newTier(t, up("a", "b", "c", "d"), withPolicy("round-robin"))
+			for n := range tt.passed {
+				acquire(t, tier, request(n))
+			}
+			tier.SetCandidates(up(tt.then...))
+			require.Equal(t, tt.want, acquire(t, tier, request(9)).Candidate.ID)
+		})
+	}
+}
+
+func TestRoundRobinHasACursorForEachModel(t *testing.T) {
+	candidates := up("a", "b", "c", "d")
+	candidates[2].Models, candidates[3].Models = []string{"n"}, []string{"n"}
+	tier := newTier(t, candidates, withPolicy("round-robin"))
+	var chosen string
+	for range 2 { // alternating, one shared cursor would always come to a and c
+		chosen += acquire(t, tier, Request{Model: testModel}).Candidate.ID
+		chosen += acquire(t, tier, Request{Model: "n"}).Candidate.ID
+	}
+	require.Equal(t, "acbd", chosen)
+}
+
+// G7: active and held tokens are weighed, held ones by 0.3.
+func TestLeastTokensPrefersHeldOverRunning(t *testing.T) {
+	tier := newTier(t, up("a", "b"))
+	hold(t, tier, "a", probing, 3000)
+	hold(t, tier, "b", pooled, 10_000)
+	require.InDelta(t, 3900, leastTokens.score(&tier.candidates["a"].account), 1e-9)
+	require.InDelta(t, 3000, leastTokens.score(&tier.candidates["b"].account), 1e-9)
+	require.Equal(t, "b", acquire(t, tier, request(1)).Candidate.ID)
+}
+
+// G8: the vllm-ascend proxy's weights.
+func TestLeastTokensWithTheWorkOfVLLMAscend(t *testing.T) {
+	tier := newTier(t, up("a", "b"), withPolicy("least-tokens:work=vllm-ascend"))
+	hold(t, tier, "a", probing, 1000)
+	hold(t, tier, "b", pooled, 10_000, 10_000)
+	require.InDelta(t, 200.947, leastTokensAscend.score(&tier.candidates["a"].account), 0.0005)
+	require.InDelta(t, 279.045, leastTokensAscend.score(&tier.candidates["b"].account), 0.0005)
+	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+}
+
+// G5, computed over four candidates that are alike.
+func TestTiesGoWhereTheRequestHashes(t *testing.T) {
+	tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1"))
+	require.Equal(t, uint64(0x11ae1013c620e0a3), tier.hash("req-1", "p1/1"))
+	require.Equal(t, uint64(0x26b793cc4dca95b3), tier.hash("req-2", "p1/1"))
+	require.Equal(t, uint64(0x1cbc0c0a4179235f), tier.hash("req-3", "p0/1"))
+	for id, want := range map[string]string{"req-1": "p1/1", "req-2": "p1/1", "req-3": "p0/1"} {
+		lease := acquire(t, tier, Request{ID: id, PromptTokens: 10})
+		require.Equal(t, want, lease.Candidate.ID, "request %s", id)
+		lease.Release()
+	}
+}
+
+func TestATieGoesToTheSmallerBatch(t *testing.T) {
+	tier := newTier(t, up("a", "b"))
+	hold(t, tier, "a", probing, 500, 500)
+	hold(t, tier, "b", probing, 1000)
+	for n := range 10 {
+		lease := acquire(t, tier, request(n))
+		require.Equal(t, "b", lease.Candidate.ID)
+		lease.Release()
+	}
+}
+
+func TestUnknownPoliciesAreRefusedByNameWithTheKnownOnes(t *testing.T) {
+	_, err := New(Config{Policy: "finish"})
+	require.ErrorIs(t, err, ErrBadPolicy)
+	require.ErrorContains(t, err, `"finish"; known are least-tokens, least-tokens:work=tokens, least-tokens:work=vllm-ascend, round-robin`)
+
+	tier := newTier(t, up("a"))
+	require.ErrorIs(t, tier.SetPolicy("lmetric"), ErrBadPolicy)
+	_, err = tier.Acquire(t.Context(), Request{Model: testModel, Policy: "lmetric"})
+	require.ErrorIs(t, err, ErrBadPolicy)
+	require.Equal(t, "least-tokens", tier.Policy())
+}
+
+func TestThePolicyCanBeChangedForAllAndForOne(t *testing.T) {
+	tier := newTier(t, up("a"))
+	require.Equal(t, "least-tokens", acquire(t, tier, request(1)).Policy)
+	require.Equal(t, "round-robin", acquire(t, tier, Request{Policy: "round-robin"}).Policy)
+	require.NoError(t, tier.SetPolicy("round-robin"))
+	require.Equal(t, "round-robin", acquire(t, tier, request(2)).Policy)
+}

@@ -1,0 +1,308 @@
+package prefill
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// outcome of an Acquire that runs beside the test.
+type outcome struct {
+	lease *Lease
+	err   error
+	after time.Duration
+}
+
+// start calls Acquire in a goroutine, and returns when it waits or is done.
+func start(ctx context.Context, tier *Tier, r Request) <-chan outcome {
+	if r.Model == "" {
+		r.Model = testModel
+	}
+	got := make(chan outcome, 1)
+	begin := time.Now()
+	go func() {
+		lease, err := tier.Acquire(ctx, r)
+		got <- outcome{lease, err, time.Since(begin)}
+	}()
+	synctest.Wait()
+	return got
+}
+
+func TestRequestsAreServedInTheOrderTheyArrived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := &places{}
+		tier := newTier(t, up("a"), withPlaces(pool))
+		pool.wake = tier.Wake
+		late := start(t.Context(), tier, Request{ID: "late", Arrival: time.Now()})
+		early := start(t.Context(), tier, Request{ID: "early", Arrival: time.Now().Add(-time.Second)})
+		pool.Release()
+		synctest.Wait()
+		require.Empty(t, late)
+		require.NoError(t, (<-early).err)
+		pool.Release()
+		require.NoError(t, (<-late).err)
+	})
+}
+
+func TestAPlaceGoesToTheOldestOfAllModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		candidates := up("a", "b")
+		candidates[1].Models = []string{"n"}
+		pool := &places{}
+		tier := newTier(t, candidates, withPlaces(pool))
+		pool.wake = tier.Wake
+		second := start(t.Context(), tier, Request{Model: testModel, Arrival: time.Now()})
+		first := start(t.Context(), tier, Request{Model: "n", Arrival: time.Now().Add(-1)})
+		pool.Release()
+		synctest.Wait()
+		require.Empty(t, second)
+		require.Equal(t, "b", (<-first).lease.Candidate.ID)
+		pool.Release()
+		require.Equal(t, "a", (<-second).lease.Candidate.ID)
+	})
+}
+
+func TestAModelWithClosedGatesDoesNotHoldUpAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		candidates := up("a", "b")
+		candidates[1].Models = []string{"n"}
+		tier := newTier(t, candidates)
+		hold(t, tier, "a", pooled, 95_000)
+		ctx, stop := context.WithCancel(t.Context())
+		waits := start(ctx, tier, request(1))
+		require.Equal(t, "b", acquire(t, tier, Request{Model: "n"}).Candidate.ID)
+		stop()
+		require.ErrorIs(t, (<-waits).err, context.Canceled)
+	})
+}
+
+func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := &places{}
+		tier := newTier(t, up("a"), withPlaces(pool))
+		pool.wake = tier.Wake
+		waits := start(t.Context(), tier, Request{ID: "old", Arrival: time.Now().Add(-time.Second)})
+		acquire(t, tier, Request{ID: "retry", Reserved: true}) // or it would hold the place that old needs
+		require.Empty(t, waits)
+		pool.Release()
+		require.NoError(t, (<-waits).err)
+	})
+}
+
+func TestNoPlaceIsTakenWhileTheGateIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := &places{free: 1}
+		tier := newTier(t, up("a"), withPlaces(pool))
+		full := hold(t, tier, "a", pooled, 95_000)
+		waits := start(t.Context(), tier, request(1))
+		require.Equal(t, 1, pool.free)
+		full[0].Release()
+		require.NoError(t, (<-waits).err)
+		require.Zero(t, pool.free)
+	})
+}
+
+func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		places int
+		held   int
+		want   error
+	}{
+		{"a place in the pool", 0, 10, ErrQueueTimeout},
+		{"an open gate", 1, 95_000, ErrKVExhausted},
+		{"an open gate, whether or not there is a place", 0, 95_000, ErrKVExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier := newTier(t, up("a"), withPlaces(&places{free: tt.places}))
+				hold(t, tier, "a", pooled, tt.held)
+				got := <-start(t.Context(), tier, Request{Arrival: time.Now().Add(-10 * time.Second)})
+				require.ErrorIs(t, got.err, tt.want)
+				require.Equal(t, 50*time.Second, got.after, "60 s from the first arrival")
+				require.Nil(t, got.lease)
+			})
+		})
+	}
+}
+
+func TestARetryPastTheTimeoutIsServedAtOnceOrNotAtAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		late := Request{Model: testModel, Reserved: true, Arrival: time.Now().Add(-61 * time.Second)}
+		full := hold(t, tier, "a", pooled, 95_000)
+		_, err := tier.Acquire(t.Context(), late)
+		require.ErrorIs(t, err, ErrKVExhausted)
+		full[0].Release()
+		_, err = tier.Acquire(t.Context(), late)
+		require.NoError(t, err)
+	})
+}
+
+func TestAFullQueueRefusesButNotRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 2 })
+		full := hold(t, tier, "a", pooled, 95_000)
+		one, two := start(t.Context(), tier, request(1)), start(t.Context(), tier, request(2))
+		_, err := tier.Acquire(t.Context(), Request{Model: testModel})
+		require.ErrorIs(t, err, ErrQueueFull)
+		retry := start(t.Context(), tier, Request{Reserved: true})
+		require.Empty(t, retry, "it waits")
+		full[0].Release()
+		for _, got := range []<-chan outcome{one, two, retry} {
+			require.NoError(t, (<-got).err)
+		}
+	})
+}
+
+func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := &places{free: 1}
+		tier := newTier(t, up("a"), withPlaces(pool))
+		full := hold(t, tier, "a", pooled, 95_000)
+		ctx, leave := context.WithCancel(t.Context())
+		gone, stays := start(ctx, tier, request(1)), start(t.Context(), tier, request(2))
+		leave()
+		require.ErrorIs(t, (<-gone).err, context.Canceled)
+		full[0].Release()
+		lease := (<-stays).lease
+		require.NotNil(t, lease)
+		lease.Release()
+		requireIdle(t, tier)
+
+		_, err := tier.Acquire(ctx, request(3))
+		require.ErrorIs(t, err, context.Canceled, "a client that is gone is not even tried")
+	})
+}
+
+func TestWhatAClientThatLeftWasServedIsGivenBack(t *testing.T) {
+	pool := &places{}
+	tier := newTier(t, up("a"), withPlaces(pool))
+	pool.wake = tier.Wake
+	w, _, err := tier.enter(Request{Model: testModel})
+	require.NoError(t, err)
+	pool.Release()
+	require.NotNil(t, w.lease, "served")
+	tier.withdraw(w)
+	require.Equal(t, 1, pool.free)
+	requireIdle(t, tier)
+}
+
+func TestWhoCanServeDecidesTheError(t *testing.T) {
+	down := func(c []Candidate, which ...int) []Candidate {
+		for _, i := range which {
+			c[i].Live = false
+		}
+		return c
+	}
+	unnamed := func(c []Candidate, which ...int) []Candidate {
+		for _, i := range which {
+			c[i].Models = nil
+		}
+		return c
+	}
+	for _, tt := range []struct {
+		name       string
+		candidates []Candidate
+		model      string
+		want       error
+	}{
+		{"a live candidate serves", down(up("a", "b"), 0), testModel, nil},
+		{"all candidates are down", down(up("a", "b"), 0, 1), testModel, ErrUnavailable},
+		{"there are no candidates", nil, testModel, ErrUnavailable},
+		{"nobody has named his models yet", unnamed(up("a"), 0), testModel, ErrUnavailable},
+		{"a live candidate may serve it, once it has named its models", unnamed(up("a", "b"), 1), "other", ErrUnavailable},
+		{"a candidate that is down does not hide a wrong model", down(unnamed(up("a", "b"), 1), 1), "other", ErrModelNotFound},
+		{"no candidate serves the model", up("a", "b"), "other", ErrModelNotFound},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tier := newTier(t, tt.candidates)
+			lease, err := tier.Acquire(t.Context(), Request{Model: tt.model})
+			require.ErrorIs(t, err, tt.want)
+			require.Equal(t, tt.want == nil, lease != nil)
+		})
+	}
+}
+
+func TestAQueueWhoseLastCandidateGoesDownIsAnsweredAtOnce(t *testing.T) {
+	for name, then := range map[string][]Candidate{"removed": nil, "down": {{ID: "a", Models: []string{testModel}}}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier := newTier(t, up("a"))
+				hold(t, tier, "a", pooled, 95_000)
+				waits := start(t.Context(), tier, request(1))
+				tier.SetCandidates(then)
+				got := <-waits
+				require.ErrorIs(t, got.err, ErrUnavailable)
+				require.Zero(t, got.after)
+			})
+		})
+	}
+}
+
+func TestACandidateThatComesUpServesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		hold(t, tier, "a", pooled, 95_000)
+		waits := start(t.Context(), tier, request(1))
+		tier.SetCandidates(up("a", "b"))
+		require.Equal(t, "b", (<-waits).lease.Candidate.ID)
+	})
+}
+
+// Whatever the order of events, who waits is served or told, and nothing stays.
+func TestNobodyWaitsForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rapid.Check(noDeadline{t}, func(r *rapid.T) {
+			pool := &places{free: rapid.IntRange(1, 4).Draw(r, "places")}
+			size := pool.free
+			tier := newTier(t, up("a", "b"), withPlaces(pool), func(c *Config) { c.Queue.Max = 8 })
+			type done struct{ served, failed int }
+			ended := make(chan done, 64)
+			clients := rapid.IntRange(1, 20).Draw(r, "clients")
+			for n := range clients {
+				tokens := rapid.IntRange(1, 95_000).Draw(r, "tokens")
+				begin := rapid.IntRange(0, 5000).Draw(r, "begins at ms")
+				leaves := rapid.IntRange(0, 90_000).Draw(r, "leaves after ms")
+				works := rapid.IntRange(0, 20_000).Draw(r, "works for ms")
+				lost := rapid.Bool().Draw(r, "lost")
+				go func() {
+					time.Sleep(time.Duration(begin) * time.Millisecond)
+					ctx, stop := context.WithTimeout(t.Context(), time.Duration(leaves)*time.Millisecond)
+					defer stop()
+					l, err := tier.Acquire(ctx, Request{ID: fmt.Sprint(n), Model: testModel, PromptTokens: tokens})
+					if err != nil {
+						ended <- done{failed: 1}
+						return
+					}
+					time.Sleep(time.Duration(works) * time.Millisecond)
+					if lost {
+						l.Failed(true, 20*time.Second)
+					} else {
+						l.Answered(tokens, time.Now().Add(10*time.Second))
+						time.Sleep(time.Second)
+						l.Release()
+					}
+					pool.free++ // by the dispatcher; the lock-step of the bubble needs no atomic
+					tier.Wake()
+					ended <- done{served: 1}
+				}()
+			}
+			var all done
+			for range clients {
+				d := <-ended
+				all.served += d.served
+				all.failed += d.failed
+			}
+			require.Equal(r, clients, all.served+all.failed)
+			require.Equal(r, size, pool.free, "places free at the end")
+			time.Sleep(time.Minute)
+			requireIdle(r, tier)
+		})
+	})
+}

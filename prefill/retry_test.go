@@ -1,0 +1,119 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/engine"
+)
+
+var errReset = errors.New("connection reset")
+
+func TestRetry(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		k      int
+		status int
+		err    error
+		again  bool
+	}{
+		{"a refused connection is tried again", 1, 0, errReset, true},
+		{"a timeout of the engine is tried again", 1, 0, &engine.Error{Timeout: true, Err: errReset}, true},
+		{"an overloaded engine is tried again", 2, 503, nil, true},
+		{"a rate limit is tried again", 1, 429, nil, true},
+		{"a bad gateway is tried again", 1, 502, nil, true},
+		{"a gateway timeout is tried again", 1, 504, nil, true},
+		{"a 200 without a usable hand-off is tried again", 1, 200, errors.New("null params"), true},
+		{"a good answer is not", 1, 200, nil, false},
+		{"three attempts are enough", 3, 503, nil, false},
+		{"a 500 is tried once more", 1, 500, nil, true},
+		{"a second time it may be the request that breaks engines", 2, 500, nil, false},
+		{"a bad request stays bad", 1, 400, nil, false},
+		{"an unknown model stays unknown", 1, 404, nil, false},
+		{"too large stays too large", 1, 413, nil, false},
+		{"a wrong type stays wrong", 1, 415, nil, false},
+		{"what cannot be processed stays so", 1, 422, nil, false},
+		{"our credentials do not get better", 1, 401, nil, false},
+		{"nor our rights", 1, 403, nil, false},
+		{"not implemented stays so", 1, 501, nil, false},
+		{"a client that left wants no retry", 1, 0, fmt.Errorf("probe: %w", context.Canceled), false},
+		{"nor one whose time is over", 1, 0, context.DeadlineExceeded, false},
+		{"nor a call that we aborted", 1, 0, &engine.Error{Aborted: true, Err: errReset}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tier := newTier(t, up("a"))
+			_, again := tier.Retry(tt.k, tt.status, tt.err)
+			require.Equal(t, tt.again, again, "Retry(%d, %d, %v)", tt.k, tt.status, tt.err)
+		})
+	}
+}
+
+func TestBackoffIsJitteredBelowADoublingBound(t *testing.T) {
+	for k, most := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 200 * time.Millisecond} {
+		var longest time.Duration
+		for range 200 {
+			tier := newTier(t, up("a"), func(c *Config) { c.Retry.Attempts = 9 })
+			backoff, again := tier.Retry(k, 503, nil)
+			require.True(t, again)
+			require.LessOrEqual(t, backoff, most, "after attempt %d", k)
+			longest = max(longest, backoff)
+		}
+		require.Greater(t, longest, most/2, "after attempt %d", k)
+	}
+}
+
+func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		retries := func() (n int) {
+			for range 1000 {
+				if _, again := tier.Retry(1, 503, nil); again {
+					n++
+				}
+			}
+			return n
+		}
+		for n := range 200 {
+			acquire(t, tier, request(n)).Release()
+		}
+		require.Equal(t, 40, retries(), "20 %% of 200 requests")
+		time.Sleep(9 * time.Second)
+		require.Zero(t, retries(), "the window still holds them")
+		time.Sleep(time.Second)
+		require.Equal(t, budgetFloor, retries(), "an idle proxy may still retry")
+	})
+}
+
+// G27: p0 refuses, p1/0 answers 503, p2 serves.
+func TestEachAttemptGoesToAnotherInstance(t *testing.T) {
+	for n := range 20 {
+		tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1", "p2/0", "p2/1"))
+		var exclude []string
+		instances := map[string]bool{}
+		for range 3 {
+			r := request(n)
+			r.Exclude = exclude
+			l := acquire(t, tier, r)
+			require.False(t, instances[l.Candidate.Instance], "%v after %v", l.Candidate.ID, exclude)
+			instances[l.Candidate.Instance] = true
+			exclude = append(exclude, l.Candidate.ID)
+			l.Failed(false, 0)
+		}
+	}
+}
+
+func TestARetryTakesAnotherRankIfThereIsNoOtherInstance(t *testing.T) {
+	tier := newTier(t, up("p0/0", "p0/1"))
+	require.Equal(t, "p0/1", acquire(t, tier, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
+}
+
+func TestARetryTakesTheSameCandidateIfThereIsNoOther(t *testing.T) {
+	tier := newTier(t, up("p0/0"))
+	require.Equal(t, "p0/0", acquire(t, tier, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
+}
