@@ -1,0 +1,308 @@
+// Package admin is the operators' listener: metrics, health, status, and what
+// may be changed while the proxy runs. It also speaks the admin dialect of
+// vllm-ascend's proxy. On any address but loopback it wants a token.
+package admin
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
+)
+
+// Options of the listener.
+type Options struct {
+	TokenFile string // file with the bearer token; empty: none is asked for
+	Log       *zap.Logger
+}
+
+// handler serves one proxy.
+type handler struct {
+	g     *gateway.Gateway
+	log   *zap.Logger
+	token [sha256.Size]byte
+	open  bool // no token is asked for
+}
+
+// New returns the listener's handler. It registers the process's own metrics
+// beside the proxy's.
+func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
+	h := &handler{g: g, log: opt.Log, open: opt.TokenFile == ""}
+	if !h.open {
+		token, err := os.ReadFile(opt.TokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("admin.token_file: %w", err)
+		}
+		word := strings.TrimSpace(string(token))
+		if word == "" {
+			return nil, fmt.Errorf("admin.token_file %s is empty; write the token on its first line", opt.TokenFile)
+		}
+		h.token = sha256.Sum256([]byte(word))
+	}
+	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+		if err := g.Registry().Register(c); err != nil {
+			return nil, err
+		}
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", h.livez)
+	mux.HandleFunc("GET /readyz", h.readyz)
+	guarded := map[string]http.HandlerFunc{
+		"GET /metrics":             promhttp.HandlerFor(g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
+		"GET /status":              h.status,
+		"GET /workers":             h.workers,
+		"POST /workers":            h.addWorker,
+		"DELETE /workers/{id}":     h.removeWorker,
+		"POST /workers/{id}/drain": h.drainWorker,
+		"POST /drain":              h.drain,
+		"POST /instances/add":      h.instances(h.addInstance),
+		"POST /instances/remove":   h.instances(h.removeInstance),
+		"POST /reset_prefix_cache": h.resetPrefixCache,
+		"GET /policy":              h.policy,
+		"PUT /policy":              h.setPolicy,
+		"GET /debug/pprof/":        pprof.Index,
+		"GET /debug/pprof/cmdline": pprof.Cmdline,
+		"GET /debug/pprof/profile": pprof.Profile,
+		"GET /debug/pprof/symbol":  pprof.Symbol,
+		"GET /debug/pprof/trace":   pprof.Trace,
+	}
+	for pattern, f := range guarded {
+		mux.HandleFunc(pattern, h.guard(f))
+	}
+	return mux, nil
+}
+
+// guard asks for the token. Health is not guarded: kubelets have none.
+func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		got := sha256.Sum256([]byte(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")))
+		if !h.open && subtle.ConstantTimeCompare(got[:], h.token[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")
+			return
+		}
+		next(w, r)
+	}
+}
+
+func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
+
+// readyz is false while no request could be served, and first of all while the
+// proxy drains.
+func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
+	if ok, why := h.g.Ready(); !ok {
+		http.Error(w, why, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = io.WriteString(w, "ok\n")
+}
+
+func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.Status(r.Context())) }
+
+// workers lists decode ranks by model, and the engines of both sides.
+func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
+	s := h.g.Status(r.Context())
+	reply(w, map[string]any{"engines": s.Engines, "models": s.Dispatch.Models})
+}
+
+// engine is how an engine is described to POST /workers.
+type newWorker struct {
+	Role    string  `json:"role"` // default decode
+	URL     string  `json:"url"`
+	Profile string  `json:"profile"`
+	Ranks   int     `json:"ranks"`
+	Group   string  `json:"group"`
+	Barrier string  `json:"barrier"`
+	Slots   int     `json:"slots"`
+	KV      int64   `json:"kv_tokens"`
+	Cost    float32 `json:"cost"`
+}
+
+func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
+	var e newWorker
+	if !read(w, r, &e) {
+		return
+	}
+	if e.Role == "" {
+		e.Role = "decode"
+	}
+	_, url, err := gateway.IDOf(e.URL)
+	if err == nil {
+		err = h.g.Add(e.Role, config.Engine{
+			URL: url, Profile: e.Profile, Ranks: e.Ranks, Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KV: e.KV, Cost: e.Cost,
+		})
+	}
+	if err != nil {
+		fail(w, http.StatusBadRequest, "bad_worker", err.Error())
+		return
+	}
+	h.log.Info("engine added", zap.String("role", e.Role), zap.String("url", url))
+	w.WriteHeader(http.StatusCreated)
+}
+
+// worker runs f on the engine the path names: host:port, of the decode side
+// unless ?role=prefill.
+func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
+	role := r.URL.Query().Get("role")
+	if role == "" {
+		role = "decode"
+	}
+	id, _, err := gateway.IDOf(r.PathValue("id"))
+	if err == nil {
+		err = f(role, id)
+	}
+	switch {
+	case errors.Is(err, gateway.ErrNoSuchEngine):
+		fail(w, http.StatusNotFound, "not_found", err.Error()+"; GET /workers lists them")
+	case err != nil:
+		fail(w, http.StatusBadRequest, "bad_worker", err.Error())
+	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) { h.worker(w, r, h.g.Remove) }
+func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
+	h.worker(w, r, h.g.DrainEngine)
+}
+
+func (h *handler) drain(w http.ResponseWriter, _ *http.Request) {
+	h.g.Drain()
+	h.log.Info("draining by request of an operator")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// instances speaks {"type":"prefill|decode","instances":["h:p"]}.
+func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in struct {
+			Type      string   `json:"type"`
+			Instances oneOrAll `json:"instances"`
+		}
+		if !read(w, r, &in) {
+			return
+		}
+		if in.Type != "prefill" && in.Type != "decode" || len(in.Instances) == 0 {
+			fail(w, http.StatusBadRequest, "bad_instances", `write {"type":"prefill" or "decode","instances":["host:port"]}`)
+			return
+		}
+		for _, address := range in.Instances {
+			if err := f(in.Type, address); err != nil {
+				status := http.StatusBadRequest
+				if errors.Is(err, gateway.ErrNoSuchEngine) {
+					status = http.StatusNotFound
+				}
+				fail(w, status, "bad_instances", err.Error())
+				return
+			}
+		}
+		s := h.g.Status(r.Context())
+		out := map[string][]string{"prefill": {}, "decode": {}}
+		for _, e := range s.Engines {
+			out[e.Role] = append(out[e.Role], e.ID)
+		}
+		reply(w, map[string]any{
+			"message":                   "ok",
+			"current_prefill_instances": out["prefill"], "current_decode_instances": out["decode"],
+		})
+	}
+}
+
+// oneOrAll takes "h:p" for ["h:p"], as that proxy does.
+type oneOrAll []string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (o *oneOrAll) UnmarshalJSON(b []byte) error {
+	var one string
+	if json.Unmarshal(b, &one) == nil {
+		*o = oneOrAll{one}
+		return nil
+	}
+	var all []string
+	err := json.Unmarshal(b, &all)
+	*o = all
+	return err
+}
+
+func (h *handler) addInstance(role, address string) error {
+	_, url, err := gateway.IDOf(address)
+	if err != nil {
+		return err
+	}
+	return h.g.Add(role, config.Engine{URL: url})
+}
+
+func (h *handler) removeInstance(role, address string) error {
+	id, _, err := gateway.IDOf(address)
+	if err != nil {
+		return err
+	}
+	return h.g.Remove(role, id)
+}
+
+func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
+	if err := h.g.ResetPrefixCache(r.Context()); err != nil {
+		fail(w, http.StatusBadGateway, "engine_failed", err.Error())
+		return
+	}
+	reply(w, map[string]string{"message": "ok"})
+}
+
+func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {
+	reply(w, map[string]string{"policy": h.g.Policy()})
+}
+
+func (h *handler) setPolicy(w http.ResponseWriter, r *http.Request) {
+	var in struct {
+		Policy string `json:"policy"`
+	}
+	if !read(w, r, &in) {
+		return
+	}
+	before := h.g.Policy()
+	if err := h.g.SetPolicy(in.Policy); err != nil {
+		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
+		return
+	}
+	h.log.Info("policy changed", zap.String("from", before), zap.String("to", h.g.Policy()))
+	h.policy(w, r)
+}
+
+// read decodes a small JSON body; a wrong one is answered.
+func read(w http.ResponseWriter, r *http.Request, v any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		fail(w, http.StatusBadRequest, "bad_body", "the body is not the JSON this takes: "+err.Error())
+		return false
+	}
+	return true
+}
+
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the operator left
+}
+
+func fail(w http.ResponseWriter, status int, code, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(openai.NewError(status, code, message).JSON())
+}
