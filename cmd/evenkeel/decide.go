@@ -1,0 +1,50 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+
+	"evenkeel/bench/vectors"
+)
+
+type decideCmd struct {
+	Snapshot string `required:"" placeholder:"FILE" help:"The in object of a br0 vector, a whole vector, or a line of the decision log; - reads stdin."`
+	Policy   string `required:"" placeholder:"NAME" help:"One of: ${policies}."`
+	JSON     bool   `name:"json" help:"Print one JSON document."`
+}
+
+// Run decides one round and shows what went where, and why the rest stayed.
+func (c *decideCmd) Run(std streams) error {
+	var data []byte
+	var err error
+	if c.Snapshot == "-" {
+		data, err = io.ReadAll(os.Stdin)
+	} else {
+		data, err = os.ReadFile(c.Snapshot)
+	}
+	if err != nil {
+		return err
+	}
+	report, err := vectors.Decide(data, c.Policy)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		enc := json.NewEncoder(std.out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(report)
+	}
+	w := tabwriter.NewWriter(std.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintf(w, "policy\t%s\n", report.Policy)
+	fmt.Fprintln(w, "entry\tworker\tscore\tstage")
+	for _, a := range report.Assignments {
+		fmt.Fprintf(w, "%d\t%d\t%g\t%d\n", a.Entry, a.Worker, a.Score, a.Stage)
+	}
+	for _, l := range report.Left {
+		fmt.Fprintf(w, "%d\tleft\t%s\n", l.Entry, l.Why)
+	}
+	return w.Flush()
+}

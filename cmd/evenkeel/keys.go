@@ -1,0 +1,14 @@
+package main
+
+import "evenkeel/gateway/keys"
+
+type keysCmd struct {
+	New keysNewCmd `cmd:"" help:"Make a key and print it with its entry for keys_file."`
+}
+
+type keysNewCmd struct {
+	Name    string `required:"" help:"Who the key is for: its name in logs and metrics."`
+	Trusted bool   `help:"The caller may send x-evenkeel-* headers."`
+}
+
+func (c *keysNewCmd) Run(std streams) error { return keys.WriteNew(std.out, c.Name, c.Trusted) }

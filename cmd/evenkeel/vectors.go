@@ -1,0 +1,21 @@
+package main
+
+import (
+	"evenkeel/bench/vectors"
+)
+
+type vectorsCmd struct {
+	Paths []string `arg:"" name:"path" help:"Vector files, or folders of *.jsonl."`
+}
+
+// Run fails if any vector does, an unknown kind included.
+func (c *vectorsCmd) Run(std streams) error {
+	_, failed, err := vectors.Run(c.Paths, std.out)
+	if err != nil {
+		return err
+	}
+	if failed > 0 {
+		return errFailed
+	}
+	return nil
+}

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// version and commit are set by the release build (-ldflags -X); a plain build
+// tells what Go recorded.
+var version, commit = "dev", ""
+
+type versionCmd struct{}
+
+func (versionCmd) Run(std streams) error {
+	v, c := version, commit
+	if info, ok := debug.ReadBuildInfo(); ok && c == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				c = s.Value
+			}
+		}
+	}
+	if c == "" {
+		c = "unknown"
+	}
+	_, err := fmt.Fprintf(std.out, "evenkeel %s, commit %s, %s %s/%s\n", v, c, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
