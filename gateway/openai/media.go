@@ -16,7 +16,10 @@ import (
 // or name a host that the operator trusts (contract 10).
 func (p *parser) content(v json.RawMessage) *Error {
 	if isObject(v) {
-		return p.part(v)
+		if e := p.part(v); e != nil {
+			return e.within(".")
+		}
+		return nil
 	}
 	n := 0
 	for part := range mooncake.Elements(v) {

@@ -318,7 +318,7 @@ func TestMediaURLs(t *testing.T) {
 		})
 	}
 	_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"content":"x","content":{"image_url":"http://x/"}}]}`), Limits{})
-	require.NotNil(t, e, "every content is checked, whichever the engine reads")
+	refusal(t, e, "messages[0].content.image_url", CodeInvalidValue) // every content is checked, whichever the engine reads
 }
 
 func TestLegsOfSeveralAnswers(t *testing.T) {
@@ -351,6 +351,11 @@ func TestErrorsHaveOpenAIsShape(t *testing.T) {
 		require.Equal(t, typ, NewError(status, "x", "y").Type)
 		require.JSONEq(t, `{"error":{"message":"y","type":"`+typ+`","param":null,"code":null}}`, string((&Error{Status: status, Message: "y"}).JSON()))
 	}
+}
+
+func TestAnEnginesOwnRefusalKeepsItsBytes(t *testing.T) { // contract 9
+	raw := `{"object":"error","message":"too long","code":400}`
+	require.Equal(t, raw, string((&Error{Status: 400, Message: "ours", Raw: []byte(raw)}).JSON()))
 }
 
 func FuzzParse(f *testing.F) {
