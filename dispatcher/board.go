@@ -248,7 +248,7 @@ func (b *board) recheck() {
 	b.largest = 0
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			b.largest = max(b.largest, r.budget())
+			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
 		}
 	}
 	for _, w := range b.waiting {
@@ -261,12 +261,13 @@ func (b *board) recheck() {
 
 func (r *rank) free() int { return r.Slots - len(r.slots) }
 
-// budget is the largest prompt the rank could take if it were idle.
-func (r *rank) budget() int64 {
+// budget is the largest prompt the rank could take if it were idle, under a
+// policy that keeps the watermark's share of it empty.
+func (r *rank) budget(watermark float64) int64 {
 	if r.Capacity == 0 {
 		return math.MaxInt64
 	}
-	return r.Capacity
+	return int64(math.Floor(float64(r.Capacity) * (1 - watermark)))
 }
 
 // refresh reads every request's counter: the rank's mirror is as fresh as the

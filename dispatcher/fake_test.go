@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"testing"
@@ -80,7 +81,10 @@ func fakes(extra ...*fake) func(string) (policy.Policy, error) {
 }
 
 func testConfig(extra ...*fake) Config {
-	return Config{Policy: "pooled", DensePolicy: "immediate", parse: fakes(extra...)}
+	return Config{
+		Policy: "pooled", DensePolicy: "immediate", parse: fakes(extra...),
+		TickLimit: time.Hour, // a busy machine must not bring the fallback in
+	}
 }
 
 // ranks are n workers of one barrier group, IDs from 0.
@@ -118,17 +122,25 @@ func (h *hand) pass(d time.Duration) {
 	h.do()
 }
 
-// put enqueues an entry for model m with a prompt of so many tokens.
+// put enqueues an entry, for model m where it names none.
 func (h *hand) put(e pool.Entry) waiting {
-	h.ids++
-	e.ID = h.ids
-	if e.Model == "" {
-		e.Model = "m"
+	return h.putAll(1, func() pool.Entry { return e })[0]
+}
+
+// putAll enqueues n entries in one turn.
+func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
+	var all []waiting
+	var queue []command
+	for range n {
+		h.ids++
+		e := next()
+		e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
+		w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1)}
+		all = append(all, w)
+		queue = append(queue, func(l *loop) { l.enqueue(w) })
 	}
-	e.Entered = h.at
-	w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1)}
-	h.do(func(l *loop) { l.enqueue(w) })
-	return w
+	h.do(queue...)
+	return all
 }
 
 func (h *hand) release(slots ...*Slot) {

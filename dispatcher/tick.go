@@ -112,28 +112,19 @@ func (b *board) decide(g *group, now time.Time) {
 		g.slow--
 		return
 	}
-	var reason string
 	switch {
 	case failure != nil:
-		reason = "panic"
-		b.cfg.Log.Error("dispatcher: the policy failed, "+fallbackSpec+" decides this tick", zap.String("policy", p.name), zap.Error(failure))
+		b.metrics.fallbacks.WithLabelValues("panic").Inc()
 		g.chosen = b.choose(g.barrier) // its scratch may be half written
+		b.round(g, &g.fallback, now)
 	case invalid > 0:
-		reason = "invalid"
+		b.metrics.fallbacks.WithLabelValues("invalid").Inc()
+		b.round(g, &g.fallback, now)
 	case took > b.cfg.TickLimit:
-		reason = "slow"
+		b.metrics.fallbacks.WithLabelValues("slow").Inc()
 		g.slow = slowRounds
 		b.cfg.Log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
 			zap.String("policy", p.name), zap.Duration("took", took), zap.Duration("limit", b.cfg.TickLimit), zap.Int("ticks", slowRounds))
-	default:
-		return
-	}
-	b.metrics.fallbacks.WithLabelValues(reason).Inc()
-	if reason != "slow" && b.pool.Len() > 0 {
-		_, _, failure = b.round(g, &g.fallback, now)
-	}
-	if failure != nil && reason != "panic" {
-		b.cfg.Log.Error("dispatcher: the fallback failed too", zap.Error(failure))
 	}
 }
 
@@ -144,6 +135,9 @@ func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, 
 	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
 	took = time.Since(start)
 	p.seconds.Observe(took.Seconds())
+	if failure != nil {
+		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
+	}
 	for _, a := range b.assignments {
 		if fault := b.bind(g, p, a, now, took); fault != "" {
 			invalid++

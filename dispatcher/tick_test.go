@@ -45,13 +45,7 @@ func TestABurstOfFreedSlotsIsDecidedOnce(t *testing.T) {
 func TestABurstOfEntriesIsOneRound(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 8, 0))
-	var burst []command
-	for i := range 10 {
-		e := &pool.Entry{ID: uint64(i), Model: "m"}
-		w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1)}
-		burst = append(burst, func(l *loop) { l.enqueue(w) })
-	}
-	h.do(burst...)
+	h.putAll(10, func() pool.Entry { return pool.Entry{} })
 	require.EqualValues(t, 1, h.boards["m"].ticks)
 	require.Zero(t, h.boards["m"].pool.Len())
 }
@@ -265,13 +259,11 @@ func fullBoard(tb testing.TB, cfg Config, g, running, free, waits int) *hand {
 	h := newHand(tb, cfg)
 	rng := rand.New(rand.NewPCG(1, 2))
 	h.fleet(ranks(g, running, 0))
-	for range g * running {
-		s := h.put(pool.Entry{Prompt: 100 + rng.IntN(8000)}).slotNow(tb)
-		s.Progress(rng.IntN(300))
+	prompt := func() pool.Entry { return pool.Entry{Prompt: 100 + rng.IntN(8000)} }
+	for _, w := range h.putAll(g*running, prompt) {
+		w.slotNow(tb).Progress(rng.IntN(300))
 	}
-	for range waits {
-		h.put(pool.Entry{Prompt: 100 + rng.IntN(8000)})
-	}
+	h.putAll(waits, prompt)
 	b := h.boards["m"]
 	for i := range free { // room for the slots to come, without a turn
 		r := b.ranks[int32(i%g)]

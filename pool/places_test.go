@@ -23,6 +23,14 @@ func TestPlaces(t *testing.T) {
 	require.Equal(t, 0, p.Used())
 	require.Equal(t, 3, freed, "a release of nothing frees nothing")
 	require.Equal(t, 2, p.Size())
+
+	require.True(t, p.TryReserve())
+	p.Reserve()
+	p.Reserve() // beyond the size
+	p.Release()
+	require.False(t, p.TryReserve(), "two are held, which is all there are")
+	p.Release()
+	require.True(t, p.TryReserve())
 }
 
 func TestPlacesNeverExceedTheirSize(t *testing.T) {

@@ -1,0 +1,94 @@
+package dispatcher
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// The real policies on the real board, all of them: no assignment breaks a
+// limit, no tick falls back, everybody gets a slot in the end.
+func TestRealPoliciesOnTheBoard(t *testing.T) {
+	for _, name := range policy.Names() {
+		t.Run(name, func(t *testing.T) {
+			h := newHand(t, Config{Policy: name, TickLimit: time.Hour})
+			h.fleet(ranks(4, 3, 20_000))
+			b := h.boards["m"]
+			var waits []waiting
+			for i := range 200 {
+				waits = append(waits, h.put(pool.Entry{Prompt: 10 + i*7919%6000}))
+			}
+			for round := 0; len(waits) > 0; round++ {
+				require.Less(t, round, 1000, "%d entries are never admitted", len(waits))
+				var left []waiting
+				var running []*Slot
+				for _, w := range waits {
+					if w.waits() {
+						left = append(left, w)
+					} else {
+						running = append(running, w.slotNow(t))
+					}
+				}
+				h.at = h.at.Add(50 * time.Millisecond)
+				for _, s := range running {
+					s.Progress(round)
+				}
+				h.release(running...)
+				waits = left
+			}
+			require.EqualValues(t, 200, b.ledger.released.slots)
+			require.Zero(t, count(t, h.metrics.fallbacks.WithLabelValues("invalid")))
+			require.Zero(t, count(t, h.metrics.fallbacks.WithLabelValues("panic")))
+		})
+	}
+}
+
+func TestAPromptBeyondThePolicysWatermarkIsTooLarge(t *testing.T) {
+	h := newHand(t, Config{Policy: "pjsq-kv:watermark=0.1", TickLimit: time.Hour})
+	h.fleet(ranks(1, 1, 1000))
+	h.put(pool.Entry{Prompt: 900}).slotNow(t)
+	require.ErrorIs(t, h.put(pool.Entry{Prompt: 901}).errNow(t), ErrTooLarge, "the policy would let it wait for ever")
+}
+
+func TestTheRealPoolBypass(t *testing.T) {
+	h := newHand(t, Config{Policy: "br0:bypass", TickLimit: time.Hour})
+	h.fleet(ranks(1, 1, 0))
+	var slots []*Slot
+	for range 3 { // one slot and the policy's margin of two
+		slots = append(slots, h.put(pool.Entry{Prompt: 5}).slotNow(t))
+	}
+	w := h.put(pool.Entry{Prompt: 5})
+	require.True(t, w.waits(), "the rank is at its cap")
+	h.release(slots[0])
+	w.slotNow(t)
+}
+
+func TestATickOfTheRealPoliciesDoesNotTouchTheHeap(t *testing.T) {
+	for _, name := range []string{"br0", fallbackSpec} {
+		t.Run(name, func(t *testing.T) {
+			h := fullBoard(t, Config{Policy: name, TickLimit: time.Hour}, 144, 40, 64, 1000)
+			b := h.boards["m"]
+			admitted := cycle(b, h.at, nil)
+			require.Len(t, admitted, 64)
+			require.Zero(t, testing.AllocsPerRun(10, func() { admitted = cycle(b, h.at, admitted) }))
+		})
+	}
+}
+
+func BenchmarkTickOf(b *testing.B) {
+	for _, name := range []string{"br0", "pjsq-kv"} {
+		b.Run(name, func(b *testing.B) {
+			h := fullBoard(b, Config{Policy: name, TickLimit: time.Hour}, 144, 40, 64, 1000)
+			board := h.boards["m"]
+			admitted := cycle(board, h.at, nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				admitted = cycle(board, h.at, admitted)
+			}
+		})
+	}
+}
