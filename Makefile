@@ -1,0 +1,72 @@
+# evenkeel. Bare `make` prints what there is. Only Go is needed for build, test and demo.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+BIN      := bin
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+FUZZTIME ?= 30s
+BENCHTIME ?= 1s
+# Tools are built by `go install`, at these versions.
+GOLANGCI := v2.15.0
+VULNCHECK := latest
+TOOLS    := $(CURDIR)/$(BIN)/tools
+
+.PHONY: help
+help: ## print this
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## one static binary: bin/evenkeel
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/evenkeel ./cmd/evenkeel
+
+.PHONY: demo
+demo: ## engines, proxy and load in one process: policies side by side on a real trace (under 90 s)
+	go run ./cmd/evenkeel demo
+
+.PHONY: test
+test: ## every test
+	go test ./...
+
+.PHONY: race
+race: ## every test under the race detector
+	go test -race ./...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (30s)
+	@set -e; for pkg in $$(go list ./...); do \
+	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
+	  done; done
+
+.PHONY: bench
+bench: ## every benchmark, into bench/out/bench.txt for benchstat
+	@mkdir -p bench/out
+	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./... | tee bench/out/bench.txt
+
+.PHONY: bench-relay
+bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory
+	go run ./bench/relay
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
+	go vet ./...
+	$(TOOLS)/golangci-lint run ./...
+
+$(TOOLS)/golangci-lint:
+	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+
+.PHONY: vulncheck
+vulncheck: ## govulncheck; says so where its database cannot be reached
+	@GOBIN=$(TOOLS) go install golang.org/x/vuln/cmd/govulncheck@$(VULNCHECK) \
+	  && { $(TOOLS)/govulncheck ./... || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: its database could not be reached"; }; } \
+	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
+
+.PHONY: ci
+ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and every test under race and without
+	$(MAKE) --no-print-directory build lint vulncheck
+	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
+	go test -race ./...
+	go test -count=1 ./...
