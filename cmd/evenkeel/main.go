@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"evenkeel/bench/refengine"
 )
 
 // commands is the whole command line; one file a subcommand.
@@ -45,7 +48,7 @@ func run(args []string, std streams) int {
 		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it."),
 		kong.Writers(std.out, std.err),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
-		kong.Vars{"policies": policyNames()},
+		kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", ")},
 	)
 	if err != nil {
 		fmt.Fprintln(std.err, "evenkeel:", err)
