@@ -89,6 +89,17 @@ func TestWithAllCandidatesOutTheyAreTriedAnyway(t *testing.T) {
 	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
 }
 
+func TestTheEndOfAnOutageServesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"))
+		hold(t, tier, "b", pooled, 95_000)
+		fail(t, tier, "a", 5)
+		got := <-start(t.Context(), tier, request(1))
+		require.Equal(t, "a", got.lease.Candidate.ID)
+		require.Equal(t, time.Second, got.after)
+	})
+}
+
 func TestARefusedRequestSaysNothingAboutTheCandidate(t *testing.T) {
 	tier := newTier(t, up("a"))
 	for _, l := range hold(t, tier, "a", probing, make([]int, 20)...) {

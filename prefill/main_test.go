@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,20 +109,26 @@ func requireIdle(t require.TestingT, tier *Tier) {
 
 // places is a pool of so many free places.
 type places struct {
-	free int
+	free atomic.Int64
 	wake func()
 }
 
+func newPlaces(free int64) *places {
+	p := &places{}
+	p.free.Store(free)
+	return p
+}
+
 func (p *places) TryReserve() bool {
-	if p.free == 0 {
+	if p.free.Add(-1) < 0 {
+		p.free.Add(1)
 		return false
 	}
-	p.free--
 	return true
 }
 
 func (p *places) Release() {
-	p.free++
+	p.free.Add(1)
 	if p.wake != nil {
 		p.wake()
 	}

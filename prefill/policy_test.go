@@ -100,6 +100,13 @@ func TestATieGoesToTheSmallerBatch(t *testing.T) {
 	}
 }
 
+func TestOnlyEqualScoresAreATie(t *testing.T) {
+	tier := newTier(t, up("a", "b"))
+	hold(t, tier, "a", probing, 500, 500)
+	hold(t, tier, "b", probing, 1001)
+	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID, "the larger batch holds a token less")
+}
+
 func TestUnknownPoliciesAreRefusedByNameWithTheKnownOnes(t *testing.T) {
 	_, err := New(Config{Policy: "finish"})
 	require.ErrorIs(t, err, ErrBadPolicy)

@@ -35,7 +35,7 @@ func start(ctx context.Context, tier *Tier, r Request) <-chan outcome {
 
 func TestRequestsAreServedInTheOrderTheyArrived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := &places{}
+		pool := newPlaces(0)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		pool.wake = tier.Wake
 		late := start(t.Context(), tier, Request{ID: "late", Arrival: time.Now()})
@@ -53,7 +53,7 @@ func TestAPlaceGoesToTheOldestOfAllModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[1].Models = []string{"n"}
-		pool := &places{}
+		pool := newPlaces(0)
 		tier := newTier(t, candidates, withPlaces(pool))
 		pool.wake = tier.Wake
 		second := start(t.Context(), tier, Request{Model: testModel, Arrival: time.Now()})
@@ -64,6 +64,19 @@ func TestAPlaceGoesToTheOldestOfAllModels(t *testing.T) {
 		require.Equal(t, "b", (<-first).lease.Candidate.ID)
 		pool.Release()
 		require.Equal(t, "a", (<-second).lease.Candidate.ID)
+	})
+}
+
+func TestNobodyTakesAPlaceThatAnotherModelWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		candidates := up("a", "b")
+		candidates[1].Models = []string{"n"}
+		pool := newPlaces(0)
+		tier := newTier(t, candidates, withPlaces(pool))
+		waits := start(t.Context(), tier, request(1))
+		pool.Release() // and before Wake is called:
+		mustWait(t, tier, Request{Model: "n"})
+		require.Equal(t, "a", (<-waits).lease.Candidate.ID)
 	})
 }
 
@@ -83,7 +96,7 @@ func TestAModelWithClosedGatesDoesNotHoldUpAnother(t *testing.T) {
 
 func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := &places{}
+		pool := newPlaces(0)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		pool.wake = tier.Wake
 		waits := start(t.Context(), tier, Request{ID: "old", Arrival: time.Now().Add(-time.Second)})
@@ -96,21 +109,21 @@ func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
 
 func TestNoPlaceIsTakenWhileTheGateIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := &places{free: 1}
+		pool := newPlaces(1)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		full := hold(t, tier, "a", pooled, 95_000)
 		waits := start(t.Context(), tier, request(1))
-		require.Equal(t, 1, pool.free)
+		require.EqualValues(t, 1, pool.free.Load())
 		full[0].Release()
 		require.NoError(t, (<-waits).err)
-		require.Zero(t, pool.free)
+		require.Zero(t, pool.free.Load())
 	})
 }
 
 func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		places int
+		places int64
 		held   int
 		want   error
 	}{
@@ -120,7 +133,7 @@ func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"), withPlaces(&places{free: tt.places}))
+				tier := newTier(t, up("a"), withPlaces(newPlaces(tt.places)))
 				hold(t, tier, "a", pooled, tt.held)
 				got := <-start(t.Context(), tier, Request{Arrival: time.Now().Add(-10 * time.Second)})
 				require.ErrorIs(t, got.err, tt.want)
@@ -162,7 +175,7 @@ func TestAFullQueueRefusesButNotRetries(t *testing.T) {
 
 func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := &places{free: 1}
+		pool := newPlaces(1)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		full := hold(t, tier, "a", pooled, 95_000)
 		ctx, leave := context.WithCancel(t.Context())
@@ -181,7 +194,7 @@ func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
 }
 
 func TestWhatAClientThatLeftWasServedIsGivenBack(t *testing.T) {
-	pool := &places{}
+	pool := newPlaces(0)
 	tier := newTier(t, up("a"), withPlaces(pool))
 	pool.wake = tier.Wake
 	w, _, err := tier.enter(Request{Model: testModel})
@@ -189,7 +202,7 @@ func TestWhatAClientThatLeftWasServedIsGivenBack(t *testing.T) {
 	pool.Release()
 	require.NotNil(t, w.lease, "served")
 	tier.withdraw(w)
-	require.Equal(t, 1, pool.free)
+	require.EqualValues(t, 1, pool.free.Load())
 	requireIdle(t, tier)
 }
 
@@ -259,9 +272,10 @@ func TestACandidateThatComesUpServesTheQueue(t *testing.T) {
 func TestNobodyWaitsForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(r *rapid.T) {
-			pool := &places{free: rapid.IntRange(1, 4).Draw(r, "places")}
-			size := pool.free
+			size := rapid.Int64Range(1, 4).Draw(r, "places")
+			pool := newPlaces(size)
 			tier := newTier(t, up("a", "b"), withPlaces(pool), func(c *Config) { c.Queue.Max = 8 })
+			pool.wake = tier.Wake
 			type done struct{ served, failed int }
 			ended := make(chan done, 64)
 			clients := rapid.IntRange(1, 20).Draw(r, "clients")
@@ -288,8 +302,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 						time.Sleep(time.Second)
 						l.Release()
 					}
-					pool.free++ // by the dispatcher; the lock-step of the bubble needs no atomic
-					tier.Wake()
+					pool.Release() // what the dispatcher does
 					ended <- done{served: 1}
 				}()
 			}
@@ -300,7 +313,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 				all.failed += d.failed
 			}
 			require.Equal(r, clients, all.served+all.failed)
-			require.Equal(r, size, pool.free, "places free at the end")
+			require.Equal(r, size, pool.free.Load(), "places free at the end")
 			time.Sleep(time.Minute)
 			requireIdle(r, tier)
 		})

@@ -97,6 +97,18 @@ func TestThreeMissesCloseTheGateAndOneGoodScrapeOpensIt(t *testing.T) {
 	})
 }
 
+func TestMissesFromBeforeACandidateWentDownAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gauges{err: errors.New("refused")}
+		tier := scraped(t, g, up("a"))
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "closed", stateOf(tier, "a"))
+		tier.SetCandidates([]Candidate{{ID: "a", Models: []string{testModel}}})
+		tier.SetCandidates(up("a"))
+		require.Equal(t, "open", stateOf(tier, "a"))
+	})
+}
+
 func TestASilentEngineIsAskedOnceAtATimeAndMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{takes: time.Hour}
