@@ -18,19 +18,32 @@ const (
 // see Gone, and the error says how many there were. Call it once a server.
 func Drain(ctx context.Context, s *fasthttp.Server, l *Listener) error {
 	// One call only: a second Shutdown answers nil at once although connections are open.
-	err := s.ShutdownWithContext(ctx)
-	if err == nil || ctx.Err() == nil {
-		return err
+	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("drain: %w", err)
+	}
+	// fasthttp counts a connection out before it closes it, the listener after.
+	if wait(ctx, s, l) {
+		return nil
 	}
 	cut := l.CloseConns()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cutGrace)
 	defer cancel()
-	for s.GetOpenConnectionsCount() > 0 || s.GetCurrentConcurrency() > 0 {
+	if !wait(grace, s, l) {
+		return fmt.Errorf("drain: %w: %d connections cut, %d handlers still run after %v", ctx.Err(), cut, s.GetCurrentConcurrency(), cutGrace)
+	}
+	return fmt.Errorf("drain: %w: %d connections cut; allow more time if their requests mattered", ctx.Err(), cut)
+}
+
+// wait waits until no connection is open and no handler runs; false: ctx ended first.
+func wait(ctx context.Context, s *fasthttp.Server, l *Listener) bool {
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for l.Stats().Open > 0 || s.GetCurrentConcurrency() > 0 {
 		select {
-		case <-grace.Done():
-			return fmt.Errorf("drain: %w: %d connections cut, %d handlers still run after %v", err, cut, s.GetCurrentConcurrency(), cutGrace)
-		case <-time.After(drainPoll):
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
 		}
 	}
-	return fmt.Errorf("drain: %w: %d connections cut; allow more time if their requests mattered", err, cut)
+	return true
 }

@@ -4,10 +4,14 @@ import "bytes"
 
 // malformed names the rule a request head breaks, or "" when it breaks none.
 // fasthttp refuses most of what smuggles a request past a proxy by itself
-// (fasthttp 4); these it lets through, and a proxy in front of us may read each of them
-// differently than we do. raw is the header block as it came, without the
-// request line.
-func malformed(raw []byte, http11 bool) string {
+// (fasthttp 4); these it lets through, and a proxy in front of us may read
+// each of them differently than we do. protocol is what the request line ends
+// in, raw the header block as it came.
+func malformed(protocol, raw []byte) string {
+	http11 := string(protocol) == "HTTP/1.1"
+	if !http11 && string(protocol) != "HTTP/1.0" { // v1.73.0 serves anything, the HTTP/2 preface too
+		return "the protocol is neither HTTP/1.1 nor HTTP/1.0"
+	}
 	var length, coding bool
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')

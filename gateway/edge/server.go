@@ -102,7 +102,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.Answer(ctx, refusedPanic)
 		ctx.SetConnectionClose()
 	}()
-	if why := malformed(ctx.Request.Header.RawHeaders(), ctx.Request.Header.IsHTTP11()); why != "" {
+	if why := malformed(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders()); why != "" {
 		r := refusedHead
 		r.Message = why
 		o.Answer(ctx, r)
