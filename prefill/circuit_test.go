@@ -95,6 +95,7 @@ func TestTheEndOfAnOutageServesTheQueue(t *testing.T) {
 		hold(t, tier, "b", pooled, 95_000)
 		fail(t, tier, "a", 5)
 		got := <-start(t.Context(), tier, request(1))
+		require.NoError(t, got.err)
 		require.Equal(t, "a", got.lease.Candidate.ID)
 		require.Equal(t, time.Second, got.after)
 	})
