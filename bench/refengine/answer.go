@@ -1,0 +1,347 @@
+package refengine
+
+import (
+	"time"
+)
+
+// answer writes what a request gets, streamed or whole.
+type answer struct {
+	plan
+	writer
+	life *life
+	x    *exchange
+	r    *request
+
+	sent     int  // tokens whose chunk was written
+	openTool bool // the tool call's first chunk was written
+	usageAll bool // usage on every chunk
+	comment  <-chan time.Time
+	ticker   *time.Ticker
+	breaks   bool
+	rule     Rule // how it breaks
+}
+
+func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
+	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r)}
+	a.rule, a.breaks = r.troubles.breakAt()
+	a.usageAll = r.continuousUsage || l.engine.cfg.ForceUsage || r.troubles.has(UsageAlways)
+	x.chunk = chunkStyle{crlf: r.troubles.has(CRLF), split: r.troubles.has(SplitBytes)}
+	return a
+}
+
+// open sends the headers of a stream.
+func (a *answer) open() bool {
+	if !a.x.startStream(a.r.contentType()) {
+		return false
+	}
+	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
+		return a.x.reset()
+	}
+	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {
+		return a.x.hang()
+	}
+	return true
+}
+
+// waitFor waits for ch or for the client to leave (false), and keeps a silent
+// stream alive with comments.
+func waitFor[T any](a *answer, ch <-chan T) bool {
+	if every := a.life.engine.cfg.CommentInterval; every > 0 && a.r.stream && a.comment == nil {
+		a.ticker = time.NewTicker(every)
+		a.comment = a.ticker.C
+	}
+	for {
+		select {
+		case <-ch:
+			return true
+		case <-a.comment:
+			if !a.sendComment() {
+				return false
+			}
+		case <-a.x.ctx.Done():
+			return false
+		}
+	}
+}
+
+func (a *answer) sendComment() bool {
+	a.x.beginEvent()
+	a.x.out = append(a.x.out, ": keep-alive\n\n"...)
+	return a.x.endEvent()
+}
+
+// send writes one event. build appends it.
+func (a *answer) send(build func(dst []byte) []byte) bool {
+	if rule, hit := a.r.troubles.find(Slow, ""); hit && !a.x.pause(rule.delay()) {
+		return false
+	}
+	if a.r.troubles.has(Comments) && !a.sendComment() {
+		return false
+	}
+	a.x.beginEvent()
+	a.x.out = build(a.x.out)
+	return a.x.endEvent()
+}
+
+// relay streams the tokens of a job as the group makes them.
+func (a *answer) relay(j *job) bool {
+	defer func() {
+		if a.ticker != nil {
+			a.ticker.Stop()
+		}
+	}()
+	opened := false
+	for {
+		end := j.end.Load() // before made: an end is stored after the last token
+		made := int(j.made.Load())
+		if made > 0 && !opened {
+			opened = true
+			if a.breaks && a.rule.AfterTokens == 0 && !a.rule.Role {
+				return a.breakOff()
+			}
+			if !a.sendOpening() {
+				return false
+			}
+		}
+		if made > 0 || end != goingOn {
+			if more, ok := a.catchUp(made, end != goingOn); !more {
+				return ok
+			}
+		}
+		switch end {
+		case finished:
+			return a.close()
+		case recomputed:
+			return a.giveBack("")
+		}
+		if !waitFor(a, j.wake) {
+			return false
+		}
+	}
+}
+
+// sendOpening sends what stands before the first token: the role chunk of a
+// chat, the prompt of a completion with echo.
+func (a *answer) sendOpening() bool {
+	if a.r.chat {
+		return a.send(a.appendRole)
+	}
+	if a.r.echo {
+		return a.send(a.appendEcho)
+	}
+	return true
+}
+
+// catchUp sends the chunks that made tokens fill. more is false when the
+// stream is over, ok then says whether the connection is still good.
+func (a *answer) catchUp(made int, ended bool) (more, ok bool) {
+	for {
+		if a.breaks && a.sent >= a.rule.AfterTokens {
+			return false, a.breakOff()
+		}
+		to := a.chunkEnd(made, ended)
+		if to <= a.sent {
+			return true, true
+		}
+		finish := ""
+		if to == a.want && !a.r.troubles.has(MissingFinish) {
+			finish = a.finish
+		}
+		if !a.sendTokens(to, finish) {
+			return false, false
+		}
+	}
+}
+
+// chunkEnd is the token at which the next chunk ends, or sent when it is not
+// filled yet.
+func (a *answer) chunkEnd(made int, ended bool) int {
+	cfg := a.life.engine.cfg
+	full := a.sent + cfg.TokensPerChunk
+	if a.sent > 0 {
+		full = a.sent + cfg.TokensPerChunk*cfg.StreamInterval
+	}
+	if rule, hit := a.r.troubles.find(Swallow, ""); hit && a.sent == rule.AfterTokens {
+		kept := rule.Tokens
+		if kept == 0 {
+			kept = 4
+		}
+		full = a.sent + kept + 1
+	} else if hit && a.sent < rule.AfterTokens {
+		full = min(full, rule.AfterTokens)
+	}
+	full = min(full, a.want)
+	if n := a.reasoningEnd(); a.sent < n {
+		full = min(full, n)
+	}
+	if a.breaks && a.sent < a.rule.AfterTokens {
+		full = min(full, a.rule.AfterTokens)
+	}
+	if full <= made {
+		return full
+	}
+	if ended {
+		return made
+	}
+	return a.sent
+}
+
+func (a *answer) reasoningEnd() int {
+	if !a.r.chat || a.from > 0 {
+		return 0
+	}
+	return min(a.life.engine.cfg.ReasoningTokens, a.want)
+}
+
+// sendTokens sends the chunk up to token to.
+func (a *answer) sendTokens(to int, finish string) bool {
+	if a.r.tool != "" && a.sent >= a.reasoningEnd() {
+		return a.sendToolTokens(to, finish)
+	}
+	defer func() { a.sent = to }()
+	reasoning := a.sent < a.reasoningEnd()
+	if reasoning && a.r.hideReasoning && finish == "" {
+		return true // neither text nor ids nor logprobs: the tokens are counted only
+	}
+	return a.send(func(dst []byte) []byte { return a.appendTokens(dst, to, reasoning, finish) })
+}
+
+// sendToolTokens sends the head of the tool call, a piece of its arguments
+// and, at the end, the finish as a chunk of its own (contract 4.2).
+func (a *answer) sendToolTokens(to int, finish string) bool {
+	if !a.openTool {
+		a.openTool = true
+		if !a.send(a.appendToolHead) {
+			return false
+		}
+	}
+	if !a.send(func(dst []byte) []byte { return a.appendToolTokens(dst, to, to == a.want && a.finish == "tool_calls") }) {
+		return false
+	}
+	a.sent = to
+	if finish == "" {
+		return true
+	}
+	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, finish, a.stopReason, "") })
+}
+
+// close ends a whole stream.
+func (a *answer) close() bool {
+	if a.r.includeUsage || a.life.engine.cfg.ForceUsage || a.r.troubles.has(UsageAlways) {
+		if !a.send(a.appendUsage) {
+			return false
+		}
+	}
+	return a.done()
+}
+
+func (a *answer) done() bool {
+	if a.r.troubles.has(MissingDone) {
+		return a.x.endStream()
+	}
+	return a.send(func(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }) && a.x.endStream()
+}
+
+// giveBack ends a preempted request as the recompute scheduler does (contract 5.1).
+func (a *answer) giveBack(text string) bool {
+	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "stop", `"recomputed"`, text) }) && a.close()
+}
+
+// breakOff does what the rule says to a stream.
+func (a *answer) breakOff() bool {
+	switch a.rule.Fault {
+	case Hang:
+		return a.x.hang()
+	case Reset:
+		if a.rule.phase() == PhaseInsideChunk {
+			a.x.beginEvent()
+			a.x.out = a.appendTokens(a.x.out, a.sent+1, false, "")
+			start := a.x.sealChunk()
+			_, _ = a.x.conn.Write(a.x.out[start : start+(len(a.x.out)-start)/2])
+			_ = a.x.pause(20 * time.Millisecond) // lets the half arrive: a reset discards what is on its way
+		}
+		return a.x.reset()
+	case ErrorEvent:
+		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
+	case SilentEnd:
+		return a.x.endStream()
+	case FinishError:
+		return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "error", "null", "") }) && a.done()
+	case Recomputed:
+		return a.giveBack(a.heldBack())
+	}
+	return a.close() // MissingFinish
+}
+
+// failed tells of an error in the middle of a request: as an event once the
+// status is out.
+func (a *answer) failed(e *apiError, shape ErrorShape) bool {
+	if !a.r.stream {
+		return a.x.failAs(e, shape)
+	}
+	body, _ := e.body(shape)
+	return a.send(func(dst []byte) []byte { return append(append(append(dst, "data: "...), body...), "\n\n"...) }) && a.done()
+}
+
+// collect waits for the whole answer of a request that does not stream.
+func (a *answer) collect(j *job) bool {
+	for {
+		end := j.end.Load()
+		made := int(j.made.Load())
+		if a.breaks && (made >= a.rule.AfterTokens && made > 0 || end != goingOn) {
+			return a.breakWhole()
+		}
+		switch end {
+		case finished:
+			return a.whole(a.want, a.finish, a.stopReason, nil)
+		case recomputed:
+			return a.whole(made, "stop", `"recomputed"`, nil)
+		}
+		if !waitFor(a, j.wake) {
+			return false
+		}
+	}
+}
+
+// breakWhole does what the rule says to an answer that does not stream.
+func (a *answer) breakWhole() bool {
+	n := min(a.rule.AfterTokens, a.want)
+	switch a.rule.Fault {
+	case Hang:
+		return a.x.hang()
+	case Reset:
+		return a.x.reset()
+	case ErrorEvent:
+		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
+	case FinishError:
+		return a.whole(n, "error", "null", nil)
+	case Recomputed:
+		return a.whole(n, "stop", `"recomputed"`, nil)
+	case MissingFinish:
+		return a.whole(n, "", "null", nil)
+	}
+	a.x.close = true // SilentEnd: half of the body
+	a.x.header(200, a.r.contentType())
+	a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n{\"id\":"...)
+	_ = a.x.flush()
+	return false
+}
+
+// whole answers in one JSON object. handoff is nil but for probes.
+func (a *answer) whole(n int, finish, stopReason string, handoff []byte) bool {
+	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
+		a.x.header(200, a.r.contentType())
+		a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n"...)
+		_ = a.x.flush()
+		_ = a.x.pause(20 * time.Millisecond)
+		return a.x.reset()
+	}
+	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {
+		a.x.header(200, a.r.contentType())
+		a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n"...)
+		_ = a.x.flush()
+		return a.x.hang()
+	}
+	body := a.appendWhole(nil, n, finish, stopReason, handoff)
+	return a.x.answer(200, a.r.contentType(), body)
+}

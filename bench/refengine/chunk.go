@@ -1,0 +1,346 @@
+package refengine
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"evenkeel/bench/reftext"
+)
+
+// writer holds the parts of a request's JSON that do not change from chunk to chunk.
+type writer struct {
+	head    []byte // `data: {"id":...,"choices":[`
+	cached  int    // tokens the prefix cache had
+	details bool   // report them
+	field   string // of reasoning
+	created int64
+	model   string
+	scratch []byte
+}
+
+func newWriter(cfg Config, r *request) writer {
+	w := writer{details: cfg.PromptTokensDetails, field: cfg.ReasoningField, created: time.Now().Unix(), model: cfg.Model}
+	if r.leg == LegDecode {
+		w.cached = r.prompt.Tokens() // a decode engine counts pulled KV as cached (contract 6)
+	}
+	object := "text_completion"
+	if r.chat {
+		object = "chat.completion.chunk"
+	}
+	w.head = w.appendHead([]byte("data: "), r, object)
+	return w
+}
+
+func (w *writer) appendHead(dst []byte, r *request, object string) []byte {
+	dst = append(appendEscaped(append(dst, `{"id":"`...), r.id), `","object":"`...)
+	dst = append(append(dst, object...), `","created":`...)
+	dst = append(strconv.AppendInt(dst, w.created, 10), `,"model":"`...)
+	return append(appendEscaped(dst, w.model), `","choices":[`...)
+}
+
+func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n), 10) }
+
+// appendRole is the first chunk of a chat; it comes with the first engine output.
+func (a *answer) appendRole(dst []byte) []byte {
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
+	if a.r.returnIDs {
+		dst = a.appendPromptIDs(append(dst, ','))
+	}
+	return a.endChunk(dst, 0)
+}
+
+func (a *answer) appendPromptIDs(dst []byte) []byte {
+	dst = append(dst, `"prompt_token_ids":[`...)
+	for i, id := range a.r.prompt.IDs {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendInt(dst, int(id))
+	}
+	return append(dst, ']')
+}
+
+func (a *answer) appendEcho(dst []byte) []byte {
+	dst = append(appendEscaped(append(append(dst, a.head...), `{"index":0,"text":"`...), a.r.echoText), `","logprobs":null,"finish_reason":null,"stop_reason":null`...)
+	if a.r.returnIDs {
+		dst = a.appendPromptIDs(append(dst, ','))
+	}
+	return a.endChunk(append(dst, "}]"...), 0)
+}
+
+// endChunk closes an event of which made tokens are told so far.
+func (a *answer) endChunk(dst []byte, made int) []byte {
+	if a.usageAll {
+		dst = a.appendUsageObject(append(dst, `,"usage":`...), made, false)
+	}
+	return append(dst, "}\n\n"...)
+}
+
+func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
+	prompt := a.r.prompt.Tokens()
+	dst = appendInt(append(dst, `{"prompt_tokens":`...), prompt)
+	dst = appendInt(append(dst, `,"total_tokens":`...), prompt+made)
+	dst = appendInt(append(dst, `,"completion_tokens":`...), made)
+	if final && a.details {
+		dst = append(appendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), a.cached), '}')
+	}
+	return append(dst, '}')
+}
+
+// appendUsage is the last event before [DONE], without choices.
+func (a *answer) appendUsage(dst []byte) []byte {
+	dst = append(append(dst, a.head...), `],"usage":`...)
+	return append(a.appendUsageObject(dst, a.sent, true), "}\n\n"...)
+}
+
+// appendTokens is a chunk with the tokens from sent to to.
+func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string) []byte {
+	dst = append(dst, a.head...)
+	switch {
+	case !a.r.chat:
+		dst = append(dst, `{"index":0,"text":"`...)
+	case reasoning:
+		dst = append(append(append(dst, `{"index":0,"delta":{"`...), a.field...), `":"`...)
+	default:
+		dst = append(dst, `{"index":0,"delta":{"content":"`...)
+	}
+	if !reasoning || !a.r.hideReasoning {
+		dst = a.appendText(dst, a.sent, to)
+	}
+	dst = append(dst, '"')
+	if a.r.chat {
+		dst = append(dst, '}')
+	}
+	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
+	dst = a.appendReason(dst, finish, a.stopReason)
+	if a.r.returnIDs {
+		dst = a.appendIDs(append(dst, ','), a.sent, to)
+		if !a.r.chat && a.sent == 0 && !a.r.echo {
+			dst = a.appendPromptIDs(append(dst, ','))
+		}
+	}
+	return a.endChunk(append(dst, "}]"...), to)
+}
+
+func (a *answer) appendReason(dst []byte, finish, stopReason string) []byte {
+	dst = append(dst, `,"finish_reason":`...)
+	if finish == "" {
+		return append(dst, `null,"stop_reason":null`...)
+	}
+	dst = append(append(append(dst, '"'), finish...), `","stop_reason":`...)
+	return append(dst, stopReason...)
+}
+
+// appendText is the visible text of the tokens [from, to).
+func (a *answer) appendText(dst []byte, from, to int) []byte {
+	if a.ends != nil {
+		start := 0
+		if from > 0 {
+			start = a.visible(from)
+		}
+		return appendEscaped(dst, a.text[start:a.visible(to)])
+	}
+	for i := from; i < to; i++ {
+		if a.breaks && a.rule.Fault == Recomputed && a.rule.Text && i == a.rule.AfterTokens-1 {
+			break // comes with the finish chunk
+		}
+		dst = reftext.AppendTokenJSON(dst, a.token(i))
+	}
+	return dst
+}
+
+func (a *answer) token(i int) int32 { return reftext.TokenID(a.plan.answer, a.from+i) }
+
+// heldBack is the text that a recomputed request's last chunk flushes.
+func (a *answer) heldBack() string {
+	if !a.rule.Text || a.rule.AfterTokens < 1 || a.ends != nil {
+		return ""
+	}
+	return string(reftext.AppendToken(nil, a.token(a.rule.AfterTokens-1)))
+}
+
+func (a *answer) appendIDs(dst []byte, from, to int) []byte {
+	dst = append(dst, `"token_ids":[`...)
+	if rule, hit := a.r.troubles.find(Swallow, ""); hit && from == rule.AfterTokens {
+		from = to - 1 // the parser's chunk has the ids of its own token only
+	}
+	for i := from; i < to; i++ {
+		dst = append(appendInt(dst, int(a.token(i))), ',')
+	}
+	if to > from {
+		dst = dst[:len(dst)-1]
+	}
+	return append(dst, ']')
+}
+
+// appendFinish is a chunk without tokens that says how the answer ends.
+func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byte {
+	dst = append(dst, a.head...)
+	if a.r.chat {
+		dst = append(appendEscaped(append(dst, `{"index":0,"delta":{"content":"`...), text), `"},"logprobs":null`...)
+	} else {
+		dst = append(appendEscaped(append(dst, `{"index":0,"text":"`...), text), `","logprobs":null`...)
+	}
+	dst = a.appendReason(dst, finish, stopReason)
+	if a.r.returnIDs {
+		dst = append(dst, `,"token_ids":[]`...)
+	}
+	return a.endChunk(append(dst, "}]"...), a.sent)
+}
+
+func (a *answer) appendToolHead(dst []byte) []byte {
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_`...)
+	dst = append(appendEscaped(dst, a.r.id), `","type":"function","function":{"name":"`...)
+	dst = append(appendEscaped(dst, a.r.tool), `","arguments":""}}]},"logprobs":null,"finish_reason":null}]`...)
+	return a.endChunk(dst, a.sent)
+}
+
+func (a *answer) appendToolTokens(dst []byte, to int, last bool) []byte {
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
+	dst = a.appendArguments(dst, a.sent, to, last)
+	dst = append(dst, `"}}]}`...)
+	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
+	dst = append(dst, `,"finish_reason":null`...)
+	if a.r.returnIDs {
+		dst = a.appendIDs(append(dst, ','), a.sent, to)
+	}
+	return a.endChunk(append(dst, "}]"...), to)
+}
+
+// appendArguments is a piece of the arguments: JSON inside a JSON string.
+func (a *answer) appendArguments(dst []byte, from, to int, last bool) []byte {
+	s := a.scratch[:0]
+	if from == a.reasoningEnd() {
+		s = append(s, reftext.ToolPrefix...)
+	}
+	s = a.appendText(s, from, to)
+	if last {
+		s = append(s, reftext.ToolSuffix...)
+	}
+	a.scratch = s
+	return appendEscaped(dst, string(s))
+}
+
+// appendLogprobs tells probabilities that are made up but the same every time.
+func (a *answer) appendLogprobs(dst []byte, from, to int) []byte {
+	if a.r.logprobs < 0 {
+		return append(dst, "null"...)
+	}
+	if !a.r.chat {
+		return a.appendCompletionLogprobs(dst, from, to)
+	}
+	dst = append(dst, `{"content":[`...)
+	for i := from; i < to; i++ {
+		if i > from {
+			dst = append(dst, ',')
+		}
+		dst = append(appendLogprob(dst, a.token(i), 0), `,"top_logprobs":[`...)
+		for k := range a.r.logprobs {
+			if k > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(appendLogprob(dst, a.token(i), k), '}')
+		}
+		dst = append(dst, "]}"...)
+	}
+	return append(dst, `],"refusal":null}`...)
+}
+
+// appendLogprob is a token's entry, left open. Alternative k is less likely.
+func appendLogprob(dst []byte, id int32, k int) []byte {
+	alternative := reftext.FirstAnswerID + (id-reftext.FirstAnswerID+int32(k))%(reftext.VocabSize-reftext.FirstAnswerID)
+	dst = append(reftext.AppendTokenJSON(append(dst, `{"token":"`...), alternative), `","logprob":`...)
+	dst = append(strconv.AppendFloat(dst, logprob(id, k), 'f', 4, 64), `,"bytes":[`...)
+	var text [40]byte
+	for i, b := range reftext.AppendToken(text[:0], alternative) {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendInt(dst, int(b))
+	}
+	return append(dst, ']')
+}
+
+func logprob(id int32, k int) float64 { return -float64(id%1000)/1000 - float64(k) }
+
+func (a *answer) appendCompletionLogprobs(dst []byte, from, to int) []byte {
+	var tokens, probs, offsets, tops []byte
+	var word [40]byte
+	at := 0
+	for i := range from {
+		at += utf8.RuneCount(reftext.AppendToken(word[:0], a.token(i)))
+	}
+	for i := from; i < to; i++ {
+		id := a.token(i)
+		tokens = append(reftext.AppendTokenJSON(append(tokens, '"'), id), `",`...)
+		probs = append(strconv.AppendFloat(probs, logprob(id, 0), 'f', 4, 64), ',')
+		offsets = append(appendInt(offsets, at), ',')
+		at += utf8.RuneCount(reftext.AppendToken(word[:0], id))
+		tops = append(reftext.AppendTokenJSON(append(tops, `{"`...), id), `":`...)
+		tops = append(strconv.AppendFloat(tops, logprob(id, 0), 'f', 4, 64), "},"...)
+	}
+	cut := func(b []byte) []byte { return b[:max(0, len(b)-1)] } // the last comma
+	dst = append(append(append(dst, `{"text_offset":[`...), cut(offsets)...), `],"token_logprobs":[`...)
+	dst = append(append(append(dst, cut(probs)...), `],"tokens":[`...), cut(tokens)...)
+	return append(append(append(dst, `],"top_logprobs":[`...), cut(tops)...), "]}"...)
+}
+
+// appendWhole is the answer of n tokens to a request that does not stream.
+func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, handoff []byte) []byte {
+	object := "text_completion"
+	if a.r.chat {
+		object = "chat.completion"
+	}
+	dst = append(a.appendHead(dst, a.r, object), `{"index":0,`...)
+	if a.r.chat {
+		dst = a.appendMessage(dst, n, finish)
+	} else {
+		dst = append(dst, `"text":"`...)
+		if a.r.echo {
+			dst = appendEscaped(dst, a.r.echoText)
+		}
+		dst = append(a.appendText(dst, 0, n), '"')
+	}
+	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), 0, n)
+	dst = a.appendReason(dst, finish, stopReason)
+	if a.r.returnIDs {
+		dst = a.appendIDs(append(dst, ','), 0, n)
+		if !a.r.chat {
+			dst = a.appendPromptIDs(append(dst, ','))
+		}
+	}
+	dst = append(dst, "}]"...)
+	if a.r.returnIDs && a.r.chat {
+		dst = a.appendPromptIDs(append(dst, ','))
+	}
+	dst = a.appendUsageObject(append(dst, `,"usage":`...), n, true)
+	if handoff == nil {
+		handoff = json.RawMessage("null")
+	}
+	dst = append(append(dst, `,"kv_transfer_params":`...), handoff...)
+	return append(dst, '}')
+}
+
+func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
+	thought := min(n, a.reasoningEnd())
+	dst = append(dst, `"message":{"role":"assistant","content":`...)
+	if a.r.tool == "" {
+		dst = append(a.appendText(append(dst, '"'), thought, n), '"')
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"tool_calls":[`...)
+	if a.r.tool != "" {
+		dst = append(appendEscaped(append(dst, `{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
+		dst = append(appendEscaped(dst, a.r.tool), `","arguments":"`...)
+		dst = append(a.appendArguments(dst, thought, n, finish == "tool_calls"), `"}}`...)
+	}
+	dst = append(dst, ']')
+	if thought > 0 && !a.r.hideReasoning {
+		dst = append(append(append(dst, `,"`...), a.field...), `":"`...)
+		dst = append(a.appendText(dst, 0, thought), '"')
+	}
+	return append(dst, '}')
+}

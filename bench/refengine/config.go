@@ -1,0 +1,176 @@
+package refengine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// Role says which requests an engine takes.
+type Role string
+
+// The roles. A request without kv_transfer_params is served by all of them,
+// with a local prefill that is counted.
+const (
+	Prefill Role = "prefill" // kv_producer: answers probes
+	Decode  Role = "decode"  // kv_consumer: takes hand-offs
+	Both    Role = "both"
+)
+
+// Config describes one deployment: DPSize ranks that share a role. The zero
+// value of a field means its default.
+type Config struct {
+	Role      Role   // default both
+	Listen    string // address of rank 0, default 127.0.0.1:0; rank i listens i ports above, port 0 takes free ones
+	Advertise string // host in hand-offs, default the host of Listen
+	DPSize    int    // ranks, default 1
+	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank
+	Group     string // name in the step trace, default "main"
+
+	Model       string // default "ref"
+	MaxModelLen int    // tokens, default 131072
+	Version     string // default 0.27.1
+	APIKey      string // empty: none is asked for
+
+	Slots     int // requests that decode at once on a rank (max_num_seqs), default 32
+	KVTokens  int // KV capacity of a rank, default 524288
+	MaxQueued int // requests on a rank beyond which it answers 503, 0 = no limit
+
+	C0              time.Duration // a step's fixed time, default 5 ms
+	C1              time.Duration // a step's time per KV token of the fullest rank, default 200 ns
+	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
+	StreamInterval  int           // steps between two chunks after the first, default 1
+	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
+
+	PrefillBase        time.Duration // default 9 ms
+	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs
+	PrefillConcurrency int           // prompts a rank prefills at once, default 1
+	PrefixCache        bool
+
+	Connector      Connector     // shape of hand-offs, default ascend-mooncake-v1
+	FlatBlockIDs   bool          // one flat list of block ids, as versions up to 0.13 sent
+	KVHoldTimeout  time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
+	TransferBase   time.Duration // of a pull, default 1 ms
+	TransferPer    time.Duration // of a pull per prompt token, default 100 ns
+	KVLoadFailure  string        // when the prefill cannot be reached: fail (default), recompute or hang
+	RejectReleases bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
+
+	PromptTokensDetails bool // report cached_tokens
+	ForceUsage          bool // usage on every chunk though nobody asked
+	NoContinuousUsage   bool // as versions that ignore continuous_usage_stats
+	NoTokenIDs          bool // as versions that ignore return_token_ids
+	ReasoningTokens     int  // the first tokens of a chat answer go into ReasoningField
+	ReasoningField      string
+	CommentInterval     time.Duration // ": keep-alive" while a stream is silent, 0 = none
+	ErrorShape          ErrorShape    // default new
+	OldMetricNames      bool
+
+	KeepAlive time.Duration // an idle connection is closed after it, default 5 s as uvicorn does
+	MaxBody   int64         // bytes, default 64 MiB
+
+	Seed      uint64 // of request id suffixes and of fault probabilities
+	Faults    []Rule
+	StepTrace io.Writer // JSON lines of algorithm 1, nil = none
+	StepLog   int       // steps kept in memory, default 65536
+}
+
+const blockSize = 128 // tokens of KV cache in a block
+
+// WithDefaults fills in what was left zero.
+func (c Config) WithDefaults() Config {
+	def(&c.Role, Both)
+	def(&c.Listen, "127.0.0.1:0")
+	if host, _, err := net.SplitHostPort(c.Listen); err == nil {
+		def(&c.Advertise, host)
+	}
+	def(&c.DPSize, 1)
+	def(&c.DPMode, "external")
+	def(&c.Group, "main")
+	def(&c.Model, "ref")
+	def(&c.MaxModelLen, 131072)
+	def(&c.Version, "0.27.1")
+	def(&c.Slots, 32)
+	def(&c.KVTokens, 524288)
+	def(&c.C0, 5*time.Millisecond)
+	def(&c.C1, 200*time.Nanosecond)
+	def(&c.TokensPerChunk, 1)
+	def(&c.StreamInterval, 1)
+	def(&c.PrefillBase, 9*time.Millisecond)
+	def(&c.PrefillPerToken, 9*time.Microsecond)
+	def(&c.PrefillConcurrency, 1)
+	def(&c.Connector, AscendMooncake)
+	if c.Connector == NIXLPull {
+		def(&c.KVHoldTimeout, 30*time.Second)
+	}
+	def(&c.KVHoldTimeout, 480*time.Second)
+	def(&c.TransferBase, time.Millisecond)
+	def(&c.TransferPer, 100*time.Nanosecond)
+	def(&c.KVLoadFailure, "fail")
+	def(&c.ReasoningField, "reasoning")
+	def(&c.ErrorShape, ShapeNew)
+	def(&c.KeepAlive, 5*time.Second)
+	def(&c.MaxBody, 64<<20)
+	def(&c.StepLog, 65536)
+	return c
+}
+
+func def[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Validate expects the defaults to be filled in.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("refengine: "+format, args...)) }
+	oneOf := func(field, value string, allowed ...string) {
+		for _, a := range allowed {
+			if a == value {
+				return
+			}
+		}
+		bad("%s is %q; use one of %q", field, value, allowed)
+	}
+	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both))
+	oneOf("dp mode", c.DPMode, "external", "internal")
+	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque))
+	oneOf("kv load failure", c.KVLoadFailure, "fail", "recompute", "hang")
+	oneOf("error shape", string(c.ErrorShape), string(ShapeNew), string(ShapeOld), string(ShapeRust))
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		bad("listen address %q: %w; write host:port", c.Listen, err)
+	}
+	atLeast := func(field string, value, least int64) {
+		if value < least {
+			bad("%s is %d; it must be at least %d", field, value, least)
+		}
+	}
+	atLeast("dp size", int64(c.DPSize), 1)
+	atLeast("slots", int64(c.Slots), 1)
+	atLeast("KV tokens", int64(c.KVTokens), blockSize)
+	atLeast("max model len", int64(c.MaxModelLen), 2)
+	atLeast("tokens per chunk", int64(c.TokensPerChunk), 1)
+	atLeast("stream interval", int64(c.StreamInterval), 1)
+	atLeast("prefill concurrency", int64(c.PrefillConcurrency), 1)
+	atLeast("step log", int64(c.StepLog), 1)
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{{"c0", c.C0}, {"c1", c.C1}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
+		{"KV hold timeout", c.KVHoldTimeout}, {"keep-alive", c.KeepAlive}} {
+		if d.value < 0 {
+			bad("%s is %v; it must not be negative", d.field, d.value)
+		}
+	}
+	for i, r := range c.Faults {
+		if err := r.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("refengine: fault %d: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func blocks(tokens int) int { return (tokens + blockSize - 1) / blockSize }

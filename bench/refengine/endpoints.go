@@ -1,0 +1,151 @@
+package refengine
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"evenkeel/bench/reftext"
+)
+
+// endpoint is what serves a path.
+type endpoint struct {
+	method string
+	open   bool // asks for no API key
+	serve  func(l *life, x *exchange) bool
+}
+
+// endpoints are the paths of an engine and, after the blank line, those of the
+// reference engine alone.
+var endpoints = map[string]endpoint{
+	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
+	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
+	"/v1/models":           {http.MethodGet, false, (*life).serveModels},
+	"/health":              {http.MethodGet, true, serveOK},
+	"/ping":                {http.MethodGet, true, serveOK},
+	"/version":             {http.MethodGet, true, (*life).serveVersion},
+	"/metrics":             {http.MethodGet, true, (*life).serveMetrics},
+	"/tokenize":            {http.MethodPost, true, (*life).serveTokenize},
+	"/reset_prefix_cache":  {http.MethodPost, true, (*life).serveReset},
+	"/query":               {http.MethodGet, true, (*life).serveQuery},
+
+	pullPath: {http.MethodPost, true, (*life).servePull},
+	"/stats": {http.MethodGet, true, (*life).serveStats},
+	"/steps": {http.MethodGet, true, (*life).serveSteps},
+}
+
+func (l *life) handle(x *exchange) bool {
+	path := x.req.URL.Path
+	if path == "/faults" { // three methods
+		return l.serveFaults(x)
+	}
+	to, ok := endpoints[path]
+	switch {
+	case !ok:
+		return x.answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
+	case x.req.Method != to.method && !(to.method == http.MethodGet && x.req.Method == http.MethodHead):
+		return x.answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", to.method)
+	case !to.open && l.engine.cfg.APIKey != "" && x.req.Header.Get("Authorization") != "Bearer "+l.engine.cfg.APIKey:
+		return x.answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
+	}
+	return to.serve(l, x)
+}
+
+func serveOK(_ *life, x *exchange) bool { return x.answer(200, "", nil) }
+
+func (x *exchange) answerJSON(v any) bool {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return x.fail(refuse(500, "%v", err))
+	}
+	return x.answer(200, typeJSON, body)
+}
+
+func (l *life) serveModels(x *exchange) bool {
+	cfg := l.engine.cfg
+	return x.answerJSON(map[string]any{"object": "list", "data": []any{map[string]any{"id": cfg.Model, "object": "model",
+		"created": l.began.Unix(), "owned_by": "vllm", "root": cfg.Model, "parent": nil, "max_model_len": cfg.MaxModelLen}}})
+}
+
+func (l *life) serveVersion(x *exchange) bool {
+	return x.answerJSON(map[string]string{"version": l.engine.cfg.Version})
+}
+
+func (l *life) serveTokenize(x *exchange) bool {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(x.body, &members); err != nil {
+		return x.fail(refuse(400, "body: %v", err))
+	}
+	_, chat := members["messages"]
+	p, err := reftext.RenderMembers(chat, members)
+	if err != nil {
+		return x.fail(refuse(400, "%v", err))
+	}
+	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.MaxModelLen, "tokens": p.IDs})
+}
+
+func (l *life) serveReset(x *exchange) bool {
+	for _, r := range l.prefills {
+		r.cache.reset()
+	}
+	return x.answer(200, "", nil)
+}
+
+// serveQuery is the bootstrap server of vllm-mooncake (contract 1.2).
+func (l *life) serveQuery(x *exchange) bool {
+	if l.engine.cfg.Connector != VLLMMooncake {
+		return x.answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
+	}
+	ranks := map[string]any{}
+	for rank := range l.engine.cfg.DPSize {
+		ranks[strconv.Itoa(rank)] = map[string]any{"engine_id": l.engineID(rank),
+			"worker_addr": map[string]any{"0": map[string]string{"0": fmt.Sprintf("tcp://%s:%d", l.engine.cfg.Advertise, l.ports[l.portOf(rank)])}}}
+	}
+	return x.answerJSON(ranks)
+}
+
+func (l *life) serveStats(x *exchange) bool { return x.answerJSON(l.engine.Stats()) }
+
+// serveSteps is the step log as the lines of a step trace.
+func (l *life) serveSteps(x *exchange) bool {
+	var out []byte
+	for _, s := range l.engine.log.all() {
+		out = appendTrace(out, l.engine.cfg.Group, float64(s.Start.Sub(l.began).Microseconds())/1e3, s.Number, s.Ranks)
+	}
+	return x.answer(200, "application/x-ndjson", out)
+}
+
+// serveFaults reads, replaces and clears the rules: GET, POST, DELETE.
+func (l *life) serveFaults(x *exchange) bool {
+	e := l.engine
+	switch x.req.Method {
+	case http.MethodGet:
+		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": FaultNames()})
+	case http.MethodDelete:
+		_ = e.SetFaults() // no rule, no error
+		return x.answerJSON(map[string]any{"rules": []Rule{}})
+	case http.MethodPost:
+	default:
+		return x.answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", "GET, POST, DELETE")
+	}
+	var ask struct {
+		Rules []Rule `json:"rules"`
+	}
+	dec := json.NewDecoder(strings.NewReader(string(x.body)))
+	dec.DisallowUnknownFields()
+	var err error
+	if trimmed := strings.TrimSpace(string(x.body)); strings.HasPrefix(trimmed, "[") {
+		err = dec.Decode(&ask.Rules)
+	} else {
+		err = dec.Decode(&ask)
+	}
+	if err == nil {
+		err = e.SetFaults(ask.Rules...)
+	}
+	if err != nil {
+		return x.fail(refuse(400, "faults: %v", err))
+	}
+	return x.answerJSON(map[string]any{"rules": e.faults.list()})
+}

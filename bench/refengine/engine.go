@@ -1,0 +1,277 @@
+// Package refengine is a prefill and decode engine without a model: real HTTP,
+// real hand-offs, a step clock with a barrier, and every misbehaviour of
+// contract 12 on demand. It answers in the language of package reftext, and
+// with wrong text wherever a real engine would read recycled KV, so that a test
+// can prove that never happens.
+package refengine
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Engine is one deployment: the ranks of a Config.
+type Engine struct {
+	cfg    Config
+	count  counters
+	faults faults
+	log    *stepLog
+	trace  *stepTrace
+	seen   idMemory
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	addrs  []string // fixed by the first start
+	life   *life    // nil after Kill and Close
+	closed bool
+}
+
+// life is an engine between a start and its end. What a crash loses is here.
+type life struct {
+	engine *Engine
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	began  time.Time
+
+	listeners []net.Listener
+	ports     []int
+	pins      *pins
+	prefills  []*prefillRank
+	group     *group
+	pull      *http.Client
+	frozen    frozenGauges
+	blockIDs  atomic.Int64
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{} // nil: the life is over
+}
+
+// Start listens and returns once every rank takes requests.
+func Start(cfg Config) (*Engine, error) {
+	cfg = cfg.WithDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	e := &Engine{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 1))}
+	addrs, err := cfg.addresses()
+	if err != nil {
+		return nil, err
+	}
+	e.addrs = addrs
+	e.faults.set(cfg.Seed, cfg.Faults)
+	e.trace = startTrace(cfg.StepTrace, cfg.Group)
+	e.log = newStepLog(cfg.StepLog, e.trace)
+	if err := e.Revive(); err != nil {
+		e.trace.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// addresses are what to listen on: one a rank, or one for all.
+func (c Config) addresses() ([]string, error) {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: listen address: %w", err)
+	}
+	first, err := net.LookupPort("tcp", port)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: listen address %q: %w", c.Listen, err)
+	}
+	n := c.DPSize
+	if c.DPMode == "internal" {
+		n = 1
+	}
+	var addrs []string
+	for i := range n {
+		p := first
+		if p != 0 {
+			p += i
+		}
+		addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(p)))
+	}
+	return addrs, nil
+}
+
+// Revive starts a killed engine again on the same ports: empty, but its
+// counters, step log and faults go on.
+func (e *Engine) Revive() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.life != nil || e.closed {
+		return fmt.Errorf("refengine: running or closed; only a killed engine can be revived")
+	}
+	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]struct{}{}}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	for i, addr := range e.addrs {
+		ln, err := net.Listen("tcp", addr)
+		if err != nil {
+			l.end(false)
+			return fmt.Errorf("refengine: rank %d: %w; choose another listen address", i, err)
+		}
+		l.listeners = append(l.listeners, ln)
+		e.addrs[i] = ln.Addr().String()
+		l.ports = append(l.ports, ln.Addr().(*net.TCPAddr).Port)
+	}
+	l.pins = newPins(e.cfg.KVHoldTimeout, &e.count)
+	l.group = newGroup(e.cfg, &e.count, e.log)
+	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	for range e.cfg.DPSize {
+		l.prefills = append(l.prefills, newPrefillRank(e.cfg))
+	}
+	l.start()
+	e.life = l
+	return nil
+}
+
+func (l *life) start() {
+	l.wg.Go(func() { l.group.run(l.ctx) })
+	for _, r := range l.prefills {
+		for range l.engine.cfg.PrefillConcurrency {
+			l.wg.Go(func() { r.run(l.ctx) })
+		}
+	}
+	for i, ln := range l.listeners {
+		l.wg.Go(func() { l.accept(ln, i) })
+	}
+}
+
+func (l *life) accept(ln net.Listener, port int) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			if l.ctx.Err() != nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond) // out of descriptors: wait for some to close
+			continue
+		}
+		hit := l.engine.faults.strike(func(r Rule) bool {
+			return r.Fault == Reset && r.Phase == PhaseAccept && (r.Rank == nil || *r.Rank == port)
+		})
+		if len(hit) > 0 {
+			resetConn(conn)
+			continue
+		}
+		l.mu.Lock()
+		if l.conns == nil {
+			l.mu.Unlock()
+			_ = conn.Close()
+			return
+		}
+		l.conns[conn] = struct{}{}
+		l.wg.Go(func() {
+			l.serve(conn, port)
+			l.mu.Lock()
+			delete(l.conns, conn)
+			l.mu.Unlock()
+		})
+		l.mu.Unlock()
+	}
+}
+
+// end stops everything of this life and waits for its goroutines.
+func (l *life) end(abrupt bool) {
+	l.cancel()
+	for _, ln := range l.listeners {
+		_ = ln.Close()
+	}
+	l.mu.Lock()
+	for conn := range l.conns {
+		if abrupt {
+			resetConn(conn)
+		} else {
+			_ = conn.Close()
+		}
+	}
+	l.conns = nil
+	l.mu.Unlock()
+	l.wg.Wait()
+	if l.pull != nil {
+		l.pull.CloseIdleConnections()
+	}
+	if l.pins != nil {
+		l.pins.close()
+	}
+}
+
+func (e *Engine) stop(abrupt bool) bool {
+	e.mu.Lock()
+	l := e.life
+	e.life = nil
+	e.mu.Unlock()
+	if l != nil {
+		l.end(abrupt)
+	}
+	return l != nil
+}
+
+// Kill crashes the engine: connections are reset, requests, pins and caches are lost.
+func (e *Engine) Kill() { e.stop(true) }
+
+// Close ends the engine for good. Every goroutine has ended and the step
+// trace is written when it returns.
+func (e *Engine) Close() {
+	e.stop(false)
+	e.mu.Lock()
+	trace := e.trace
+	e.trace, e.closed = nil, true
+	e.mu.Unlock()
+	trace.close()
+}
+
+// URLs are the base URLs of the ranks, in order: the same one for all under
+// internal balancing.
+func (e *Engine) URLs() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	urls := make([]string, e.cfg.DPSize)
+	for i := range urls {
+		urls[i] = "http://" + e.addrs[min(i, len(e.addrs)-1)]
+	}
+	return urls
+}
+
+// Config is what the engine runs with, defaults filled in.
+func (e *Engine) Config() Config { return e.cfg }
+
+// SetFaults replaces the rules in force; without any the engine behaves.
+func (e *Engine) SetFaults(rules ...Rule) error {
+	for i, r := range rules {
+		if err := r.Validate(); err != nil {
+			return fmt.Errorf("refengine: fault %d: %w", i, err)
+		}
+	}
+	e.mu.Lock()
+	if e.life != nil {
+		e.life.frozen.thaw()
+	}
+	e.mu.Unlock()
+	e.faults.set(e.cfg.Seed, rules)
+	return nil
+}
+
+// Steps are the last steps of the decode group, oldest first.
+func (e *Engine) Steps() []Step { return e.log.all() }
+
+// suffix is what engines append to a request id to make it their own.
+func (e *Engine) suffix() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return fmt.Sprintf("%08x", e.rng.Uint32())
+}
+
+func (l *life) engineID(rank int) string {
+	return fmt.Sprintf("ref-%d-%x_dp%d", l.ports[0], l.began.UnixNano(), rank)
+}
+
+// portOf is the listener that serves a rank.
+func (l *life) portOf(rank int) int { return min(rank, len(l.ports)-1) }

@@ -1,0 +1,293 @@
+package refengine
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"evenkeel/bench/reftext"
+)
+
+// generate serves a chat or completion request.
+func (l *life) generate(x *exchange, chat bool) bool {
+	e := l.engine
+	e.count.requests.Add(1)
+	if id := x.req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
+		e.count.duplicateIDs.Add(1)
+	}
+	rank, refused := l.rankOf(x)
+	if refused != nil {
+		return x.fail(refused)
+	}
+	r, refused := l.parse(chat, x.body)
+	if r != nil {
+		l.identify(x, r, rank)
+	}
+	if refused != nil {
+		if r != nil && e.cfg.RejectReleases {
+			l.notify(r)
+		}
+		return x.fail(refused)
+	}
+	switch r.leg {
+	case LegProbe:
+		e.count.probes.Add(1)
+	case LegDecode:
+		e.count.decodes.Add(1)
+	default:
+		e.count.plain.Add(1)
+	}
+	if done, ok := l.troubleEarly(x, r); done {
+		return ok
+	}
+	var ok bool
+	if r.leg == LegProbe {
+		ok = l.probe(x, r)
+	} else {
+		ok = l.decode(x, r)
+	}
+	if x.ctx.Err() != nil {
+		e.count.aborted.Add(1)
+	} else {
+		e.count.finished.Add(1)
+	}
+	return ok
+}
+
+// rankOf says which rank a request is for: its port's, or with internal
+// balancing the header's. A value that is no number is ignored, as vLLM does.
+func (l *life) rankOf(x *exchange) (int, *apiError) {
+	cfg, count := l.engine.cfg, &l.engine.count
+	rank, err := strconv.Atoi(x.req.Header.Get("X-Data-Parallel-Rank"))
+	given := err == nil
+	if given && (rank < 0 || rank >= cfg.DPSize) {
+		return 0, refuse(400, "data_parallel_rank %d is out of range [0, %d).", rank, cfg.DPSize)
+	}
+	if cfg.DPMode == "external" {
+		if given && rank != x.port {
+			count.rankMismatches.Add(1)
+		}
+		return x.port, nil
+	}
+	if given {
+		return rank, nil
+	}
+	count.unpinned.Add(1)
+	least := 0
+	for i := range cfg.DPSize {
+		a, b := l.rankStats(i), l.rankStats(least)
+		if a.Running+a.Waiting < b.Running+b.Waiting {
+			least = i
+		}
+	}
+	return least, nil
+}
+
+func (l *life) identify(x *exchange, r *request, rank int) {
+	r.rank = rank
+	id := x.req.Header.Get("X-Request-Id")
+	if id == "" {
+		id = l.engine.suffix() + l.engine.suffix()
+	}
+	r.id = "cmpl-" + id
+	if r.chat {
+		r.id = "chatcmpl-" + id
+	}
+	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
+		return rule.Fault != FrozenGauges && rule.Phase != PhaseAccept &&
+			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank)
+	})
+}
+
+// troubleEarly is what goes wrong before the engine has the request. done: it was answered.
+func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
+	cfg, t := l.engine.cfg, r.troubles
+	if rule, hit := t.find(Slow, ""); hit && !x.pause(rule.delay()) {
+		return true, false
+	}
+	if _, hit := t.find(Reset, PhaseBeforeHeaders); hit {
+		return true, x.reset()
+	}
+	if _, hit := t.find(Hang, PhaseBeforeHeaders); hit {
+		return true, x.hang()
+	}
+	for _, rule := range t {
+		if e := rule.refusal(); e != nil {
+			if rule.Cleanup || rule.Fault == Reject && cfg.RejectReleases {
+				l.notify(r)
+			}
+			return true, x.failAs(e, rule.shape(cfg))
+		}
+	}
+	if rule, hit := t.find(Error200, ""); hit {
+		body, contentType := refuse(500, "Internal server error").body(rule.shape(cfg))
+		return true, x.answer(200, contentType, body)
+	}
+	if t.has(Garbage) {
+		return true, x.answer(200, r.contentType(), []byte("\x00\x1f\x8b{]not what was asked for\n\n\xff"))
+	}
+	if n := int64(cfg.MaxQueued); n > 0 && l.rankStats(r.rank).Waiting >= n {
+		return true, x.fail(refuse(503, "The engine's queue of %d requests is full.", n))
+	}
+	if crash := r.crash(); crash != "" { // here a real engine dies
+		l.engine.count.crashes.Add(1)
+		return true, x.fail(refuse(500, "EngineCore encountered an issue: %s", crash))
+	}
+	return false, false
+}
+
+func (r Rule) shape(cfg Config) ErrorShape {
+	if r.Shape != "" {
+		return r.Shape
+	}
+	return cfg.ErrorShape
+}
+
+func (r Rule) delay() time.Duration { return time.Duration(r.DelayMS) * time.Millisecond }
+
+// refusal is the HTTP error of a rule, nil when it is another kind of trouble.
+func (r Rule) refusal() *apiError {
+	switch r.Fault {
+	case Reject:
+		return refuse(400, "rejected on demand")
+	case Busy:
+		e := refuse(503, "The engine's queue is full.")
+		e.retryAfter = r.RetryAfter
+		return e
+	case Throttle:
+		e := refuse(429, "Too many requests")
+		e.retryAfter = max(1, r.RetryAfter)
+		return e
+	case Internal:
+		return refuse(500, "Internal server error")
+	case Status:
+		return refuse(int(r.Value), "%s on demand", http.StatusText(int(r.Value)))
+	}
+	return nil
+}
+
+// crash names the assertion that a request would break in a real engine
+// (contract 1.3, 11.19).
+func (r *request) crash() string {
+	if r.minTokens > 0 {
+		for _, id := range r.stopIDs {
+			if id < 0 || id >= reftext.VocabSize {
+				return "device-side assert: stop token id " + strconv.Itoa(int(id)) + " indexes the min_tokens mask"
+			}
+		}
+	}
+	if r.leg == LegDecode && r.kv.remote.missing == "" && r.kv.remote.named && len(r.kv.remote.blocks) == 0 {
+		return "assert num_external_tokens == 0: do_remote_prefill without blocks"
+	}
+	return ""
+}
+
+func (r *request) contentType() string {
+	switch {
+	case r.troubles.has(WrongType):
+		return "text/plain; charset=utf-8"
+	case r.stream:
+		return "text/event-stream; charset=utf-8"
+	}
+	return typeJSON
+}
+
+// pause waits; false: the client left meanwhile.
+func (x *exchange) pause(d time.Duration) bool {
+	if d <= 0 {
+		return x.ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-x.ctx.Done():
+		return false
+	}
+}
+
+// probe runs a prefill and answers with its hand-off.
+func (l *life) probe(x *exchange, r *request) bool {
+	p := r.plan(r.prompt.Answer)
+	if r.troubles.has(EOSFirst) && r.minTokens == 0 && !r.ignoreEOS {
+		p.want, p.finish = 1, "stop"
+	}
+	type outcome struct {
+		cached  int
+		handoff []byte
+	}
+	done := make(chan outcome, 1)
+	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, more: time.Duration(p.want-1) * l.engine.cfg.C0,
+		done: func(cached int, free func()) { // from here on only a pull or the timeout frees (contract 2.4)
+			done <- outcome{cached, l.keep(r, p, free)}
+		}})
+	select {
+	case <-x.ctx.Done():
+		return false
+	case o := <-done:
+		l.engine.count.generated.Add(int64(p.want))
+		a := l.newAnswer(x, r, p)
+		a.cached = o.cached
+		return a.whole(p.want, p.finish, p.stopReason, o.handoff)
+	}
+}
+
+// keep pins a finished prefill and returns its hand-off, or frees it where an engine hands nothing off.
+func (l *life) keep(r *request, p plan, free func()) []byte {
+	if p.finish != "length" || r.troubles.has(NullHandoff) {
+		free()
+		l.engine.count.nullHandoffs.Add(1)
+		return []byte("null")
+	}
+	n := blocks(r.prompt.Tokens())
+	first := int(l.blockIDs.Add(int64(n))) - n
+	k := &pin{id: r.kv.transferID, key: r.prompt.Key, tokens: r.prompt.Tokens(), free: free}
+	if k.id == "" {
+		k.id = r.id + "-" + l.engine.suffix()
+	}
+	for i := range n {
+		k.blocks = append(k.blocks, (first+i)%(1<<20))
+	}
+	l.pins.add(k)
+	return l.handoffOf(r.rank, r, k, reftext.TokenID(p.answer, p.from))
+}
+
+// decode admits a request to the group, gets its KV and relays its tokens.
+func (l *life) decode(x *exchange, r *request) bool {
+	p := r.plan(r.prompt.Answer)
+	remote := r.leg == LegDecode && r.kv.remote.missing == ""
+	if r.leg == LegDecode && !remote { // a real engine logs a warning and recomputes
+		l.engine.count.unknownHandoffs.Add(1)
+	}
+	a := l.newAnswer(x, r, p)
+	if r.stream && !a.open() { // 200 before the pull starts
+		return false
+	}
+	j := newJob(r.rank, r.prompt.Tokens(), remote, p.want)
+	l.group.inbox.post(message{kind: submit, job: j})
+	defer func() {
+		if j.end.Load() == goingOn {
+			l.group.inbox.post(message{kind: cancel, job: j})
+		}
+	}()
+	if remote {
+		answer, local, err := l.fetchKV(x, r, j, a)
+		if l.ctx.Err() != nil {
+			return false
+		}
+		if x.ctx.Err() != nil {
+			l.engine.count.abortedInTransfer.Add(1) // the pin stays until its timeout, as in vLLM
+			return false
+		}
+		if err != nil {
+			return a.failed(err, l.engine.cfg.ErrorShape)
+		}
+		a.plan = r.plan(answer)
+		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})
+	}
+	if r.stream {
+		return a.relay(j)
+	}
+	return a.collect(j)
+}

@@ -1,0 +1,172 @@
+package refengine
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Connector is the shape of kv_transfer_params (contract 1.2).
+type Connector string
+
+// The connectors.
+const (
+	AscendMooncake Connector = "ascend-mooncake-v1"
+	NIXLPull       Connector = "nixl-pull"
+	VLLMMooncake   Connector = "vllm-mooncake"
+	Opaque         Connector = "opaque"
+)
+
+// kvParams is a client's kv_transfer_params, read.
+type kvParams struct {
+	produce, consume bool // do_remote_decode, do_remote_prefill
+	transferID       string
+	remote           remote
+	promptIDs        []int32 // of a resumed request (contract 5.3)
+}
+
+// remote says where the KV of a hand-off lies.
+type remote struct {
+	address string // host:port
+	id      string
+	blocks  []int // nil: this connector names none
+	engine  string
+	missing string // a field without which the pull cannot start
+
+	named bool // the connector names blocks, and crashes without any
+}
+
+// readKV checks what a proxy sent. Only types and, of the fields of its own
+// connector, presence matter; others pass.
+func readKV(c Connector, raw json.RawMessage) (*kvParams, *apiError) {
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, refuse(400, "kv_transfer_params: not an object")
+	}
+	if len(m) == 0 {
+		return nil, nil
+	}
+	f := fields{m: m, where: "kv_transfer_params."}
+	p := &kvParams{produce: f.boolean("do_remote_decode"), consume: f.boolean("do_remote_prefill"), transferID: f.text("transfer_id")}
+	p.promptIDs = f.ids("prompt_token_ids")
+	if p.produce && p.consume {
+		return nil, refuse(400, "kv_transfer_params: do_remote_decode and do_remote_prefill exclude each other")
+	}
+	if p.consume {
+		p.remote = f.remote(c)
+	}
+	if p.produce && c == VLLMMooncake && p.transferID == "" {
+		return nil, refuse(400, "kv_transfer_params.transfer_id: missing")
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	return p, nil
+}
+
+func (f *fields) remote(c Connector) remote {
+	switch c {
+	case VLLMMooncake:
+		r := remote{address: f.text("remote_bootstrap_addr"), id: f.text("transfer_id"), engine: f.text("remote_engine_id")}
+		r.address = trimScheme(r.address)
+		r.need("transfer_id", r.id == "", "remote_bootstrap_addr", r.address == "", "remote_engine_id", r.engine == "")
+		return r
+	case Opaque:
+		r := remote{address: f.text("where"), id: f.text("what")}
+		r.need("where", r.address == "", "what", r.id == "")
+		return r
+	}
+	r := remote{named: true, id: f.text("remote_request_id"), engine: f.text("remote_engine_id"), blocks: f.blocks("remote_block_ids")}
+	host, port := f.text("remote_host"), f.number("remote_port")
+	r.address = net.JoinHostPort(host, strconv.Itoa(port))
+	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "")
+	return r
+}
+
+func trimScheme(addr string) string {
+	const http = "http://"
+	if len(addr) > len(http) && addr[:len(http)] == http {
+		return addr[len(http):]
+	}
+	return addr
+}
+
+func (r *remote) need(pairs ...any) {
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1].(bool) {
+			r.missing = pairs[i].(string)
+			return
+		}
+	}
+}
+
+// blocks reads block ids: nested, or flat as older versions sent them.
+func (f *fields) blocks(key string) []int {
+	raw, ok := f.member(key)
+	if !ok {
+		return nil
+	}
+	var nested [][]int
+	if json.Unmarshal(raw, &nested) == nil {
+		return slices.Concat(append(nested, []int{})...)
+	}
+	flat := []int{}
+	if json.Unmarshal(raw, &flat) != nil {
+		f.fail(key, "not a list of lists of block numbers")
+		return nil
+	}
+	return flat
+}
+
+// handoffOf is what a probe returns.
+func (l *life) handoffOf(rank int, r *request, k *pin, first int32) json.RawMessage {
+	cfg := l.engine.cfg
+	if cfg.Connector == VLLMMooncake || r.troubles.has(NullHandoff) {
+		return json.RawMessage("null")
+	}
+	host, port := cfg.Advertise, l.ports[l.portOf(rank)]
+	if r.troubles.has(WrongHost) {
+		host = "203.0.113.7"
+	}
+	if cfg.Connector == Opaque {
+		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"where":%q,"what":%q,"sealed":[9007199254740993,"é"]}`,
+			net.JoinHostPort(host, strconv.Itoa(port)), k.id)
+	}
+	ids := appendBlocks(nil, k.blocks, cfg.FlatBlockIDs, r.troubles)
+	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%q,"remote_host":%q,"remote_port":%d`,
+		ids, l.engineID(rank), k.id, host, port)
+	if cfg.Connector == NIXLPull {
+		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.6f,"transfer_mode":"pull"}`,
+			common, k.tokens, float64(time.Now().Add(cfg.KVHoldTimeout).UnixMicro())/1e6)
+	}
+	return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":1,"last_token_id":%d,`+
+		`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q,"handshake_port":%d}},"num_prompt_blocks":%d,"remote_block_size":%d,"remote_epoch":9007199254740993}`,
+		common, first, host, l.engineID(rank), port, len(k.blocks), blockSize)
+}
+
+func appendBlocks(dst []byte, ids []int, flat bool, t troubles) []byte {
+	if t.has(EmptyBlocks) {
+		ids = nil
+	}
+	dst = append(dst, '[')
+	if !flat {
+		dst = append(dst, '[')
+	}
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if t.has(StringBlocks) {
+			dst = append(strconv.AppendInt(append(dst, '"'), int64(id), 10), '"')
+			continue
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	if !flat {
+		dst = append(dst, ']')
+	}
+	return append(dst, ']')
+}

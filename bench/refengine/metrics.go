@@ -1,0 +1,93 @@
+package refengine
+
+import (
+	"fmt"
+	"math"
+	"sync"
+)
+
+// frozenGauges is what /metrics last said before it froze, by port.
+type frozenGauges struct {
+	mu    sync.Mutex
+	pages map[int][]byte
+}
+
+// page keeps the first page of a port and gives it back from then on.
+func (f *frozenGauges) page(port int, fresh []byte) []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pages == nil {
+		f.pages = map[int][]byte{}
+	}
+	if f.pages[port] == nil {
+		f.pages[port] = fresh
+	}
+	return f.pages[port]
+}
+
+func (f *frozenGauges) thaw() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pages = nil
+}
+
+// serveMetrics is Prometheus text with vLLM's names, one series a rank of the
+// port (contract 7).
+func (l *life) serveMetrics(x *exchange) bool {
+	const contentType = "text/plain; version=0.0.4; charset=utf-8"
+	hit := l.engine.faults.strike(func(r Rule) bool {
+		return r.Fault == FrozenGauges && (r.Rank == nil || *r.Rank == x.port)
+	})
+	first, last := x.port, x.port
+	if l.engine.cfg.DPMode == "internal" {
+		first, last = 0, l.engine.cfg.DPSize-1
+	}
+	usage := math.NaN()
+	if len(hit) > 0 && hit[0].Value > 0 {
+		usage = hit[0].Value
+	}
+	page := l.metrics(first, last, usage)
+	if len(hit) > 0 {
+		page = l.frozen.page(x.port, page)
+	}
+	return x.answer(200, contentType, page)
+}
+
+// metrics renders the ranks first to last. usage other than NaN stands where
+// the KV usage would.
+func (l *life) metrics(first, last int, usage float64) []byte {
+	cfg := l.engine.cfg
+	var out []byte
+	family := func(name, kind string, value func(rank int) float64, labels string) {
+		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
+		for rank := first; rank <= last; rank++ {
+			out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %g\n", name, rank, labels, cfg.Model, value(rank))
+		}
+	}
+	kvUsage, queries, hits := "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+	if cfg.OldMetricNames {
+		kvUsage, queries, hits = "vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"
+	}
+	family("vllm:num_requests_running", "gauge", func(r int) float64 { return float64(l.rankStats(r).Running) }, "")
+	family("vllm:num_requests_waiting", "gauge", func(r int) float64 { return float64(l.rankStats(r).Waiting) }, "")
+	family(kvUsage, "gauge", func(r int) float64 {
+		if !math.IsNaN(usage) {
+			return usage
+		}
+		return float64(l.rankStats(r).KVUsed) / float64(cfg.KVTokens/blockSize*blockSize)
+	}, "")
+	if !cfg.OldMetricNames {
+		deferred := func(r int) float64 { return float64(l.group.ranks[r].gauges.deferred.Load()) }
+		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
+	}
+	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].queries.Load()) }, "")
+	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].hits.Load()) }, "")
+	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
+	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.preemptions.Load())
+	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
+	for rank := first; rank <= last; rank++ {
+		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, rank, cfg.KVTokens/blockSize)
+	}
+	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\n"...)
+	return fmt.Appendf(out, "process_start_time_seconds %.3f\n", float64(l.began.UnixMilli())/1e3)
+}

@@ -1,0 +1,137 @@
+package refengine
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// pin is KV that a finished prefill keeps for a decode engine.
+type pin struct {
+	id     string
+	key    uint64 // of the content
+	blocks []int
+	tokens int
+	free   func() // gives the blocks back to the rank
+	timer  *time.Timer
+}
+
+// pins are the hand-offs of one prefill engine. Only a pull, a release or the
+// timeout ends one; what it was is remembered, so that a late or second pull
+// is told from one of an unknown id (contract 2.4).
+type pins struct {
+	hold  time.Duration
+	count *counters
+
+	mu    sync.Mutex
+	live  map[string]*pin
+	past  map[string]pullState // bounded: the older half is forgotten
+	older map[string]pullState
+	total int // tokens pinned
+}
+
+// pullState is what a decode engine gets for its pull. On real engines it would not
+// learn: expired and replayed read recycled blocks and look like success.
+type pullState string
+
+const (
+	pullOK       pullState = "ok"
+	pullUnknown  pullState = "unknown"
+	pullExpired  pullState = "expired"
+	pullReplayed pullState = "replayed"
+)
+
+const rememberedPins = 1 << 16
+
+func newPins(hold time.Duration, count *counters) *pins {
+	return &pins{hold: hold, count: count, live: map[string]*pin{}, past: map[string]pullState{}, older: map[string]pullState{}}
+}
+
+func (p *pins) add(k *pin) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if old := p.live[k.id]; old != nil { // the same transfer id twice: the first is stranded
+		p.end(old, pullExpired)
+		p.count.leaks.Add(1)
+	}
+	p.live[k.id] = k
+	p.total += k.tokens
+	k.timer = time.AfterFunc(p.hold, func() { p.expire(k) })
+}
+
+func (p *pins) expire(k *pin) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live[k.id] == k {
+		p.end(k, pullExpired)
+		p.count.leaks.Add(1)
+	}
+}
+
+// end needs the lock.
+func (p *pins) end(k *pin, as pullState) {
+	k.timer.Stop()
+	delete(p.live, k.id)
+	p.total -= k.tokens
+	if len(p.past) >= rememberedPins {
+		p.older, p.past = p.past, map[string]pullState{}
+	}
+	p.past[k.id] = as
+	k.free()
+}
+
+// pull is a decode engine's read and its DONE in one. ids must be the blocks
+// of the pin; nil is not compared.
+func (p *pins) pull(id string, ids []int) (pullState, uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k := p.live[id]; k != nil {
+		p.end(k, pullReplayed)
+		if ids != nil && !slices.Equal(ids, k.blocks) {
+			p.count.wrongBlocks.Add(1)
+			return pullOK, ^k.key
+		}
+		p.count.pulls.Add(1)
+		return pullOK, k.key
+	}
+	state, ok := p.past[id]
+	if !ok {
+		state, ok = p.older[id]
+	}
+	switch {
+	case !ok:
+		return pullUnknown, 0
+	case state == pullExpired:
+		p.count.expiredPulls.Add(1)
+	default:
+		p.count.replays.Add(1)
+	}
+	return state, 0
+}
+
+// release frees a pin without reading it: what a decode engine does when it
+// rejects the request (vllm#41269).
+func (p *pins) release(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k := p.live[id]; k != nil {
+		p.end(k, pullReplayed)
+		p.count.releases.Add(1)
+	}
+}
+
+func (p *pins) held() (handoffs, tokens int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.live), p.total
+}
+
+// close forgets everything, as a restart does.
+func (p *pins) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.live {
+		k.timer.Stop()
+	}
+	p.live, p.total = map[string]*pin{}, 0
+}

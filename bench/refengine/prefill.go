@@ -1,0 +1,204 @@
+package refengine
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// prefillJob is a prompt that waits for or is in prefill.
+type prefillJob struct {
+	ctx  context.Context // of the request: it ends when the client leaves
+	ids  []int32
+	more time.Duration // beyond the prompt: tokens after the first
+	// done is called once by the rank when the KV is there. It owns the blocks, to be given back by free.
+	done func(cached int, free func())
+}
+
+// prefillRank computes prompts first come first served. A prompt waits until
+// its KV blocks are free, and everyone behind it too.
+type prefillRank struct {
+	cfg   Config
+	cache prefixCache
+
+	mu    sync.Mutex // of queue
+	queue []*prefillJob
+	work  chan struct{} // a token: the queue may hold more
+
+	used  atomic.Int64  // KV blocks
+	freed chan struct{} // nudged when used falls
+
+	running, waiting atomic.Int64
+	queries, hits    atomic.Int64 // tokens
+}
+
+func newPrefillRank(cfg Config) *prefillRank {
+	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: prefixCache{size: cfg.KVTokens / blockSize}}
+}
+
+func (r *prefillRank) add(j *prefillJob) {
+	r.waiting.Add(1)
+	r.mu.Lock()
+	r.queue = append(r.queue, j)
+	r.mu.Unlock()
+	nudge(r.work)
+}
+
+// run is one of the rank's workers. A prompt that follows another starts when
+// that one was due to end, not when the worker woke up.
+func (r *prefillRank) run(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var ended time.Time
+	for {
+		j := r.next()
+		if j == nil {
+			ended = time.Time{}
+			select {
+			case <-r.work:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		need := int64(blocks(len(j.ids)))
+		if !r.reserve(j.ctx, need) {
+			r.waiting.Add(-1)
+			continue
+		}
+		r.waiting.Add(-1)
+		r.running.Add(1)
+		cached := r.lookUp(j.ids)
+		start := time.Now()
+		if !ended.IsZero() && r.cfg.PrefillConcurrency == 1 {
+			start = ended
+		}
+		ended = start.Add(r.cfg.PrefillBase + time.Duration(len(j.ids)-cached)*r.cfg.PrefillPerToken + j.more)
+		timer.Reset(time.Until(ended))
+		free := func() { r.used.Add(-need); nudge(r.freed) }
+		select {
+		case <-timer.C:
+			r.running.Add(-1)
+			r.cache.add(j.ids, r.cfg.PrefixCache)
+			j.done(cached, free)
+		case <-j.ctx.Done(): // aborted: freed at once (contract 2.6)
+			r.running.Add(-1)
+			free()
+			ended = time.Time{}
+		}
+	}
+}
+
+func (r *prefillRank) next() *prefillJob {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.queue) > 0 {
+		j := r.queue[0]
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+		if j.ctx.Err() == nil {
+			if len(r.queue) > 0 {
+				nudge(r.work) // for the other workers
+			}
+			return j
+		}
+		r.waiting.Add(-1)
+	}
+	return nil
+}
+
+// reserve waits for blocks. A prompt larger than the cache gets it alone.
+func (r *prefillRank) reserve(ctx context.Context, need int64) bool {
+	for {
+		used := r.used.Load()
+		if used == 0 || used+need <= int64(r.cfg.KVTokens/blockSize) {
+			if r.used.CompareAndSwap(used, used+need) {
+				return true
+			}
+			continue
+		}
+		select {
+		case <-r.freed:
+		case <-ctx.Done():
+			nudge(r.freed) // another worker may have waited for it
+			return false
+		}
+	}
+}
+
+func (r *prefillRank) lookUp(ids []int32) (cached int) {
+	if !r.cfg.PrefixCache {
+		return 0
+	}
+	cached = r.cache.match(ids)
+	r.queries.Add(int64(len(ids)))
+	r.hits.Add(int64(cached))
+	return cached
+}
+
+// prefixCache knows whole blocks by the hash of everything up to their end.
+// When it is full the oldest block goes.
+type prefixCache struct {
+	mu    sync.Mutex
+	known map[uint64]struct{}
+	order []uint64 // ring of size
+	next  int
+	size  int
+}
+
+func chain(h uint64, ids []int32) uint64 {
+	for _, id := range ids {
+		h = (h ^ uint64(id)) * 0x9e3779b97f4a7c15
+		h ^= h >> 29
+	}
+	return h
+}
+
+// match counts the tokens of the blocks that are known from the start. The
+// last token is always computed, as engines do.
+func (c *prefixCache) match(ids []int32) (tokens int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := uint64(1)
+	for tokens+blockSize < len(ids) {
+		h = chain(h, ids[tokens:tokens+blockSize])
+		if _, ok := c.known[h]; !ok {
+			break
+		}
+		tokens += blockSize
+	}
+	return tokens
+}
+
+func (c *prefixCache) add(ids []int32, on bool) {
+	if !on {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil {
+		c.known = map[uint64]struct{}{}
+	}
+	h := uint64(1)
+	for at := 0; at+blockSize <= len(ids); at += blockSize {
+		h = chain(h, ids[at:at+blockSize])
+		if _, ok := c.known[h]; ok {
+			continue
+		}
+		c.known[h] = struct{}{}
+		if len(c.order) < c.size {
+			c.order = append(c.order, h)
+			continue
+		}
+		delete(c.known, c.order[c.next])
+		c.order[c.next] = h
+		c.next = (c.next + 1) % c.size
+	}
+}
+
+func (c *prefixCache) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known, c.order, c.next = nil, nil, 0
+}

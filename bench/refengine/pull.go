@@ -1,0 +1,118 @@
+package refengine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// The side channel between decode and prefill engines, on the prefill's own port.
+const pullPath = "/kv/pull"
+
+type pullRequest struct {
+	ID      string `json:"id"`
+	Blocks  []int  `json:"block_ids,omitempty"`
+	Release bool   `json:"release,omitempty"` // free it, read nothing
+}
+
+type pullReply struct {
+	State pullState `json:"state"`
+	Key   uint64    `json:"key,string"`
+}
+
+// servePull is the prefill's end.
+func (l *life) servePull(x *exchange) bool {
+	var q pullRequest
+	if err := json.Unmarshal(x.body, &q); err != nil || q.ID == "" {
+		return x.fail(refuse(400, "pull: needs an id"))
+	}
+	if q.Release {
+		l.pins.release(q.ID)
+		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
+	}
+	state, key := l.pins.pull(q.ID, q.Blocks)
+	return x.answer(200, typeJSON, fmt.Appendf(nil, `{"state":%q,"key":"%d"}`, state, key))
+}
+
+// fetchKV waits for KV blocks, then pulls the prompt's KV. answer is what will
+// be decoded: another one than the prompt's where the KV was not the prompt's.
+// local: nothing came, the group must prefill.
+func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, local bool, err *apiError) {
+	cfg, count := l.engine.cfg, &l.engine.count
+	if !waitFor(a, j.granted) {
+		return 0, false, nil
+	}
+	if !waitFor(a, time.After(cfg.TransferBase+time.Duration(r.prompt.Tokens())*cfg.TransferPer)) {
+		return 0, false, nil
+	}
+	right := r.prompt.Answer
+	for {
+		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Blocks: r.kv.remote.blocks})
+		if x.ctx.Err() != nil {
+			return 0, false, nil
+		}
+		switch {
+		case failure != nil:
+			count.failedPulls.Add(1)
+			switch cfg.KVLoadFailure {
+			case "recompute":
+				return right, true, nil
+			case "hang":
+				waitFor[struct{}](a, nil)
+				return 0, false, nil
+			}
+			return 0, false, refuse(500, "KV load failure: %v", failure)
+		case reply.State == pullOK && reply.Key == r.prompt.Key && !r.troubles.has(WrongKey):
+			return right, false, nil
+		case reply.State == pullOK:
+			count.keyMismatches.Add(1)
+			return right ^ reply.Key ^ 0x9e3779b97f4a7c15, false, nil
+		case reply.State == pullUnknown && cfg.Connector == VLLMMooncake: // waits for the prefill to be ready
+			if !waitFor(a, time.After(20*time.Millisecond)) {
+				return 0, false, nil
+			}
+		case reply.State == pullUnknown:
+			count.unknownHandoffs.Add(1)
+			return right, true, nil
+		default: // expired or replayed: recycled blocks, and no error anywhere
+			return right ^ 0x2545f4914f6cdd1d, false, nil
+		}
+	}
+}
+
+func (l *life) sendPull(x *exchange, to remote, q pullRequest) (reply pullReply, err error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return reply, err
+	}
+	req, err := http.NewRequestWithContext(x.ctx, http.MethodPost, "http://"+to.address+pullPath, bytes.NewReader(body))
+	if err != nil {
+		return reply, err
+	}
+	resp, err := l.pull.Do(req)
+	if err != nil {
+		return reply, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
+	if err != nil {
+		return reply, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return reply, fmt.Errorf("prefill %s: status %d", to.address, resp.StatusCode)
+	}
+	return reply, json.Unmarshal(data, &reply)
+}
+
+// notify tells the prefill that its KV will not be read: the "empty receive"
+// of a rejected decode request (contract 2.5b).
+func (l *life) notify(r *request) {
+	if r.leg != LegDecode || r.kv.remote.missing != "" {
+		return
+	}
+	x := &exchange{ctx: l.ctx}
+	_, _ = l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Release: true})
+}
