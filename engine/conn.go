@@ -74,21 +74,10 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 	}
 	var unsent error
 	if size <= inlineWrite {
-		if unsent = c.send(); unsent != nil {
-			c.hurry(parting)
-		}
+		unsent = c.send()
 		err = c.readHead()
 	} else {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if unsent = c.send(); unsent != nil {
-				c.hurry(parting)
-			}
-		}()
-		err = c.readHead()
-		_ = c.raw.SetWriteDeadline(past) // on a dead socket this fails, and so has the write
-		<-done
+		unsent, err = c.sendListening()
 	}
 	switch {
 	case err == nil:
@@ -103,6 +92,15 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 	}
 }
 
+// sendListening reads the head while a second goroutine writes.
+func (c *conn) sendListening() (unsent, err error) {
+	sent := make(chan error, 1)
+	go func() { sent <- c.send() }()
+	err = c.readHead()
+	_ = c.raw.SetWriteDeadline(past) // fails only on a closed socket, where the write ends anyway
+	return <-sent, err
+}
+
 // begin forgets the last exchange.
 func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.got, c.failed = 0, false, nil
@@ -113,8 +111,18 @@ func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
 	}
 }
 
-// send writes all of vec: one writev on a plain socket, whole records in TLS.
+// send writes all of vec. When it fails, the answer that may have been the
+// reason is not waited for much longer.
 func (c *conn) send() error {
+	err := c.write()
+	if err != nil {
+		c.hurry(parting)
+	}
+	return err
+}
+
+// write is one writev on a plain socket, whole records in TLS.
+func (c *conn) write() error {
 	if err := c.raw.SetWriteDeadline(c.by); err != nil { // by is only moved by hurry, which runs after send
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 // prober asks a socket whether anything waits to be read, without reading it.
 type prober struct {
 	sc  syscall.RawConn
-	ask func(fd uintptr) bool // made once: a closure a question would be garbage
+	ask func(fd uintptr) // made once: a closure a question would be garbage
 	err error
 }
 
@@ -25,14 +25,14 @@ func newProber(c net.Conn) *prober {
 	}
 	p := &prober{sc: sc}
 	var b [1]byte
-	p.ask = func(fd uintptr) bool {
+	p.ask = func(fd uintptr) {
 		_, _, p.err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		return true // never wait
 	}
 	return p
 }
 
 // quiet is false once the peer closed, reset or sent something unasked.
 func (p *prober) quiet() bool {
-	return p.sc.Read(p.ask) == nil && (p.err == syscall.EAGAIN || p.err == syscall.EINTR)
+	// Control, not Read: that fails once the last exchange's deadline has passed.
+	return p.sc.Control(p.ask) == nil && (p.err == syscall.EAGAIN || p.err == syscall.EINTR)
 }

@@ -206,7 +206,7 @@ func onlyNamed(page []byte, names []string) []byte {
 	var kept []byte
 	for line := range bytes.Lines(page) {
 		end := bytes.IndexAny(line, "{ \t")
-		if end > 0 && line[0] != '#' && slices.Contains(names, string(line[:end])) {
+		if end > 0 && slices.ContainsFunc(names, func(n string) bool { return n == string(line[:end]) }) {
 			kept = append(kept, bytes.TrimRight(line, "\r\n")...)
 			kept = append(kept, '\n')
 		}

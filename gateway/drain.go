@@ -31,7 +31,7 @@ func (g *Gateway) drain(h *handoff, m route) {
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	j := h.job
 	r := <-g.dispatcher.Enqueue(&pool.Entry{
-		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(), Deadline: h.Deadline(), Drain: true,
+		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(), Deadline: h.Expires(), Drain: true,
 	})
 	if r.Err != nil {
 		return "unplaced", r.Err
@@ -39,7 +39,7 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
 	defer func() { g.dispatcher.Release(r.Slot, end) }()
 	if h.kv == nil {
-		if h.kv, err = h.Take(time.Now()); err != nil {
+		if h.kv, err = h.Discard(time.Now()); err != nil {
 			return "expired", err
 		}
 	}

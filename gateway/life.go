@@ -34,6 +34,7 @@ type job struct {
 
 	prompt int  // tokens as the prefill engine counted them
 	cached int  // of these, found in its prefix cache; -1 unknown
+	poison int  // 500 once an engine failed so: the request may be what kills it
 	place  bool // a reserved place in the pool is ours to give back
 }
 
@@ -116,7 +117,10 @@ func (j *job) again(attempt int, f *fault) bool {
 	if f.final || j.left() {
 		return false
 	}
-	wait, ok := j.gw.tier.Retry(attempt, f.status, f.err)
+	if f.status == http.StatusInternalServerError {
+		j.poison = f.status
+	}
+	wait, ok := j.gw.tier.Retry(attempt, orElse(j.poison, f.status), f.err)
 	if !ok {
 		return false
 	}
@@ -220,6 +224,9 @@ func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
 		// Without a hand-off the engine keeps nothing; blocks that we cannot
 		// name may be held, so they stay on its budget.
 		lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
+		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
+			j.ignoreEOS() // its first token was the end of the answer (contract 1.3)
+		}
 		err = fmt.Errorf("prefill %s: request %s: %w", c.ID, j.id, err)
 		j.gw.log.Error("prefill answered without a usable hand-off", zap.Error(err))
 		return nil, &fault{answer: badGateway("prefill", c.ID, err), status: http.StatusOK, err: err}
@@ -232,7 +239,7 @@ func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
 	j.prompt, j.cached = got.PromptTokens, got.CachedTokens
 	j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
 	lease.Answered(got.PromptTokens, answered.Add(c.Profile.KVHoldTimeout))
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget)), lease: lease, job: j}
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), answered.Add(c.Profile.KVHoldTimeout)), lease: lease, job: j}
 	if n := j.model.maxLen; n > 0 && j.req.MaxTokens > 0 && got.PromptTokens+j.req.MaxTokens > n {
 		// The decode engine would refuse it after the pull (contract 9).
 		j.gw.drain(h, j.model)
@@ -242,6 +249,16 @@ func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
 		}}
 	}
 	return h, nil
+}
+
+// ignoreEOS makes later probes mask the end-of-sequence token.
+func (j *job) ignoreEOS() {
+	leg := mooncake.Leg{}
+	if j.leg != nil {
+		leg = *j.leg
+	}
+	leg.IgnoreEOS = true
+	j.leg = &leg
 }
 
 func (j *job) probeFailed(lease *prefill.Lease, err error) *fault {

@@ -365,8 +365,10 @@ func streamError(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, err.Error())
 }
 
-func orElse(a, b string) string {
-	if a != "" {
+// orElse is a, or b where there is no a.
+func orElse[T comparable](a, b T) T {
+	var none T
+	if a != none {
 		return a
 	}
 	return b

@@ -32,7 +32,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	handoff := mooncake.NewHandoff(answer.KV, answered.Add(budget))
+	handoff := mooncake.NewHandoff(answer.KV, answered.Add(budget), answered.Add(profile.KVHoldTimeout))
 	_, err = handoff.Take(answered.Add(time.Second))
 	fmt.Println(err)
 	_, err = handoff.Take(answered.Add(2 * time.Second))

@@ -18,14 +18,16 @@ var (
 // Replaying it can answer with another user's text (contract 0.1, 2.4).
 type Handoff struct {
 	params   json.RawMessage
-	deadline time.Time
+	deadline time.Time   // of a decode that somebody reads
+	expires  time.Time   // the engine frees the blocks by itself
 	taken    atomic.Bool // an atomic also makes go vet reject a copy
 }
 
 // NewHandoff owns params from now on. The deadline is the time of the probe's
-// response headers plus HoldBudget.
-func NewHandoff(params json.RawMessage, deadline time.Time) *Handoff {
-	return &Handoff{params: params, deadline: deadline}
+// response headers plus HoldBudget, expires the same plus the engine's whole
+// hold timeout.
+func NewHandoff(params json.RawMessage, deadline, expires time.Time) *Handoff {
+	return &Handoff{params: params, deadline: deadline, expires: expires}
 }
 
 // Deadline is the instant from which Take refuses.
@@ -34,7 +36,11 @@ func (h *Handoff) Deadline() time.Time { return h.deadline }
 // Take returns the params to the first caller before the deadline, and
 // ErrTaken or ErrExpired to any other. After either, prefill again.
 func (h *Handoff) Take(now time.Time) (json.RawMessage, error) {
-	if !now.Before(h.deadline) {
+	return h.take(now, h.deadline)
+}
+
+func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
+	if !now.Before(end) {
 		return nil, ErrExpired
 	}
 	if !h.taken.CompareAndSwap(false, true) {
@@ -42,3 +48,13 @@ func (h *Handoff) Take(now time.Time) (json.RawMessage, error) {
 	}
 	return h.params, nil
 }
+
+// Discard is Take for a decode whose answer is thrown away, so that the engine
+// frees the blocks (contract 2.5a). Nobody can get a wrong token of it, so it
+// may come as late as the blocks are held.
+func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
+	return h.take(now, h.expires)
+}
+
+// Expires is the instant from which Discard refuses, too.
+func (h *Handoff) Expires() time.Time { return h.expires }

@@ -26,7 +26,7 @@ func TestHandoffIsTakenOnceAndBeforeItsDeadline(t *testing.T) {
 		{"a Take that came too late does not count", t0.Add(1), t0.Add(-1), nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			h := NewHandoff(params, t0)
+			h := NewHandoff(params, t0, t0)
 			require.Equal(t, t0, h.Deadline())
 			if !tc.first.IsZero() {
 				_, _ = h.Take(tc.first)
@@ -43,7 +43,7 @@ func TestHandoffIsTakenOnceAndBeforeItsDeadline(t *testing.T) {
 }
 
 func TestManyTakersGetOneHandoff(t *testing.T) {
-	h := NewHandoff(json.RawMessage(`{"a":1}`), time.Unix(2, 0))
+	h := NewHandoff(json.RawMessage(`{"a":1}`), time.Unix(2, 0), time.Unix(2, 0))
 	var won atomic.Int32
 	var wg sync.WaitGroup
 	for range 50 {
@@ -55,4 +55,20 @@ func TestManyTakersGetOneHandoff(t *testing.T) {
 	}
 	wg.Wait()
 	require.Equal(t, int32(1), won.Load())
+}
+
+func TestAHandoffNobodyReadsMayBeDiscardedLate(t *testing.T) {
+	t0 := time.Unix(1_000_000, 0)
+	h := NewHandoff(json.RawMessage(`{"a":1}`), t0, t0.Add(time.Minute))
+	_, err := h.Take(t0)
+	require.ErrorIs(t, err, ErrExpired, "too late for a reader")
+	_, err = h.Discard(t0.Add(time.Minute))
+	require.ErrorIs(t, err, ErrExpired, "the engine has freed it")
+	got, err := h.Discard(t0.Add(time.Minute - 1))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"a":1}`, string(got))
+	_, err = h.Discard(t0)
+	require.ErrorIs(t, err, ErrTaken)
+	_, err = h.Take(t0.Add(-1))
+	require.ErrorIs(t, err, ErrTaken, "what was discarded is never decoded")
 }

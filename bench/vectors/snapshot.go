@@ -144,14 +144,17 @@ func decodeStrict(data []byte, to any) error {
 	return nil
 }
 
+// maxCost keeps scaled loads far from the end of an int64.
+const maxCost = 1000
+
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
 		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms,
 	}
 	for _, w := range in.Workers {
-		if w.Capacity < 0 || w.Cost < 0 {
-			return s, fmt.Errorf("worker %d: capacity_tokens and cost cannot be negative", w.ID)
+		if w.Capacity < 0 || !(w.Cost >= 0 && w.Cost <= maxCost) {
+			return s, fmt.Errorf("worker %d: want capacity_tokens from 0 and cost from 0 to %d", w.ID, maxCost)
 		}
 		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost}
 		for i, r := range w.Running {

@@ -104,7 +104,7 @@ type Spec struct {
 
 // ParseSpec reads one policy.
 func ParseSpec(text string) (Spec, error) {
-	items := strings.Split(text, ",")
+	items := strings.Split(strings.TrimSpace(text), ",")
 	name, rest, colon := strings.Cut(items[0], ":")
 	items = items[1:]
 	switch {
@@ -197,6 +197,7 @@ func Parse(text string) (Policy, error) {
 func SplitList(list string) []string {
 	var specs []string
 	for item := range strings.SplitSeq(list, ",") {
+		item = strings.TrimSpace(item)
 		before, _, assigns := strings.Cut(item, "=")
 		if assigns && !strings.Contains(before, ":") && len(specs) > 0 {
 			specs[len(specs)-1] += "," + item

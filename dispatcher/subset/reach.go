@@ -16,11 +16,12 @@ type reach struct {
 	used  int
 }
 
-// row is the set of sums of one (i, j): its words in use and the largest sum
-// it can hold. Rows with j > i have none.
+// row is the set of sums of one (i, j): the words from its smallest possible sum
+// to its largest. Rows with j > i have none.
 type row struct {
 	words []uint64
-	top   int64
+	low   int   // bits 64*low and up
+	top   int64 // no sum is larger
 }
 
 // fill builds the table for sums up to bound.
@@ -33,7 +34,7 @@ func (r *reach) fill(sizes []int64, c int, bound int64) {
 		clear(r.rows)
 	}
 	r.reserve(sizes)
-	zero := r.take(0)
+	zero := r.take(0, 0)
 	zero.words[0] = 1 // the empty sum
 	r.rows[0] = zero
 	for i, size := range sizes {
@@ -41,12 +42,22 @@ func (r *reach) fill(sizes []int64, c int, bound int64) {
 		after[0] = zero
 		for j := 1; j <= min(i+1, c); j++ {
 			without, fewer := before[j], before[j-1]
-			if size > bound || fewer.words == nil {
+			low := fewer.low + int(size>>6)
+			if fewer.words == nil || int64(low) > bound>>6 {
 				after[j] = without // rows never change once built: share it
 				continue
 			}
-			next := r.take(max(without.top, min(bound, fewer.top+size)))
-			shiftOr(next.words, without.words, fewer.words, uint(size))
+			if without.words != nil {
+				low = min(low, without.low)
+			}
+			next := r.take(low, max(without.top, min(bound, fewer.top+size)))
+			at := 0
+			if without.words != nil {
+				at = without.low - low
+			}
+			clear(next.words[:at])
+			clear(next.words[at+copy(next.words[at:], without.words):])
+			orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
 			next.trim(bound)
 			after[j] = next
 		}
@@ -69,85 +80,83 @@ func (r *reach) reserve(sizes []int64) {
 }
 
 // take returns a row from the arena; its words are what was there before.
-func (r *reach) take(top int64) row {
-	n := wordsFor(top)
+func (r *reach) take(low int, top int64) row {
+	n := wordsFor(top) - low
 	words := r.arena[r.used : r.used+n : r.used+n]
 	r.used += n
-	return row{words: words, top: top}
+	return row{words: words, low: low, top: top}
 }
 
 func wordsFor(top int64) int { return int(top>>6) + 1 }
 
 // trim drops the bits above bound from the last word.
 func (w row) trim(bound int64) {
-	if last := len(w.words) - 1; int64(last) == bound>>6 {
+	if last := len(w.words) - 1; int64(w.low+last) == bound>>6 {
 		w.words[last] &= ^uint64(0) >> (63 - uint(bound)&63)
 	}
 }
 
-// set shows the row to the bitset library without copying it.
-func (w row) set() (b bitset.BitSet) {
-	b.SetBitsetFrom(w.words)
-	return b
-}
-
 // has reports whether sum is in the row.
 func (w row) has(sum int64) bool {
-	return sum>>6 < int64(len(w.words)) && w.words[sum>>6]>>(uint(sum)&63)&1 == 1
+	k := sum>>6 - int64(w.low)
+	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
-// shiftOr sets dst = a | b << shift. Bits shifted past dst are lost; dst is at
-// least as long as a and may hold anything before.
-func shiftOr(dst, a, b []uint64, shift uint) {
-	skip, bit := int(shift>>6), shift&63
-	n := copy(dst, a)
-	clear(dst[n:])
-	if skip >= len(dst) {
-		return
+// previous returns the largest sum up to x.
+func (w row) previous(x int64) (int64, bool) {
+	from := int64(w.low) << 6
+	if len(w.words) == 0 || x < from {
+		return 0, false
 	}
-	dst = dst[skip:]
-	if bit == 0 {
-		for k := range min(len(b), len(dst)) {
-			dst[k] |= b[k]
-		}
-		return
+	var b bitset.BitSet
+	b.SetBitsetFrom(w.words)
+	at, ok := b.PreviousSet(uint(min(x-from, int64(len(w.words))<<6-1)))
+	return from + int64(at), ok
+}
+
+// next returns the smallest sum from x on.
+func (w row) next(x int64) (int64, bool) {
+	var b bitset.BitSet
+	b.SetBitsetFrom(w.words)
+	from := int64(w.low) << 6
+	at, ok := b.NextSet(uint(max(0, x-from)))
+	return from + int64(at), ok
+}
+
+// orShifted sets dst |= src << shift. Bits shifted past dst are lost.
+func orShifted(dst, src []uint64, shift uint) {
+	dst = dst[min(int(shift>>6), len(dst)):]
+	up := shift & 63
+	down := 63 - up // of the word below once it is down by one, so that up = 0 takes nothing of it
+	src = src[:min(len(src), len(dst))]
+	to := dst[:len(src)]
+	var below uint64
+	for k, w := range src {
+		to[k] |= w<<(up&63) | below>>1>>(down&63) // the masks spare the test for shifts of 64
+		below = w
 	}
-	var carry uint64
-	m := min(len(b), len(dst))
-	to, from := dst[:m], b[:m]
-	for k, w := range from {
-		to[k] |= w<<bit | carry
-		carry = w >> (64 - bit)
-	}
-	if m < len(dst) {
-		dst[m] |= carry
+	if len(src) < len(dst) {
+		dst[len(src)] |= below >> 1 >> (down & 63)
 	}
 }
 
-// last returns the largest sum of at least one item up to w, and the largest
+// last returns the largest sum of at least one item up to x, and the largest
 // number of items that makes it.
-func (r *reach) last(w int64) (sum int64, count int, ok bool) {
+func (r *reach) last(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.c; j++ {
-		row := r.rows[r.n*(r.c+1)+j]
-		if row.words == nil {
-			continue
-		}
-		b := row.set()
-		if at, found := b.PreviousSet(uint(min(w, int64(len(row.words))<<6-1))); found && (!ok || int64(at) >= sum) {
-			sum, count, ok = int64(at), j, true
+		if at, found := r.rows[r.n*(r.c+1)+j].previous(x); found && (!ok || at >= sum) {
+			sum, count, ok = at, j, true
 		}
 	}
 	return sum, count, ok
 }
 
-// first returns the smallest sum of at least one item from w on, and the
+// first returns the smallest sum of at least one item from x on, and the
 // largest number of items that makes it.
-func (r *reach) first(w int64) (sum int64, count int, ok bool) {
+func (r *reach) first(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.c; j++ {
-		row := r.rows[r.n*(r.c+1)+j]
-		b := row.set()
-		if at, found := b.NextSet(uint(w)); found && (!ok || int64(at) <= sum) {
-			sum, count, ok = int64(at), j, true
+		if at, found := r.rows[r.n*(r.c+1)+j].next(x); found && (!ok || at <= sum) {
+			sum, count, ok = at, j, true
 		}
 	}
 	return sum, count, ok
