@@ -171,7 +171,7 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 		return nil, j.gw.chooseError(err, j.model.name)
 	}
 	j.place = true
-	j.rec.Prefill = lease.Candidate.ID
+	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
 	return lease, nil
 }
 

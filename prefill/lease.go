@@ -21,6 +21,7 @@ type Lease struct {
 	Candidate Candidate     // as it was when it was chosen
 	Policy    string        // that chose it
 	Wait      time.Duration // in the arrival queue
+	Others    int           // probes of ours the candidate had not answered when this one was charged
 
 	tier    *Tier
 	c       *candidate
