@@ -1,0 +1,94 @@
+package main
+
+import (
+	"errors"
+	"go/build"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mayImport is the house (ARCHITECTURE.md): which of our packages a package may
+// import. A folder stands for what is below it unless that has a row of its
+// own. Arrows never turn back.
+var mayImport = map[string][]string{
+	"sse":               {},
+	"mooncake":          {},
+	"predictor":         {},
+	"dispatcher/subset": {},
+	"dispatcher/policy": {"dispatcher/subset"},
+	"pool":              {"mooncake"},
+	"dispatcher":        {"pool", "predictor", "dispatcher/policy"},
+	"engine":            {"mooncake", "sse"},
+	"prefill":           {"mooncake", "engine"},
+	"geo":               {"prefill", "engine", "sse"},
+	"gateway/edge":      {},
+	"gateway/keys":      {},
+	"gateway/openai":    {"mooncake"},
+	"gateway/config":    {"mooncake", "dispatcher/policy"},
+	"gateway":           {"gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
+	"bench":             {"bench", "geo", "prefill", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
+	"cmd":               {"*"},
+}
+
+// pure packages are functions of their arguments: no clock, no I/O, no network.
+var pure = []string{"sse", "mooncake", "predictor", "dispatcher/policy", "dispatcher/subset"}
+
+var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
+
+func TestImportsPointOneWay(t *testing.T) {
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		if name := d.Name(); name != ".." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "out") {
+			return fs.SkipDir
+		}
+		pkg, err := build.ImportDir(path, 0)
+		if noGo := (*build.NoGoError)(nil); errors.As(err, &noGo) {
+			return nil
+		}
+		require.NoError(t, err)
+		rel, err := filepath.Rel(root, path)
+		require.NoError(t, err)
+		name := filepath.ToSlash(rel)
+		row := rowOf(name)
+		require.NotEmpty(t, row, "%s has no row: put it into the table and into ARCHITECTURE.md", name)
+		for _, imp := range pkg.Imports {
+			if slices.Contains(pure, row) && slices.Contains(impure, imp) {
+				t.Errorf("%s imports %s: it is pure; take what you need as an argument", name, imp)
+			}
+			ours, ok := strings.CutPrefix(imp, "evenkeel/")
+			if ok && !allowed(row, ours) {
+				t.Errorf("%s imports %s: the arrow turns back (allowed: %v)", name, ours, mayImport[row])
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+}
+
+// rowOf is the longest row of the table that a package stands under.
+func rowOf(name string) (row string) {
+	for r := range mayImport {
+		if (name == r || strings.HasPrefix(name, r+"/")) && len(r) > len(row) {
+			row = r
+		}
+	}
+	return row
+}
+
+func allowed(row, imported string) bool {
+	for _, may := range mayImport[row] {
+		if may == "*" || may == imported || may == "bench" && strings.HasPrefix(imported, "bench/") {
+			return true
+		}
+	}
+	return false
+}
