@@ -2,11 +2,8 @@ package gateway
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net"
-	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,10 +44,9 @@ const (
 type instance struct {
 	id      string // host:port
 	role    string
-	url     *url.URL
+	engine  *engine.Target // without a rank
 	conf    config.Engine
 	profile *mooncake.Profile
-	apiKey  string
 	status  engine.Status
 	drained bool
 }
@@ -91,21 +87,15 @@ func (f *fleet) add(role string, e config.Engine) error {
 	if err != nil {
 		return err
 	}
-	u, err := url.Parse(e.URL)
-	if err != nil {
-		return fmt.Errorf("%s engine %q: %w", role, e.URL, err)
-	}
-	u.Host = id
 	profile, ok := f.gw.profiles[e.Profile]
 	if !ok {
 		return fmt.Errorf("%s engine %s: no profile is named %q", role, id, e.Profile)
 	}
-	in := &instance{id: id, role: role, url: u, conf: e, profile: profile}
-	if env := profile.APIKeyEnv; env != "" {
-		if in.apiKey = os.Getenv(env); in.apiKey == "" {
-			return fmt.Errorf("%s engine %s: its profile's api_key_env names %s, which is empty; export it", role, id, env)
-		}
+	target, err := config.Target(e, profile)
+	if err != nil {
+		return fmt.Errorf("%s %w", role, err)
 	}
+	in := &instance{id: id, role: role, engine: target, conf: e, profile: profile}
 	if role == roleDecode && e.Slots == 0 {
 		in.conf.Slots = defaultSlots
 		f.gw.log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
@@ -162,7 +152,7 @@ func (f *fleet) drain(role, id string) error {
 // learnHosts adds the names and addresses a prefiller's hand-offs may point
 // decode engines at. Any other host in a hand-off is refused (contract 10).
 func (f *fleet) learnHosts(in *instance) {
-	hosts := append([]string{in.url.Hostname()}, in.profile.KVHosts...)
+	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
 	ctx, cancel := context.WithTimeout(f.gw.ctx, 2*time.Second)
 	defer cancel()
 	for _, h := range slices.Clone(hosts) {
@@ -197,15 +187,13 @@ func (f *fleet) watch() {
 	f.gw.monitor.Set(list)
 }
 
+// target addresses one rank of the engine, -1 the engine itself.
 func (i *instance) target(rank int) *engine.Target {
-	t := &engine.Target{ID: i.id, URL: i.url, Rank: rank, APIKey: i.apiKey}
-	if i.url.Scheme == "https" {
-		t.TLS = &tls.Config{ServerName: i.url.Hostname(), MinVersion: tls.VersionTLS12}
-	}
+	t := *i.engine
 	if rank >= 0 {
-		t.ID = i.id + "/" + strconv.Itoa(rank)
+		t.ID, t.Rank = i.id+"/"+strconv.Itoa(rank), rank
 	}
-	return t
+	return &t
 }
 
 // onStatus is the monitor's callback.

@@ -47,7 +47,7 @@ type Gateway struct {
 	fleet      *fleet
 	metrics    *metrics
 	requestLog *requestLog
-	engineIDs  engineIDs
+	exchanges  exchanges
 	routes     map[string]handler
 
 	ctx        context.Context // ends when the last stream has

@@ -132,7 +132,7 @@ func (f *fleet) statuses() []EngineStatus {
 	for _, k := range f.order {
 		in := f.instances[k]
 		s := EngineStatus{
-			ID: in.id, Role: in.role, URL: in.url.String(), Group: in.conf.Group, Profile: in.conf.Profile,
+			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
 			Up: in.status.Up, Draining: in.drained, Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/signal"
+	"syscall"
+
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/selftest"
+)
+
+type checkCmd struct {
+	Config string `required:"" short:"c" placeholder:"FILE" help:"Config file."`
+	Probe  bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
+	JSON   bool   `name:"json" help:"Print one JSON document."`
+}
+
+// Run fails on a config that serve would refuse and on engines that would fail
+// requests.
+func (c *checkCmd) Run(std streams) error {
+	cfg, err := config.Load(c.Config)
+	if err != nil {
+		return err
+	}
+	findings := []selftest.Finding{}
+	if c.Probe {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		findings = append(findings, selftest.Run(ctx, cfg)...)
+	}
+	if c.JSON {
+		enc := json.NewEncoder(std.out)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(map[string]any{"config": c.Config, "findings": findings}); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(std.out, "%s: ok, %d prefill and %d decode engines, policy %s\n",
+			c.Config, len(cfg.Engines.Prefill), len(cfg.Engines.Decode), cfg.Dispatch.Policy)
+		for _, f := range findings {
+			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
+		}
+	}
+	for _, f := range findings {
+		if f.Level == selftest.Bad {
+			return errFailed
+		}
+	}
+	return nil
+}

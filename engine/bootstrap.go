@@ -1,0 +1,39 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"evenkeel/mooncake"
+)
+
+// Bootstrap asks the bootstrap server of a vllm-mooncake prefiller, on port of
+// the engine's host, what it calls the target's rank: the proxy has to name the
+// engine to decode (contract 1.2). The transfer id is left to the caller.
+func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
+	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
+	at := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
+	status, body, err := c.Get(ctx, at, "/query", answerLimit)
+	if err == nil && status != http.StatusOK {
+		err = &StatusError{Target: host, Path: "/query", Status: status}
+	}
+	if err != nil {
+		return mooncake.Exchange{}, fmt.Errorf("bootstrap server of prefill %s: %w; check the profile's bootstrap_port", t.ID, err)
+	}
+	var ranks map[string]struct {
+		EngineID string `json:"engine_id"`
+	}
+	if err := json.Unmarshal(body, &ranks); err != nil {
+		return mooncake.Exchange{}, fmt.Errorf("bootstrap server %s: GET /query: %w", host, err)
+	}
+	r := ranks[strconv.Itoa(max(0, t.Rank))]
+	if r.EngineID == "" {
+		return mooncake.Exchange{}, fmt.Errorf("bootstrap server %s: GET /query names no engine_id of rank %d", host, max(0, t.Rank))
+	}
+	return mooncake.Exchange{BootstrapAddr: "http://" + host, EngineID: r.EngineID}, nil
+}
