@@ -20,12 +20,12 @@ const groupSize = -1
 // The score may look ahead: then margins are per step and F is that of BR-H.
 type greedy struct {
 	name      string
-	window    int     // candidates looked at in the subset stage
-	theta     int64   // free slots up to which subsets are chosen, or groupSize
-	capacity  bool    // queue=capacity: free slots before margin
-	longest   bool    // order=desc
-	guard     bool    // false in the paper's form
-	maxAgeMs  float32 //
+	window    int   // candidates looked at in the subset stage
+	theta     int64 // free slots up to which subsets are chosen, or groupSize
+	capacity  bool  // queue=capacity: free slots before margin
+	longest   bool  // order=desc
+	guard     bool  // false in the paper's form
+	maxAgeMs  float32
 	watermark float64
 
 	horizon int // 0: BR-0
