@@ -4,6 +4,7 @@
 package subset
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -73,15 +74,7 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		s.knots = append(s.knots, knot{margin: m, discount: discounts[h]})
 		s.gain += alpha * discounts[h]
 	}
-	slices.SortFunc(s.knots, func(a, b knot) int {
-		switch {
-		case a.margin < b.margin:
-			return -1
-		case a.margin > b.margin:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(s.knots, func(a, b knot) int { return cmp.Compare(a.margin, b.margin) })
 	s.knee = Unlimited
 	var d, dm float64
 	for i := range s.knots {

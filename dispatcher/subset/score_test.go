@@ -11,7 +11,7 @@ import (
 func TestImportsArePure(t *testing.T) { // a policy that can reach the network or the clock is no longer a policy
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"math", "math/bits", "slices", "github.com/bits-and-blooms/bitset"}
+	pure := []string{"cmp", "math", "math/bits", "slices", "github.com/bits-and-blooms/bitset"}
 	require.Subset(t, pure, pkg.Imports, "subset selection is arithmetic")
 }
 
@@ -35,12 +35,11 @@ func TestF0(t *testing.T) {
 }
 
 type scoreCase struct {
-	margins         []int64
-	alpha, beta     float64
-	gamma           float64
-	discounts       []float64
-	score           Score
-	largestInterest int64
+	margins     []int64
+	alpha, beta float64
+	gamma       float64
+	discounts   []float64
+	score       Score
 }
 
 func drawScore(t *rapid.T) *scoreCase {
