@@ -116,10 +116,11 @@ func (c *chunked) line() ([]byte, error) {
 	if err != nil {
 		return nil, cutOff(err)
 	}
-	if bytes.IndexByte(b, '\r') != len(b)-2 {
+	end := len(b) - 2
+	if end < 0 || bytes.IndexByte(b, '\r') != end {
 		return nil, fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
 	}
-	return b[:len(b)-2], nil
+	return b[:end], nil
 }
 
 // arrived reports whether the next step would return without waiting.

@@ -109,6 +109,8 @@ func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
 	if d.FirstByte > 0 {
 		c.by = time.Now().Add(d.FirstByte)
 	}
+	// Here and not where it is written: it must not undo sendListening's past.
+	_ = c.raw.SetWriteDeadline(c.by) // fails only on a closed socket, and so will the write
 }
 
 // send writes all of vec. When it fails, the answer that may have been the
@@ -123,9 +125,6 @@ func (c *conn) send() error {
 
 // write is one writev on a plain socket, whole records in TLS.
 func (c *conn) write() error {
-	if err := c.raw.SetWriteDeadline(c.by); err != nil { // by is only moved by hurry, which runs after send
-		return err
-	}
 	if c.bw == nil {
 		c.queue = c.vec
 		n, err := c.queue.WriteTo(c.nc)

@@ -1,0 +1,383 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// fake is an engine's management side, over pipes: path to raw answer. A path
+// that is absent is 404, an empty answer is silence.
+type fake struct {
+	mu       sync.Mutex
+	refuse   bool // connections
+	answers  map[string]string
+	asked    map[string]int
+	delay    time.Duration // before each answer
+	inFlight int
+	most     int // in flight at once
+}
+
+func newFake() *fake {
+	return &fake{asked: map[string]int{}, answers: map[string]string{
+		"/health":    ok(""),
+		"/v1/models": ok(`{"object":"list","data":[{"id":"m","max_model_len":32768},{"id":"m-lora","parent":"m"}]}`),
+		"/version":   ok(`{"version":"0.27.1"}`),
+		"/metrics":   ok(metricsPage(100)),
+	}}
+}
+
+func metricsPage(start int) string {
+	return fmt.Sprintf("process_start_time_seconds %d\nvllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"%d\"} 1\n", start, start)
+}
+
+func (f *fake) set(path, raw string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[path] = raw
+}
+
+func (f *fake) refuseAll(yes bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refuse = yes
+}
+
+func (f *fake) setDelay(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.delay = d
+}
+
+func (f *fake) count(path string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked[path]
+}
+
+func (f *fake) dial(context.Context, string, string) (net.Conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refuse {
+		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+	}
+	ours, theirs := net.Pipe()
+	go f.serve(theirs)
+	return ours, nil
+}
+
+func (f *fake) serve(c net.Conn) {
+	defer c.Close()
+	br := bufio.NewReader(c)
+	for {
+		req := swallow(br)
+		if req == nil {
+			return
+		}
+		f.mu.Lock()
+		raw, known := f.answers[req.URL.Path]
+		f.asked[req.URL.Path]++
+		f.inFlight++
+		f.most = max(f.most, f.inFlight)
+		delay := f.delay
+		f.mu.Unlock()
+		time.Sleep(delay)
+		switch {
+		case !known:
+			raw = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+		case raw == "":
+			_, _ = br.ReadByte() // until the asker gives up
+		}
+		f.mu.Lock()
+		f.inFlight--
+		f.mu.Unlock()
+		_, _ = io.WriteString(c, raw)
+	}
+}
+
+func status(code int) string {
+	return fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n", code)
+}
+
+// watched runs body beside a monitor of f as instance p0, in a bubble.
+func watched(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry)) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		reg := prometheus.NewPedanticRegistry()
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core)})
+		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		synctest.Wait()
+		body(t, m, logs, reg)
+		stop()
+		<-done
+		c.Close()
+	})
+}
+
+func gauge(t *testing.T, reg *prometheus.Registry) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	require.Len(t, families, 1)
+	require.Equal(t, "evenkeel_engine_up", families[0].GetName())
+	return families[0].GetMetric()[0].GetGauge().GetValue()
+}
+
+func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
+		s := m.Status("p0")
+		require.Equal(t, Status{
+			Up: true, Since: s.Since, Version: "0.27.1", StartTime: 100,
+			Models:         []Model{{ID: "m", MaxModelLen: 32768}, {ID: "m-lora", Parent: "m"}},
+			CapacityTokens: map[string]int64{"0": 1600},
+		}, s)
+		require.EqualValues(t, 1, gauge(t, reg))
+		s.Models[0].ID, s.CapacityTokens["0"] = "x", 0
+		require.Equal(t, "m", m.Status("p0").Models[0].ID, "a status is a copy")
+		require.EqualValues(t, 1600, m.Status("p0").CapacityTokens["0"])
+		require.Zero(t, m.Status("p1"))
+
+		time.Sleep(60 * time.Second)
+		require.InDelta(t, 60, f.count("/health"), 8, "every second, a tenth to either side")
+		require.InDelta(t, 6, f.count("/v1/models"), 2, "every ten")
+		require.Equal(t, 1, f.count("/version"), "once a start")
+		require.Equal(t, 1, f.most, "requests in flight at once")
+	})
+}
+
+func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		fail func(*fake)
+		want string
+	}{
+		{"health answers 503", func(f *fake) { f.set("/health", status(503)) }, "GET /health answered 503"},
+		{"health answers 404", func(f *fake) { f.set("/health", status(404)) }, "GET /health answered 404"},
+		{"health is silent", func(f *fake) { f.set("/health", "") }, context.DeadlineExceeded.Error()},
+		{"connections are refused", func(f *fake) { f.refuseAll(true) }, "connection refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFake()
+			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
+				upSince := m.Status("p0").Since
+				if tt.name == "connections are refused" { // else the kept-alive one still serves
+					m.cfg.Client.idle.drop(target(t, "http://p0:8000").key())
+				}
+				tt.fail(f)
+				var s Status
+				for s = m.Status("p0"); s.Err == nil; s = m.Status("p0") {
+					time.Sleep(10 * time.Millisecond)
+				}
+				require.True(t, s.Up, "one miss is not enough")
+				time.Sleep(10 * time.Second)
+				s = m.Status("p0")
+				require.False(t, s.Up)
+				require.ErrorContains(t, s.Err, tt.want)
+				require.True(t, s.Since.After(upSince))
+				require.Len(t, s.Models, 2, "what was known stays")
+				require.Zero(t, gauge(t, reg))
+				require.Len(t, logs.FilterMessage("engine is down").All(), 1)
+
+				f.refuseAll(false)
+				f.set("/health", ok(""))
+				time.Sleep(5 * time.Second)
+				require.True(t, m.Status("p0").Up)
+				require.NoError(t, m.Status("p0").Err)
+				require.EqualValues(t, 1, gauge(t, reg))
+			})
+		})
+	}
+}
+
+func TestAnEngineWithoutVersionOrMetricsIsUp(t *testing.T) {
+	for _, tt := range []struct{ name, answer string }{{"404", status(404)}, {"500", status(500)}, {"silent", ""}, {"not understood", ok("{")}} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFake()
+			f.set("/version", tt.answer)
+			f.set("/metrics", tt.answer)
+			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+				time.Sleep(10 * time.Second)
+				s := m.Status("p0")
+				require.True(t, s.Up)
+				require.NoError(t, s.Err)
+				require.Empty(t, s.Version)
+				require.Empty(t, s.CapacityTokens)
+				require.Zero(t, s.StartTime)
+				require.Len(t, s.Models, 2)
+			})
+		})
+	}
+}
+
+func TestARefusedCredentialIsDownAndAlarmsOnce(t *testing.T) {
+	for _, code := range []int{401, 403} {
+		for _, path := range []string{"/health", "/v1/models"} {
+			t.Run(fmt.Sprintf("%d on %s", code, path), func(t *testing.T) {
+				f := newFake()
+				good := f.answers[path]
+				f.set(path, status(code))
+				watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+					time.Sleep(30 * time.Second)
+					s := m.Status("p0")
+					require.False(t, s.Up)
+					require.ErrorIs(t, s.Err, ErrCredential)
+					require.ErrorContains(t, s.Err, "refused our credential")
+					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), 1)
+					f.set(path, good)
+					time.Sleep(5 * time.Second)
+					require.True(t, m.Status("p0").Up)
+					f.set(path, status(code))
+					time.Sleep(30 * time.Second)
+					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), 2, "again after it was mended")
+				})
+			})
+		}
+	}
+}
+
+func TestARestartIsNoticedBetweenTwoChecks(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		f.set("/metrics", ok(metricsPage(200)))
+		f.set("/version", ok(`{"version":"0.28.0"}`))
+		time.Sleep(15 * time.Second)
+		s := m.Status("p0")
+		require.True(t, s.Up)
+		require.Equal(t, 200.0, s.StartTime)
+		require.Equal(t, "0.28.0", s.Version)
+		require.Equal(t, map[string]int64{"0": 3200}, s.CapacityTokens)
+		require.NotEmpty(t, logs.FilterMessageSnippet("restarted").All())
+	})
+}
+
+func TestReport(t *testing.T) {
+	refused := &Error{Target: "p0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
+	for _, tt := range []struct {
+		name string
+		err  error
+		down bool
+	}{
+		{"a refused connection takes it down at once", fmt.Errorf("probe: %w", refused), true},
+		{"a connect timeout is left to the checks", &Error{Phase: PhaseConnect, Timeout: true, Err: context.DeadlineExceeded}, false},
+		{"our own abort says nothing", &Error{Phase: PhaseConnect, Aborted: true, Err: ErrAborted}, false},
+		{"our own closed client says nothing", &Error{Phase: PhaseConnect, Err: ErrClosed}, false},
+		{"a broken stream is left to the checks", &Error{Phase: PhaseBody, Err: io.ErrUnexpectedEOF}, false},
+		{"another error says nothing", errors.New("x"), false},
+		{"no error says nothing", nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFake()
+			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+				m.Report("unknown", refused)
+				m.Report("p0", tt.err)
+				require.Equal(t, !tt.down, m.Status("p0").Up)
+				time.Sleep(3 * time.Second)
+				require.True(t, m.Status("p0").Up, "the next good check takes it up")
+			})
+		})
+	}
+}
+
+func TestACheckBegunBeforeAReportDoesNotOverruleIt(t *testing.T) {
+	f := newFake()
+	f.delay = 2 * time.Second
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		time.Sleep(30 * time.Second)
+		for n := f.count("/health"); f.count("/health") == n; {
+			time.Sleep(10 * time.Millisecond)
+		}
+		m.Report("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		for n := f.count("/health"); f.count("/health") == n; { // until the next check, the first that counts
+			require.False(t, m.Status("p0").Up)
+			time.Sleep(10 * time.Millisecond)
+		}
+		f.setDelay(0)
+		require.False(t, m.Status("p0").Up, "a good check ended, but it was begun too early")
+		time.Sleep(10 * time.Second)
+		require.True(t, m.Status("p0").Up)
+	})
+}
+
+func TestSetKeepsTheStateOfThoseThatStay(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		before := m.Status("p0")
+		same := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}
+		m.Set([]Instance{same, {ID: "d0", Role: "decode", Target: target(t, "http://d0:8000")}})
+		require.Equal(t, before, m.Status("p0"))
+		require.False(t, m.Status("d0").Up, "not checked yet")
+		synctest.Wait()
+		require.True(t, m.Status("d0").Up)
+		require.Equal(t, 2, testutil.CollectAndCount(m.gauge))
+
+		moved := same
+		moved.Target = target(t, "http://p0:9000")
+		m.Set([]Instance{moved})
+		require.False(t, m.Status("p0").Up, "another address is another engine")
+		require.Zero(t, m.Status("d0"))
+		require.Equal(t, 1, testutil.CollectAndCount(m.gauge))
+		asked := f.count("/health")
+		time.Sleep(20 * time.Second)
+		require.True(t, m.Status("p0").Up)
+		require.InDelta(t, 20, f.count("/health")-asked, 4, "one instance is asked, the others are left alone")
+	})
+}
+
+func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
+	f := newFake()
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c})
+		var seen []string
+		m.OnChange(func(id string, s Status) {
+			seen = append(seen, fmt.Sprint(id, " ", s.Up))
+			require.Equal(t, s.Up, m.Status(id).Up, "the monitor may be asked from the callback")
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		synctest.Wait()
+		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0")}})
+		time.Sleep(25 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"p0 true"}, seen, "no change, no call")
+		f.refuseAll(true)
+		c.idle.drop(target(t, "http://p0").key())
+		m.Report("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Equal(t, "p0 false", seen[1])
+		stop()
+		<-done
+		m.Set(nil)
+		m.Set([]Instance{{ID: "p1", Role: "prefill", Target: target(t, "http://p1")}})
+		time.Sleep(10 * time.Second)
+		require.False(t, m.Status("p1").Up, "nothing is watched after Start has returned")
+		c.Close()
+	})
+}
+
+func TestTwoMonitorsShareTheGauge(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	a, b := NewMonitor(MonitorConfig{Registerer: reg}), NewMonitor(MonitorConfig{Registerer: reg})
+	require.Same(t, a.gauge, b.gauge)
+}

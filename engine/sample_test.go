@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestSampleOfAnEngineWithTwoRanks(t *testing.T) {
+	page, err := os.ReadFile("testdata/metrics-dp2.txt")
+	require.NoError(t, err)
+	s, err := MetricNames{}.Parse(page)
+	require.NoError(t, err)
+	require.Equal(t, []string{"0", "1"}, s.Engines())
+	require.Equal(t, map[string]int64{"0": 4096 * 128, "1": 2048 * 128}, s.Capacities())
+	require.Equal(t, 1755800000.25, s.StartTime)
+	for _, tt := range []struct {
+		name                         string
+		rank                         int
+		kv, running, waiting, tokens float64
+	}{
+		{"each rank has its own values", 0, 0.25, 3, 0, 4096 * 128},
+		{"the fullest of a rank's series counts", 1, 0.75, 5, 7, 2048 * 128},
+		{"the instance is its fullest rank, and the sum", -1, 0.75, 8, 7, 6144 * 128},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			kv, ok := s.KVUsage(tt.rank)
+			require.True(t, ok)
+			require.Equal(t, tt.kv, kv)
+			running, ok := s.Running(tt.rank)
+			require.True(t, ok)
+			require.Equal(t, tt.running, running)
+			waiting, ok := s.Waiting(tt.rank)
+			require.True(t, ok)
+			require.Equal(t, tt.waiting, waiting)
+			tokens, ok := s.CacheTokens(tt.rank)
+			require.True(t, ok)
+			require.EqualValues(t, tt.tokens, tokens)
+		})
+	}
+	_, ok := s.KVUsage(2)
+	require.False(t, ok, "a rank that is not there")
+}
+
+func TestKVUsageByName(t *testing.T) {
+	nan := math.NaN()
+	for _, tt := range []struct {
+		name, page string
+		want       float64 // NaN: unknown
+	}{
+		{"the new name", `vllm:kv_cache_usage_perc{engine="0"} 0.5`, 0.5},
+		{"the old name", `vllm:gpu_cache_usage_perc{engine="0"} 0.5`, 0.5},
+		{"new before old", "vllm:gpu_cache_usage_perc{engine=\"0\"} 0.9\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5", 0.5},
+		{"old where new is NaN", "vllm:gpu_cache_usage_perc{engine=\"0\"} 0.9\nvllm:kv_cache_usage_perc{engine=\"0\"} NaN", 0.9},
+		{"SGLang", "sglang:token_usage{model_name=\"m\"} 0.5", 0.5},
+		{"no labels at all", "vllm:gpu_cache_usage_perc 0.5", 0.5},
+		{"a longer name is another metric", `vllm:kv_cache_usage_perc_max{engine="0"} 0.5`, nan},
+		{"NaN is unknown, not 0", `vllm:kv_cache_usage_perc{engine="0"} NaN`, nan},
+		{"another engine's value is not ours", `vllm:kv_cache_usage_perc{engine="1"} 0.5`, nan},
+		{"an empty page", "", nan},
+		{"a broken line of another metric", "foo{ 1\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\nbar bar", 0.5},
+		{"a label value with braces and quotes", `vllm:kv_cache_usage_perc{model_name="a\"} 0.9 {",engine="0"} 0.5`, 0.5},
+		{"CRLF line ends", "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\r\n", 0.5},
+		{"a TYPE line after the samples", "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n# TYPE vllm:kv_cache_usage_perc gauge\n", 0.5},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := MetricNames{}.Parse([]byte(tt.page))
+			require.NoError(t, err)
+			got, ok := s.KVUsage(0)
+			require.Equal(t, !math.IsNaN(tt.want), ok)
+			if ok {
+				require.Equal(t, tt.want, got)
+			}
+		})
+	}
+}
+
+func TestMetricNamesOfAnOperator(t *testing.T) {
+	s, err := MetricNames{KVUsage: "my:kv"}.Parse([]byte("my:kv{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.9\nvllm:num_requests_running{engine=\"0\"} 2\n"))
+	require.NoError(t, err)
+	kv, _ := s.KVUsage(0)
+	require.Equal(t, 0.5, kv)
+	running, _ := s.Running(0)
+	require.Equal(t, 2.0, running)
+}
+
+func TestCapacityThatIsNotMeasuredYetIsUnknown(t *testing.T) {
+	s, err := MetricNames{}.Parse([]byte(`vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="None"} 1`))
+	require.NoError(t, err)
+	_, ok := s.CacheTokens(0)
+	require.False(t, ok)
+}
+
+func TestABrokenLineOfAWantedMetricIsAnError(t *testing.T) {
+	_, err := MetricNames{}.Parse([]byte(`vllm:kv_cache_usage_perc{engine="0" 0.5`))
+	require.ErrorContains(t, err, "metrics page")
+}
+
+func TestScrapeFailures(t *testing.T) {
+	for _, tt := range []struct {
+		name, raw string
+		want      string
+	}{
+		{"no such page", "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "engine e0: GET /metrics answered 404 Not Found"},
+		{"cut off", "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nvllm:kv_cache_usage_perc 0.", "unexpected EOF"},
+		{"not a metrics page", ok("vllm:kv_cache_usage_perc x\n"), "engine e0: metrics page"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, tg := listen(t, once(tt.raw))
+			_, err := Scrape(t.Context(), c, tg)
+			require.ErrorContains(t, err, tt.want)
+		})
+	}
+}
+
+func FuzzMetrics(f *testing.F) {
+	page, err := os.ReadFile("testdata/metrics-dp2.txt")
+	require.NoError(f, err)
+	f.Add(page)
+	f.Add([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} NaN\n"))
+	f.Add([]byte("sglang:token_usage 1e400\nprocess_start_time_seconds -1 5"))
+	f.Fuzz(func(t *testing.T, page []byte) {
+		s, err := MetricNames{}.Parse(page)
+		if err != nil {
+			return
+		}
+		for _, e := range s.Engines() {
+			if math.IsNaN(s.kvUsage[e]) {
+				t.Fatalf("%q: engine %q has NaN for a value", page, e)
+			}
+		}
+		again, err := MetricNames{}.Parse(bytes.ReplaceAll(page, []byte("\n"), []byte("\n# c\n")))
+		if err != nil || len(again.kvUsage) != len(s.kvUsage) {
+			t.Fatalf("%q: comments change what is read: %v", page, err)
+		}
+	})
+}
