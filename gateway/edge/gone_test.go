@@ -5,6 +5,7 @@ package edge
 import (
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -135,12 +136,15 @@ func listen(t *testing.T, o ListenOptions) *Listener {
 func TestNoCallbackRunsAfterOnGoneNil(t *testing.T) {
 	l := listen(t, ListenOptions{})
 	fired := 0
-	for range 500 {
+	for round := range 1000 {
 		in, out := pair(t, l)
 		released, late, called := false, false, false
 		in.OnGone(func() { called, late = true, released })
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = out.Close() })
+		for range round % 50 { // meet the FIN early and late
+			runtime.Gosched()
+		}
 		in.OnGone(nil)
 		released = true
 		wg.Wait()
@@ -151,7 +155,20 @@ func TestNoCallbackRunsAfterOnGoneNil(t *testing.T) {
 		}
 		require.NoError(t, in.Close())
 	}
-	t.Logf("%d of 500 callbacks came before OnGone(nil)", fired)
+	t.Logf("%d of 1000 callbacks came before OnGone(nil)", fired)
+}
+
+func TestOnGoneNilWaitsForTheCallback(t *testing.T) {
+	l := listen(t, ListenOptions{})
+	in, out := pair(t, l)
+	entered, finish := make(chan struct{}), make(chan struct{})
+	in.OnGone(func() { close(entered); <-finish })
+	require.NoError(t, out.Close())
+	await(t, entered, "the callback")
+	require.False(t, in.mu.TryLock(), "OnGone could return while the callback runs")
+	close(finish)
+	in.OnGone(nil)
+	require.NoError(t, in.Close())
 }
 
 func TestOnGoneAfterTheClientLeftCallsAtOnce(t *testing.T) {

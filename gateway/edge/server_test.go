@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -146,6 +147,8 @@ func TestSlowRequestsTimeOut(t *testing.T) {
 		{"a body that drips", post + "Content-Length: 100000\r\n\r\n", "a"},
 		{"half a chunk", post + "Transfer-Encoding: chunked\r\n\r\na\r\nab", ""},
 		{"a chunk size cut off", post + "Transfer-Encoding: chunked\r\n\r\n4", ""},
+		{"a chunk size without its LF", post + "Transfer-Encoding: chunked\r\n\r\n4\r", ""},
+		{"a chunk without its CRLF", post + "Transfer-Encoding: chunked\r\n\r\n2\r\nab", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, Options{Handler: hello, ReadTimeout: 100 * time.Millisecond, MinUploadRate: 1 << 30}, ListenOptions{})
@@ -218,6 +221,8 @@ func TestAClientThatNeverReadsIsLetGo(t *testing.T) {
 	c.send(t, get)
 	require.ErrorIs(t, await(t, ended, "the stream to end"), ErrUnfinished)
 	await(t, gone, "whoever waits for the client")
+	_, err := io.Copy(io.Discard, c.br)
+	require.ErrorIs(t, err, syscall.ECONNRESET, "what the kernel held for it is dropped")
 }
 
 func TestALargeAnswerArrivesWhole(t *testing.T) {
@@ -239,6 +244,7 @@ func TestAPanicInAHandlerIsA500(t *testing.T) {
 			panic("early")
 		case "/late":
 			ctx.SetStatusCode(201)
+			ctx.Response.Header.Set("X-Late", "1")
 			ctx.SetBodyStream(NewPull(strings.NewReader("x"), func(error) { ends.Add(1) }, zap.NewNop()), -1)
 			panic("late")
 		case "/nil":
@@ -250,9 +256,10 @@ func TestAPanicInAHandlerIsA500(t *testing.T) {
 	for _, path := range []string{"/early", "/late", "/nil"} {
 		c := s.dial(t)
 		c.send(t, "GET "+path+"?key=secret HTTP/1.1\r\nHost: x\r\n\r\n")
-		status, code := c.errorOf(t)
-		require.Equal(t, 500, status)
-		require.Equal(t, "internal_error", code)
+		resp, body := c.answer(t)
+		require.Equal(t, 500, resp.StatusCode)
+		require.Contains(t, body, `"internal_error"`)
+		require.Empty(t, resp.Header.Get("X-Late"), "nothing is left of the answer that failed")
 		c.closed(t)
 		entry := logs.TakeAll()[0]
 		require.Contains(t, string(entry.ContextMap()["stack"].(string)), "server_test.go")
