@@ -180,16 +180,17 @@ func (w *watch) readFacts(ctx context.Context, full bool) {
 			f.version = parseVersion(body)
 		}
 	}
-	var body []byte
-	if body, f.err = w.get(ctx, "/v1/models"); f.err == nil {
-		var models []Model
-		if models, f.err = parseModels(body); f.err == nil {
-			f.models = models
-		} else {
-			f.err = fmt.Errorf("engine %s: GET /v1/models: %w", w.in.ID, f.err)
-		}
+	var models []Model
+	if models, f.err = w.models(ctx); f.err == nil {
+		f.models = models // else those known before stay
 	}
 	w.facts, w.factsAt = f, time.Now()
+}
+
+func (w *watch) models(ctx context.Context) ([]Model, error) {
+	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
+	defer stop()
+	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
 func (w *watch) scrape(ctx context.Context) (*Sample, error) {
