@@ -151,7 +151,7 @@ func (l *loop) setPolicy(spec string) error {
 	}
 	name := p.Name()
 	l.spec = spec
-	l.rules.name.Store(&name)
+	l.name.Store(&name)
 	for _, b := range l.boards {
 		b.setPolicy()
 	}

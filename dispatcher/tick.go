@@ -116,16 +116,22 @@ func (b *board) decide(g *group, now time.Time) {
 	case failure != nil:
 		b.metrics.fallbacks.WithLabelValues("panic").Inc()
 		g.chosen = b.choose(g.barrier) // its scratch may be half written
-		b.round(g, &g.fallback, now)
+		b.fallBack(g, now)
 	case invalid > 0:
 		b.metrics.fallbacks.WithLabelValues("invalid").Inc()
-		b.round(g, &g.fallback, now)
+		b.fallBack(g, now)
 	case took > b.cfg.TickLimit:
 		b.metrics.fallbacks.WithLabelValues("slow").Inc()
 		g.slow = slowRounds
 		b.cfg.Log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
 			zap.String("policy", p.name), zap.Duration("took", took), zap.Duration("limit", b.cfg.TickLimit), zap.Int("ticks", slowRounds))
 	}
+}
+
+// fallBack decides by the fallback. It is as simple as a policy gets: how its own
+// round went changes nothing.
+func (b *board) fallBack(g *group, now time.Time) {
+	_, _, _ = b.round(g, &g.fallback, now)
 }
 
 // round is one call of a policy: snapshot, decision, binding.

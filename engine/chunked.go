@@ -167,7 +167,7 @@ func hexDigit(c byte) int {
 
 // cutOff turns an end of the connection into the error it is here.
 func cutOff(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -55,7 +55,8 @@ func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr
 	stop := context.AfterFunc(ctx, k.Abort)
 	defer stop()
 	defer func() {
-		if e, ok := err.(*Error); ok && ctx.Err() != nil {
+		var e *Error
+		if errors.As(err, &e) && ctx.Err() != nil {
 			e.Err, e.Timeout = ctx.Err(), isTimeout(ctx.Err())
 			e.Aborted = !e.Timeout
 		}

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"net"
 	"syscall"
 )
@@ -34,5 +35,5 @@ func newProber(c net.Conn) *prober {
 // quiet is false once the peer closed, reset or sent something unasked.
 func (p *prober) quiet() bool {
 	// Control, not Read: that fails once the last exchange's deadline has passed.
-	return p.sc.Control(p.ask) == nil && (p.err == syscall.EAGAIN || p.err == syscall.EINTR)
+	return p.sc.Control(p.ask) == nil && (errors.Is(p.err, syscall.EAGAIN) || errors.Is(p.err, syscall.EINTR))
 }

@@ -63,7 +63,7 @@ func (r *Response) Read(p []byte) (int, error) {
 	if err == nil {
 		return n, nil
 	}
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		err = r.call.fail(PhaseBody, r.conn, err)
 	}
 	r.err = err

@@ -109,8 +109,8 @@ const inlineValue = 128
 // the members of set. The segments point into the body and into set's values;
 // the only allocations are dst's growth and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
-	kept := false // a member stands before what comes next
-	from, to := 0, 0
+	kept := false    // a member stands before what comes next
+	var from, to int // the stretch that is kept as it is
 	if len(b.members) == 0 {
 		to = b.closing
 	} else {

@@ -163,7 +163,7 @@ func FuzzSplice(f *testing.F) {
 				want = append(want, key+string(v))
 			}
 		}
-		want = append(want, "streamtrue", `kv{"n":[[1]]}`)
+		want = append(want, "stream"+"true", `kv{"n":[[1]]}`)
 		for key, v := range after.All() {
 			got = append(got, key+string(v))
 		}

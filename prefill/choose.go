@@ -140,7 +140,7 @@ func (t *Tier) reserve(c *candidate, p policy, r *Request, since time.Time) *Lea
 		Candidate: c.Candidate,
 		Policy:    p.String(),
 		Wait:      t.now.Sub(since),
-		Others:    int(c.account.leases[probing]),
+		Others:    c.account.leases[probing],
 		tier:      t,
 		c:         c,
 		number:    t.lastLease,

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// ErrNoAnswer: the stream held no event an answer could be made of.
+// ErrNoAnswer says that the stream held no event an answer could be made of.
 var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or usage; prefill again")
 
 // Assembler makes a non-streamed answer of a stream's events (contract 6). It

@@ -52,11 +52,13 @@ func (fs *fields) join(key, val []byte) {
 	switch {
 	case isNull(val):
 	case len(old) > 1 && old[0] == '"' && val[0] == '"':
-		f.val = append(old[:len(old)-1], val[1:]...)
+		old = append(old[:len(old)-1], val[1:]...)
+		f.val = old
 	case len(old) > 1 && old[0] == '[' && val[0] == '[':
 		f.val = joinArrays(old, val)
 	default:
-		f.val = append(old[:0], val...)
+		old = append(old[:0], val...)
+		f.val = old
 	}
 }
 

@@ -133,7 +133,7 @@ func (m *Mirror) count() {
 		m.usage = f.usage
 		m.usage.Cached = m.ask.Cached
 	}
-	now := 0
+	var now int
 	switch {
 	case m.usageSeen:
 		now = m.usage.Completion

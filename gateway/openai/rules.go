@@ -106,10 +106,10 @@ func flag(note func(*parser, bool)) rule {
 
 func integers(lo, hi int64, note func(*parser, int)) rule {
 	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
-	switch {
-	case lo == hi:
+	switch lo {
+	case hi:
 		want = fmt.Sprintf("%d or absent", lo)
-	case lo == math.MinInt64:
+	case math.MinInt64:
 		want = "an integer of 64 bits"
 	}
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
