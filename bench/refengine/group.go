@@ -84,7 +84,7 @@ type decodeRank struct {
 	gauges  gauges
 }
 
-// gauges are what /metrics and /stats read. They change with engine steps only.
+// gauges are what /metrics and /stats read.
 type gauges struct {
 	running, waiting, deferred, kvBlocks, most atomic.Int64
 }
@@ -127,6 +127,7 @@ func (g *group) run(ctx context.Context) {
 				waiting = false
 			case <-g.inbox.wake:
 				g.receive()
+				g.publish()
 			case <-ctx.Done():
 				return
 			}

@@ -63,7 +63,11 @@ func (r *prefillRank) run(ctx context.Context) {
 			}
 		}
 		need := int64(blocks(len(j.ids)))
-		if !r.reserve(j.ctx, need) {
+		waited, ok := r.reserve(j.ctx, need)
+		if waited {
+			ended = time.Time{}
+		}
+		if !ok {
 			r.waiting.Add(-1)
 			continue
 		}
@@ -109,20 +113,21 @@ func (r *prefillRank) next() *prefillJob {
 }
 
 // reserve waits for blocks. A prompt larger than the cache gets it alone.
-func (r *prefillRank) reserve(ctx context.Context, need int64) bool {
+func (r *prefillRank) reserve(ctx context.Context, need int64) (waited, ok bool) {
 	for {
 		used := r.used.Load()
 		if used == 0 || used+need <= int64(r.cfg.KVTokens/blockSize) {
 			if r.used.CompareAndSwap(used, used+need) {
-				return true
+				return waited, true
 			}
 			continue
 		}
+		waited = true
 		select {
 		case <-r.freed:
 		case <-ctx.Done():
 			nudge(r.freed) // another worker may have waited for it
-			return false
+			return true, false
 		}
 	}
 }
