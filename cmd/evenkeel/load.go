@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/trace"
+)
+
+// loadCmd paces by a trace's own times (--trace), by a rate (--rate, with the
+// trace's lengths where one is given), or closed loop (--concurrency).
+type loadCmd struct {
+	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Server to send to, as http://127.0.0.1:8000; several are taken in turn."`
+
+	Trace         string        `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: a slice of Azure's conversation trace)."`
+	Format        string        `default:"auto" enum:"auto,azure,mooncake" help:"Format of --trace: ${enum}."`
+	Rate          float64       `placeholder:"R" help:"Open loop: scale arrival times to R requests a second."`
+	Concurrency   int           `placeholder:"N" help:"Closed loop: keep N requests in the system."`
+	Requests      int           `placeholder:"N" help:"Requests to send (default: the trace once, without one 1000, with --duration no limit)."`
+	Duration      time.Duration `placeholder:"D" help:"Stop sending after D; requests in flight may finish."`
+	PromptTokens  int           `placeholder:"N" help:"Without --trace: prompts of N tokens each, with --output-tokens."`
+	OutputTokens  int           `placeholder:"N" help:"Without --trace: answers of N tokens each, with --prompt-tokens."`
+	SharePrefixes bool          `help:"Give equal hash ids of a Mooncake trace equal text, so that prefix caches can hit."`
+	MaxPrompt     int           `placeholder:"N" help:"Cut longer prompts to N tokens."`
+	MaxOutput     int           `placeholder:"N" help:"Cut longer answers to N tokens."`
+
+	Chat         float64  `default:"0.5" placeholder:"SHARE" help:"Share of chat completions, the rest are completions (default: ${default})."`
+	Stream       float64  `default:"1" placeholder:"SHARE" help:"Share of streamed answers (default: ${default})."`
+	Usage        float64  `default:"0.5" placeholder:"SHARE" help:"Share of the streams that ask for usage (default: ${default})."`
+	Cancel       float64  `placeholder:"SHARE" help:"Share of requests whose client leaves."`
+	CancelPhases []string `placeholder:"PHASE" enum:"waiting,pooled,transferring,streaming" help:"Where it leaves: ${enum} (default: all)."`
+
+	Seed           uint64        `default:"1" help:"Of prompts and of who is what (default: ${default})."`
+	Model          string        `default:"auto" help:"Model to ask for; auto: the first of /v1/models."`
+	APIKeyEnv      string        `name:"api-key-env" placeholder:"VAR" help:"Environment variable that holds the API key."`
+	Timeout        time.Duration `default:"10m" help:"Of one request as a whole (default: ${default})."`
+	MaxOutstanding int           `placeholder:"N" help:"Open loop: requests in flight at most; beyond it they are sent late, which is reported (default: 8192)."`
+	Check          string        `default:"text" enum:"text,shape" help:"text compares every token, for reference engines; shape checks structure and counts only, for any other."`
+	JSON           bool          `name:"json" help:"Print one JSON document."`
+}
+
+// Run fails if any request did, or was answered wrongly.
+func (c *loadCmd) Run(std streams) error {
+	cfg, notes, err := c.config()
+	if err != nil {
+		return err
+	}
+	for _, n := range notes {
+		fmt.Fprintf(std.err, "%s: %s\n", c.Trace, n)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	show := newLoadProgress(std.err)
+	cfg.OnProgress = show.update
+	result, err := load.Run(ctx, cfg)
+	show.finish()
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		enc := json.NewEncoder(std.out)
+		enc.SetIndent("", "  ")
+		err = enc.Encode(result)
+	} else {
+		err = result.WriteTable(std.out)
+	}
+	if err == nil && (result.Failed > 0 || result.Stopped > 0) {
+		return errFailed
+	}
+	return err
+}
+
+// config refuses flags that do not go together and reads the trace.
+func (c *loadCmd) config() (load.Config, []string, error) {
+	var none load.Config
+	if err := c.conflicts(); err != nil {
+		return none, nil, err
+	}
+	key, err := c.apiKey()
+	if err != nil {
+		return none, nil, err
+	}
+	t := trace.Azure()
+	if c.PromptTokens > 0 {
+		t = &trace.Trace{Requests: []trace.Request{{Prompt: c.PromptTokens, Output: c.OutputTokens}}}
+	}
+	if c.Trace != "" {
+		if t, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format), Max: c.Requests}); err != nil {
+			return none, nil, err
+		}
+	}
+	cfg := load.Config{
+		URLs: c.URL, APIKey: key, Model: c.Model, Requests: t.Requests, Count: c.Requests, Duration: c.Duration,
+		SharePrefixes: c.SharePrefixes, MaxPrompt: c.MaxPrompt, MaxOutput: c.MaxOutput,
+		Concurrency: c.Concurrency, Rate: c.Rate, MaxOutstanding: c.MaxOutstanding,
+		Chat: c.Chat, Stream: c.Stream, Usage: c.Usage, Cancel: load.Cancel{Share: c.Cancel},
+		Seed: c.Seed, Timeout: c.Timeout, Check: load.Check(c.Check),
+	}
+	for _, p := range c.CancelPhases {
+		cfg.Cancel.Phases = append(cfg.Cancel.Phases, load.Phase(p))
+	}
+	if c.Model == "auto" {
+		cfg.Model = ""
+	}
+	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
+		cfg.Count = 1000
+	}
+	return cfg, t.Notes(), cfg.Validate()
+}
+
+// conflicts names both flags of a pair that does not go together.
+func (c *loadCmd) conflicts() error {
+	for _, pair := range []struct {
+		both bool
+		why  string
+	}{
+		{c.Rate > 0 && c.Concurrency > 0, "--rate and --concurrency: open loop or closed loop, take one"},
+		{c.MaxOutstanding > 0 && c.Concurrency > 0, "--max-outstanding and --concurrency: a closed loop is bounded by its concurrency"},
+		{c.Trace == "" && c.Rate == 0 && c.Concurrency == 0, "neither --trace nor --rate nor --concurrency: one of them must set the pace"},
+		{c.Trace != "" && (c.PromptTokens > 0 || c.OutputTokens > 0), "--trace and --prompt-tokens or --output-tokens: the trace says how long they are; --max-prompt and --max-output cut"},
+		{(c.PromptTokens > 0) != (c.OutputTokens > 0), "--prompt-tokens and --output-tokens: give both or none"},
+		{c.Trace == "" && c.Format != "auto", "--format without --trace: it is the format of that file"},
+		{c.Trace == "" && c.SharePrefixes, "--share-prefixes without --trace: only a file can have hash ids"},
+		{len(c.CancelPhases) > 0 && c.Cancel == 0, "--cancel-phases without --cancel: say which share of clients leaves"},
+	} {
+		if pair.both {
+			return errors.New(pair.why)
+		}
+	}
+	return nil
+}
+
+func (c *loadCmd) apiKey() (string, error) {
+	if c.APIKeyEnv == "" {
+		return "", nil
+	}
+	key := strings.TrimSpace(os.Getenv(c.APIKeyEnv))
+	if key == "" {
+		return "", fmt.Errorf("--api-key-env %s: the variable is not set", c.APIKeyEnv)
+	}
+	return key, nil
+}
+
+// loadProgress shows a bar on a terminal and a line every five seconds elsewhere.
+type loadProgress struct {
+	out  io.Writer
+	bar  *progressbar.ProgressBar // nil: lines
+	told time.Time
+	last load.Progress
+}
+
+func newLoadProgress(out io.Writer) *loadProgress {
+	p := &loadProgress{out: out, told: time.Now()}
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetItsString("requests"), progressbar.OptionClearOnFinish())
+	}
+	return p
+}
+
+func (p *loadProgress) update(now load.Progress) {
+	if p.bar == nil {
+		p.last = now
+		if time.Since(p.told) >= 5*time.Second {
+			p.told = time.Now()
+			p.line()
+		}
+		return
+	}
+	if p.last.Ended == 0 && now.Total > 0 {
+		p.bar.ChangeMax(now.Total)
+	}
+	p.last = now
+	p.bar.Describe(fmt.Sprintf("%d ok, %d failed, %d in flight", now.OK, now.Failed, now.Sent-now.Ended))
+	_ = p.bar.Set(now.Ended) // a terminal that cannot be written to is no reason to end
+}
+
+func (p *loadProgress) line() {
+	of := ""
+	if p.last.Total > 0 {
+		of = fmt.Sprintf(" of %d", p.last.Total)
+	}
+	fmt.Fprintf(p.out, "%d%s ended: %d ok, %d failed, %d cancelled, %d in flight\n",
+		p.last.Ended, of, p.last.OK, p.last.Failed, p.last.Cancelled, p.last.Sent-p.last.Ended)
+}
+
+func (p *loadProgress) finish() {
+	if p.bar != nil {
+		_ = p.bar.Finish()
+	}
+}
