@@ -9,6 +9,7 @@ package engine
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"time"
 )

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -83,7 +84,7 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 		switch {
 		case len(buf) > limit:
 			return nil, r.tooLarge(limit)
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return buf, nil
 		case err != nil:
 			return nil, err
@@ -113,7 +114,7 @@ func (r *Response) Close() {
 	if r.conn == nil {
 		return
 	}
-	keep := r.keep && (r.err == nil || r.err == io.EOF) && r.body.finished()
+	keep := r.keep && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.finished()
 	r.conn = nil
 	r.body = body{}
 	r.call.release(keep)

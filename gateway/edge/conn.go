@@ -197,7 +197,7 @@ func (c *Conn) Close() error {
 
 func (c *Conn) drainInput() {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil || c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
 	_, _ = io.Copy(io.Discard, c.Conn) // it ends in any case, and only that counts

@@ -196,7 +196,7 @@ func (l *Listener) book(c *Conn) error {
 // turnAway counts a connection over a limit and says why, where it can: in
 // clear text, into a buffer that is empty.
 func (l *Listener) turnAway(raw net.Conn, why error) {
-	answer := ""
+	var answer string
 	switch {
 	case errors.Is(why, errFull):
 		l.refusedTotal.Add(1)

@@ -61,10 +61,10 @@ func (p *Pull) Close() error {
 				_ = p.panicked("ending an answer", v) // logged; there is nobody to tell
 			}
 		}()
-		switch {
-		case p.err == nil:
+		switch p.err {
+		case nil:
 			p.end(ErrUnfinished)
-		case p.err == io.EOF: // fasthttp compares the same way: a wrapped one is a failure
+		case io.EOF: // fasthttp compares the same way: a wrapped one is a failure
 			p.end(nil)
 		default:
 			p.end(p.err)
