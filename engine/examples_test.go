@@ -45,7 +45,7 @@ func Example() {
 		fmt.Printf("%s", buf[:n])
 		resp.SetIdle(2 * time.Minute)
 		if err != nil {
-			fmt.Println(err == io.EOF)
+			fmt.Println(errors.Is(err, io.EOF))
 			return
 		}
 	}
