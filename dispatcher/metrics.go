@@ -64,12 +64,19 @@ var (
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance over ranks times largest load.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)
 	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time any of them has waited.", nil, nil)
-	descDrift      = prometheus.NewDesc("evenkeel_audit_drift", "Charged less released less held; not zero is a bug.", []string{"kind"}, nil)
+	descDriftSlots = describeDrift("slots")
+	descDriftKV    = describeDrift("kv_tokens")
 )
+
+// describeDrift fixes the kind, because the prefill tier exports the same
+// metric for its own.
+func describeDrift(kind string) *prometheus.Desc {
+	return prometheus.NewDesc("evenkeel_audit_drift", "Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": kind})
+}
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descKVTokens, descSlots, descRunning, descImbalance, descIdle, descPool, descPoolOldest, descDrift} {
+	for _, d := range []*prometheus.Desc{descKVTokens, descSlots, descRunning, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV} {
 		ch <- d
 	}
 }
@@ -106,8 +113,8 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descPool, float64(entries))
 	gauge(descPoolOldest, oldest)
-	gauge(descDrift, float64(s.Drift.Slots), "slots")
-	gauge(descDrift, float64(s.Drift.KVTokens), "kv_tokens")
+	gauge(descDriftSlots, float64(s.Drift.Slots))
+	gauge(descDriftKV, float64(s.Drift.KVTokens))
 }
 
 // labels keeps series apart where names alone do not: one duplicate would
