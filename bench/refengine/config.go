@@ -24,7 +24,7 @@ const (
 type Config struct {
 	Role      Role   // default both
 	Listen    string // address of rank 0, default 127.0.0.1:0; rank i listens i ports above, port 0 takes free ones
-	Advertise string // host in hand-offs, default the host of Listen
+	Advertise string // host in hand-offs and URLs, default the host of Listen, 127.0.0.1 when that is a wildcard
 	DPSize    int    // ranks, default 1
 	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank
 	Group     string // name in the step trace, default "main"
@@ -35,7 +35,7 @@ type Config struct {
 	APIKey      string // empty: none is asked for
 
 	Slots     int // requests that decode at once on a rank (max_num_seqs), default 32
-	KVTokens  int // KV capacity of a rank, default 524288
+	KVTokens  int // KV capacity of a rank, default 524288; with role both its prefill and its decode half have as much each
 	MaxQueued int // requests on a rank beyond which it answers 503, 0 = no limit
 
 	C0              time.Duration // a step's fixed time, default 5 ms
@@ -83,6 +83,9 @@ func (c Config) WithDefaults() Config {
 	def(&c.Role, Both)
 	def(&c.Listen, "127.0.0.1:0")
 	if host, _, err := net.SplitHostPort(c.Listen); err == nil {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			host = "127.0.0.1"
+		}
 		def(&c.Advertise, host)
 	}
 	def(&c.DPSize, 1)

@@ -66,6 +66,8 @@ func (l *life) serve(conn net.Conn, port int) {
 			if errors.As(err, &tooLarge) {
 				x.close = true
 				x.fail(refuse(413, "Request body is larger than %d bytes.", l.engine.cfg.MaxBody))
+				_ = conn.SetReadDeadline(time.Now().Add(time.Second)) // a close with bytes unread would reset the answer away
+				_, _ = io.CopyN(io.Discard, req.Body, 8*l.engine.cfg.MaxBody)
 			}
 			return
 		}

@@ -235,7 +235,8 @@ func (e *Engine) URLs() []string {
 	defer e.mu.Unlock()
 	urls := make([]string, e.cfg.DPSize)
 	for i := range urls {
-		urls[i] = "http://" + e.addrs[min(i, len(e.addrs)-1)]
+		_, port, _ := net.SplitHostPort(e.addrs[min(i, len(e.addrs)-1)]) // it came from a listener
+		urls[i] = "http://" + net.JoinHostPort(e.cfg.Advertise, port)
 	}
 	return urls
 }

@@ -46,10 +46,11 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	} else {
 		ok = l.decode(x, r)
 	}
-	if x.ctx.Err() != nil {
-		e.count.aborted.Add(1)
-	} else {
+	switch {
+	case ok: // also when the client closed at once after the last byte
 		e.count.finished.Add(1)
+	case x.ctx.Err() != nil:
+		e.count.aborted.Add(1)
 	}
 	return ok
 }
@@ -242,7 +243,7 @@ func (l *life) keep(r *request, p plan, free func()) []byte {
 	}
 	n := blocks(r.prompt.Tokens())
 	first := int(l.blockIDs.Add(int64(n))) - n
-	k := &pin{id: r.kv.transferID, key: r.prompt.Key, tokens: r.prompt.Tokens(), free: free}
+	k := &pin{id: r.kv.transferID, engine: l.engineID(r.rank), key: r.prompt.Key, tokens: r.prompt.Tokens(), free: free}
 	if k.id == "" {
 		k.id = r.id + "-" + l.engine.suffix()
 	}

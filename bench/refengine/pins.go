@@ -9,6 +9,7 @@ import (
 // pin is KV that a finished prefill keeps for a decode engine.
 type pin struct {
 	id     string
+	engine string // id of the rank's engine
 	key    uint64 // of the content
 	blocks []int
 	tokens int
@@ -80,12 +81,15 @@ func (p *pins) end(k *pin, as pullState) {
 	k.free()
 }
 
-// pull is a decode engine's read and its DONE in one. ids must be the blocks
-// of the pin; nil is not compared.
-func (p *pins) pull(id string, ids []int) (pullState, uint64) {
+// pull is a decode engine's read and its DONE in one. engine must be the id of
+// the rank that holds the pin, ids its blocks; empty and nil are not compared.
+func (p *pins) pull(id, engine string, ids []int) (pullState, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if k := p.live[id]; k != nil {
+		if engine != "" && engine != k.engine {
+			return pullUnknown, 0
+		}
 		p.end(k, pullReplayed)
 		if ids != nil && !slices.Equal(ids, k.blocks) {
 			p.count.wrongBlocks.Add(1)

@@ -14,6 +14,7 @@ const pullPath = "/kv/pull"
 
 type pullRequest struct {
 	ID      string `json:"id"`
+	Engine  string `json:"engine_id,omitempty"`
 	Blocks  []int  `json:"block_ids,omitempty"`
 	Release bool   `json:"release,omitempty"` // free it, read nothing
 }
@@ -33,7 +34,7 @@ func (l *life) servePull(x *exchange) bool {
 		l.pins.release(q.ID)
 		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
 	}
-	state, key := l.pins.pull(q.ID, q.Blocks)
+	state, key := l.pins.pull(q.ID, q.Engine, q.Blocks)
 	return x.answer(200, typeJSON, fmt.Appendf(nil, `{"state":%q,"key":"%d"}`, state, key))
 }
 
@@ -50,7 +51,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, 
 	}
 	right := r.prompt.Answer
 	for {
-		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Blocks: r.kv.remote.blocks})
+		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks})
 		if x.ctx.Err() != nil {
 			return 0, false, nil
 		}

@@ -457,3 +457,52 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 		return len(e.life.conns) == 0
 	})
 }
+
+func TestAPreemptedRequestIsGivenBack(t *testing.T) {
+	e := start(t, Config{KVTokens: 3 * blockSize, RecomputeEnable: true, C0: 100 * time.Microsecond})
+	c := client(t)
+	type outcome struct {
+		s stream
+		p reftext.Prompt
+	}
+	got := make(chan outcome, 2)
+	for i := range 2 {
+		prompt := reftext.MakePrompt(uint64(i), 100)
+		go func() {
+			s, _ := streamOf(t, c, e.URLs()[0]+"/v1/completions", completionBody(prompt, `"stream":true,"ignore_eos":true,"max_tokens":200,"stream_options":{"include_usage":true},`))
+			got <- outcome{s, reftext.Of(prompt)}
+		}()
+	}
+	givenBack := 0
+	for range 2 {
+		o := <-got
+		n, err := reftext.Check(o.p.Answer, 0, o.s.content)
+		require.NoError(t, err)
+		require.Equal(t, n, o.s.usage.Completion)
+		require.True(t, o.s.done)
+		if o.s.stop == `"recomputed"` {
+			givenBack++
+			require.Equal(t, "stop", o.s.finish)
+			require.Less(t, n, 200)
+		}
+	}
+	require.Equal(t, 1, givenBack)
+	require.EqualValues(t, 1, e.Stats().Preemptions)
+}
+
+func TestAWildcardIsNotAdvertised(t *testing.T) {
+	p := start(t, Config{Listen: ":0"})
+	require.Contains(t, string(probe(t, client(t), p, "a")), `"remote_host":"127.0.0.1"`)
+	require.True(t, strings.HasPrefix(p.URLs()[0], "http://127.0.0.1:"))
+}
+
+func TestAHandoffForAnotherEngineIsUnknown(t *testing.T) {
+	p, d := start(t, Config{Role: Prefill}), start(t, Config{Role: Decode})
+	c := client(t)
+	kv := bytes.Replace(probe(t, c, p, "a b"), []byte(`_dp0`), []byte(`_dp1`), 1)
+	s, _ := streamOf(t, c, d.URLs()[0]+"/v1/chat/completions", chatBody("a b", decodeMore(kv, `"stream":true,`)))
+	_, err := reftext.Check(reftext.OfUser("a b").Answer, 0, s.content)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, d.Stats().Unknown)
+	require.Equal(t, 1, p.Stats().Pins)
+}

@@ -24,9 +24,9 @@ type Stats struct {
 	Requests int64 `json:"requests"` // generate requests that were read
 	Probes   int64 `json:"probes"`
 	Decodes  int64 `json:"decodes"`
-	Plain    int64 `json:"plain"` // without kv_transfer_params
-	Finished int64 `json:"finished"`
-	Aborted  int64 `json:"aborted"` // the client left before the end
+	Plain    int64 `json:"plain"`    // without kv_transfer_params
+	Finished int64 `json:"finished"` // answered to the last byte
+	Aborted  int64 `json:"aborted"`  // the client left before the end
 	Tokens   int64 `json:"generated_tokens"`
 
 	Running       int64 `json:"running"`
