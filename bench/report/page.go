@@ -1,0 +1,142 @@
+package report
+
+import (
+	_ "embed" // the page
+	"fmt"
+	"html/template"
+	"io"
+	"math"
+)
+
+//go:embed page.html
+var pageText string
+
+var page = template.Must(template.New("page").Parse(pageText))
+
+// The page as the template reads it.
+type (
+	view struct {
+		*Report
+		Columns []column
+		Rows    []viewRow
+		Level   []string // the balanced row
+		Loads   []viewPlot
+		Lines   []viewPlot
+		Legend  []legend
+	}
+	viewRow struct {
+		Policy string
+		Color  template.CSS
+		Cells  []viewCell
+	}
+	viewCell struct{ Value, Ratio string }
+	viewPlot struct {
+		Title, Text string
+		Color       template.CSS
+		SVG         template.HTML
+	}
+	legend struct {
+		Name  string
+		Color template.CSS
+	}
+)
+
+// Label, Unit and Help are what the template shows of a column.
+func (c column) Label() string { return c.label }
+
+// Unit of the shown values, may be empty.
+func (c column) Unit() string { return c.unit }
+
+// Help says what is measured.
+func (c column) Help() string { return c.help }
+
+// HTML writes one page with table and plots. It loads nothing from anywhere.
+func (r *Report) HTML(w io.Writer) error {
+	v := view{Report: r, Columns: r.present()}
+	for i, run := range r.Runs {
+		color := template.CSS(seriesVar(i))
+		row := viewRow{Policy: run.Policy, Color: color}
+		for _, c := range v.Columns {
+			cell := viewCell{Value: "–"}
+			if x, ok := run.Metrics[c.metric]; ok {
+				cell.Value = c.show(x)
+			}
+			if x, ok := r.ratio(i, c.metric); ok && c.ratio {
+				cell.Ratio = showRatio(x)
+			}
+			row.Cells = append(row.Cells, cell)
+		}
+		v.Rows = append(v.Rows, row)
+		v.Legend = append(v.Legend, legend{run.Policy, color})
+	}
+	for _, c := range v.Columns {
+		cell := ""
+		if x, ok := r.Bound[c.metric]; ok && c.ratio {
+			cell = c.show(Value{Mean: x.Mean})
+		}
+		v.Level = append(v.Level, cell)
+	}
+	if err := r.draw(&v); err != nil {
+		return err
+	}
+	return page.Execute(w, v)
+}
+
+// draw makes the plots of the runs that have steps.
+func (r *Report) draw(v *view) error {
+	until := r.longest().Seconds()
+	if until == 0 {
+		return nil
+	}
+	var load, imbalance, length float64
+	for _, run := range r.Runs {
+		for _, p := range condense(run.Steps, plotPoints) {
+			load = max(load, p.largest)
+		}
+		for _, p := range condense(run.Steps, plotPoints/4) {
+			imbalance, length = max(imbalance, p.imbalance), max(length, p.length)
+		}
+	}
+	for i, run := range r.Runs {
+		if len(run.Steps) == 0 {
+			continue
+		}
+		svg, err := loadPlot(run, i, axes{until, ceiling(load), "KV tokens of a rank", thousands})
+		if err != nil {
+			return err
+		}
+		v.Loads = append(v.Loads, viewPlot{Title: run.Policy, Text: run.text(), Color: template.CSS(seriesVar(i)), SVG: template.HTML(svg)})
+	}
+	bound := r.Bound[StepMean].Mean
+	for _, l := range []struct {
+		title, text string
+		axes        axes
+		value       func(point) float64
+		reference   float64
+	}{
+		{"Imbalance", "sum over ranks of (largest KV load less the rank's own)", axes{until, ceiling(imbalance), "KV tokens", thousands},
+			func(p point) float64 { return p.imbalance }, 0},
+		{"Step time", fmt.Sprintf("what every rank of the group waits for; dashed: the mean step if ranks were level, %.2f ms", bound), axes{until, ceiling(max(length, bound)), "ms", trimmed},
+			func(p point) float64 { return p.length }, bound},
+	} {
+		svg, err := r.linesPlot(l.axes, l.title+" over time, one line a policy", l.value, l.reference)
+		if err != nil {
+			return err
+		}
+		v.Lines = append(v.Lines, viewPlot{Title: l.title, Text: l.text, SVG: template.HTML(svg)})
+	}
+	return nil
+}
+
+// text stands beside the plot of a run.
+func (run Run) text() string {
+	w := run.Window
+	if w.Length() == 0 {
+		return "nothing was measured: the run was too short"
+	}
+	return fmt.Sprintf("imbalance %s KV tokens, idle share %.1f %%, step %.2f ms; measured from %.1f to %.1f s",
+		grouped(run.Metrics[Imbalance].Mean, 0), 100*run.Metrics[IdleShare].Mean, run.Metrics[StepMean].Mean, w.From.Seconds(), w.To.Seconds())
+}
+
+// ceiling is a little room above the largest value, and at least 1.
+func ceiling(x float64) float64 { return math.Max(1, x*1.04) }

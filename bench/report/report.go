@@ -1,0 +1,188 @@
+// Package report says what runs of policies showed: measures taken from the
+// steps of a decode group, one JSON document, a table for a terminal and a page
+// with plots that needs nothing beside itself. It runs nothing and reads no
+// clock; who ran the policies hands over what was seen.
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// Report is what runs at the same load showed, one run a policy. The first run
+// is the one that the others are compared with.
+type Report struct {
+	Title   string
+	Command string // that makes it again
+	Facts   []Fact // what ran, on what
+	Notes   []string
+	Model   StepModel
+	Runs    []Run
+	Bound   Metrics // of the same steps, were every one balanced
+}
+
+// Fact is a line of what ran.
+type Fact struct{ Name, Value string }
+
+// Run is what one policy did.
+type Run struct {
+	Policy  string // as the user wrote it
+	Seeds   int
+	Metrics Metrics
+	Steps   []Step // of one seed, from the first to the last; nil: nothing to plot
+	Window  Window // the part of Steps that Metrics speak of
+}
+
+// Metric names a number, as JSON shows it; the unit is in the name.
+type Metric string
+
+// The metrics of architecture 4, then what says how far to believe them.
+const (
+	Imbalance   Metric = "imbalance_tokens" // mean over steps of the sum over ranks of (largest load - load)
+	MaxMinusMin Metric = "max_minus_min"    // KV tokens, mean over steps
+	IdleShare   Metric = "idle_share"       // mean over steps of imbalance over ranks times largest load
+	TokensPerS  Metric = "tokens_per_s"
+	TPOTP50     Metric = "tpot_p50_ms"
+	TPOTP95     Metric = "tpot_p95_ms"
+	TTFTP50     Metric = "ttft_p50_ms"
+	TTFTP99     Metric = "ttft_p99_ms"
+	PoolWaitMax Metric = "pool_wait_max_ms"
+	TickP99     Metric = "tick_p99_us"
+	OK          Metric = "ok"
+	Failed      Metric = "failed"
+
+	StepMean    Metric = "step_ms"          // mean length of a step
+	KVShare     Metric = "kv_share"         // of the step's length: c1 times load over all of it
+	KVTokens    Metric = "kv_tokens"        // held by all ranks, mean over steps
+	Running     Metric = "running"          // requests that decode, mean over steps
+	StepLateP50 Metric = "step_late_p50_ms" // a step ended later than the clock of the engine wanted
+	StepLateP99 Metric = "step_late_p99_ms"
+	WindowS     Metric = "window_s" // length of the measured part
+	Steps       Metric = "steps"    // in it
+)
+
+// order is that of JSON.
+var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTP50, TTFTP99, PoolWaitMax, TickP99, OK, Failed,
+	StepMean, KVShare, KVTokens, Running, StepLateP50, StepLateP99, WindowS, Steps}
+
+// Value is a metric over the seeds of a run.
+type Value struct {
+	Mean float64 `json:"mean"`
+	SD   float64 `json:"sd"` // between seeds; 0 for one
+}
+
+// Sample is what one seed gave. What could not be measured is absent.
+type Sample map[Metric]float64
+
+// Metrics are what all seeds gave.
+type Metrics map[Metric]Value
+
+// Summarize takes mean and standard deviation over samples. Numbers that are
+// none (NaN, infinite) count as not measured.
+func Summarize(samples ...Sample) Metrics {
+	values := map[Metric][]float64{}
+	for _, s := range samples {
+		for m, v := range s {
+			if !math.IsNaN(v) && !math.IsInf(v, 0) {
+				values[m] = append(values[m], v)
+			}
+		}
+	}
+	out := Metrics{}
+	for m, vs := range values {
+		out[m] = Value{mean(vs), deviation(vs)}
+	}
+	return out
+}
+
+func mean(vs []float64) float64 {
+	sum := 0.0
+	for _, v := range vs {
+		sum += v
+	}
+	return sum / float64(len(vs))
+}
+
+// deviation is the sample's.
+func deviation(vs []float64) float64 {
+	if len(vs) < 2 {
+		return 0
+	}
+	m, sum := mean(vs), 0.0
+	for _, v := range vs {
+		sum += (v - m) * (v - m)
+	}
+	return math.Sqrt(sum / float64(len(vs)-1))
+}
+
+// MarshalJSON writes metrics in the order of architecture 4; those it does not
+// name follow by name.
+func (m Metrics) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	sep := byte('{')
+	for _, name := range m.names() {
+		v, err := json.Marshal(m[name])
+		if err != nil {
+			return nil, err
+		}
+		b.WriteByte(sep)
+		sep = ','
+		b.WriteString(`"` + string(name) + `":`)
+		b.Write(v)
+	}
+	if sep == '{' {
+		b.WriteByte('{')
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+func (m Metrics) names() []Metric {
+	known := slices.DeleteFunc(slices.Clone(order), func(n Metric) bool { _, ok := m[n]; return !ok })
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(m)), func(n Metric) bool { return slices.Contains(order, n) })
+	return append(known, others...)
+}
+
+// JSON writes the document of architecture 4.
+func (r *Report) JSON(w io.Writer) error {
+	type run struct {
+		Policy  string  `json:"policy"`
+		Seeds   int     `json:"seeds"`
+		Metrics Metrics `json:"metrics"`
+	}
+	doc := struct {
+		Runs  []run   `json:"runs"`
+		Bound Metrics `json:"bound"`
+	}{make([]run, 0, len(r.Runs)), r.Bound}
+	for _, x := range r.Runs {
+		doc.Runs = append(doc.Runs, run{x.Policy, x.Seeds, x.Metrics})
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(doc)
+}
+
+// ratio of a run's metric to the first run's.
+func (r *Report) ratio(run int, m Metric) (x float64, ok bool) {
+	if run == 0 || run >= len(r.Runs) {
+		return 0, false
+	}
+	a, okA := r.Runs[0].Metrics[m]
+	b, okB := r.Runs[run].Metrics[m]
+	return b.Mean / a.Mean, okA && okB && a.Mean > 0
+}
+
+// longest is the time that the longest run took.
+func (r *Report) longest() (end time.Duration) {
+	for _, run := range r.Runs {
+		if n := len(run.Steps); n > 0 {
+			end = max(end, run.Steps[n-1].End())
+		}
+	}
+	return end
+}

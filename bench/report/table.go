@@ -1,0 +1,152 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// column is how people read a metric.
+type column struct {
+	metric Metric
+	label  string
+	unit   string
+	scale  float64 // from the metric's unit to the shown one
+	digits int
+	ratio  bool // beside the first run's
+	help   string
+}
+
+// columns are shown in this order; one that no run measured is left out.
+var columns = []column{
+	{Imbalance, "imbalance", "KV tokens", 1, 0, true, "sum over ranks of (largest KV load less the rank's own), mean over steps"},
+	{MaxMinusMin, "max - min", "KV tokens", 1, 0, true, "largest less smallest KV load of the group, mean over steps"},
+	{IdleShare, "idle share", "%", 100, 1, true, "imbalance over ranks times largest load: what the ranks wait for the fullest one"},
+	{StepMean, "step", "ms", 1, 2, true, "mean length of a decode step: c0 + c1 times the largest KV load"},
+	{TokensPerS, "throughput", "tokens/s", 1, 0, true, "tokens of all ranks in the measured window"},
+	{TPOTP50, "TPOT p50", "ms", 1, 2, true, "mean time per token after the first, median request"},
+	{TPOTP95, "TPOT p95", "ms", 1, 2, true, "mean time per token after the first, 95 % of requests are faster"},
+	{TTFTP50, "TTFT p50", "ms", 1, 0, true, "time to the first token, median request; in a closed loop it is mostly waiting for a slot"},
+	{TTFTP99, "TTFT p99", "ms", 1, 0, true, "time to the first token, 99 % of requests are faster"},
+	{PoolWaitMax, "pool wait max", "ms", 1, 0, false, "longest time a finished prefill waited in the proxy's pool; immediate policies let it wait in the engine"},
+	{TickP99, "tick p99", "µs", 1, 0, false, "time of one decision round, from the buckets of the proxy's histogram"},
+	{StepLateP99, "step late p99", "ms", 1, 2, false, "a step ended that much later than the engine's clock wanted; large means the machine was too busy to be believed"},
+	{WindowS, "measured", "s", 1, 1, false, "length of the measured window"},
+	{OK, "ok", "", 1, 0, false, "streams that were right, token by token"},
+	{Failed, "failed", "", 1, 0, false, "streams that were wrong, broken or refused"},
+}
+
+// present are the columns that any run has.
+func (r *Report) present() []column {
+	var out []column
+	for _, c := range columns {
+		for _, run := range r.Runs {
+			if _, ok := run.Metrics[c.metric]; ok {
+				out = append(out, c)
+				break
+			}
+		}
+	}
+	return out
+}
+
+func (c column) title() string {
+	if c.unit == "" {
+		return c.label
+	}
+	return c.label + ", " + c.unit
+}
+
+// show formats a value: thousands apart, the deviation where there is one.
+func (c column) show(v Value) string {
+	s := grouped(v.Mean*c.scale, c.digits)
+	if v.SD > 0 {
+		s += " ± " + grouped(v.SD*c.scale, c.digits)
+	}
+	return s
+}
+
+func grouped(x float64, digits int) string {
+	s := strconv.FormatFloat(x, 'f', digits, 64)
+	whole, rest := s, ""
+	if dot := strings.IndexByte(s, '.'); dot >= 0 {
+		whole, rest = s[:dot], s[dot:]
+	}
+	sign := ""
+	if strings.HasPrefix(whole, "-") {
+		sign, whole = "-", whole[1:]
+	}
+	for i := len(whole) - 3; i > 0; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	return sign + whole + rest
+}
+
+func showRatio(x float64) string { return fmt.Sprintf("×%.2f", x) }
+
+// Table writes what a terminal shows: a line a metric, a column a policy, and
+// beside each number its ratio to the first policy's.
+func (r *Report) Table(w io.Writer) error {
+	head := []string{""}
+	for i, run := range r.Runs {
+		head = append(head, run.Policy)
+		if i > 0 {
+			head = append(head, "")
+		}
+	}
+	rows := [][]string{append(head, "balanced")}
+	for _, c := range r.present() {
+		row := []string{c.title()}
+		for i, run := range r.Runs {
+			cell := "-"
+			if v, ok := run.Metrics[c.metric]; ok {
+				cell = c.show(v)
+			}
+			row = append(row, cell)
+			if x, ok := r.ratio(i, c.metric); ok && c.ratio {
+				row = append(row, showRatio(x))
+			} else if i > 0 {
+				row = append(row, "")
+			}
+		}
+		bound := ""
+		if v, ok := r.Bound[c.metric]; ok && c.ratio {
+			bound = c.show(Value{Mean: v.Mean})
+		}
+		rows = append(rows, append(row, bound))
+	}
+	return writeAligned(w, rows)
+}
+
+// writeAligned puts the first column to the left, numbers to the right.
+func writeAligned(w io.Writer, rows [][]string) error {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var b strings.Builder
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			switch {
+			case i == 0:
+				line.WriteString(cell + pad)
+			case strings.HasPrefix(cell, "×"), cell == "" && widths[i] > 0 && i+1 < len(row):
+				line.WriteString(" " + cell + pad)
+			default:
+				line.WriteString("   " + pad + cell)
+			}
+		}
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
