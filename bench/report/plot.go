@@ -90,7 +90,7 @@ func loadPlot(run Run, series int, a axes) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("report: plot of %s: %w", run.Policy, err)
 	}
-	fill.Color, fill.LineStyle.Width = faded(seriesColor(series), 0x40), 0
+	fill.Color, fill.LineStyle.Width = bandColor(series), 0
 	p := newPlot(a)
 	p.Add(fill,
 		line(points, seriesColor(series), 1.5, nil, func(p point) float64 { return p.meanLargest }),
@@ -129,9 +129,9 @@ func veils(w Window, a axes) (out []plot.Plotter) {
 			continue
 		}
 		rect := plotter.XYs{{X: span[0], Y: 0}, {X: span[1], Y: 0}, {X: span[1], Y: a.top}, {X: span[0], Y: a.top}}
-		if veil, err := plotter.NewPolygon(rect); err == nil { // four finite points
-			veil.Color, veil.LineStyle.Width = faded(paper, 0xa6), 0
-			out = append(out, veil)
+		if area, err := plotter.NewPolygon(rect); err == nil { // four finite points
+			area.Color, area.LineStyle.Width = veil, 0
+			out = append(out, area)
 		}
 	}
 	return out

@@ -89,7 +89,7 @@ func showRatio(x float64) string { return fmt.Sprintf("×%.2f", x) }
 // Table writes what a terminal shows: a line a metric, a column a policy, and
 // beside each number its ratio to the first policy's.
 func (r *Report) Table(w io.Writer) error {
-	head := []string{""}
+	head := []string{"policy"}
 	for i, run := range r.Runs {
 		head = append(head, run.Policy)
 		if i > 0 {

@@ -9,36 +9,38 @@ import (
 )
 
 // Plots are drawn in colours that stand for roles; themed replaces them by
-// variables of the page, which knows whether it is light or dark.
+// variables of the page, which knows whether it is light or dark. A role that
+// lets through what is behind it is a colour of its own, for gonum's SVG writes
+// translucent colours darkened.
 var (
 	ink   = role(1)
 	muted = role(2)
 	grid  = role(3)
-	paper = role(4)
+	veil  = role(4)
 )
 
-const firstSeries = 16
+const (
+	firstSeries  = 0x10
+	firstBand    = 0x20
+	seriesColors = 6 // runs that get a colour of their own (page.html)
+)
 
-// seriesColors is how many runs get a colour of their own (page.html).
-const seriesColors = 6
+func role(n int) color.RGBA { return color.RGBA{R: 1, G: 2, B: uint8(n), A: 255} }
 
-func role(n uint8) color.NRGBA { return color.NRGBA{R: 1, G: 2, B: n, A: 255} }
+func seriesColor(i int) color.RGBA { return role(firstSeries + i%seriesColors) }
 
-func seriesColor(i int) color.NRGBA { return role(firstSeries + uint8(i%seriesColors)) }
+func bandColor(i int) color.RGBA { return role(firstBand + i%seriesColors) }
 
 // seriesVar is the colour of run i in the page's style.
 func seriesVar(i int) string { return fmt.Sprintf("var(--series%d)", i%seriesColors) }
 
-func faded(c color.NRGBA, alpha uint8) color.NRGBA {
-	c.A = alpha
-	return c
-}
+func hex(c color.RGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.B) }
 
 var (
 	roleColors = func() *strings.Replacer {
-		pairs := []string{"#010201", "var(--ink)", "#010202", "var(--muted)", "#010203", "var(--grid)", "#010204", "var(--paper)"}
+		pairs := []string{hex(ink), "var(--ink)", hex(muted), "var(--muted)", hex(grid), "var(--grid)", hex(veil), "var(--paper);fill-opacity:0.65"}
 		for i := range seriesColors {
-			pairs = append(pairs, fmt.Sprintf("#0102%02X", firstSeries+i), seriesVar(i))
+			pairs = append(pairs, hex(seriesColor(i)), seriesVar(i), hex(bandColor(i)), seriesVar(i)+";fill-opacity:0.28")
 		}
 		return strings.NewReplacer(pairs...)
 	}()
