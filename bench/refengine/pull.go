@@ -53,7 +53,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, 
 	for {
 		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks})
 		if x.ctx.Err() != nil {
-			return 0, false, nil
+			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
 		switch {
 		case failure != nil:
