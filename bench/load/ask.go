@@ -46,18 +46,18 @@ func (c *Config) ask(i int) ask {
 func (c *Config) at(i int) time.Duration {
 	n := len(c.Requests)
 	first, last := c.Requests[0].At, c.Requests[n-1].At
-	gap := time.Duration(0)
-	if n > 1 {
-		gap = (last - first) / time.Duration(n-1)
-	}
-	at := c.Requests[i%n].At - first + time.Duration(i/n)*(last-first+gap)
-	if c.Rate <= 0 {
-		return at
-	}
-	if gap == 0 { // all at once, or one request: evenly
+	if c.Rate > 0 && first == last { // no times to scale: evenly
 		return time.Duration(float64(i) / c.Rate * float64(time.Second))
 	}
-	return time.Duration(float64(at) / float64(gap) / c.Rate * float64(time.Second))
+	gap := 0.0 // the mean one, ns
+	if n > 1 {
+		gap = float64(last-first) / float64(n-1)
+	}
+	at := float64(c.Requests[i%n].At-first) + float64(i/n)*gap*float64(n)
+	if c.Rate > 0 {
+		at *= float64(time.Second) / gap / c.Rate
+	}
+	return time.Duration(at)
 }
 
 // cancelAfter is the time a planned cancel waits for; 0: not by time.

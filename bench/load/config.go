@@ -5,8 +5,10 @@
 package load
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"time"
 
@@ -48,6 +50,8 @@ type Config struct {
 	OnProgress func(Progress)
 	// KeepFailures is how many failures Result lists; 0: 20.
 	KeepFailures int
+
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the network; a test has pipes
 }
 
 // Progress counts requests so far. Total is 0 when only Duration ends the run.

@@ -68,12 +68,12 @@ func newRunner(cfg Config) *runner {
 	// what the server does.
 	r.client = &http.Client{
 		Transport: &http.Transport{
+			DialContext:         cfg.dial,
 			MaxIdleConns:        most,
 			MaxIdleConnsPerHost: most,
 			IdleConnTimeout:     2 * time.Second, // servers keep one for 5 s or more: never send on one about to close
 			DisableCompression:  true,
 			TLSHandshakeTimeout: 10 * time.Second,
-			ForceAttemptHTTP2:   false,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
