@@ -43,8 +43,8 @@ type Config struct {
 	Check   Check         // "": CheckText
 
 	// Warm is asked after every request until it says yes: from then until the
-	// last send is Result.Window. nil: once every place was refilled (closed
-	// loop), or an eighth of Count has ended (open loop).
+	// last send is Result.Window. nil: once as many have ended as are in the
+	// system (closed loop), or an eighth of Count, or of Duration (open loop).
 	Warm func(Progress) bool
 	// OnProgress is called after every request, never twice at a time.
 	OnProgress func(Progress)

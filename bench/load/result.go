@@ -122,7 +122,7 @@ func (r *Result) WriteTable(out io.Writer) error {
 	fmt.Fprintf(w, "%d sent: %d ok, %d failed (%d of them wrong), %d cancelled by plan, %d stopped\n", r.Sent, r.OK, r.Failed, r.Wrong, r.Cancelled, r.Stopped)
 	section("whole run", r.All)
 	if r.Window != nil {
-		section("window, from when all places were refilled to the last send", *r.Window)
+		section("from the end of the warm-up to the last send", *r.Window)
 	}
 	for _, phase := range Phases() {
 		if c, ok := r.Cancels[phase]; ok {

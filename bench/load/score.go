@@ -106,6 +106,8 @@ func (s *score) isWarm() bool {
 		return s.cfg.Warm(s.progress)
 	case s.cfg.Concurrency > 0:
 		return s.progress.Ended >= s.cfg.Concurrency
+	case s.cfg.Count == 0:
+		return time.Since(s.first) >= s.cfg.Duration/8
 	}
 	return s.progress.Ended >= max(1, s.cfg.Count/8)
 }

@@ -117,6 +117,9 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
 		cfg.Count = 1000
 	}
+	if n := len(cfg.Requests); cfg.Count > 0 && cfg.Count < n {
+		cfg.Requests = cfg.Requests[:cfg.Count] // so that --rate is the mean of what is sent
+	}
 	return cfg, t.Notes(), cfg.Validate()
 }
 
