@@ -23,7 +23,7 @@ type exchange struct {
 	prompt   []byte
 	out      []byte
 	gaps     []time.Duration // between events that brought tokens
-	buf      [16 << 10]byte
+	buf      [4 << 10]byte
 
 	sent, first, last, end time.Time // first and last: of the events that brought tokens
 	answered               bool      // the response head came
