@@ -21,10 +21,12 @@ type Config struct {
 	Prefill  Prefill                     `yaml:"prefill"`
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
+	SelfTest bool                        `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
-	// src and file are kept so that Validate can point at the line.
-	src  []byte
-	file string
+	Predictor Later `yaml:"predictor"`
+	Geo       Later `yaml:"geo"`
+
+	source source // so that Validate can point at the line
 }
 
 // Admin is the listener for operators.
@@ -53,11 +55,19 @@ type Engine struct {
 	Cost    float32 `yaml:"cost"`
 }
 
+// How the ranks of a group run: a step lasts as long as its fullest rank, or
+// each goes its own way.
+const (
+	BarrierDP   = "dp"
+	BarrierNone = "none"
+)
+
 // Dispatch is the decision.
 type Dispatch struct {
 	Policy    string        `yaml:"policy"`
 	Window    time.Duration `yaml:"window"`
 	TickLimit time.Duration `yaml:"tick_limit"`
+	StepModel Later         `yaml:"step_model"`
 }
 
 // Pool holds finished prefills that wait for a rank.
@@ -135,7 +145,8 @@ func Default() *Config {
 			DrainTimeout:   5 * time.Minute,
 			EventBytes:     8 << 20,
 		},
-		Log: Log{Level: "info"},
+		Log:      Log{Level: "info"},
+		SelfTest: true,
 	}
 	c.Prefill.Policy = "least-tokens"
 	c.Prefill.Work = "tokens"

@@ -3,14 +3,37 @@ package config
 import (
 	"crypto/tls"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
+	"strconv"
+	"strings"
 
 	"evenkeel/engine"
 	"evenkeel/mooncake"
 )
 
-// Target is where calls to an engine go, without a rank. The engine's key comes from the environment, never from the file.
+// InstanceID is the name of an engine everywhere: host:port of its URL.
+func InstanceID(raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
+		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)
+	}
+	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the profile's api_key_env)", raw)
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "", fmt.Errorf("%q has no port from 1 to 65535; write http://host:port", raw)
+	}
+	return net.JoinHostPort(u.Hostname(), port), nil
+}
+
+// Target is where calls to an engine go, without a rank. The engine's key
+// comes from the environment, never from the file.
 func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	id, err := InstanceID(e.URL)
 	if err != nil {

@@ -2,71 +2,59 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"net"
-	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // Validate fills derived values and refuses what cannot work, all problems at
 // once.
 func (c *Config) Validate() error {
 	c.finish()
-	var errs []error
-	bad := func(path, format string, args ...any) { errs = append(errs, c.at(path, format, args...)) }
-
-	c.checkListeners(bad)
-	for name, p := range c.Profiles {
-		if err := p.Validate(); err != nil {
-			bad("$.profiles."+name, "%v", err)
-		}
+	var found problems
+	bad := func(path, format string, args ...any) {
+		found = append(found, c.source.at(path, format, args...))
 	}
+	c.checkListeners(bad)
+	c.checkProfiles(bad)
 	c.checkEngines(bad)
 	c.checkPool(bad)
+	c.checkPrefill(bad)
+	c.checkTimes(bad)
+	c.checkNumbers(bad)
+	c.checkLater(bad)
 	if _, err := policy.Parse(c.Dispatch.Policy); err != nil {
 		bad("$.dispatch.policy", "%v", err)
 	}
-	nonNegative(bad, map[string]time.Duration{
-		"$.dispatch.window": c.Dispatch.Window, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.pool.ttl": c.Pool.TTL,
-		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout,
-	})
-	positive(bad, map[string]time.Duration{
-		"$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout,
-		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout,
-		"$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.connect_timeout": c.Limits.ConnectTimeout,
-		"$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
-	})
-	c.checkNumbers(bad)
-	slices.SortStableFunc(errs, byPlace)
-	return errors.Join(errs...)
-}
-
-// byPlace orders problems as the file does, so that they read the same each time.
-func byPlace(a, b error) int {
-	var x, y *Error
-	if !errors.As(a, &x) || !errors.As(b, &y) {
-		return 0
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
+		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
 	}
-	return cmp.Or(x.Line-y.Line, x.Column-y.Column, strings.Compare(x.Path, y.Path))
+	return found.join()
 }
-
-type report func(path, format string, args ...any)
 
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			bad(path, "%q is not host:port (%v); write for example \":8000\" or \"127.0.0.1:9090\"", addr, err)
+		if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+			bad(path, "%q is not an address; write host:port, such as \":8000\" or \"127.0.0.1:9090\"", addr)
 		}
 	}
-	host, _, err := net.SplitHostPort(c.Admin.Listen)
-	if err == nil && c.Admin.TokenFile == "" && !loopback(host) {
+	host, port, err := net.SplitHostPort(c.Admin.Listen)
+	if err != nil {
+		return
+	}
+	if c.Admin.TokenFile == "" && !loopback(host) {
 		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1", c.Admin.Listen)
+	}
+	if c.Admin.Listen == c.Listen && port != "0" {
+		bad("$.admin.listen", "clients and operators need an address each; both are %q", c.Listen)
 	}
 }
 
@@ -75,79 +63,102 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+func (c *Config) checkProfiles(bad report) {
+	for name, p := range c.Profiles {
+		path := "$.profiles." + name
+		if err := p.Validate(); err != nil && !checkAlone(p, path, bad) {
+			bad(path, "%v", err)
+		}
+	}
+}
+
+// checkAlone tries every key of a bad profile alone, beside defaults, so that
+// the report can point at the key. It is false when they are bad only together.
+func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
+	all := reflect.ValueOf(p)
+	for i := range all.NumField() {
+		alone := mooncake.Profile{Name: p.Name}
+		reflect.ValueOf(&alone).Elem().Field(i).Set(all.Field(i))
+		if err := alone.WithDefaults().Validate(); err != nil {
+			bad(path+"."+all.Type().Field(i).Tag.Get("yaml"), "%v", err)
+			found = true
+		}
+	}
+	return found
+}
+
 func (c *Config) checkEngines(bad report) {
-	seen := map[string]string{}
-	for _, side := range []struct {
-		key     string
-		engines []Engine
-	}{{"prefill", c.Engines.Prefill}, {"decode", c.Engines.Decode}} {
-		for i, e := range side.engines {
-			path := fmt.Sprintf("$.engines.%s[%d]", side.key, i)
-			id, err := InstanceID(e.URL)
-			if err != nil {
-				bad(path+".url", "%v", err)
-				continue
-			}
-			if first, dup := seen[side.key+id]; dup {
-				bad(path+".url", "%s is listed twice, first at %s; remove one, or set ranks if it fronts several DP ranks", id, first)
-			}
-			seen[side.key+id] = trimRoot(path)
-			if _, ok := c.Profiles[e.Profile]; !ok {
-				bad(path+".profile", "no profile is named %q; the profiles are: %s", e.Profile, strings.Join(c.profileNames(), ", "))
-			}
-			if e.Ranks < 0 || e.Ranks > 4096 {
-				bad(path+".ranks", "%d is not a number of DP ranks (0 or 1..4096)", e.Ranks)
-			}
-			if side.key == "prefill" {
-				if e.Group != "" || e.Barrier != "" || e.Slots != 0 {
-					bad(path, "group, barrier and slots belong to decode engines")
-				}
-				continue
-			}
-			if !slices.Contains([]string{"dp", "none"}, e.Barrier) {
-				bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
-			}
-			if e.Slots < 0 {
-				bad(path+".slots", "%d slots; write the engine's --max-num-seqs", e.Slots)
-			}
-			if e.Cost < 0 {
-				bad(path+".cost", "%v is not a cost; 1 is the group's mean", e.Cost)
-			}
+	seen := map[string]string{}     // role and host:port → where
+	barriers := map[string]Engine{} // group → its first engine
+	check := func(role string, i int, e *Engine) {
+		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
+		c.checkEngine(path, role, e, bad)
+		id, err := InstanceID(e.URL)
+		if err != nil {
+			return
+		}
+		if first, dup := seen[role+id]; dup {
+			bad(path+".url", "%s is listed twice, first as %s; remove one, or set ranks if it fronts several DP ranks", id, first)
+			return
+		}
+		seen[role+id] = trimRoot(path)
+		if role != "decode" {
+			return
+		}
+		if first, ok := barriers[e.Group]; ok && first.Barrier != e.Barrier {
+			bad(path+".barrier", "group %q has barrier %s here and %s at %s; ranks of one group step together or not at all", e.Group, e.Barrier, first.Barrier, first.URL)
+		} else if !ok {
+			barriers[e.Group] = *e
 		}
 	}
-	mixed := map[string]string{}
-	for i, e := range c.Engines.Decode {
-		if b, ok := mixed[e.Group]; ok && b != e.Barrier {
-			bad(fmt.Sprintf("$.engines.decode[%d].barrier", i), "group %q has ranks with barrier %s and %s; ranks of one group step together or not at all", e.Group, b, e.Barrier)
-		}
-		mixed[e.Group] = e.Barrier
+	for i := range c.Engines.Prefill {
+		check("prefill", i, &c.Engines.Prefill[i])
+	}
+	for i := range c.Engines.Decode {
+		check("decode", i, &c.Engines.Decode[i])
 	}
 }
 
-// InstanceID is the name of an engine everywhere: host:port of its URL.
-func InstanceID(raw string) (string, error) {
-	u, err := url.Parse(raw)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
-		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)
+// checkEngine looks at one engine by itself.
+func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
+	if _, err := InstanceID(e.URL); err != nil {
+		bad(path+".url", "%v", err)
 	}
-	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
-		return "", fmt.Errorf("%q has a path, query or credentials; write http://host:port alone (a key goes into the profile's api_key_env)", raw)
+	profile, known := c.Profiles[e.Profile]
+	if !known {
+		bad(path+".profile", "no profile is named %q; there are %s", e.Profile, strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "))
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	if e.Ranks < 0 || e.Ranks > maxRanks {
+		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)
 	}
-	return net.JoinHostPort(u.Hostname(), port), nil
+	if role == "prefill" {
+		for key, set := range map[string]bool{
+			"group": e.Group != "", "barrier": e.Barrier != "", "slots": e.Slots != 0, "kv_tokens": e.KV != 0, "cost": e.Cost != 0,
+		} {
+			if set {
+				bad(path+"."+key, "only decode engines have it; remove it")
+			}
+		}
+		return
+	}
+	if known && e.Ranks == 0 && profile.DPMode != mooncake.DPExternal {
+		bad(path, "its profile %s has dp_mode %s, so that one address fronts several DP ranks; set ranks to their number, or the engine places requests itself", e.Profile, profile.DPMode)
+	}
+	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
+		bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
+	}
+	if e.Slots < 0 {
+		bad(path+".slots", "%d is no number of slots; write the engine's --max-num-seqs", e.Slots)
+	}
+	if e.KV < 0 {
+		bad(path+".kv_tokens", "%d is no number of tokens; write a rank's KV capacity, or 0 to ask the engine", e.KV)
+	}
+	if !(e.Cost > 0) {
+		bad(path+".cost", "%v is not a cost; 1 is that of a usual rank, 2 of one half as fast", e.Cost)
+	}
 }
 
-func (c *Config) profileNames() []string {
-	names := make([]string, 0, len(c.Profiles))
-	for n := range c.Profiles {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return names
-}
+const maxRanks = 4096
 
 // checkPool holds the pool's TTL within what every prefill engine keeps
 // (contract 2.4): a hand-off that outlives it decodes somebody else's blocks.
@@ -155,53 +166,78 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places; at least 1 is needed for anything to be prefilled", c.Pool.Size)
 	}
-	for i, e := range c.Engines.Prefill {
+	if c.Pool.TTL < 0 {
+		bad("$.pool.ttl", "%v is negative; write 0s for the hold budget of the hand-off", c.Pool.TTL)
+	}
+	for _, e := range c.Engines.Prefill {
 		p, ok := c.Profiles[e.Profile]
 		if !ok {
 			continue
 		}
-		budget, err := mooncake.HoldBudget(p.KVHoldTimeout, p.HoldMargin)
-		if err != nil {
-			bad("$.profiles."+e.Profile, "%v", err)
-			continue
-		}
-		if c.Pool.TTL > budget {
-			bad("$.pool.ttl", "%v is longer than engines.prefill[%d] (profile %s) keeps a finished prefill for us: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
-				c.Pool.TTL, i, e.Profile, budget, p.KVHoldTimeout, budget)
+		if budget, err := p.HoldBudget(); err == nil && c.Pool.TTL > budget {
+			bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) keeps a finished prefill for us: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
+				c.Pool.TTL, e.URL, e.Profile, budget, p.KVHoldTimeout, budget)
 			return
 		}
 	}
 }
 
-func (c *Config) checkNumbers(bad report) {
-	if c.Prefill.KVThreshold <= 0 || c.Prefill.KVThreshold > 1 {
-		bad("$.prefill.kv_threshold", "%v is not a share of the KV cache; write a number above 0 and up to 1", c.Prefill.KVThreshold)
+func (c *Config) checkPrefill(bad report) {
+	p := c.Prefill
+	if !slices.Contains(prefill.PolicyNames(), p.Policy) {
+		bad("$.prefill.policy", "unknown policy %q; there are %s", p.Policy, strings.Join(prefill.PolicyNames(), ", "))
 	}
-	for path, n := range map[string]int{
-		"$.prefill.queue.max": c.Prefill.Queue.Max, "$.prefill.retry.attempts": c.Prefill.Retry.Attempts, "$.prefill.scrape.misses": c.Prefill.Scrape.Misses,
-		"$.limits.body_bytes": c.Limits.Body, "$.limits.head_bytes": c.Limits.Head, "$.limits.connections": c.Limits.Connections, "$.limits.event_bytes": c.Limits.EventBytes,
+	if p.Work != "tokens" && p.Work != "vllm-ascend" {
+		bad("$.prefill.work", "%q weighs nothing; write tokens or vllm-ascend", p.Work)
+	} else if p.Work != "tokens" && p.Policy != "least-tokens" {
+		bad("$.prefill.work", "only policy least-tokens weighs work, and the policy is %s; remove it", p.Policy)
+	}
+	if err := (prefill.Config{KVThreshold: p.KVThreshold}).Validate(); err != nil || p.KVThreshold == 0 {
+		bad("$.prefill.kv_threshold", "%v is no share of a KV cache at which to stop; write a number up to 1, such as 0.9", p.KVThreshold)
+	}
+	if !(p.Retry.Budget > 0 && p.Retry.Budget <= 1) {
+		bad("$.prefill.retry.budget", "%v is no share of requests; write a number above 0 and up to 1, and attempts: 1 for no retries", p.Retry.Budget)
+	}
+}
+
+// checkTimes: where 0 means something it is allowed.
+func (c *Config) checkTimes(bad report) {
+	for path, d := range map[string]time.Duration{
+		"$.dispatch.window": c.Dispatch.Window, "$.dispatch.tick_limit": c.Dispatch.TickLimit,
+		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout,
 	} {
-		if n < 1 {
-			bad(path, "%d; at least 1 is needed", n)
-		}
-	}
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
-		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
-	}
-}
-
-func nonNegative(bad report, ds map[string]time.Duration) {
-	for path, d := range ds {
 		if d < 0 {
-			bad(path, "%v is negative", d)
+			bad(path, "%v is negative; write 0s or more", d)
 		}
 	}
-}
-
-func positive(bad report, ds map[string]time.Duration) {
-	for path, d := range ds {
+	for path, d := range map[string]time.Duration{
+		"$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
+		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout,
+		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
+	} {
 		if d <= 0 {
 			bad(path, "%v; a time above 0 is needed", d)
+		}
+	}
+}
+
+func (c *Config) checkNumbers(bad report) {
+	least := func(path string, n, least int) {
+		if n < least {
+			bad(path, "%d; at least %d is needed", n, least)
+		}
+	}
+	least("$.prefill.queue.max", c.Prefill.Queue.Max, 1)
+	least("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 1)
+	least("$.prefill.scrape.misses", c.Prefill.Scrape.Misses, 1)
+	least("$.limits.body_bytes", c.Limits.Body, 1)
+	least("$.limits.head_bytes", c.Limits.Head, 1)
+	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
+	least("$.limits.connections", c.Limits.Connections, 1)
+	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
+	for i, host := range c.Limits.MediaHosts {
+		if host == "" || strings.ContainsAny(host, "/ ") {
+			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))
 		}
 	}
 }

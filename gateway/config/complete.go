@@ -1,0 +1,76 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+
+	"evenkeel/mooncake"
+)
+
+// finish fills what depends on other keys. Validate calls it first.
+func (c *Config) finish() {
+	if c.Profiles == nil {
+		c.Profiles = map[string]mooncake.Profile{}
+	}
+	if _, ok := c.Profiles[DefaultProfile]; !ok {
+		c.Profiles[DefaultProfile] = mooncake.Profile{}
+	}
+	for name, p := range c.Profiles {
+		p.Name = name
+		c.Profiles[name] = p.WithDefaults()
+	}
+	c.Engines.Decode = slices.Clone(c.Engines.Decode) // `decode: *prefill` gives both sides one array
+	for _, side := range [][]Engine{c.Engines.Prefill, c.Engines.Decode} {
+		for i := range side {
+			side[i].Profile = cmp.Or(side[i].Profile, DefaultProfile)
+		}
+	}
+	for i := range c.Engines.Decode {
+		c.finishDecode(&c.Engines.Decode[i])
+	}
+}
+
+func (c *Config) finishDecode(e *Engine) {
+	p := c.Profiles[e.Profile]
+	e.Group = cmp.Or(e.Group, "main")
+	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
+	e.Cost = cmp.Or(e.Cost, 1)
+	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
+	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
+}
+
+// Complete fills in and checks an engine that is added while the proxy runs, as
+// if it had stood in the file. What it leaves out of a decode engine is taken
+// from the first one of the file: ranks added later usually join its group.
+func (c *Config) Complete(role string, e Engine) (Engine, error) {
+	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
+	side := &one.Engines.Prefill
+	like := c.Engines.Prefill
+	if role == "decode" {
+		side, like = &one.Engines.Decode, c.Engines.Decode
+	}
+	if len(like) > 0 {
+		e.Profile = cmp.Or(e.Profile, like[0].Profile)
+	}
+	e.Profile = cmp.Or(e.Profile, DefaultProfile)
+	if role == "decode" {
+		if len(like) > 0 && e.Group == "" {
+			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
+		}
+		if len(like) > 0 {
+			e.Slots = cmp.Or(e.Slots, like[0].Slots)
+		}
+		c.finishDecode(&e)
+		for _, other := range like { // a group steps together or not at all
+			if other.Group == e.Group && other.Barrier != e.Barrier {
+				return e, one.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group, other.Barrier, e.Barrier)
+			}
+		}
+	}
+	*side = []Engine{e}
+	var found problems
+	one.checkEngine("$", role, &(*side)[0], func(path, format string, args ...any) {
+		found = append(found, one.source.at(path, format, args...))
+	})
+	return e, found.join()
+}

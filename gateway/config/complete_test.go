@@ -1,0 +1,84 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+func TestComplete(t *testing.T) {
+	c, err := Parse("f.yaml", []byte(`
+profiles: {n: {connector: nixl-pull, max_num_seqs: 9}}
+engines:
+  prefill: [{url: "http://p0:1", profile: n}]
+  decode: [{url: "http://d0:1", profile: n, group: west, slots: 4}]
+`))
+	require.NoError(t, err)
+	before := *c
+	for _, tc := range []struct {
+		name, role string
+		in, want   Engine
+		refused    string
+	}{
+		{"a prefill engine takes the first one's profile", "prefill", Engine{URL: "http://p1:1"}, Engine{URL: "http://p1:1", Profile: "n"}, ""},
+		{"a decode engine joins the first one's group", "decode", Engine{URL: "http://d1:1"}, Engine{URL: "http://d1:1", Profile: "n", Group: "west", Barrier: "dp", Slots: 4, Cost: 1}, ""},
+		{"what is given stays", "decode", Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3},
+			Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3}, ""},
+		{"a group keeps its barrier", "decode", Engine{URL: "http://d1:1", Group: "west", Barrier: "none"}, Engine{}, "group \"west\" has barrier dp, this engine none"},
+		{"an engine needs a URL", "prefill", Engine{URL: "p1"}, Engine{}, "p1: url: \"p1\" is not an engine's URL"},
+		{"a profile must exist", "prefill", Engine{URL: "http://p1:1", Profile: "x"}, Engine{}, "http://p1:1: profile: no profile is named \"x\""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := c.Complete(tc.role, tc.in)
+			if tc.refused != "" {
+				require.ErrorContains(t, err, tc.refused)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, tc.want, got)
+		})
+	}
+	require.Equal(t, before.Engines, c.Engines, "the config itself stays as it was")
+
+	bare := Default()
+	require.NoError(t, bare.Validate())
+	got, err := bare.Complete("decode", Engine{URL: "http://d:1"})
+	require.NoError(t, err)
+	require.Equal(t, Engine{URL: "http://d:1", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}, got)
+}
+
+func TestInstanceID(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://p0:8100": "p0:8100", "http://p0": "p0:80", "https://p0/": "p0:443", "http://[fd00::1]:8100": "[fd00::1]:8100",
+	} {
+		id, err := InstanceID(url)
+		require.NoError(t, err)
+		require.Equal(t, want, id)
+	}
+	for _, url := range []string{"", "p0:8100", "tcp://p0:8100", "http://", "http://p0:8100/v1", "http://p0:8100?a=b", "http://p0:8100#f", "http://u@p0:8100", "http://p0:70000", "http://p0:x"} {
+		_, err := InstanceID(url)
+		require.Error(t, err, url)
+	}
+}
+
+func TestTarget(t *testing.T) {
+	plain, err := Target(Engine{URL: "http://p0:8100/"}, &mooncake.Profile{})
+	require.NoError(t, err)
+	require.Equal(t, "p0:8100", plain.ID)
+	require.Equal(t, "http://p0:8100", plain.URL.String())
+	require.Equal(t, -1, plain.Rank)
+	require.Nil(t, plain.TLS)
+
+	t.Setenv("EK_TEST_KEY", "secret")
+	tls, err := Target(Engine{URL: "https://p0"}, &mooncake.Profile{APIKeyEnv: "EK_TEST_KEY"})
+	require.NoError(t, err)
+	require.Equal(t, "p0", tls.TLS.ServerName)
+	require.Equal(t, "secret", tls.APIKey)
+
+	_, err = Target(Engine{URL: "http://p0:1"}, &mooncake.Profile{APIKeyEnv: "EK_TEST_NO_KEY"})
+	require.ErrorContains(t, err, "EK_TEST_NO_KEY, which is empty; export it")
+	_, err = Target(Engine{URL: "p0"}, &mooncake.Profile{})
+	require.Error(t, err)
+}

@@ -1,0 +1,124 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/token"
+)
+
+// Error is a problem at a place of the file.
+type Error struct {
+	File         string // or the flag that set the value; empty: a default
+	Line, Column int    // 0 when the value stands nowhere in the file
+	Path         string // of the key, such as pool.ttl
+	Msg          string // what is wrong, and what to write instead
+	Excerpt      string
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File)
+		if e.Line > 0 {
+			fmt.Fprintf(&b, ":%d:%d", e.Line, e.Column)
+		}
+		b.WriteString(": ")
+	}
+	if e.Path != "" {
+		b.WriteString(e.Path + ": ")
+	}
+	b.WriteString(e.Msg)
+	if e.Excerpt != "" {
+		b.WriteString("\n" + e.Excerpt)
+	}
+	return b.String()
+}
+
+// report notes a problem of the value at a path such as "$.pool.ttl".
+type report func(path, format string, args ...any)
+
+// problems collects Errors and joins them in the order of the file.
+type problems []error
+
+func (p problems) join() error {
+	slices.SortStableFunc(p, func(a, b error) int {
+		var x, y *Error
+		if !errors.As(a, &x) || !errors.As(b, &y) {
+			return 0
+		}
+		return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column), cmp.Compare(x.Path, y.Path))
+	})
+	return errors.Join(p...)
+}
+
+// source knows where every value was written.
+type source struct {
+	file   string
+	text   []byte
+	places map[string]place  // by path
+	flags  map[string]string // path → flag that replaced what the file says
+}
+
+type place struct{ line, column int }
+
+// Flag notes that the value at path, such as "pool.ttl", came from a flag of
+// the command line, which errors then name in place of the file.
+func (c *Config) Flag(path, flag string) {
+	if c.source.flags == nil {
+		c.source.flags = map[string]string{}
+	}
+	c.source.flags["$."+path] = flag
+}
+
+// at points at the value of a path, or at its nearest parent that is written
+// down.
+func (s *source) at(path, format string, args ...any) error {
+	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
+	for p := path; p != "$"; p = parent(p) {
+		if flag, ok := s.flags[p]; ok {
+			e.File = flag
+			return e
+		}
+		if at, ok := s.places[p]; ok {
+			e.Line, e.Column, e.Excerpt = at.line, at.column, s.excerpt(at.line)
+			return e
+		}
+	}
+	return e
+}
+
+func (s *source) atToken(t *token.Token, path, format string, args ...any) error {
+	return &Error{
+		File: s.file, Line: t.Position.Line, Column: t.Position.Column,
+		Path: trimRoot(path), Msg: fmt.Sprintf(format, args...), Excerpt: s.excerpt(t.Position.Line),
+	}
+}
+
+func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
+
+// parent cuts the last step off a path: "$.a.b[1]" is below "$.a.b".
+func parent(path string) string {
+	if i := strings.LastIndexAny(path, ".["); i > 0 {
+		return path[:i]
+	}
+	return "$"
+}
+
+// excerpt shows the line with its neighbours, the line itself marked.
+func (s *source) excerpt(line int) string {
+	lines := bytes.Split(bytes.TrimRight(s.text, "\n"), []byte("\n"))
+	var b bytes.Buffer
+	for n := max(1, line-1); n <= min(len(lines), line+1); n++ {
+		mark := ' '
+		if n == line {
+			mark = '>'
+		}
+		fmt.Fprintf(&b, "%c %4d | %s\n", mark, n, bytes.TrimRight(lines[n-1], "\r"))
+	}
+	return strings.TrimRight(b.String(), "\n")
+}

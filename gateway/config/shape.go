@@ -1,0 +1,190 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
+
+	"evenkeel/mooncake"
+)
+
+// checkShape walks the file beside the types of Config and notes where every
+// value stands. It reports every unknown or repeated key and every value of the
+// wrong type, in the file's words; the decoder would stop at the first, speak
+// of Go types, and cut 1.5 down to 1.
+func (c *Config) checkShape(root ast.Node) error {
+	s := shape{source: &c.source}
+	s.value(root, reflect.TypeFor[Config](), "$")
+	return s.found.join()
+}
+
+type shape struct {
+	source *source
+	found  problems
+}
+
+func (s *shape) bad(t *token.Token, path, format string, args ...any) {
+	s.found = append(s.found, s.source.atToken(t, path, format, args...))
+}
+
+var (
+	durationType = reflect.TypeFor[time.Duration]()
+	laterType    = reflect.TypeFor[Later]()
+	profileType  = reflect.TypeFor[mooncake.Profile]()
+)
+
+// value checks one node against the type it is decoded into.
+func (s *shape) value(n ast.Node, t reflect.Type, path string) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch n := n.(type) {
+	case nil, *ast.NullNode: // nothing written: the default
+		return
+	case *ast.AnchorNode:
+		s.value(n.Value, t, path)
+		return
+	case *ast.AliasNode: // what it stands for was checked at its anchor, the type of a second use by the decoder
+		return
+	case *ast.TagNode:
+		s.bad(n.GetToken(), path, "tags such as %s mean nothing here; remove it", n.Start.Value)
+		return
+	}
+	switch {
+	case t == laterType:
+		s.mapping(n, path, func(string) (reflect.Type, bool) { return nil, true }, nil)
+	case t.Kind() == reflect.Struct:
+		fields, names := keysOf(t)
+		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
+	case t.Kind() == reflect.Map:
+		s.mapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
+	case t.Kind() == reflect.Slice:
+		list, ok := n.(*ast.SequenceNode)
+		if !ok {
+			s.bad(n.GetToken(), path, "a list is needed; write [a, b], or one item a line behind a dash")
+			return
+		}
+		for i, item := range list.Values {
+			at := fmt.Sprintf("%s[%d]", path, i)
+			s.note(at, first(item))
+			s.value(item, t.Elem(), at)
+		}
+	default:
+		if problem := scalarProblem(n, t); problem != "" {
+			s.bad(n.GetToken(), path, "%s", problem)
+		}
+	}
+}
+
+// mapping checks the keys of one mapping; typeOf tells a key's type, a nil one
+// takes anything.
+func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
+	var values []*ast.MappingValueNode
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		values = n.Values
+	case *ast.MappingValueNode:
+		values = []*ast.MappingValueNode{n}
+	default:
+		s.bad(n.GetToken(), path, "keys with values are needed here; write one a line as key: value, or {key: value}")
+		return
+	}
+	seen := map[string]int{}
+	for _, v := range values {
+		if v.Key.IsMergeKey() {
+			continue // as with an alias
+		}
+		t := v.Key.GetToken()
+		key := t.Value
+		at := path + "." + key
+		if line, twice := seen[key]; twice {
+			s.bad(t, at, "the key is written twice, first in line %d; remove one", line)
+			continue
+		}
+		seen[key] = t.Position.Line
+		typ, known := typeOf(key)
+		if !known {
+			s.bad(t, at, "no such key; the keys here are %s", strings.Join(names, ", "))
+			continue
+		}
+		s.note(at, t)
+		if typ == nil {
+			continue
+		}
+		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
+			s.note(at, v.Value.GetToken())
+		}
+		s.value(v.Value, typ, at)
+	}
+}
+
+func (s *shape) note(path string, t *token.Token) {
+	s.source.places[path] = place{t.Position.Line, t.Position.Column}
+}
+
+// first is the token a node begins with; a mapping's own is the first colon.
+func first(n ast.Node) *token.Token {
+	switch m := n.(type) {
+	case *ast.MappingNode:
+		if !m.IsFlowStyle && len(m.Values) > 0 {
+			return m.Values[0].Key.GetToken()
+		}
+	case *ast.MappingValueNode:
+		return m.Key.GetToken()
+	}
+	return n.GetToken()
+}
+
+// scalarProblem says what is wrong with a single value, empty when nothing is.
+func scalarProblem(n ast.Node, t reflect.Type) string {
+	text := n.GetToken().Value
+	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) }
+	switch {
+	case t == durationType:
+		if is(ast.IntegerType, ast.FloatType) {
+			return fmt.Sprintf("%s has no unit; write %[1]ss for seconds, or use ms, m, h", text)
+		}
+		if _, err := time.ParseDuration(text); !is(ast.StringType) || err != nil {
+			return fmt.Sprintf("%q is no duration; write a number with a unit, such as 500ms, 20s or 5m", text)
+		}
+	case t.Kind() == reflect.String:
+		if !is(ast.StringType, ast.LiteralType, ast.IntegerType, ast.FloatType) {
+			return "one text is needed, in quotes where YAML reads something else into it"
+		}
+	case t.Kind() == reflect.Bool:
+		if !is(ast.BoolType) {
+			return fmt.Sprintf("%q is neither true nor false; write one of them", text)
+		}
+	case t.Kind() == reflect.Float32 || t.Kind() == reflect.Float64:
+		if !is(ast.IntegerType, ast.FloatType) {
+			return fmt.Sprintf("%q is not a number; write one such as 0.9", text)
+		}
+	default:
+		if !is(ast.IntegerType) {
+			return fmt.Sprintf("%q is not a whole number; write digits only", text)
+		}
+	}
+	return ""
+}
+
+// keysOf lists the keys of a struct as the file writes them.
+func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
+	types = map[string]reflect.Type{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key := f.Tag.Get("yaml")
+		if t == profileType && key == "name" {
+			continue // a profile is named by its key
+		}
+		if key != "" {
+			types[key] = f.Type
+			names = append(names, key)
+		}
+	}
+	return types, names
+}

@@ -1,0 +1,144 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/prefill"
+)
+
+func TestValidateRefuses(t *testing.T) {
+	const engines = "engines:\n  prefill: [{url: \"http://p:1\"}]\n  decode: [{url: \"http://d:1\"}]\n"
+	for _, tc := range []struct{ name, text, path, says string }{
+		{"an address without a port", "listen: localhost", "listen", "write host:port"},
+		{"an address with an empty port", "listen: \"localhost:\"", "listen", "write host:port"},
+		{"an admin listener for all without a token", "admin: {listen: \":9090\"}", "admin.listen", "set admin.token_file, or listen on 127.0.0.1"},
+		{"one address for clients and operators", "listen: 127.0.0.1:9090", "admin.listen", "an address each"},
+		{"an unknown decode policy", "dispatch: {policy: brh}", "dispatch.policy", "there are br0,"},
+		{"a decode policy with a setting it has not", "dispatch: {policy: \"jsq,theta=1\"}", "dispatch.policy", "theta"},
+		{"a prefill policy of a later version", "prefill: {policy: finish}", "prefill.policy", "there are least-tokens"},
+		{"a weight nobody knows", "prefill: {work: bytes}", "prefill.work", "write tokens or vllm-ascend"},
+		{"a weight for a policy that has none", "prefill: {policy: round-robin, work: vllm-ascend}", "prefill.work", "remove it"},
+		{"a threshold of nothing", "prefill: {kv_threshold: 0}", "prefill.kv_threshold", "such as 0.9"},
+		{"a threshold its hysteresis eats", "prefill: {kv_threshold: 0.01}", "prefill.kv_threshold", "such as 0.9"},
+		{"no attempt", "prefill: {retry: {attempts: 0}}", "prefill.retry.attempts", "at least 1"},
+		{"no backoff", "prefill: {retry: {base: 0s}}", "prefill.retry.base", "above 0"},
+		{"a negative scrape interval", "prefill: {scrape: {interval: -1s}}", "prefill.scrape.interval", "0s or more"},
+		{"no time for a scrape", "prefill: {scrape: {timeout: 0s}}", "prefill.scrape.timeout", "above 0"},
+		{"no time in the arrival queue", "prefill: {queue: {timeout: 0s}}", "prefill.queue.timeout", "above 0"},
+		{"no room in the arrival queue", "prefill: {queue: {max: 0}}", "prefill.queue.max", "at least 1"},
+		{"no pool", "pool: {size: 0}", "pool.size", "at least 1"},
+		{"a negative TTL", "pool: {ttl: -1s}", "pool.ttl", "0s for the hold budget"},
+		{"a TTL above the hold budget", "pool: {ttl: 361s}\n" + engines, "pool.ttl", "lower pool.ttl to 6m0s"},
+		{"a connector that cannot wait", "profiles: {a: {connector: ascend-layerwise}}", "profiles.a.connector", "use ascend-mooncake-v1"},
+		{"a connector that needs both at once", "profiles: {a: {connector: sglang}}", "profiles.a.connector", "both its engines"},
+		{"an unknown connector", "profiles: {a: {connector: tcp}}", "profiles.a.connector", "use one of"},
+		{"a profile without hold time", "profiles: {a: {kv_hold_timeout: -1s}}", "profiles.a.kv_hold_timeout", "kv_hold_timeout"},
+		{"a profile with a name of its own", "profiles: {a: {name: b}}", "profiles.a.name", "no such key"},
+		{"an engine without a URL", "engines: {prefill: [{profile: ascend}]}", "engines.prefill[0].url", "write http://host:port"},
+		{"an engine without a scheme", "engines: {decode: [{url: \"d0:8200\"}]}", "engines.decode[0].url", "write http://host:port"},
+		{"an engine with a path", "engines: {decode: [{url: \"http://d0:8200/v1\"}]}", "engines.decode[0].url", "http://host:port alone"},
+		{"an engine with a key in its URL", "engines: {decode: [{url: \"http://u:p@d0:8200\"}]}", "engines.decode[0].url", "api_key_env"},
+		{"an engine on no port", "engines: {decode: [{url: \"http://d0:0\"}]}", "engines.decode[0].url", "1 to 65535"},
+		{"a duplicate decode engine", "engines: {decode: [{url: \"http://d0:80\"}, {url: \"http://d0\"}]}", "engines.decode[1].url", "first as engines.decode[0]"},
+		{"an unknown profile", "engines: {decode: [{url: \"http://d0:1\", profile: a}]}", "engines.decode[0].profile", "there are ascend"},
+		{"a group of two barriers", "engines: {decode: [{url: \"http://d0:1\"}, {url: \"http://d1:1\", barrier: none}]}", "engines.decode[1].barrier", "group \"main\" has barrier none here and dp at http://d0:1"},
+		{"a barrier nobody knows", "engines: {decode: [{url: \"http://d0:1\", barrier: ep}]}", "engines.decode[0].barrier", "dp"},
+		{"negative slots", "engines: {decode: [{url: \"http://d0:1\", slots: -1}]}", "engines.decode[0].slots", "--max-num-seqs"},
+		{"negative KV", "engines: {decode: [{url: \"http://d0:1\", kv_tokens: -1}]}", "engines.decode[0].kv_tokens", "0 to ask the engine"},
+		{"a negative cost", "engines: {decode: [{url: \"http://d0:1\", cost: -1}]}", "engines.decode[0].cost", "1 is that of a usual rank"},
+		{"too many ranks", "engines: {decode: [{url: \"http://d0:1\", ranks: 5000}]}", "engines.decode[0].ranks", "1 to 4096"},
+		{"several ranks behind an address that is not told how many", "profiles: {a: {dp_mode: internal}}\nengines: {decode: [{url: \"http://d0:1\", profile: a}]}", "engines.decode[0]", "set ranks"},
+		{"slots of a prefill engine", "engines: {prefill: [{url: \"http://p0:1\", slots: 4}]}", "engines.prefill[0].slots", "only decode engines"},
+		{"no body at all", "limits: {body_bytes: 0}", "limits.body_bytes", "at least 1"},
+		{"a media host that is a URL", "limits: {media_hosts: [\"https://x\"]}", "limits.media_hosts[0]", "a name alone"},
+		{"a level nobody knows", "log: {level: trace}", "log.level", "debug, info, warn or error"},
+		{"a step model of a later version", "dispatch: {step_model: {c0_ms: 12}}", "dispatch.step_model.c0_ms", "not in this version"},
+		{"a predictor of a later version", "predictor: {kind: survival}", "predictor.kind", "not in this version; leave predictor out, or write {file: \"\", kind: none}"},
+		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Parse("f.yaml", []byte(tc.text))
+			found := errorsOf(err)
+			require.Len(t, found, 1, "%v", err)
+			e := found[0]
+			require.Equal(t, tc.path, e.Path)
+			require.Contains(t, e.Msg, tc.says)
+			require.Equal(t, "f.yaml", e.File)
+			if !strings.HasPrefix(tc.text, "listen: 127") { // that one is told at a default
+				require.Positive(t, e.Line, e)
+				require.Positive(t, e.Column, e)
+				require.Contains(t, e.Excerpt, ">    ", e)
+			}
+		})
+	}
+}
+
+func TestValidateAccepts(t *testing.T) {
+	for _, tc := range []struct{ name, text string }{
+		{"what a later version has, turned off", "geo: {mode: off}\npredictor: {kind: none, file: \"\"}\ndispatch: {step_model: {c0_ms: 0, c1_ms: 0.0}}"},
+		{"one engine on both sides", "engines: {prefill: [{url: \"http://e:1\"}], decode: [{url: \"http://e:1\"}]}"},
+		{"one list for both sides", "engines: {prefill: &all [{url: \"http://e:1\"}], decode: *all}"},
+		{"an admin listener for all with a token", "admin: {listen: \":9090\", token_file: /run/token}"},
+		{"IPv6", "listen: \"[::]:8000\"\nadmin: {listen: \"[::1]:9090\"}\nengines: {decode: [{url: \"http://[fd00::1]:8200\"}]}"},
+		{"a TTL that is the hold budget", "pool: {ttl: 360s}\nengines: {prefill: [{url: \"http://p:1\"}]}"},
+		{"a TTL above the budget of a profile nobody uses", "pool: {ttl: 60s}\nprofiles: {n: {connector: nixl-pull}}\nengines: {prefill: [{url: \"http://p:1\"}]}"},
+		{"two groups, each with its barrier", "engines: {decode: [{url: \"http://d0:1\"}, {url: \"http://d1:1\", group: dense, barrier: none}]}"},
+		{"no scrapes", "prefill: {scrape: {interval: 0s}}"},
+		{"a policy with settings", "dispatch: {policy: \"br0,theta=64\"}"},
+		{"a number where a text may be one", "profiles: {a: {probe_min_tokens: 1}}"},
+		{"the weight of vllm-ascend", "prefill: {work: vllm-ascend}"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Parse("f.yaml", []byte(tc.text))
+			require.NoError(t, err)
+		})
+	}
+}
+
+func TestAFlagIsNamedInPlaceOfTheFile(t *testing.T) {
+	c, err := Parse("f.yaml", []byte("dispatch: {policy: br0}\n"))
+	require.NoError(t, err)
+	c.Dispatch.Policy = "fastest"
+	c.Flag("dispatch.policy", "--policy")
+	err = c.Validate()
+	require.ErrorContains(t, err, "--policy: dispatch.policy: unknown policy \"fastest\"")
+	require.NotContains(t, err.Error(), "f.yaml")
+
+	c = Default()
+	c.Engines.Decode = []Engine{{URL: "http://d0:1"}, {URL: "http://d0:1"}}
+	c.Flag("engines.decode", "--decoder-hosts")
+	require.EqualError(t, c.Validate(), "--decoder-hosts: engines.decode[1].url: d0:1 is listed twice, first as engines.decode[0]; remove one, or set ranks if it fronts several DP ranks")
+}
+
+// TestWhatIsValidHereIsValidThere: the prefill tier refuses nothing at its start
+// that this package let pass, and no value means another default there.
+func TestWhatIsValidHereIsValidThere(t *testing.T) {
+	c, d := Default().Prefill, prefill.Default()
+	require.Equal(t, d.Policy, c.Policy)
+	require.Equal(t, d.KVThreshold, c.KVThreshold)
+	require.Equal(t, d.Scrape, prefill.ScrapeConfig(c.Scrape))
+	require.Equal(t, d.Queue, prefill.QueueConfig(c.Queue))
+	require.Equal(t, d.Retry, prefill.RetryConfig(c.Retry))
+
+	share := rapid.OneOf(rapid.Float64Range(-1, 2), rapid.SampledFrom([]float64{0, 0.02, 1}))
+	rapid.Check(t, func(t *rapid.T) {
+		c := Default()
+		c.Prefill.Policy = rapid.SampledFrom(append(prefill.PolicyNames(), "", "finish")).Draw(t, "policy")
+		c.Prefill.KVThreshold = share.Draw(t, "threshold")
+		c.Prefill.Retry.Budget = share.Draw(t, "budget")
+		c.Prefill.Retry.Attempts = rapid.IntRange(-1, 3).Draw(t, "attempts")
+		c.Prefill.Queue.Max = rapid.IntRange(-1, 3).Draw(t, "queue")
+		if c.Validate() != nil {
+			return
+		}
+		p := c.Prefill
+		require.NoError(t, prefill.Config{
+			Policy: p.Policy, KVThreshold: p.KVThreshold, Queue: prefill.QueueConfig(p.Queue), Retry: prefill.RetryConfig(p.Retry),
+		}.Validate())
+		require.NotZero(t, p.KVThreshold*p.Retry.Budget*float64(p.Retry.Attempts*p.Queue.Max), "0 would be another default")
+	})
+}
