@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -18,7 +19,7 @@ import (
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
 // on the prefiller's budget.
 func (g *Gateway) drain(h *handoff, m route) {
-	g.background.Go(func() {
+	g.drains.Go(func() {
 		outcome, err := g.drainNow(h, m)
 		g.metrics.drains.WithLabelValues(outcome).Inc()
 		if err != nil {
@@ -43,13 +44,16 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 			return "expired", err
 		}
 	}
+	h.lease.Dispatched()
 	rank := g.fleet.rank(r.Slot.Worker)
-	body := rank.Profile.DrainBody(&j.req.Body, j.req.Endpoint, j.leg, h.kv, nil)
+	body := rank.Profile.DrainBody(&j.body, j.req.Endpoint, j.leg, h.kv, nil)
 	call := g.client.NewCall(rank.Target)
+	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", 1), body, engine.Deadlines{
 		Connect: g.cfg.Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	if err != nil {
+		g.monitor.Report(rank.Instance, err)
 		return "failed", err
 	}
 	defer resp.Close()
@@ -58,7 +62,7 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	}
 	if resp.StatusCode() != http.StatusOK {
 		if _, freed := g.fleet.rejects(rank); !freed {
-			return "refused", fmt.Errorf("decode %s answered %d", rank.Target.ID, resp.StatusCode())
+			return "refused", fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 		}
 	}
 	h.lease.Release()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"evenkeel/dispatcher"
@@ -21,19 +22,51 @@ func unavailable(code, message string, retryAfter int) *openai.Error {
 	return e
 }
 
-// badGateway says that an engine failed and no retry is left.
-func badGateway(side, id string, err error) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, side+"_failed", fmt.Sprintf("%s engine %s failed: %v", side, id, err))
+// errGone stands for an answer nobody reads any more. The status is nginx's.
+func errGone() *openai.Error {
+	return openai.NewError(statusGone, "client_closed", "the client left")
 }
 
-// transportError is badGateway, or 504 where the engine was silent.
-func transportError(side, id string, err error) *openai.Error {
-	e := badGateway(side, id, err)
+const statusGone = 499
+
+// badGateway says that an engine failed and no retry is left.
+func badGateway(side, why string) *openai.Error {
+	return openai.NewError(http.StatusBadGateway, side+"_failed", "the "+side+" engine failed: "+why)
+}
+
+// transportError is badGateway for a call that broke, 504 where the engine was
+// silent and 503 where it could not be reached at all.
+func transportError(side string, err error) *openai.Error {
 	var ee *engine.Error
-	if errors.As(err, &ee) && ee.Timeout {
-		e.Status, e.Code = http.StatusGatewayTimeout, side+"_timeout"
+	switch isCall := errors.As(err, &ee); {
+	case isCall && ee.Phase == engine.PhaseConnect:
+		return unavailable(side+"_unavailable", "the "+side+" engine cannot be reached; retry later", 1)
+	case isCall && ee.Timeout, errors.Is(err, errSilent):
+		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", "the "+side+" engine was silent for too long")
 	}
-	return e
+	return badGateway(side, cause(err))
+}
+
+// streamError ends an answer whose engine broke it off.
+func streamError(code string, err error) *openai.Error {
+	return openai.NewError(http.StatusBadGateway, code, "the decode engine's answer broke off: "+cause(err))
+}
+
+// cause says how a call failed in words for a client; addresses stay in the
+// log.
+func cause(err error) string {
+	var ee *engine.Error
+	switch isCall := errors.As(err, &ee); {
+	case !isCall:
+		return err.Error()
+	case ee.Timeout:
+		return "silence for too long"
+	case errors.Is(err, engine.ErrTooLarge):
+		return "more bytes than allowed"
+	case errors.Is(err, engine.ErrMalformed):
+		return "not valid HTTP"
+	}
+	return "the connection was lost"
 }
 
 // relayed is an engine's own answer, byte for byte.
@@ -88,4 +121,25 @@ func retryAfter(resp *engine.Response) int {
 		return 0
 	}
 	return n
+}
+
+// outcomeOf names how a request ended, for metrics and the log: one of a fixed
+// set, for what an engine or a client writes must not become a label.
+func outcomeOf(e *openai.Error) string {
+	switch {
+	case e == nil:
+		return "ok"
+	case slices.Contains(outcomes, e.Code):
+		return e.Code
+	}
+	return "engine_error"
+}
+
+// outcomes are the codes of our own errors, and what stands for an engine's.
+var outcomes = []string{
+	"client_closed", "invalid_api_key", "queue_full", "queue_timeout", "prefill_kv_exhausted", "pool_timeout", "draining",
+	openai.CodeInvalidJSON, openai.CodeInvalidType, openai.CodeInvalidValue, openai.CodeDuplicateKey, openai.CodeMissing, openai.CodeUnsupported,
+	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
+	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
+	"upstream_broken", "upstream_incomplete", "recompute_unresumable", "internal_error",
 }

@@ -25,6 +25,8 @@ import (
 type fleet struct {
 	gw *Gateway
 
+	publishing sync.Mutex // what is published last is what is true last
+
 	mu        sync.RWMutex
 	instances map[string]*instance // by role and host:port
 	order     []string             // as configured, then as added
@@ -212,6 +214,8 @@ func (f *fleet) onStatus(key string, s engine.Status) {
 // publish derives what prefill tier, dispatcher and API need from the engines'
 // present state.
 func (f *fleet) publish() {
+	f.publishing.Lock()
+	defer f.publishing.Unlock()
 	f.mu.Lock()
 	routes := map[string]route{}
 	var candidates []prefill.Candidate
@@ -341,7 +345,7 @@ func (f *fleet) lookup(model string) (r route, ok, known bool) {
 	return r, ok, len(f.routes) > 0
 }
 
-// models are the names that can be served now: healthy on both sides.
+// models are the names that some healthy engine serves.
 func (f *fleet) models() []route {
 	f.mu.RLock()
 	defer f.mu.RUnlock()

@@ -52,7 +52,8 @@ type Gateway struct {
 
 	ctx        context.Context // ends when the last stream has
 	stop       context.CancelFunc
-	background sync.WaitGroup // drains and loops
+	background sync.WaitGroup // loops that end with ctx
+	drains     sync.WaitGroup // of hand-offs
 	server     *fasthttp.Server
 	listener   *edge.Listener
 	admin      net.Listener
@@ -231,12 +232,22 @@ func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 // Drain makes /readyz false and refuses new requests; running ones finish.
 func (g *Gateway) Drain() { g.draining.Store(true) }
 
-// Shutdown drains, waits for the streams until ctx ends, closes what is left
-// and stops every goroutine.
+// Shutdown drains, waits for streams and for hand-offs that are being released
+// until ctx ends, closes what is left and stops every goroutine.
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.Drain()
 	err := edge.Drain(ctx, g.server, g.listener)
+	drained := make(chan struct{})
+	go func() {
+		g.drains.Wait()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+	}
 	g.stop()
+	<-drained
 	g.background.Wait()
 	g.client.Close()
 	return errors.Join(err, g.requestLog.close())

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -61,7 +62,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	g.open.Add(1)
 	rec := &record{ID: newID(), Arrival: arrive}
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	ctx.Response.Header.Set("X-Request-Id", orElse(clientID, rec.ID))
+	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, rec.ID))
 
 	key, fail := g.authenticate(ctx)
 	if fail != nil {
@@ -80,20 +81,18 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	}
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal", Message: "the connection is not watched"})
+		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
 		return
 	}
-	legs := req.Legs()
+	legs, body := req.Legs(), req.Body
+	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	if len(legs) > 1 {
-		g.fanOut(ctx, conn, req, legs, m, rec)
+		g.fanOut(ctx, conn, req, body, legs, m, rec)
 		return
 	}
 	j := &job{
-		gw: g, req: req, client: conn, id: rec.ID, model: m, arrive: arrive, rec: rec,
+		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: rec.ID, model: m, arrive: arrive, rec: rec,
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
-	}
-	if len(legs) == 1 {
-		j.leg = &legs[0].Leg
 	}
 	s, fail := j.serve()
 	if fail != nil {
@@ -104,14 +103,14 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
 		return
 	}
-	body, fail := s.collect()
+	answer, fail := s.collect()
 	s.close(nil)
 	if fail != nil {
 		g.fail(ctx, fail)
 		return
 	}
 	ctx.SetContentType("application/json")
-	ctx.SetBody(body)
+	ctx.SetBody(answer)
 }
 
 // startStream hands the connection's goroutine the body to pull.
@@ -168,14 +167,15 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai
 
 // refuse ends a request that never had an answer.
 func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error) {
-	rec.Outcome = outcomeOf(e)
-	rec.TotalMs = ms(time.Since(rec.Arrival))
-	g.account(rec)
+	g.account(rec, e)
 	g.fail(ctx, e)
 }
 
-// account counts and logs a finished request: its very end, once for each.
-func (g *Gateway) account(rec *record) {
+// account counts and logs a finished request: its very end, once for each. fail
+// is nil for an answer that was whole.
+func (g *Gateway) account(rec *record, fail *openai.Error) {
+	rec.Outcome = outcomeOf(fail)
+	rec.TotalMs = ms(time.Since(rec.Arrival))
 	g.open.Add(-1)
 	rec.key.Release()
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
@@ -184,32 +184,10 @@ func (g *Gateway) account(rec *record) {
 	}
 }
 
-// finished settles a job's numbers when its stream closes.
-func (j *job) finished(s *stream, tokens int) {
-	now := time.Now()
-	j.gw.metrics.stage(stageRelay, now.Sub(s.began)-time.Duration(j.rec.TransferMs*float64(time.Millisecond)))
-	if tokens > 1 && s.broken == nil {
-		j.gw.metrics.tpot.Observe(now.Sub(s.began).Seconds() / float64(tokens-1))
-	}
-	j.rec.OutputTokens += tokens
-	j.rec.Outcome = outcomeOf(s.broken)
-	j.rec.TotalMs = ms(now.Sub(j.arrive))
-	if !j.isLeg() {
-		j.gw.account(j.rec)
-	}
-}
-
 // fail writes an error answer.
 func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	id := ctx.Response.Header.Peek("X-Request-Id")
 	ctx.SetStatusCode(e.Status)
-	ctx.SetContentType("application/json")
-	if e.ContentType != "" {
-		ctx.SetContentType(e.ContentType)
-	}
-	if len(id) > 0 {
-		ctx.Response.Header.SetBytesV("X-Request-Id", id)
-	}
+	ctx.SetContentType(cmp.Or(e.ContentType, "application/json"))
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,6 +25,7 @@ import (
 type job struct {
 	gw     *Gateway
 	req    *openai.Request
+	body   mooncake.Body // dropped once a decode engine has it
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
 	client client
 	id     string // request id, the stem of the engines' ids
@@ -32,10 +34,10 @@ type job struct {
 	ask    sse.Ask
 	rec    *record
 
-	prompt int  // tokens as the prefill engine counted them
-	cached int  // of these, found in its prefix cache; -1 unknown
-	poison int  // 500 once an engine failed so: the request may be what kills it
-	place  bool // a reserved place in the pool is ours to give back
+	prompt   int  // tokens as the prefill engine counted them
+	cached   int  // of these, found in its prefix cache; -1 unknown
+	poisoned bool // an engine answered it with 500: it may be what breaks engines
+	place    bool // a reserved place in the pool is ours to give back
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -47,7 +49,7 @@ type client interface {
 
 // serve runs a request up to the first event of its answer:
 //
-//	admit → choose prefill → probe → wait for a slot → decode
+//	choose prefill → probe → wait for a slot → decode
 //
 // The caller relays the rest and settles by closing the stream. Before the
 // first event nothing has reached the client, so a failure may start over: with
@@ -59,30 +61,28 @@ func (j *job) serve() (*stream, *openai.Error) {
 	var tried []string
 	for attempt := 1; ; attempt++ {
 		j.rec.Attempts++
+		var fault *fault
 		if held == nil {
 			lease, fail := j.choose(tried)
 			if fail != nil {
 				return nil, fail
 			}
 			tried = append(tried, lease.Candidate.ID)
-			var fault *fault
-			if held, fault = j.probe(lease, attempt); fault != nil {
-				if !j.again(attempt, fault) {
-					return nil, fault.answer
-				}
-				continue
-			}
+			held, fault = j.probe(lease, attempt)
 		}
-		slot, fail := j.wait(held)
-		if fail != nil {
-			return nil, fail
-		}
-		s, fault := j.decode(held, slot, attempt)
 		if fault == nil {
-			return s, nil
-		}
-		if fault.spent {
-			held = nil
+			slot, fail := j.wait(held)
+			if fail != nil {
+				return nil, fail
+			}
+			var s *stream
+			if s, fault = j.decode(held, slot, attempt); fault == nil {
+				j.body, j.leg = mooncake.Body{}, nil // a long prompt must not stay for a long answer
+				return s, nil
+			}
+			if fault.spent {
+				held = nil
+			}
 		}
 		if !j.again(attempt, fault) {
 			if held != nil { // no engine accepted it, but nobody wants it any more
@@ -98,17 +98,33 @@ type handoff struct {
 	*mooncake.Handoff
 	lease *prefill.Lease
 	job   *job
-	kv    []byte // the taken params, while no engine has accepted them
+	kv    json.RawMessage // the taken params, while no engine has accepted them
+}
+
+// take returns the params for a decode request. The hand-off is taken once;
+// until an engine accepts it the params may go to another rank, before the same
+// deadline.
+func (h *handoff) take(now time.Time) (json.RawMessage, error) {
+	if h.kv != nil {
+		if !now.Before(h.Deadline()) {
+			return nil, mooncake.ErrExpired
+		}
+		return h.kv, nil
+	}
+	var err error
+	h.kv, err = h.Take(now)
+	return h.kv, err
 }
 
 // fault is a failed attempt: what the client sees if it is the last, whether
 // the hand-off is spent, and what the retry rule looks at.
 type fault struct {
-	answer *openai.Error
-	status int   // engine's answer, 0: none
-	err    error // transport's
-	spent  bool
-	final  bool // no other engine would answer otherwise
+	answer     *openai.Error
+	status     int   // engine's answer, 0: none
+	err        error // what failed, for the log
+	retryAfter time.Duration
+	spent      bool
+	final      bool // no other engine would answer otherwise
 }
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -117,15 +133,19 @@ func (j *job) again(attempt int, f *fault) bool {
 	if f.final || j.left() {
 		return false
 	}
-	if f.status == http.StatusInternalServerError {
-		j.poison = f.status
+	status := f.status
+	j.poisoned = j.poisoned || status == http.StatusInternalServerError
+	if j.poisoned {
+		status = http.StatusInternalServerError
 	}
-	wait, ok := j.gw.tier.Retry(attempt, orElse(j.poison, f.status), f.err)
+	wait, ok := j.gw.tier.Retry(attempt, status, f.err)
+	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok {
+		log.Warn("request failed, no retry is left")
 		return false
 	}
-	j.gw.log.Info("attempt failed, trying again", zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
-	t := time.NewTimer(wait)
+	log.Info("attempt failed, trying again")
+	t := time.NewTimer(max(wait, min(f.retryAfter, maxRetryAfter)))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -135,6 +155,10 @@ func (j *job) again(attempt int, f *fault) bool {
 	}
 }
 
+// maxRetryAfter bounds how long an engine's Retry-After holds up a request that
+// another engine may take.
+const maxRetryAfter = 5 * time.Second
+
 func (j *job) left() bool {
 	select {
 	case <-j.client.Gone():
@@ -143,13 +167,6 @@ func (j *job) left() bool {
 		return false
 	}
 }
-
-// errGone stands for an answer nobody reads any more. The status is nginx's.
-func errGone() *openai.Error {
-	return openai.NewError(statusGone, "client_closed", "the client left")
-}
-
-const statusGone = 499
 
 // choose waits in the arrival queue for a place in the pool and an engine that
 // may take the prompt.
@@ -161,7 +178,7 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	defer j.client.OnGone(nil)
 
 	lease, err := j.gw.tier.Acquire(ctx, prefill.Request{
-		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Arrival: j.arrive, Reserved: j.place, Exclude: tried,
+		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), PromptBytes: j.promptBytes(), Arrival: j.arrive, Reserved: j.place, Exclude: tried,
 	})
 	j.gw.metrics.stage(stageChoose, time.Since(began))
 	if err != nil {
@@ -183,23 +200,22 @@ func (j *job) freePlace() {
 }
 
 // probe runs the prefill. A client that leaves aborts it, and an aborted probe
-// keeps nothing on its engine (contract 2.6).
+// keeps nothing on its engine (contract 2.6). Once the engine answers, it holds
+// the blocks, so the hand-off is read all the same, to be released by wait.
 func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.gw.exchange(c, j.id, attempt)
 	if err != nil {
 		lease.Failed(false, 0)
-		return nil, &fault{answer: badGateway("prefill", c.ID, err), err: err}
+		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
 	call := j.gw.client.NewCall(c.Target)
 	j.client.OnGone(call.Abort)
-	defer j.client.OnGone(nil)
-
-	body := c.Profile.ProbeBody(&j.req.Body, j.req.Endpoint, j.leg, x, nil)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", attempt), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", attempt), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.cfg.Limits.ConnectTimeout, FirstByte: j.gw.cfg.Limits.ProbeTimeout, Idle: j.gw.cfg.Limits.EventTimeout,
 	})
+	j.client.OnGone(nil)
 	if err != nil {
 		return nil, j.probeFailed(lease, err)
 	}
@@ -219,36 +235,50 @@ func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
 		}
 		return nil, j.refused("prefill", c.ID, resp, answer)
 	}
+	return j.accept(lease, x, answer, answered)
+}
+
+// accept makes a hand-off of a probe's answer.
+func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
-	if err != nil {
+	if err == nil && got.PromptTokens == 0 {
+		got.PromptTokens = j.estimate()
+	}
+	budget, budgetErr := c.Profile.HoldBudget()
+	if err = errors.Join(err, budgetErr); err != nil {
 		// Without a hand-off the engine keeps nothing; blocks that we cannot
 		// name may be held, so they stay on its budget.
 		lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
 		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
 			j.ignoreEOS() // its first token was the end of the answer (contract 1.3)
 		}
-		err = fmt.Errorf("prefill %s: request %s: %w", c.ID, j.id, err)
-		j.gw.log.Error("prefill answered without a usable hand-off", zap.Error(err))
-		return nil, &fault{answer: badGateway("prefill", c.ID, err), status: http.StatusOK, err: err}
-	}
-	budget, err := c.Profile.HoldBudget()
-	if err != nil {
-		lease.Failed(true, c.Profile.KVHoldTimeout)
-		return nil, &fault{answer: badGateway("prefill", c.ID, err), err: err, final: true}
+		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
+		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
 	j.prompt, j.cached = got.PromptTokens, got.CachedTokens
 	j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
-	lease.Answered(got.PromptTokens, answered.Add(c.Profile.KVHoldTimeout))
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), answered.Add(c.Profile.KVHoldTimeout)), lease: lease, job: j}
-	if n := j.model.maxLen; n > 0 && j.req.MaxTokens > 0 && got.PromptTokens+j.req.MaxTokens > n {
-		// The decode engine would refuse it after the pull (contract 9).
+	expires := answered.Add(c.Profile.KVHoldTimeout)
+	lease.Answered(got.PromptTokens, expires)
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, job: j}
+	if fail := j.tooLong(); fail != nil { // the decode engine would refuse it after the pull (contract 9)
 		j.gw.drain(h, j.model)
-		return nil, &fault{final: true, answer: &openai.Error{
-			Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: j.req.MaxTokensKey,
-			Message: fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %s asks for %d more", n, got.PromptTokens, j.req.MaxTokensKey, j.req.MaxTokens),
-		}}
+		return nil, &fault{answer: fail, final: true}
 	}
 	return h, nil
+}
+
+// tooLong checks prompt and answer against the model's context. What a request
+// leaves open, engines cut to fit.
+func (j *job) tooLong() *openai.Error {
+	context, key := j.model.maxLen, j.req.MaxTokensKey
+	if context == 0 || key == "" || j.prompt+j.req.MaxTokens <= context {
+		return nil
+	}
+	return &openai.Error{
+		Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: key,
+		Message: fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", context, j.prompt, key, j.req.MaxTokens),
+	}
 }
 
 // ignoreEOS makes later probes mask the end-of-sequence token.
@@ -263,16 +293,15 @@ func (j *job) ignoreEOS() {
 
 func (j *job) probeFailed(lease *prefill.Lease, err error) *fault {
 	var ee *engine.Error
-	written := errors.As(err, &ee) && ee.Sent
-	gone := j.left()
-	if gone { // the engine aborts with the connection and keeps nothing (contract 2.6)
+	sent := errors.As(err, &ee) && ee.Sent
+	if j.left() && (!sent || !ee.Answered) { // the engine aborts with the connection
 		lease.Release()
 		return &fault{answer: errGone(), final: true}
 	}
 	// Any other silence may hide a finished prefill (prefill P46).
-	lease.Failed(written, lease.Candidate.Profile.KVHoldTimeout)
+	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)
-	return &fault{answer: transportError("prefill", lease.Candidate.ID, err), err: err}
+	return &fault{answer: transportError("prefill", err), err: err}
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
@@ -310,61 +339,55 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 
 // decode consumes the hand-off and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line
-// (contract 0.6). Its connection stays open until that event even if the client
-// left, for a pull that is cut leaks blocks on both sides (contract 2.6).
+// (contract 0.6).
 func (j *job) decode(h *handoff, slot *dispatcher.Slot, attempt int) (*stream, *fault) {
-	began := time.Now()
-	rank := j.gw.fleet.rank(slot.Worker)
-	s := &stream{job: j, slot: slot, rank: rank, lease: h.lease, began: began}
-	giveUp := func(f *fault) (*stream, *fault) {
-		s.outcome = dispatcher.Outcome{Kind: dispatcher.Failed}
-		s.settle()
-		return nil, f
+	s := j.newStream(slot)
+	if fault := j.open(h, s, attempt); fault != nil {
+		s.settle(dispatcher.Failed)
+		return nil, fault
 	}
-	if h.kv == nil {
-		kv, err := h.Take(began)
-		if err != nil {
-			h.lease.Orphan()
-			return giveUp(&fault{answer: badGateway("decode", rank.Target.ID, err), err: err, spent: true})
-		}
-		h.kv = kv
-	} else if !began.Before(h.Deadline()) {
+	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
+	s.opened()
+	j.client.OnGone(s.call.Abort) // from here a close aborts cleanly on the engine
+	return s, nil
+}
+
+// open sends the decode request and reads up to the first data event. The
+// connection stays until then even if the client left, for a pull that is cut
+// leaks blocks on both sides (contract 2.6).
+func (j *job) open(h *handoff, s *stream, attempt int) *fault {
+	kv, err := h.take(s.began)
+	if err != nil {
 		h.lease.Orphan()
-		return giveUp(&fault{answer: badGateway("decode", rank.Target.ID, mooncake.ErrExpired), err: mooncake.ErrExpired, spent: true})
+		return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
 	}
 	h.lease.Dispatched()
-	s.call = j.gw.client.NewCall(rank.Target)
-	body := rank.Profile.DecodeBody(&j.req.Body, j.req.Endpoint, j.leg, h.kv, !j.req.Passthrough, nil)
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", attempt), body, engine.Deadlines{
-		Connect: j.gw.cfg.Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
-	})
+	profile, limits := s.rank.Profile, &j.gw.cfg.Limits
+	silence := profile.FirstEventTimeout
+	if s.whole { // nothing comes before all of it has
+		silence = limits.ProbeTimeout
+		s.slot.Progress(j.outputLimit()) // charged in advance: no event will tell
+	}
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", attempt), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	if err != nil {
-		j.gw.monitor.Report(rank.Instance, err)
+		j.gw.monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error
 		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
 		if spent {
 			h.lease.Orphan()
 		}
-		return giveUp(&fault{answer: transportError("decode", rank.Target.ID, err), err: err, spent: spent})
+		return &fault{answer: transportError("decode", err), err: err, spent: spent}
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {
-		return giveUp(j.decodeRefused(h, s))
+		return j.decodeRefused(h, s)
 	}
-	if err := s.first(began.Add(rank.Profile.FirstEventTimeout)); err != nil {
+	if err := s.first(s.began.Add(silence)); err != nil {
 		h.lease.Orphan()
-		j.gw.monitor.Report(rank.Instance, err)
-		return giveUp(&fault{answer: s.failure(err), err: err, spent: true, final: s.mirror.Failure().Status/100 == 4})
+		return s.failure(err)
 	}
-	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
-	slot.Started()
-	j.gw.metrics.stage(stageTransfer, time.Since(began))
-	j.rec.TransferMs = ms(time.Since(began))
-	j.rec.TTFTMs = ms(time.Since(j.arrive))
-	j.gw.metrics.ttft.Observe(time.Since(j.arrive).Seconds())
-	resp.SetIdle(j.gw.cfg.Limits.EventTimeout)
-	j.client.OnGone(s.call.Abort) // from here a close aborts cleanly on the engine
-	return s, nil
+	return nil
 }
 
 // decodeRefused settles an error status from the decode engine. Where the
@@ -393,18 +416,20 @@ const maxErrorBody = 1 << 20
 // our own credential's failure and its 5xx do not (contract 9).
 func (j *job) refused(side, id string, resp *engine.Response, body []byte) *fault {
 	status := resp.StatusCode()
-	err := fmt.Errorf("%s %s answered %d", side, id, status)
+	f := &fault{
+		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
+		retryAfter: time.Duration(retryAfter(resp)) * time.Second,
+	}
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		j.gw.log.Error("engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
-		return &fault{answer: badGateway(side, id, errors.New("the engine refused the proxy's credential")), status: status, err: err, final: true}
-	case status == http.StatusTooManyRequests:
-		return &fault{answer: relayed(status, resp, body), status: status, err: err}
-	case status >= 400 && status < 500:
-		return &fault{answer: relayed(status, resp, body), status: status, err: err, final: true}
+		j.gw.log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
+	case status/100 == 4:
+		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
 	default:
-		return &fault{answer: badGateway(side, id, err), status: status, err: err}
+		f.answer = badGateway(side, fmt.Sprintf("it answered %d", status))
 	}
+	return f
 }
 
 // headers are built from scratch for every leg and attempt: a fresh id, so that
@@ -418,19 +443,31 @@ func (j *job) headers(leg string, attempt int) []engine.Header {
 
 // estimate is the prompt's length before anyone counted it.
 func (j *job) estimate() int {
-	if j.prompt > 0 {
+	switch {
+	case j.prompt > 0:
 		return j.prompt
-	}
-	if n := j.req.PromptTokens; n > 0 {
-		return n
-	}
-	if j.leg != nil && j.leg.Prompt != nil {
+	case j.leg != nil && j.leg.Prompt != nil:
 		return len(j.leg.Prompt) / bytesPerToken
+	case j.req.PromptTokens > 0:
+		return j.req.PromptTokens
 	}
 	return j.req.PromptBytes / bytesPerToken
+}
+
+func (j *job) promptBytes() int {
+	if j.leg != nil && j.leg.Prompt != nil {
+		return len(j.leg.Prompt)
+	}
+	return j.req.PromptBytes
 }
 
 // bytesPerToken is the usual length of a token of English text.
 const bytesPerToken = 4
 
-func (j *job) chat() bool { return j.req.Endpoint == mooncake.Chat }
+// outputLimit is how many tokens the answer may have; 0: as the context allows.
+func (j *job) outputLimit() int {
+	if j.req.MaxTokens == 0 && j.req.Endpoint == mooncake.Completions {
+		return openai.DefaultCompletionTokens
+	}
+	return j.req.MaxTokens
+}

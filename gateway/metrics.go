@@ -19,12 +19,13 @@ const (
 
 // metrics are the gateway's own; prefill tier and dispatcher register theirs.
 type metrics struct {
-	requests *prometheus.CounterVec
-	stages   map[string]prometheus.Observer
-	ttft     prometheus.Observer
-	tpot     prometheus.Observer
-	itl      prometheus.Observer
-	drains   *prometheus.CounterVec
+	requests   *prometheus.CounterVec
+	stages     map[string]prometheus.Observer
+	ttft       prometheus.Observer
+	tpot       prometheus.Observer
+	itl        prometheus.Observer
+	drains     *prometheus.CounterVec
+	recomputes *prometheus.CounterVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -40,6 +41,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		drains: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
 		}, []string{"outcome"}),
+		recomputes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_recomputes_total", Help: "Requests that a decode engine gave back for want of KV memory, by how they went on.",
+		}, []string{"tier"}),
 		stages: map[string]prometheus.Observer{},
 	}
 	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -56,7 +60,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

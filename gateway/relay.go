@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,33 +11,35 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
-	"evenkeel/prefill"
+	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
 
 // A stream is an answer under way: it reads the decode engine's events, counts
 // their tokens into the slot, edits what the client did not ask for and hands
-// the bytes on. It is an io.ReadCloser for the connection's own goroutine: one
-// Read is one arrival, so backpressure is the client's own.
+// the bytes on. The connection's own goroutine reads it: one Read is one
+// arrival, so backpressure is the client's own.
 type stream struct {
 	job   *job
-	slot  *dispatcher.Slot
+	slot  *dispatcher.Slot // nil once released
 	rank  *rank
-	lease *prefill.Lease
 	call  *engine.Call
 	resp  *engine.Response
 	began time.Time
+	whole bool // the engine's own answer in one piece, no events (contract 6)
 
 	*buffers
-	assembler *sse.Assembler // set for an answer that is not streamed
+	assembler *sse.Assembler // set for an answer put together from the events
 	unread    []byte         // events the client has not taken yet
+	firstAt   time.Time      // first data event; from then on the client may have bytes
+	tokenAt   time.Time      // last event that carried tokens
 	ended     bool           // nothing more comes from the engine
 	broken    *openai.Error  // why it ended before it was whole
-	lastEvent time.Time
-	outcome   dispatcher.Outcome
 	settled   bool
 }
 
@@ -51,32 +55,44 @@ var buffersPool = sync.Pool{New: func() any {
 	return &buffers{framer: sse.NewFramer(0), mirror: sse.NewMirror(sse.Ask{Choice: -1})}
 }}
 
-// errNotWhole ends a stream that stopped without saying why it finished.
-var errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+// newStream prepares the answer on the rank of a slot.
+func (j *job) newStream(slot *dispatcher.Slot) *stream {
+	rank := j.gw.fleet.rank(slot.Worker)
+	s := &stream{job: j, slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), buffers: buffersPool.Get().(*buffers)}
+	s.whole = !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	ask := j.ask
+	ask.Cached = j.cached
+	if s.whole { // its one piece has choices and usage
+		ask.ContinuousUsage = true
+	} else if !j.req.Stream {
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
+	}
+	s.framer.Reset()
+	s.mirror.Reset(ask)
+	s.out = s.out[:0]
+	return s
+}
+
+// What a decode engine can do wrong beneath a 200.
+var (
+	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+	errSilent   = errors.New("the engine sent no event in time")
+	errRefusal  = errors.New("the engine's first event was a failure")
+)
 
 // first reads up to the first data event. Comments may keep the connection
 // alive for ever, so the deadline is for all of it.
 func (s *stream) first(deadline time.Time) error {
-	s.buffers = buffersPool.Get().(*buffers)
-	s.framer.Reset()
-	ask := s.job.ask
-	ask.Cached = s.job.cached
-	s.mirror.Reset(ask)
-	s.out = s.out[:0]
-	if s.job.req.Passthrough {
-		return s.passthrough(deadline)
+	if s.whole {
+		return s.readWhole()
 	}
 	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
-		body, _ := s.resp.ReadAll(maxErrorBody)
-		return &notAStream{contentType: string(ct), body: body}
-	}
-	if !s.job.req.Stream {
-		s.assembler = sse.NewAssembler(s.job.chat())
+		return s.notAStream(ct)
 	}
 	for !s.mirror.Started() && !s.ended {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return fmt.Errorf("decode %s sent no event within %v of the request", s.rank.Target.ID, s.rank.Profile.FirstEventTimeout)
+			return errSilent
 		}
 		s.resp.SetIdle(left)
 		if err := s.fill(); err != nil {
@@ -84,26 +100,68 @@ func (s *stream) first(deadline time.Time) error {
 		}
 	}
 	if s.broken != nil {
-		return errBroken
+		return errRefusal
 	}
-	s.lastEvent = time.Now()
+	s.resp.SetIdle(s.job.gw.cfg.Limits.EventTimeout)
 	return nil
 }
 
-var errBroken = errors.New("the first event was a failure")
-
-// notAStream is a 200 whose body is something else (contract 4.5).
-type notAStream struct {
-	contentType string
-	body        []byte
+// opened notes that the first data event is here.
+func (s *stream) opened() {
+	s.firstAt = time.Now()
+	j := s.job
+	j.rec.TransferMs, j.rec.TTFTMs = ms(s.firstAt.Sub(s.began)), ms(s.firstAt.Sub(j.arrive))
+	j.gw.metrics.stage(stageTransfer, s.firstAt.Sub(s.began))
+	j.gw.metrics.ttft.Observe(s.firstAt.Sub(j.arrive).Seconds())
 }
 
-func (e *notAStream) Error() string {
-	return fmt.Sprintf("the engine answered 200 with content type %q instead of an event stream", e.contentType)
+// notAStream reads a 200 that is no event stream: some routes answer so with
+// an error (contract 4.5).
+func (s *stream) notAStream(contentType []byte) error {
+	err := fmt.Errorf("the engine answered 200 with content type %q instead of an event stream", contentType)
+	if !bytes.HasPrefix(contentType, []byte("application/json")) {
+		return err
+	}
+	if err := s.readWhole(); err != nil {
+		return err
+	}
+	if s.broken != nil {
+		return errRefusal
+	}
+	return err
+}
+
+// readWhole takes an answer that comes in one piece as if it were the one event
+// of a stream: so the mirror counts it, corrects its cached_tokens and knows a
+// failure.
+func (s *stream) readWhole() error {
+	body, err := s.resp.ReadAll(s.job.gw.cfg.Limits.EventBytes)
+	if err != nil {
+		return err
+	}
+	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
+	line.WriteString("data: ")
+	if err := json.Compact(line, body); err != nil {
+		return fmt.Errorf("the engine's answer is not JSON: %w", err)
+	}
+	line.WriteString("\n\n")
+	s.framer.Feed(line.Bytes())
+	if e, ok := s.framer.Next(); ok {
+		s.event(e)
+	}
+	switch {
+	case s.broken != nil:
+		return errRefusal
+	case !s.mirror.Finished():
+		s.end(streamError("upstream_incomplete", errNotWhole))
+		return errRefusal
+	}
+	s.end(nil)
+	return nil
 }
 
 // fill reads one arrival and turns its complete events into bytes for the
-// client. An error is returned only while nothing was forwarded; afterwards it
+// client. An error is returned only before the first data event; afterwards it
 // becomes the stream's last event.
 func (s *stream) fill() error {
 	n, err := s.resp.Read(s.read[:])
@@ -118,17 +176,17 @@ func (s *stream) fill() error {
 	if err == nil || s.ended {
 		return nil
 	}
-	started := s.mirror.Started()
 	switch {
 	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.framer.Buffered() == 0:
 		s.end(nil) // whole, but without [DONE], as some engines leave it
+		return nil
 	case errors.Is(err, io.EOF):
-		s.end(streamError("upstream_incomplete", errNotWhole))
 		err = errNotWhole
+		s.end(streamError("upstream_incomplete", err))
 	default:
 		s.end(streamError("upstream_broken", err))
 	}
-	if started {
+	if s.mirror.Started() {
 		return nil
 	}
 	return err
@@ -136,7 +194,7 @@ func (s *stream) fill() error {
 
 // event handles one event of the engine.
 func (s *stream) event(e sse.Event) {
-	started, before, mark := s.mirror.Started(), s.mirror.Tokens(), len(s.out)
+	before, mark := s.mirror.Tokens(), len(s.out)
 	edited, verdict := s.mirror.Event(e, s.out)
 	// The mirror appends what it edited to s.out and returns the whole of it;
 	// an event it left alone is returned as it came.
@@ -147,10 +205,10 @@ func (s *stream) event(e sse.Event) {
 		s.out = append(s.out, edited...)
 	}
 	if s.assembler != nil {
-		s.out = s.out[:mark]
+		s.out = s.out[:mark] // edited stays readable until the next append
 	}
 	if now := s.mirror.Tokens(); now > before {
-		s.progress(now, started)
+		s.progress(now)
 	}
 	switch verdict {
 	case sse.Forward:
@@ -159,14 +217,15 @@ func (s *stream) event(e sse.Event) {
 			if err := s.assembler.Add(edited); err != nil {
 				s.end(streamError("upstream_broken", err))
 			}
-		case e.Kind != sse.KindData && !started:
-			s.out = s.out[:mark] // a comment before the first event would commit us to a 200
+		case e.Kind == sse.KindComment && !s.mirror.Started():
+			s.out = s.out[:mark] // it would commit us to a 200
 		}
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
 		f := s.mirror.Failure()
 		s.end(&openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message})
 	case sse.Recomputed:
+		s.job.gw.metrics.recomputes.WithLabelValues(s.recomputeTier()).Inc()
 		s.end(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
 	case sse.Ended:
@@ -179,14 +238,23 @@ func (s *stream) event(e sse.Event) {
 	}
 }
 
+// recomputeTier names what becomes of a request that decode gave back: begun
+// anew while the client has nothing, else an error (contract 5.3).
+func (s *stream) recomputeTier() string {
+	if s.firstAt.IsZero() {
+		return "0"
+	}
+	return "4"
+}
+
 // progress tells the board how far the request is; the tick reads it.
-func (s *stream) progress(tokens int, started bool) {
+func (s *stream) progress(tokens int) {
 	s.slot.Progress(tokens)
 	now := time.Now()
-	if started {
-		s.job.gw.metrics.itl.Observe(now.Sub(s.lastEvent).Seconds())
+	if !s.tokenAt.IsZero() {
+		s.job.gw.metrics.itl.Observe(now.Sub(s.tokenAt).Seconds())
 	}
-	s.lastEvent = now
+	s.tokenAt = now
 }
 
 // end closes the stream's contents: whole when fail is nil, else with an error
@@ -195,22 +263,30 @@ func (s *stream) end(fail *openai.Error) {
 	if s.ended {
 		return
 	}
-	s.ended = true
-	s.broken = fail
-	s.outcome = dispatcher.Outcome{Kind: dispatcher.Finished, Generated: s.mirror.Tokens()}
-	if fail != nil {
-		s.outcome.Kind = dispatcher.Failed
-		if s.job.left() {
-			s.outcome.Kind = dispatcher.Cancelled
-		}
-		s.call.Abort()
+	if fail != nil && s.job.left() {
+		fail = errGone() // that is why it broke
 	}
-	s.release()
-	if s.assembler != nil || s.job.req.Passthrough || s.job.isLeg() {
+	s.ended, s.broken = true, fail
+	switch {
+	case fail == nil:
+		s.release(dispatcher.Finished)
+	case fail.Status == statusGone:
+		s.call.Abort()
+		s.release(dispatcher.Cancelled)
+		return
+	default:
+		s.call.Abort()
+		s.release(dispatcher.Failed)
+		if !s.firstAt.IsZero() {
+			s.job.gw.log.Warn("answer broke off", zap.String("id", s.job.id), zap.String("engine", s.rank.Target.ID),
+				zap.Int("tokens", s.mirror.Tokens()), zap.String("code", fail.Code), zap.String("cause", fail.Message))
+		}
+	}
+	if s.assembler != nil || s.whole || s.job.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
 	if fail != nil {
-		s.out = sse.ErrorEvent(s.out, fail.Message, orElse(fail.Type, "server_error"), fail.Code)
+		s.out = sse.ErrorEvent(s.out, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
 	}
 	s.out = append(s.out, sse.Done...)
 }
@@ -246,6 +322,28 @@ func (s *stream) next() ([]byte, error) {
 	return events, nil
 }
 
+// collect reads an answer that is not streamed to its end and returns its JSON.
+func (s *stream) collect() ([]byte, *openai.Error) {
+	for !s.ended {
+		if err := s.fill(); err != nil {
+			return nil, streamError("upstream_broken", err)
+		}
+	}
+	switch {
+	case s.broken != nil:
+		return nil, s.broken
+	case s.whole: // as readWhole framed it
+		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.out), []byte("data:"))), nil
+	}
+	s.tail()
+	body, err := s.assembler.JSON(nil)
+	if err != nil {
+		s.broken = streamError("upstream_broken", err)
+		return nil, s.broken
+	}
+	return body, nil
+}
+
 // tail reads the end of the body behind [DONE], so that the connection can be
 // used again. The client has everything already.
 func (s *stream) tail() {
@@ -262,14 +360,6 @@ func (s *stream) tail() {
 
 const tailTimeout = 250 * time.Millisecond
 
-// release gives the slot back, once.
-func (s *stream) release() {
-	if s.slot != nil {
-		s.job.gw.dispatcher.Release(s.slot, s.outcome)
-		s.slot = nil
-	}
-}
-
 // close settles the request, however it ended; err is why nobody read it to its
 // end, and the stream knows as much by itself. A late FIN of the client must not
 // reach a connection that is somebody else's by then, so its callback goes
@@ -279,97 +369,64 @@ func (s *stream) close(error) {
 		return
 	}
 	s.job.client.OnGone(nil)
-	if !s.ended { // the client's side ended first
-		s.outcome = dispatcher.Outcome{Kind: dispatcher.Cancelled, Generated: s.mirror.Tokens()}
-		s.broken = errGone()
-		s.call.Abort()
+	s.end(errGone()) // unless it has ended, the client's side ended first
+	s.account()
+	s.settle(dispatcher.Cancelled)
+}
+
+// account fills in the job's record and observes the whole answer.
+func (s *stream) account() {
+	now, j, tokens := time.Now(), s.job, s.mirror.Tokens()
+	j.gw.metrics.stage(stageRelay, now.Sub(s.firstAt))
+	if tokens > 1 && s.broken == nil && !s.whole {
+		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.firstAt).Seconds() / float64(tokens-1))
 	}
-	tokens := s.mirror.Tokens()
-	s.job.finished(s, tokens)
-	s.settle()
+	j.rec.OutputTokens = tokens
+	if !j.isLeg() {
+		j.gw.account(j.rec, s.broken)
+	}
 }
 
 // settle gives back everything the stream holds.
-func (s *stream) settle() {
+func (s *stream) settle(kind dispatcher.Kind) {
 	if s.settled {
 		return
 	}
 	s.settled = true
-	s.release()
+	s.release(kind)
 	if s.resp != nil {
 		s.resp.Close()
 	}
-	if s.buffers != nil {
-		if cap(s.out) <= 64<<10 { // one huge event must not stay in the pool
-			buffersPool.Put(s.buffers)
-		}
-		s.buffers = nil
+	if cap(s.out) <= 64<<10 { // one huge event must not stay in the pool
+		buffersPool.Put(s.buffers)
+	}
+	s.buffers = nil
+}
+
+// release gives the slot back, once.
+func (s *stream) release(kind dispatcher.Kind) {
+	if s.slot != nil {
+		s.job.gw.dispatcher.Release(s.slot, dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens()})
+		s.slot = nil
 	}
 }
 
-// collect reads an answer that is not streamed to its end and returns its JSON.
-func (s *stream) collect() ([]byte, *openai.Error) {
-	for !s.ended {
-		if err := s.fill(); err != nil {
-			return nil, streamError("upstream_broken", err)
-		}
-	}
-	if s.broken != nil {
-		return nil, s.broken
-	}
-	if s.job.req.Passthrough {
-		return bytes.Clone(s.out), nil
-	}
-	s.tail()
-	body, err := s.assembler.JSON(nil)
-	if err != nil {
-		s.broken = streamError("upstream_broken", err)
-		return nil, s.broken
-	}
-	return body, nil
-}
-
-// passthrough takes the engine's own non-streamed answer (contract 6): nothing
-// is known of its progress until it is there.
-func (s *stream) passthrough(deadline time.Time) error {
-	s.resp.SetIdle(time.Until(deadline))
-	body, err := s.resp.ReadAll(s.job.gw.cfg.Limits.EventBytes)
-	if err != nil {
-		return err
-	}
-	s.out = append(s.out, body...)
-	s.end(nil)
-	return nil
-}
-
-// failure is what the client sees when nothing was forwarded yet: a refusal
-// that came late as itself, all else as the engine's failure.
-func (s *stream) failure(err error) *openai.Error {
-	var odd *notAStream
-	if errors.As(err, &odd) {
-		if _, v := s.mirror.Event(sse.Event{Raw: odd.body, Data: odd.body}, nil); v == sse.Failed {
-			f := s.mirror.Failure()
-			s.broken = &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
-		}
-	}
+// failure is the fault of a decode that forwarded nothing: a refusal that came
+// late is the client's to see, all else the engine's failure.
+func (s *stream) failure(err error) *fault {
+	f := &fault{err: err, spent: true}
 	switch {
 	case s.broken == nil:
-		return transportError("decode", s.rank.Target.ID, err)
-	case s.broken.Status/100 == 4:
-		return s.broken
+		f.answer = transportError("decode", err)
+		return f
+	case s.broken.Status == statusGone, s.broken.Status/100 == 4 && s.broken.Status != http.StatusTooManyRequests:
+		f.final = true
 	}
-	return openai.NewError(http.StatusBadGateway, "decode_failed", fmt.Sprintf("decode engine %s failed: %s", s.rank.Target.ID, s.broken.Message))
-}
-
-func streamError(code string, err error) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, code, err.Error())
-}
-
-// orElse is a, or b where there is no a.
-func orElse[T comparable](a, b T) T {
-	var none T
-	if a != none {
-		return a
+	f.status = s.broken.Status
+	f.err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message)
+	f.answer = s.broken
+	if !f.final {
+		f.answer = badGateway("decode", s.broken.Message)
 	}
-	return b
+	return f
 }

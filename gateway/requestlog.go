@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"evenkeel/gateway/keys"
-	"evenkeel/gateway/openai"
 )
 
 // record is a line of the request log (architecture 5). It holds no prompt text
@@ -77,15 +76,4 @@ func (l *requestLog) close() error {
 		return nil
 	}
 	return l.c.Close()
-}
-
-// outcomeOf names how a request ended, for metrics and the log.
-func outcomeOf(e *openai.Error) string {
-	if e == nil {
-		return "ok"
-	}
-	if e.Code != "" {
-		return e.Code
-	}
-	return "engine_error"
 }

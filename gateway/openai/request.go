@@ -106,8 +106,8 @@ type parser struct {
 	mediaBytes                     int
 }
 
-// completionsMaxTokens is what a completion without max_tokens gets (contract 1.5).
-const completionsMaxTokens = 16
+// DefaultCompletionTokens is what a completion without max_tokens gets (contract 1.5).
+const DefaultCompletionTokens = 16
 
 // together checks what no key can tell by itself, and completes the request.
 func (p *parser) together() *Error {
@@ -133,7 +133,7 @@ func (p *parser) together() *Error {
 	if limit == 0 {
 		r.MaxTokensKey = ""
 		if r.Endpoint == mooncake.Completions {
-			limit = completionsMaxTokens
+			limit = DefaultCompletionTokens
 		}
 	}
 	if limit > 0 && p.minTokens > limit { // the decode engine would refuse it, after a whole prefill

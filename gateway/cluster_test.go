@@ -1,0 +1,375 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway"
+	"evenkeel/gateway/admin"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const model = "ref"
+
+// options describe a cluster; the zero value is one prefill engine and one
+// decode engine of two ranks, all fast.
+type options struct {
+	prefill   []refengine.Config
+	decode    []refengine.Config
+	profile   mooncake.Profile
+	configure func(*config.Config)
+	dirty     bool // the engines may end with pins or counted faults: the test says which
+}
+
+// cluster is a proxy before reference engines, over real sockets.
+type cluster struct {
+	*testing.T
+	prefill, decode []*refengine.Engine
+	gw              *gateway.Gateway
+	url, admin      string
+	http            *http.Client
+	logs            *observer.ObservedLogs
+	requestLog      string
+}
+
+// quick is an engine whose times do not hold a test up.
+func quick(c refengine.Config) refengine.Config {
+	set := func(d *time.Duration, to time.Duration) {
+		if *d == 0 {
+			*d = to
+		}
+	}
+	set(&c.C0, time.Millisecond)
+	set(&c.C1, time.Nanosecond)
+	set(&c.PrefillBase, time.Millisecond)
+	set(&c.PrefillPerToken, time.Nanosecond)
+	set(&c.TransferBase, 100*time.Microsecond)
+	set(&c.TransferPer, time.Nanosecond)
+	if c.Slots == 0 {
+		c.Slots = 16
+	}
+	return c
+}
+
+// start starts everything and waits until the proxy is ready. At the end of the
+// test it holds that nothing was leaked, replayed or left charged.
+func start(t *testing.T, o options) *cluster {
+	t.Helper()
+	if o.prefill == nil {
+		o.prefill = []refengine.Config{{PrefixCache: true, PromptTokensDetails: true}}
+	}
+	if o.decode == nil {
+		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
+	}
+	core, logs := observer.New(zap.InfoLevel)
+	c := &cluster{T: t, logs: logs, requestLog: filepath.Join(t.TempDir(), "requests.jsonl")}
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Log.Requests = c.requestLog
+	cfg.Dispatch.Window = 200 * time.Microsecond
+	cfg.Prefill.Scrape.Interval = 50 * time.Millisecond
+	cfg.Prefill.Retry.Base = time.Millisecond
+	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
+	for _, p := range o.prefill {
+		p.Role = refengine.Prefill
+		e := c.engine(p)
+		c.prefill = append(c.prefill, e)
+		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0]})
+	}
+	for _, d := range o.decode {
+		d.Role = refengine.Decode
+		e := c.engine(d)
+		c.decode = append(c.decode, e)
+		urls, ranks := e.URLs(), 0
+		if e.Config().DPMode == "internal" {
+			urls, ranks = urls[:1], e.Config().DPSize
+		}
+		for _, u := range urls {
+			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots})
+		}
+	}
+	if o.configure != nil {
+		o.configure(cfg)
+	}
+	require.NoError(t, cfg.Validate())
+	var err error
+	c.gw, err = gateway.New(cfg, zap.New(core))
+	require.NoError(t, err)
+	handler, err := admin.New(c.gw, admin.Options{TokenFile: cfg.Admin.TokenFile, Log: zap.New(core)})
+	require.NoError(t, err)
+	require.NoError(t, c.gw.Start(handler))
+	c.url, c.admin = "http://"+c.gw.Addr(), "http://"+c.gw.AdminAddr()
+	transport := &http.Transport{MaxIdleConnsPerHost: 2000, DisableCompression: true}
+	c.http = &http.Client{Transport: transport}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			c.settled(o.dirty)
+		}
+		transport.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		require.NoError(t, c.gw.Shutdown(ctx))
+		for _, e := range append(c.prefill, c.decode...) {
+			e.Close()
+		}
+		if t.Failed() {
+			for _, l := range logs.All() {
+				t.Log(l.Level, l.Message, l.ContextMap())
+			}
+		}
+	})
+	c.eventually("the proxy is ready", func() bool { return c.get("/readyz").status == http.StatusOK })
+	return c
+}
+
+func (c *cluster) engine(cfg refengine.Config) *refengine.Engine {
+	c.Helper()
+	e, err := refengine.Start(quick(cfg))
+	require.NoError(c, err)
+	return e
+}
+
+// settled waits until nothing is under way and checks every account.
+func (c *cluster) settled(dirty bool) {
+	c.Helper()
+	c.eventually("every request is over", func() bool {
+		s := c.gw.Status(c.Context())
+		busy := s.Open + int64(s.PoolUsed)
+		for _, m := range s.Dispatch.Models {
+			busy += int64(m.Pool)
+			for _, w := range m.Workers {
+				busy += int64(w.Used)
+			}
+		}
+		for _, p := range s.Prefill {
+			busy += int64(p.Inflight + p.Pooled + p.Dispatched)
+			if !dirty {
+				busy += p.KVTokens
+			}
+		}
+		for _, e := range append(c.prefill, c.decode...) {
+			st := e.Stats()
+			busy += st.Running + st.Waiting
+			if !dirty {
+				busy += int64(st.Pins)
+			}
+		}
+		return busy == 0
+	})
+	s := c.gw.Status(c.Context())
+	require.Zero(c, s.Dispatch.Drift.Slots)
+	require.Zero(c, s.Dispatch.Drift.KVTokens)
+	for _, kind := range []string{"slots", "kv_tokens", "handoffs"} {
+		require.Zero(c, c.metric(fmt.Sprintf("evenkeel_audit_drift{kind=%q}", kind)))
+	}
+	require.Zero(c, c.metric("evenkeel_double_releases_total"))
+	require.Zero(c, c.metric("evenkeel_prefill_double_releases_total"))
+	require.Zero(c, c.metric("evenkeel_requests_open"))
+	for _, e := range append(c.prefill, c.decode...) {
+		st := e.Stats()
+		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch, OverAdmitted int64 }
+		require.Zero(c, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch, st.OverAdmitted})
+		if !dirty {
+			type loss struct{ Leaks, Unknown, KeyMismatches, LocalPrefills, InTransfer, Unpinned int64 }
+			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.LocalPrefills, st.InTransfer, st.Unpinned})
+		}
+	}
+}
+
+func (c *cluster) eventually(what string, ok func() bool) {
+	c.Helper()
+	require.Eventually(c, ok, 10*time.Second, 2*time.Millisecond, what)
+}
+
+// reply is what came for a request.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+	err    error // of the transport, also in the middle of the body
+}
+
+// get asks the admin listener.
+func (c *cluster) get(path string) reply { return c.ask(http.MethodGet, c.admin+path, "") }
+
+// post sends a completion or chat request.
+func (c *cluster) post(path, body string, header ...string) reply {
+	return c.ask(http.MethodPost, c.url+path, body, header...)
+}
+
+func (c *cluster) ask(method, url, body string, header ...string) reply {
+	req, err := http.NewRequestWithContext(c.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		return reply{err: err}
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return reply{err: err}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(resp.Body)
+	return reply{resp.StatusCode, resp.Header, string(data), err}
+}
+
+// metric is the value of a series as /metrics has it; 0 if there is none.
+func (c *cluster) metric(series string) (v float64) {
+	c.Helper()
+	for line := range strings.Lines(c.get("/metrics").body) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			_, err := fmt.Sscan(rest, &v)
+			require.NoError(c, err)
+		}
+	}
+	return v
+}
+
+// client is the official one, without retries.
+func (c *cluster) client(opts ...option.RequestOption) openai.Client {
+	return openai.NewClient(append([]option.RequestOption{
+		option.WithBaseURL(c.url + "/v1"), option.WithAPIKey("none"), option.WithMaxRetries(0), option.WithHTTPClient(c.http),
+	}, opts...)...)
+}
+
+// outcomes are the request log's, oldest first.
+func (c *cluster) outcomes() (all []string) {
+	c.Helper()
+	for _, r := range c.records() {
+		all = append(all, r.Outcome)
+	}
+	return all
+}
+
+type record struct {
+	ID           string  `json:"id"`
+	Prefill      string  `json:"prefill"`
+	Rank         string  `json:"rank"`
+	PromptTokens int     `json:"prompt_tokens"`
+	CachedTokens int     `json:"cached_tokens"`
+	OutputTokens int     `json:"output_tokens"`
+	TTFTMs       float64 `json:"ttft_ms"`
+	TotalMs      float64 `json:"total_ms"`
+	Attempts     int     `json:"attempts"`
+	Outcome      string  `json:"outcome"`
+}
+
+func (c *cluster) records() (all []record) {
+	c.Helper()
+	f, err := os.Open(c.requestLog)
+	require.NoError(c, err)
+	defer func() { _ = f.Close() }()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var r record
+		require.NoError(c, json.Unmarshal(lines.Bytes(), &r))
+		all = append(all, r)
+	}
+	return all
+}
+
+// chat is the body of a chat request of one user message, with more members in
+// front.
+func chat(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"messages":[{"role":"user","content":%q}]}`, more, model, prompt)
+}
+
+func completion(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"prompt":%q}`, more, model, prompt)
+}
+
+// events are the data of a stream's events.
+func events(t *testing.T, body string) (all []string) {
+	t.Helper()
+	for event := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		require.True(t, ok || strings.HasPrefix(event, ":"), "not an event: %q", event)
+		if ok {
+			all = append(all, data)
+		}
+	}
+	return all
+}
+
+// answer is a stream put together.
+type answer struct {
+	text   map[int]string // by choice
+	finish map[int]string
+	usage  int // events with usage
+	fail   string
+	done   bool
+}
+
+func (a *answer) whole(choice int) bool { return a.done && a.fail == "" && a.finish[choice] != "" }
+
+func read(t *testing.T, body string) answer {
+	t.Helper()
+	a := answer{text: map[int]string{}, finish: map[int]string{}}
+	for _, data := range events(t, body) {
+		require.False(t, a.done, "an event after [DONE]: %s", data)
+		if data == "[DONE]" {
+			a.done = true
+			continue
+		}
+		var e struct {
+			Choices []struct {
+				Index  int
+				Text   string
+				Delta  struct{ Content string }
+				Finish string `json:"finish_reason"`
+			}
+			Usage *struct{}
+			Error *struct{ Message, Type, Code string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
+		if e.Error != nil {
+			require.NotEmpty(t, e.Error.Message)
+			a.fail = e.Error.Code
+		}
+		if e.Usage != nil {
+			a.usage++
+		}
+		for _, c := range e.Choices {
+			a.text[c.Index] += c.Text + c.Delta.Content
+			if c.Finish != "" {
+				a.finish[c.Index] = c.Finish
+			}
+		}
+	}
+	return a
+}
+
+// rightText fails unless text is the beginning of the answer to key.
+func rightText(t *testing.T, key uint64, text string) (tokens int) {
+	t.Helper()
+	tokens, err := reftext.Check(key, 0, text)
+	require.NoError(t, err)
+	return tokens
+}
+
+// wholeText fails unless text is the whole answer to key.
+func wholeText(t *testing.T, key uint64, text string) {
+	t.Helper()
+	require.Equal(t, reftext.NaturalLength(key), rightText(t, key, text))
+}
