@@ -156,18 +156,26 @@ func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, 
 }
 
 // fill writes the group and the pool into the board's one Snapshot. Running
-// lists are the ranks' own, fresh since the tick began.
+// lists are the ranks' own, fresh since the tick began. An entry that no rank of
+// the group that is up can ever take waits for another: here the starvation
+// guard would only keep a rank free for it in vain (algorithm 3).
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
+	watermark, largest := policy.Watermark(p.Policy), int64(0)
 	for _, r := range g.ranks {
 		free := r.free()
-		if !r.Up {
+		if r.Up {
+			largest = max(largest, r.budget(watermark))
+		} else {
 			free = min(free, 0)
 		}
 		s.Workers = append(s.Workers, policy.Worker{ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.Capacity, Cost: r.Cost, Running: r.running})
 	}
 	for _, e := range b.pool.Entries() {
+		if int64(e.Prompt) > largest {
+			continue
+		}
 		s.Pool = append(s.Pool, policy.Entry{
 			ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 			WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),

@@ -93,6 +93,32 @@ func TestAFullGroupLeavesThePoolToTheNext(t *testing.T) {
 	require.True(t, h.put(pool.Entry{}).waits())
 }
 
+// The guard would keep a rank free for an entry that only another group can
+// ever take, for as long as that group is full.
+func TestAGroupDoesNotSeeWhatItCanNeverTake(t *testing.T) {
+	for _, down := range []bool{false, true} { // the small group's own large rank is no help while it is down
+		cfg := testConfig()
+		cfg.Policy, cfg.DensePolicy, cfg.parse = "br0:max_age_ms=1000,watermark=0", "", nil
+		h := newHand(t, cfg)
+		fleet := ranks(3, 1, 100)
+		fleet[2].Group, fleet[2].Capacity = "large", 5000
+		if down {
+			fleet = append(fleet, Worker{ID: 3, Name: "d3", Model: "m", Group: "main", Barrier: true, Slots: 1, Capacity: 5000})
+		}
+		h.fleet(fleet)
+		first := h.put(pool.Entry{Prompt: 2000}).slotNow(t)
+		require.Equal(t, "large", first.Group)
+		second := h.put(pool.Entry{Prompt: 3000})
+		require.True(t, second.waits())
+		h.pass(time.Minute) // it is overdue
+		for range 2 {
+			require.Equal(t, "main", h.put(pool.Entry{Prompt: 10}).slotNow(t).Group)
+		}
+		h.release(first)
+		require.Equal(t, "large", second.slotNow(t).Group)
+	}
+}
+
 func TestRanksWithoutBarrierAreOneSnapshotWithAPolicyOfTheirOwn(t *testing.T) {
 	h := newHand(t, testConfig())
 	fleet := ranks(2, 1, 0)
