@@ -7,6 +7,7 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"math"
@@ -169,12 +170,26 @@ func (r *Report) JSON(w io.Writer) error {
 
 // ratio of a run's metric to the first run's.
 func (r *Report) ratio(run int, m Metric) (x float64, ok bool) {
-	if run == 0 || run >= len(r.Runs) {
+	if run <= 0 || run >= len(r.Runs) {
 		return 0, false
 	}
 	a, okA := r.Runs[0].Metrics[m]
 	b, okB := r.Runs[run].Metrics[m]
 	return b.Mean / a.Mean, okA && okB && a.Mean > 0
+}
+
+// Headline says in a sentence what the last policy did to the first's
+// imbalance; nothing where there is nothing to compare.
+func (r *Report) Headline() string {
+	last := len(r.Runs) - 1
+	x, ok := r.ratio(last, Imbalance)
+	if !ok {
+		return ""
+	}
+	a, b := r.Runs[0], r.Runs[last]
+	return fmt.Sprintf("Imbalance, in KV tokens a step: %s under %s, %s under %s, %.2f times as much. Idle share: %.1f %% and %.1f %%.",
+		grouped(a.Metrics[Imbalance].Mean, 0), a.Policy, grouped(b.Metrics[Imbalance].Mean, 0), b.Policy, x,
+		100*a.Metrics[IdleShare].Mean, 100*b.Metrics[IdleShare].Mean)
 }
 
 // longest is the time that the longest run took.

@@ -200,6 +200,15 @@ func TestTable(t *testing.T) {
 	require.Contains(t, rest, "idle share, %")
 }
 
+func TestHeadline(t *testing.T) {
+	r := example()
+	require.Equal(t, "Imbalance, in KV tokens a step: 15,413 under jsq, 5,116 under br0:window=4, 0.33 times as much. Idle share: 15.8 % and 5.9 %.", r.Headline())
+	r.Runs = r.Runs[:1]
+	require.Empty(t, r.Headline(), "there is nothing to compare")
+	r.Runs = nil
+	require.Empty(t, r.Headline())
+}
+
 func TestNumbersAreGrouped(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

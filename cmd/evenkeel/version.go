@@ -13,7 +13,13 @@ var version, commit = "dev", ""
 type versionCmd struct{}
 
 func (versionCmd) Run(std streams) error {
-	v, c := version, commit
+	v, c := buildInfo()
+	_, err := fmt.Fprintf(std.out, "evenkeel %s, commit %s, %s %s/%s\n", v, c, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+func buildInfo() (v, c string) {
+	v, c = version, commit
 	if info, ok := debug.ReadBuildInfo(); ok && c == "" {
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
@@ -24,6 +30,5 @@ func (versionCmd) Run(std streams) error {
 	if c == "" {
 		c = "unknown"
 	}
-	_, err := fmt.Fprintf(std.out, "evenkeel %s, commit %s, %s %s/%s\n", v, c, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	return err
+	return v, c
 }

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/policy"
+)
+
+// demoCmd shows policies side by side on a real trace: reference engines, proxy
+// and load in this process, over loopback HTTP, all fresh for every policy.
+type demoCmd struct {
+	Trace    string `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: a slice of Azure's conversation trace)."`
+	Requests int    `default:"1000" placeholder:"N" help:"Requests for each policy (default: ${default})."`
+	Workers  int    `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
+	Slots    int    `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
+	Extra    int    `default:"32" placeholder:"N" help:"Requests in the system beyond the slots (default: ${default})."`
+	Policies string `default:"jsq,jsq-kv,br0" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
+	Out      string `placeholder:"DIR" help:"Where the report goes (default: evenkeel-demo in the folder for temporary files)."`
+	JSON     bool   `name:"json" help:"Print one JSON document."`
+	Seed     uint64 `default:"1" help:"Which part of the trace is sent, and the text of its prompts (default: ${default})."`
+
+	C0              time.Duration `name:"c0" default:"5ms" help:"Fixed time of a decode step (default: ${default})."`
+	C1              time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
+	Prefills        int           `default:"2" placeholder:"N" help:"Prefill engines (default: ${default})."`
+	PrefillBase     time.Duration `default:"9ms" help:"Fixed time of a prefill (default: ${default})."`
+	PrefillPerToken time.Duration `default:"9us" help:"Time of a prefill per prompt token (default: ${default})."`
+	Window          time.Duration `default:"1ms" help:"How long the dispatcher collects a burst of freed slots (default: ${default})."`
+	MaxAge          time.Duration `default:"3s" help:"max_age_ms of the policies that have it and were given none: who waited longer goes first (default: ${default})."`
+}
+
+// demoPolicy is a policy to show.
+type demoPolicy struct {
+	name string // as the user wrote it
+	spec string // as it runs
+}
+
+// Run fails if any stream was wrong or broken, or the user ended it.
+func (c *demoCmd) Run(std streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends at once
+	return c.run(ctx, std)
+}
+
+func (c *demoCmd) run(ctx context.Context, std streams) error {
+	policies, err := c.plan()
+	if err != nil {
+		return err
+	}
+	requests, source, err := c.requests()
+	if err != nil {
+		return err
+	}
+	dir := c.Out
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), "evenkeel-demo")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	fmt.Fprintf(std.err, "%d requests of %s; %d prefill engines, %d decode ranks of %d slots, %d requests in the system; a step takes %s and %s a KV token\n",
+		c.Requests, source, c.Prefills, c.Workers, c.Slots, c.concurrency(), millis(c.C0), millis(c.C1))
+
+	began := time.Now()
+	trials := make([]*trial, 0, len(policies))
+	for i, p := range policies {
+		t, err := c.try(ctx, p, requests, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), fmt.Sprintf("%d/%d %s", i+1, len(policies), p.name), std.err)
+		if err != nil {
+			return fmt.Errorf("policy %s: %w", p.name, err)
+		}
+		if ctx.Err() != nil {
+			fmt.Fprintln(std.err, "ended by a signal; what was measured so far is not shown")
+			return errFailed
+		}
+		trials = append(trials, t)
+	}
+	r := c.report(trials, requests, source, began)
+	page, err := writeReport(r, dir)
+	if err != nil {
+		return err
+	}
+	if err := c.show(r, std); err != nil {
+		return err
+	}
+	for _, t := range trials {
+		t.complain(std.err)
+	}
+	fmt.Fprintf(std.err, "report: %s\n", page)
+	for _, t := range trials {
+		if t.load.OK != c.Requests || t.audit.bad() {
+			return errFailed
+		}
+	}
+	return nil
+}
+
+// plan checks the flags and gives policies the demo's guard age.
+func (c *demoCmd) plan() ([]demoPolicy, error) {
+	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
+		if n < 1 {
+			return nil, fmt.Errorf("%s %d: at least 1", flag, n)
+		}
+	}
+	if c.Extra < 0 || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
+		return nil, errors.New("--extra and times must not be negative, --c0 and --c1 not 0")
+	}
+	var policies []demoPolicy
+	for _, text := range policy.SplitList(c.Policies) {
+		spec, err := policy.ParseSpec(text)
+		if err != nil {
+			return nil, fmt.Errorf("--policies: %w", err)
+		}
+		if spec.Takes("max_age_ms") && !spec.Sets("max_age_ms") {
+			if spec, err = spec.With("max_age_ms", strconv.FormatInt(c.MaxAge.Milliseconds(), 10)); err != nil {
+				return nil, fmt.Errorf("--max-age: %w", err)
+			}
+		}
+		policies = append(policies, demoPolicy{text, spec.String()})
+	}
+	return policies, nil
+}
+
+// requests reads the trace and turns it so that each seed sends another part.
+func (c *demoCmd) requests() ([]trace.Request, string, error) {
+	t, source := trace.Azure(), "Azure's conversation trace (2023)"
+	if c.Trace != "" {
+		var err error
+		if t, err = trace.Read(c.Trace, trace.Options{}); err != nil {
+			return nil, "", err
+		}
+		source = filepath.Base(c.Trace)
+	}
+	n := uint64(len(t.Requests))
+	first := (c.Seed - 1) % n * (uint64(c.Requests) % n) % n
+	out := make([]trace.Request, c.Requests)
+	for i := range out {
+		out[i] = t.Requests[(first+uint64(i))%n]
+	}
+	return out, source, nil
+}
+
+func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
+
+func (c *demoCmd) model() report.StepModel { return report.StepModel{C0: c.C0, C1: c.C1} }
+
+// show prints the outcome to the output that programs read, or people.
+func (c *demoCmd) show(r *report.Report, std streams) error {
+	if c.JSON {
+		return r.JSON(std.out)
+	}
+	var b bytes.Buffer
+	b.WriteByte('\n')
+	if err := r.Table(&b); err != nil {
+		return err
+	}
+	b.WriteString("\n× is the ratio to " + r.Runs[0].Policy + "; balanced: the same steps, had all ranks held the same load.\n\n")
+	for _, n := range append([]string{r.Headline()}, r.Notes...) {
+		writeWrapped(&b, n)
+	}
+	_, err := b.WriteTo(std.out)
+	return err
+}
+
+// writeWrapped writes a list's item in lines that a terminal shows whole.
+func writeWrapped(b *bytes.Buffer, text string) {
+	const width = 100
+	if text == "" {
+		return
+	}
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+			b.WriteString("- ")
+		case column+len(word) >= width:
+			b.WriteString("\n  ")
+			column = 0
+		default:
+			b.WriteByte(' ')
+		}
+		b.WriteString(word)
+		column += len(word) + 1
+	}
+	b.WriteByte('\n')
+}
+
+// writeReport leaves the page and its numbers in dir and returns where the page is.
+func writeReport(r *report.Report, dir string) (string, error) {
+	page := filepath.Join(dir, "report.html")
+	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON} {
+		var b bytes.Buffer
+		if err := write(&b); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			return "", err
+		}
+	}
+	abs, err := filepath.Abs(page)
+	if err != nil {
+		return page, nil //nolint:nilerr // the relative path is as good
+	}
+	return abs, nil
+}
+
+// fileName makes a policy's name one that every file system takes.
+func fileName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(`:=,/\ `, r) {
+			return '-'
+		}
+		return r
+	}, name)
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
+)
+
+// The engines that the demo's are a fast copy of (algorithm 1).
+var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200 * time.Nanosecond}
+
+// Of Mooncake's conversation trace: mean over decode steps of the KV tokens
+// that a running request holds, sum(O*s + O(O-1)/2) / sum(O). The trace is not
+// part of the program.
+const mooncakeResident = 13_125
+
+// resident is the same of other requests.
+func resident(requests []trace.Request) float64 {
+	var held, steps float64
+	for _, r := range requests {
+		s, o := float64(r.Prompt), float64(r.Output)
+		held += o*s + o*(o-1)/2
+		steps += o
+	}
+	return held / steps
+}
+
+// report puts together what all trials showed.
+func (c *demoCmd) report(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
+	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.model()}
+	bounds := make([]report.Sample, 0, len(trials))
+	for _, t := range trials {
+		r.Runs = append(r.Runs, t.run)
+		bounds = append(bounds, t.bound)
+	}
+	r.Bound = report.Summarize(bounds...)
+	r.Facts = c.facts(trials, requests, source, began)
+	r.Notes = c.notes(r)
+	return r
+}
+
+func (c *demoCmd) commandLine() string {
+	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --policies %s --seed %d", c.Requests, c.Workers, c.Slots, c.Policies, c.Seed)
+	if c.Trace != "" {
+		line += " --trace " + c.Trace
+	}
+	return line
+}
+
+// facts say what ran on what.
+func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
+	v, commit := buildInfo()
+	specs, audits := make([]string, len(trials)), make([]string, len(trials))
+	for i, t := range trials {
+		specs[i] = t.policy.spec
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d leaked, %d still pinned, %d pulls of other KV, drift of the proxy's books %d",
+			t.policy.name, t.audit.pulls, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
+	}
+	used := trace.Trace{Requests: requests}
+	s := used.Summary()
+	return []report.Fact{
+		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
+		{Name: "machine", Value: machine()},
+		{Name: "program", Value: fmt.Sprintf("evenkeel %s, commit %s, %s; engines, proxy and load share one process", v, commit, runtime.Version())},
+		{Name: "trace", Value: fmt.Sprintf("%s, %d requests, seed %d", source, len(requests), c.Seed)},
+		{Name: "prompt tokens", Value: tokens(s.Prompt)},
+		{Name: "output tokens", Value: tokens(s.Output)},
+		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))},
+		{Name: "prefill", Value: fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase), millis(c.PrefillPerToken))},
+		{Name: "load", Value: fmt.Sprintf("closed loop, %d requests in the system: %d in slots, %d more; every stream checked token by token", c.concurrency(), c.Workers*c.Slots, c.Extra)},
+		{Name: "policies as they ran", Value: strings.Join(specs, "; ")},
+		{Name: "dispatch window", Value: millis(c.Window)},
+		{Name: "books", Value: strings.Join(audits, "; ")},
+	}
+}
+
+func tokens(s trace.Stats) string {
+	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
+}
+
+// machine names the processor where the system tells it.
+func machine() string {
+	name := ""
+	if f, err := os.Open("/proc/cpuinfo"); err == nil {
+		defer func() { _ = f.Close() }() // only read
+		for lines := bufio.NewScanner(f); lines.Scan() && name == ""; {
+			if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
+				name = strings.TrimSpace(value) + ", "
+			}
+		}
+	}
+	return fmt.Sprintf("%s%d CPUs, %s/%s", name, runtime.GOMAXPROCS(0), runtime.GOOS, runtime.GOARCH)
+}
+
+// notes say how far the numbers carry. All are computed from this run.
+func (c *demoCmd) notes(r *report.Report) []string {
+	full := report.StepModel{C0: fullScale.C0, C1: c.C1}
+	notes := []string{fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; its part per KV token, c1 = %s, is not scaled.",
+		millis(c.C0), millis(full.C0), float64(full.C0)/float64(c.C0), millis(c.C1))}
+	if level, ok := r.Bound[report.KVShare]; ok {
+		first := r.Runs[0]
+		notes = append(notes, fmt.Sprintf("So KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
+			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(full.C0), 100*full.KVShare(c.meanLoad(r)), c.Slots,
+			100*fullScale.KVShare(float64(c.Slots)*resident(trace.Azure().Requests)), 100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
+	}
+	if n := len(r.Runs) - 1; n > 0 {
+		first, last := r.Runs[0], r.Runs[n]
+		a, okA := first.Metrics[report.StepMean]
+		b, okB := last.Metrics[report.StepMean]
+		if okA && okB {
+			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and c0 = %s.",
+				last.Policy, first.Policy, 100*(b.Mean/a.Mean-1), 100*(c.rescaled(b.Mean)/c.rescaled(a.Mean)-1), millis(full.C0)))
+		}
+	}
+	notes = append(notes, "Measured from when as many requests had ended as there are slots until the last one was sent; TTFT and TPOT are of requests sent in that time. Load is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time.")
+	late := 0.0
+	for _, run := range r.Runs {
+		late = max(late, run.Metrics[report.StepLateP99].Mean)
+	}
+	if late > 0 {
+		notes = append(notes, fmt.Sprintf("Engines, proxy and load share this machine. 99 %% of the steps ended at most %.2f ms later than the engines' clock wanted; its next step does not wait for that.", late))
+	}
+	return append(notes, "One run a policy: differences of a few per cent are noise.")
+}
+
+// millis writes a time as people compare them here.
+func millis(d time.Duration) string {
+	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
+}
+
+// meanLoad of a rank over all runs, in KV tokens.
+func (c *demoCmd) meanLoad(r *report.Report) float64 {
+	sum := 0.0
+	for _, run := range r.Runs {
+		sum += run.Metrics[report.KVTokens].Mean
+	}
+	return sum / float64(len(r.Runs)*c.Workers)
+}
+
+// rescaled is a mean step of this run, in ms, at full scale.
+func (c *demoCmd) rescaled(step float64) float64 {
+	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
+)
+
+// small makes a demo of seconds: 2 ranks of 4 slots, quick steps.
+func small(dir string, more ...string) []string {
+	return append([]string{"demo", "--out", dir, "--workers", "2", "--slots", "4", "--extra", "8", "--c0", "1ms", "--prefill-base", "2ms"}, more...)
+}
+
+// noLeak looks for goroutines that outlive a demo.
+func noLeak(t *testing.T) func() {
+	before := goleak.IgnoreCurrent()
+	sleeper := goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2") // ends within 10 s of its server
+	clock := goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")     // one a process
+	return func() { goleak.VerifyNone(t, before, sleeper, clock) }
+}
+
+func TestDemo(t *testing.T) {
+	defer noLeak(t)()
+	var out, progress bytes.Buffer
+	dir := filepath.Join(t.TempDir(), "made", "for", "it")
+	status := run(small(dir, "--requests", "60", "--policies", "jsq,br0:window=4,theta=0", "--json"), streams{&out, &progress})
+	require.Zero(t, status, progress.String())
+
+	var doc struct {
+		Runs []struct {
+			Policy  string
+			Seeds   int
+			Metrics map[report.Metric]report.Value
+		}
+		Bound map[report.Metric]report.Value
+	}
+	dec := json.NewDecoder(bytes.NewReader(out.Bytes()))
+	dec.DisallowUnknownFields()
+	require.NoError(t, dec.Decode(&doc))
+	require.False(t, dec.More(), "one document")
+	require.Len(t, doc.Runs, 2)
+	require.Equal(t, "jsq", doc.Runs[0].Policy)
+	require.Equal(t, "br0:window=4,theta=0", doc.Runs[1].Policy)
+	for _, r := range doc.Runs {
+		require.Equal(t, 1, r.Seeds)
+		for _, name := range []report.Metric{"imbalance_tokens", "max_minus_min", "idle_share", "tokens_per_s", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms",
+			"ttft_p99_ms", "pool_wait_max_ms", "tick_p99_us", "step_ms", "window_s"} {
+			require.Positive(t, r.Metrics[name].Mean, "%s of %s", name, r.Policy)
+		}
+		require.Equal(t, report.Value{Mean: 60}, r.Metrics["ok"])
+		require.Equal(t, report.Value{}, r.Metrics["failed"])
+		require.Greater(t, doc.Bound["tokens_per_s"].Mean, 0.0)
+		require.LessOrEqual(t, r.Metrics["idle_share"].Mean, 1.0)
+	}
+	require.Zero(t, doc.Bound["imbalance_tokens"].Mean)
+
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	require.NoError(t, err)
+	require.Equal(t, 4, bytes.Count(page, []byte("<svg")))
+	require.Contains(t, string(page), "br0:window=4,theta=0,max_age_ms=3000")
+	require.Contains(t, string(page), "0 leaked, 0 still pinned, 0 pulls of other KV, drift of the proxy&#39;s books 0")
+	require.NotContains(t, string(page), "NaN")
+	saved, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	require.NoError(t, err)
+	require.Equal(t, out.String(), string(saved))
+	require.Contains(t, progress.String(), filepath.Join(dir, "report.html"))
+}
+
+func TestDemoFailsIfAStreamDoes(t *testing.T) {
+	defer noLeak(t)()
+	var csv strings.Builder
+	csv.WriteString("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+	for i := range 20 {
+		tokens := 100
+		if i == 7 {
+			tokens = 140_000 // more than the engines' context
+		}
+		fmt.Fprintf(&csv, "2023-11-16 18:00:%02d,%d,20\n", i, tokens)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "my.csv")
+	require.NoError(t, os.WriteFile(file, []byte(csv.String()), 0o600))
+
+	var out, progress bytes.Buffer
+	require.Equal(t, 1, run(small(dir, "--requests", "20", "--policies", "prr", "--trace", file), streams{&out, &progress}))
+	require.Contains(t, progress.String(), "prr: 1 of 20 streams failed, 0 of them with a wrong answer")
+	require.Contains(t, progress.String(), "http_400")
+	require.Regexp(t, `failed +1\n`, out.String())
+	require.Contains(t, progress.String(), "prr: nothing could be measured")
+	require.NotContains(t, out.String(), "imbalance, KV tokens")
+}
+
+func TestDemoEndsWhenAsked(t *testing.T) {
+	defer noLeak(t)()
+	ctx, cancel := context.WithCancel(t.Context())
+	var out bytes.Buffer
+	progress := writerFunc(func(p []byte) (int, error) {
+		if bytes.HasPrefix(p, []byte("1/2 rr")) { // everything is up
+			time.AfterFunc(100*time.Millisecond, cancel)
+		}
+		return len(p), nil
+	})
+	c := demoCmd{Out: t.TempDir(), Requests: 500, Workers: 2, Slots: 4, Extra: 8, Policies: "rr,br0", Seed: 1, C0: time.Millisecond, C1: 200,
+		Prefills: 1, PrefillBase: time.Millisecond, PrefillPerToken: 1000, Window: time.Millisecond, MaxAge: time.Second}
+	require.ErrorIs(t, c.run(ctx, streams{&out, progress}), errFailed)
+	require.Empty(t, out.String())
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestDemoRefusesBeforeItStarts(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"a policy nobody knows", []string{"--policies", "jsq,best"}, `unknown policy "best"`},
+		{"no ranks", []string{"--workers", "0"}, "--workers 0: at least 1"},
+		{"a file that is not there", []string{"--trace", "/no/such/file.csv"}, "no such file"},
+		{"steps without cost", []string{"--c1", "0s"}, "--c1"},
+		{"a folder that cannot be made", []string{"--out", "/dev/null/x"}, "--out"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out, progress bytes.Buffer
+			require.Equal(t, 1, run(append([]string{"demo"}, tt.args...), streams{&out, &progress}))
+			require.Contains(t, progress.String(), tt.want)
+			require.Empty(t, out.String())
+		})
+	}
+}
+
+func TestDemoPoliciesGetTheGuardAge(t *testing.T) {
+	c := demoCmd{Requests: 1, Workers: 1, Slots: 1, Prefills: 1, C0: 1, C1: 1, MaxAge: 2500 * time.Millisecond,
+		Policies: "jsq,pjsq,br0,br0:max_age_ms=7,br0:paper"}
+	got, err := c.plan()
+	require.NoError(t, err)
+	require.Equal(t, []demoPolicy{
+		{"jsq", "jsq"}, {"pjsq", "pjsq:max_age_ms=2500"}, {"br0", "br0:max_age_ms=2500"}, {"br0:max_age_ms=7", "br0:max_age_ms=7"}, {"br0:paper", "br0:paper"},
+	}, got)
+}
+
+func TestDemoSeedsSendOtherPartsOfTheTrace(t *testing.T) {
+	all := trace.Azure().Requests
+	for seed, first := range map[uint64]int{1: 0, 2: 1000, 7: 0, 8: 1000} {
+		c := demoCmd{Requests: 1000, Seed: seed}
+		got, source, err := c.requests()
+		require.NoError(t, err)
+		require.Equal(t, all[first:first+1000], got, "seed %d", seed)
+		require.Contains(t, source, "Azure")
+	}
+	c := demoCmd{Requests: len(all) + 5, Seed: 1}
+	got, _, err := c.requests()
+	require.NoError(t, err)
+	require.Equal(t, all[:5], got[len(all):], "a longer run starts again")
+}
+
+func TestDemoQuantile(t *testing.T) {
+	series := func(values ...float64) *dto.Metric {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Buckets: []float64{1, 2, 4}})
+		for _, v := range values {
+			h.Observe(v)
+		}
+		var m dto.Metric
+		require.NoError(t, h.Write(&m))
+		return &m
+	}
+	for _, tt := range []struct {
+		name   string
+		series []*dto.Metric
+		q      float64
+		want   float64
+	}{
+		{"half of the first bucket", []*dto.Metric{series(0.5, 0.6)}, 0.5, 0.5},
+		{"within a later bucket", []*dto.Metric{series(0.5, 1.5, 1.5, 3)}, 0.75, 2},
+		{"two series are one", []*dto.Metric{series(0.5, 1.5), series(1.5, 3)}, 0.75, 2},
+		{"an empty bucket is passed over", []*dto.Metric{series(3, 3)}, 0.5, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) { require.InDelta(t, tt.want, quantile(tt.series, tt.q), 1e-9) })
+	}
+	require.True(t, math.IsNaN(quantile(nil, 0.5)), "nothing was observed")
+	require.True(t, math.IsNaN(quantile([]*dto.Metric{series(9)}, 0.5)), "beyond the last bucket")
+}
+
+func TestDemoKVShareOfKnownTraces(t *testing.T) {
+	azure := fullScale.KVShare(16 * resident(trace.Azure().Requests))
+	require.InDelta(t, 0.08, azure, 0.015)
+	require.InDelta(t, 0.43, fullScale.KVShare(16*mooncakeResident), 0.005)
+}

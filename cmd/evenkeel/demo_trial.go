@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
+	"evenkeel/gateway"
+	"evenkeel/gateway/admin"
+	"evenkeel/gateway/config"
+)
+
+// trial is what one policy did.
+type trial struct {
+	policy demoPolicy
+	load   *load.Result
+	run    report.Run
+	bound  report.Sample
+	audit  audit
+}
+
+// audit is what must be zero after a run, by the books of engines and proxy.
+type audit struct {
+	pulls              int64 // hand-offs decoded; not an error
+	leaks, pins, wrong int64 // prefilled KV nobody pulled, or still pinned; pulls that read other KV
+	drift              int64 // charged less released less held
+}
+
+func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
+
+// try runs one policy on engines and a proxy of its own.
+func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, logFile, title string, progress io.Writer) (*trial, error) {
+	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
+		return nil, err
+	}
+	prefills, decode, err := c.engines()
+	defer func() {
+		for _, e := range append(prefills, decode) {
+			if e != nil {
+				e.Close()
+			}
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	g, err := c.gateway(ctx, p, prefills, decode, logFile)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintln(progress, title)
+	show := newLoadProgress(progress)
+	result, err := load.Run(ctx, load.Config{
+		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
+		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: show.update,
+		Warm: func(p load.Progress) bool { return p.Ended >= c.Workers*c.Slots }, // every slot refilled once
+	})
+	show.finish()
+	t := &trial{policy: p, load: result}
+	sample := report.Sample{}
+	if err == nil {
+		t.audit.drift, err = readGateway(ctx, g, sample)
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if ctx.Err() != nil { // the user does not want to wait for streams
+		cancel()
+	}
+	if serr := g.Shutdown(ending); serr != nil && ctx.Err() == nil {
+		err = errors.Join(err, serr)
+	}
+	if err != nil || ctx.Err() != nil {
+		return t, err
+	}
+	t.audit.read(prefills, decode)
+	if err := readRequestLog(logFile, sample); err != nil {
+		return nil, err
+	}
+	readLoad(result, sample)
+	t.measure(decode.Steps(), c.model(), sample)
+	return t, nil
+}
+
+// engines starts what the proxy stands in front of.
+func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
+	for i := range c.Prefills {
+		e, err := refengine.Start(refengine.Config{
+			Role: refengine.Prefill, Model: "demo", PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken,
+			PromptTokensDetails: true, Seed: c.Seed + uint64(i),
+		})
+		if err != nil {
+			return prefills, nil, err
+		}
+		prefills = append(prefills, e)
+	}
+	decode, err = refengine.Start(refengine.Config{
+		Role: refengine.Decode, Model: "demo", DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
+		PromptTokensDetails: true, Seed: c.Seed, StepLog: 1 << 20, // an hour and a half of 5 ms
+	})
+	return prefills, decode, err
+}
+
+// gateway starts the proxy and waits until it may serve.
+func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, logFile string) (*gateway.Gateway, error) {
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Dispatch.Policy, cfg.Dispatch.Window = p.spec, c.Window
+	cfg.Pool.Size = c.concurrency() // all may wait at once, at the start
+	cfg.Log.Requests = logFile
+	for _, e := range prefills {
+		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0]})
+	}
+	for _, url := range decode.URLs() {
+		cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	log, err := newLogger("error")
+	if err != nil {
+		return nil, err
+	}
+	g, err := gateway.New(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	handler, err := admin.New(g, admin.Options{Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Start(handler); err != nil {
+		return nil, err
+	}
+	if err := ready(ctx, g, len(prefills)+c.Workers); err != nil {
+		ending, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		cancel()
+		if serr := g.Shutdown(ending); serr != nil {
+			log.Debug("shutdown", zap.Error(serr))
+		}
+		return nil, err
+	}
+	return g, nil
+}
+
+// ready waits until every engine is up: with fewer the load would not be the same.
+func ready(ctx context.Context, g *gateway.Gateway, engines int) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		up := 0
+		for _, e := range g.Status(ctx).Engines {
+			if e.Up {
+				up++
+			}
+		}
+		ok, why := g.Ready()
+		if ok && up == engines {
+			return nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return fmt.Errorf("engines did not come up: %d of %d; %s", up, engines, why)
+		}
+	}
+}
+
+// read adds up what the engines counted.
+func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
+	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
+		s := e.Stats()
+		a.pulls += s.Pulls
+		a.leaks += s.Leaks
+		a.pins += int64(s.Pins)
+		a.wrong += s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown
+	}
+}
+
+// readRequestLog finds the longest wait in the pool: a histogram has no maximum.
+func readRequestLog(path string, into report.Sample) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var line struct {
+			WaitMs float64 `json:"wait_ms"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		into[report.PoolWaitMax] = max(into[report.PoolWaitMax], line.WaitMs)
+	}
+	return lines.Err()
+}
+
+// readLoad takes what clients saw; latencies are of requests sent in the
+// measured window.
+func readLoad(r *load.Result, into report.Sample) {
+	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
+	if r.Window == nil {
+		return
+	}
+	if t := r.Window.TTFT; t.N > 0 {
+		into[report.TTFTP50], into[report.TTFTP99] = t.P50, t.P99
+	}
+	if t := r.Window.TPOT; t.N > 0 {
+		into[report.TPOTP50], into[report.TPOTP95] = t.P50, t.P95
+	}
+}
+
+// measure reads the engines' step log.
+func (t *trial) measure(log []refengine.Step, m report.StepModel, sample report.Sample) {
+	steps := make([]report.Step, len(log))
+	for i, s := range log {
+		steps[i] = report.Step{Start: s.Start.Sub(t.load.Start), Length: s.Length, Late: s.Late}
+		for _, r := range s.Ranks {
+			steps[i].Running = append(steps[i].Running, r.Running)
+			steps[i].KVTokens = append(steps[i].KVTokens, r.KVTokens)
+		}
+	}
+	var w report.Window
+	if t.load.Window != nil {
+		w = report.Window{From: t.load.Warm.Sub(t.load.Start), To: t.load.LastSend.Sub(t.load.Start)}
+	}
+	measured, bound := report.Measure(w.Cut(steps), m)
+	for name, v := range measured {
+		sample[name] = v
+	}
+	t.bound = bound
+	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
+}
+
+// complain says what was not as it must be.
+func (t *trial) complain(out io.Writer) {
+	r := t.load
+	if r.Failed > 0 || r.Stopped > 0 {
+		fmt.Fprintf(out, "%s: %d of %d streams failed, %d of them with a wrong answer\n", t.policy.name, r.Failed+r.Stopped, r.Sent, r.Wrong)
+		for _, f := range r.Failures {
+			fmt.Fprintf(out, "  %s %s: %s\n", f.Request, f.Kind, f.Detail)
+		}
+	}
+	if a := t.audit; a.bad() {
+		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name, a.leaks, a.pins, a.wrong, a.drift)
+	}
+	if t.run.Window.Length() == 0 {
+		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n", t.policy.name)
+	}
+}
