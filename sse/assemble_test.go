@@ -89,6 +89,12 @@ func TestMergeAnswersOfAFanOut(t *testing.T) {
 			[]Part{{one("a", `{"prompt_tokens":5,"completion_tokens":2,"completion_tokens_details":{"reasoning_tokens":1}}`), 0},
 				{one("b", `{"prompt_tokens":6,"completion_tokens":3,"prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":2,"audio_tokens":null}}`), 1}},
 			`{"id":"a","created":1.0,"choices":[{"index":0,"text":"a","x":1e400},{"index":1,"text":"b","x":1e400}],"usage":{"prompt_tokens":11,"total_tokens":16,"completion_tokens":5,"completion_tokens_details":{"reasoning_tokens":3}}}`},
+		{"details that are no counts are left out, as a newer engine may have them",
+			[]Part{{one("a", `{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4,"multimodal_tokens":{"image":3}},"completion_tokens_details":{"share":0.5,"tier":"x"}}`), 0}},
+			`{"id":"a","created":1.0,"choices":[{"index":0,"text":"a","x":1e400}],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`},
+		{"details of another shape too",
+			[]Part{{one("a", `{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":[1]}`), 0}},
+			`{"id":"a","created":1.0,"choices":[{"index":0,"text":"a","x":1e400}],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}}`},
 		{"no usage, no sum", []Part{{[]byte(`{"choices":[{},{"index":7}],"usage":null}`), 0}, {[]byte(`{"choices":[]}`), 0}}, `{"choices":[{"index":0},{"index":1}]}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

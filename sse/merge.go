@@ -121,8 +121,8 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	var one struct {
 		Prompt     int             `json:"prompt_tokens"`
 		Completion int             `json:"completion_tokens"`
-		PromptBy   map[string]*int `json:"prompt_tokens_details"`
-		ComplBy    map[string]*int `json:"completion_tokens_details"`
+		PromptBy   json.RawMessage `json:"prompt_tokens_details"`
+		ComplBy    json.RawMessage `json:"completion_tokens_details"`
 	}
 	if err := json.Unmarshal(val, &one); err != nil {
 		return fmt.Errorf("its usage: %w", err)
@@ -142,15 +142,19 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	return nil
 }
 
-// addCounts leaves out what an engine answers with null.
-func addCounts(sum *map[string]int, one map[string]*int) {
-	for name, n := range one {
-		if n == nil {
+// addCounts leaves out what is no count: null, and what engines we do not know
+// yet say about tokens.
+func addCounts(sum *map[string]int, details []byte) {
+	o := at(details, 0)
+	for o.next() {
+		o.pos = valueEnd(details, o.val)
+		n, ok := intAt(details, o.val, o.pos)
+		if !ok {
 			continue
 		}
 		if *sum == nil {
 			*sum = map[string]int{}
 		}
-		(*sum)[name] += *n
+		(*sum)[string(o.key)] += n
 	}
 }
