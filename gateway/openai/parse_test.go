@@ -184,6 +184,8 @@ func TestParseNamesTheKeyAtFault(t *testing.T) {
 		{"prompt_embeds", chat(`"prompt_embeds":"AA=="`), "prompt_embeds", CodeUnsupported},
 		{"logits_processors", chat(`"logits_processors":["os.system"]`), "logits_processors", CodeUnsupported},
 		{"a template", chat(`"chat_template":"{{ x }}"`), "chat_template", CodeUnsupported},
+		{"a template among the template's arguments", chat(`"chat_template_kwargs":{"enable_thinking":false,"chat_t\u0065mplate":"{{ x }}"}`), "chat_template_kwargs.chat_template", CodeUnsupported},
+		{"arguments of a template of another type", chat(`"chat_template_kwargs":[]`), "chat_template_kwargs", CodeInvalidType},
 
 		{"17 stops", chat(`"stop":[` + texts(17) + `]`), "stop", CodeInvalidValue},
 		{"an empty stop", chat(`"stop":["x",""]`), "stop[1]", CodeInvalidValue},
@@ -275,8 +277,12 @@ func TestStopTokensNeedAKnownVocabularyOnlyWithMinTokens(t *testing.T) { // cont
 }
 
 func TestATemplatePassesWhereTheOperatorAllowsIt(t *testing.T) {
-	_, e := Parse(mooncake.Chat, []byte(chat(`"chat_template":"{{ x }}"`)), Limits{ChatTemplate: true})
-	require.Nil(t, e)
+	for _, extra := range []string{`"chat_template":"{{ x }}"`, `"chat_template_kwargs":{"chat_template":"{{ x }}"}`} {
+		_, e := Parse(mooncake.Chat, []byte(chat(extra)), Limits{ChatTemplate: true})
+		require.Nil(t, e, extra)
+	}
+	_, e := Parse(mooncake.Chat, []byte(chat(`"chat_template_kwargs":{"enable_thinking":false}`)), Limits{})
+	require.Nil(t, e, "arguments for the model's own template are the client's")
 }
 
 func TestMediaURLs(t *testing.T) {

@@ -50,6 +50,7 @@ var rules = map[string]rule{
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
+	"chat_template_kwargs":  chatTemplateArgs,
 	"structured_outputs":    nil, // dropped on the probe, checked by the engines
 	"kv_transfer_params":    nil,
 	"ec_transfer_params":    nil,
@@ -277,6 +278,22 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	}
 	if n > 1024 {
 		return bad(CodeInvalidValue, key, "%q has %d entries, more than 1024", key, n)
+	}
+	return nil
+})
+
+// chatTemplateArgs: engines before vLLM 0.11 let an argument of the template's
+// name replace the template itself (CVE-2025-61620).
+var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *Error {
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object")
+	}
+	for inner, arg := range mooncake.Members(v) {
+		if inner == "chat_template" {
+			if e := chatTemplate(p, key+"."+inner, arg); e != nil {
+				return e
+			}
+		}
 	}
 	return nil
 })
