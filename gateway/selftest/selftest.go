@@ -1,15 +1,12 @@
-// Package selftest runs one tiny request through every pair of engines that a
-// config names and tells what the profiles promise but the engines do not do
-// (contract 12). It uses the bodies and readers that serve uses.
+// Package selftest runs one tiny request through engines of both sides and
+// tells what the profiles promise but the engines do not do (contract 12). It
+// uses the bodies and readers that serve uses.
 package selftest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +14,6 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
-	"evenkeel/sse"
 )
 
 // Level of a finding.
@@ -37,19 +33,14 @@ type Finding struct {
 	Msg    string `json:"message"`
 }
 
-// limits of the test's own requests.
-const (
-	stepTimeout = 30 * time.Second
-	answerBytes = 1 << 20
-	tokens      = 4
-)
-
-// prompt is long enough for a block of KV and says nothing.
-var prompt = strings.TrimSpace(strings.Repeat("evenkeel self test ", 16))
+// stepTimeout bounds each question to an engine.
+const stepTimeout = 30 * time.Second
 
 type tester struct {
 	cfg      *config.Config
 	client   *engine.Client
+	hosts    map[string]bool // where a hand-off may send a decode engine
+	run      string          // in request ids and prompts: no cache answers for the engines
 	findings []Finding
 }
 
@@ -60,19 +51,26 @@ type subject struct {
 	models  []string
 }
 
-// Run tests every prefill engine against every decode engine in turn, until ctx
-// ends. The config must be valid.
+// Run pairs every engine with one of the other side and tests the pairs one
+// after the other, until ctx ends. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config) []Finding {
-	t := &tester{cfg: cfg, client: engine.NewClient(engine.Options{})}
+	t := &tester{
+		cfg: cfg, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
+		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
+	}
 	defer t.client.Close()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
 	t.compareModels(prefills, decodes)
-	for i := range max(len(prefills), len(decodes)) {
-		if len(prefills) == 0 || len(decodes) == 0 || ctx.Err() != nil {
+	t.compareModels(decodes, prefills)
+	for _, p := range prefills {
+		t.learnHosts(ctx, p)
+	}
+	for n, pair := range t.pairs(prefills, decodes) {
+		if ctx.Err() != nil {
 			break
 		}
-		t.pair(ctx, prefills[i%len(prefills)], decodes[i%len(decodes)], i)
+		t.pair(ctx, pair[0], pair[1], n)
 	}
 	return t.findings
 }
@@ -83,6 +81,9 @@ func (t *tester) say(s string, l Level, format string, args ...any) {
 
 // subjects are the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
+	if len(engines) == 0 {
+		t.say(role, Warn, "the config lists none; until some are added nothing can be served")
+	}
 	for _, e := range engines {
 		id, err := config.InstanceID(e.URL)
 		if err != nil {
@@ -97,201 +98,118 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
 			s.target.Rank = 0
 		}
-		if err := t.facts(ctx, role, &s); err != nil {
+		if s.models, err = t.models(ctx, s.target); err != nil {
 			t.say(s.name, Bad, "%v", err)
 			continue
 		}
+		t.metrics(ctx, role, e, s)
 		ok = append(ok, s)
 	}
 	return ok
 }
 
-// facts reads what an engine says of itself.
-func (t *tester) facts(ctx context.Context, role string, s *subject) error {
+func (t *tester) models(ctx context.Context, target *engine.Target) (ids []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	models, err := engine.Models(ctx, t.client, s.target)
-	if err != nil {
-		return err
-	}
+	models, err := engine.Models(ctx, t.client, target)
 	for _, m := range models {
-		s.models = append(s.models, m.ID)
+		ids = append(ids, m.ID)
 	}
+	if err == nil && len(ids) == 0 {
+		err = fmt.Errorf("engine %s serves no model", target.ID)
+	}
+	return ids, err
+}
+
+func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s subject) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	sample, err := engine.MetricNames(s.profile.Metrics).Scrape(ctx, t.client, s.target)
 	if err != nil {
-		t.say(s.name, Warn, "no metrics: %v; the KV gate then knows only our own requests", err)
-		return nil
+		t.say(s.name, Warn, "no metrics: %v; only our own requests count towards its KV then", err)
+		return
 	}
 	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" {
 		t.say(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
 	}
-	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 {
-		t.say(s.name, Warn, "it does not report its KV capacity; set the profile's kv_tokens_per_rank")
+	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 && e.KV == 0 {
+		t.say(s.name, Warn, "its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
-	return nil
 }
 
-func (t *tester) compareModels(prefills, decodes []subject) {
-	for _, p := range prefills {
-		for _, d := range decodes {
-			for _, m := range p.models {
-				if !slices.Contains(d.models, m) {
-					t.say(d.name, Warn, "does not serve %q, which %s does", m, p.name)
+// compareModels tells of engines that cannot work with the other side: one
+// without a common model, and one that lacks a model of an engine it shares
+// another with, for those share requests.
+func (t *tester) compareModels(side, others []subject) {
+	for _, s := range side {
+		shared := false
+		var lacks []string
+		for _, o := range others {
+			if _, ok := common(s, o); !ok {
+				continue
+			}
+			shared = true
+			for _, m := range o.models {
+				if !slices.Contains(s.models, m) && !slices.Contains(lacks, m) {
+					lacks = append(lacks, m)
+					t.say(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, o.name)
 				}
 			}
+		}
+		if !shared && len(others) > 0 {
+			t.say(s.name, Bad, "serves %s, and no engine of the other side does", strings.Join(s.models, ", "))
 		}
 	}
 }
 
-// pair sends one prompt through both engines.
-func (t *tester) pair(ctx context.Context, p, d subject, n int) {
-	model, ok := common(p.models, d.models)
-	if !ok {
-		t.say(d.name, Bad, "serves no model that %s serves", p.name)
-		return
-	}
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, prompt, tokens), 0)
-	if err != nil {
-		t.say(p.name, Bad, "%v", err)
-		return
-	}
-	x, err := t.exchange(ctx, p, n)
-	if err != nil {
-		t.say(p.name, Bad, "%v", err)
-		return
-	}
-	answer, err := t.probe(ctx, p, &body, x, n)
-	if err != nil {
-		t.say(p.name, Bad, "%v", err)
-		return
-	}
-	t.say(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
-	if answer.CachedTokens < 0 {
-		t.say(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
-	}
-	if err := t.decode(ctx, d, &body, answer, n); err != nil {
-		t.say(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
-	}
-}
-
-func common(a, b []string) (string, bool) {
-	for _, m := range a {
-		if slices.Contains(b, m) {
+func common(a, b subject) (model string, ok bool) {
+	for _, m := range a.models {
+		if slices.Contains(b.models, m) {
 			return m, true
 		}
 	}
 	return "", false
 }
 
-func (t *tester) exchange(ctx context.Context, p subject, n int) (*mooncake.Exchange, error) {
-	if p.profile.Connector != mooncake.VLLMMooncake {
-		return nil, nil
-	}
-	x, err := engine.Bootstrap(ctx, t.client, p.target, p.profile.BootstrapPort)
-	if err != nil {
-		return nil, err
-	}
-	x.TransferID = fmt.Sprintf("ek-selftest-%d-%d", os.Getpid(), n)
-	return &x, nil
-}
-
-func header(leg string, n int) []engine.Header {
-	return []engine.Header{
-		{Name: "Content-Type", Value: "application/json"},
-		{Name: "X-Request-Id", Value: fmt.Sprintf("ek-selftest-%d-%d-%s", os.Getpid(), n, leg)},
-	}
-}
-
-func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *mooncake.Exchange, n int) (mooncake.ProbeAnswer, error) {
-	call := t.client.NewCall(p.target)
-	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header("p", n), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
-	}
-	defer resp.Close()
-	text, err := resp.ReadAll(answerBytes)
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
-	}
-	if resp.StatusCode() != http.StatusOK {
-		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
-	}
-	return p.profile.ReadProbe(text, x, func(string) bool { return true })
-}
-
-func (t *tester) deadlines() engine.Deadlines {
-	return engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout}
-}
-
-// decode reads a whole small answer and compares what the stream says of itself.
-func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, n int) error {
-	call := t.client.NewCall(d.target)
-	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header("d", n), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil), t.deadlines())
-	if err != nil {
-		return err
-	}
-	defer resp.Close()
-	if resp.StatusCode() != http.StatusOK {
-		text, _ := resp.ReadAll(answerBytes)
-		return fmt.Errorf("the decode request was answered with %d: %s", resp.StatusCode(), clip(text))
-	}
-	f := sse.NewFramer(0)
-	m := sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: -1})
-	withUsage, withIDs, events := 0, 0, 0
-	buf := make([]byte, 4<<10)
-	for done := false; !done; {
-		k, err := resp.Read(buf)
-		f.Feed(buf[:k])
-		for e, ok := f.Next(); ok; e, ok = f.Next() {
-			_, v := m.Event(e, nil)
-			if v == sse.Failed {
-				return fmt.Errorf("the stream failed: %s", m.Failure().Message)
+// pairs gives every engine a partner with a common model, and spreads partners.
+func (t *tester) pairs(prefills, decodes []subject) (pairs [][2]subject) {
+	partner := func(s subject, others []subject, i int) (subject, bool) {
+		for k := range others {
+			o := others[(i+k)%len(others)]
+			if _, ok := common(s, o); ok {
+				return o, true
 			}
-			if e.Kind == sse.KindData {
-				events++
-				withUsage += strings.Count(string(e.Data), `"completion_tokens":`)
-				withIDs += strings.Count(string(e.Data), `"token_ids":[`)
-			}
-			done = done || v == sse.Ended
 		}
-		if errors.Is(err, io.EOF) {
-			break
+		return subject{}, false
+	}
+	met := map[string]bool{}
+	for i, p := range prefills {
+		if d, ok := partner(p, decodes, i); ok {
+			met[d.name] = true
+			pairs = append(pairs, [2]subject{p, d})
 		}
+	}
+	for i, d := range decodes {
+		if p, ok := partner(d, prefills, i); ok && !met[d.name] {
+			pairs = append(pairs, [2]subject{p, d})
+		}
+	}
+	return pairs
+}
+
+// learnHosts knows what serve will know: a hand-off that names any other host
+// is refused there.
+func (t *tester) learnHosts(ctx context.Context, p subject) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	for _, h := range append([]string{p.target.URL.Hostname()}, p.profile.KVHosts...) {
+		t.hosts[h] = true
+		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
 		if err != nil {
-			return err
+			t.say(p.name, Warn, "%s does not resolve (%v); a hand-off that names its address will be refused", h, err)
+		}
+		for _, a := range addrs {
+			t.hosts[a] = true
 		}
 	}
-	return t.judge(d, m, events, withUsage, withIDs)
-}
-
-func (t *tester) judge(d subject, m *sse.Mirror, events, withUsage, withIDs int) error {
-	usage, ok := m.Usage()
-	switch {
-	case !m.Finished():
-		return errors.New("the stream ended without a finish_reason")
-	case !ok:
-		return errors.New("the stream has no usage though it was asked for; tokens cannot be counted exactly")
-	case usage.Completion != tokens && m.FinishReason() == "length":
-		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
-	}
-	t.say(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
-	if d.profile.ContinuousUsage != nil && *d.profile.ContinuousUsage && withUsage < events-1 {
-		t.say(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, counting is by token ids then", withUsage, events)
-	}
-	if d.profile.ReturnTokenIDs != nil && *d.profile.ReturnTokenIDs && withIDs == 0 {
-		t.say(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
-	}
-	if drift, ok := m.Drift(); ok && drift != 0 {
-		t.say(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
-	}
-	return nil
-}
-
-func clip(b []byte) string {
-	if len(b) > 200 {
-		b = b[:200]
-	}
-	return string(b)
 }

@@ -1,0 +1,185 @@
+package selftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"evenkeel/engine"
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+const (
+	answerBytes = 1 << 20
+	tokens      = 4 // asked for
+)
+
+// pair sends one prompt through both engines.
+func (t *tester) pair(ctx context.Context, p, d subject, n int) {
+	model, _ := common(p, d)
+	id := fmt.Sprintf("ek-%s-%d", t.run, n)
+	prompt := id + strings.Repeat(" evenkeel self test", 16) // some blocks of KV, and nobody's words
+	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, prompt, tokens), 0)
+	if err != nil {
+		t.say(p.name, Bad, "%v", err)
+		return
+	}
+	x, err := t.exchange(ctx, p, id)
+	if err != nil {
+		t.say(p.name, Bad, "%v", err)
+		return
+	}
+	answer, err := t.probe(ctx, p, &body, x, id)
+	if err != nil {
+		t.say(p.name, Bad, "%v", err)
+		return
+	}
+	t.say(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
+	if answer.CachedTokens < 0 {
+		t.say(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
+	}
+	if err := t.decode(ctx, d, &body, answer, id); err != nil {
+		t.say(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
+	}
+}
+
+func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.Exchange, error) {
+	if p.profile.Connector != mooncake.VLLMMooncake {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	x, err := engine.Bootstrap(ctx, t.client, p.target, p.profile.BootstrapPort)
+	if err != nil {
+		return nil, err
+	}
+	x.TransferID = id
+	return &x, nil
+}
+
+func (t *tester) deadlines() engine.Deadlines {
+	return engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout}
+}
+
+func header(id, leg string) []engine.Header {
+	return []engine.Header{
+		{Name: "Content-Type", Value: "application/json"},
+		{Name: "X-Request-Id", Value: id + "-" + leg},
+	}
+}
+
+func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *mooncake.Exchange, id string) (mooncake.ProbeAnswer, error) {
+	call := t.client.NewCall(p.target)
+	defer context.AfterFunc(ctx, call.Abort)()
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, "p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
+	if err != nil {
+		return mooncake.ProbeAnswer{}, err
+	}
+	defer resp.Close()
+	text, err := resp.ReadAll(answerBytes)
+	if err != nil {
+		return mooncake.ProbeAnswer{}, err
+	}
+	if resp.StatusCode() != http.StatusOK {
+		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
+	}
+	answer, err := p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
+	if errors.Is(err, mooncake.ErrUnknownHost) {
+		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
+	}
+	return answer, err
+}
+
+// decode reads a whole small answer and compares what the stream says of itself.
+func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
+	call := t.client.NewCall(d.target)
+	defer context.AfterFunc(ctx, call.Abort)()
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, "d"), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil), t.deadlines())
+	if err != nil {
+		return err
+	}
+	defer resp.Close()
+	if resp.StatusCode() != http.StatusOK {
+		text, err := resp.ReadAll(answerBytes)
+		return errors.Join(fmt.Errorf("the decode request was answered with %d: %s", resp.StatusCode(), clip(text)), err)
+	}
+	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: -1})}
+	if err := s.read(resp); err != nil {
+		return err
+	}
+	return t.judge(d, &s)
+}
+
+// stream is what one answer brought.
+type stream struct {
+	mirror                     *sse.Mirror
+	events, withUsage, withIDs int
+}
+
+func (s *stream) read(r io.Reader) error {
+	framer, buf := sse.NewFramer(0), make([]byte, 4<<10)
+	for {
+		n, err := r.Read(buf)
+		framer.Feed(buf[:n])
+		for e, ok := framer.Next(); ok; e, ok = framer.Next() {
+			switch _, v := s.mirror.Event(e, nil); v {
+			case sse.Failed:
+				return fmt.Errorf("the stream failed: %s", s.mirror.Failure().Message)
+			case sse.Ended:
+				return nil
+			}
+			if e.Kind != sse.KindData {
+				continue
+			}
+			s.events++
+			if strings.Contains(string(e.Data), `"completion_tokens":`) {
+				s.withUsage++
+			}
+			if strings.Contains(string(e.Data), `"token_ids":[`) {
+				s.withIDs++
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return errors.New("the stream ended without [DONE]")
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (t *tester) judge(d subject, s *stream) error {
+	usage, ok := s.mirror.Usage()
+	switch {
+	case !s.mirror.Finished():
+		return errors.New("the stream ended without a finish_reason")
+	case !ok:
+		return errors.New("the stream has no usage though it was asked for; tokens cannot be counted exactly")
+	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
+		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
+	}
+	t.say(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
+	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
+		t.say(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)
+	}
+	if on(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
+		t.say(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
+	}
+	if drift, ok := s.mirror.Drift(); ok && drift != 0 {
+		t.say(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
+	}
+	return nil
+}
+
+func on(b *bool) bool { return b != nil && *b }
+
+func clip(b []byte) string {
+	if len(b) > 200 {
+		return string(b[:200]) + "..."
+	}
+	return string(b)
+}

@@ -1,0 +1,341 @@
+package selftest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs an engine that answers as fast as it can.
+func start(t *testing.T, c refengine.Config) *refengine.Engine {
+	t.Helper()
+	c.C0, c.PrefillBase, c.PromptTokensDetails = time.Millisecond, time.Millisecond, true
+	e, err := refengine.Start(c)
+	require.NoError(t, err)
+	t.Cleanup(e.Close)
+	return e
+}
+
+// cluster is a config of engines by URL, all of one profile.
+func cluster(t *testing.T, p mooncake.Profile, prefills, decodes []string) *config.Config {
+	t.Helper()
+	c := config.Default()
+	c.Profiles = map[string]mooncake.Profile{config.DefaultProfile: p}
+	for _, u := range prefills {
+		c.Engines.Prefill = append(c.Engines.Prefill, config.Engine{URL: u})
+	}
+	for _, u := range decodes {
+		c.Engines.Decode = append(c.Engines.Decode, config.Engine{URL: u})
+	}
+	require.NoError(t, c.Validate())
+	return c
+}
+
+func pick(all []Finding, l Level) (msgs []string) {
+	for _, f := range all {
+		if f.Level == l {
+			role, _, _ := strings.Cut(f.Engine, " ")
+			msgs = append(msgs, role+": "+f.Msg)
+		}
+	}
+	return msgs
+}
+
+func TestAGoodPairIsOK(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		connector refengine.Connector
+	}{
+		{"ascend-mooncake-v1", refengine.AscendMooncake},
+		{"nixl-pull", refengine.NIXLPull},
+		{"vllm-mooncake, with what its bootstrap server says", refengine.VLLMMooncake},
+		{"opaque", refengine.Opaque},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.connector})
+			d := start(t, refengine.Config{Role: refengine.Decode, Connector: tc.connector})
+			profile := mooncake.Profile{Connector: string(tc.connector), BootstrapPort: port(t, p.URLs()[0])}
+			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()))
+			require.Empty(t, pick(found, Bad))
+			require.Empty(t, pick(found, Warn))
+			require.Len(t, pick(found, OK), 2)
+			require.Contains(t, pick(found, OK)[1], "decode: decoded 4 tokens of a hand-off")
+			requireClean(t, p, d)
+		})
+	}
+}
+
+// requireClean: the test leaves nothing behind in the engines.
+func requireClean(t *testing.T, p, d *refengine.Engine) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return p.Stats().Pins == 0
+	}, 5*time.Second, 5*time.Millisecond)
+	ps, ds := p.Stats(), d.Stats()
+	require.EqualValues(t, 1, ps.Pulls)
+	require.Zero(t, ps.Leaks+ps.Replays+ps.ExpiredPulls+ps.WrongBlocks+ps.DuplicateIDs)
+	require.Zero(t, ds.Unknown+ds.KeyMismatches+ds.LocalPrefills+ds.DuplicateIDs+ds.Aborted)
+}
+
+func port(t *testing.T, raw string) int {
+	t.Helper()
+	u, err := url.Parse(raw)
+	require.NoError(t, err)
+	n, err := strconv.Atoi(u.Port())
+	require.NoError(t, err)
+	return n
+}
+
+func TestRanksBehindOneAddress(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 4, DPMode: "internal"})
+	c := cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()[:1])
+	c.Engines.Decode[0].Ranks = 4
+	found := Run(t.Context(), c)
+	require.Empty(t, pick(found, Bad))
+	require.Empty(t, pick(found, Warn))
+}
+
+func TestEveryEngineGetsAPartner(t *testing.T) {
+	var prefills, decodes []string
+	for range 2 {
+		prefills = append(prefills, start(t, refengine.Config{Role: refengine.Prefill}).URLs()...)
+	}
+	decodes = start(t, refengine.Config{Role: refengine.Decode, DPSize: 5}).URLs()
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, decodes))
+	seen := map[string]int{}
+	for _, f := range found {
+		require.Equal(t, OK, f.Level, f)
+		seen[f.Engine]++
+	}
+	require.Len(t, seen, 7)
+}
+
+func TestTwoModelsAreTestedApart(t *testing.T) {
+	pa := start(t, refengine.Config{Role: refengine.Prefill, Model: "a"})
+	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: "b"})
+	da := start(t, refengine.Config{Role: refengine.Decode, Model: "a"})
+	db := start(t, refengine.Config{Role: refengine.Decode, Model: "b"})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}))
+	require.Empty(t, pick(found, Bad))
+	require.Empty(t, pick(found, Warn))
+	require.Len(t, pick(found, OK), 4)
+}
+
+func TestWhatIsWrongIsTold(t *testing.T) {
+	for _, tc := range []struct {
+		name            string
+		prefill, decode refengine.Config
+		profile         mooncake.Profile
+		level           Level
+		want            []string
+	}{
+		{
+			name: "models differ", prefill: refengine.Config{Model: "a"}, decode: refengine.Config{Model: "b"},
+			level: Bad, want: []string{"prefill: serves a, and no engine of the other side does", "decode: serves b, and no engine of the other side does"},
+		},
+		{
+			name: "no continuous usage", decode: refengine.Config{NoContinuousUsage: true},
+			level: Warn, want: []string{"events carry usage; set continuous_usage: false in its profile"},
+		},
+		{
+			name: "no token ids", decode: refengine.Config{NoTokenIDs: true},
+			level: Warn, want: []string{"decode: no token_ids though asked for; set return_token_ids: false"},
+		},
+		{
+			name: "a prefill engine that hands nothing off", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.NullHandoff}}},
+			level: Bad, want: []string{"kv_transfer_params"},
+		},
+		{
+			name: "a hand-off that points elsewhere", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.WrongHost}}},
+			level: Bad, want: []string{"203.0.113.7", "add it to the profile's kv_hosts"},
+		},
+		{
+			name: "a hand-off of another connector", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.StringBlocks}}},
+			level: Bad, want: []string{"remote_block_ids"},
+		},
+		{
+			name: "a probe that is refused", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Internal, Leg: refengine.LegProbe}}},
+			level: Bad, want: []string{"prefill: a probe was answered with 500"},
+		},
+		{
+			name: "a decode engine that refuses", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}},
+			level: Bad, want: []string{"decode: with the hand-off of prefill ", "the decode request was answered with 400"},
+		},
+		{
+			name: "an error inside the stream", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.ErrorEvent, AfterTokens: 1}}},
+			level: Bad, want: []string{"the stream failed: "},
+		},
+		{
+			name: "a stream that just ends", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.SilentEnd, AfterTokens: 1}}},
+			level: Bad, want: []string{"the stream ended without"},
+		},
+		{
+			name: "a stream without a finish reason", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.MissingFinish}}},
+			level: Bad, want: []string{"the stream ended without"},
+		},
+		{
+			name: "an engine that wants a key", decode: refengine.Config{APIKey: "secret"},
+			level: Bad, want: []string{"decode: ", "401"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.prefill.Role, tc.decode.Role = refengine.Prefill, refengine.Decode
+			p, d := start(t, tc.prefill), start(t, tc.decode)
+			found := Run(t.Context(), cluster(t, tc.profile, p.URLs(), d.URLs()))
+			text := strings.Join(pick(found, tc.level), "\n")
+			for _, want := range tc.want {
+				require.Contains(t, text, want, "%v", found)
+			}
+		})
+	}
+}
+
+func TestCachedTokensThatAreNotReported(t *testing.T) {
+	p, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefillBase: time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()))
+	require.Equal(t, []string{"prefill: cached_tokens are not reported; start it with --enable-prompt-tokens-details"}, pick(found, Warn))
+}
+
+// between answers as the engine behind it, but for what change makes of a
+// path's body; nil is a 404.
+func between(t *testing.T, e *refengine.Engine, path string, change func(body []byte) []byte) string {
+	t.Helper()
+	u, err := url.Parse(e.URLs()[0])
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(u)
+	proxy.FlushInterval = -1
+	transport := &http.Transport{}
+	proxy.Transport = transport
+	proxy.ModifyResponse = func(r *http.Response) error {
+		if r.Request.URL.Path != path {
+			return nil
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return err
+		}
+		if body = change(body); body == nil {
+			r.StatusCode = http.StatusNotFound
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+		return nil
+	}
+	s := httptest.NewServer(proxy)
+	t.Cleanup(func() { s.Close(); transport.CloseIdleConnections() })
+	return s.URL
+}
+
+// without drops the lines of a page that name a series.
+func without(name string) func([]byte) []byte {
+	return func(page []byte) (out []byte) {
+		for line := range bytes.Lines(page) {
+			if !bytes.Contains(line, []byte(name)) {
+				out = append(out, line...)
+			}
+		}
+		return out
+	}
+}
+
+func TestWhatMetricsLack(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	none := func([]byte) []byte { return nil }
+
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}))
+	require.Equal(t, []string{"decode: its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given"}, pick(found, Warn))
+
+	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}))
+	require.Empty(t, pick(found, Warn), "who sets the capacity need not be told")
+
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()))
+	require.Equal(t, []string{"prefill: no KV usage under a known metric name; set the profile's metrics.kv_usage"}, pick(found, Warn))
+
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()))
+	require.Len(t, pick(found, Warn), 1)
+	require.Contains(t, pick(found, Warn)[0], "prefill: no metrics: ")
+	require.Empty(t, pick(found, Bad))
+}
+
+func TestAnEngineThatLacksOneModelOfItsPartners(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	lora := func(body []byte) []byte {
+		return bytes.Replace(body, []byte(`"data":[`), []byte(`"data":[{"id":"lora","object":"model","parent":"ref"},`), 1)
+	}
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs()))
+	require.Len(t, pick(found, Warn), 1)
+	require.Contains(t, pick(found, Warn)[0], `decode: does not serve "lora", which prefill `)
+
+	empty := func([]byte) []byte { return []byte(`{"object":"list","data":[]}`) }
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/v1/models", empty)}))
+	require.Len(t, pick(found, Bad), 1)
+	require.Contains(t, pick(found, Bad)[0], "serves no model")
+}
+
+func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := dead.Addr().String()
+	require.NoError(t, dead.Close())
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)))
+	require.Len(t, pick(found, Bad), 1)
+	require.Contains(t, pick(found, Bad)[0], "connect")
+	require.Len(t, pick(found, OK), 2)
+}
+
+func TestAKeyThatIsNotInTheEnvironment(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{APIKeyEnv: "EK_SELFTEST_NO_KEY"}, p.URLs(), p.URLs()))
+	require.Len(t, pick(found, Bad), 2)
+	require.Contains(t, pick(found, Bad)[0], "EK_SELFTEST_NO_KEY, which is empty; export it")
+}
+
+func TestAConfigWithoutEngines(t *testing.T) {
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, nil, nil))
+	require.Equal(t, []string{
+		"prefill: the config lists none; until some are added nothing can be served",
+		"decode: the config lists none; until some are added nothing can be served",
+	}, pick(found, Warn))
+}
+
+func TestTheTestEndsWithItsContext(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Faults: []refengine.Rule{{Fault: refengine.Hang, Leg: refengine.LegProbe}}})
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan []Finding)
+	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs())) }()
+	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 5*time.Second, time.Millisecond)
+	cancel()
+	select {
+	case found := <-done:
+		require.Len(t, pick(found, Bad), 1)
+	case <-time.After(10 * time.Second):
+		t.Fatal("still waiting for the engine")
+	}
+}
