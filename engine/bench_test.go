@@ -45,7 +45,7 @@ func streaming() (*Response, []byte) {
 		head:  []byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
 		event: fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data),
 	}
-	c := newConn(raw, raw, key{}, 16<<10)
+	c := newConn(raw, raw, key{}, newReaders(16<<10))
 	k := &Call{conn: c}
 	if err := c.readHead(); err != nil {
 		panic(err)

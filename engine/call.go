@@ -98,6 +98,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	}
 	if !fresh {
 		if c := k.client.idle.take(k.target.key()); c != nil {
+			c.wake()
 			return c, k.attach(c)
 		}
 	}
@@ -146,9 +147,11 @@ func (k *Call) release(keep bool) {
 	switch {
 	case c == nil:
 	case keep && c.br.Buffered() == 0 && c.drained():
+		c.park()
 		k.client.idle.put(c)
 	default:
 		c.close()
+		c.park()
 	}
 }
 

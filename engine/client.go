@@ -11,6 +11,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync"
 	"time"
 )
 
@@ -18,14 +19,15 @@ import (
 type Options struct {
 	MaxIdle     int           // idle connections kept a host; default 1024
 	IdleTimeout time.Duration // longest a connection is idle and used again; default 4 s
-	ReadBuffer  int           // bytes a connection; also bounds the response head; default 16 KiB
+	ReadBuffer  int           // bytes a connection; also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Client makes calls to any number of engines over kept-alive connections.
 type Client struct {
-	opts Options
-	idle *idlePool
+	opts    Options
+	idle    *idlePool
+	readers *sync.Pool
 }
 
 // NewClient returns a client; Close it to close its idle connections.
@@ -37,12 +39,12 @@ func NewClient(o Options) *Client {
 		o.IdleTimeout = 4 * time.Second
 	}
 	if o.ReadBuffer <= 0 {
-		o.ReadBuffer = 16 << 10
+		o.ReadBuffer = 8 << 10
 	}
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext
 	}
-	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle)}
+	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }
 
 // Close closes the idle connections and refuses new calls. Calls in flight go
@@ -86,5 +88,5 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 		}
 		nc = secure
 	}
-	return newConn(raw, nc, t.key(), c.opts.ReadBuffer), nil
+	return newConn(raw, nc, t.key(), c.readers), nil
 }

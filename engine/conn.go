@@ -32,10 +32,11 @@ var past = time.Unix(1, 0) // a deadline that interrupts at once
 type conn struct {
 	raw    net.Conn // the socket: closing it ends any phase at once, TLS or not
 	nc     net.Conn // raw, or TLS over it
-	br     *bufio.Reader
+	br     *bufio.Reader // nil while parked: an idle connection holds no buffer
 	bw     *bufio.Writer // TLS only: few large records; a plain socket gets one writev
 	probe  *prober       // nil where the socket cannot be asked
 	key    key
+	spare  *sync.Pool // of readers, shared by the client's connections
 	reused bool
 	idleAt time.Time // when it came back to the pool
 
@@ -52,13 +53,30 @@ type conn struct {
 	idle time.Duration // then each read may wait this long
 }
 
-func newConn(raw, nc net.Conn, k key, buffer int) *conn {
-	c := &conn{raw: raw, nc: nc, key: k, probe: newProber(raw)}
-	c.br = bufio.NewReaderSize(c, buffer)
+func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
+	c := &conn{raw: raw, nc: nc, key: k, probe: newProber(raw), spare: spare}
+	c.wake()
 	if raw != nc {
 		c.bw = bufio.NewWriterSize(c, tlsRecord)
 	}
 	return c
+}
+
+// newReaders returns a pool of readers of a size in bytes.
+func newReaders(size int) *sync.Pool {
+	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
+}
+
+// wake gives the connection a reader, park takes it back between two calls.
+func (c *conn) wake() {
+	c.br, _ = c.spare.Get().(*bufio.Reader)
+	c.br.Reset(c)
+}
+
+func (c *conn) park() {
+	c.br.Reset(nil)
+	c.spare.Put(c.br)
+	c.br = nil
 }
 
 // exchange writes the request and returns once the response head is read. On
@@ -243,7 +261,7 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 // quiet reports that nothing has come, neither bytes nor the end, since the
 // last exchange was complete.
 func (c *conn) quiet() bool {
-	return c.br.Buffered() == 0 && (c.probe == nil || c.probe.quiet())
+	return (c.br == nil || c.br.Buffered() == 0) && (c.probe == nil || c.probe.quiet())
 }
 
 // drained reports that TLS holds no decrypted byte back that bufio had no room for.

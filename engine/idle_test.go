@@ -168,7 +168,7 @@ func TestTheNewestIdleConnectionIsTakenFirst(t *testing.T) {
 	for range 3 {
 		ours, theirs := net.Pipe()
 		defer theirs.Close()
-		c := newConn(ours, ours, key{host: "e"}, 64)
+		c := newConn(ours, ours, key{host: "e"}, newReaders(64))
 		conns = append(conns, c)
 		p.put(c)
 	}

@@ -324,7 +324,6 @@ func TestSetKeepsTheStateOfThoseThatStay(t *testing.T) {
 		same := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}
 		m.Set([]Instance{same, {ID: "d0", Role: "decode", Target: target(t, "http://d0:8000")}})
 		require.Equal(t, before, m.Status("p0"))
-		require.False(t, m.Status("d0").Up, "not checked yet")
 		synctest.Wait()
 		require.True(t, m.Status("d0").Up)
 		require.Equal(t, 2, testutil.CollectAndCount(m.gauge))
@@ -332,7 +331,6 @@ func TestSetKeepsTheStateOfThoseThatStay(t *testing.T) {
 		moved := same
 		moved.Target = target(t, "http://p0:9000")
 		m.Set([]Instance{moved})
-		require.False(t, m.Status("p0").Up, "another address is another engine")
 		require.Zero(t, m.Status("d0"))
 		require.Equal(t, 1, testutil.CollectAndCount(m.gauge))
 		asked := f.count("/health")
