@@ -77,6 +77,7 @@ func NewServer(o Options) *fasthttp.Server {
 		IdleTimeout:        o.IdleTimeout,
 		Concurrency:        o.Concurrency,
 		CloseOnShutdown:    true,
+		ReduceMemoryUsage:  true, // a stream holds no 16 KiB read buffer while it runs
 
 		NoDefaultServerHeader:        true,
 		SecureErrorLogMessage:        true, // without it errors quote request heads, keys included
