@@ -140,7 +140,6 @@ func TestABodyTooBigIsRefused(t *testing.T) {
 
 func TestSlowRequestsTimeOut(t *testing.T) {
 	for _, tt := range []struct{ name, in, drip string }{
-		{"silence", "", ""},
 		{"half a head", "GET / HTTP/1.1\r\nHo", ""},
 		{"a head that drips", "GET / HTTP/1.1\r\n", "a: b\r\n"},
 		{"half a body", post + "Content-Length: 10\r\n\r\nab", ""},
@@ -178,6 +177,11 @@ func TestSlowRequestsTimeOut(t *testing.T) {
 			require.Equal(t, "request_timeout", code)
 		})
 	}
+}
+
+func TestASilentConnectionIsClosedWithoutAWord(t *testing.T) {
+	s := serve(t, Options{Handler: hello, ReadTimeout: 50 * time.Millisecond}, ListenOptions{})
+	s.dial(t).closed(t) // it asked for nothing, so there is nothing to answer
 }
 
 func TestAnIdleConnectionIsClosedWithoutAWord(t *testing.T) {
