@@ -28,7 +28,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),    // one for the process
+		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2")) // ends up to 10 s after its server
+}
 
 const model = "ref"
 
@@ -153,30 +157,14 @@ func (c *cluster) engine(cfg refengine.Config) *refengine.Engine {
 // settled waits until nothing is under way and checks every account.
 func (c *cluster) settled(dirty bool) {
 	c.Helper()
-	c.eventually("every request is over", func() bool {
-		s := c.gw.Status(c.Context())
-		busy := s.Open + int64(s.PoolUsed)
-		for _, m := range s.Dispatch.Models {
-			busy += int64(m.Pool)
-			for _, w := range m.Workers {
-				busy += int64(w.Used)
-			}
-		}
-		for _, p := range s.Prefill {
-			busy += int64(p.Inflight + p.Pooled + p.Dispatched)
-			if !dirty {
-				busy += p.KVTokens
-			}
-		}
-		for _, e := range append(c.prefill, c.decode...) {
-			st := e.Stats()
-			busy += st.Running + st.Waiting
-			if !dirty {
-				busy += int64(st.Pins)
-			}
-		}
-		return busy == 0
-	})
+	var busy []string
+	idle := func() bool {
+		busy = c.busy(dirty)
+		return len(busy) == 0
+	}
+	for end := time.Now().Add(patience); !idle(); time.Sleep(2 * time.Millisecond) {
+		require.True(c, time.Now().Before(end), "still held: %v", busy)
+	}
 	s := c.gw.Status(c.Context())
 	require.Zero(c, s.Dispatch.Drift.Slots)
 	require.Zero(c, s.Dispatch.Drift.KVTokens)
@@ -197,9 +185,44 @@ func (c *cluster) settled(dirty bool) {
 	}
 }
 
+// busy lists what is not given back yet.
+func (c *cluster) busy(dirty bool) (held []string) {
+	note := func(what string, n int64) {
+		if n != 0 {
+			held = append(held, fmt.Sprintf("%s %d", what, n))
+		}
+	}
+	s := c.gw.Status(c.Context())
+	note("open requests", s.Open)
+	note("places", int64(s.PoolUsed))
+	for _, m := range s.Dispatch.Models {
+		note("pooled", int64(m.Pool))
+		for _, w := range m.Workers {
+			note("slots of "+w.Name, int64(w.Used))
+		}
+	}
+	for _, p := range s.Prefill {
+		note("leases of "+p.ID, int64(p.Inflight+p.Pooled+p.Dispatched))
+		if !dirty {
+			note("KV tokens charged to "+p.ID, p.KVTokens)
+		}
+	}
+	for _, e := range append(c.prefill, c.decode...) {
+		st := e.Stats()
+		note("requests on "+e.URLs()[0], st.Running+st.Waiting)
+		if !dirty {
+			note("pins on "+e.URLs()[0], int64(st.Pins))
+		}
+	}
+	return held
+}
+
+// patience is how long a test waits for what should be there in milliseconds.
+const patience = 10 * time.Second
+
 func (c *cluster) eventually(what string, ok func() bool) {
 	c.Helper()
-	require.Eventually(c, ok, 10*time.Second, 2*time.Millisecond, what)
+	require.Eventually(c, ok, patience, 2*time.Millisecond, what)
 }
 
 // reply is what came for a request.
@@ -233,6 +256,27 @@ func (c *cluster) ask(method, url, body string, header ...string) reply {
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(resp.Body)
 	return reply{resp.StatusCode, resp.Header, string(data), err}
+}
+
+// endless starts a stream that does not end by itself and returns, once its
+// first event is there, what makes its client leave.
+func (c *cluster) endless() (leave func()) {
+	c.Helper()
+	ctx, cancel := context.WithCancel(c.Context())
+	body := chat("an endless story", `"stream":true,"ignore_eos":true,`)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/chat/completions", strings.NewReader(body))
+	require.NoError(c, err)
+	resp, err := c.http.Do(req)
+	require.NoError(c, err)
+	require.Equal(c, http.StatusOK, resp.StatusCode)
+	_, err = resp.Body.Read(make([]byte, 1))
+	require.NoError(c, err)
+	leave = func() {
+		cancel()
+		_ = resp.Body.Close()
+	}
+	c.Cleanup(leave)
+	return leave
 }
 
 // metric is the value of a series as /metrics has it; 0 if there is none.

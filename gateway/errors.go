@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/pool"
 	"evenkeel/prefill"
+	"evenkeel/sse"
 )
 
 // unavailable is a 503 that says when to come back.
@@ -50,6 +51,16 @@ func transportError(side string, err error) *openai.Error {
 // streamError ends an answer whose engine broke it off.
 func streamError(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the decode engine's answer broke off: "+cause(err))
+}
+
+// engineError is what an engine said in an event, as a client sees it in place
+// of an answer: only a refusal of the request keeps its status (contract 9).
+func engineError(f sse.Failure) *openai.Error {
+	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
+	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
+		e.Status = http.StatusBadGateway
+	}
+	return e
 }
 
 // cause says how a call failed in words for a client; addresses stay in the

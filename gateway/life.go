@@ -384,7 +384,11 @@ func (j *job) open(h *handoff, s *stream, attempt int) *fault {
 		return j.decodeRefused(h, s)
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		h.lease.Orphan()
+		if s.mirror.Started() {
+			h.lease.Release() // the pull was over when it broke
+		} else {
+			h.lease.Orphan()
+		}
 		return s.failure(err)
 	}
 	return nil

@@ -222,8 +222,7 @@ func (s *stream) event(e sse.Event) {
 		}
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
-		f := s.mirror.Failure()
-		s.end(&openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message})
+		s.end(engineError(s.mirror.Failure()))
 	case sse.Recomputed:
 		s.job.gw.metrics.recomputes.WithLabelValues(s.recomputeTier()).Inc()
 		s.end(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
@@ -414,18 +413,16 @@ func (s *stream) release(kind dispatcher.Kind) {
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
-	f := &fault{err: err, spent: true}
-	switch {
-	case s.broken == nil:
-		f.answer = transportError("decode", err)
-		return f
-	case s.broken.Status == statusGone, s.broken.Status/100 == 4 && s.broken.Status != http.StatusTooManyRequests:
-		f.final = true
+	if s.broken == nil {
+		return &fault{answer: transportError("decode", err), err: err, spent: true}
 	}
-	f.status = s.broken.Status
-	f.err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message)
-	f.answer = s.broken
-	if !f.final {
+	f := &fault{
+		answer: s.broken, status: s.mirror.Failure().Status, spent: true,
+		err: fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message),
+	}
+	if s.broken.Status/100 == 4 { // a client that left is one of them
+		f.final = s.broken.Status != http.StatusTooManyRequests
+	} else {
 		f.answer = badGateway("decode", s.broken.Message)
 	}
 	return f

@@ -1,0 +1,330 @@
+package gateway_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+)
+
+const (
+	chatPath       = "/v1/chat/completions"
+	completionPath = "/v1/completions"
+)
+
+// failure reads OpenAI's error object and holds its shape.
+func failure(t *testing.T, r reply) (code, param, kind string) {
+	t.Helper()
+	require.NoError(t, r.err)
+	require.Equal(t, "application/json", r.header.Get("Content-Type"), r.body)
+	var e struct {
+		Error struct {
+			Message, Type, Code string
+			Param               *string
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(r.body), &e), r.body)
+	require.NotEmpty(t, e.Error.Message)
+	if e.Error.Param != nil {
+		param = *e.Error.Param
+	}
+	return e.Error.Code, param, e.Error.Type
+}
+
+func TestRequestsThatAreNotAnswered(t *testing.T) {
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.Body = 100_000 }})
+	message := `"model":"ref","messages":[{"role":"user","content":"a"}]`
+	for name, row := range map[string]struct {
+		path, body  string
+		status      int
+		code, param string
+	}{
+		"a model nobody serves":               {chatPath, strings.Replace(chat("a", ""), `"ref"`, `"gpt-9"`, 1), 404, "model_not_found", "model"},
+		"no model":                            {chatPath, `{"messages":[{"role":"user","content":"a"}]}`, 400, "missing_required_parameter", "model"},
+		"malformed JSON":                      {chatPath, `{` + message, 400, "invalid_json", ""},
+		"no JSON at all":                      {completionPath, `hello`, 400, "invalid_json", ""},
+		"an empty body":                       {completionPath, ``, 400, "invalid_json", ""},
+		"a list":                              {chatPath, `[]`, 400, "invalid_json", ""},
+		"bytes behind the object":             {chatPath, `{` + message + `} x`, 400, "invalid_json", ""},
+		"NaN":                                 {chatPath, `{"temperature":NaN,` + message + `}`, 400, "invalid_json", ""},
+		"too deep":                            {chatPath, `{"x":` + strings.Repeat("[", 70) + strings.Repeat("]", 70) + `,` + message + `}`, 400, "invalid_json", ""},
+		"a key twice":                         {chatPath, `{"max_tokens":3,"max_tokens":4,` + message + `}`, 400, "duplicate_key", "max_tokens"},
+		"a key twice, once escaped":           {chatPath, `{"stream":false,"str\u0065am":true,` + message + `}`, 400, "duplicate_key", "stream"},
+		"our own key twice":                   {chatPath, `{"kv_transfer_params":{},"kv_transfer_params":{"a":1},` + message + `}`, 400, "duplicate_key", "kv_transfer_params"},
+		"a string for a number":               {chatPath, `{"max_tokens":"3",` + message + `}`, 400, "invalid_type", "max_tokens"},
+		"a fraction for a number":             {chatPath, `{"n":1.5,` + message + `}`, 400, "invalid_type", "n"},
+		"a number for a flag":                 {chatPath, `{"stream":1,` + message + `}`, 400, "invalid_type", "stream"},
+		"a string for messages":               {chatPath, `{"model":"ref","messages":"a"}`, 400, "invalid_type", "messages"},
+		"n of 0":                              {chatPath, `{"n":0,` + message + `}`, 400, "invalid_value", "n"},
+		"n of 9":                              {chatPath, `{"n":9,` + message + `}`, 400, "invalid_value", "n"},
+		"max_tokens of 0":                     {chatPath, `{"max_tokens":0,` + message + `}`, 400, "invalid_value", "max_tokens"},
+		"too many logprobs":                   {chatPath, `{"logprobs":true,"top_logprobs":21,` + message + `}`, 400, "invalid_value", "top_logprobs"},
+		"too many stop strings":               {chatPath, `{"stop":["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"],` + message + `}`, 400, "invalid_value", "stop"},
+		"a priority":                          {chatPath, `{"priority":-5,` + message + `}`, 400, "invalid_value", "priority"},
+		"stream_options without a stream":     {chatPath, `{"stream_options":{"include_usage":true},` + message + `}`, 400, "invalid_value", "stream_options"},
+		"beam search":                         {chatPath, `{"use_beam_search":true,` + message + `}`, 400, "unsupported_parameter", "use_beam_search"},
+		"a media URL that engines would load": {chatPath, `{"model":"ref","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/x"}}]}]}`, 400, "", ""},
+		"an empty prompt":                     {completionPath, `{"model":"ref","prompt":[]}`, 400, "invalid_value", "prompt"},
+		"a prompt of mixed kinds":             {completionPath, `{"model":"ref","prompt":["a",1]}`, 400, "invalid_type", "prompt"},
+		"too large":                           {chatPath, chat(strings.Repeat("a", 100_000), ""), 413, "body_too_large", ""},
+		"an unknown path":                     {"/v1/embeddings", `{}`, 404, "not_found", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := c.post(row.path, row.body)
+			require.Equal(t, row.status, r.status, r.body)
+			code, param, kind := failure(t, r)
+			if row.code != "" {
+				require.Equal(t, row.code, code, r.body)
+				require.Equal(t, row.param, param, r.body)
+			}
+			require.Equal(t, "invalid_request_error", kind)
+		})
+	}
+
+	for method, path := range map[string]string{http.MethodGet: chatPath, http.MethodDelete: completionPath, http.MethodPost: "/v1/models"} {
+		r := c.ask(method, c.url+path, "")
+		require.Equal(t, http.StatusMethodNotAllowed, r.status)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "method_not_allowed", code)
+		require.NotEmpty(t, r.header.Get("Allow"))
+	}
+	require.Zero(t, c.prefill[0].Stats().Requests, "none of it reached an engine")
+	require.Zero(t, c.decode[0].Stats().Requests)
+}
+
+func TestKeys(t *testing.T) {
+	sum := sha256.Sum256([]byte("ek-secret"))
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "keys:\n  - {name: team, sha256: %s, max_concurrent: 1}\n", hex.EncodeToString(sum[:])), 0o600))
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	for _, header := range []string{"", "Bearer wrong", "Basic ek-secret"} {
+		for _, ask := range []func() reply{
+			func() reply { return c.post(chatPath, chat("a", ""), "Authorization", header) },
+			func() reply { return c.ask("GET", c.url+"/v1/models", "", "Authorization", header) },
+		} {
+			r := ask()
+			require.Equal(t, http.StatusUnauthorized, r.status)
+			code, _, kind := failure(t, r)
+			require.Equal(t, "invalid_api_key", code)
+			require.Equal(t, "authentication_error", kind)
+			require.NotEmpty(t, r.header.Get("WWW-Authenticate"))
+		}
+	}
+	const key = "Bearer ek-secret"
+	require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", key).status)
+	require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", key).status)
+	require.Equal(t, 200, c.ask("GET", c.url+"/health", "").status, "health asks for no key")
+
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 300}))
+	first := make(chan reply, 1)
+	go func() { first <- c.post(chatPath, chat("b", ""), "Authorization", key) }()
+	c.eventually("the first runs", func() bool { return c.metric("evenkeel_requests_open") == 1 })
+	r := c.post(chatPath, chat("c", ""), "Authorization", key)
+	require.Equal(t, http.StatusTooManyRequests, r.status, "the key's limit")
+	code, _, _ := failure(t, r)
+	require.Equal(t, "queue_full", code)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.Equal(t, 200, (<-first).status)
+	c.settled(false)
+	require.Equal(t, 200, c.post(chatPath, chat("d", ""), "Authorization", key).status, "the place of the refused one is free")
+}
+
+func TestTheRequestIDIsTheClients(t *testing.T) {
+	c := start(t, options{})
+	for path, body := range map[string]string{chatPath: chat("a", ""), completionPath: completion("a", `"stream":true,`), chatPath + "?": `{`} {
+		require.Equal(t, "mine-7", c.post(path, body, "X-Request-Id", "mine-7").header.Get("X-Request-Id"), path)
+		require.Regexp(t, `^[0-9a-f]{32}$`, c.post(path, body).header.Get("X-Request-Id"), path)
+	}
+}
+
+func TestNobodyToServe(t *testing.T) {
+	for name, row := range map[string]struct {
+		kill func(*cluster)
+		code string
+	}{
+		"no prefill engine": {func(c *cluster) { c.prefill[0].Kill() }, "prefill_unavailable"},
+		"no decode engine":  {func(c *cluster) { c.decode[0].Kill() }, "decode_unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := start(t, options{dirty: true})
+			row.kill(c)
+			for range 2 { // first found out by the request itself, then known
+				r := c.post(chatPath, chat("a", `"stream":true,`))
+				require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+				code, _, kind := failure(t, r)
+				require.Equal(t, row.code, code)
+				require.Equal(t, "server_error", kind)
+				require.NotEmpty(t, r.header.Get("Retry-After"))
+				c.eventually("not ready any more", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
+			}
+			require.Equal(t, http.StatusServiceUnavailable, c.ask("GET", c.url+"/health", "").status)
+		})
+	}
+}
+
+func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		rule refengine.Rule
+	}{
+		{"400, new shape", refengine.Rule{Fault: refengine.Reject}},
+		{"400, old shape", refengine.Rule{Fault: refengine.Reject, Shape: refengine.ShapeOld}},
+		{"400 of the Rust frontend", refengine.Rule{Fault: refengine.Reject, Shape: refengine.ShapeRust}},
+		{"422 of FastAPI", refengine.Rule{Fault: refengine.Status, Value: 422, Shape: refengine.ShapeFastAPI}},
+		{"404 as text", refengine.Rule{Fault: refengine.Status, Value: 404, Shape: refengine.ShapeText}},
+		{"429, on every attempt", refengine.Rule{Fault: refengine.Throttle, Shape: refengine.ShapeHTML}},
+	} {
+		for _, stream := range []string{"true", "false"} {
+			t.Run(row.name+", stream "+stream, func(t *testing.T) {
+				c := start(t, options{decode: []refengine.Config{{RejectReleases: true}}, configure: func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 1 }})
+				body := chat("a", `"stream":`+stream+`,`)
+				direct := func(e *refengine.Engine) reply {
+					return c.ask("POST", e.URLs()[0]+chatPath, chat("a", ""))
+				}
+				for side, e := range map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]} {
+					rule := row.rule
+					rule.Cleanup = true // as engines of this version do
+					require.NoError(t, e.SetFaults(rule))
+					want, got := direct(e), c.post(chatPath, body)
+					require.Equal(t, want.status, got.status, side)
+					require.Equal(t, want.body, got.body, side)
+					require.Equal(t, want.header.Get("Content-Type"), got.header.Get("Content-Type"), side)
+					require.Equal(t, want.header.Get("Retry-After"), got.header.Get("Retry-After"), side)
+					require.NoError(t, e.SetFaults())
+				}
+				c.settled(false)
+				require.Equal(t, []string{"engine_refused", "engine_refused"}, c.outcomes())
+			})
+		}
+	}
+}
+
+func TestARefusedCredentialIsOurProblem(t *testing.T) {
+	for _, status := range []float64{401, 403} {
+		c := start(t, options{})
+		for side, e := range map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]} {
+			require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Status, Value: status, Cleanup: true}))
+			r := c.post(chatPath, chat("a", ""))
+			require.Equal(t, http.StatusBadGateway, r.status)
+			code, _, _ := failure(t, r)
+			require.Equal(t, side+"_failed", code)
+			require.NoError(t, e.SetFaults())
+		}
+		alarms := c.logs.FilterLevelExact(zap.ErrorLevel).FilterMessageSnippet("ALARM").All()
+		require.Len(t, alarms, 2)
+	}
+}
+
+func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
+	prompt := reftext.MakePrompt(4, 30)
+	key := reftext.OfUser(prompt).Answer
+	for _, row := range []struct {
+		name string
+		rule refengine.Rule
+		code string
+	}{
+		{"reset", refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5}, "upstream_broken"},
+		{"reset inside a chunk", refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseInsideChunk, AfterTokens: 5}, "upstream_broken"},
+		{"silence", refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, AfterTokens: 5}, "upstream_broken"},
+		{"a clean end without a finish", refengine.Rule{Fault: refengine.SilentEnd, AfterTokens: 5}, "upstream_incomplete"},
+		{"[DONE] without a finish", refengine.Rule{Fault: refengine.MissingFinish, AfterTokens: 5}, "upstream_incomplete"},
+		{"an error event", refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 5}, "500"},
+		{"an error event of old engines", refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 5, Shape: refengine.ShapeOld}, "500"},
+		{"an error event of the Rust frontend", refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 5, Shape: refengine.ShapeRust}, "server_error"},
+		{"finish_reason error", refengine.Rule{Fault: refengine.FinishError, AfterTokens: 5}, "finish_error"},
+		{"recomputed", refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5}, "recompute_unresumable"},
+		{"recomputed, with the last text", refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5, Text: true}, "recompute_unresumable"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.EventTimeout = 200 * time.Millisecond }})
+			slow := refengine.Rule{Fault: refengine.Slow, DelayMS: 15} // else all of it may come in one read, and the request begins anew
+			require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
+
+			r := c.post(chatPath, chat(prompt, `"stream":true,`))
+			require.NoError(t, r.err, "the HTTP answer ends properly: what is wrong is said in it")
+			require.Equal(t, 200, r.status)
+			got := read(t, r.body)
+			require.Equal(t, 5, rightText(t, key, got.text[0]))
+			require.Equal(t, row.code, got.fail)
+			require.Empty(t, got.finish[0])
+			require.True(t, got.done)
+			require.NotContains(t, r.body, "recomputed\"")
+
+			r = c.post(chatPath, chat(prompt, `"stream":true,"n":2,`))
+			got = read(t, r.body)
+			require.Equal(t, row.code, got.fail, r.body)
+			require.False(t, got.whole(0) || got.whole(1))
+
+			r = c.post(chatPath, chat(prompt, ""))
+			require.Equal(t, http.StatusBadGateway, r.status, r.body)
+			failure(t, r)
+			c.settled(false)
+			require.NotContains(t, c.outcomes(), "ok")
+			require.NotContains(t, c.outcomes(), "500", "an engine's words are no label")
+		})
+	}
+}
+
+func TestTheArrivalQueueIsFull(t *testing.T) {
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Max = 1, 1 }})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 300}))
+	waiting := make(chan reply, 2)
+	for range 2 { // one is probed, one waits for its place in the pool
+		go func() { waiting <- c.post(chatPath, chat("a", "")) }()
+	}
+	c.eventually("one waits", func() bool { return c.metric("evenkeel_requests_open") == 2 })
+	r := c.post(chatPath, chat("a", ""))
+	require.Equal(t, http.StatusTooManyRequests, r.status)
+	code, _, kind := failure(t, r)
+	require.Equal(t, "queue_full", code)
+	require.Equal(t, "rate_limit_error", kind)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	for range 2 {
+		require.Equal(t, 200, (<-waiting).status)
+	}
+}
+
+func TestTheArrivalQueueTimesOut(t *testing.T) {
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Timeout = 1, 100*time.Millisecond }})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 400}))
+	first := make(chan reply, 1)
+	go func() { first <- c.post(chatPath, chat("a", "")) }()
+	c.eventually("the place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
+	r := c.post(chatPath, chat("a", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "queue_timeout", code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	require.Equal(t, 200, (<-first).status)
+}
+
+func TestThePoolTimesOut(t *testing.T) {
+	c := start(t, options{
+		decode:    []refengine.Config{{Slots: 1}},
+		configure: func(cfg *config.Config) { cfg.Pool.TTL = 100 * time.Millisecond },
+	})
+	leave := c.endless()
+	r := c.post(chatPath, chat("b", `"stream":true,`))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "pool_timeout", code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	require.Equal(t, 1, c.prefill[0].Stats().Pins, "held by a hand-off that waits for a slot to be drained")
+	leave()
+	c.eventually("it is drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 1 })
+	require.Zero(t, c.prefill[0].Stats().Pins)
+}
