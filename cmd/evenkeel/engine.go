@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -56,6 +57,32 @@ type engineCmd struct {
 
 // Run serves until SIGTERM or SIGINT.
 func (c *engineCmd) Run(std streams) (err error) {
+	cfg, err := c.config()
+	if err != nil {
+		return err
+	}
+	if c.StepTrace != "" {
+		f, ferr := os.Create(c.StepTrace)
+		if ferr != nil {
+			return ferr
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		cfg.StepTrace = f
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	e, err := refengine.Start(cfg)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(std.err, "reference engine, %s, on %s\n", c.Role, strings.Join(e.URLs(), " "))
+	<-signals
+	e.Close()
+	return nil
+}
+
+func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
 		Role: refengine.Role(c.Role), Listen: c.Listen, Advertise: c.Advertise, DPSize: c.DPSize, DPMode: c.DPMode, Group: c.Group,
 		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey,
@@ -67,31 +94,19 @@ func (c *engineCmd) Run(std streams) (err error) {
 	}
 	for _, text := range c.Fault {
 		var r refengine.Rule
-		if err := json.Unmarshal([]byte(text), &r); err != nil {
-			return fmt.Errorf("--fault %s: %w", text, err)
+		dec := json.NewDecoder(strings.NewReader(text))
+		dec.DisallowUnknownFields()
+		err := dec.Decode(&r)
+		if err == nil {
+			err = r.Validate()
+		}
+		if err != nil {
+			return cfg, usageError{fmt.Errorf("--fault %s: %w", text, err)}
 		}
 		cfg.Faults = append(cfg.Faults, r)
 	}
-	if c.StepTrace != "" {
-		f, err := os.Create(c.StepTrace)
-		if err != nil {
-			return err
-		}
-		defer func() {
-			if cerr := f.Close(); err == nil {
-				err = cerr
-			}
-		}()
-		cfg.StepTrace = f
+	if err := cfg.WithDefaults().Validate(); err != nil {
+		return cfg, usageError{err}
 	}
-	e, err := refengine.Start(cfg)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(std.err, "reference engine, %s, on %s\n", c.Role, strings.Join(e.URLs(), " "))
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	<-signals
-	e.Close()
-	return nil
+	return cfg, nil
 }

@@ -31,13 +31,11 @@ func spreadLists(args []string, lists map[string]bool) []string {
 	return out
 }
 
-// listFlags are the flags of a command whose field is a slice, by the name kong
+// listFlags are the flags of a command whose field is a slice, by the names kong
 // gives them.
 func listFlags(command any) map[string]bool {
 	flags := map[string]bool{}
-	t := reflect.TypeOf(command)
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(command)) {
 		if f.Type.Kind() != reflect.Slice {
 			continue
 		}
@@ -46,6 +44,11 @@ func listFlags(command any) map[string]bool {
 			name = dashed(f.Name)
 		}
 		flags["--"+name] = true
+		for alias := range strings.SplitSeq(f.Tag.Get("aliases"), ",") {
+			if alias != "" {
+				flags["--"+alias] = true
+			}
+		}
 	}
 	return flags
 }
@@ -60,9 +63,4 @@ func dashed(name string) string {
 		b.WriteRune(r)
 	}
 	return strings.ToLower(b.String())
-}
-
-func firstWord(s string) string {
-	word, _, _ := strings.Cut(s, " ")
-	return word
 }

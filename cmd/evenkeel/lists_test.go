@@ -9,7 +9,10 @@ import (
 
 func TestSpreadLists(t *testing.T) {
 	lists := listFlags(serveCmd{})
-	require.Equal(t, map[string]bool{"--prefiller-hosts": true, "--prefiller-ports": true, "--decoder-hosts": true, "--decoder-ports": true}, lists)
+	require.Equal(t, map[string]bool{
+		"--prefiller-hosts": true, "--prefiller-ports": true, "--decoder-hosts": true, "--decoder-ports": true,
+		"--prefiller-host": true, "--prefiller-port": true, "--decoder-host": true, "--decoder-port": true,
+	}, lists)
 	for _, tc := range []struct{ name, in, want string }{
 		{"a list becomes repeated flags", "serve --prefiller-ports 1 2 --port 9", "serve --prefiller-ports=1 --prefiller-ports=2 --port 9"},
 		{"the last flag may be a list", "serve --decoder-hosts a b c", "serve --decoder-hosts=a --decoder-hosts=b --decoder-hosts=c"},

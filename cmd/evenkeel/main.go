@@ -35,6 +35,9 @@ type streams struct {
 // errFailed ends with exit status 1 when everything was said already.
 var errFailed = errors.New("failed")
 
+// usageError is a command line that parses and cannot be meant.
+type usageError struct{ error }
+
 func main() {
 	os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
@@ -43,11 +46,17 @@ func main() {
 // the work failed, 2 where the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
+	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it."),
+		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace."),
 		kong.Writers(std.out, std.err),
+		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
+			{Key: "engines", Title: "and, beside those, what it does not know about engines:"},
+		}),
 		kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", ")},
 	)
 	if err != nil {
@@ -58,23 +67,40 @@ func run(args []string, std streams) int {
 		args = []string{"--help"}
 	}
 	ctx, err := parser.Parse(spreadLists(args, listFlags(serveCmd{})))
+	if said {
+		return 0
+	}
 	if err != nil {
 		fmt.Fprintf(std.err, "evenkeel: %v\n", err)
 		var pe *kong.ParseError
 		if errors.As(err, &pe) && pe.Context != nil && pe.Context.Command() != "" {
-			fmt.Fprintf(std.err, "evenkeel %s --help lists what it takes\n", firstWord(pe.Context.Command()))
+			hint(std.err, pe.Context.Command())
 		} else {
 			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
 		}
 		return 2
 	}
 	err = ctx.Run(std)
-	switch {
-	case err == nil:
+	if err == nil {
 		return 0
-	case errors.Is(err, errFailed):
-	default:
-		fmt.Fprintf(std.err, "evenkeel %s: %v\n", firstWord(ctx.Command()), err)
+	}
+	if errors.Is(err, errFailed) {
+		return 1
+	}
+	fmt.Fprintf(std.err, "evenkeel %s: %v\n", commandName(ctx.Command()), err)
+	if usage := (usageError{}); errors.As(err, &usage) {
+		hint(std.err, ctx.Command())
+		return 2
 	}
 	return 1
+}
+
+func hint(w io.Writer, command string) {
+	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
+}
+
+// commandName is kong's command without its arguments: "keys new", "vectors".
+func commandName(command string) string {
+	name, _, _ := strings.Cut(command, " <")
+	return name
 }

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,31 +16,32 @@ import (
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 )
 
 // serveCmd is the proxy. Without --config it takes the command line of
 // vllm-ascend's load_balance_proxy_server_example.py as its users type it.
 type serveCmd struct {
-	Config string `short:"c" placeholder:"FILE" help:"Config file. The flags below are for running without one."`
+	Config     string `short:"c" placeholder:"FILE" help:"Config file; configs/evenkeel.yaml has every key."`
+	Policy     string `placeholder:"NAME" help:"Decode policy (default: br0). There are: ${policies}."`
+	Admin      string `placeholder:"ADDR" help:"Admin listener, for metrics, health and status (default: 127.0.0.1:9090)."`
+	RequestLog string `placeholder:"FILE" help:"Write a JSON line for every request; - is stdout."`
+	LogLevel   string `placeholder:"LEVEL" help:"debug, info, warn or error (default: info)."`
+	SelfTest   bool   `default:"true" negatable:"" help:"Send one tiny request through every pair of engines after the start and log what is wrong (default: yes)."`
 
-	Host           string   `default:"localhost" help:"Address to listen on."`
-	Port           int      `default:"8000" help:"Port to listen on."`
-	PrefillerHosts []string `sep:"none" placeholder:"HOST" help:"Hosts of the prefill engines, separated by spaces (default: localhost)."`
-	PrefillerPorts []int    `sep:"none" placeholder:"PORT" help:"Their ports, one for each host (default: 8001)."`
-	DecoderHosts   []string `sep:"none" placeholder:"HOST" help:"Hosts of the decode engines; each is a rank of one barrier group (default: localhost)."`
-	DecoderPorts   []int    `sep:"none" placeholder:"PORT" help:"Their ports, one for each host (default: 8002)."`
-	MaxRetries     int      `default:"3" help:"Attempts for a request in all."`
-	RetryDelay     float64  `default:"0.001" help:"Seconds of the first backoff."`
+	dialect
+}
 
-	Slots                   int    `placeholder:"B" help:"Requests a decode rank runs at once: its --max-num-seqs (default: 32, with a warning)."`
-	Policy                  string `placeholder:"NAME" help:"Decode policy (default: br0). One of: ${policies}."`
-	Admin                   string `placeholder:"ADDR" help:"Admin listener (default: 127.0.0.1:9090)."`
-	PrefillDataParallelSize int    `placeholder:"N" help:"DP ranks behind each prefill engine, addressed by header."`
-	DecodeDataParallelSize  int    `placeholder:"N" help:"DP ranks behind each decode engine, addressed by header."`
-	Connector               string `placeholder:"NAME" help:"KV connector of the engines (default: ascend-mooncake-v1)."`
-	RequestLog              string `placeholder:"FILE" help:"Write a JSON line for every request; - is stdout."`
-	LogLevel                string `placeholder:"LEVEL" help:"debug, info, warn or error (default: info)."`
+// Help is what `serve --help` says below its first line.
+func (serveCmd) Help() string {
+	return `With a file:
+
+    evenkeel serve --config evenkeel.yaml
+
+Without one, in place of vllm-ascend's example proxy:
+
+    evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
+
+SIGTERM drains: /readyz turns false, running streams finish. A second one ends at once.`
 }
 
 // Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal
@@ -56,6 +55,10 @@ func (c *serveCmd) Run(streams) error {
 	if err != nil {
 		return err
 	}
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+
 	g, err := gateway.New(cfg, log)
 	if err != nil {
 		return err
@@ -67,114 +70,107 @@ func (c *serveCmd) Run(streams) error {
 	if err := g.Start(handler); err != nil {
 		return err
 	}
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	endSelfTest := startSelfTest(g, cfg, log)
 	s := <-signals
+	endSelfTest()
 	log.Info("draining: no new requests, running ones may finish", zap.Stringer("signal", s), zap.Duration("at_most", cfg.Limits.DrainTimeout))
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Limits.DrainTimeout)
+	return shutDown(g, cfg.Limits.DrainTimeout, signals, log)
+}
+
+// cutTime is how long the end may take once nothing is waited for any more.
+const cutTime = 10 * time.Second
+
+// shutDown lets running streams finish, for limit and until a second signal.
+func shutDown(g *gateway.Gateway, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	go func() {
-		s := <-signals
-		log.Warn("ending at once", zap.Stringer("signal", s))
+	done := make(chan error, 1)
+	go func() { done <- g.Shutdown(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	case s := <-signals:
+		log.Warn("ending at once, streams are cut", zap.Stringer("signal", s))
 		cancel()
-	}()
-	return g.Shutdown(ctx)
+	}
+	select {
+	case err := <-done:
+		return err
+	case s := <-signals:
+		return fmt.Errorf("ended by a third signal, %v, before every connection was closed", s)
+	case <-time.After(cutTime):
+		return fmt.Errorf("not every part ended within %v of the last stream being cut", cutTime)
+	}
 }
 
 // config reads the file, or makes one of the flags.
 func (c *serveCmd) config() (*config.Config, error) {
-	if c.Config != "" {
-		if used := c.dialect(); len(used) > 0 {
-			return nil, fmt.Errorf("--config and %s together: write it into %s", strings.Join(used, ", "), c.Config)
-		}
-		cfg, err := config.Load(c.Config)
+	if c.Config == "" {
+		cfg, err := c.asConfig()
 		if err != nil {
 			return nil, err
 		}
-		return cfg, c.override(cfg)
+		c.override(cfg)
+		if err := cfg.Validate(); err != nil {
+			return nil, usageError{err}
+		}
+		return cfg, nil
 	}
-	cfg := config.Default()
-	cfg.Listen = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
-	cfg.Prefill.Retry.Attempts = c.MaxRetries
-	cfg.Prefill.Retry.Base = time.Duration(c.RetryDelay * float64(time.Second))
-	if c.Connector != "" {
-		cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
+	if used := c.used(); len(used) > 0 {
+		return nil, usageError{fmt.Errorf("--config and %s together; write what they say into %s", strings.Join(used, ", "), c.Config)}
 	}
-	var err error
-	if cfg.Engines.Prefill, err = engines("prefiller", c.PrefillerHosts, c.PrefillerPorts, 8001); err != nil {
+	cfg, err := config.Load(c.Config)
+	if err != nil {
 		return nil, err
 	}
-	if cfg.Engines.Decode, err = engines("decoder", c.DecoderHosts, c.DecoderPorts, 8002); err != nil {
-		return nil, err
-	}
-	for i := range cfg.Engines.Prefill {
-		cfg.Engines.Prefill[i].Ranks = c.PrefillDataParallelSize
-	}
-	for i := range cfg.Engines.Decode {
-		cfg.Engines.Decode[i].Slots = c.Slots
-		cfg.Engines.Decode[i].Ranks = c.DecodeDataParallelSize
-	}
-	return cfg, c.override(cfg)
+	c.override(cfg)
+	return cfg, cfg.Validate()
 }
 
 // override applies the flags that go with a file, too.
-func (c *serveCmd) override(cfg *config.Config) error {
-	if c.Policy != "" {
-		cfg.Dispatch.Policy = c.Policy
-	}
-	if c.Admin != "" {
-		cfg.Admin.Listen = c.Admin
-	}
-	if c.RequestLog != "" {
-		cfg.Log.Requests = c.RequestLog
-	}
-	if c.LogLevel != "" {
-		cfg.Log.Level = c.LogLevel
-	}
-	return cfg.Validate()
-}
-
-// dialect lists the engine flags in use, which a file replaces.
-func (c *serveCmd) dialect() (used []string) {
-	for name, set := range map[string]bool{
-		"--prefiller-hosts": len(c.PrefillerHosts) > 0, "--prefiller-ports": len(c.PrefillerPorts) > 0,
-		"--decoder-hosts": len(c.DecoderHosts) > 0, "--decoder-ports": len(c.DecoderPorts) > 0,
-		"--slots": c.Slots > 0, "--connector": c.Connector != "",
-		"--prefill-data-parallel-size": c.PrefillDataParallelSize > 0, "--decode-data-parallel-size": c.DecodeDataParallelSize > 0,
+func (c *serveCmd) override(cfg *config.Config) {
+	for _, f := range []struct {
+		flag, value string
+		path        string
+		into        *string
+	}{
+		{"--policy", c.Policy, "dispatch.policy", &cfg.Dispatch.Policy},
+		{"--admin", c.Admin, "admin.listen", &cfg.Admin.Listen},
+		{"--request-log", c.RequestLog, "log.requests", &cfg.Log.Requests},
+		{"--log-level", pythonLevel(c.LogLevel), "log.level", &cfg.Log.Level},
 	} {
-		if set {
-			used = append(used, name)
+		if f.value != "" {
+			*f.into = f.value
+			cfg.Flag(f.path, f.flag)
 		}
 	}
-	return used
+	cfg.SelfTest = cfg.SelfTest && c.SelfTest
 }
 
-// engines pairs hosts with ports.
-func engines(side string, hosts []string, ports []int, port int) ([]config.Engine, error) {
-	if len(hosts) == 0 && len(ports) == 0 {
-		hosts, ports = []string{"localhost"}, []int{port}
+// pythonLevel takes the levels of vllm-ascend's proxy for ours.
+func pythonLevel(level string) string {
+	switch l := strings.ToLower(level); l {
+	case "warning":
+		return "warn"
+	case "critical":
+		return "error"
+	default:
+		return l
 	}
-	if len(hosts) != len(ports) {
-		return nil, fmt.Errorf("--%s-hosts has %d entries and --%s-ports %d; every engine needs one of each", side, len(hosts), side, len(ports))
-	}
-	list := make([]config.Engine, len(hosts))
-	for i := range hosts {
-		list[i].URL = "http://" + net.JoinHostPort(strings.Trim(hosts[i], "[]"), strconv.Itoa(ports[i]))
-	}
-	return list, nil
 }
 
-// newLogger writes JSON lines to stderr.
+// newLogger writes JSON lines to stderr, without sampling: an SRE needs every
+// line of the one request that failed.
 func newLogger(level string) (*zap.Logger, error) {
 	l, err := zapcore.ParseLevel(level)
 	if err != nil {
 		return nil, err
 	}
-	c := zap.NewProductionConfig()
-	c.Level = zap.NewAtomicLevelAt(l)
-	c.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	c.Sampling = nil // an SRE needs every line of the one request that failed
-	return c.Build()
+	enc := zap.NewProductionEncoderConfig()
+	enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(enc), zapcore.Lock(os.Stderr), l)
+	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
 func policyNames() string { return strings.Join(policy.Names(), ", ") }

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// dialect is the command line of vllm-ascend's example proxy, and what it lacks
+// to describe engines. An unset flag is zero, so that a file is never silently
+// overruled by a default.
+type dialect struct {
+	Host           string   `group:"ascend" placeholder:"ADDR" help:"Address to listen on (default: localhost)."`
+	Port           *int     `group:"ascend" placeholder:"PORT" help:"Port to listen on (default: 8000)."`
+	PrefillerHosts []string `group:"ascend" sep:"none" aliases:"prefiller-host" placeholder:"HOST ..." help:"Hosts of the prefill engines (default: localhost)."`
+	PrefillerPorts []int    `group:"ascend" sep:"none" aliases:"prefiller-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8001)."`
+	DecoderHosts   []string `group:"ascend" sep:"none" aliases:"decoder-host" placeholder:"HOST ..." help:"Hosts of the decode engines, each a rank of one barrier group (default: localhost)."`
+	DecoderPorts   []int    `group:"ascend" sep:"none" aliases:"decoder-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8002)."`
+	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Attempts for a request in all (default: 3)."`
+	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"The first backoff (default: 0.001)."`
+
+	Workers              int     `group:"ascend" hidden:""` // of uvicorn
+	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
+	WaitingRetryInterval float64 `group:"ascend" hidden:""`
+
+	Slots                   int    `group:"engines" placeholder:"B" help:"Requests a decode rank runs at once, its --max-num-seqs (default: 32, with a warning)."`
+	Connector               string `group:"engines" placeholder:"NAME" help:"KV connector of the engines: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
+	PrefillDataParallelSize int    `group:"engines" placeholder:"N" help:"DP ranks behind each prefill address, told apart by header (default: one, without a header)."`
+	DecodeDataParallelSize  int    `group:"engines" placeholder:"N" help:"DP ranks behind each decode address, told apart by header (default: one, without a header)."`
+}
+
+// engineKeyEnv is where vllm-ascend's proxy takes the engines' API key from.
+const engineKeyEnv = "OPENAI_API_KEY"
+
+// asConfig is the config file that the flags stand for, not yet validated.
+func (d *dialect) asConfig() (*config.Config, error) {
+	cfg := config.Default()
+	host, port := d.Host, 8000
+	if host == "" {
+		host = "localhost"
+	}
+	if d.Port != nil {
+		port = *d.Port
+	}
+	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
+	cfg.Flag("listen", "--host, --port")
+	if d.MaxRetries != nil {
+		cfg.Prefill.Retry.Attempts = *d.MaxRetries
+		cfg.Flag("prefill.retry.attempts", "--max-retries")
+	}
+	cfg.Prefill.Retry.Base = time.Millisecond
+	if d.RetryDelay != nil {
+		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
+		if *d.RetryDelay == 0 {
+			cfg.Prefill.Retry.Base = 1 // none; a zero is a default to the prefill tier
+		}
+		cfg.Flag("prefill.retry.base", "--retry-delay")
+	}
+	profile := mooncake.Profile{Connector: d.Connector}
+	if os.Getenv(engineKeyEnv) != "" {
+		profile.APIKeyEnv = engineKeyEnv
+	}
+	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile}
+	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
+	var err error
+	if cfg.Engines.Prefill, err = engineList("prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001); err != nil {
+		return nil, err
+	}
+	cfg.Flag("engines.prefill", "--prefiller-hosts, --prefiller-ports")
+	if cfg.Engines.Decode, err = engineList("decoder", d.DecoderHosts, d.DecoderPorts, 8002); err != nil {
+		return nil, err
+	}
+	cfg.Flag("engines.decode", "--decoder-hosts, --decoder-ports")
+	for i := range cfg.Engines.Prefill {
+		cfg.Engines.Prefill[i].Ranks = d.PrefillDataParallelSize
+		cfg.Flag(fmt.Sprintf("engines.prefill[%d].ranks", i), "--prefill-data-parallel-size")
+	}
+	for i := range cfg.Engines.Decode {
+		cfg.Engines.Decode[i].Slots = d.Slots
+		cfg.Flag(fmt.Sprintf("engines.decode[%d].slots", i), "--slots")
+		cfg.Engines.Decode[i].Ranks = d.DecodeDataParallelSize
+		cfg.Flag(fmt.Sprintf("engines.decode[%d].ranks", i), "--decode-data-parallel-size")
+	}
+	return cfg, nil
+}
+
+// engineList pairs hosts with ports.
+func engineList(side string, hosts []string, ports []int, port int) ([]config.Engine, error) {
+	given := func(n int) string {
+		if n == 0 {
+			return "is not given, which is 1"
+		}
+		return fmt.Sprintf("has %d", n)
+	}
+	counts := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, given(len(hosts)), side, given(len(ports)))
+	if len(hosts) == 0 {
+		hosts = []string{"localhost"}
+	}
+	if len(ports) == 0 {
+		ports = []int{port}
+	}
+	if len(hosts) != len(ports) {
+		return nil, usageError{fmt.Errorf("%s; write one port for each host, in the same order", counts)}
+	}
+	list := make([]config.Engine, len(hosts))
+	for i := range hosts {
+		list[i].URL = "http://" + net.JoinHostPort(strings.Trim(hosts[i], "[]"), strconv.Itoa(ports[i]))
+	}
+	return list, nil
+}
+
+// used lists the flags given that a file would have to say.
+func (d *dialect) used() (flags []string) {
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"--host", d.Host != ""},
+		{"--port", d.Port != nil},
+		{"--prefiller-hosts", len(d.PrefillerHosts) > 0},
+		{"--prefiller-ports", len(d.PrefillerPorts) > 0},
+		{"--decoder-hosts", len(d.DecoderHosts) > 0},
+		{"--decoder-ports", len(d.DecoderPorts) > 0},
+		{"--max-retries", d.MaxRetries != nil},
+		{"--retry-delay", d.RetryDelay != nil},
+		{"--slots", d.Slots != 0},
+		{"--connector", d.Connector != ""},
+		{"--prefill-data-parallel-size", d.PrefillDataParallelSize != 0},
+		{"--decode-data-parallel-size", d.DecodeDataParallelSize != 0},
+	} {
+		if f.set {
+			flags = append(flags, f.name)
+		}
+	}
+	return flags
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/selftest"
+)
+
+const (
+	selfTestPoll     = 500 * time.Millisecond
+	selfTestPatience = time.Minute     // for the engines that are still down once requests can be served
+	selfTestLimit    = 5 * time.Minute // for the test itself
+)
+
+// startSelfTest tests the engines in the background, once, and logs what it
+// finds; serving never waits for it. The function it returns ends it.
+func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end func()) {
+	if !cfg.SelfTest {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if awaitEngines(ctx, g) {
+			ctx, cancel := context.WithTimeout(ctx, selfTestLimit)
+			defer cancel()
+			findings := selftest.Run(ctx, cfg)
+			if ctx.Err() == nil {
+				logFindings(log, findings)
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// awaitEngines waits until every engine is up, or some of each side are and the
+// rest were given their time. It is false when ctx ended first.
+func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
+	tick := time.NewTicker(selfTestPoll)
+	defer tick.Stop()
+	var ready time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case now := <-tick.C:
+			if ok, _ := g.Ready(); !ok {
+				ready = time.Time{}
+				continue
+			}
+			if ready.IsZero() {
+				ready = now
+			}
+			if now.Sub(ready) >= selfTestPatience || allUp(g.Status(ctx)) {
+				return true
+			}
+		}
+	}
+}
+
+func allUp(s gateway.Status) bool {
+	for _, e := range s.Engines {
+		if !e.Up {
+			return false
+		}
+	}
+	return true
+}
+
+func logFindings(log *zap.Logger, findings []selftest.Finding) {
+	count := map[selftest.Level]int{}
+	for _, f := range findings {
+		count[f.Level]++
+		say := log.Info
+		switch f.Level {
+		case selftest.Warn:
+			say = log.Warn
+		case selftest.Bad:
+			say = log.Error
+		}
+		say("self-test: "+f.Msg, zap.String("engine", f.Engine))
+	}
+	log.Info("self-test done", zap.Int("ok", count[selftest.OK]), zap.Int("warnings", count[selftest.Warn]), zap.Int("bad", count[selftest.Bad]))
+}
