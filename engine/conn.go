@@ -51,6 +51,7 @@ type conn struct {
 	mu   sync.Mutex
 	by   time.Time     // reads end by then while the head is awaited
 	idle time.Duration // then each read may wait this long
+	set  time.Time     // idle's end as the socket has it; zero: it has another
 }
 
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
@@ -123,7 +124,7 @@ func (c *conn) sendListening() (unsent, err error) {
 func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.got, c.failed = 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
-	c.by, c.idle = time.Time{}, 0
+	c.by, c.idle, c.set = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
 		c.by = time.Now().Add(d.FirstByte)
 	}
@@ -167,14 +168,7 @@ func (c *conn) Write(p []byte) (int, error) {
 
 // Read sets the deadline of the read that is about to block, then reads.
 func (c *conn) Read(p []byte) (int, error) {
-	c.mu.Lock()
-	by := c.by
-	if by.IsZero() && c.idle > 0 {
-		by = time.Now().Add(c.idle)
-	}
-	err := c.raw.SetReadDeadline(by)
-	c.mu.Unlock()
-	if err != nil {
+	if err := c.armRead(); err != nil {
 		c.failed = err
 		return 0, err
 	}
@@ -186,13 +180,31 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// armRead sets the deadline of the next read. That between two reads is moved
+// only when less than 3/4 of it is left: a stream reads hundreds of small events
+// in that time, and setting one costs a lock in the runtime's poller.
+func (c *conn) armRead() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.by.IsZero() || c.idle <= 0 {
+		c.set = time.Time{}
+		return c.raw.SetReadDeadline(c.by)
+	}
+	now := time.Now()
+	if c.set.Sub(now) >= c.idle/4*3 {
+		return nil
+	}
+	c.set = now.Add(c.idle)
+	return c.raw.SetReadDeadline(c.set)
+}
+
 // hurry shortens the wait for a response head, also one that has begun.
 func (c *conn) hurry(d time.Duration) {
 	by := time.Now().Add(d)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.by.IsZero() || by.Before(c.by) {
-		c.by = by
+		c.by, c.set = by, time.Time{}
 		_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
 	}
 }
@@ -201,7 +213,7 @@ func (c *conn) hurry(d time.Duration) {
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.by, c.idle = time.Time{}, idle
+	c.by, c.idle, c.set = time.Time{}, idle, time.Time{}
 }
 
 // readHead reads the final response head and skips interim ones.

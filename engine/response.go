@@ -39,14 +39,15 @@ func (r *Response) Header(name string) []byte {
 
 // SetIdle changes how long each later Read may wait for bytes; zero is for
 // ever. A caller that waits for something rarer than bytes (the first data event
-// among keep-alive comments) sets what is left of its wait before each Read.
+// among keep-alive comments) sets what is left of its wait before each Read. A
+// Read without SetIdle right before it waits between 3/4 of d and d.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idle = d
+	r.conn.idle, r.conn.set = d, time.Time{}
 }
 
 // Read waits for the first byte and returns what has arrived. io.EOF means the
