@@ -1,0 +1,134 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+)
+
+// recorder is an engine of both roles that keeps what it was sent.
+type recorder struct {
+	mu     sync.Mutex
+	bodies map[string][]byte // by leg: probe, decode
+	header map[string]http.Header
+}
+
+func (rec *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/health":
+		return
+	case "/v1/models":
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"ref","max_model_len":1000000}]}`)
+		return
+	case chatPath:
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	body, _ := io.ReadAll(r.Body)
+	leg := "decode"
+	if bytes.Contains(body, []byte(`"do_remote_decode":true`)) {
+		leg = "probe"
+	}
+	rec.mu.Lock()
+	rec.bodies[leg], rec.header[leg] = body, r.Header.Clone()
+	rec.mu.Unlock()
+	if leg == "probe" {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":7},"kv_transfer_params":`+handoffOnTheWire+`}`)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, _ = io.WriteString(w, `data: {"id":"d","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+}
+
+// An engine's hand-off goes to the other engine as it came: odd spaces, numbers
+// beyond 2^53 and fields nobody knows included.
+const handoffOnTheWire = `{"do_remote_prefill" : true,"do_remote_decode":false,"remote_block_ids":[[1, 2],[3]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1,"epoch":12345678901234567890123,"new":{"x":[1.50e1]}}`
+
+func TestEnginesGetTheClientsBytes(t *testing.T) {
+	rec := &recorder{bodies: map[string][]byte{}, header: map[string]http.Header{}}
+	engine := httptest.NewServer(rec)
+	defer engine.Close()
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: engine.URL}}, Decode: []config.Engine{{URL: engine.URL, Slots: 1}}}
+	require.NoError(t, cfg.Validate())
+	g, err := gateway.New(cfg, zap.NewNop())
+	require.NoError(t, err)
+	require.NoError(t, g.Start(http.NotFoundHandler()))
+	c := &cluster{T: t, gw: g, url: "http://" + g.Addr(), http: &http.Client{Transport: &http.Transport{}}}
+	defer func() {
+		c.http.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		require.NoError(t, g.Shutdown(ctx))
+	}()
+	c.eventually("ready", func() bool { ok, _ := g.Ready(); return ok })
+
+	// What stands between the keys that we own; they are in front of each piece.
+	long := strings.Repeat(`{"role" : "user", "content":"a \"quoted\" \\ \u00e9 \ud83d\udea2 é 🚢 tab\t`+reftext.MakePrompt(7, 5000)+`"},`+"\n\t", 20)
+	owned := []string{`"stream":true`, `"max_tokens" : 77`, `"stream_options":{"include_usage":true}`, `"kv_transfer_params":{"evil":1}`, `"\u0073ession_id":"s"`}
+	kept := []string{
+		"\"model\" : \"ref\" ,\r\n  \"messages\":[" + long + `{"role":"assistant","content":null}]`,
+		`"metadata":{"huge":12345678901234567890123, "tiny" : 1e-400,"big":1E400}`,
+		`"Stream":"another key"  ,  "unknown_\u00fcmlaut":[ 1,2 , [ ] ,{ } ]`,
+		`"tools":[{"type":"function","function":{"name":"f","parameters":{"a":{"b":[true,false,null]}}}}]`,
+		`"temperature":0.10000000000000000000001`,
+	}
+	body := "{\n"
+	for i := range owned {
+		body += owned[i] + " , " + kept[i]
+		if i < len(owned)-1 {
+			body += "\n,"
+		}
+	}
+	body += " }  "
+	require.True(t, json.Valid([]byte(body)))
+	require.Greater(t, len(body), 400_000)
+
+	r := c.post(chatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
+	require.Equal(t, 200, r.status, r.body)
+	ours := map[string]map[string]string{
+		"probe":  {"stream": "false", "max_tokens": "1", "min_tokens": "1", "return_token_ids": "true"},
+		"decode": {"stream": "true", "max_tokens": "77", "return_token_ids": "true", "kv_transfer_params": handoffOnTheWire},
+	}
+	for leg, want := range ours {
+		got := rec.bodies[leg]
+		at := 0
+		for i, piece := range kept {
+			next := bytes.Index(got[at:], []byte(piece))
+			require.GreaterOrEqual(t, next, 0, "%s: piece %d is changed or out of place", leg, i)
+			at += next + len(piece)
+		}
+		var members map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal(got, &members))
+		require.NotContains(t, members, "session_id")
+		for key, value := range want {
+			require.Equal(t, value, string(members[key]), "%s: %s", leg, key)
+			require.Equal(t, 1, bytes.Count(got, []byte(`"`+key+`":`))+bytes.Count(got, []byte(`"`+key+`" :`)), "%s: %s once", leg, key)
+		}
+		require.NotContains(t, string(got), "evil")
+		h := rec.header[leg]
+		require.Regexp(t, `^ek-[0-9a-f]{32}-[pd]1$`, h.Get("X-Request-Id"))
+		for _, name := range []string{"X-Data-Parallel-Rank", "X-Evenkeel-Policy", "Authorization"} {
+			require.Empty(t, h.Values(name), "a client's %s stays here", name)
+		}
+		require.Equal(t, fmt.Sprint(len(got)), h.Get("Content-Length"))
+	}
+}
