@@ -208,6 +208,48 @@ func TestAnEarlyAnswerEndsTheWrite(t *testing.T) {
 	}
 }
 
+// What an engine sent beyond its answer is somebody else's, were the connection
+// used again. A large read takes the answer past bufio's buffer, so the rest of
+// the TLS record is seen neither there nor on the socket.
+func TestBytesBehindAnAnswerInItsTLSRecordEndTheConnection(t *testing.T) {
+	ours, theirs := certificates()
+	body := strings.Repeat("x", 8<<10)
+	c, tg := listen(t, func(n int, raw net.Conn, _ *bufio.Reader) {
+		defer raw.Close()
+		secure := tls.Server(raw, theirs)
+		br := bufio.NewReader(secure)
+		for swallow(br) != nil {
+			head, rest, _ := strings.Cut(ok(body), "x")
+			_, _ = io.WriteString(secure, head)
+			_, _ = io.WriteString(secure, "x"+rest+ok("of another request")) // one record
+		}
+	})
+	c.opts.ReadBuffer = 4 << 10
+	tg.URL.Scheme, tg.TLS = "https", ours
+	for range 3 {
+		resp, err := post(c.NewCall(tg), "hi")
+		require.NoError(t, err)
+		got, err := resp.ReadAll(1 << 20)
+		require.NoError(t, err)
+		require.Equal(t, body, string(got))
+		resp.Close()
+	}
+}
+
+func TestAnIdleConnectionHoldsNoPrompt(t *testing.T) {
+	c, tg := listen(t, answer(ok("x")))
+	resp, err := post(c.NewCall(tg), "a prompt")
+	require.NoError(t, err)
+	_, err = resp.ReadAll(10)
+	require.NoError(t, err)
+	resp.Close()
+	idle := c.idle.stacks[tg.key()]
+	require.Len(t, idle, 1)
+	for _, part := range idle[0].vec[:cap(idle[0].vec)] {
+		require.Nil(t, part)
+	}
+}
+
 // certificates are TLS configs for a client and a server that trust each other.
 func certificates() (client, server *tls.Config) {
 	srv := httptest.NewTLSServer(nil)

@@ -30,8 +30,8 @@ var past = time.Unix(1, 0) // a deadline that interrupts at once
 // conn is one connection and what an exchange on it needs, kept for the next.
 // One call owns it at a time; only raw may be touched by another goroutine.
 type conn struct {
-	raw    net.Conn // the socket: closing it ends any phase at once, TLS or not
-	nc     net.Conn // raw, or TLS over it
+	raw    net.Conn      // the socket: closing it ends any phase at once, TLS or not
+	nc     net.Conn      // raw, or TLS over it
 	br     *bufio.Reader // nil while parked: an idle connection holds no buffer
 	bw     *bufio.Writer // TLS only: few large records; a plain socket gets one writev
 	probe  *prober       // nil where the socket cannot be asked
