@@ -209,11 +209,7 @@ func writeReport(r *report.Report, dir string) (string, error) {
 			return "", err
 		}
 	}
-	abs, err := filepath.Abs(page)
-	if err != nil {
-		return page, nil //nolint:nilerr // the relative path is as good
-	}
-	return abs, nil
+	return filepath.Abs(page)
 }
 
 // fileName makes a policy's name one that every file system takes.

@@ -30,7 +30,7 @@ func small(dir string, more ...string) []string {
 func noLeak(t *testing.T) func() {
 	before := goleak.IgnoreCurrent()
 	sleeper := goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2") // ends within 10 s of its server
-	clock := goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")     // one a process
+	clock := goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")      // one a process
 	return func() { goleak.VerifyNone(t, before, sleeper, clock) }
 }
 
