@@ -225,9 +225,18 @@ func TestAPolicyThatPanicsIsReplacedForTheTick(t *testing.T) {
 	}
 	cfg := testConfig(p)
 	cfg.Policy = "p"
+	made, parse := 0, cfg.parse
+	cfg.parse = func(spec string) (policy.Policy, error) {
+		if spec == "p" {
+			made++
+		}
+		return parse(spec)
+	}
 	h := newHand(t, cfg)
 	h.fleet(ranks(1, 4, 0))
+	before := made
 	require.Equal(t, fallbackSpec, h.put(pool.Entry{}).slotNow(t).Policy)
+	require.Equal(t, before+1, made, "the one that panicked may have left its scratch half written")
 	require.Equal(t, "p", h.put(pool.Entry{}).slotNow(t).Policy, "only that tick")
 	require.EqualValues(t, 1, count(t, h.metrics.fallbacks.WithLabelValues("panic")))
 }

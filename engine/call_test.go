@@ -237,16 +237,28 @@ func TestBytesBehindAnAnswerInItsTLSRecordEndTheConnection(t *testing.T) {
 }
 
 func TestAnIdleConnectionHoldsNoPrompt(t *testing.T) {
-	c, tg := listen(t, answer(ok("x")))
-	resp, err := post(c.NewCall(tg), "a prompt")
-	require.NoError(t, err)
-	_, err = resp.ReadAll(10)
-	require.NoError(t, err)
-	resp.Close()
-	idle := c.idle.stacks[tg.key()]
-	require.Len(t, idle, 1)
-	for _, part := range idle[0].vec[:cap(idle[0].vec)] {
-		require.Nil(t, part)
+	ours, theirs := certificates()
+	for _, secure := range []bool{false, true} {
+		c, tg := listen(t, func(_ int, nc net.Conn, br *bufio.Reader) {
+			if secure {
+				nc = tls.Server(nc, theirs)
+				br = bufio.NewReader(nc)
+			}
+			answer(ok("x"))(0, nc, br)
+		})
+		if secure {
+			tg.URL.Scheme, tg.TLS = "https", ours
+		}
+		resp, err := post(c.NewCall(tg), "a prompt")
+		require.NoError(t, err)
+		_, err = resp.ReadAll(10)
+		require.NoError(t, err)
+		resp.Close()
+		idle := c.idle.stacks[tg.key()]
+		require.Len(t, idle, 1)
+		for _, part := range idle[0].vec[:cap(idle[0].vec)] {
+			require.Nil(t, part, "TLS %v", secure)
+		}
 	}
 }
 

@@ -67,7 +67,11 @@ func TestOneRequestTriesACandidateAgain(t *testing.T) {
 		require.Equal(t, "b", acquire(t, tier, request(2)).Candidate.ID)
 		require.Equal(t, "b", acquire(t, tier, request(3)).Candidate.ID, "a has its trial in flight")
 		trial.Release() // the client left: no verdict
-		require.Equal(t, "a", acquire(t, tier, request(4)).Candidate.ID, "so the next request is the trial")
+		trial = acquire(t, tier, request(4))
+		require.Equal(t, "a", trial.Candidate.ID, "so the next request is the trial")
+		trial.Orphan() // left after the probe was written: no verdict either
+		require.Equal(t, "b", acquire(t, tier, request(5)).Candidate.ID)
+		require.Equal(t, "a", acquire(t, tier, request(6)).Candidate.ID, "else nobody would ever try it again")
 	})
 }
 

@@ -151,6 +151,8 @@ func TestFailureReadsEveryShape(t *testing.T) {
 		{"old", `{"object":"error","message":"m","type":"NotFoundError","param":null,"code":404}`, Failure{"m", "NotFoundError", "404", 404}},
 		{"Rust, by the code's name", `{"error":{"message":"m","type":"server_error","code":"server_error"}}`, Failure{"m", "server_error", "server_error", 500}},
 		{"Rust, by the type", `{"error":{"message":"m","type":"invalid_request_error","code":"model_not_found"}}`, Failure{"m", "invalid_request_error", "model_not_found", 400}},
+		{"Rust, by the code's name where the type says nothing", `{"error":{"message":"m","type":"error","code":"model_not_found"}}`, Failure{"m", "error", "model_not_found", 404}},
+		{"by the type alone", `{"error":{"message":"m","type":"NotFoundError"}}`, Failure{"m", "NotFoundError", "", 404}},
 		{"a plain text", `{"error":"boom"}`, Failure{"boom", "", "", 500}},
 		{"a number in a string", `{"error":{"message":"m","code":"503"}}`, Failure{"m", "", "503", 503}},
 		{"a code that is no error status", `{"error":{"message":"m","code":200}}`, Failure{"m", "", "200", 500}},

@@ -308,9 +308,12 @@ func TestMediaURLs(t *testing.T) {
 		{"another port does not", url("http://cdn.example.com:22/"), trusted, at + ".image_url.url"},
 		{"a host that only begins like it does not", url("https://cdn.example.com.evil.net/"), trusted, at + ".image_url.url"},
 		{"a user part does not", url("https://cdn.example.com@evil.net/"), trusted, at + ".image_url.url"},
+		{"credentials for a trusted host do not", url("https://user:secret@cdn.example.com/"), trusted, at + ".image_url.url"},
 		{"a backslash does not", url(`https://cdn.example.com\@evil.net/`), trusted, at + ".image_url.url"},
 		{"white space does not", url(" https://cdn.example.com/"), trusted, at + ".image_url.url"},
 		{"tensors do not", `{"type":"image_embeds","image_embeds":"AAAA"}`, trusted, at + ".image_embeds"},
+		{"of sound neither", `{"type":"audio_embeds","audio_embeds":"AAAA"}`, trusted, at + ".audio_embeds"},
+		{"nor of film", `{"video_embeds":{}}`, trusted, at + ".video_embeds"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"role":"user","content":[`+tc.part+`]}]}`), tc.lim)
