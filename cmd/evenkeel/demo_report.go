@@ -46,8 +46,11 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	return r
 }
 
+// commandLine makes the same report again.
 func (c *demoCmd) commandLine() string {
-	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --policies %s --seed %d", c.Requests, c.Workers, c.Slots, c.Policies, c.Seed)
+	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --extra %d --policies %s --seed %d", c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
+	line += fmt.Sprintf(" --c0 %v --c1 %v --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
+		c.C0, c.C1, c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
 	if c.Trace != "" {
 		line += " --trace " + c.Trace
 	}
@@ -102,11 +105,14 @@ func machine() string {
 // notes say how far the numbers carry. All are computed from this run.
 func (c *demoCmd) notes(r *report.Report) []string {
 	full := report.StepModel{C0: fullScale.C0, C1: c.C1}
-	notes := []string{fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; its part per KV token, c1 = %s, is not scaled.",
-		millis(c.C0), millis(full.C0), float64(full.C0)/float64(c.C0), millis(c.C1))}
+	var notes []string
+	if c.C0 < full.C0 {
+		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; its part per KV token, c1 = %s, is not scaled.",
+			millis(c.C0), millis(full.C0), float64(full.C0)/float64(c.C0), millis(c.C1)))
+	}
 	if level, ok := r.Bound[report.KVShare]; ok {
 		first := r.Runs[0]
-		notes = append(notes, fmt.Sprintf("So KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
+		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
 			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(full.C0), 100*full.KVShare(c.meanLoad(r)), c.Slots,
 			100*fullScale.KVShare(float64(c.Slots)*resident(trace.Azure().Requests)), 100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
 	}
@@ -120,12 +126,16 @@ func (c *demoCmd) notes(r *report.Report) []string {
 		}
 	}
 	notes = append(notes, "Measured from when as many requests had ended as there are slots until the last one was sent; TTFT and TPOT are of requests sent in that time. Load is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time.")
-	late := 0.0
+	late, step := 0.0, 0.0
 	for _, run := range r.Runs {
-		late = max(late, run.Metrics[report.StepLateP99].Mean)
+		late, step = max(late, run.Metrics[report.StepLateP99].Mean), max(step, run.Metrics[report.StepMean].Mean)
 	}
 	if late > 0 {
-		notes = append(notes, fmt.Sprintf("Engines, proxy and load share this machine. 99 %% of the steps ended at most %.2f ms later than the engines' clock wanted; its next step does not wait for that.", late))
+		note := fmt.Sprintf("Engines, proxy and load share this machine. 99 %% of the steps ended at most %.2f ms later than the engines' clock wanted; the clock does not wait for them.", late)
+		if late > step {
+			note += " That is more than a step: the machine was busy with something else; run it again before you compare."
+		}
+		notes = append(notes, note)
 	}
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
