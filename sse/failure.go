@@ -53,12 +53,16 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number, or in the Rust frontend a name
 }
 
+// clientGone is what proxies call a client that left. No engine can know that of
+// ours: as a status it would end the answer without a word.
+const clientGone = 499
+
 // errorCode takes the status from a numeric code, else from the type.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 	if json.Unmarshal(raw, &code) != nil && !isNull(raw) {
 		code = string(raw)
 	}
-	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 {
+	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != clientGone {
 		return code, n
 	}
 	for _, name := range []string{typ, code} {

@@ -156,6 +156,7 @@ func TestFailureReadsEveryShape(t *testing.T) {
 		{"a plain text", `{"error":"boom"}`, Failure{"boom", "", "", 500}},
 		{"a number in a string", `{"error":{"message":"m","code":"503"}}`, Failure{"m", "", "503", 503}},
 		{"a code that is no error status", `{"error":{"message":"m","code":200}}`, Failure{"m", "", "200", 500}},
+		{"a client that left, as a hop in between saw it", `{"error":{"message":"m","code":499}}`, Failure{"m", "", "499", 500}},
 		{"nothing said", `{"error":{}}`, Failure{"the decode engine failed and did not say why", "", "", 500}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
