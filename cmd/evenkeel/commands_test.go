@@ -1,0 +1,181 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/keys"
+)
+
+const vectorFolder = "../../bench/vectors/testdata"
+
+// sixKinds are what this version answers.
+func sixKinds() (files []string) {
+	for _, kind := range []string{"fscore0", "fscoreH", "subset", "project", "br0", "imbalance"} {
+		files = append(files, filepath.Join(vectorFolder, kind+".jsonl"))
+	}
+	return files
+}
+
+func TestVectors(t *testing.T) {
+	status, out, errs := line(append([]string{"vectors"}, sixKinds()...)...)
+	require.Equal(t, 0, status, errs)
+	require.Regexp(t, `^\d+ passed, 0 failed\n$`, out)
+
+	status, out, errs = line("vectors", vectorFolder)
+	require.Equal(t, 1, status, "kinds of a later version fail")
+	require.Empty(t, errs, "everything is said on stdout")
+	require.Contains(t, out, "unknown kind")
+	require.Regexp(t, `\n\d+ passed, [1-9]\d* failed\n$`, out)
+
+	status, _, errs = line("vectors", filepath.Join(t.TempDir(), "none.jsonl"))
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, "none.jsonl")
+}
+
+// snapshot is the first vector of br0.
+func snapshot(t *testing.T) string {
+	t.Helper()
+	all, err := os.ReadFile(filepath.Join(vectorFolder, "br0.jsonl"))
+	require.NoError(t, err)
+	first, _, _ := strings.Cut(string(all), "\n")
+	path := filepath.Join(t.TempDir(), "snapshot.json")
+	require.NoError(t, os.WriteFile(path, []byte(first), 0o600))
+	return path
+}
+
+func TestDecide(t *testing.T) {
+	file := snapshot(t)
+	status, out, errs := line("decide", "--snapshot", file, "--policy", "br0", "--json")
+	require.Equal(t, 0, status, errs)
+	var report map[string]any
+	require.NoError(t, json.Unmarshal([]byte(out), &report))
+	require.Len(t, report, 3)
+	require.Contains(t, report["policy"], "br0")
+	require.NotEmpty(t, report["assignments"])
+	for _, a := range report["assignments"].([]any) {
+		require.Len(t, a, 4)
+		for _, key := range []string{"entry", "worker", "score", "stage"} {
+			require.IsType(t, 0.0, a.(map[string]any)[key], key)
+		}
+	}
+	require.NotEmpty(t, report["left"])
+	for _, l := range report["left"].([]any) {
+		require.Len(t, l, 2)
+		require.IsType(t, 0.0, l.(map[string]any)["entry"])
+		require.NotEmpty(t, l.(map[string]any)["why"])
+	}
+
+	status, table, errs := line("decide", "--snapshot", file, "--policy", "br0")
+	require.Equal(t, 0, status, errs)
+	require.Regexp(t, `(?m)^entry +worker +score +stage$`, table)
+	require.Equal(t, 2+len(report["assignments"].([]any))+len(report["left"].([]any)), strings.Count(table, "\n"))
+
+	for _, tc := range []struct {
+		name, file, policy, says string
+	}{
+		{"a policy nobody knows", file, "brx", "there are br0"},
+		{"a file that is not there", file + ".none", "br0", "no such file"},
+		{"a file that is no snapshot", "main.go", "br0", ""},
+	} {
+		status, out, errs := line("decide", "--snapshot", tc.file, "--policy", tc.policy, "--json")
+		require.Equal(t, 1, status, tc.name)
+		require.Empty(t, out, tc.name)
+		require.Contains(t, errs, "evenkeel decide: ", tc.name)
+		require.Contains(t, errs, tc.says, tc.name)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	status, out, _ := line("version")
+	require.Equal(t, 0, status)
+	require.Regexp(t, `^evenkeel \S+, commit \S+, `+runtime.Version()+` `+runtime.GOOS+`/`+runtime.GOARCH+`\n$`, out)
+}
+
+func TestKeysNewIsReadByServe(t *testing.T) {
+	status, out, errs := line("keys", "new", "--name", "batch jobs", "--trusted")
+	require.Equal(t, 0, status, errs)
+	path := filepath.Join(t.TempDir(), "keys.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("keys:\n"+out), 0o600))
+	_, err := keys.Load(path)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "batch jobs")
+	require.Contains(t, out, "trusted: true")
+}
+
+func write(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "evenkeel.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestCheck(t *testing.T) {
+	good := write(t, "engines: {decode: [{url: \"http://d0:1\", slots: 4}]}\n")
+	status, out, errs := line("check", "--config", good)
+	require.Equal(t, 0, status, errs)
+	require.Equal(t, good+": ok, 0 prefill and 1 decode engines, policy br0\n", out)
+
+	status, out, _ = line("check", "-c", good, "--json")
+	require.Equal(t, 0, status)
+	require.JSONEq(t, `{"config":"`+good+`","findings":[]}`, out)
+
+	bad := write(t, "pool: {size: 0, tll: 5s}\n")
+	status, out, errs = line("check", "--config", bad)
+	require.Equal(t, 1, status)
+	require.Empty(t, out)
+	require.Contains(t, errs, bad+":1:17: pool.tll: no such key; the keys here are size, ttl\n>    1 | pool: {size: 0, tll: 5s}\n")
+}
+
+func TestCheckProbesTheEngines(t *testing.T) {
+	start := func(role refengine.Role, faults ...refengine.Rule) string {
+		e, err := refengine.Start(refengine.Config{Role: role, C0: time.Millisecond, PrefillBase: time.Millisecond, PromptTokensDetails: true, Faults: faults})
+		require.NoError(t, err)
+		t.Cleanup(e.Close)
+		return e.URLs()[0]
+	}
+	p, d := start(refengine.Prefill), start(refengine.Decode)
+	cluster := func(p, d string) string {
+		return write(t, "engines:\n  prefill: [{url: \""+p+"\"}]\n  decode: [{url: \""+d+"\", slots: 4}]\n")
+	}
+	status, out, errs := line("check", "--config", cluster(p, d), "--probe")
+	require.Equal(t, 0, status, out+errs)
+	require.Contains(t, out, "ok   decode "+strings.TrimPrefix(d, "http://")+": decoded 4 tokens of a hand-off\n")
+
+	broken := start(refengine.Prefill, refengine.Rule{Fault: refengine.NullHandoff})
+	status, out, errs = line("check", "--config", cluster(broken, d), "--probe", "--json")
+	require.Equal(t, 1, status)
+	require.Empty(t, errs)
+	var report struct {
+		Findings []struct{ Engine, Level, Message string }
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &report))
+	require.Len(t, report.Findings, 1)
+	require.Equal(t, "bad", report.Findings[0].Level)
+	require.Equal(t, "prefill "+strings.TrimPrefix(broken, "http://"), report.Findings[0].Engine)
+}
+
+func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
+	c := engineCmd{
+		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: true,
+		Connector: "nixl-pull", FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
+		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
+	}
+	got, err := c.config()
+	require.NoError(t, err)
+	require.Equal(t, refengine.Config{
+		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: true,
+		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
+		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
+	}, got)
+}
