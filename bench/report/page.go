@@ -36,8 +36,9 @@ type (
 		SVG         template.HTML
 	}
 	legend struct {
-		Name  string
-		Color template.CSS
+		Name   string
+		Color  template.CSS
+		Dashed bool
 	}
 )
 
@@ -67,7 +68,7 @@ func (r *Report) HTML(w io.Writer) error {
 			row.Cells = append(row.Cells, cell)
 		}
 		v.Rows = append(v.Rows, row)
-		v.Legend = append(v.Legend, legend{run.Policy, color})
+		v.Legend = append(v.Legend, legend{run.Policy, color, i >= seriesColors})
 	}
 	for _, c := range v.Columns {
 		cell := ""

@@ -104,7 +104,11 @@ func (r *Report) linesPlot(a axes, what string, value func(point) float64, refer
 	p := newPlot(a)
 	for i, run := range r.Runs {
 		if points := condense(run.Steps, plotPoints/4); len(points) > 0 {
-			p.Add(line(points, seriesColor(i), 1.6, nil, value))
+			var dashes []vg.Length
+			if i >= seriesColors { // the colours begin again
+				dashes = []vg.Length{5, 2}
+			}
+			p.Add(line(points, seriesColor(i), 1.6, dashes, value))
 		}
 	}
 	if reference > 0 {
