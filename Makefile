@@ -23,7 +23,7 @@ build: ## one static binary: bin/evenkeel
 
 .PHONY: demo
 demo: ## engines, proxy and load in one process: policies side by side on a real trace (under 90 s)
-	go run ./cmd/evenkeel demo
+	go run -ldflags '$(LDFLAGS)' ./cmd/evenkeel demo
 
 .PHONY: test
 test: ## every test
