@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"evenkeel/mooncake"
 )
 
 // Later is a part of the file that this version does nothing with. With the
@@ -29,6 +31,15 @@ func (c *Config) checkLater(bad report) {
 			if off, ok := l.off[key]; !ok || fmt.Sprint(value) != off {
 				bad(l.path+"."+key, "%s is not in this version; leave %s out, or write {%s}", l.what, trimRoot(l.path), offText(l.off))
 			}
+		}
+	}
+	for name, p := range c.Profiles {
+		path := "$.profiles." + name
+		if p.ChatResume != mooncake.ChatResumeNone {
+			bad(path+".chat_resume", "going on with a recomputed chat is not in this version; leave it out, or write %s", mooncake.ChatResumeNone)
+		}
+		if p.AllowLocalPrefill {
+			bad(path+".allow_local_prefill", "prefilling on a decode rank is not in this version; leave it out, or write false")
 		}
 	}
 }

@@ -57,6 +57,9 @@ func TestValidateRefuses(t *testing.T) {
 		{"a media host that is a URL", "limits: {media_hosts: [\"https://x\"]}", "limits.media_hosts[0]", "a name alone"},
 		{"a level nobody knows", "log: {level: trace}", "log.level", "debug, info, warn or error"},
 		{"a step model of a later version", "dispatch: {step_model: {c0_ms: 12}}", "dispatch.step_model.c0_ms", "not in this version"},
+		{"no time for a decision", "dispatch: {tick_limit: 0s}", "dispatch.tick_limit", "above 0"},
+		{"a chat that goes on, of a later version", "profiles: {a: {chat_resume: ascend_private}}", "profiles.a.chat_resume", "not in this version; leave it out, or write none"},
+		{"a prefill on a decode rank, of a later version", "profiles: {a: {allow_local_prefill: true}}", "profiles.a.allow_local_prefill", "not in this version"},
 		{"a predictor of a later version", "predictor: {kind: survival}", "predictor.kind", "not in this version; leave predictor out, or write {file: \"\", kind: none}"},
 		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
 	} {

@@ -1,0 +1,98 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+const configs = "../../configs"
+
+func TestEveryExampleFileIsValid(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(configs, "*.yaml"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, f := range files {
+		_, err := Load(f)
+		require.NoError(t, err)
+	}
+}
+
+// TestTheFullExampleHasEveryKeyAtItsDefault: evenkeel.yaml is the reference an
+// operator copies from, so it may neither lack a key nor lie about a default.
+func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "evenkeel.yaml"))
+	require.NoError(t, err)
+	for _, key := range keysBelow(reflect.TypeFor[Config](), "$") {
+		require.Contains(t, c.source.places, key, "a key is missing")
+	}
+
+	want := Default()
+	require.NoError(t, want.Validate())
+	require.Equal(t, want.Profiles, profilesWithoutEmpty(c.Profiles))
+	c.Engines, want.Engines = Engines{}, Engines{}
+	c.Profiles, want.Profiles = nil, nil
+	c.Dispatch.StepModel, c.Predictor, c.Geo = nil, nil, nil
+	require.Empty(t, c.Limits.MediaHosts)
+	c.Limits.MediaHosts = nil
+	c.source, want.source = source{}, source{}
+	require.Equal(t, want, c)
+}
+
+// profilesWithoutEmpty: an empty list written down is the same as none.
+func profilesWithoutEmpty(all map[string]mooncake.Profile) map[string]mooncake.Profile {
+	for name, p := range all {
+		if len(p.KVHosts) == 0 {
+			p.KVHosts = nil
+		}
+		all[name] = p
+	}
+	return all
+}
+
+// keysBelow lists the paths of a type's keys, of its example profile and of the
+// first engine of a side.
+func keysBelow(t reflect.Type, path string) (keys []string) {
+	types, names := keysOf(t)
+	for _, name := range names {
+		at, typ := path+"."+name, types[name]
+		if path == "$.engines.prefill[0]" && (name == "group" || name == "barrier" || name == "slots" || name == "kv_tokens" || name == "cost") {
+			continue // decode only
+		}
+		keys = append(keys, at)
+		switch {
+		case typ.Kind() == reflect.Map && typ != laterType:
+			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)
+		case typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct:
+			keys = append(keys, keysBelow(typ.Elem(), at+"[0]")...)
+		case typ.Kind() == reflect.Struct:
+			keys = append(keys, keysBelow(typ, at)...)
+		}
+	}
+	return keys
+}
+
+func TestTheAscendExampleIsWhatItSays(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "ascend-a3-pd.yaml"))
+	require.NoError(t, err)
+	require.Len(t, c.Engines.Prefill, 2)
+	require.Len(t, c.Engines.Decode, 16)
+	for _, e := range c.Engines.Decode {
+		require.Equal(t, "main", e.Group)
+		require.Equal(t, BarrierDP, e.Barrier)
+		require.Equal(t, 32, e.Slots)
+		require.Zero(t, e.Ranks)
+	}
+	budget, err := c.Profiles[DefaultProfile].HoldBudget()
+	require.NoError(t, err)
+	require.Equal(t, 360*time.Second, budget)
+	text, err := os.ReadFile(filepath.Join(configs, "ascend-a3-pd.yaml"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "360 s")
+}
