@@ -49,7 +49,8 @@ func Reserved(key string) bool {
 	switch key {
 	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-		"disagg_prefill_dp_rank", "rid", "return_hidden_states", "logits_processors", "prompt_embeds":
+		"disagg_prefill_dp_rank", "rid", "return_hidden_states", "logits_processors", "prompt_embeds",
+		"prompt_token_ids": // instead of the messages, past the chat template (vLLM PR 55771)
 		return true
 	}
 	return strings.HasPrefix(key, "_vllm_ascend_")

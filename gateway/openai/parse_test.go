@@ -105,13 +105,13 @@ func TestWhatAClientAsksFor(t *testing.T) {
 		{"keys that are not ours may repeat and hold anything", chat(`"x":1,"x":2,"temperature":"hot"`), mooncake.Chat, func(t *testing.T, r *Request) {
 			require.Equal(t, 2, r.Body.Count("x"))
 		}},
-		{"reserved keys are dropped later, whatever they hold", chat(`"kv_transfer_params":{"do_remote_prefill":true},"request_id":[],"vllm_xargs":{},"_vllm_ascend_x":1,"priority":0`), mooncake.Chat, func(t *testing.T, r *Request) {
+		{"reserved keys are dropped later, whatever they hold", chat(`"kv_transfer_params":{"do_remote_prefill":true},"request_id":[],"vllm_xargs":{},"_vllm_ascend_x":1,"prompt_token_ids":[7],"priority":0`), mooncake.Chat, func(t *testing.T, r *Request) {
 			p := mooncake.Profile{}.WithDefaults()
 			var sent []byte
 			for _, s := range p.DecodeBody(&r.Body, mooncake.Chat, nil, nil, true, nil) {
 				sent = append(sent, s...)
 			}
-			for _, key := range []string{"kv_transfer_params", "request_id", "vllm_xargs", "_vllm_ascend_x", "priority"} {
+			for _, key := range []string{"kv_transfer_params", "request_id", "vllm_xargs", "_vllm_ascend_x", "prompt_token_ids", "priority"} {
 				require.NotContains(t, string(sent), key)
 			}
 		}},
