@@ -48,6 +48,7 @@ type Gateway struct {
 	metrics    *metrics
 	requestLog *requestLog
 	exchanges  exchanges
+	pages      pages
 	routes     map[string]handler
 
 	ctx        context.Context // ends when the last stream has
@@ -119,25 +120,6 @@ func (g *Gateway) prefillConfig() prefill.Config {
 		Places:  g.places,
 		Scraper: g.scrape, Registerer: g.reg, Log: g.log,
 	}
-}
-
-// scrape reads a prefill candidate's gauges; NaN is what it does not report.
-func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
-	s, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
-	if err != nil {
-		return prefill.Sample{}, err
-	}
-	orNaN := func(v float64, ok bool) float64 {
-		if !ok {
-			return math.NaN()
-		}
-		return v
-	}
-	capacity, _ := s.CacheTokens(c.Target.Rank)
-	return prefill.Sample{
-		KVUsage: orNaN(s.KVUsage(c.Target.Rank)), Running: orNaN(s.Running(c.Target.Rank)), Waiting: orNaN(s.Waiting(c.Target.Rank)),
-		CapacityTokens: capacity, StartTime: s.StartTime,
-	}, nil
 }
 
 // vocabSize is the smallest of the profiles in use, 0 when any is unknown: a

@@ -366,7 +366,7 @@ func (j *job) open(h *handoff, s *stream, attempt int) *fault {
 	silence := profile.FirstEventTimeout
 	if s.whole { // nothing comes before all of it has
 		silence = limits.ProbeTimeout
-		s.slot.Progress(j.outputLimit()) // charged in advance: no event will tell
+		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
 	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", attempt), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
@@ -467,6 +467,11 @@ func (j *job) promptBytes() int {
 
 // bytesPerToken is the usual length of a token of English text.
 const bytesPerToken = 4
+
+// wholeCharge bounds what is charged in advance for an answer that comes in one
+// piece, in tokens: a client that asks for millions must not make its rank look
+// full to all others.
+const wholeCharge = 1024
 
 // outputLimit is how many tokens the answer may have; 0: as the context allows.
 func (j *job) outputLimit() int {

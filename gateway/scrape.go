@@ -1,0 +1,63 @@
+package gateway
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/prefill"
+)
+
+// pages are the engines' last metric pages. The ranks of one engine share a
+// page: it is fetched once an interval and never twice at a time (prefill P11).
+type pages struct {
+	mu sync.Mutex
+	of map[string]*page // by instance
+}
+
+type page struct {
+	mu     sync.Mutex // held while it is fetched
+	at     time.Time
+	sample *engine.Sample
+	err    error
+}
+
+func (p *pages) find(instance string) *page {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of == nil {
+		p.of = map[string]*page{}
+	}
+	if p.of[instance] == nil {
+		p.of[instance] = &page{}
+	}
+	return p.of[instance]
+}
+
+// scrape reads a prefill candidate's gauges; NaN is what it does not report.
+func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
+	p := g.pages.find(c.Instance)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.at.IsZero() || time.Since(p.at) > g.cfg.Prefill.Scrape.Interval/2 {
+		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
+		p.at = time.Now()
+	}
+	if p.err != nil {
+		return prefill.Sample{}, p.err
+	}
+	orNaN := func(v float64, ok bool) float64 {
+		if !ok {
+			return math.NaN()
+		}
+		return v
+	}
+	rank := c.Target.Rank
+	capacity, _ := p.sample.CacheTokens(rank)
+	return prefill.Sample{
+		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
+		CapacityTokens: capacity, StartTime: p.sample.StartTime,
+	}, nil
+}
