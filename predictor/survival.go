@@ -1,0 +1,177 @@
+package predictor
+
+import (
+	"math"
+	"slices"
+	"sort"
+)
+
+// denseMost is the longest output whose rank is read from an array; beyond it
+// we search. 256 KB a table at most, and an engine that reports an absurd
+// length cannot make us allocate for it.
+const denseMost = 1 << 16
+
+// Survival is the empirical distribution of past output lengths (algorithm
+// 5.3). It never changes once built. The zero value, and nil, know no history.
+type Survival struct {
+	history
+	atMost  []uint32 // [v] = outputs <= v, for v below the longest output and denseMost
+	version uint64
+}
+
+// NewSurvival builds the table of finished outputs, in any order. Lengths
+// below 1 are left out: nothing was generated, so nothing was learned.
+func NewSurvival(outputs []int32) *Survival {
+	s := &Survival{history: newHistory(outputs)}
+	if n := len(s.sorted); n > 0 {
+		s.atMost = make([]uint32, min(int(s.sorted[n-1]), denseMost))
+	}
+	seen := 0
+	for v := range s.atMost {
+		for seen < len(s.sorted) && int(s.sorted[seen]) <= v {
+			seen++
+		}
+		s.atMost[v] = uint32(seen)
+	}
+	s.version = fingerprint(s.sorted)
+	return s
+}
+
+// rank returns how many outputs were at most v.
+func (s *Survival) rank(v int) int {
+	switch {
+	case uint(v) < uint(len(s.atMost)):
+		return int(s.atMost[v])
+	case v < 0:
+		return 0
+	}
+	return s.history.rank(v)
+}
+
+// Predict answers every query from the same table: prompt and key tell it nothing.
+func (s *Survival) Predict(h int, q []Query, out []Prediction) {
+	out = out[:len(q)]
+	if s.Len() == 0 {
+		None{}.Predict(h, q, out)
+		return
+	}
+	for k := range q {
+		a := int(q[k].Age)
+		out[k] = s.between(s.rank(a), s.rank(a+h), a, h)
+	}
+}
+
+// Ratio is P(O > age+ahead | O > age): 1 when no output was longer than age,
+// 0 past the longest.
+func (s *Survival) Ratio(age, ahead int) float64 {
+	n := s.Len()
+	if n == 0 {
+		return 1
+	}
+	alive := n - s.rank(age)
+	if alive == 0 {
+		return 1
+	}
+	return float64(n-s.rank(age+ahead)) / float64(alive)
+}
+
+// Resid is the remaining length at quantile u in [0, 1) of the outputs longer
+// than age; +Inf when there is none.
+func (s *Survival) Resid(age int, u float64) float64 {
+	n := s.Len()
+	if n == 0 {
+		return math.Inf(1)
+	}
+	i := s.rank(age)
+	if i == n {
+		return math.Inf(1)
+	}
+	at := min(i+int(u*float64(n-i)), n-1) // the product may round up to n-i
+	return float64(int(s.sorted[at]) - age)
+}
+
+// MeanOutput is the mean of all outputs, 0 without any.
+func (s *Survival) MeanOutput() float64 {
+	n := s.Len()
+	if n == 0 {
+		return 0
+	}
+	return float64(s.sums[n]) / float64(n)
+}
+
+// Version differs between tables that differ, and is the same for tables of
+// the same outputs: what was computed from the one holds for the other.
+func (s *Survival) Version() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.version
+}
+
+// Len is how many outputs the table was built from.
+func (s *Survival) Len() int {
+	if s == nil {
+		return 0
+	}
+	return len(s.sorted)
+}
+
+// Outputs returns a copy of the table's outputs, ascending.
+func (s *Survival) Outputs() []int32 {
+	if s == nil {
+		return nil
+	}
+	return slices.Clone(s.sorted)
+}
+
+// history is sorted output lengths with their running sums: enough to answer
+// by binary search, small enough for one a bucket.
+type history struct {
+	sorted []int32
+	sums   []int64 // sums[i] = the i shortest together
+}
+
+func newHistory(outputs []int32) history {
+	h := history{sorted: make([]int32, 0, len(outputs))}
+	for _, o := range outputs {
+		if o > 0 {
+			h.sorted = append(h.sorted, o)
+		}
+	}
+	slices.Sort(h.sorted)
+	h.sums = make([]int64, len(h.sorted)+1)
+	for i, o := range h.sorted {
+		h.sums[i+1] = h.sums[i] + int64(o)
+	}
+	return h
+}
+
+func (h *history) rank(v int) int {
+	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
+}
+
+// predict answers for one age.
+func (h *history) predict(age, horizon int) Prediction {
+	return h.between(h.rank(age), h.rank(age+horizon), age, horizon)
+}
+
+// between answers from the ranks i of the age and j of the end of the window.
+func (h *history) between(i, j, age, horizon int) Prediction {
+	if i == j { // nobody got that old, or nobody ended in the window
+		return unknown(horizon)
+	}
+	ended := float64(j - i)
+	return Prediction{
+		P:  ended / float64(len(h.sorted)-i),
+		Mu: float64(h.sums[j]-h.sums[i])/ended - float64(age),
+	}
+}
+
+// fingerprint is FNV-1a over whole lengths, never 0.
+func fingerprint(sorted []int32) uint64 {
+	f := uint64(14695981039346656037)
+	for _, o := range sorted {
+		f = (f ^ uint64(uint32(o))) * 1099511628211
+	}
+	return max(f, 1)
+}
