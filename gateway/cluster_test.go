@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -29,6 +30,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil { // these tests wait more than they compute
+		panic(err)
+	}
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),    // one for the process
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2")) // ends up to 10 s after its server
@@ -43,7 +47,8 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
-	dirty     bool // the engines may end with pins or counted faults: the test says which
+	token     string // of the admin listener
+	dirty     bool   // the engines may end with pins or counted faults: the test says which
 }
 
 // cluster is a proxy before reference engines, over real sockets.
@@ -52,6 +57,7 @@ type cluster struct {
 	prefill, decode []*refengine.Engine
 	gw              *gateway.Gateway
 	url, admin      string
+	token           string
 	http            *http.Client
 	logs            *observer.ObservedLogs
 	requestLog      string
@@ -87,7 +93,7 @@ func start(t *testing.T, o options) *cluster {
 		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
 	}
 	core, logs := observer.New(zap.InfoLevel)
-	c := &cluster{T: t, logs: logs, requestLog: filepath.Join(t.TempDir(), "requests.jsonl")}
+	c := &cluster{T: t, logs: logs, token: o.token, requestLog: filepath.Join(t.TempDir(), "requests.jsonl")}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Log.Requests = c.requestLog
@@ -234,7 +240,9 @@ type reply struct {
 }
 
 // get asks the admin listener.
-func (c *cluster) get(path string) reply { return c.ask(http.MethodGet, c.admin+path, "") }
+func (c *cluster) get(path string) reply {
+	return c.ask(http.MethodGet, c.admin+path, "", "Authorization", "Bearer "+c.token)
+}
 
 // post sends a completion or chat request.
 func (c *cluster) post(path, body string, header ...string) reply {
@@ -346,6 +354,7 @@ func completion(prompt, more string) string {
 // events are the data of a stream's events.
 func events(t *testing.T, body string) (all []string) {
 	t.Helper()
+	body = strings.ReplaceAll(body, "\r\n", "\n")
 	for event := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
 		data, ok := strings.CutPrefix(event, "data: ")
 		require.True(t, ok || strings.HasPrefix(event, ":"), "not an event: %q", event)
@@ -416,4 +425,24 @@ func rightText(t *testing.T, key uint64, text string) (tokens int) {
 func wholeText(t *testing.T, key uint64, text string) {
 	t.Helper()
 	require.Equal(t, reftext.NaturalLength(key), rightText(t, key, text))
+}
+
+// whole are the texts of an answer that is not streamed.
+func whole(t *testing.T, body string) (texts []string) {
+	t.Helper()
+	var a struct {
+		Choices []struct {
+			Index   int
+			Text    string
+			Message struct{ Content string }
+			Finish  string `json:"finish_reason"`
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(body), &a), body)
+	for i, c := range a.Choices {
+		require.Equal(t, i, c.Index)
+		require.NotEmpty(t, c.Finish)
+		texts = append(texts, c.Text+c.Message.Content)
+	}
+	return texts
 }

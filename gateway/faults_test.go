@@ -1,0 +1,233 @@
+package gateway_test
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// variants are the ways to try a fault beyond its plain form.
+var variants = map[refengine.Fault][]refengine.Rule{
+	refengine.Hang:          {{Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}},
+	refengine.Reset:         {{Phase: refengine.PhaseAccept}, {Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}, {Phase: refengine.PhaseInsideChunk, AfterTokens: 4}},
+	refengine.Reject:        {{Cleanup: true}},
+	refengine.Busy:          {{Cleanup: true, RetryAfter: 1}},
+	refengine.Internal:      {{Cleanup: true}, {Shape: refengine.ShapeText, Cleanup: true}},
+	refengine.Status:        {{Value: 502}, {Value: 504}, {Value: 501}, {Value: 422}},
+	refengine.ErrorEvent:    {{AfterTokens: 3}, {Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
+	refengine.Error200:      {{Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
+	refengine.SilentEnd:     {{AfterTokens: 3}},
+	refengine.MissingFinish: {{Role: true}, {AfterTokens: 3}},
+	refengine.FinishError:   {{AfterTokens: 3}},
+	refengine.Recomputed:    {{AfterTokens: 3}, {AfterTokens: 3, Text: true}},
+	refengine.Slow:          {{DelayMS: 5}},
+	refengine.Swallow:       {{AfterTokens: 2, Tokens: 3}},
+	refengine.FrozenGauges:  {{Value: 0.97}},
+}
+
+// harmless are faults that a client must not notice.
+var harmless = []refengine.Fault{refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Swallow, refengine.Comments,
+	refengine.CRLF, refengine.SplitBytes, refengine.UsageAlways, refengine.EOSFirst}
+
+// Whatever an engine does wrong, on either side: the client gets the right text
+// whole, or is told that it did not.
+func TestEveryFault(t *testing.T) {
+	for _, name := range refengine.FaultNames() {
+		fault := refengine.Fault(name)
+		if fault == refengine.WrongKey {
+			continue // KV of another prompt: only the engine could tell
+		}
+		for i, rule := range append([]refengine.Rule{{}}, variants[fault]...) {
+			rule.Fault = fault
+			if rule.Validate() != nil {
+				continue // needs a value, as its variants have
+			}
+			for _, side := range []string{"prefill", "decode"} {
+				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
+					t.Parallel()
+					c := start(t, options{
+						dirty:   true,
+						profile: mooncake.Profile{FirstEventTimeout: 250 * time.Millisecond, RejectReleases: new(true)},
+						configure: func(cfg *config.Config) {
+							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = 250*time.Millisecond, 250*time.Millisecond
+						},
+					})
+					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
+					for j, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
+						rule := rule
+						rule.Count = 1 + j%2 // once, and on the retry as well
+						require.NoError(t, e.SetFaults(rule))
+						got := c.judge(fmt.Sprintf("p%d words to prefill", j), more)
+						if slices.Contains(harmless, fault) {
+							require.Equal(t, "right", got)
+						}
+					}
+					require.NoError(t, e.SetFaults())
+					c.eventually("all is well again", func() bool { return c.judge("and now", `"stream":true,`) == "right" })
+				})
+			}
+		}
+	}
+}
+
+// judge asks and fails if what came is wrong, or looks whole and is not. It
+// says "right", or what the client was told.
+func (c *cluster) judge(prompt, more string) string {
+	c.Helper()
+	body := chat(prompt, more)
+	var all []uint64 // answers: without a seed, and those of two seeds
+	for _, seed := range []string{"", `"seed":5,`, `"seed":6,`} {
+		p, err := reftext.Render(true, []byte(chat(prompt, seed)))
+		require.NoError(c, err)
+		all = append(all, p.Answer)
+	}
+	keys := all[:1]
+	if strings.Contains(more, `"n":2`) {
+		keys = all[1:]
+	}
+	r := c.post(chatPath, body)
+	require.NoError(c, r.err, "an answer ends as HTTP says, whatever it says")
+	if r.status != http.StatusOK {
+		require.Contains(c, []int{400, 422, 429, 500, 501, 502, 503, 504}, r.status, r.body)
+		return fmt.Sprint(r.status)
+	}
+	if r.header.Get("Content-Type") == "application/json" {
+		for i, text := range whole(c.T, r.body) {
+			wholeText(c.T, keys[i], text)
+		}
+		return "right"
+	}
+	got := read(c.T, r.body)
+	require.True(c, got.done)
+	for i, key := range keys {
+		rightText(c.T, key, got.text[i])
+		if got.fail == "" {
+			require.NotEmpty(c, got.finish[i], "an end without a reason: %s", r.body)
+			wholeText(c.T, key, got.text[i])
+		}
+	}
+	if got.fail != "" {
+		return got.fail
+	}
+	return "right"
+}
+
+// A prefill engine that fails is left for another one, with a new request id.
+func TestPrefillIsTriedElsewhere(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, e *refengine.Engine){
+		"refused":          func(_ *testing.T, e *refengine.Engine) { e.Kill() },
+		"503":              fault(refengine.Rule{Fault: refengine.Busy}),
+		"429":              fault(refengine.Rule{Fault: refengine.Throttle}),
+		"500":              fault(refengine.Rule{Fault: refengine.Internal}),
+		"reset":            fault(refengine.Rule{Fault: refengine.Reset}),
+		"silent":           fault(refengine.Rule{Fault: refengine.Hang}),
+		"no hand-off":      fault(refengine.Rule{Fault: refengine.NullHandoff}),
+		"a bad hand-off":   fault(refengine.Rule{Fault: refengine.StringBlocks}),
+		"an unknown host":  fault(refengine.Rule{Fault: refengine.WrongHost}),
+		"garbage":          fault(refengine.Rule{Fault: refengine.Garbage}),
+		"an error, as 200": fault(refengine.Rule{Fault: refengine.Error200}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{
+				prefill: []refengine.Config{{}, {}}, dirty: true,
+				configure: func(cfg *config.Config) {
+					cfg.Prefill.Policy, cfg.Limits.ProbeTimeout = "round-robin", 200*time.Millisecond
+				},
+			})
+			c.eventually("both are up", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
+			spoil(t, c.prefill[0])
+			for i := range 3 {
+				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+			}
+			require.EqualValues(t, 3, c.prefill[1].Stats().Probes)
+			require.Zero(t, c.decode[0].Stats().LocalPrefills)
+		})
+	}
+}
+
+func fault(r refengine.Rule) func(*testing.T, *refengine.Engine) {
+	return func(t *testing.T, e *refengine.Engine) { require.NoError(t, e.SetFaults(r)) }
+}
+
+func TestDecodeIsTriedElsewhere(t *testing.T) {
+	for _, row := range []struct {
+		name           string
+		spoil          func(*testing.T, *refengine.Engine)
+		rejectReleases bool
+		probes         int64 // for one request that meets the bad rank first
+	}{
+		{"a refused connection leaves the hand-off as it was", func(_ *testing.T, e *refengine.Engine) { e.Kill() }, true, 1},
+		{"so does a 503 of an engine that tells nobody", fault(refengine.Rule{Fault: refengine.Busy}), false, 1},
+		{"and a 500", fault(refengine.Rule{Fault: refengine.Internal}), false, 1},
+		{"a 503 of an engine that frees the prefiller's blocks does not", fault(refengine.Rule{Fault: refengine.Busy, Cleanup: true}), true, 2},
+		{"a lost connection does not: it may have run", fault(refengine.Rule{Fault: refengine.Reset}), true, 2},
+		{"a first event that is an error does not", fault(refengine.Rule{Fault: refengine.ErrorEvent}), true, 2},
+		{"a stream that ends before it began does not", fault(refengine.Rule{Fault: refengine.MissingFinish, Role: true}), true, 2},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{
+				decode: []refengine.Config{{}, {}}, dirty: true, profile: mooncake.Profile{RejectReleases: &row.rejectReleases},
+				configure: func(cfg *config.Config) { cfg.Dispatch.Policy = "rr" },
+			})
+			c.eventually("both are up", func() bool { return len(c.gw.Status(t.Context()).Dispatch.Models[0].Workers) == 2 })
+			row.spoil(t, c.decode[0])
+			again := 0
+			for i := range 4 {
+				before := c.prefill[0].Stats().Probes
+				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+				probes := c.prefill[0].Stats().Probes - before
+				c.settledRequests(i + 1)
+				if rec := c.records(); rec[len(rec)-1].Attempts == 2 {
+					again++
+					require.Equal(t, row.probes, probes, "probes of a request that met the bad rank")
+				} else {
+					require.EqualValues(t, 1, probes)
+				}
+			}
+			require.Positive(t, again, "some request met the bad rank")
+		})
+	}
+}
+
+// settledRequests waits for the request log.
+func (c *cluster) settledRequests(n int) {
+	c.Helper()
+	c.eventually("the request is logged", func() bool { return len(c.records()) == n })
+}
+
+// With hand-offs that live for a moment and slots that are always taken, many
+// requests wait too long. They are refused; none is decoded from expired KV.
+func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
+	c := start(t, options{
+		dirty:   true, // what cannot be drained in time the engine frees by itself
+		profile: mooncake.Profile{KVHoldTimeout: 400 * time.Millisecond},
+		prefill: []refengine.Config{{KVHoldTimeout: 400 * time.Millisecond, PrefillConcurrency: 8}},
+		decode:  []refengine.Config{{Slots: 2, DPSize: 2}},
+	})
+	results := make(chan string, 60)
+	for i := range cap(results) {
+		go func() { results <- c.judge(fmt.Sprint("prompt ", i), `"stream":true,`) }()
+	}
+	count := map[string]int{}
+	for range cap(results) {
+		count[<-results]++
+	}
+	require.Positive(t, count["right"])
+	require.Positive(t, count["503"])
+	require.Equal(t, cap(results), count["right"]+count["503"], "%v", count)
+	c.settled(true) // no replay, no expired pull
+	require.EqualValues(t, count["right"], c.metric(`evenkeel_requests_total{outcome="ok"}`))
+	require.EqualValues(t, count["503"], c.metric(`evenkeel_requests_total{outcome="pool_timeout"}`))
+}
