@@ -22,17 +22,17 @@ type Request struct {
 	Prompt  int           // tokens
 	Output  int           // tokens, at least 1
 	HashIDs []uint64      // one a block of BlockTokens, equal for equal prefixes; nil: unknown
-	Key     uint64        // who sent it; 0: unknown, as in both formats
+	Key     uint64        // which prompt it is, where a synthetic trace knows; 0: unknown, as in both formats
 }
 
 // BlockTokens is how many prompt tokens a hash id stands for; the last block
 // of a prompt may be shorter.
 const BlockTokens = 512
 
-// Trace is what a file held, in order of arrival.
+// Trace is what a file held (or Synth drew), in order of arrival.
 type Trace struct {
 	Requests []Request
-	Format   Format    // AzureCSV or Mooncake
+	Format   Format    // AzureCSV, Mooncake or Synthetic
 	Start    time.Time // of the first request; zero when the file's clock is no date
 
 	NoOutput  int  // rows left out because they generated no token
