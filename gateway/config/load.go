@@ -20,29 +20,30 @@ func Load(path string) (*Config, error) {
 	return Parse(path, src)
 }
 
-// Parse reads and validates src; file is the name errors carry. Keys that are
+// Parse reads and validates text; file is the name errors carry. Keys that are
 // unknown or written twice and values of the wrong type are refused, all of
 // them in one error; only then are the values looked at.
-func Parse(file string, src []byte) (c *Config, err error) {
-	c = Default()
-	c.source = source{file: file, text: src, places: map[string]place{}}
-	defer func() { // goccy/go-yaml 1.19.2 panics on some input, such as a tag it does not know
+func Parse(file string, text []byte) (c *Config, err error) {
+	defer func() { // goccy/go-yaml 1.19.2 panics on some input
 		if r := recover(); r != nil {
 			c, err = nil, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
 		}
 	}()
-	root, err := c.root()
+	src := source{file: file, text: text, places: map[string]place{}}
+	root, err := src.root()
 	if err != nil {
 		return nil, err
 	}
+	c = Default()
 	if root != nil {
-		if err := c.checkShape(root); err != nil {
+		if err := src.checkShape(root); err != nil {
 			return nil, err
 		}
-		if err := yaml.NewDecoder(bytes.NewReader(src), yaml.Strict()).Decode(c); err != nil {
-			return nil, c.syntaxError(err)
+		if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c); err != nil {
+			return nil, src.syntaxError(err)
 		}
 	}
+	c.source = src // last: the decoder may zero all of c
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -50,17 +51,17 @@ func Parse(file string, src []byte) (c *Config, err error) {
 }
 
 // root is the file's only document, nil when there is nothing in it.
-func (c *Config) root() (ast.Node, error) {
-	f, err := parser.ParseBytes(c.source.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports those, all at once
+func (s *source) root() (ast.Node, error) {
+	f, err := parser.ParseBytes(s.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports those, all at once
 	if err != nil {
-		return nil, c.syntaxError(err)
+		return nil, s.syntaxError(err)
 	}
 	var root ast.Node
 	for _, doc := range f.Docs {
 		switch body := doc.Body; {
 		case body == nil || body.Type() == ast.NullType || body.Type() == ast.CommentType:
 		case root != nil:
-			return nil, c.source.atToken(body.GetToken(), "", "a second document begins here; only one is read, remove the --- above")
+			return nil, s.atToken(body.GetToken(), "", "a second document begins here; only one is read, remove the --- above")
 		default:
 			root = body
 		}
@@ -69,10 +70,10 @@ func (c *Config) root() (ast.Node, error) {
 }
 
 // syntaxError turns the library's error, which knows its token, into ours.
-func (c *Config) syntaxError(err error) error {
+func (s *source) syntaxError(err error) error {
 	var ye yaml.Error
 	if !errors.As(err, &ye) || ye.GetToken() == nil {
-		return &Error{File: c.source.file, Msg: err.Error()}
+		return &Error{File: s.file, Msg: err.Error()}
 	}
-	return c.source.atToken(ye.GetToken(), "", "%s", ye.GetMessage())
+	return s.atToken(ye.GetToken(), "", "%s", ye.GetMessage())
 }

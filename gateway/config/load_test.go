@@ -170,7 +170,8 @@ func TestEveryProblemIsToldAtOnce(t *testing.T) {
 
 // errorsOf takes a joined error apart.
 func errorsOf(err error) (list []*Error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
 		for _, e := range joined.Unwrap() {
 			list = append(list, errorsOf(e)...)
 		}
@@ -209,7 +210,7 @@ func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"", "keys: !x y", "pool: {ttl: 20}", "a: b: c", "\tx", "- a", "listen: |\n  x", "profiles: {x: &d {connector: nixl-pull}, y: *d}", "<<: *x", "? a\n: b",
 		"engines: {decode: [{url: 'http://d:1', slots: 4, cost: 1e400}]}", "geo: {mode: off}", "limits: {body_bytes: 0x7fffffffffffffff}", "---\n...\n---\n", "%YAML 1.2\n---\n{}",
-		"profiles: {\"\": {}, \"a.b[0]\": {dp_mode: x}}",
+		"&0\n*0", "profiles: {\"\": {}, \"a.b[0]\": {dp_mode: x}}",
 	} {
 		f.Add([]byte(text))
 	}

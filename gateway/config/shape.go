@@ -17,10 +17,10 @@ import (
 // value stands. It reports every unknown or repeated key and every value of the
 // wrong type, in the file's words; the decoder would stop at the first, speak
 // of Go types, and cut 1.5 down to 1.
-func (c *Config) checkShape(root ast.Node) error {
-	s := shape{source: &c.source}
-	s.value(root, reflect.TypeFor[Config](), "$")
-	return s.found.join()
+func (s *source) checkShape(root ast.Node) error {
+	check := shape{source: s}
+	check.value(root, reflect.TypeFor[Config](), "$")
+	return check.found.join()
 }
 
 type shape struct {

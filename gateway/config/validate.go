@@ -203,7 +203,7 @@ func (c *Config) checkPrefill(bad report) {
 // checkTimes: where 0 means something it is allowed.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
-		"$.dispatch.window": c.Dispatch.Window,
+		"$.dispatch.window":         c.Dispatch.Window,
 		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout,
 	} {
 		if d < 0 {
