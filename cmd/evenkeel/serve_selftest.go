@@ -27,13 +27,14 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if awaitEngines(ctx, g) {
-			ctx, cancel := context.WithTimeout(ctx, selfTestLimit)
-			defer cancel()
-			findings := selftest.Run(ctx, cfg)
-			if ctx.Err() == nil {
-				logFindings(log, findings)
-			}
+		if !awaitEngines(ctx, g) {
+			return
+		}
+		limited, cancel := context.WithTimeout(ctx, selfTestLimit)
+		defer cancel()
+		findings := selftest.Run(limited, cfg)
+		if ctx.Err() == nil { // what was cut by the end of serve says nothing about engines
+			logFindings(log, findings)
 		}
 	}()
 	return func() { cancel(); <-done }
