@@ -70,7 +70,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if f.instead != nil && f.instead(w, in) {
 		return
 	}
-	if !f.answer(w, req.Context(), in) {
+	if !f.answer(req.Context(), w, in) {
 		f.mu.Lock()
 		f.left++
 		f.mu.Unlock()
@@ -83,7 +83,7 @@ func (f *fake) requests() []wire {
 	return f.seen
 }
 
-func (f *fake) answer(w http.ResponseWriter, ctx context.Context, in wire) bool {
+func (f *fake) answer(ctx context.Context, w http.ResponseWriter, in wire) bool {
 	if !pause(ctx, f.before) {
 		return false
 	}

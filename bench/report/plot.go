@@ -147,7 +147,7 @@ func newPlot(a axes) *plot.Plot {
 	p.X.Label.Text, p.Y.Label.Text = "seconds", a.label
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, a.until, 0, a.top
 	p.X.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick {
-		return ticks(top, 10, func(x float64) string { return trimmed(x) })
+		return ticks(top, 10, trimmed)
 	})
 	p.Y.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick { return ticks(top, 4, a.tick) })
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {

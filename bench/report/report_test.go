@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"flag"
 	"io"
 	"math"
@@ -253,7 +254,7 @@ func TestEveryPlotShowsWhatItIsOf(t *testing.T) {
 		paths, texts := 0, 0
 		for {
 			token, err := dec.Token()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			require.NoError(t, err)
