@@ -142,14 +142,16 @@ func TestStatusPage(t *testing.T) {
 	require.Len(t, s.Prefill, 1)
 	require.Equal(t, "open", s.Prefill[0].State)
 	require.Equal(t, "br0", s.Dispatch.Policy)
-	used := 0
+	used, running := 0, 0
 	for _, w := range s.Dispatch.Models[0].Workers {
 		used += w.Used
+		running += w.Running
 		require.EqualValues(t, 524288, w.Capacity, "from the engine's metrics")
 		require.EqualValues(t, 16, w.Slots)
 		require.Equal(t, "main", w.Group)
 	}
 	require.Equal(t, 1, used)
+	require.Equal(t, 1, running)
 }
 
 func TestPolicyChanges(t *testing.T) {

@@ -110,6 +110,11 @@ func (f *fleet) add(role string, e config.Engine) error {
 		f.order = append(f.order, in.key())
 	}
 	f.instances[in.key()] = in
+	if role == roleDecode {
+		for _, r := range ranksOf(in) { // numbered as configured, whoever comes up first
+			f.number(in.target(r).ID)
+		}
+	}
 	f.mu.Unlock()
 	if role == rolePrefill {
 		f.learnHosts(in)
@@ -283,11 +288,7 @@ func capacityOf(in *instance, r int) int64 {
 // worker is called with f.mu held.
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
-	id, ok := f.ids[t.ID]
-	if !ok {
-		id = int32(len(f.ids))
-		f.ids[t.ID] = id
-	}
+	id := f.number(t.ID)
 	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile}
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardOf(in.status.Models), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
@@ -297,6 +298,16 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 		w.Capacity = capacityOf(in, r)
 	}
 	return w
+}
+
+// number is a rank's identity on the board. It is called with f.mu held.
+func (f *fleet) number(rank string) int32 {
+	id, ok := f.ids[rank]
+	if !ok {
+		id = int32(len(f.ids))
+		f.ids[rank] = id
+	}
+	return id
 }
 
 // boardOf is the base model an engine serves; its LoRAs share the ranks.

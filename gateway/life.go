@@ -347,6 +347,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot, attempt int) (*stream, *
 		return nil, fault
 	}
 	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
+	slot.Started()
 	s.opened()
 	j.client.OnGone(s.call.Abort) // from here a close aborts cleanly on the engine
 	return s, nil

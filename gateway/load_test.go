@@ -1,0 +1,133 @@
+package gateway_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/bench/trace"
+	"evenkeel/gateway/config"
+)
+
+// conversation is n requests of a few hundred tokens that are answered by 30
+// to 60.
+func conversation(n int) []trace.Request {
+	rng := rand.New(rand.NewPCG(1, 2))
+	all := make([]trace.Request, n)
+	for i := range all {
+		all[i] = trace.Request{Prompt: 20 + rng.IntN(300), Output: 30 + rng.IntN(31)}
+	}
+	return all
+}
+
+// A thousand clients stream at once, paced as engines pace them. Every token is
+// checked, and afterwards nothing is left anywhere.
+func TestThousandStreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs some seconds of two cores")
+	}
+	streams, step := 1000, 60*time.Millisecond
+	if raceEnabled {
+		streams, step = 200, 100*time.Millisecond
+	}
+	const ranks = 8
+	c := start(t, options{
+		prefill: []refengine.Config{{PrefillConcurrency: 4}, {PrefillConcurrency: 4}},
+		decode:  []refengine.Config{{DPSize: ranks, Slots: streams / ranks, C0: step}},
+		configure: func(cfg *config.Config) {
+			cfg.Dispatch.Window = time.Millisecond
+			cfg.Prefill.Scrape.Interval = 500 * time.Millisecond
+			cfg.Limits.EventTimeout, cfg.Limits.ProbeTimeout = time.Minute, time.Minute
+		},
+	})
+	most := 0.0
+	got, err := load.Run(t.Context(), load.Config{
+		URLs: []string{c.url}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
+		OnProgress: func(p load.Progress) {
+			if p.Ended%64 == 0 {
+				most = max(most, c.metric("evenkeel_requests_open"))
+			}
+		},
+	})
+	require.NoError(t, err)
+	require.Equal(t, streams+streams/2, got.OK, "%v %v", got.Kinds, got.Failures)
+	require.Greater(t, most, 0.9*float64(streams), "they were in the system at once")
+	c.settled(false)
+	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50, got.All.TPOT.P50, got.All.TPOT.P99)
+}
+
+// A third of the clients leave, in every phase.
+func TestManyThatLeave(t *testing.T) {
+	c := start(t, options{
+		prefill: []refengine.Config{{PrefillConcurrency: 4}, {PrefillConcurrency: 4}},
+		decode:  []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}},
+		dirty:   true,
+	})
+	got, err := load.Run(t.Context(), load.Config{
+		URLs: []string{c.url}, Requests: conversation(600), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Cancel: load.Cancel{Share: 0.35},
+	})
+	require.NoError(t, err)
+	require.Zero(t, got.Failed, "%v %v", got.Kinds, got.Failures)
+	require.Positive(t, got.Cancelled)
+	c.settled(true)
+	for _, outcome := range []string{"unplaced", "expired", "failed", "refused"} {
+		require.Zero(t, c.metric(fmt.Sprintf("evenkeel_drains_total{outcome=%q}", outcome)))
+	}
+	pins := 0
+	for _, p := range c.prefill {
+		pins += p.Stats().Pins
+	}
+	// A probe that its engine finished in the moment it was aborted: nobody has
+	// the hand-off, and the engine frees it at its timeout.
+	require.LessOrEqual(t, float64(pins), c.metric(`evenkeel_prefill_attempts_total{outcome="dropped"}`))
+	for _, d := range c.decode {
+		require.Zero(t, d.Stats().InTransfer+d.Stats().Unknown+d.Stats().LocalPrefills)
+	}
+}
+
+// What the proxy believes a rank holds is what the engine's step log says, but
+// for the tokens on their way: less than a chunk for each running request.
+func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
+	for name, engine := range map[string]refengine.Config{
+		"a token a chunk":                  {},
+		"three tokens a chunk":             {TokensPerChunk: 3},
+		"a chunk every four steps":         {StreamInterval: 4},
+		"engines that tell token ids":      {TokensPerChunk: 2, NoContinuousUsage: true},
+		"engines that tell nothing at all": {NoContinuousUsage: true, NoTokenIDs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engine.DPSize, engine.C0 = 2, 10*time.Millisecond
+			c := start(t, options{decode: []refengine.Config{engine}})
+			const clients = 10
+			for i := range clients {
+				c.send(chat(reftext.MakePrompt(uint64(i), 50+37*i), `"stream":true,"ignore_eos":true,`))
+			}
+			c.eventually("all are decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == clients })
+			chunk := max(1, c.decode[0].Config().TokensPerChunk*c.decode[0].Config().StreamInterval)
+			compared := 0
+			c.eventually("enough steps", func() bool {
+				before := c.gw.Status(t.Context()).Dispatch.Models[0].Workers
+				steps := c.decode[0].Steps()
+				after := c.gw.Status(t.Context()).Dispatch.Models[0].Workers
+				last := steps[len(steps)-1]
+				for i, rank := range last.Ranks { // the log has a step's load at its start; it makes a chunk more
+					if rank.Running != before[i].Running {
+						return false
+					}
+					slack := int64(rank.Running * (chunk + c.decode[0].Config().TokensPerChunk))
+					require.LessOrEqual(t, before[i].KVTokens, int64(rank.KVTokens)+slack, "rank %d", i)
+					require.GreaterOrEqual(t, after[i].KVTokens, int64(rank.KVTokens)-slack, "rank %d", i)
+				}
+				compared++
+				return compared > 200
+			})
+		})
+	}
+}
