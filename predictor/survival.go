@@ -37,13 +37,15 @@ func NewSurvival(outputs []int32) *Survival {
 	return s
 }
 
-// rank returns how many outputs were at most v.
+// rank returns how many outputs were at most v. The table is not empty.
 func (s *Survival) rank(v int) int {
 	switch {
 	case uint(v) < uint(len(s.atMost)):
 		return int(s.atMost[v])
 	case v < 0:
 		return 0
+	case v >= int(s.sorted[len(s.sorted)-1]):
+		return len(s.sorted)
 	}
 	return s.history.rank(v)
 }

@@ -1,0 +1,194 @@
+package predictor
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// FitVersion is the major version of fit files this package writes and reads.
+const FitVersion = 1
+
+// Fit is what `evenkeel fit` learned, as its file holds it (algorithm 5.5).
+type Fit struct {
+	Version         int        `json:"evenkeel_fit"`
+	Kind            Kind       `json:"kind"`
+	Horizon         int        `json:"horizon"` // scored at; binding for learned only
+	Tau             float64    `json:"tau"`
+	Every           int        `json:"every"`
+	Created         time.Time  `json:"created"`
+	Source          Source     `json:"source"`
+	Outputs         Runs       `json:"outputs"`
+	PromptQuantiles []int32    `json:"prompt_quantiles,omitempty"` // 7, upper bounds of q0 to q6
+	Buckets         []Bucket   `json:"buckets,omitempty"`
+	Trees           *treesJSON `json:"trees,omitempty"`
+	Holdout         Holdout    `json:"holdout"`
+
+	Compared []Comparison `json:"-"` // every kind Train tried, the simpler first
+}
+
+// Source says what a fit was made from.
+type Source struct {
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+	Rows   int    `json:"rows"`
+	From   string `json:"from"` // RFC 3339, or a duration where the trace knows no date
+	To     string `json:"to"`
+}
+
+// Holdout is how good a fit was on requests it had not seen, and how good the
+// base rate was on the same.
+type Holdout struct {
+	Scores
+	Base        Scores        `json:"base"`
+	Reliability []Reliability `json:"reliability,omitempty"`
+}
+
+// Comparison is one kind's scores on the same held-out rows.
+type Comparison struct {
+	Kind Kind
+	Scores
+}
+
+// Encode returns the file's bytes.
+func (f *Fit) Encode() ([]byte, error) {
+	b, err := json.Marshal(f)
+	if err != nil {
+		return nil, fmt.Errorf("fit file: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// ParseFit reads a fit file. It takes nothing it does not understand.
+func ParseFit(b []byte) (*Fit, error) {
+	var head struct {
+		Version *int `json:"evenkeel_fit"`
+	}
+	if err := json.Unmarshal(b, &head); err != nil {
+		return nil, fmt.Errorf("fit file: %w", err)
+	}
+	switch {
+	case head.Version == nil:
+		return nil, errors.New("fit file: no evenkeel_fit in it: make one with evenkeel fit --out")
+	case *head.Version != FitVersion:
+		return nil, fmt.Errorf("fit file: version %d, this evenkeel reads version %d: fit again", *head.Version, FitVersion)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	f := &Fit{}
+	if err := d.Decode(f); err != nil {
+		return nil, fmt.Errorf("fit file: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("fit file: more than one object")
+	}
+	if err := f.validate(); err != nil {
+		return nil, fmt.Errorf("fit file: %w", err)
+	}
+	return f, nil
+}
+
+// outputsMost bounds what a file can make us hold, at 400 MB of tables.
+const outputsMost = 10_000_000
+
+func (f *Fit) validate() error {
+	if f.Kind != KindSurvival && f.Kind != KindExact && f.Kind != KindLearned {
+		return fmt.Errorf("kind %q: want survival, exact or learned", f.Kind)
+	}
+	if f.Horizon < 1 || f.Every < 1 || !(f.Tau >= 0 && f.Tau <= 1) {
+		return fmt.Errorf("horizon %d, every %d, tau %v: want steps and tokens of at least 1 and a probability", f.Horizon, f.Every, f.Tau)
+	}
+	total := 0
+	check := func(what string, r Runs) error {
+		for i, run := range r {
+			if run[0] < 1 || run[1] < 1 || i > 0 && run[0] <= r[i-1][0] {
+				return fmt.Errorf("%s: pair %d is %v: want [length, count] of at least 1, lengths ascending", what, i, run)
+			}
+			if total += int(run[1]); total > outputsMost {
+				return fmt.Errorf("more than %d outputs", outputsMost)
+			}
+		}
+		return nil
+	}
+	if err := check("outputs", f.Outputs); err != nil {
+		return err
+	}
+	if n := len(f.PromptQuantiles); n != 0 && n != LengthBuckets-1 || !slices.IsSorted(f.PromptQuantiles) {
+		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
+	}
+	seen := map[BucketName]bool{}
+	for _, b := range f.Buckets {
+		_, length, err := b.Name.parse()
+		if err != nil {
+			return err
+		}
+		if seen[b.Name] {
+			return fmt.Errorf("bucket %s is there twice", b.Name)
+		}
+		if length >= 0 && len(f.PromptQuantiles) == 0 {
+			return fmt.Errorf("bucket %s without prompt_quantiles", b.Name)
+		}
+		seen[b.Name] = true
+		if err := check("bucket "+string(b.Name), b.Outputs); err != nil {
+			return err
+		}
+	}
+	if f.Kind == KindLearned {
+		if f.Trees == nil {
+			return errors.New("kind learned without trees")
+		}
+		if _, err := f.Trees.restore(); err != nil {
+			return fmt.Errorf("trees: %w", err)
+		}
+	}
+	return nil
+}
+
+// Serves reports why the fit cannot answer for a horizon, nil if it can.
+func (f *Fit) Serves(h int) error {
+	if f.Kind == KindLearned && f.Horizon != h {
+		return fmt.Errorf("fit file: learned for a horizon of %d steps, the policy looks %d ahead: fit again with --horizon %d, or set horizon=%d",
+			f.Horizon, h, h, f.Horizon)
+	}
+	return nil
+}
+
+// Build returns the predictor as fitted, and the survival table of its
+// outputs. Online does the same and goes on learning.
+func (f *Fit) Build(h int) (Predictor, *Survival, error) {
+	if err := f.Serves(h); err != nil {
+		return nil, nil, err
+	}
+	table := NewSurvival(f.Outputs.Lengths())
+	switch f.Kind {
+	case KindExact:
+		e := &Exact{all: table, edges: f.PromptQuantiles, byKey: map[uint64]*history{}}
+		if len(f.PromptQuantiles) > 0 {
+			e.byLength = make([]*Survival, LengthBuckets)
+		}
+		for _, b := range f.Buckets {
+			key, length, err := b.Name.parse()
+			switch {
+			case err != nil:
+				return nil, nil, fmt.Errorf("fit file: %w", err)
+			case length >= 0:
+				e.byLength[length] = NewSurvival(b.Outputs.Lengths())
+			case b.Outputs.Len() >= MinKeyOutputs:
+				h := newHistory(b.Outputs.Lengths())
+				e.byKey[key] = &h
+			}
+		}
+		return e, table, nil
+	case KindLearned:
+		m, err := f.Trees.restore()
+		if err != nil {
+			return nil, nil, fmt.Errorf("fit file: trees: %w", err)
+		}
+		return m.compile(h, table, f.Trees.Outputs.restore(), f.Trees.Prompts.restore()), table, nil
+	}
+	return table, table, nil
+}

@@ -1,0 +1,251 @@
+package predictor
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Bounds of what Online remembers (algorithm 5.4).
+const (
+	OutputsMost       = 4096 // last outputs of all requests
+	KeyOutputsMost    = 64   // last outputs of one key
+	LengthOutputsMost = OutputsMost / LengthBuckets
+	KeysMost          = 4096 // keys in use; and so many again that were seen too seldom to be
+)
+
+// When Rebuild is due.
+const (
+	rebuildCount = 64
+	rebuildEvery = time.Second
+)
+
+// OnlineConfig says what Online learns.
+type OnlineConfig struct {
+	Kind    Kind // none, survival, exact or learned
+	Horizon int  // of the policy
+	Fit     *Fit // to start from, nil: from nothing; learned needs one
+}
+
+// Online learns from requests as they finish. It is not safe for concurrent
+// use: one goroutine beside the dispatcher owns it, takes in what finished,
+// and publishes what Rebuild returns. Until anything is known its predictors
+// behave as None.
+type Online struct {
+	kind    Kind
+	horizon int
+
+	outputs  ring
+	lengths  [LengthBuckets]ring // by edges; exact only
+	edges    []int32
+	prompts  ring // behind edges while no fit gave them
+	fitEdges bool
+	keys     keyBuckets
+
+	model   *model // learned only
+	recentO *Recent
+	recentP *Recent
+
+	fitted   *Survival // of the file, nil without
+	inForce  *Survival // last rebuilt
+	fresh    int       // finished since
+	built    time.Time
+	started  bool // built is set
+	finished uint64
+	censored uint64
+}
+
+// NewOnline starts from a fit, or from nothing.
+func NewOnline(cfg OnlineConfig) (*Online, error) {
+	o := &Online{
+		kind: cfg.Kind, horizon: cfg.Horizon,
+		outputs: newRing(OutputsMost), prompts: newRing(OutputsMost), keys: newKeyBuckets(KeysMost),
+		recentO: newRecent(), recentP: newRecent(),
+	}
+	for k := range o.lengths {
+		o.lengths[k] = newRing(LengthOutputsMost)
+	}
+	switch cfg.Kind {
+	case KindNone, KindSurvival, KindExact:
+	case KindLearned:
+		if cfg.Fit == nil || cfg.Fit.Trees == nil {
+			return nil, fmt.Errorf("predictor learned: no trees: give a file that evenkeel fit --kind learned wrote, or take survival")
+		}
+	default:
+		return nil, fmt.Errorf("predictor %s: cannot learn from finished requests; use none, survival, exact or learned", cfg.Kind)
+	}
+	if cfg.Fit == nil {
+		return o, nil
+	}
+	if cfg.Kind == KindLearned {
+		if cfg.Fit.Horizon != cfg.Horizon {
+			return nil, cfg.Fit.Serves(cfg.Horizon)
+		}
+		m, err := cfg.Fit.Trees.restore()
+		if err != nil {
+			return nil, fmt.Errorf("fit file: trees: %w", err)
+		}
+		o.model, o.recentO, o.recentP = m, cfg.Fit.Trees.Outputs.restore(), cfg.Fit.Trees.Prompts.restore()
+	}
+	return o, o.seed(cfg.Fit)
+}
+
+// seed takes the fit for the oldest of what finished. Of more than fits, a
+// draw that is spread as all of it.
+func (o *Online) seed(f *Fit) error {
+	o.fitted = NewSurvival(f.Outputs.Lengths())
+	for _, v := range f.Outputs.spread(OutputsMost) {
+		o.outputs.push(v)
+	}
+	if o.kind != KindExact {
+		return nil
+	}
+	if len(f.PromptQuantiles) > 0 {
+		o.edges, o.fitEdges = f.PromptQuantiles, true
+	}
+	for _, b := range f.Buckets {
+		key, length, err := b.Name.parse()
+		if err != nil {
+			return fmt.Errorf("fit file: %w", err)
+		}
+		if length >= 0 {
+			for _, v := range b.Outputs.spread(LengthOutputsMost) {
+				o.lengths[length].push(v)
+			}
+			continue
+		}
+		for _, v := range b.Outputs.spread(KeyOutputsMost) {
+			o.keys.push(key, v)
+		}
+	}
+	return nil
+}
+
+// Finished takes in a request that ended by itself.
+func (o *Online) Finished(prompt, output int32, key uint64) {
+	if output < 1 {
+		return
+	}
+	o.finished++
+	o.fresh++
+	o.outputs.push(output)
+	switch o.kind {
+	case KindExact:
+		if key != 0 {
+			o.keys.push(key, output)
+		}
+		if !o.fitEdges {
+			o.prompts.push(prompt)
+		}
+		if len(o.edges) > 0 {
+			o.lengths[lengthBucket(o.edges, prompt)].push(output)
+		}
+	case KindLearned:
+		o.recentO.push(output)
+		o.recentP.push(prompt)
+	}
+}
+
+// Censored counts requests that were cancelled or failed. They teach nothing:
+// as finished outputs they would teach early endings.
+func (o *Online) Censored(n int) { o.censored += uint64(n) }
+
+// Rebuild returns new tables when they are due: at once at the start, then
+// after 64 finished requests or, if any finished, after a second. Learned
+// takes longer to work out and is due by the second only.
+func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool) {
+	byCount := o.fresh >= rebuildCount && o.kind != KindLearned
+	byTime := o.fresh > 0 && now.Sub(o.built) >= rebuildEvery
+	if o.started && !byCount && !byTime {
+		return nil, nil, false
+	}
+	o.started, o.built = true, now
+	p, table = o.Build()
+	return p, table, true
+}
+
+// Build returns tables of all that finished so far, due or not.
+func (o *Online) Build() (Predictor, *Survival) {
+	o.fresh = 0
+	o.inForce = NewSurvival(o.outputs.buf)
+	switch o.kind {
+	case KindNone:
+		return None{}, o.inForce
+	case KindExact:
+		o.learnEdges()
+		e := &Exact{all: o.inForce, edges: o.edges, byKey: o.keys.tables()}
+		if len(o.edges) > 0 {
+			e.byLength = make([]*Survival, LengthBuckets)
+			for k := range o.lengths {
+				e.byLength[k] = NewSurvival(o.lengths[k].buf)
+			}
+		}
+		return e, o.inForce
+	case KindLearned:
+		return o.model.compile(o.horizon, o.inForce, o.recentO, o.recentP), o.inForce
+	}
+	return o.inForce, o.inForce
+}
+
+// learnEdges parts prompts in length buckets where no fit did: once, from the
+// first that finished, so that a bucket means the same ever after.
+func (o *Online) learnEdges() {
+	if len(o.edges) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
+		return
+	}
+	o.edges = lengthEdges(o.prompts.buf, LengthBuckets)
+	outputs := o.outputs.last(len(o.prompts.buf))
+	for i, prompt := range o.prompts.values() {
+		o.lengths[lengthBucket(o.edges, prompt)].push(outputs[i])
+	}
+	o.prompts, o.fitEdges = ring{}, true
+}
+
+// Counts are for metrics.
+type Counts struct {
+	Finished, Censored uint64 // requests taken in, left out
+	Outputs, Keys      int    // remembered now
+}
+
+// Counts returns what was taken in so far.
+func (o *Online) Counts() Counts {
+	return Counts{o.finished, o.censored, len(o.outputs.buf), o.keys.len()}
+}
+
+// Drift says how far the last outputs have moved from a table: the largest
+// difference of the two distributions, in [0, 1] (Kolmogorov and Smirnov).
+type Drift struct {
+	Distance float64
+	Critical float64 // chance alone stays below in 999 of 1000 cases
+	Recent   int     // outputs compared, at most 256
+}
+
+// Drifted reports a distance that is hardly chance.
+func (d Drift) Drifted() bool { return d.Recent > 0 && d.Distance > d.Critical }
+
+// Drift compares the last outputs with the table in force. It is the less
+// the better that keeps up.
+func (o *Online) Drift() Drift { return o.drift(o.inForce) }
+
+// DriftFromFit compares them with the fit file: what tells that trees and
+// prompt lengths want to be fitted again. Zero without a file.
+func (o *Online) DriftFromFit() Drift { return o.drift(o.fitted) }
+
+func (o *Online) drift(table *Survival) Drift {
+	if table.Len() == 0 || len(o.outputs.buf) == 0 {
+		return Drift{}
+	}
+	recent := newHistory(o.outputs.last(recentMost))
+	n, m := float64(len(recent.sorted)), float64(table.Len())
+	d := Drift{Critical: 1.95 * math.Sqrt((n+m)/(n*m)), Recent: len(recent.sorted)}
+	for i, v := range recent.sorted {
+		if i+1 < len(recent.sorted) && recent.sorted[i+1] == v {
+			continue
+		}
+		// Both functions step at whole lengths: compare at v and right below it.
+		at := math.Abs(float64(i+1)/n - float64(table.rank(int(v)))/m)
+		below := math.Abs(float64(recent.rank(int(v)-1))/n - float64(table.rank(int(v)-1))/m)
+		d.Distance = max(d.Distance, at, below)
+	}
+	return d
+}

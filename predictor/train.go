@@ -1,0 +1,302 @@
+package predictor
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Options say how Train fits. Zeros stand for the defaults.
+type Options struct {
+	Horizon int           // steps, 80
+	Tau     float64       // gate written to the file, 0.5
+	Every   int           // tokens between the ages of rows, 20
+	Holdout float64       // share of the requests, the last, that scores and does not train, 0.25
+	Step    time.Duration // a token's time where samples carry no End, 55 ms
+	MaxRows int           // training rows of the trees, 200,000; beyond, a fixed draw of them
+	Created time.Time
+	Source  Source
+}
+
+func (o Options) withDefaults() Options {
+	if o.Horizon == 0 {
+		o.Horizon = 80
+	}
+	if o.Tau == 0 {
+		o.Tau = 0.5
+	}
+	if o.Every == 0 {
+		o.Every = 20
+	}
+	if o.Holdout == 0 {
+		o.Holdout = 0.25
+	}
+	if o.Step == 0 {
+		o.Step = 55 * time.Millisecond
+	}
+	if o.MaxRows == 0 {
+		o.MaxRows = 200_000
+	}
+	return o
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.Horizon < 1:
+		return fmt.Errorf("horizon %d: want at least 1 step", o.Horizon)
+	case !(o.Tau >= 0 && o.Tau <= 1):
+		return fmt.Errorf("tau %v: want a probability", o.Tau)
+	case o.Every < 1:
+		return fmt.Errorf("every %d: want at least 1 token", o.Every)
+	case !(o.Holdout > 0 && o.Holdout < 1):
+		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
+	case o.Step < 0:
+		return fmt.Errorf("step %v: want a positive time a token", o.Step)
+	case o.MaxRows < 1:
+		return fmt.Errorf("%d rows at most: want at least 1", o.MaxRows)
+	}
+	return nil
+}
+
+// Auto, given to Train, is whichever kind has the lowest Brier score.
+const Auto = "auto"
+
+// minTrain is the least history worth a file: with less, serve looks at
+// nothing but the present anyway.
+const minTrain = 50
+
+// Train fits a kind ("survival", "exact", "learned" or "auto") to requests in
+// order of arrival: on the earlier part, scored on the rest, never shuffled.
+func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
+	opt = opt.withDefaults()
+	if err := opt.validate(); err != nil {
+		return nil, fmt.Errorf("fit: %w", err)
+	}
+	var kinds []Kind
+	switch kind {
+	case Auto:
+		kinds = []Kind{KindSurvival, KindExact, KindLearned}
+	case string(KindSurvival), string(KindExact), string(KindLearned):
+		kinds = []Kind{Kind(kind)}
+	default:
+		return nil, fmt.Errorf("fit: kind %q cannot be trained: give survival, exact, learned or auto", kind)
+	}
+	for i := range reqs {
+		if i > 0 && reqs[i].At < reqs[i-1].At {
+			return nil, fmt.Errorf("fit: request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
+		}
+		if reqs[i].Output < 1 || reqs[i].Prompt < 0 {
+			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing", i, reqs[i].Prompt, reqs[i].Output)
+		}
+	}
+	cut := len(reqs) - int(math.Round(float64(len(reqs))*opt.Holdout))
+	if cut < minTrain || cut == len(reqs) {
+		return nil, fmt.Errorf("fit: %d requests to train on and %d held out of %d: want at least %d and 1", cut, len(reqs)-cut, len(reqs), minTrain)
+	}
+
+	t := trial{reqs: reqs, cut: cut, opt: opt}
+	t.prepare()
+	var chosen *Fit
+	var compared []Comparison
+	for _, k := range kinds {
+		f, err := t.fit(k)
+		if err != nil {
+			return nil, fmt.Errorf("fit: %w", err)
+		}
+		compared = append(compared, Comparison{Kind: k, Scores: f.Holdout.Scores})
+		if chosen == nil || f.Holdout.Brier < chosen.Holdout.Brier {
+			chosen = f
+		}
+	}
+	chosen.Compared = compared
+	return chosen, nil
+}
+
+// trial is one split of the requests and its held-out rows.
+type trial struct {
+	reqs   []Sample
+	cut    int // reqs[:cut] train
+	opt    Options
+	points []agePoint // held-out rows by time
+	base   Prediction // of the training rows
+}
+
+func (t *trial) prepare() {
+	t.points = agePoints(t.reqs, t.cut, t.opt.Every, t.opt.Step)
+	var rows []Row
+	for _, p := range agePoints(t.reqs[:t.cut], 0, t.opt.Every, t.opt.Step) {
+		rows = append(rows, t.row(p, Prediction{}))
+	}
+	t.base = BaseRate(rows)
+}
+
+// row is an age point with what came of it.
+func (t *trial) row(p agePoint, said Prediction) Row {
+	rest := int(t.reqs[p.request].Output - p.age)
+	return Row{P: said.P, Mu: said.Mu, Remaining: float64(rest), Ended: rest <= t.opt.Horizon}
+}
+
+func (t *trial) fit(k Kind) (*Fit, error) {
+	f := &Fit{Version: FitVersion, Kind: k, Horizon: t.opt.Horizon, Tau: t.opt.Tau, Every: t.opt.Every, Created: t.opt.Created, Source: t.opt.Source}
+	f.Source.Rows = len(t.reqs)
+	outputs := make([]int32, t.cut)
+	for i, r := range t.reqs[:t.cut] {
+		outputs[i] = r.Output
+	}
+	f.Outputs = NewRuns(outputs)
+	if k == KindExact {
+		f.PromptQuantiles, f.Buckets = t.buckets()
+	}
+	var rows []Row
+	if k == KindLearned {
+		m, p, err := t.learn()
+		if err != nil {
+			return nil, err
+		}
+		f.Trees = m.export(p.outputs, p.prompts)
+		rows = t.replay(m)
+	} else {
+		p, _, err := f.Build(t.opt.Horizon)
+		if err != nil {
+			return nil, err
+		}
+		rows = t.ask(p)
+	}
+	f.Holdout = Holdout{Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10)}
+	return f, nil
+}
+
+// buckets are the keys seen often enough, with their last outputs, and every
+// prompt-length bucket.
+func (t *trial) buckets() (edges []int32, buckets []Bucket) {
+	prompts := make([]int32, t.cut)
+	keys := map[uint64]*ring{}
+	for i, r := range t.reqs[:t.cut] {
+		prompts[i] = r.Prompt
+		if r.Key == 0 {
+			continue
+		}
+		if keys[r.Key] == nil {
+			b := newRing(KeyOutputsMost)
+			keys[r.Key] = &b
+		}
+		keys[r.Key].push(r.Output)
+	}
+	edges = lengthEdges(prompts, LengthBuckets)
+	var lengths [LengthBuckets][]int32
+	for _, r := range t.reqs[:t.cut] {
+		k := lengthBucket(edges, r.Prompt)
+		lengths[k] = append(lengths[k], r.Output)
+	}
+	for k := range lengths {
+		buckets = append(buckets, Bucket{Name: lengthName(k), Outputs: NewRuns(lengths[k])})
+	}
+	for key, b := range keys {
+		if len(b.buf) >= MinKeyOutputs {
+			buckets = append(buckets, Bucket{Name: keyName(key), Outputs: NewRuns(b.buf)})
+		}
+	}
+	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return edges, buckets
+}
+
+// ask predicts the held-out rows from what the file holds.
+func (t *trial) ask(p Predictor) []Row {
+	q, out := make([]Query, len(t.points)), make([]Prediction, len(t.points))
+	for i, at := range t.points {
+		r := &t.reqs[at.request]
+		q[i] = Query{Prompt: r.Prompt, Age: at.age, Key: r.Key}
+	}
+	p.Predict(t.opt.Horizon, q, out)
+	rows := make([]Row, len(out))
+	for i := range out {
+		rows[i] = t.row(t.points[i], out[i])
+	}
+	return rows
+}
+
+// replay predicts the held-out rows with the trees, each from what had
+// finished by then.
+func (t *trial) replay(m *model) []Row {
+	p := newPast(t.reqs, t.opt.Step)
+	rows := make([]Row, len(t.points))
+	for i, at := range t.points {
+		p.until(at.time)
+		v := p.features(t.reqs[at.request].Prompt, at.age, t.opt.Horizon)
+		rows[i] = t.row(at, m.predict(&v, t.opt.Horizon))
+	}
+	return rows
+}
+
+// learn grows both forests on the training part. The past it returns has seen
+// all of it.
+func (t *trial) learn() (*model, *past, error) {
+	reqs, h := t.reqs[:t.cut], t.opt.Horizon
+	points := agePoints(reqs, 0, t.opt.Every, t.opt.Step)
+	keep := min(float64(t.opt.MaxRows)/float64(len(points)), 1)
+	p := newPast(reqs, t.opt.Step)
+	var vectors []vector
+	var rests []float64
+	for i, at := range points {
+		p.until(at.time)
+		if p.next < minTrain || unit(uint64(i)) >= keep {
+			continue // before, serve does not look ahead either
+		}
+		vectors = append(vectors, p.features(reqs[at.request].Prompt, at.age, h))
+		rests = append(rests, float64(reqs[at.request].Output-at.age))
+	}
+	if len(vectors) < 2*leafRows {
+		return nil, nil, fmt.Errorf("learned: %d rows once %d requests had finished, want at least %d: give a longer trace, or survival",
+			len(vectors), minTrain, 2*leafRows)
+	}
+
+	m := &model{}
+	all, ended := samples{label: make([]float64, len(vectors))}, samples{}
+	values := make([]float32, len(vectors))
+	for f := range features {
+		for i := range vectors {
+			values[i] = vectors[i][f]
+		}
+		m.edges[f] = edgesOf(values, f == fLogPrompt || f == fLogAge)
+		all.bins[f] = make([]uint8, len(vectors))
+		for i, x := range values {
+			b := binOf(m.edges[f], x)
+			all.bins[f][i] = b
+			if rests[i] <= float64(h) {
+				ended.bins[f] = append(ended.bins[f], b)
+			}
+		}
+	}
+	for i, rest := range rests {
+		if rest <= float64(h) {
+			all.label[i] = 1
+			ended.label = append(ended.label, rest)
+		}
+	}
+	rate := (float64(ended.len()) + 0.5) / (float64(all.len()) + 1) // never 0 or 1
+	m.classifier = grow(&all, math.Log(rate/(1-rate)), logLoss)
+	mean := float64(h)
+	if ended.len() > 0 {
+		mean = 0
+		for _, rest := range ended.label {
+			mean += rest / float64(ended.len())
+		}
+	}
+	m.regressor = grow(&ended, mean, squaredLoss)
+	p.until(math.MaxInt64)
+	return m, p, nil
+}
+
+// unit spreads numbers over [0, 1) by splitmix64's finaliser.
+func unit(x uint64) float64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return float64((x^x>>31)>>11) / (1 << 53)
+}
