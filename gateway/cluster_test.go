@@ -133,13 +133,16 @@ func start(t *testing.T, o options) *cluster {
 	transport := &http.Transport{MaxIdleConnsPerHost: 2000, DisableCompression: true}
 	c.http = &http.Client{Transport: transport}
 	t.Cleanup(func() {
-		if !t.Failed() {
+		up := c.get("/livez").err == nil // else the test has shut it down
+		if up && !t.Failed() {
 			c.settled(o.dirty)
 		}
 		transport.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		require.NoError(t, c.gw.Shutdown(ctx))
+		if up {
+			require.NoError(t, c.gw.Shutdown(ctx))
+		}
 		for _, e := range append(c.prefill, c.decode...) {
 			e.Close()
 		}
@@ -171,7 +174,7 @@ func (c *cluster) settled(dirty bool) {
 	for end := time.Now().Add(patience); !idle(); time.Sleep(2 * time.Millisecond) {
 		require.True(c, time.Now().Before(end), "still held: %v", busy)
 	}
-	s := c.gw.Status(c.Context())
+	s := c.gw.Status(context.Background())
 	require.Zero(c, s.Dispatch.Drift.Slots)
 	require.Zero(c, s.Dispatch.Drift.KVTokens)
 	for _, kind := range []string{"slots", "kv_tokens", "handoffs"} {
@@ -198,7 +201,7 @@ func (c *cluster) busy(dirty bool) (held []string) {
 			held = append(held, fmt.Sprintf("%s %d", what, n))
 		}
 	}
-	s := c.gw.Status(c.Context())
+	s := c.gw.Status(context.Background())
 	note("open requests", s.Open)
 	note("places", int64(s.PoolUsed))
 	for _, m := range s.Dispatch.Models {
@@ -252,7 +255,7 @@ func (c *cluster) post(path, body string, header ...string) reply {
 }
 
 func (c *cluster) ask(method, url, body string, header ...string) reply {
-	req, err := http.NewRequestWithContext(c.Context(), method, url, strings.NewReader(body))
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
 		return reply{err: err}
 	}

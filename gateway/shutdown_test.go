@@ -1,0 +1,70 @@
+package gateway_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// Shutting down: not ready at once, nothing new is taken, what runs finishes.
+func TestShutdownLetsStreamsFinish(t *testing.T) {
+	c := start(t, options{decode: []refengine.Config{{C0: 5 * time.Millisecond}}})
+	got := make(chan string, 4)
+	for range cap(got) {
+		go func() { got <- c.judge("one two three", `"stream":true,`) }()
+	}
+	c.eventually("all are decoded", func() bool { return c.decode[0].Stats().Running == int64(cap(got)) })
+	down := make(chan error, 1)
+	go func() { down <- c.gw.Shutdown(t.Context()) }()
+	c.eventually("not ready", func() bool { r := c.get("/readyz"); return r.status == http.StatusServiceUnavailable })
+	require.Positive(t, c.decode[0].Stats().Running, "first of all")
+	r := c.post(chatPath, chat("a", ""))
+	require.True(t, r.err != nil || r.status == http.StatusServiceUnavailable, "nobody listens any more, or an open connection says so: %v", r)
+	for range cap(got) {
+		require.Equal(t, "right", <-got)
+	}
+	require.NoError(t, <-down)
+	require.Error(t, c.get("/livez").err)
+}
+
+// What does not end in time is cut, and told from a whole answer.
+func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
+	c := start(t, options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	got := make(chan reply, 1)
+	go func() { got <- c.post(chatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`)) }()
+	c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+	require.ErrorIs(t, c.gw.Shutdown(ctx), context.DeadlineExceeded)
+	require.Error(t, (<-got).err, "its connection ends in the middle")
+	c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+	require.Equal(t, []string{"client_closed"}, c.outcomes())
+}
+
+// A hand-off that is being drained is waited for.
+func TestShutdownWaitsForDrains(t *testing.T) {
+	c := start(t, options{
+		decode:    []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+		configure: func(cfg *config.Config) { cfg.Limits.DrainTimeout = time.Second },
+	})
+	r := c.post(chatPath, chat("a", `"max_tokens":131072,`))
+	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")
+	require.Equal(t, 1, c.prefill[0].Stats().Pins)
+	require.NoError(t, c.gw.Shutdown(t.Context()))
+	require.Zero(t, c.prefill[0].Stats().Pins)
+}
+
+// An engine that says when to come back is believed, up to a bound.
+func TestRetryAfterIsWaitedFor(t *testing.T) {
+	c := start(t, options{})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
+	began := time.Now()
+	require.Equal(t, "right", c.judge("one", ""))
+	require.GreaterOrEqual(t, time.Since(began), time.Second)
+}
