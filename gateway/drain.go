@@ -13,6 +13,16 @@ import (
 	"evenkeel/pool"
 )
 
+// What becomes of a hand-off nobody will decode, as drains_total labels it. All
+// but the first leave it to the prefiller's hold timeout.
+const (
+	drainDone     = "drained"
+	drainUnplaced = "unplaced" // no rank had room in time
+	drainExpired  = "expired"
+	drainFailed   = "failed"  // the decode engine broke the call
+	drainRefused  = "refused" // it refused, and frees nothing then
+)
+
 // drain releases a hand-off nobody will decode: no call frees a prefiller's
 // blocks but a decode that pulls them, so one token is decoded and thrown away
 // on the rank the dispatcher picks, charged like any admission (contract 2.5a).
@@ -31,17 +41,20 @@ func (g *Gateway) drain(h *handoff, m route) {
 
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	j := h.job
+	margin := h.Expires().Sub(h.Deadline())
 	r := <-g.dispatcher.Enqueue(&pool.Entry{
-		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(), Deadline: h.Expires(), Drain: true,
+		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(),
+		Deadline: h.Expires().Add(-margin / 2), // the pull takes its time
+		Drain:    true,
 	})
 	if r.Err != nil {
-		return "unplaced", r.Err
+		return drainUnplaced, r.Err
 	}
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
 	defer func() { g.dispatcher.Release(r.Slot, end) }()
 	if h.kv == nil {
 		if h.kv, err = h.Discard(time.Now()); err != nil {
-			return "expired", err
+			return drainExpired, err
 		}
 	}
 	h.lease.Dispatched()
@@ -54,18 +67,18 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	})
 	if err != nil {
 		g.monitor.Report(rank.Instance, err)
-		return "failed", err
+		return drainFailed, err
 	}
 	defer resp.Close()
 	if _, err = resp.ReadAll(g.cfg.Limits.EventBytes); err != nil {
-		return "failed", err
+		return drainFailed, err
 	}
 	if resp.StatusCode() != http.StatusOK {
 		if _, freed := g.fleet.rejects(rank); !freed {
-			return "refused", fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
+			return drainRefused, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 		}
 	}
 	h.lease.Release()
 	end.Kind = dispatcher.Cancelled
-	return "drained", nil
+	return drainDone, nil
 }

@@ -46,6 +46,15 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		}, []string{"tier"}),
 		stages: map[string]prometheus.Observer{},
 	}
+	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
+		m.requests.WithLabelValues(outcome)
+	}
+	for _, outcome := range []string{drainDone, drainUnplaced, drainExpired, drainFailed, drainRefused} {
+		m.drains.WithLabelValues(outcome)
+	}
+	for _, tier := range []string{"0", "4"} {
+		m.recomputes.WithLabelValues(tier)
+	}
 	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: secondsBuckets,
 	}, []string{"stage"})

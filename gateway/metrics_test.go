@@ -1,0 +1,103 @@
+package gateway_test
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+)
+
+// documented is a row of docs/metrics.md: name, type, labels, unit, meaning.
+type documented struct {
+	kind, unit string
+	labels     map[string][]string // with the values they can have, where those are few
+}
+
+func metricsDoc(t *testing.T) map[string]documented {
+	t.Helper()
+	page, err := os.ReadFile("../docs/metrics.md")
+	require.NoError(t, err)
+	rows := map[string]documented{}
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		name := strings.Trim(cells[0], "`")
+		if !strings.HasPrefix(name, "evenkeel_") {
+			continue
+		}
+		require.Len(t, cells, 5, "name, type, labels, unit, meaning: %s", line)
+		require.NotContains(t, rows, name, "twice")
+		require.NotEmpty(t, cells[4], name)
+		row := documented{kind: cells[1], unit: cells[3], labels: map[string][]string{}}
+		for _, l := range label.FindAllStringSubmatch(cells[2], -1) {
+			row.labels[l[1]] = strings.FieldsFunc(l[2], func(r rune) bool { return r == ',' || r == ' ' })
+		}
+		rows[name] = row
+	}
+	return rows
+}
+
+var label = regexp.MustCompile("`([a-z_]+)`(?:: ([a-z0-9_, ]+))?")
+
+var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variableLabels: {([^}]*)}`)
+
+// docs/metrics.md has every metric there is, and no other.
+func TestMetricsAreDocumented(t *testing.T) {
+	c := start(t, options{})
+	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	c.settled(false)
+
+	exists := map[string][]string{} // labels by name
+	descs := make(chan *prometheus.Desc, 1000)
+	c.gw.Registry().Describe(descs)
+	close(descs)
+	for d := range descs {
+		m := desc.FindStringSubmatch(d.String())
+		require.NotNil(t, m, d.String())
+		if !strings.HasPrefix(m[1], "evenkeel_") {
+			continue // Go's and the process's own
+		}
+		exists[m[1]] = []string{}
+		for _, l := range strings.FieldsFunc(m[2]+","+m[3], func(r rune) bool { return r == ',' }) {
+			name, _, _ := strings.Cut(l, "=")
+			exists[m[1]] = append(exists[m[1]], strings.TrimSpace(name))
+		}
+	}
+	docs := metricsDoc(t)
+	for name, labels := range exists {
+		require.Contains(t, docs, name, "not documented; add it to docs/metrics.md")
+		require.ElementsMatch(t, labels, slices.Collect(maps.Keys(docs[name].labels)), "labels of %s", name)
+		for _, unit := range []string{"seconds", "tokens", "ratio"} { // where a name has one
+			if strings.HasSuffix(name, "_"+unit) {
+				require.Equal(t, unit, docs[name].unit, name)
+			}
+		}
+	}
+	for name := range docs {
+		require.Contains(t, exists, name, "documented, but there is no such metric")
+	}
+
+	families, err := c.gw.Registry().Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		row, ok := docs[f.GetName()]
+		if !ok {
+			continue
+		}
+		require.Equal(t, strings.ToLower(f.GetType().String()), row.kind, f.GetName())
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if values := row.labels[l.GetName()]; len(values) > 0 {
+					require.Contains(t, values, l.GetValue(), "%s{%s}", f.GetName(), l.GetName())
+				}
+			}
+		}
+	}
+}
