@@ -21,6 +21,7 @@ type commands struct {
 	Demo    demoCmd    `cmd:"" help:"Run reference engines, proxy and load in one process and compare policies."`
 	Decide  decideCmd  `cmd:"" help:"Run one round of a policy on a dumped snapshot and say why."`
 	Vectors vectorsCmd `cmd:"" help:"Run golden vectors."`
+	Fit     fitCmd     `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step: prefill and step time."`
 	Engine  engineCmd  `cmd:"" help:"Run a reference engine."`
 	Load    loadCmd    `cmd:"" help:"Send load and check every stream token by token."`
 	Keys    keysCmd    `cmd:"" help:"Make API keys for keys_file."`

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"evenkeel/bench/fit"
+	"evenkeel/predictor"
+)
+
+// fitCmd learns from what was written down. Without a further word it fits a
+// predictor of output lengths.
+type fitCmd struct {
+	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
+	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit prefill time = a + b*tokens, for each prefill engine."`
+	Step      fitStepCmd      `cmd:"" help:"Fit step time = c0 + c1*KV tokens, for each barrier group."`
+}
+
+type fitPredictorCmd struct {
+	Trace   string  `placeholder:"FILE" help:"Learn from a trace: Azure CSV or Mooncake JSON lines, gzipped or not."`
+	Log     string  `placeholder:"FILE" help:"Learn from evenkeel's request log."`
+	Kind    string  `default:"auto" enum:"survival,exact,learned,auto" help:"One of ${enum}; auto takes the one with the lowest Brier score (default: ${default})."`
+	Horizon int     `default:"80" placeholder:"H" help:"Steps to look ahead (default: ${default}). learned serves this horizon only."`
+	Holdout float64 `default:"0.25" placeholder:"F" help:"Share of the requests, the last, that scores and does not train (default: ${default})."`
+	Out     string  `required:"" placeholder:"FILE" help:"The fit file; the reliability plot goes beside it as .svg."`
+	JSON    bool    `name:"json" help:"Print one JSON document."`
+}
+
+// Run fits, writes the file and says how good it is.
+func (c *fitPredictorCmd) Run(std streams) error {
+	var history *fit.History
+	var err error
+	switch {
+	case (c.Trace == "") == (c.Log == ""):
+		return usageError{errors.New("--trace or --log: one of them says what to learn from")}
+	case c.Trace != "":
+		history, err = fit.FromTrace(c.Trace)
+	default:
+		history, err = fit.FromLog(c.Log)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(std.err, "fitting %s to %d requests\n", c.Kind, len(history.Samples))
+	done, err := fit.Train(c.Kind, history, predictor.Options{Horizon: c.Horizon, Holdout: c.Holdout, Created: time.Now().UTC().Truncate(time.Second)}, c.Out)
+	if err != nil {
+		return err
+	}
+	return printFit(std.out, done, c.JSON)
+}
+
+type fitTTFTCmd struct {
+	Log  string `required:"" placeholder:"FILE" help:"evenkeel's request log."`
+	JSON bool   `name:"json" help:"Print one JSON document."`
+}
+
+// Run fails when no line may be used.
+func (c *fitTTFTCmd) Run(std streams) error {
+	log, err := fit.ReadRequestLog(c.Log)
+	if err != nil {
+		return err
+	}
+	lines, err := fit.FitTTFT(log)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Log, err)
+	}
+	return failWithout(lines.Config, printFit(std.out, lines, c.JSON))
+}
+
+type fitStepCmd struct {
+	Log       string  `required:"" placeholder:"FILE" help:"A step trace: of evenkeel engine --step-trace, or of vLLM with configs/vllm."`
+	Decisions string  `placeholder:"FILE" help:"evenkeel's decision log of the same time: compares its account of KV tokens with the trace."`
+	Shift     float64 `placeholder:"MS" help:"With --decisions: added to the trace's t_ms, where they do not count from 1970 or clocks differ."`
+	JSON      bool    `name:"json" help:"Print one JSON document."`
+}
+
+// Run fails when no group's fit may be used.
+func (c *fitStepCmd) Run(std streams) error {
+	if c.Shift != 0 && c.Decisions == "" {
+		return usageError{errors.New("--shift without --decisions: there is nothing to shift the trace against")}
+	}
+	trace, err := fit.ReadStepTrace(c.Log)
+	if err != nil {
+		return err
+	}
+	steps := fit.FitStep(trace)
+	if c.Decisions != "" {
+		if steps.Mirror, err = fit.CompareMirror(trace, c.Decisions, c.Shift); err != nil {
+			return err
+		}
+	}
+	return failWithout(steps.Config, printFit(std.out, steps, c.JSON))
+}
+
+// failWithout makes the exit status tell a script that there is nothing to use;
+// why was printed.
+func failWithout(config string, err error) error {
+	if err == nil && config == "" {
+		return errFailed
+	}
+	return err
+}
+
+func printFit(out io.Writer, result interface{ WriteText(io.Writer) error }, asJSON bool) error {
+	if !asJSON {
+		return result.WriteText(out)
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(result)
+}
