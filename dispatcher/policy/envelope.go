@@ -13,8 +13,12 @@ type envelope struct {
 	columns int     // H + 1
 	load    []int64 // P_g(h) at g*columns+h
 	top     []int64 // E(h)
-	margin  []int64 // of each rank, the smallest over all steps
 	held    []int64 // KV tokens a rank holds now, neither scaled nor projected
+
+	// The horizon margin of each rank as last measured, and the step where it
+	// was found. See marginOf.
+	least   []int64
+	leastAt []int32
 }
 
 // build starts a round.
@@ -22,7 +26,7 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.columns = horizon + 1
 	e.load, e.top = sized(e.load, n*e.columns), sized(e.top, e.columns)
-	e.margin, e.held = sized(e.margin, n), sized(e.held, n)
+	e.least, e.leastAt, e.held = sized(e.least, n), sized(e.leastAt, n), sized(e.held, n)
 	clear(e.top)
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -33,44 +37,67 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 		} else {
 			Project(row, w.Running)
 		}
+		scale(row, w.Cost)
+		top := e.top[:len(row)]
 		for h, x := range row {
-			row[h] = subset.Scaled(x, float64(w.Cost))
-			e.top[h] = max(e.top[h], row[h])
+			top[h] = max(top[h], x)
 		}
+		e.leastAt[g] = none
 	}
-	e.measure()
+}
+
+// scale turns KV tokens into what they cost on their rank.
+func scale(row []int64, cost float32) {
+	if cost == 0 || cost == 1 {
+		return
+	}
+	for h, x := range row {
+		row[h] = subset.Scaled(x, float64(cost))
+	}
 }
 
 // row is the projected load of rank g.
 func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] }
 
-// measure finds every rank's margin anew.
-func (e *envelope) measure() {
-	for g := range e.margin {
-		least := int64(math.MaxInt64)
-		for h, x := range e.row(g) {
-			least = min(least, e.top[h]-x)
-		}
-		e.margin[g] = least
+// marginOf is how far rank g stays below the envelope at every step. Margins of
+// other ranks only grow within a round, so what was measured still stands while
+// it does at the step where it was found.
+func (e *envelope) marginOf(g int) int64 {
+	row := e.row(g)
+	if at := e.leastAt[g]; at >= 0 && e.top[at]-row[at] == e.least[g] {
+		return e.least[g]
 	}
+	least, at, top := int64(math.MaxInt64), 0, e.top[:len(row)]
+	for h, x := range row {
+		if m := top[h] - x; m < least {
+			least, at = m, h
+		}
+	}
+	e.least[g], e.leastAt[g] = least, int32(at)
+	return least
+}
+
+// margins writes m_g(h) of rank g.
+func (e *envelope) margins(g int, dst []int64) []int64 {
+	row := e.row(g)
+	dst = dst[:len(row)]
+	for h, t := range e.top[:len(row)] {
+		dst[h] = t - row[h]
+	}
+	return dst
 }
 
 // add charges a scaled size to rank g at every step. The envelope rises with it
 // and never falls within a round.
 func (e *envelope) add(g int, size int64) {
-	rose := false
-	for h, x := range e.row(g) {
+	row := e.row(g)
+	top := e.top[:len(row)]
+	for h, x := range row {
 		x += size
-		e.row(g)[h] = x
-		if x > e.top[h] {
-			e.top[h], rose = x, true
-		}
+		row[h] = x
+		top[h] = max(top[h], x)
 	}
-	if rose {
-		e.measure()
-	} else {
-		e.margin[g] -= size
-	}
+	e.leastAt[g] = none
 }
 
 // KVTokens is the load of the worker: KV tokens of all it runs.
@@ -84,16 +111,20 @@ func (w *Worker) KVTokens() int64 {
 
 // Project writes the projected KV tokens of the running requests at steps
 // 0..len(dst)-1: each grows by a token a step until its predicted end Rhat; one
-// whose Rhat reaches the horizon never ends inside it.
+// whose Rhat reaches the horizon, or is unknown, never ends inside it.
 func Project(dst []int64, running []Request) {
 	const one = 1 << 40 // a request is counted above the bits of its tokens
 	last := len(dst) - 1
 	clear(dst)
+	horizon := float32(last)
 	for i := range running {
 		r := &running[i]
 		at := last // the last step at which it is there
-		if r.Rhat < float32(last) {
-			at = max(0, int(math.Ceil(float64(r.Rhat)))-1)
+		if r.Rhat < horizon && r.Rhat > 0 {
+			at = int(r.Rhat)
+			if float32(at) == r.Rhat && at > 0 {
+				at--
+			}
 		}
 		dst[at] += one + int64(r.Prompt) + int64(r.Generated)
 	}

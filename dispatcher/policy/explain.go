@@ -17,6 +17,7 @@ type limits struct {
 	extra                 int32 // slots beyond the free ones
 	queues                bool  // neither slots nor room count, only what a rank could ever hold
 	reserved, reservedFor int   // indices, or none
+	held                  []heldBack
 }
 
 // limited is a policy that can say so.
@@ -93,6 +94,11 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 // why gives the first reason that holds for the entry with this index.
 func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
+	for _, h := range l.held {
+		if int(h.entry) == entry {
+			return fmt.Sprintf("held back: it would lengthen every step by %.3g ms for %.3g ms of use", h.adds, h.worthMs)
+		}
+	}
 	var up, ever, slotBefore, slotAfter, fitsReserved bool
 	most := int64(math.MinInt64) // room of the ranks with a slot left
 	for g := range s.Workers {
@@ -130,6 +136,8 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
 	case !slotAfter:
 		return "no free slot left"
+	case len(l.held) > 0 && tokens <= most:
+		return "no free slot left: one is kept for an entry that is held back"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, most)
 	}

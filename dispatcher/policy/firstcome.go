@@ -183,12 +183,13 @@ func (p *firstCome) fewestTokens(tokens int64) (int, float64) {
 
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
-	for g, margin := range p.env.margin {
+	for g := range p.requests {
 		if !p.ranks.takes(g, tokens) {
 			continue
 		}
+		margin := p.env.marginOf(g)
 		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
-		if best == none || f > bestF || f == bestF && margin > p.env.margin[best] {
+		if best == none || f > bestF || f == bestF && margin > p.env.marginOf(best) {
 			best, bestF = g, f
 		}
 	}

@@ -16,8 +16,8 @@ const (
 // groupSize as theta stands for the number of workers in the snapshot.
 const groupSize = -1
 
-// greedy is the round of BR-0: rank after rank takes what scores best for it.
-// The score may look ahead: then margins are per step and F is that of BR-H.
+// greedy is the round of BR-0 and BR-H: rank after rank takes what scores best
+// for it. Where the score looks ahead, margins are per step and F is BR-H's.
 type greedy struct {
 	name      string
 	window    int   // candidates looked at in the subset stage
@@ -28,7 +28,7 @@ type greedy struct {
 	maxAgeMs  float32
 	watermark float64
 
-	horizon int // 0: BR-0
+	ahead *ahead // nil: BR-0
 
 	ranks  ranks
 	env    envelope
@@ -47,15 +47,33 @@ func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
 
 // Decide runs the three stages.
 func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.env.build(s, p.horizon)
-	p.ranks.load(s, p.env.held, p.watermark, 0)
-	if p.ranks.open == 0 {
+	if !p.start(s) {
 		return dst
 	}
-	p.line.build(s.Pool, p.longest)
 	if p.guard {
 		dst = p.serveOverdue(s, dst)
 	}
+	return p.takeSubsets(s, p.takeSingles(s, dst))
+}
+
+// start measures what the round is decided on; it reports whether there is
+// anything to decide.
+func (p *greedy) start(s *Snapshot) bool {
+	horizon := 0
+	if p.ahead != nil {
+		horizon = p.ahead.resolve(s.Outlook)
+	}
+	p.env.build(s, horizon)
+	p.ranks.load(s, p.env.held, p.watermark, 0)
+	if p.ranks.open == 0 || len(s.Pool) == 0 {
+		return false
+	}
+	p.line.build(s.Pool, p.longest)
+	return true
+}
+
+// takeSingles is stage 1: while many slots are free.
+func (p *greedy) takeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == groupSize {
 		theta = int64(len(s.Workers))
@@ -66,6 +84,11 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 			dst = p.takeSingle(s, dst)
 		}
 	}
+	return dst
+}
+
+// takeSubsets is stage 2: the last slots.
+func (p *greedy) takeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	for p.ranks.open > 0 && p.line.left > 0 {
 		dst = p.takeSubset(s, dst)
 	}
@@ -87,9 +110,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 			if !p.ranks.takes(g, tokens) {
 				continue
 			}
-			p.prepare(s, g)
-			f := p.score.F(p.scaled(s, g, tokens))
-			if best == none || p.score.Better(f, bestF) || p.score.Equal(f, bestF) && p.env.margin[g] > p.env.margin[best] {
+			f := p.scoreOf(s, g, tokens)
+			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.env.marginOf(g) > p.env.marginOf(best) {
 				best, bestF = g, f
 			}
 		}
@@ -210,11 +232,14 @@ func (p *greedy) first(slotsFirst bool) int {
 			best = g
 			continue
 		}
-		margin, slots := p.env.margin[g]-p.env.margin[best], int64(free-p.ranks.free[best])
+		more := free > p.ranks.free[best]
 		if slotsFirst {
-			margin, slots = slots, margin
+			if more || free == p.ranks.free[best] && p.env.marginOf(g) > p.env.marginOf(best) {
+				best = g
+			}
+			continue
 		}
-		if margin > 0 || margin == 0 && slots > 0 {
+		if m, most := p.env.marginOf(g), p.env.marginOf(best); m > most || m == most && more {
 			best = g
 		}
 	}
@@ -223,8 +248,32 @@ func (p *greedy) first(slotsFirst bool) int {
 
 // prepare makes score that of rank g.
 func (p *greedy) prepare(s *Snapshot, g int) {
-	p.score.SetBR0(p.env.margin[g], len(s.Workers))
+	if a := p.ahead; a != nil {
+		a.margins = p.env.margins(g, a.margins)
+		p.score.SetBRH(a.margins, a.discounts, a.alpha, a.beta)
+		return
+	}
+	p.score.SetBR0(p.env.marginOf(g), len(s.Workers))
 }
+
+// scoreOf is F of one entry on rank g: for a rank that is asked once, where
+// preparing would be most of the work.
+func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
+	w := p.scaled(s, g, tokens)
+	if p.ahead != nil {
+		return p.ahead.score(&p.env, g, w)
+	}
+	return float64(subset.F0(w, p.env.marginOf(g), len(s.Workers)))
+}
+
+func (p *greedy) equal(x, y float64) bool {
+	if p.ahead != nil {
+		return subset.Equal(x, y)
+	}
+	return x == y
+}
+
+func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
 func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))

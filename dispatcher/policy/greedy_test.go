@@ -203,6 +203,7 @@ func TestMarginsAreFreshAfterEveryAdmission(t *testing.T) {
 			size := rapid.Int64Range(0, 10_000).Draw(t, "size")
 			e.add(g, size)
 			added[g] += size
+			e.marginOf(rapid.IntRange(0, len(s.Workers)-1).Draw(t, "asked between"))
 		}
 		var start envelope
 		start.build(s, horizon)
@@ -215,7 +216,7 @@ func TestMarginsAreFreshAfterEveryAdmission(t *testing.T) {
 				}
 				least = min(least, top-start.row(g)[h]-added[g])
 			}
-			require.Equal(t, least, e.margin[g], "rank %d", g)
+			require.Equal(t, least, e.marginOf(g), "rank %d", g)
 		}
 	})
 }

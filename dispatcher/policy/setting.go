@@ -2,8 +2,11 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"evenkeel/dispatcher/subset"
 )
@@ -18,6 +21,27 @@ type settings struct {
 	watermark float64
 	margin    int32
 	seed      uint64
+
+	// Of policies that look ahead.
+	horizon    int     // or auto
+	gamma      float64 // or auto
+	alpha      float64
+	beta       float64
+	predictor  string
+	tau        float64
+	every      int
+	decrement  bool // decrement_anchor
+	mode       mode
+	samples    int
+	candidates int
+	budget     int
+	pairs      int
+	refill     int
+	mix        bool // objective
+	kappa      float64
+	ageWeight  float64
+	hold       float64
+	holdSteps  float64
 }
 
 // setting is one key of a policy: how it reads and how it is written.
@@ -91,6 +115,98 @@ var allSettings = []setting{
 		func(v *settings) string { return strconv.FormatUint(v.seed, 10) },
 	},
 	{
+		"mode",
+		func(v *settings, text string) error {
+			at := slices.Index(modeWords, text)
+			if at < 0 {
+				return errors.New("want " + strings.Join(modeWords, ", "))
+			}
+			v.mode = mode(at)
+			return nil
+		},
+		func(v *settings) string { return modeWords[v.mode] },
+	},
+	wholeSetting("samples", 1, 16, func(v *settings) *int { return &v.samples }),
+	{
+		"horizon",
+		func(v *settings, text string) (err error) {
+			if text == "auto" {
+				v.horizon = auto
+				return nil
+			}
+			if v.horizon, err = whole[int](text, 0, maxHorizon); err != nil {
+				return fmt.Errorf("want auto or a whole number of steps from 0 to %d", maxHorizon)
+			}
+			return nil
+		},
+		func(v *settings) string {
+			if v.horizon == auto {
+				return "auto"
+			}
+			return strconv.Itoa(v.horizon)
+		},
+	},
+	numberSetting("alpha", 1e6, func(v *settings) *float64 { return &v.alpha }),
+	numberSetting("beta", 1e6, func(v *settings) *float64 { return &v.beta }),
+	{
+		"gamma",
+		func(v *settings, text string) error {
+			if text == "auto" {
+				v.gamma = auto
+				return nil
+			}
+			x, ok := number(text, 1)
+			if !ok {
+				return errors.New("want auto or a number from 0 to 1")
+			}
+			v.gamma = x
+			return nil
+		},
+		func(v *settings) string {
+			if v.gamma == auto {
+				return "auto"
+			}
+			return strconv.FormatFloat(v.gamma, 'g', -1, 64)
+		},
+	},
+	{
+		"predictor",
+		func(v *settings, text string) error {
+			if !slices.Contains(predictors, text) {
+				return errors.New("want " + strings.Join(predictors, ", "))
+			}
+			v.predictor = text
+			return nil
+		},
+		func(v *settings) string { return v.predictor },
+	},
+	numberSetting("tau", 1, func(v *settings) *float64 { return &v.tau }),
+	wholeSetting("every", 1, 1<<20, func(v *settings) *int { return &v.every }),
+	{
+		"decrement_anchor",
+		func(v *settings, text string) (err error) {
+			v.decrement, err = either(text, "false", "true")
+			return err
+		},
+		func(v *settings) string { return word(v.decrement, "false", "true") },
+	},
+	wholeSetting("candidates", 0, 1<<16, func(v *settings) *int { return &v.candidates }),
+	wholeSetting("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
+	wholeSetting("pairs", 0, 1<<10, func(v *settings) *int { return &v.pairs }),
+	wholeSetting("refill", 0, 1<<16, func(v *settings) *int { return &v.refill }),
+	{
+		"objective",
+		func(v *settings, text string) (err error) {
+			v.mix, err = either(text, "max", "mix")
+			return err
+		},
+		func(v *settings) string { return word(v.mix, "max", "mix") },
+	},
+	numberSetting("kappa", 1, func(v *settings) *float64 { return &v.kappa }),
+	numberSetting("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
+	numberSetting("hold", 100, func(v *settings) *float64 { return &v.hold }),
+	numberSetting("hold_steps", 1e6, func(v *settings) *float64 { return &v.holdSteps }),
+	{
 		"max_age_ms",
 		func(v *settings, text string) error {
 			var ok bool
@@ -112,6 +228,35 @@ var allSettings = []setting{
 		},
 		func(v *settings) string { return strconv.FormatFloat(v.watermark, 'g', -1, 64) },
 	},
+}
+
+// predictors a policy may ask for; oracle in simulations only.
+var predictors = []string{"none", "survival", "exact", "learned", "oracle"}
+
+func wholeSetting(key string, least, most int, field func(*settings) *int) setting {
+	return setting{
+		key,
+		func(v *settings, text string) (err error) {
+			*field(v), err = whole[int](text, least, most)
+			return err
+		},
+		func(v *settings) string { return strconv.Itoa(*field(v)) },
+	}
+}
+
+func numberSetting(key string, most float64, field func(*settings) *float64) setting {
+	return setting{
+		key,
+		func(v *settings, text string) error {
+			x, ok := number(text, most)
+			if !ok {
+				return errors.New("want a number from 0 to " + strconv.FormatFloat(most, 'f', -1, 64))
+			}
+			*field(v) = x
+			return nil
+		},
+		func(v *settings) string { return strconv.FormatFloat(*field(v), 'g', -1, 64) },
+	}
 }
 
 func settingOf(key string) *setting {

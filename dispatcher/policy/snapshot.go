@@ -20,12 +20,27 @@ type Snapshot struct {
 	Outlook  Outlook  // survival table in force, nil before enough outputs were seen
 }
 
-// Outlook tells how much longer requests run, from past output lengths.
+// Outlook tells how much longer requests run, from past output lengths. Some
+// tell more: Keyed, Oracle.
 type Outlook interface {
 	Ratio(age, ahead int) float64     // P(O > age+ahead | O > age)
 	Resid(age int, u float64) float64 // remaining tokens at quantile u in [0,1), +Inf past all history
 	MeanOutput() float64
 	Version() uint64 // changed: drop what was cached from the table
+}
+
+// Keyed is an Outlook that tells more of requests like this one: same exact-match
+// key, or a prompt of about this length.
+type Keyed interface {
+	Outlook
+	RatioOf(prompt int32, key uint64, age, ahead int) float64
+	ResidOf(prompt int32, key uint64, age int, u float64) float64
+}
+
+// Oracle is an Outlook that knows every request's end: in simulations only.
+type Oracle interface {
+	Outlook
+	Left(id uint64, age int) int // remaining tokens, at least 1
 }
 
 // Worker is one DP rank of the group.
@@ -44,7 +59,7 @@ type Request struct {
 	Prompt    int32   // of a resumed request: with the tokens already emitted
 	Generated int32   // tokens of this leg
 	Age       int32   // all tokens generated for the client's request
-	Rhat      float32 // predicted steps left, in [1, H]
+	Rhat      float32 // predicted steps left, in [1, H]; 0 = unknown, reads as H
 	Key       uint64  // exact-match key, 0 = none
 	ID        uint64
 	Slot      int32 // dense index in the board's slot table, stable while the request runs
@@ -65,7 +80,7 @@ type Assignment struct {
 	Entry  uint64
 	Worker int32
 	Score  float64
-	Stage  uint8 // 0 the starvation guard, 1 singles, 2 subsets
+	Stage  uint8 // 0 the starvation guard, 1 singles, 2 several chosen together
 }
 
 // Policy is one round of decisions.

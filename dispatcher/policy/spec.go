@@ -14,10 +14,22 @@ type form struct {
 	presets  []string // keys the preset itself decides
 	keys     []string // keys it takes
 	defaults settings
+	check    func(v *settings) error // after every change; nil: each value stands alone
 	build    func(name string, v *settings) Policy
 }
 
 var standard = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, margin: 2, seed: 1}
+
+var lookingAhead = with(standard, func(v *settings) {
+	v.horizon, v.alpha, v.beta, v.gamma = auto, 1, 48, 0.9
+	v.predictor, v.tau, v.every = "survival", 0.5, 20
+})
+
+var joint = with(standard, func(v *settings) {
+	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeSampled, 4, 64, auto, "survival"
+	v.candidates, v.budget, v.pairs, v.refill = 32, 4000, 24, 200
+	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.3, 100, 0.5, 20
+})
 
 // forms in the order in which they are listed to a user.
 var forms = slices.Concat([]form{
@@ -33,6 +45,36 @@ var forms = slices.Concat([]form{
 		name: "br0:bypass", keys: []string{"margin", "max_age_ms", "watermark"},
 		defaults: standard, build: newBypass,
 	},
+	{
+		name: "brh",
+		keys: []string{
+			"window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
+			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "watermark",
+		},
+		defaults: lookingAhead, build: newBRH,
+	},
+	{
+		name: "brh:paper",
+		keys: []string{
+			"window", "theta", "order", "horizon", "alpha", "beta", "gamma",
+			"predictor", "tau", "every", "watermark",
+		},
+		presets:  []string{"queue", "max_age_ms", "decrement_anchor"},
+		defaults: with(lookingAhead, func(v *settings) { v.capacity, v.maxAgeMs, v.decrement, v.horizon = true, 0, true, 80 }),
+		build: func(name string, v *settings) Policy {
+			p := newBRH(name, v).(*greedy)
+			p.guard = false
+			return p
+		},
+	},
+	{
+		name: "evenkeel",
+		keys: []string{
+			"mode", "samples", "horizon", "gamma", "predictor", "candidates", "budget", "pairs", "refill",
+			"objective", "kappa", "age_weight", "hold", "hold_steps", "max_age_ms", "watermark",
+		},
+		defaults: joint, check: checkEvenkeel, build: newEvenkeel,
+	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
 	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
 
@@ -46,6 +88,15 @@ func newBR0(name string, v *settings) Policy {
 		name: name, window: v.window, theta: v.theta, capacity: v.capacity, longest: v.longest,
 		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
 	}
+}
+
+func newBRH(name string, v *settings) Policy {
+	p := newBR0(name, v).(*greedy)
+	p.ahead = &ahead{
+		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
+		want: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
+	}
+	return p
 }
 
 // newPaper ignores the guard even where the snapshot brings an age or an urgent
@@ -153,6 +204,11 @@ func (sp Spec) With(key, value string) (Spec, error) {
 	}
 	if err := settingOf(key).parse(&sp.values, value); err != nil {
 		return Spec{}, fmt.Errorf("policy %s: %s=%s: %w", sp.form.name, key, value, err)
+	}
+	if sp.form.check != nil {
+		if err := sp.form.check(&sp.values); err != nil {
+			return Spec{}, fmt.Errorf("policy %s: %s=%s: %w", sp.form.name, key, value, err)
+		}
 	}
 	if !slices.Contains(sp.set, key) {
 		sp.set = append(slices.Clone(sp.set), key)

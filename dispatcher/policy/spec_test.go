@@ -27,7 +27,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseSaysWhatIsWrong(t *testing.T) {
-	const there = "there are br0, br0:paper, br0:bypass, random, prandom, rr, prr, p2c, pp2c, jsq, pjsq, jsq-kv, pjsq-kv"
+	const there = "there are br0, br0:paper, br0:bypass, brh, brh:paper, evenkeel, random, prandom, rr, prr, p2c, pp2c, jsq, pjsq, jsq-kv, pjsq-kv"
 	for _, c := range []struct{ name, spec, want string }{
 		{"an unknown policy", "fifo", `unknown policy "fifo"; ` + there},
 		{"an unknown preset", "br0:papr", `unknown policy "br0:papr"; ` + there},

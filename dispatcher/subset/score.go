@@ -4,7 +4,6 @@
 package subset
 
 import (
-	"cmp"
 	"math"
 	"slices"
 )
@@ -49,6 +48,7 @@ type Score struct {
 	gain  float64 // alpha * sum of discounts: slope of F at w = 0
 	beta  float64
 	knots []knot // margins ascending
+	keys  []int64
 
 	knee int64
 }
@@ -65,16 +65,26 @@ func (s *Score) SetBR0(margin int64, workers int) {
 	s.exact, s.margin, s.workers, s.knee = true, margin, workers, margin
 }
 
-// SetBRH makes s the score of a rank with these margins. Margins and discounts
-// are read, not kept.
+// stepBits hold a step beside its margin while they are sorted.
+const stepBits = 10
+
+// SetBRH makes s the score of a rank with these margins, of up to 1024 steps and
+// below 2^53. Margins and discounts are read, not kept.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.exact, s.beta, s.gain = false, beta, 0
-	s.knots = s.knots[:0]
+	s.keys = s.keys[:0]
 	for h, m := range margins {
-		s.knots = append(s.knots, knot{margin: m, discount: discounts[h]})
+		s.keys = append(s.keys, m<<stepBits|int64(h))
 		s.gain += alpha * discounts[h]
 	}
-	slices.SortFunc(s.knots, func(a, b knot) int { return cmp.Compare(a.margin, b.margin) })
+	slices.Sort(s.keys) // whole numbers: a third of the time of sorting knots
+	if cap(s.knots) < len(margins) {
+		s.knots = make([]knot, len(margins))
+	}
+	s.knots = s.knots[:len(margins)]
+	for i, k := range s.keys {
+		s.knots[i] = knot{margin: k >> stepBits, discount: discounts[k&(1<<stepBits-1)]}
+	}
 	s.knee = Unlimited
 	var d, dm float64
 	for i := range s.knots {

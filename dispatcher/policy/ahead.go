@@ -1,0 +1,60 @@
+package policy
+
+// ahead is what BR-H has beyond BR-0: a score over the steps to the horizon.
+type ahead struct {
+	horizon     int // or auto
+	alpha, beta float64
+	gamma       float64 // or auto
+	want        Needs   // but for the horizon
+
+	// Of the round.
+	discounts []float64 // gamma^h, h = 0..H
+	powersOf  float64   // the gamma they are of
+	gain      float64   // alpha * their sum: what a token is worth below every margin
+	margins   []int64
+}
+
+func (p *greedy) needs(o Outlook) Needs {
+	if p.ahead == nil {
+		return Needs{}
+	}
+	n := p.ahead.want
+	n.Horizon = horizonFor(p.ahead.horizon, o)
+	if p.ahead.horizon == auto || p.ahead.gamma == auto {
+		n.Outlook = "survival"
+	}
+	return n
+}
+
+// resolve settles horizon and discounts for the round.
+func (a *ahead) resolve(o Outlook) (horizon int) {
+	horizon = horizonFor(a.horizon, o)
+	gamma := gammaFor(a.gamma, o)
+	if len(a.discounts) != horizon+1 || a.powersOf != gamma {
+		a.discounts, a.powersOf = sized(a.discounts, horizon+1), gamma
+		x, sum := 1.0, 0.0
+		for h := range a.discounts {
+			a.discounts[h] = x
+			sum += x
+			x *= gamma
+		}
+		a.gain = a.alpha * sum
+		a.margins = sized(a.margins, horizon+1)
+	}
+	return horizon
+}
+
+// score is F of w added tokens on rank g (algorithm 4.1).
+func (a *ahead) score(e *envelope, g int, w int64) float64 {
+	f := a.gain * float64(w)
+	if w <= e.marginOf(g) {
+		return f // below every margin
+	}
+	row := e.row(g)
+	top, discounts := e.top[:len(row)], a.discounts[:len(row)]
+	var over float64
+	for h, x := range row {
+		over += discounts[h] * float64(max(0, w-top[h]+x))
+	}
+	return f - a.beta*over
+}

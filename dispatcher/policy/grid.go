@@ -1,0 +1,227 @@
+package policy
+
+import "math"
+
+// fixedBits: a column is KV tokens times its weight, in units of 2^-20, so that
+// costs are exact and compare as whole numbers. Good for 2^31 tokens a rank in a
+// group of 1024.
+const fixedBits = 20
+
+// Grid is where evenkeel looks: 0, 1, 2, 4, .. steps ahead, up to the horizon.
+func Grid(horizon int) []int {
+	steps := []int{0}
+	for h := 1; h <= horizon; h *= 2 {
+		steps = append(steps, h)
+	}
+	return steps
+}
+
+// Weights are what each step of Grid(horizon) stands for: the discounts gamma^h
+// of all steps up to the last that are nearest to it, a tie going to the larger.
+// They sum to 1.
+func Weights(horizon int, gamma float64) []float64 {
+	steps := Grid(horizon)
+	weights := make([]float64, len(steps))
+	x, sum, at := 1.0, 0.0, 0
+	for h := range steps[len(steps)-1] + 1 {
+		for at+1 < len(steps) && steps[at+1]-h <= h-steps[at] {
+			at++
+		}
+		weights[at] += x
+		sum += x
+		x *= gamma
+	}
+	for i := range weights {
+		weights[i] /= sum
+	}
+	return weights
+}
+
+// Expected is how many KV tokens a request that holds so many now is expected to
+// hold some steps ahead.
+func Expected(o Outlook, held int64, age, ahead int) float64 {
+	return float64(held+int64(ahead)) * o.Ratio(age, ahead)
+}
+
+// Cost is the J of loads [rank][column]: the imbalance of each column, weighted
+// (algorithm 6.2).
+func Cost(loads [][]float64, weights []float64) (cost float64) {
+	for c, weight := range weights {
+		var most, sum float64
+		for g := range loads {
+			most = max(most, loads[g][c])
+			sum += loads[g][c]
+		}
+		cost += weight * (float64(len(loads))*most - sum)
+	}
+	return cost
+}
+
+// mode is how evenkeel sees what is ahead.
+type mode uint8
+
+const (
+	modeSampled mode = iota // several drawn ends of every request
+	modeMean                // expected tokens
+	modeNow                 // not at all
+	modeOracle              // the true end
+)
+
+var modeWords = []string{"sampled", "mean", "now", "oracle"}
+
+// lookahead is the grid of a round and what every request contributes to it.
+// Columns are scenario after scenario, each with every step of the grid.
+type lookahead struct {
+	mode      mode
+	outlook   Outlook
+	scenarios int
+	steps     []int64
+	weight    []int64 // of a step in one scenario, fixed point
+	draws     draws
+	ratios    ratios
+	sums      []float64
+
+	horizon int // those the grid was made for
+	gamma   float64
+}
+
+func (l *lookahead) columns() int { return l.scenarios * len(l.steps) }
+
+// resolve settles the mode and the grid. Until enough outputs were seen, and
+// while ticks are too dear, there is only now.
+func (l *lookahead) resolve(v *settings, s *Snapshot) {
+	l.mode, l.outlook = v.mode, s.Outlook
+	_, oracle := s.Outlook.(Oracle)
+	switch {
+	case s.Outlook == nil, s.Budget > 0 && s.Budget < fewEvaluations,
+		v.predictor == "none" && v.mode != modeOracle, v.mode == modeOracle && !oracle:
+		l.mode = modeNow
+	}
+	scenarios, horizon, gamma := 1, 0, 1.0
+	if l.mode != modeNow {
+		horizon, gamma = horizonFor(v.horizon, s.Outlook), gammaFor(v.gamma, s.Outlook)
+	}
+	if l.mode == modeSampled {
+		scenarios = v.samples
+	}
+	if l.steps == nil || scenarios != l.scenarios || horizon != l.horizon || gamma != l.gamma {
+		l.scenarios, l.horizon, l.gamma = scenarios, horizon, gamma
+		l.steps, l.weight = l.steps[:0], l.weight[:0]
+		for _, h := range Grid(horizon) {
+			l.steps = append(l.steps, int64(h))
+		}
+		for _, w := range Weights(horizon, gamma) {
+			l.weight = append(l.weight, int64(math.Round(math.Ldexp(w/float64(scenarios), fixedBits))))
+		}
+	}
+	switch l.mode {
+	case modeSampled:
+		l.draws.resolve(scenarios, s.Outlook, v.predictor == "exact")
+	case modeMean:
+		l.ratios.resolve(l.steps, s.Outlook)
+	}
+}
+
+// project writes the columns of what a rank runs and returns its KV tokens.
+func (l *lookahead) project(running []Request, row []int64) (held int64) {
+	switch l.mode {
+	case modeNow:
+		for i := range running {
+			held += int64(running[i].Prompt) + int64(running[i].Generated)
+		}
+		row[0] = held << fixedBits
+		return held
+	case modeMean:
+		return l.projectMean(running, row)
+	}
+	clear(row)
+	last, oracle := len(l.steps)-1, l.mode == modeOracle
+	for i := range running {
+		r := &running[i]
+		tokens := int64(r.Prompt) + int64(r.Generated)
+		held += tokens
+		if oracle {
+			row[bucket(l.left(r.ID, r.Age), last)] += tokens + counted
+			continue
+		}
+		at := 0
+		for _, end := range l.draws.of(r) {
+			row[at+bucket(end-r.Age, last)] += tokens + counted
+			at += len(l.steps)
+		}
+	}
+	for at := 0; at < len(row); at += len(l.steps) {
+		l.unfold(row[at:][:len(l.steps)])
+	}
+	return held
+}
+
+// counted is one request in a bucket, above the bits of its tokens.
+const counted = 1 << 40
+
+// bucket is the last step of the grid, by index, at which a request with so many
+// tokens left (1 at least) is there.
+func bucket(left int32, last int) int { return min(bitLen(left-1), last) }
+
+// unfold turns requests by their last step into the load at each step.
+func (l *lookahead) unfold(row []int64) {
+	steps, weight := l.steps[:len(row)], l.weight[:len(row)]
+	var sum int64
+	for i := len(row) - 1; i >= 0; i-- {
+		sum += row[i]
+		row[i] = (sum&(counted-1) + steps[i]*(sum>>40)) * weight[i]
+	}
+}
+
+func (l *lookahead) projectMean(running []Request, row []int64) (held int64) {
+	l.sums = sized(l.sums, len(row))
+	sums, steps := l.sums[:len(row)], l.steps[:len(row)]
+	clear(sums)
+	for i := range running {
+		r := &running[i]
+		tokens := int64(r.Prompt) + int64(r.Generated)
+		held += tokens
+		ratios := l.ratios.at(r.Age)[:len(row)]
+		for c := range sums {
+			sums[c] += float64(tokens+steps[c]) * ratios[c]
+		}
+	}
+	for c, x := range sums {
+		row[c] = int64(math.Round(x * float64(l.weight[c])))
+	}
+	return held
+}
+
+// project1 writes the columns of a waiting entry.
+func (l *lookahead) project1(e *Entry, row []int64) {
+	tokens, n := int64(e.Prompt), len(l.steps)
+	switch l.mode {
+	case modeNow:
+		row[0] = tokens << fixedBits
+	case modeMean:
+		for c, ratio := range l.ratios.at(e.Age) {
+			row[c] = int64(math.Round(float64(tokens+l.steps[c]) * ratio * float64(l.weight[c])))
+		}
+	case modeOracle:
+		l.resident(tokens, bucket(l.left(e.ID, e.Age), n-1), row)
+	default:
+		ends := l.draws.fresh(e)
+		for z, end := range ends {
+			l.resident(tokens, bucket(end-e.Age, n-1), row[z*n:][:n])
+		}
+	}
+}
+
+// resident writes tokens that grow up to the last step and are gone after it.
+func (l *lookahead) resident(tokens int64, last int, row []int64) {
+	for i := range row {
+		row[i] = 0
+		if i <= last {
+			row[i] = (tokens + l.steps[i]) * l.weight[i]
+		}
+	}
+}
+
+func (l *lookahead) left(id uint64, age int32) int32 {
+	return int32(min(max(1, l.outlook.(Oracle).Left(id, int(age))), math.MaxInt32/2))
+}

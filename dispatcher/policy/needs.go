@@ -1,0 +1,69 @@
+package policy
+
+import "math"
+
+// Needs is what a policy wants to find in its Snapshot beside loads, slots and
+// the pool. The board and the simulator provide it; a policy does without, at
+// a loss.
+type Needs struct {
+	// Predictor sets Request.Rhat: none, survival, exact, learned or oracle (in
+	// simulations only). Empty: Rhat is not read and the next four do not count.
+	Predictor       string
+	Horizon         int     // H of Rhat; when it changes, every running request is asked about anew
+	Tau             float64 // gate: r^ = H below this p^ (algorithm 5.1)
+	Every           int     // tokens between two predictions for a request (algorithm 5.2)
+	DecrementAnchor bool    // count a closed gate's r^ = H down too, by the paper's letter
+
+	Outlook   string // kind of Snapshot.Outlook: survival, exact (see Keyed) or oracle (see Oracle); empty: not read
+	StepModel bool   // Snapshot.StepMs, C0Ms and C1Ms
+	Holds     bool   // may hold entries back: while Held says so, a tick is due once a step though nothing changed
+}
+
+// needy is a policy that wants more than loads.
+type needy interface{ needs(o Outlook) Needs }
+
+// NeedsOf tells what p wants. The outlook is the one the next Snapshot will
+// hold, nil at first: a horizon=auto follows it.
+func NeedsOf(p Policy, o Outlook) Needs {
+	if n, ok := p.(needy); ok {
+		return n.needs(o)
+	}
+	return Needs{}
+}
+
+// Held is how many entries p's last round held back though they had a slot.
+func Held(p Policy) int {
+	if e, ok := p.(*evenkeel); ok {
+		return len(e.held)
+	}
+	return 0
+}
+
+// auto as a horizon or a discount stands for one that follows the mean output.
+const auto = -1
+
+// maxHorizon bounds what a user may ask for; scratch grows with it.
+const maxHorizon = 512
+
+// horizonFor resolves horizon=auto. Far beyond what a slot keeps its request, a
+// look ahead sees only requests that will be gone (algorithm 6.1).
+func horizonFor(horizon int, o Outlook) int {
+	if horizon != auto {
+		return horizon
+	}
+	if o == nil {
+		return 80
+	}
+	return int(min(80, max(1, math.Round(o.MeanOutput()/4))))
+}
+
+// gammaFor resolves gamma=auto.
+func gammaFor(gamma float64, o Outlook) float64 {
+	if gamma != auto {
+		return gamma
+	}
+	if o == nil {
+		return 1 - 1./20
+	}
+	return 1 - 1/min(20, max(2, o.MeanOutput()/15))
+}

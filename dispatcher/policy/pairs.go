@@ -1,0 +1,78 @@
+package policy
+
+// pair is what one candidate on one rank changes the cost by, as of when the
+// envelope had risen so much.
+type pair struct {
+	change int64
+	rise   int64 // never before: not known
+}
+
+const never = -1
+
+// bestPair places, n times, the candidate of [from, to) on the rank where the
+// cost changes least. An entry's ties go to the lower rank: load packs and room
+// stays for a long prompt. Without a look ahead ties are the rule and would all
+// go there, so then to the one that holds least.
+func (p *evenkeel) bestPair(s *Snapshot, from, to, n int) {
+	ranks := p.cols.ranks
+	pairs := sized(p.start.pairs, (to-from)*ranks)
+	p.start.pairs = pairs
+	for i := range pairs {
+		pairs[i].rise = never
+	}
+	var rise int64 // of the peak since the start
+	for len(p.placed) < n {
+		who, rank, least := none, none, int64(0)
+		for i := from; i < to; i++ {
+			if p.pick.all[i].placed {
+				continue
+			}
+			g, change := p.bestRank(int32(i), pairs[(i-from)*ranks:][:ranks], rise)
+			if g != none && (who == none || change < least) {
+				who, rank, least = i, g, change
+			}
+		}
+		if who == none {
+			return
+		}
+		before := p.cols.peak
+		p.add(int32(who), rank)
+		rise += p.cols.peak - before
+		for at := rank; at < len(pairs); at += ranks {
+			pairs[at].rise = never
+		}
+	}
+}
+
+// bestRank finds where a candidate changes the cost least. A pair is computed
+// anew only where it could matter: the envelope's rise since it was is the most
+// that it can have fallen by.
+func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, least int64) {
+	t := &p.cols
+	c, group, leveling := &p.pick.all[who], int64(t.ranks), p.look.mode == modeNow
+	in, sum := p.pick.on(t, who, 0, p.pick.buffer(0))
+	best = none
+	for g := range pairs {
+		if !p.ranks.takes(g, c.tokens) {
+			continue
+		}
+		x := &pairs[g]
+		if x.rise != rise {
+			if bound := x.change - group*(rise-x.rise); x.rise != never && best != none && (bound > least || bound == least && !leveling) {
+				continue
+			}
+			if !t.even {
+				in, sum = p.pick.on(t, who, g, p.pick.buffer(0))
+			}
+			x.change = group*(peakWith(t.first.value, t.row(g), in)-t.peak) - sum - c.age
+			x.rise = rise
+		}
+		if best == none || x.change < least || leveling && x.change == least && t.level[g] < t.level[best] {
+			best, least = g, x.change
+		}
+		if t.even && !leveling && least == -sum-c.age {
+			break // no overflow: nowhere better
+		}
+	}
+	return best, least
+}
