@@ -1,0 +1,64 @@
+package report
+
+import (
+	"io"
+	"slices"
+)
+
+// Metrics that simulations know, beside those of architecture 4.
+const (
+	WaitMean  Metric = "wait_mean_ms" // from the end of prefill to a slot, in the pool or an engine's queue
+	WaitMax   Metric = "wait_max_ms"
+	E2EP50    Metric = "e2e_p50_ms" // from arrival to the last token
+	E2EP99    Metric = "e2e_p99_ms"
+	Preempted Metric = "preempted" // requests thrown out by KV overflow
+	TickMean  Metric = "tick_mean_us"
+	Agreement Metric = "agreement"    // share of replayed rounds with the recorded assignments
+	SamePairs Metric = "same_entries" // share of the recorded assignments that were made again
+	Placed    Metric = "placed"       // requests admitted in a round
+	Rounds    Metric = "rounds"
+)
+
+// Lines writes a table for many policies: a line a policy, a column for each of
+// these metrics that any of them has.
+func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
+	var shown []column
+	for _, m := range metrics {
+		for _, c := range r.present() {
+			if c.metric == m {
+				shown = append(shown, c)
+			}
+		}
+	}
+	names, units := []string{"policy"}, []string{""}
+	for _, c := range shown {
+		names, units = append(names, c.label), append(units, c.unit)
+	}
+	rows := [][]string{names, units}
+	for i, run := range r.Runs {
+		row := []string{run.Policy}
+		for _, c := range shown {
+			cell := "-"
+			if v, ok := run.Metrics[c.metric]; ok {
+				cell = c.show(v)
+				if x, ok := r.ratio(i, c.metric); ok && c.metric == Imbalance {
+					cell += " " + showRatio(x)
+				}
+			}
+			row = append(row, cell)
+		}
+		rows = append(rows, row)
+	}
+	level := []string{"balanced"}
+	for _, c := range shown {
+		cell := ""
+		if v, ok := r.Bound[c.metric]; ok {
+			cell = c.show(Value{Mean: v.Mean})
+		}
+		level = append(level, cell)
+	}
+	if slices.ContainsFunc(level[1:], func(cell string) bool { return cell != "" }) {
+		rows = append(rows, level)
+	}
+	return writeAligned(w, rows)
+}

@@ -1,0 +1,189 @@
+package sim
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"evenkeel/bench/report"
+	"evenkeel/dispatcher/policy"
+)
+
+// ticksKnown bounds how many rounds are timed.
+const ticksKnown = 1 << 20
+
+// meter measures from when the fleet was filled once, and an eighth of the
+// requests done, until the last request has arrived: then the load is no longer
+// held up. Waits are counted to their end, or starvation would be invisible.
+type meter struct {
+	warm      int // requests to be done first
+	measuring bool
+	over      bool
+	from, to  float64
+
+	done, failed, preempted int
+
+	steps                                            int
+	imbalance, spread, idle, held, running, ms, kvMs float64
+	idealMs, tokens                                  float64
+	ttft, tpot, e2e                                  []float64
+	poolWaitMax, waitMax, waitSum                    float64
+	seats                                            int
+	ticks                                            []float64 // us
+	loads                                            []int64
+	scaled                                           []int64
+
+	keep bool // the steps of the first group, for plots
+	kept []report.Step
+}
+
+func (m *meter) begin(jobs, slots int) { m.warm = max(jobs/8, slots) }
+
+// phase follows the run: arrived says that no request is still to come.
+func (m *meter) phase(now float64, arrived bool) {
+	if !m.measuring && !m.over && m.done >= m.warm {
+		m.measuring, m.from = true, now
+	}
+	if arrived && !m.over {
+		m.over, m.measuring, m.to = true, false, now
+	}
+}
+
+// warmed says whether waits count already.
+func (m *meter) warmed() bool { return m.done >= m.warm }
+
+func (m *meter) tick(took time.Duration) {
+	if len(m.ticks) < ticksKnown {
+		m.ticks = append(m.ticks, float64(took.Nanoseconds())/1e3)
+	}
+}
+
+func (m *meter) admitted(wait float64) {
+	if m.warmed() {
+		m.poolWaitMax = max(m.poolWaitMax, wait)
+	}
+}
+
+func (m *meter) seated(wait float64) {
+	if m.warmed() {
+		m.waitMax = max(m.waitMax, wait)
+		m.waitSum += wait
+		m.seats++
+	}
+}
+
+func (m *meter) firstToken(ms float64) {
+	if m.measuring {
+		m.ttft = append(m.ttft, ms)
+	}
+}
+
+func (m *meter) finished(now float64, q *job) {
+	m.done++
+	if !m.measuring {
+		return
+	}
+	m.e2e = append(m.e2e, now-q.arrival)
+	if q.output > 1 {
+		m.tpot = append(m.tpot, (now-q.first)/float64(q.output-1))
+	}
+}
+
+// step measures the step that begins and returns how long it takes.
+func (m *meter) step(g *group, now float64) float64 {
+	m.loads = m.loads[:0]
+	running, largest, sumCost := 0, 0.0, 0.0
+	for _, w := range g.workers {
+		tokens, n := w.load(g.step)
+		m.loads = append(m.loads, tokens)
+		running += n
+		largest = max(largest, float64(tokens)*w.Cost)
+		sumCost += 1 / w.Cost
+	}
+	b := policy.Measure(m.loads)
+	kvMs := g.C1Ms * largest
+	ms := g.C0Ms + kvMs
+	if m.keep && g.index == 0 {
+		m.keepStep(g, now, ms)
+	}
+	if !m.measuring {
+		return ms
+	}
+	m.steps++
+	m.imbalance += float64(b.Imbalance())
+	m.spread += float64(b.MaxMinusMin())
+	m.idle += b.IdleShare()
+	m.held += float64(b.Sum)
+	m.running += float64(running)
+	m.tokens += float64(running)
+	m.ms += ms
+	m.kvMs += kvMs
+	m.idealMs += g.C0Ms + g.C1Ms*float64(b.Sum)/sumCost
+	return ms
+}
+
+func (m *meter) keepStep(g *group, now, ms float64) {
+	s := report.Step{Start: millis(now), Length: millis(ms)}
+	for i, w := range g.workers {
+		_, n := w.load(g.step)
+		s.Running = append(s.Running, n)
+		s.KVTokens = append(s.KVTokens, int(m.loads[i]))
+	}
+	m.kept = append(m.kept, s)
+}
+
+func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// sample is what the run gave, and the bound: the same steps, were all level.
+func (m *meter) sample() (run, bound report.Sample) {
+	run, bound = report.Sample{}, report.Sample{}
+	run[report.OK], run[report.Failed] = float64(m.done), float64(m.failed)
+	run[report.PoolWaitMax], run[report.WaitMax] = m.poolWaitMax, m.waitMax
+	run[report.WaitMean] = m.waitSum / float64(m.seats)
+	run[report.Preempted] = float64(m.preempted)
+	slices.Sort(m.ticks)
+	run[report.TickP99], run[report.TickMean] = percentile(m.ticks, 0.99), mean(m.ticks)
+	for _, q := range []struct {
+		values []float64
+		name   report.Metric
+		p      float64
+	}{
+		{m.ttft, report.TTFTP50, 0.50}, {m.ttft, report.TTFTP99, 0.99},
+		{m.tpot, report.TPOTP50, 0.50}, {m.tpot, report.TPOTP95, 0.95},
+		{m.e2e, report.E2EP50, 0.50}, {m.e2e, report.E2EP99, 0.99},
+	} {
+		slices.Sort(q.values)
+		run[q.name] = percentile(q.values, q.p)
+	}
+	if m.steps == 0 {
+		return run, bound
+	}
+	n := float64(m.steps)
+	run[report.Imbalance], run[report.MaxMinusMin], run[report.IdleShare] = m.imbalance/n, m.spread/n, m.idle/n
+	run[report.TokensPerS] = m.tokens / (m.to - m.from) * 1000
+	run[report.StepMean], run[report.KVShare] = m.ms/n, m.kvMs/m.ms
+	run[report.KVTokens], run[report.Running] = m.held/n, m.running/n
+	run[report.WindowS], run[report.Steps] = (m.to-m.from)/1000, n
+
+	bound[report.Imbalance], bound[report.MaxMinusMin], bound[report.IdleShare] = 0, 0, 0
+	bound[report.StepMean] = m.idealMs / n
+	bound[report.TokensPerS] = run[report.TokensPerS] * m.ms / m.idealMs
+	return run, bound
+}
+
+// percentile is by nearest rank, of sorted values; NaN, which is no
+// measurement, of none.
+func percentile(sorted []float64, p float64) float64 {
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	return sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)]
+}
+
+func mean(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += v
+	}
+	return sum / float64(len(values))
+}

@@ -1,0 +1,249 @@
+// Package sim is the barrier simulator of algorithm 1: decode ranks that step
+// together, a pool, and the server's own policies deciding who goes where. It
+// takes seconds where engines take hours, and the same seed gives the same run
+// to the bit.
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+
+	"evenkeel/bench/report"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// Plan is policies side by side on the same requests.
+type Plan struct {
+	Source   Source
+	Requests int // of a seed; 0: all but those that predictors learn from
+	Fleet    Fleet
+	Load     Load
+	Policies []string // as a user writes them
+	Seeds    int
+
+	// Predictor is that of policies which name none; empty: their default. Fit
+	// is what predictors start from, in place of the requests before the run.
+	Predictor string
+	Fit       *predictor.Fit
+
+	// Steps keeps every step of the first group in the first seed's runs.
+	Steps bool
+
+	// Progress, if set, is told how many requests of all runs are done. Calls
+	// come from several goroutines, one at a time.
+	Progress func(done, total int)
+}
+
+// Result is what a plan gave.
+type Result struct {
+	Runs     []report.Run // one a policy, in the plan's order
+	Bound    report.Metrics
+	Requests int // of a seed
+	History  int // before them, that predictors learned from
+}
+
+// Validate says what of the plan cannot be run.
+func (p *Plan) Validate() error {
+	if err := p.Fleet.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case (p.Source.Trace == nil) == (p.Source.Synth == ""):
+		return errors.New("want a trace or a synthetic one")
+	case p.Source.Trace != nil && len(p.Source.Trace.Requests) == 0:
+		return errors.New("the trace is empty")
+	case p.Requests < 0:
+		return fmt.Errorf("%d requests; 0 is all", p.Requests)
+	case p.Seeds < 1:
+		return fmt.Errorf("%d seeds; want at least 1", p.Seeds)
+	case !(p.Load.Rho >= 0 && p.Load.Rho <= 100):
+		return fmt.Errorf("a load of %v; want closed, or a share of what the fleet can serve, like 0.9", p.Load.Rho)
+	case p.Load.Pool < 0:
+		return fmt.Errorf("a pool of %d requests", p.Load.Pool)
+	case len(p.Policies) == 0:
+		return errors.New("no policy")
+	}
+	replay, _, err := p.Source.size(p.Requests)
+	if err != nil {
+		return err
+	}
+	full := p.Fleet.slots()
+	if p.Load.Rho == 0 {
+		full += p.Load.Pool
+	}
+	if least := max(full, replay/8) + p.Fleet.slots(); replay < least {
+		return fmt.Errorf("%d requests: until %d are in the system and %d done there is nothing to measure, take at least %d, or fewer ranks and slots",
+			replay, full, p.Fleet.slots(), least)
+	}
+	for _, text := range p.Policies {
+		if _, err := p.build(text, 1, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build makes a policy for a seed and a group: drawn ones draw anew for each,
+// and those that predict take the plan's predictor.
+func (p *Plan) build(text string, seed uint64, group int) (policy.Policy, error) {
+	spec, err := policy.ParseSpec(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range []struct{ key, value string }{
+		{"seed", strconv.FormatUint(seed*1_000_003+uint64(group), 10)},
+		{"predictor", p.Predictor},
+	} {
+		if s.value == "" || !spec.Takes(s.key) || spec.Sets(s.key) {
+			continue
+		}
+		if spec, err = spec.With(s.key, s.value); err != nil {
+			return nil, err
+		}
+	}
+	return spec.Build(), nil
+}
+
+// trial is one policy on one seed.
+type trial struct {
+	policy     int
+	seed       uint64
+	run, bound report.Sample
+	steps      []report.Step
+	window     report.Window
+}
+
+// Run runs every policy on every seed, as many at once as there are processors.
+func (p *Plan) Run(ctx context.Context) (*Result, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	replay, history, _ := p.Source.size(p.Requests)
+	trials := make([]trial, 0, len(p.Policies)*p.Seeds)
+	for seed := range p.Seeds { // all policies of a seed first: a run that is cut short compares like with like
+		for i := range p.Policies {
+			trials = append(trials, trial{policy: i, seed: uint64(seed) + 1})
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	told := &counter{total: replay * len(trials), tell: p.Progress}
+	work := make(chan *trial)
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(trials)) {
+		workers.Go(func() {
+			for t := range work {
+				if err := p.try(ctx, t, told); err != nil {
+					cancel(fmt.Errorf("seed %d: %w", t.seed, err))
+				}
+			}
+		})
+	}
+	for i := range trials {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- &trials[i]
+	}
+	close(work)
+	workers.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	told.flush()
+	return p.result(trials, replay, history), nil
+}
+
+func (p *Plan) try(ctx context.Context, t *trial, told *counter) error {
+	w, err := p.Source.draw(t.seed, p.Requests)
+	if err != nil {
+		return err
+	}
+	if p.Load.Rho > 0 {
+		w.pace(p.Load.Rho, &p.Fleet)
+	}
+	r, err := newRun(&p.Fleet, p.Load, w, p.Fit, func(group int) (policy.Policy, error) { return p.build(p.Policies[t.policy], t.seed, group) })
+	if err != nil {
+		return err
+	}
+	r.ended = told.add
+	r.meter.keep = p.Steps && t.seed == 1
+	if err := r.all(ctx); err != nil {
+		return err
+	}
+	t.run, t.bound = r.meter.sample()
+	t.steps = r.meter.kept
+	t.window = report.Window{From: millis(r.meter.from), To: millis(r.meter.to)}
+	return nil
+}
+
+func (p *Plan) result(trials []trial, replay, history int) *Result {
+	out := &Result{Requests: replay, History: history}
+	var bounds []report.Sample
+	for i, text := range p.Policies {
+		run := report.Run{Policy: text, Seeds: p.Seeds}
+		var samples []report.Sample
+		for k := range trials {
+			t := &trials[k]
+			if t.policy != i {
+				continue
+			}
+			samples, bounds = append(samples, t.run), append(bounds, t.bound)
+			if t.steps != nil {
+				run.Steps, run.Window = t.steps, t.window
+			}
+		}
+		run.Metrics = report.Summarize(samples...)
+		out.Runs = append(out.Runs, run)
+	}
+	out.Bound = report.Summarize(bounds...)
+	return out
+}
+
+// counter tells how far all runs are, now and then.
+type counter struct {
+	mu          sync.Mutex
+	done, total int
+	said        int
+	tell        func(done, total int)
+}
+
+func (c *counter) add() {
+	if c.tell == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done++
+	if c.done-c.said >= max(1, c.total/1000) {
+		c.said = c.done
+		c.tell(c.done, c.total)
+	}
+}
+
+func (c *counter) flush() {
+	if c.tell != nil && c.said != c.total {
+		c.tell(c.total, c.total)
+	}
+}
+
+// names of the metrics that do not repeat, being times of this machine.
+var measuredHere = []report.Metric{report.TickP99, report.TickMean}
+
+// Repeatable drops from a metric set what another run of the same seed would
+// not give to the bit.
+func Repeatable(m report.Metrics) report.Metrics {
+	out := report.Metrics{}
+	for name, v := range m {
+		if !slices.Contains(measuredHere, name) {
+			out[name] = v
+		}
+	}
+	return out
+}
