@@ -17,6 +17,7 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
 
@@ -173,6 +174,35 @@ func TestNobodyToServe(t *testing.T) {
 			require.Equal(t, http.StatusServiceUnavailable, c.ask("GET", c.url+"/health", "").status)
 		})
 	}
+}
+
+// Before any engine has been seen no model can be called unknown.
+func TestNobodyHasEverBeenThere(t *testing.T) {
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: "http://127.0.0.1:1"}}, Decode: []config.Engine{{URL: "http://127.0.0.1:1", Slots: 1}}}
+	require.NoError(t, cfg.Validate())
+	g, err := gateway.New(cfg, zap.NewNop())
+	require.NoError(t, err)
+	require.NoError(t, g.Start(http.NotFoundHandler()))
+	defer func() { require.NoError(t, g.Shutdown(t.Context())) }()
+	c := &cluster{T: t, url: "http://" + g.Addr(), http: &http.Client{Transport: &http.Transport{}}}
+	defer c.http.CloseIdleConnections()
+	r := c.post(chatPath, chat("a", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "prefill_unavailable", code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+}
+
+// A prompt that no rank's KV cache can hold is refused, once it was counted.
+func TestAPromptThatFitsNoRank(t *testing.T) {
+	c := start(t, options{dirty: true, decode: []refengine.Config{{KVTokens: 1024}}})
+	r := c.post(chatPath, chat(reftext.MakePrompt(1, 2000), ""))
+	require.Equal(t, http.StatusBadRequest, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "prompt_too_long", code)
+	require.Equal(t, "right", c.judge("one two", ""))
 }
 
 func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 )
 
 // A job is one prompt that becomes one PD request: a client's request, or one
-// leg of a fan-out. serve is its life; every state and what a failure there
-// does stands in this file.
+// leg of a fan-out. serve is its life; every state stands in this file, what a
+// failed attempt comes to in attempt.go.
 type job struct {
 	gw     *Gateway
 	req    *openai.Request
@@ -88,6 +88,9 @@ func (j *job) serve() (*stream, *openai.Error) {
 			if held != nil { // no engine accepted it, but nobody wants it any more
 				j.gw.drain(held, j.model)
 			}
+			if j.left() {
+				return nil, errGone()
+			}
 			return nil, fault.answer
 		}
 	}
@@ -115,49 +118,6 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 	h.kv, err = h.Take(now)
 	return h.kv, err
 }
-
-// fault is a failed attempt: what the client sees if it is the last, whether
-// the hand-off is spent, and what the retry rule looks at.
-type fault struct {
-	answer     *openai.Error
-	status     int   // engine's answer, 0: none
-	err        error // what failed, for the log
-	retryAfter time.Duration
-	spent      bool
-	final      bool // no other engine would answer otherwise
-}
-
-// again decides whether to try once more and waits the backoff. The client that
-// left ends it.
-func (j *job) again(attempt int, f *fault) bool {
-	if f.final || j.left() {
-		return false
-	}
-	status := f.status
-	j.poisoned = j.poisoned || status == http.StatusInternalServerError
-	if j.poisoned {
-		status = http.StatusInternalServerError
-	}
-	wait, ok := j.gw.tier.Retry(attempt, status, f.err)
-	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
-	if !ok {
-		log.Warn("request failed, no retry is left")
-		return false
-	}
-	log.Info("attempt failed, trying again")
-	t := time.NewTimer(max(wait, min(f.retryAfter, maxRetryAfter)))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-j.client.Gone():
-		return false
-	}
-}
-
-// maxRetryAfter bounds how long an engine's Retry-After holds up a request that
-// another engine may take.
-const maxRetryAfter = 5 * time.Second
 
 func (j *job) left() bool {
 	select {
@@ -254,6 +214,9 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 			j.ignoreEOS() // its first token was the end of the answer (contract 1.3)
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
+		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
+			j.gw.log.Error("hand-off refused", zap.String("id", j.id), zap.Error(err))
+		}
 		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
 	j.prompt, j.cached = got.PromptTokens, got.CachedTokens
@@ -289,19 +252,6 @@ func (j *job) ignoreEOS() {
 	}
 	leg.IgnoreEOS = true
 	j.leg = &leg
-}
-
-func (j *job) probeFailed(lease *prefill.Lease, err error) *fault {
-	var ee *engine.Error
-	sent := errors.As(err, &ee) && ee.Sent
-	if j.left() && (!sent || !ee.Answered) { // the engine aborts with the connection
-		lease.Release()
-		return &fault{answer: errGone(), final: true}
-	}
-	// Any other silence may hide a finished prefill (prefill P46).
-	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
-	j.gw.monitor.Report(lease.Candidate.Instance, err)
-	return &fault{answer: transportError("prefill", err), err: err}
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
@@ -393,91 +343,4 @@ func (j *job) open(h *handoff, s *stream, attempt int) *fault {
 		return s.failure(err)
 	}
 	return nil
-}
-
-// decodeRefused settles an error status from the decode engine. Where the
-// engine then tells the prefiller to free, the hand-off is spent; else it is
-// intact (contract 2.3, 2.5b).
-func (j *job) decodeRefused(h *handoff, s *stream) *fault {
-	body, err := s.resp.ReadAll(maxErrorBody)
-	if err != nil {
-		body = nil
-	}
-	f := j.refused("decode", s.rank.Target.ID, s.resp, body)
-	spent, freed := j.gw.fleet.rejects(s.rank)
-	if f.spent = spent; spent {
-		if freed {
-			h.lease.Release()
-		} else {
-			h.lease.Orphan()
-		}
-	}
-	return f
-}
-
-const maxErrorBody = 1 << 20
-
-// refused maps an engine's error status: its 4xx reach the client as they came,
-// our own credential's failure and its 5xx do not (contract 9).
-func (j *job) refused(side, id string, resp *engine.Response, body []byte) *fault {
-	status := resp.StatusCode()
-	f := &fault{
-		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
-		retryAfter: time.Duration(retryAfter(resp)) * time.Second,
-	}
-	switch {
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		j.gw.log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
-		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
-	case status/100 == 4:
-		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
-	default:
-		f.answer = badGateway(side, fmt.Sprintf("it answered %d", status))
-	}
-	return f
-}
-
-// headers are built from scratch for every leg and attempt: a fresh id, so that
-// a retried probe never meets its own first attempt (contract 1.6).
-func (j *job) headers(leg string, attempt int) []engine.Header {
-	return []engine.Header{
-		{Name: "Content-Type", Value: "application/json"},
-		{Name: "X-Request-Id", Value: fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)},
-	}
-}
-
-// estimate is the prompt's length before anyone counted it.
-func (j *job) estimate() int {
-	switch {
-	case j.prompt > 0:
-		return j.prompt
-	case j.leg != nil && j.leg.Prompt != nil:
-		return len(j.leg.Prompt) / bytesPerToken
-	case j.req.PromptTokens > 0:
-		return j.req.PromptTokens
-	}
-	return j.req.PromptBytes / bytesPerToken
-}
-
-func (j *job) promptBytes() int {
-	if j.leg != nil && j.leg.Prompt != nil {
-		return len(j.leg.Prompt)
-	}
-	return j.req.PromptBytes
-}
-
-// bytesPerToken is the usual length of a token of English text.
-const bytesPerToken = 4
-
-// wholeCharge bounds what is charged in advance for an answer that comes in one
-// piece, in tokens: a client that asks for millions must not make its rank look
-// full to all others.
-const wholeCharge = 1024
-
-// outputLimit is how many tokens the answer may have; 0: as the context allows.
-func (j *job) outputLimit() int {
-	if j.req.MaxTokens == 0 && j.req.Endpoint == mooncake.Completions {
-		return openai.DefaultCompletionTokens
-	}
-	return j.req.MaxTokens
 }

@@ -59,6 +59,8 @@ func TestThousandStreams(t *testing.T) {
 	require.Equal(t, streams+streams/2, got.OK, "%v %v", got.Kinds, got.Failures)
 	require.Greater(t, most, 0.9*float64(streams), "they were in the system at once")
 	c.settled(false)
+	require.Len(t, c.records(), got.Sent, "one line a request")
+	require.EqualValues(t, got.Sent, c.metric(`evenkeel_requests_total{outcome="ok"}`))
 	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50, got.All.TPOT.P50, got.All.TPOT.P99)
 }
 
@@ -79,6 +81,12 @@ func TestManyThatLeave(t *testing.T) {
 	for _, outcome := range []string{"unplaced", "expired", "failed", "refused"} {
 		require.Zero(t, c.metric(fmt.Sprintf("evenkeel_drains_total{outcome=%q}", outcome)))
 	}
+	ended := 0.0
+	for _, outcome := range []string{"ok", "client_closed"} {
+		ended += c.metric(fmt.Sprintf("evenkeel_requests_total{outcome=%q}", outcome))
+	}
+	require.EqualValues(t, len(c.records()), ended, "each counted and logged once, and as nothing else")
+	require.LessOrEqual(t, len(c.records()), got.Sent)
 	pins := 0
 	for _, p := range c.prefill {
 		pins += p.Stats().Pins

@@ -37,7 +37,8 @@ type stream struct {
 	assembler *sse.Assembler // set for an answer put together from the events
 	unread    []byte         // events the client has not taken yet
 	firstAt   time.Time      // first data event; from then on the client may have bytes
-	tokenAt   time.Time      // last event that carried tokens
+	tokenFrom time.Time      // first event that carried tokens
+	tokenAt   time.Time      // last one
 	ended     bool           // nothing more comes from the engine
 	broken    *openai.Error  // why it ended before it was whole
 	settled   bool
@@ -250,7 +251,9 @@ func (s *stream) recomputeTier() string {
 func (s *stream) progress(tokens int) {
 	s.slot.Progress(tokens)
 	now := time.Now()
-	if !s.tokenAt.IsZero() {
+	if s.tokenFrom.IsZero() {
+		s.tokenFrom = now
+	} else {
 		s.job.gw.metrics.itl.Observe(now.Sub(s.tokenAt).Seconds())
 	}
 	s.tokenAt = now
@@ -378,7 +381,7 @@ func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.mirror.Tokens()
 	j.gw.metrics.stage(stageRelay, now.Sub(s.firstAt))
 	if tokens > 1 && s.broken == nil && !s.whole {
-		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.firstAt).Seconds() / float64(tokens-1))
+		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.tokenFrom).Seconds() / float64(tokens-1))
 	}
 	j.rec.OutputTokens = tokens
 	if !j.isLeg() {
