@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 )
@@ -83,17 +82,15 @@ func ParseFit(b []byte) (*Fit, error) {
 	if err := d.Decode(f); err != nil {
 		return nil, fmt.Errorf("fit file: %w", err)
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("fit file: more than one object")
-	}
 	if err := f.validate(); err != nil {
 		return nil, fmt.Errorf("fit file: %w", err)
 	}
 	return f, nil
 }
 
-// outputsMost bounds what a file can make us hold, at 400 MB of tables.
-const outputsMost = 10_000_000
+// outputsMost bounds what a file can make us hold: each request of a fit once
+// in all outputs and once in a bucket; under 100 MB of tables.
+const outputsMost = 2 * requestsMost
 
 func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact && f.Kind != KindLearned {

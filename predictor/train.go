@@ -59,12 +59,18 @@ func (o Options) validate() error {
 	return nil
 }
 
-// Auto, given to Train, is whichever kind has the lowest Brier score.
+// Auto is, to Train, whichever kind has the lowest Brier score.
 const Auto = "auto"
 
 // minTrain is the least history worth a file: with less, serve looks at
 // nothing but the present anyway.
 const minTrain = 50
+
+// What Train takes in: rows are kept in memory, lengths index arrays.
+const (
+	requestsMost = 2_000_000
+	outputMost   = 1 << 20
+)
 
 // Train fits a kind ("survival", "exact", "learned" or "auto") to requests in
 // order of arrival: on the earlier part, scored on the rest, never shuffled.
@@ -86,9 +92,12 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 		if i > 0 && reqs[i].At < reqs[i-1].At {
 			return nil, fmt.Errorf("fit: request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
 		}
-		if reqs[i].Output < 1 || reqs[i].Prompt < 0 {
-			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing", i, reqs[i].Prompt, reqs[i].Output)
+		if o := reqs[i].Output; o < 1 || o > outputMost || reqs[i].Prompt < 0 {
+			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i, reqs[i].Prompt, o, outputMost)
 		}
+	}
+	if len(reqs) > requestsMost {
+		return nil, fmt.Errorf("fit: %d requests, at most %d fit in memory with their rows: give the newest", len(reqs), requestsMost)
 	}
 	cut := len(reqs) - int(math.Round(float64(len(reqs))*opt.Holdout))
 	if cut < minTrain || cut == len(reqs) {

@@ -1,0 +1,189 @@
+package predictor
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// recurrent is traffic in which templates recur and long prompts get long answers.
+func recurrent(n int) []Sample {
+	rng := rand.New(rand.NewPCG(11, 12))
+	reqs := make([]Sample, n)
+	for i := range reqs {
+		template := rng.IntN(30)
+		reqs[i] = Sample{
+			At: time.Duration(i) * 200 * time.Millisecond, Prompt: int32(100 * (1 + template%6)),
+			Output: int32(20*(1+template) + rng.IntN(10)), Key: uint64(template + 1),
+		}
+	}
+	return reqs
+}
+
+var learnedOnce = sync.OnceValues(func() (*Fit, error) {
+	return Train("learned", recurrent(1200), Options{})
+})
+
+func learnedFit(t require.TestingT) *Fit {
+	f, err := learnedOnce()
+	require.NoError(t, err)
+	return f
+}
+
+func TestAutoTakesTheBest(t *testing.T) {
+	f, err := Train(Auto, recurrent(1200), Options{Created: time.Unix(0, 0).UTC(), Source: Source{File: "x"}})
+	require.NoError(t, err)
+	require.Len(t, f.Compared, 3)
+	require.Equal(t, KindExact, f.Kind, "the template tells the length: %+v", f.Compared)
+	require.Equal(t, 1200, f.Source.Rows)
+	base := f.Holdout.Base
+	require.InDelta(t, 0.5, float64(base.AUC), 1e-9)
+	for _, c := range f.Compared {
+		require.Equal(t, base.Rows, c.Rows, "%s is scored on other rows", c.Kind)
+		require.Less(t, float64(c.Brier), float64(base.Brier), "%s", c.Kind)
+		require.Greater(t, float64(c.AUC), 0.6, "%s", c.Kind)
+	}
+	require.Less(t, float64(f.Compared[2].Brier), float64(f.Compared[0].Brier), "trees see the prompt, survival does not")
+	rows := 0
+	for _, r := range f.Holdout.Reliability {
+		rows += r.Rows
+	}
+	require.Equal(t, f.Holdout.Rows, rows)
+}
+
+func TestTiesGoToTheSimplerKind(t *testing.T) {
+	reqs := make([]Sample, 200)
+	for i := range reqs {
+		reqs[i] = Sample{At: time.Duration(i) * time.Second, Prompt: 10, Output: 30}
+	}
+	f, err := Train(Auto, reqs, Options{})
+	require.NoError(t, err)
+	require.Equal(t, KindSurvival, f.Kind)
+	require.False(t, f.Holdout.AUC.Defined(), "all end inside the horizon")
+}
+
+func TestHeldOutRequestsDoNotTrain(t *testing.T) {
+	reqs := recurrent(400)
+	other := slices.Clone(reqs)
+	for i := 300; i < 400; i++ {
+		other[i].Output = 700
+	}
+	for _, kind := range []string{"survival", "exact", "learned"} {
+		t.Run(kind, func(t *testing.T) {
+			a, err := Train(kind, reqs, Options{})
+			require.NoError(t, err)
+			b, err := Train(kind, other, Options{})
+			require.NoError(t, err)
+			require.NotEqual(t, a.Holdout, b.Holdout)
+			a.Holdout, b.Holdout, a.Compared, b.Compared = Holdout{}, Holdout{}, nil, nil
+			require.Equal(t, a, b)
+			require.Equal(t, 300, a.Outputs.Len())
+		})
+	}
+}
+
+func TestTrainingIsDeterministic(t *testing.T) {
+	again, err := Train("learned", recurrent(1200), Options{})
+	require.NoError(t, err)
+	require.Equal(t, learnedFit(t), again)
+}
+
+func TestRowsKnowOnlyWhatHadFinished(t *testing.T) {
+	reqs := recurrent(300)
+	const step = 55 * time.Millisecond
+	p := newPast(reqs, step)
+	points := agePoints(reqs, 0, 20, step)
+	require.True(t, slices.IsSortedFunc(points, func(a, b agePoint) int { return int(a.time - b.time) }))
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, at := range points {
+		p.until(at.time)
+		if rng.IntN(20) > 0 {
+			continue
+		}
+		type end struct {
+			at     time.Duration
+			output int32
+		}
+		var ended []end
+		var outputs []int32
+		for _, r := range reqs {
+			if done := r.At + time.Duration(r.Output)*step; done <= at.time {
+				ended = append(ended, end{done, r.Output})
+				outputs = append(outputs, r.Output)
+			}
+		}
+		slices.SortStableFunc(ended, func(a, b end) int { return int(a.at - b.at) })
+		recent := newRecent()
+		for _, e := range ended {
+			recent.push(e.output)
+		}
+		v := p.features(reqs[at.request].Prompt, at.age, 80)
+		want := counted(outputs, int(at.age), 80)
+		require.InDelta(t, want.P, v[fP], 1e-5)
+		require.InDelta(t, want.Mu, v[fMu], 1e-3)
+		f := recent.features()
+		require.Equal(t, f[:], v[fOutput:fInput])
+	}
+}
+
+func TestWindowForgets(t *testing.T) {
+	w := newWindow(500)
+	rng := rand.New(rand.NewPCG(7, 8))
+	var outputs []int32
+	for range 2*OutputsMost + 77 {
+		outputs = append(outputs, 1+rng.Int32N(500))
+		w.push(outputs[len(outputs)-1])
+	}
+	s := NewSurvival(outputs[len(outputs)-OutputsMost:])
+	for age := range 520 {
+		requirePrediction(t, ask(s, 80, Query{Age: int32(age)}), w.predict(age, 80), "age %d", age)
+	}
+}
+
+func TestSamplesWithAnEndUseIt(t *testing.T) {
+	points := agePoints([]Sample{{At: time.Second, End: 5 * time.Second, Output: 40}}, 0, 20, time.Hour)
+	require.Equal(t, []agePoint{{time.Second, 0, 0}, {3 * time.Second, 0, 20}}, points)
+}
+
+func TestTrainSaysWhatIsWrong(t *testing.T) {
+	good := recurrent(100)
+	unsorted := slices.Clone(good)
+	unsorted[7].At = 0
+	silent := slices.Clone(good)
+	silent[3].Output = 0
+	for _, row := range []struct {
+		name, kind string
+		reqs       []Sample
+		opt        Options
+		want       string
+	}{
+		{"a kind nobody trains", "oracle", good, Options{}, `"oracle" cannot be trained`},
+		{"too few", "survival", good[:20], Options{}, "15 requests to train on and 5 held out of 20"},
+		{"none held out", "survival", good, Options{Holdout: 0.001}, "0 held out"},
+		{"out of order", "survival", unsorted, Options{}, "request 7 arrived"},
+		{"no output", "survival", silent, Options{}, "request 3 has 200 prompt and 0 output"},
+		{"no horizon", "survival", good, Options{Horizon: -1}, "horizon -1"},
+		{"all held out", "survival", good, Options{Holdout: 1}, "holdout 1"},
+		{"rows that never advance", "survival", good, Options{Every: -20}, "every -20"},
+		{"a threshold past one", "survival", good, Options{Tau: 2}, "tau 2"},
+		{"time that runs back", "learned", good, Options{Step: -1}, "step -1ns"},
+		{"no rows wanted", "learned", good, Options{MaxRows: -1}, "-1 rows"},
+		{"too few rows for trees", "learned", good[:70], Options{MaxRows: 10}, "want at least 100"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			_, err := Train(row.kind, row.reqs, row.opt)
+			require.ErrorContains(t, err, row.want)
+		})
+	}
+}
+
+func TestADrawOfRowsIsEnough(t *testing.T) {
+	f, err := Train("learned", recurrent(1200), Options{MaxRows: 4000})
+	require.NoError(t, err)
+	require.NotEqual(t, learnedFit(t).Trees, f.Trees)
+	require.InDelta(t, float64(learnedFit(t).Holdout.Brier), float64(f.Holdout.Brier), 0.02)
+}
