@@ -75,7 +75,7 @@ func reliabilityPlot(f *predictor.Fit) ([]byte, error) {
 	}
 	p.Add(lines, perfect, &plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: series, Width: 1.6}}, marks(f.Holdout.Reliability, points))
 	canvas := vgsvg.New(plotSide, plotSide)
-	p.Draw(draw.New(canvas))
+	p.Draw(draw.Crop(draw.New(canvas), 8, -12, 8, -8))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return nil, fmt.Errorf("drawing the reliability plot: %w", err)

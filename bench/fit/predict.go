@@ -3,7 +3,6 @@ package fit
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -211,7 +210,7 @@ func replaceFile(path string, data []byte) error {
 		err = os.Rename(temp, path)
 	}
 	if err != nil {
-		err = errors.Join(err, os.Remove(temp))
+		_ = os.Remove(temp) // where there is one; err says the rest
 	}
 	return err
 }

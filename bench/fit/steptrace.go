@@ -110,21 +110,21 @@ func stepLine(line []byte) (group string, load RankLoad, err error) {
 // comes again, or half a usual step after its first line.
 func newStepGroup(name string, lines []RankLoad) (StepGroup, error) {
 	g := StepGroup{Name: name}
-	slices.SortStableFunc(lines, func(a, b RankLoad) int {
-		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Step, b.Step))
-	})
 	last := map[int]RankLoad{}
 	var gaps []float64
 	for _, l := range lines {
 		before, seen := last[l.Rank]
-		if seen && l.Step == before.Step {
-			return g, fmt.Errorf("rank %d has step %d twice; are these two traces in one file?", l.Rank, l.Step)
+		if seen && l.At < before.At-clockSlack {
+			return g, fmt.Errorf("rank %d: t_ms goes back from %.3f to %.3f; are these two traces in one file? fit them one by one", l.Rank, before.At, l.At)
 		}
 		if seen && l.Step == before.Step+1 {
 			gaps = append(gaps, l.At-before.At)
 		}
 		last[l.Rank] = l
 	}
+	slices.SortStableFunc(lines, func(a, b RankLoad) int {
+		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Step, b.Step))
+	})
 	g.Ranks = sortedKeys(last)
 	half := median(gaps) / 2
 	in := map[int]int{} // rank -> number of the step it was last seen in
@@ -140,6 +140,8 @@ func newStepGroup(name string, lines []RankLoad) (StepGroup, error) {
 	}
 	return g, nil
 }
+
+const clockSlack = 1000 // ms that a host's clock may be set back
 
 // follows tells whether b is the step after a: no rank in both has a step
 // missing in between, and there is one to tell by.
