@@ -17,7 +17,16 @@ var kinds = map[string]func(in, want json.RawMessage) error{
 	"fscoreH":   fscoreH,
 	"subset":    subsetChoice,
 	"project":   project,
+	"survival":  survival,
+	"refresh":   refresh,
+	"score":     score,
 	"br0":       round,
+	"brh":       round,
+	"profile":   profile,
+	"weights":   weights,
+	"cost":      cost,
+	"joint":     joint,
+	"hold":      hold,
 	"imbalance": imbalance,
 }
 

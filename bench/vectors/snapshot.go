@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
 )
 
 // Params are the settings that stand beside a snapshot; nil where it names none.
@@ -28,6 +29,8 @@ type Params struct {
 	Alpha   *float64 `json:"alpha"`
 	Beta    *float64 `json:"beta"`
 	Gamma   *float64 `json:"gamma"`
+
+	Objective *string `json:"objective"`
 }
 
 // Complete returns the spec with the parameters that it takes and does not set.
@@ -47,6 +50,7 @@ func (p Params) Complete(sp policy.Spec) (policy.Spec, error) {
 		{"alpha", deref(p.Alpha), p.Alpha != nil},
 		{"beta", deref(p.Beta), p.Beta != nil},
 		{"gamma", deref(p.Gamma), p.Gamma != nil},
+		{"objective", deref(p.Objective), p.Objective != nil},
 	} {
 		if !s.ok || !sp.Takes(s.key) || sp.Sets(s.key) {
 			continue
@@ -70,13 +74,12 @@ func deref[T any](p *T) (v T) {
 // of the decision log.
 type snapshotJSON struct {
 	Params
-	Workers   []workerJSON    `json:"workers"`
-	Pool      []entryJSON     `json:"pool"`
-	StepMs    float32         `json:"step_ms"`
-	C0Ms      float32         `json:"c0_ms"`
-	C1Ms      float32         `json:"c1_ms"`
-	Objective string          `json:"objective"` // joint
-	Outputs   json.RawMessage `json:"outputs"`   // joint: history for a predictor
+	Workers []workerJSON `json:"workers"`
+	Pool    []entryJSON  `json:"pool"`
+	StepMs  float32      `json:"step_ms"`
+	C0Ms    float32      `json:"c0_ms"`
+	C1Ms    float32      `json:"c1_ms"`
+	Outputs []int32      `json:"outputs"` // finished lengths, for the survival table
 }
 
 type workerJSON struct {
@@ -94,8 +97,8 @@ type requestJSON struct {
 	Age       *int32  `json:"age"`
 	Rhat      float32 `json:"rhat"`
 	Key       uint64  `json:"key"`
-	ID        uint64  `json:"id"`
-	Slot      int32   `json:"slot"`
+	ID        *uint64 `json:"id"`
+	Slot      *int32  `json:"slot"`
 }
 
 type entryJSON struct {
@@ -152,6 +155,10 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
 		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms,
 	}
+	if len(in.Outputs) > 0 {
+		s.Outlook = predictor.NewSurvival(in.Outputs)
+	}
+	running := int32(0)
 	for _, w := range in.Workers {
 		if w.Capacity < 0 || !(w.Cost >= 0 && w.Cost <= maxCost) {
 			return s, fmt.Errorf("worker %d: want capacity_tokens from 0 and cost from 0 to %d", w.ID, maxCost)
@@ -165,9 +172,18 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			if r.Age != nil {
 				age = *r.Age
 			}
-			worker.Running = append(worker.Running, policy.Request{
-				Prompt: r.Prompt, Generated: r.Generated, Age: age, Rhat: r.Rhat, Key: r.Key, ID: r.ID, Slot: r.Slot,
-			})
+			q := policy.Request{
+				Prompt: r.Prompt, Generated: r.Generated, Age: age, Rhat: r.Rhat, Key: r.Key,
+				ID: deref(r.ID), Slot: deref(r.Slot),
+			}
+			if r.ID == nil { // policies tell requests apart by these two
+				q.ID = 1<<63 | uint64(running)
+			}
+			if r.Slot == nil {
+				q.Slot = running
+			}
+			running++
+			worker.Running = append(worker.Running, q)
 		}
 		s.Workers = append(s.Workers, worker)
 	}

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,19 +53,58 @@ func clone(s *Snapshot) *Snapshot {
 	return &c
 }
 
+// drawGreedy sets what a user may set; the value keeps its scratch, for that of
+// one round must not reach the next.
+func drawGreedy(t *rapid.T, p *greedy) {
+	p.window = rapid.IntRange(1, 12).Draw(t, "window")
+	p.theta = rapid.SampledFrom([]int64{0, 1, 4, 1000, groupSize}).Draw(t, "theta")
+	p.capacity = rapid.Bool().Draw(t, "queue=capacity")
+	p.longest = rapid.Bool().Draw(t, "order=desc")
+	p.guard = rapid.IntRange(0, 4).Draw(t, "guard") > 0
+	p.watermark = rapid.SampledFrom([]float64{0, 0.05, 0.1}).Draw(t, "watermark")
+}
+
 func TestBR0IsTheRoundOfTheText(t *testing.T) {
-	reused := newBR0("", &standard).(*greedy) // scratch of one round must not reach the next
+	reused := newBR0("", &standard).(*greedy)
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
-		reused.window = rapid.IntRange(1, 12).Draw(t, "window")
-		reused.theta = rapid.SampledFrom([]int64{0, 1, 4, 1000, groupSize}).Draw(t, "theta")
-		reused.capacity = rapid.Bool().Draw(t, "queue=capacity")
-		reused.longest = rapid.Bool().Draw(t, "order=desc")
-		reused.guard = rapid.IntRange(0, 4).Draw(t, "guard") > 0
-		reused.watermark = rapid.SampledFrom([]float64{0, 0.05, 0.1}).Draw(t, "watermark")
-		want := naiveBR0(reused, s)
-		got := reused.Decide(s, nil)
-		require.Equal(t, want, got)
+		drawGreedy(t, reused)
+		require.Equal(t, naiveGreedy(reused, s), reused.Decide(s, nil))
+	})
+}
+
+func TestBRHIsTheRoundOfTheText(t *testing.T) {
+	reused := newBRH("", &lookingAhead).(*greedy)
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		drawGreedy(t, reused)
+		a := reused.ahead
+		a.horizon = rapid.IntRange(0, 12).Draw(t, "horizon")
+		a.alpha = rapid.SampledFrom([]float64{0.5, 1, 2}).Draw(t, "alpha")
+		a.beta = rapid.SampledFrom([]float64{0, 0.5, 1, 4, 48}).Draw(t, "beta")
+		a.gamma = rapid.SampledFrom([]float64{0, 0.5, 0.9, 1}).Draw(t, "gamma")
+		for g := range s.Workers {
+			for i := range s.Workers[g].Running {
+				s.Workers[g].Running[i].Rhat = rapid.SampledFrom([]float32{0, 1, 1.5, 3, 3.2, 7, 12}).Draw(t, "rhat")
+			}
+		}
+		want, got := naiveGreedy(reused, s), reused.Decide(s, nil)
+		require.Equal(t, pairs(want), pairs(got))
+		for i := range got {
+			require.Equal(t, want[i].Stage, got[i].Stage)
+			require.InDelta(t, want[i].Score, got[i].Score, 1e-9*max(1, math.Abs(want[i].Score)))
+		}
+	})
+}
+
+func TestBRHWithoutHorizonIsBR0(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		br0, err := Parse("br0")
+		require.NoError(t, err)
+		brh, err := Parse(fmt.Sprintf("brh:horizon=0,beta=%d", len(s.Workers)))
+		require.NoError(t, err)
+		require.Equal(t, br0.Decide(s, nil), brh.Decide(s, nil))
 	})
 }
 

@@ -8,19 +8,36 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// naiveBR0 is the round of algorithm 4.2 and 4.3 for BR-0 as the text has it:
-// scans instead of indices, every subset instead of two probes.
-func naiveBR0(p *greedy, s *Snapshot) []Assignment {
+// naiveGreedy is the round of algorithm 4.2 and 4.3 as the text has it: scans
+// instead of indices, every subset instead of two probes, every step instead of
+// sorted margins, nothing kept from one decision to the next.
+func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 	type rank struct {
-		w                *Worker
-		load, free, room int64
+		w          *Worker
+		load       []int64
+		free, room int64
 	}
-	n := int64(len(s.Workers))
+	n, horizon := int64(len(s.Workers)), 0
+	alpha, beta, gamma := 1.0, float64(n), 1.0
+	equal := func(x, y float64) bool { return x == y }
+	if a := p.ahead; a != nil {
+		horizon, alpha, beta, gamma, equal = a.horizon, a.alpha, a.beta, a.gamma, subset.Equal
+	}
 	ranks := make([]rank, n)
-	var top, open int64
+	top := make([]int64, horizon+1)
+	var open int64
 	for g := range s.Workers {
 		w := &s.Workers[g]
-		r := rank{w: w, load: subset.Scaled(w.KVTokens(), float64(w.Cost)), room: math.MaxInt64}
+		r := rank{w: w, load: make([]int64, horizon+1), room: math.MaxInt64}
+		for h := range r.load {
+			for _, q := range w.Running {
+				if float32(h) < q.Rhat || q.Rhat >= float32(horizon) || q.Rhat == 0 {
+					r.load[h] += int64(q.Prompt) + int64(q.Generated) + int64(h)
+				}
+			}
+			r.load[h] = subset.Scaled(r.load[h], float64(w.Cost))
+			top[h] = max(top[h], r.load[h])
+		}
 		if w.Up {
 			r.free = int64(max(0, w.Free))
 		}
@@ -28,9 +45,23 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 			r.room = int64(float64(w.Capacity)*(1-p.watermark)) - w.KVTokens()
 		}
 		ranks[g] = r
-		top, open = max(top, r.load), open+r.free
+		open += r.free
 	}
-	score := func(r *rank, size int64) int64 { return subset.F0(size, top-r.load, int(n)) }
+	score := func(r *rank, size int64) (f float64) {
+		discount := 1.0
+		for h, x := range r.load {
+			f += discount * (alpha*float64(size) - beta*float64(max(0, size-(top[h]-x))))
+			discount *= gamma
+		}
+		return f
+	}
+	margin := func(r *rank) int64 {
+		least := int64(math.MaxInt64)
+		for h, x := range r.load {
+			least = min(least, top[h]-x)
+		}
+		return least
+	}
 	size := func(r *rank, e Entry) int64 { return subset.Scaled(int64(e.Prompt), float64(r.w.Cost)) }
 
 	line := slices.Clone(s.Pool)
@@ -39,10 +70,12 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 	}
 	var out []Assignment
 	leave := func(id uint64) { line = slices.DeleteFunc(line, func(e Entry) bool { return e.ID == id }) }
-	admit := func(r *rank, e Entry, f int64, stage uint8) {
-		out = append(out, Assignment{Entry: e.ID, Worker: r.w.ID, Score: float64(f), Stage: stage})
-		r.load += size(r, e)
-		top = max(top, r.load)
+	admit := func(r *rank, e Entry, f float64, stage uint8) {
+		out = append(out, Assignment{Entry: e.ID, Worker: r.w.ID, Score: f, Stage: stage})
+		for h := range r.load {
+			r.load[h] += size(r, e)
+			top[h] = max(top[h], r.load[h])
+		}
 		r.free--
 		open--
 		if r.w.Capacity > 0 {
@@ -78,8 +111,12 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 				if r.free == 0 || int64(e.Prompt) > r.room {
 					continue
 				}
-				if best == nil || score(r, size(r, e)) > score(best, size(best, e)) ||
-					score(r, size(r, e)) == score(best, size(best, e)) && r.load < best.load {
+				if best == nil {
+					best = r
+					continue
+				}
+				x, y := score(r, size(r, e)), score(best, size(best, e))
+				if tie := equal(x, y); !tie && x > y || tie && margin(r) > margin(best) {
 					best = r
 				}
 			}
@@ -107,20 +144,29 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 			if r.free == 0 {
 				continue
 			}
-			byMargin, bySlots := best == nil || r.load < best.load, best == nil || r.free > best.free
-			if best == nil || p.capacity && (bySlots || r.free == best.free && byMargin) || !p.capacity && (byMargin || r.load == best.load && bySlots) {
+			if best == nil {
+				best = r
+				continue
+			}
+			margins, slots := margin(r)-margin(best), r.free-best.free
+			if p.capacity {
+				margins, slots = slots, margins
+			}
+			if margins > 0 || margins == 0 && slots > 0 {
 				best = r
 			}
 		}
 		return best
 	}
-	single := func(r *rank, from []Entry) (best Entry, f int64, ok bool) {
+	single := func(r *rank, from []Entry) (best Entry, f float64, ok bool) {
 		for _, e := range from {
-			if int64(e.Prompt) > r.room {
-				continue
+			if x := score(r, size(r, e)); int64(e.Prompt) <= r.room && (!ok || x > f) {
+				f, ok = x, true
 			}
-			if x := score(r, size(r, e)); !ok || x > f {
-				best, f, ok = e, x, true
+		}
+		for _, e := range from {
+			if int64(e.Prompt) <= r.room && equal(score(r, size(r, e)), f) {
+				return e, f, ok
 			}
 		}
 		return best, f, ok
@@ -149,7 +195,7 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 			shut(r)
 			continue
 		}
-		best, bestF, bestSum := 0, int64(0), int64(0)
+		best, bestF, bestSum := 0, 0.0, int64(0)
 		for mask := 1; mask < 1<<len(c); mask++ {
 			var sum, tokens int64
 			for i, e := range c {
@@ -161,11 +207,11 @@ func naiveBR0(p *greedy, s *Snapshot) []Assignment {
 				continue
 			}
 			f := score(r, sum)
-			if best == 0 || f > bestF || f == bestF && (sum < bestSum || sum == bestSum && bits.OnesCount(uint(mask)) > bits.OnesCount(uint(best))) {
+			if tie := equal(f, bestF); best == 0 || !tie && f > bestF || tie && (sum < bestSum || sum == bestSum && bits.OnesCount(uint(mask)) > bits.OnesCount(uint(best))) {
 				best, bestF, bestSum = mask, f, sum
 			}
 		}
-		if bestF <= 0 {
+		if bestF <= 0 || equal(bestF, 0) {
 			e, f, _ := single(r, c)
 			admit(r, e, f, 2)
 			continue

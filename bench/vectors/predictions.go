@@ -1,0 +1,107 @@
+package vectors
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"evenkeel/predictor"
+)
+
+func survival(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		Outputs []int32 `json:"outputs"`
+		Age     int32   `json:"age"`
+		Horizon int     `json:"H"`
+		Tau     float64 `json:"tau"`
+	}
+	var want struct {
+		P    float64 `json:"p_hat"`
+		Mu   float64 `json:"mu_hat"`
+		Rhat float64 `json:"r_hat"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	var got [1]predictor.Prediction
+	predictor.NewSurvival(in.Outputs).Predict(in.Horizon, []predictor.Query{{Age: in.Age}}, got[:])
+	rules := predictor.Rules{H: in.Horizon, Tau: in.Tau}
+	rhat, _ := rules.Gate(got[0])
+	if err := near("p_hat", got[0].P, want.P); err != nil {
+		return err
+	}
+	if err := near("mu_hat", got[0].Mu, want.Mu); err != nil {
+		return err
+	}
+	return near("r_hat", float64(rhat), want.Rhat)
+}
+
+func refresh(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		Outputs []int32 `json:"outputs"`
+		Horizon int     `json:"H"`
+		Tau     float64 `json:"tau"`
+		Every   int     `json:"every"`
+		Tokens  int     `json:"tokens"`
+	}
+	var want struct {
+		Rhat []float64 `json:"r_hat"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	rules := predictor.Rules{H: in.Horizon, Tau: in.Tau, Every: in.Every}
+	got := rules.Follow(predictor.NewSurvival(in.Outputs), predictor.Query{}, in.Tokens)
+	if len(got) != len(want.Rhat) {
+		return fmt.Errorf("%d values of r_hat, want %d", len(got), len(want.Rhat))
+	}
+	for i := range got {
+		if err := near(fmt.Sprintf("r_hat[%d]", i), float64(got[i]), want.Rhat[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func score(rawIn, rawWant json.RawMessage) error {
+	var in struct {
+		Finished  []int     `json:"finished"`
+		P         []float64 `json:"p_hat"`
+		Mu        []float64 `json:"mu_hat"`
+		Remaining []float64 `json:"remaining"`
+	}
+	var want struct {
+		AUC            predictor.Figure `json:"auc"`
+		Brier          predictor.Figure `json:"brier"`
+		ConditionalMAE predictor.Figure `json:"conditional_mae"`
+	}
+	if err := decode(rawIn, rawWant, &in, &want); err != nil {
+		return err
+	}
+	rows := make([]predictor.Row, len(in.Finished))
+	if len(in.P) != len(rows) || len(in.Mu) != len(rows) || len(in.Remaining) != len(rows) {
+		return fmt.Errorf("in: the four lists differ in length")
+	}
+	for i := range rows {
+		rows[i] = predictor.Row{P: in.P[i], Mu: in.Mu[i], Remaining: in.Remaining[i], Ended: in.Finished[i] == 1}
+	}
+	got := predictor.Score(rows)
+	for _, c := range []struct {
+		what      string
+		got, want predictor.Figure
+	}{
+		{"auc", got.AUC, want.AUC},
+		{"brier", got.Brier, want.Brier},
+		{"conditional_mae", got.ConditionalMAE, want.ConditionalMAE},
+	} {
+		if math.IsNaN(float64(c.got)) != math.IsNaN(float64(c.want)) {
+			return fmt.Errorf("%s = %v, want %v", c.what, c.got, c.want)
+		}
+		if c.want.Defined() {
+			if err := near(c.what, float64(c.got), float64(c.want)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
