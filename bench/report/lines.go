@@ -20,12 +20,12 @@ const (
 )
 
 // Lines writes a table for many policies: a line a policy, a column for each of
-// these metrics that any of them has.
+// these metrics that is not 0 for all of them.
 func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 	var shown []column
 	for _, m := range metrics {
 		for _, c := range r.present() {
-			if c.metric == m {
+			if c.metric == m && !r.allZero(m) {
 				shown = append(shown, c)
 			}
 		}
@@ -61,4 +61,8 @@ func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 		rows = append(rows, level)
 	}
 	return writeAligned(w, rows)
+}
+
+func (r *Report) allZero(m Metric) bool {
+	return !slices.ContainsFunc(r.Runs, func(run Run) bool { return run.Metrics[m].Mean != 0 })
 }

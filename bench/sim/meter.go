@@ -31,7 +31,6 @@ type meter struct {
 	seats                                            int
 	ticks                                            []float64 // us
 	loads                                            []int64
-	scaled                                           []int64
 
 	keep bool // the steps of the first group, for plots
 	kept []report.Step

@@ -16,16 +16,17 @@ import (
 
 // commands is the whole command line; one file a subcommand.
 type commands struct {
-	Serve   serveCmd   `cmd:"" help:"Run the proxy."`
-	Check   checkCmd   `cmd:"" help:"Check a config file, and with --probe the engines it names."`
-	Demo    demoCmd    `cmd:"" help:"Run reference engines, proxy and load in one process and compare policies."`
-	Decide  decideCmd  `cmd:"" help:"Run one round of a policy on a dumped snapshot and say why."`
-	Vectors vectorsCmd `cmd:"" help:"Run golden vectors."`
-	Fit     fitCmd     `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step: prefill and step time."`
-	Engine  engineCmd  `cmd:"" help:"Run a reference engine."`
-	Load    loadCmd    `cmd:"" help:"Send load and check every stream token by token."`
-	Keys    keysCmd    `cmd:"" help:"Make API keys for keys_file."`
-	Version versionCmd `cmd:"" help:"Print version, commit and Go."`
+	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
+	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines it names."`
+	Demo     demoCmd     `cmd:"" help:"Run reference engines, proxy and load in one process and compare policies."`
+	Simulate simulateCmd `cmd:"" help:"Replay a trace through the barrier simulator and compare policies, or replay a decision log."`
+	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a dumped snapshot and say why."`
+	Vectors  vectorsCmd  `cmd:"" help:"Run golden vectors."`
+	Fit      fitCmd      `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step: prefill and step time."`
+	Engine   engineCmd   `cmd:"" help:"Run a reference engine."`
+	Load     loadCmd     `cmd:"" help:"Send load and check every stream token by token."`
+	Keys     keysCmd     `cmd:"" help:"Make API keys for keys_file."`
+	Version  versionCmd  `cmd:"" help:"Print version, commit and Go."`
 }
 
 // streams are what a subcommand writes to: results to out, progress to err.
@@ -58,7 +59,7 @@ func run(args []string, std streams) int {
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
 			{Key: "engines", Title: "and, beside those, what it does not know about engines:"},
 		}),
-		kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", ")},
+		kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", "), "synths": synthNames()},
 	)
 	if err != nil {
 		fmt.Fprintln(std.err, "evenkeel:", err)

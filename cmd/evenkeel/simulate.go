@@ -1,0 +1,366 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"evenkeel/bench/report"
+	"evenkeel/bench/sim"
+	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// simulateCmd compares policies on a trace in the barrier simulator, or on the
+// snapshots of a decision log.
+type simulateCmd struct {
+	Trace     string        `placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: a slice of Azure's conversation trace)."`
+	Format    string        `enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
+	Workers   int           `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
+	Slots     int           `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
+	Capacity  int64         `placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited)."`
+	Load      string        `default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default})."`
+	Pool      *int          `placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
+	Policies  string        `default:"jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
+	Predictor string        `placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
+	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy; a seed begins elsewhere in a trace, or draws another (default: ${default})."`
+	Requests  int           `placeholder:"N" help:"Requests of a run (default: all but those that predictors learn from; 12000 drawn ones)."`
+	Stale     int           `placeholder:"N" help:"Policies see the progress of requests N steps late."`
+	Transfer  int           `placeholder:"N" help:"Steps between an admission and the first token, slot and KV taken meanwhile."`
+	Scenario  string        `placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers."`
+	C0        time.Duration `name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
+	C1        time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
+	Tier      string        `enum:"decode" default:"decode" help:"What is simulated: decode."`
+	Log       string        `placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
+	Out       string        `placeholder:"DIR" help:"Write a page with plots and the numbers there."`
+	JSON      bool          `name:"json" help:"Print one JSON document."`
+}
+
+// Run simulates, or replays a log, until it is done or the user ends it.
+func (c *simulateCmd) Run(std streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	r, metrics, err := c.report(ctx, std.err)
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
+			return errFailed
+		}
+		return err
+	}
+	if c.Out != "" {
+		if err := os.MkdirAll(c.Out, 0o755); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+		page, err := writeReport(r, c.Out)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(std.err, "report: %s\n", page)
+	}
+	if c.JSON {
+		return r.JSON(std.out)
+	}
+	var b bytes.Buffer
+	if err := r.Lines(&b, metrics...); err != nil {
+		return err
+	}
+	b.WriteByte('\n')
+	for _, note := range r.Notes {
+		writeWrapped(&b, note)
+	}
+	_, err = b.WriteTo(std.out)
+	return err
+}
+
+// Columns of the two tables; JSON has all.
+var (
+	simulated = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
+		report.WaitMax, report.Preempted, report.Failed, report.TickP99}
+	replayed = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
+)
+
+func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
+	if c.Log != "" {
+		r, err := c.replay(ctx, progress)
+		return r, replayed, err
+	}
+	plan, source, err := c.plan()
+	if err != nil {
+		return nil, nil, err
+	}
+	fmt.Fprintf(progress, "%s, %d seeds; %s\n", source, c.Seeds, c.fleetWords(&plan.Fleet))
+	bar := newSimProgress(progress)
+	plan.Progress = bar.update
+	began := time.Now()
+	result, err := plan.Run(ctx)
+	bar.finish()
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &report.Report{
+		Title: "evenkeel simulate", Command: c.commandLine(), Model: report.StepModel{C0: c.C0, C1: c.C1},
+		Runs: result.Runs, Bound: result.Bound,
+	}
+	r.Facts = c.facts(plan, result, source, began)
+	r.Notes = c.notes(r)
+	return r, simulated, nil
+}
+
+// plan checks the flags.
+func (c *simulateCmd) plan() (*sim.Plan, string, error) {
+	if c.Workers < 1 {
+		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
+	}
+	plan := &sim.Plan{
+		Requests: c.Requests, Seeds: c.Seeds, Policies: policy.SplitList(c.Policies), Steps: c.Out != "",
+		Fleet: c.uniform(),
+	}
+	var err error
+	if c.Scenario != "" {
+		if plan.Fleet, err = sim.ReadScenario(c.Scenario, plan.Fleet); err != nil {
+			return nil, "", err
+		}
+	}
+	plan.Fleet.Stale, plan.Fleet.Transfer = c.Stale, c.Transfer
+	if plan.Load, err = c.load(&plan.Fleet); err != nil {
+		return nil, "", err
+	}
+	if err := c.predictor(plan); err != nil {
+		return nil, "", err
+	}
+	source, err := c.source(plan)
+	if err != nil {
+		return nil, "", err
+	}
+	return plan, source, plan.Validate()
+}
+
+// uniform is the fleet of the flags.
+func (c *simulateCmd) uniform() sim.Fleet {
+	f := sim.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
+	f.Groups[0].C0Ms, f.Groups[0].C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
+	return f
+}
+
+func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
+	if c.Load == "closed" {
+		l := sim.Load{Pool: 4 * f.Ranks()}
+		if c.Pool != nil {
+			l.Pool = *c.Pool
+		}
+		return l, nil
+	}
+	rho, err := strconv.ParseFloat(c.Load, 64)
+	switch {
+	case err != nil || !(rho > 0):
+		return sim.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
+	case c.Pool != nil:
+		return sim.Load{}, errors.New("--pool and an open loop: there the pool is as long as it gets")
+	}
+	return sim.Load{Rho: rho}, nil
+}
+
+// predictor reads the flag: a kind, or a fit file.
+func (c *simulateCmd) predictor(plan *sim.Plan) error {
+	if c.Predictor == "" {
+		return nil
+	}
+	if kind, err := predictor.ParseKind(c.Predictor); err == nil {
+		plan.Predictor = string(kind)
+		return nil
+	}
+	text, err := os.ReadFile(c.Predictor)
+	if err != nil {
+		return fmt.Errorf("--predictor: %w; give a file that evenkeel fit wrote, or none, survival, exact, learned, oracle", err)
+	}
+	if plan.Fit, err = predictor.ParseFit(text); err != nil {
+		return fmt.Errorf("--predictor %s: %w", c.Predictor, err)
+	}
+	plan.Predictor = string(plan.Fit.Kind)
+	return nil
+}
+
+// synthNames for the help text.
+func synthNames() string {
+	names := trace.SynthNames()
+	for i := range names {
+		names[i] = trace.SynthPrefix + names[i]
+	}
+	return strings.Join(names, ", ")
+}
+
+// source opens the trace and names it.
+func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
+	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
+		plan.Source.Synth = name
+		return c.Trace, nil
+	}
+	if c.Trace == "" {
+		plan.Source.Trace = trace.Azure()
+		return "a slice of Azure's conversation trace (2023)", nil
+	}
+	var err error
+	plan.Source.Trace, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
+	return filepath.Base(c.Trace), err
+}
+
+// replay runs the policies on a decision log.
+func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.Report, error) {
+	f, err := os.Open(c.Log)
+	if err != nil {
+		return nil, fmt.Errorf("--log: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	bar := newSimProgress(progress)
+	began := time.Now()
+	runs, err := sim.Replay(ctx, f, c.Log, policy.SplitList(c.Policies), func(n int) { bar.update(n, -1) })
+	bar.finish()
+	if err != nil {
+		return nil, err
+	}
+	return &report.Report{
+		Title: "evenkeel simulate --log", Command: c.commandLine(), Runs: runs,
+		Facts: []report.Fact{
+			{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
+			{Name: "log", Value: filepath.Base(c.Log)},
+		},
+		Notes: []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the round's admissions, not what the policy would have led to."},
+	}, nil
+}
+
+// fleetWords describe what decodes.
+func (c *simulateCmd) fleetWords(f *sim.Fleet) string {
+	if c.Scenario != "" {
+		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
+	}
+	return fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))
+}
+
+// commandLine makes the same numbers again.
+func (c *simulateCmd) commandLine() string {
+	line := "evenkeel simulate"
+	add := func(flag, value string, given bool) {
+		if given {
+			line += " --" + flag + " " + value
+		}
+	}
+	add("log", c.Log, c.Log != "")
+	add("policies", c.Policies, true)
+	if c.Log != "" {
+		return line
+	}
+	add("trace", c.Trace, c.Trace != "")
+	add("format", c.Format, c.Format != "auto")
+	add("scenario", c.Scenario, c.Scenario != "")
+	add("workers", strconv.Itoa(c.Workers), c.Scenario == "")
+	add("slots", strconv.Itoa(c.Slots), true)
+	add("capacity", strconv.FormatInt(c.Capacity, 10), c.Capacity != 0)
+	add("load", c.Load, true)
+	if c.Pool != nil {
+		add("pool", strconv.Itoa(*c.Pool), true)
+	}
+	add("predictor", c.Predictor, c.Predictor != "")
+	add("seeds", strconv.Itoa(c.Seeds), true)
+	add("requests", strconv.Itoa(c.Requests), c.Requests != 0)
+	add("stale", strconv.Itoa(c.Stale), c.Stale != 0)
+	add("transfer", strconv.Itoa(c.Transfer), c.Transfer != 0)
+	add("c0", c.C0.String(), true)
+	add("c1", c.C1.String(), true)
+	return line
+}
+
+func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, began time.Time) []report.Fact {
+	v, commit := buildInfo()
+	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
+	if plan.Load.Rho == 0 {
+		load = fmt.Sprintf("closed loop, %d requests in the system beyond the slots", plan.Load.Pool)
+	}
+	kind := c.Predictor
+	if kind == "" {
+		kind = "the policies' own"
+	}
+	return []report.Fact{
+		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
+		{Name: "machine", Value: machine() + "; it decides over the tick's times only"},
+		{Name: "program", Value: fmt.Sprintf("evenkeel %s, commit %s", v, commit)},
+		{Name: "trace", Value: fmt.Sprintf("%s, %d requests a run, the %d before them for predictors to learn from, %d seeds", source, result.Requests, result.History, c.Seeds)},
+		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
+		{Name: "load", Value: load},
+		{Name: "predictor", Value: kind},
+		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
+	}
+}
+
+// notes say how far the numbers carry.
+func (c *simulateCmd) notes(r *report.Report) []string {
+	first := r.Runs[0]
+	notes := []string{r.Headline()}
+	if kv, ok := first.Metrics[report.KVShare]; ok {
+		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f %% under %s: imbalance is paid only behind a barrier, and only where steps depend on KV.",
+			100*first.Metrics[report.IdleShare].Mean, 100*kv.Mean, first.Policy))
+	}
+	if c.Load != "closed" {
+		notes = append(notes, "In an open loop tokens per second follow the arrivals, unless a policy cannot keep up with them.")
+	}
+	return append(notes,
+		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived; the longest wait also counts those that still waited then. ± is the deviation between seeds.",
+		"A simulator: steps take what the model says, engines never fail and prefill is never short.")
+}
+
+// simProgress shows a bar on a terminal and a line every five seconds elsewhere.
+type simProgress struct {
+	out   io.Writer
+	bar   *progressbar.ProgressBar // nil: lines
+	told  time.Time
+	total int
+}
+
+func newSimProgress(out io.Writer) *simProgress {
+	p := &simProgress{out: out, told: time.Now()}
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	}
+	return p
+}
+
+// update takes how far it is; total is below 0 when nobody knows.
+func (p *simProgress) update(done, total int) {
+	if p.bar != nil {
+		if p.total != total && total > 0 {
+			p.bar.ChangeMax(total)
+		}
+		p.total = total
+		_ = p.bar.Set(done) // a terminal that cannot be written to is no reason to end
+		return
+	}
+	if time.Since(p.told) < 5*time.Second {
+		return
+	}
+	p.told = time.Now()
+	if total > 0 {
+		fmt.Fprintf(p.out, "%d of %d requests done\n", done, total)
+	} else {
+		fmt.Fprintf(p.out, "%d rounds done\n", done)
+	}
+}
+
+func (p *simProgress) finish() {
+	if p.bar != nil {
+		_ = p.bar.Finish()
+	}
+}
