@@ -8,10 +8,15 @@ import (
 
 // Bounds of what Online remembers (algorithm 5.4).
 const (
-	OutputsMost       = 4096 // last outputs of all requests
-	KeyOutputsMost    = 64   // last outputs of one key
+	OutputsMost    = 4096 // last outputs of all requests
+	KeyOutputsMost = 64   // last outputs of one key
+	KeysMost       = 4096 // keys in use; and so many again that were seen too seldom to be
+
+	// LengthOutputsMost is for one prompt-length bucket: together they hold as
+	// many as all requests do. With 64, as for a key, they are noisier than no
+	// bucket at all (Mooncake, horizon 80: Brier 0.157, with 512 0.149, all
+	// requests in one 0.150).
 	LengthOutputsMost = OutputsMost / LengthBuckets
-	KeysMost          = 4096 // keys in use; and so many again that were seen too seldom to be
 )
 
 // When Rebuild is due.
