@@ -48,7 +48,7 @@ func (l *Learned) cell(prompt int32) int {
 const learnedAges = denseMost
 
 // compile works out the model for one table and one state of the traffic.
-func (m *model) compile(h int, table *Survival, outputs, prompts *Recent) *Learned {
+func (m *model) compile(h int, table *Survival, outputs, prompts *recent) *Learned {
 	l := &Learned{horizon: h, table: table}
 	thresholds := [2][]int32{m.firstAbove(fPrompt), m.firstAbove(fLogPrompt)}
 	l.prompts = slices.Compact(slices.Sorted(slices.Values(slices.Concat(thresholds[0], thresholds[1]))))

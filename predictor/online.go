@@ -48,8 +48,8 @@ type Online struct {
 	keys     keyBuckets
 
 	model   *model // learned only
-	recentO *Recent
-	recentP *Recent
+	recentO *recent
+	recentP *recent
 
 	fitted   *Survival // of the file, nil without
 	inForce  *Survival // last rebuilt

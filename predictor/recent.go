@@ -37,18 +37,18 @@ func (r *ring) last(n int) []int32 {
 
 const recentMost = 256 // values behind the mean and the 90th percentile
 
-// Recent describes the lengths of the requests that finished last: what tells
+// recent describes the lengths of the requests that finished last: what tells
 // the trees how traffic differs just now from the past.
-type Recent struct {
+type recent struct {
 	fast, slow float64 // exponentially weighted means, old weight 0.9 and 0.99
 	ring       ring
 	sorted     []int32 // what ring holds, ascending
 	sum        int64
 }
 
-func newRecent() *Recent { return &Recent{ring: newRing(recentMost)} }
+func newRecent() *recent { return &recent{ring: newRing(recentMost)} }
 
-func (r *Recent) push(v int32) {
+func (r *recent) push(v int32) {
 	if len(r.sorted) == 0 {
 		r.fast, r.slow = float64(v), float64(v)
 	} else {
@@ -67,7 +67,7 @@ func (r *Recent) push(v int32) {
 
 // features are the two means, the mean of the last 256 and their 90th
 // percentile; zeros before anything finished.
-func (r *Recent) features() [4]float32 {
+func (r *recent) features() [4]float32 {
 	n := len(r.sorted)
 	if n == 0 {
 		return [4]float32{}
@@ -82,11 +82,11 @@ type recentJSON struct {
 	Last []int32 `json:"last"` // the oldest first
 }
 
-func (r *Recent) export() recentJSON {
+func (r *recent) export() recentJSON {
 	return recentJSON{Fast: r.fast, Slow: r.slow, Last: r.ring.values()}
 }
 
-func (j recentJSON) restore() *Recent {
+func (j recentJSON) restore() *recent {
 	r := newRecent()
 	for _, v := range j.Last {
 		r.push(v)

@@ -52,7 +52,7 @@ type past struct {
 	order            []int32 // requests by end
 	next             int     // in order: the first that had not finished
 	window           window
-	outputs, prompts *Recent
+	outputs, prompts *recent
 }
 
 func newPast(reqs []Sample, step time.Duration) *past {

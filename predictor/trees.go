@@ -177,7 +177,7 @@ func (j *forestJSON) restore() (forest, error) {
 	return f, nil
 }
 
-func (m *model) export(outputs, prompts *Recent) *treesJSON {
+func (m *model) export(outputs, prompts *recent) *treesJSON {
 	return &treesJSON{
 		Features: featureNames[:], Edges: m.edges[:],
 		Classifier: m.classifier.export(), Regressor: m.regressor.export(),
