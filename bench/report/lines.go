@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"io"
 	"slices"
 )
@@ -19,6 +20,9 @@ const (
 	Rounds    Metric = "rounds"
 )
 
+// blank is a cell of a column that holds numbers; an empty one has no column.
+const blank = " "
+
 // Lines writes a table for many policies: a line a policy, a column for each of
 // these metrics that is not 0 for all of them.
 func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
@@ -32,7 +36,7 @@ func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 	}
 	names, units := []string{"policy"}, []string{""}
 	for _, c := range shown {
-		names, units = append(names, c.label), append(units, c.unit)
+		names, units = append(names, c.label), append(units, cmp.Or(c.unit, blank))
 	}
 	rows := [][]string{names, units}
 	for i, run := range r.Runs {
@@ -51,13 +55,13 @@ func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 	}
 	level := []string{"balanced"}
 	for _, c := range shown {
-		cell := ""
+		cell := blank
 		if v, ok := r.Bound[c.metric]; ok {
 			cell = c.show(Value{Mean: v.Mean})
 		}
 		level = append(level, cell)
 	}
-	if slices.ContainsFunc(level[1:], func(cell string) bool { return cell != "" }) {
+	if slices.ContainsFunc(level[1:], func(cell string) bool { return cell != blank }) {
 		rows = append(rows, level)
 	}
 	return writeAligned(w, rows)
