@@ -10,7 +10,7 @@ type ahead struct {
 	// Of the round.
 	discounts []float64 // gamma^h, h = 0..H
 	powersOf  float64   // the gamma they are of
-	gain      float64   // alpha * their sum: what a token is worth below every margin
+	sum       float64   // of the discounts
 	margins   []int64
 }
 
@@ -38,7 +38,7 @@ func (a *ahead) resolve(o Outlook) (horizon int) {
 			sum += x
 			x *= gamma
 		}
-		a.gain = a.alpha * sum
+		a.sum = sum
 		a.margins = sized(a.margins, horizon+1)
 	}
 	return horizon
@@ -46,7 +46,7 @@ func (a *ahead) resolve(o Outlook) (horizon int) {
 
 // score is F of w added tokens on rank g (algorithm 4.1).
 func (a *ahead) score(e *envelope, g int, w int64) float64 {
-	f := a.gain * float64(w)
+	f := a.alpha * a.sum * float64(w)
 	if w <= e.marginOf(g) {
 		return f // below every margin
 	}

@@ -21,6 +21,7 @@ type evenkeel struct {
 	climb climb
 	late  []wait
 
+	wanted int         // placements: as many as there are slots and entries
 	placed []placement // in the order of placement
 	spare  []int32     // candidates not placed, oldest first after the overdue ones
 
@@ -83,6 +84,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	}
 	p.place(s)
 	p.improve(p.budget(s))
+	p.fillUp(s)
 	p.holdBack(s)
 	return p.bind(s, dst)
 }

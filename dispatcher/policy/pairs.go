@@ -9,11 +9,11 @@ type pair struct {
 
 const never = -1
 
-// bestPair places, n times, the candidate of [from, to) on the rank where the
+// bestPair places, one after the other, the candidate of [from, to) on the rank where the
 // cost changes least. An entry's ties go to the lower rank: load packs and room
 // stays for a long prompt. Without a look ahead ties are the rule and would all
 // go there, so then to the one that holds least.
-func (p *evenkeel) bestPair(s *Snapshot, from, to, n int) {
+func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := p.cols.ranks
 	pairs := sized(p.start.pairs, (to-from)*ranks)
 	p.start.pairs = pairs
@@ -21,7 +21,7 @@ func (p *evenkeel) bestPair(s *Snapshot, from, to, n int) {
 		pairs[i].rise = never
 	}
 	var rise int64 // of the peak since the start
-	for len(p.placed) < n {
+	for len(p.placed) < p.wanted {
 		who, rank, least := none, none, int64(0)
 		for i := from; i < to; i++ {
 			if p.pick.all[i].placed {

@@ -36,16 +36,27 @@ func (p *evenkeel) place(s *Snapshot) {
 	case !scarce && n <= p.set.pairs:
 		fill = p.bestPair
 	}
-	p.reserve(s, true)
-	fill(s, 0, p.pick.late, n)
-	p.reserve(s, false)
-	fill(s, p.pick.late, len(p.pick.all), n)
+	p.wanted = n
+	if p.pick.late > 0 {
+		p.reserve(s, true)
+		fill(s, 0, p.pick.late, false)
+		p.reserve(s, false)
+	}
+	fill(s, p.pick.late, len(p.pick.all), true)
 
 	p.spare = p.spare[:0]
 	for i := range p.pick.all {
 		if !p.pick.all[i].placed {
 			p.spare = append(p.spare, int32(i))
 		}
+	}
+}
+
+// fillUp places what improving has made room for: no slot idles for which there
+// is an entry.
+func (p *evenkeel) fillUp(s *Snapshot) {
+	if p.ranks.open > 0 && len(p.placed) < p.wanted {
+		p.workerFirst(s, 0, len(p.pick.all), true)
 	}
 }
 
@@ -63,33 +74,31 @@ func (p *evenkeel) reserve(s *Snapshot, before bool) {
 }
 
 // workerFirst gives the rank with the smallest load over all columns the
-// candidate among [from, to) that suits it best, until n are placed.
-func (p *evenkeel) workerFirst(s *Snapshot, from, to, n int) {
-	lateOnly := to == p.pick.late && from == 0
+// candidate among [from, to) that suits it best, until there are as many as
+// wanted. Where further is set and no candidate fits it goes on in the pool.
+func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 	order := p.sortByGain(from, to)
 	p.start.aside = sized(p.start.aside, p.cols.ranks)
 	clear(p.start.aside)
-	for len(p.placed) < n && (len(order) > 0 || !lateOnly) {
+	for len(p.placed) < p.wanted && (len(order) > 0 || further) {
 		g := p.lowest()
 		if g == none {
 			return
 		}
-		at := p.bestFor(g, order)
-		if at == none {
-			if lateOnly {
-				p.start.aside[g] = true
-				continue
-			}
-			who := p.pick.beyond(s, p.ranks.room[g])
-			if who == none {
-				p.start.aside[g] = true
-				continue
-			}
-			p.add(int32(who), g)
+		if at := p.bestFor(g, order); at != none {
+			p.add(order[at].who, g)
+			order = slices.Delete(order, at, at+1)
 			continue
 		}
-		p.add(order[at].who, g)
-		order = slices.Delete(order, at, at+1)
+		who := none
+		if further {
+			who = p.pick.beyond(s, p.ranks.room[g])
+		}
+		if who == none {
+			p.start.aside[g] = true
+			continue
+		}
+		p.add(int32(who), g)
 	}
 }
 
@@ -147,7 +156,7 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 
 // longestFirst is for many at once: the oldest, longest prompt first, each to
 // the fitting rank that holds least now.
-func (p *evenkeel) longestFirst(s *Snapshot, from, to, n int) {
+func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
 		if !p.pick.all[i].placed {
@@ -155,15 +164,15 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to, n int) {
 		}
 	}
 	p.start.order = order
-	if from >= p.pick.late { // the overdue by their wait
-		first := order[:min(len(order), n-len(p.placed))]
+	if further { // the overdue come by their wait
+		first := order[:min(len(order), p.wanted-len(p.placed))]
 		slices.SortFunc(first, func(a, b ranked) int {
 			return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who))
 		})
 	}
 	p.heapOpen()
 	for _, o := range order {
-		if len(p.placed) >= n {
+		if len(p.placed) >= p.wanted {
 			return
 		}
 		if g := p.leastNow(p.pick.all[o.who].tokens); g != none {
@@ -171,7 +180,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to, n int) {
 			p.heapSettle(g)
 		}
 	}
-	for from >= p.pick.late && len(p.placed) < n {
+	for further && len(p.placed) < p.wanted {
 		who := p.pick.beyond(s, p.ranks.largestRoom())
 		if who == none {
 			return
