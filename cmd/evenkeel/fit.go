@@ -19,6 +19,13 @@ type fitCmd struct {
 	Step      fitStepCmd      `cmd:"" help:"Fit step time = c0 + c1*KV tokens, for each barrier group."`
 }
 
+// Help stands under the usage of `evenkeel fit --help`, which knows only the
+// words that may follow.
+func (fitCmd) Help() string {
+	return "evenkeel fit (--trace FILE | --log FILE) [--kind KIND] [--horizon H] [--holdout F] --out FILE [--json] " +
+		"fits a predictor; evenkeel fit predictor --help explains its flags."
+}
+
 type fitPredictorCmd struct {
 	Trace   string  `placeholder:"FILE" help:"Learn from a trace: Azure CSV or Mooncake JSON lines, gzipped or not."`
 	Log     string  `placeholder:"FILE" help:"Learn from evenkeel's request log."`
@@ -34,6 +41,10 @@ func (c *fitPredictorCmd) Run(std streams) error {
 	var history *fit.History
 	var err error
 	switch {
+	case c.Horizon < 1:
+		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
+	case !(c.Holdout > 0 && c.Holdout < 1):
+		return usageError{fmt.Errorf("--holdout %v: the share held out lies between 0 and 1", c.Holdout)}
 	case (c.Trace == "") == (c.Log == ""):
 		return usageError{errors.New("--trace or --log: one of them says what to learn from")}
 	case c.Trace != "":
