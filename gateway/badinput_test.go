@@ -280,7 +280,11 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.EventTimeout = 200 * time.Millisecond }})
+			c := start(t, options{configure: func(cfg *config.Config) {
+				if row.rule.Fault == refengine.Hang {
+					cfg.Limits.EventTimeout = 500 * time.Millisecond
+				}
+			}})
 			slow := refengine.Rule{Fault: refengine.Slow, DelayMS: 15} // else all of it may come in one read, and the request begins anew
 			require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
 

@@ -55,11 +55,15 @@ func TestEveryFault(t *testing.T) {
 			for _, side := range []string{"prefill", "decode"} {
 				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
 					t.Parallel()
+					silence := patience
+					if fault == refengine.Hang {
+						silence = 250 * time.Millisecond
+					}
 					c := start(t, options{
 						dirty:   true,
-						profile: mooncake.Profile{FirstEventTimeout: 250 * time.Millisecond, RejectReleases: new(true)},
+						profile: mooncake.Profile{FirstEventTimeout: silence, RejectReleases: new(true)},
 						configure: func(cfg *config.Config) {
-							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = 250*time.Millisecond, 250*time.Millisecond
+							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = silence, silence
 						},
 					})
 					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
@@ -142,7 +146,10 @@ func TestPrefillIsTriedElsewhere(t *testing.T) {
 			c := start(t, options{
 				prefill: []refengine.Config{{}, {}}, dirty: true,
 				configure: func(cfg *config.Config) {
-					cfg.Prefill.Policy, cfg.Limits.ProbeTimeout = "round-robin", 200*time.Millisecond
+					cfg.Prefill.Policy = "round-robin"
+					if name == "silent" {
+						cfg.Limits.ProbeTimeout = 500 * time.Millisecond
+					}
 				},
 			})
 			c.eventually("both are up", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })

@@ -419,10 +419,10 @@ func (s *stream) failure(err error) *fault {
 	if s.broken == nil {
 		return &fault{answer: transportError("decode", err), err: err, spent: true}
 	}
-	f := &fault{
-		answer: s.broken, status: s.mirror.Failure().Status, spent: true,
-		err: fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message),
+	if errors.Is(err, errRefusal) {
+		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message)
 	}
+	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, spent: true}
 	if s.broken.Status/100 == 4 { // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
 	} else {
