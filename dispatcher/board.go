@@ -30,6 +30,8 @@ type board struct {
 	arrived    bool      // entries came since the last turn
 	changed    bool      // something else did that may let an entry in
 	windowEnds time.Time // of the burst of freed slots; zero: none
+	stepped    bool      // a group that holds entries back began a step
+	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 
 	waits    waits
 	ticks    uint64
@@ -67,6 +69,9 @@ type rank struct {
 	slots   []*Slot          // charged now
 	running []policy.Request // the same requests, as policies see them
 	kv      int64            // KV tokens held, as of the last refresh and what was bound since
+
+	group    *group // while present
+	pressure pressure
 }
 
 // group is what one Snapshot shows: a barrier group, or all ranks of the model
@@ -78,7 +83,17 @@ type group struct {
 	chosen   decider
 	fallback decider
 	slow     int // rounds the fallback still decides, after one over the limit
-	kv       int64
+
+	kv   int64 // KV tokens of all ranks, as of the last refresh
+	most int64 // of the fullest, by what they cost
+
+	forecast forecast
+	budget   budget
+	held     int       // entries the last round held back though they had a slot
+	pulse    *pulse    // nil without barrier
+	steps    stepper   // what it told
+	told     []step    // scratch
+	shadows  *shadowed // nil: none
 }
 
 func newBoard(model string, r *rules) *board {
@@ -143,7 +158,9 @@ func (b *board) expire(now time.Time) {
 // opens the window at whose end all are decided together.
 func (b *board) release(s *Slot, o Outcome, now time.Time) {
 	r := s.rank
+	b.learn(s, o)
 	b.discharge(s)
+	r.group.rest()
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
 	if !r.present {
@@ -191,6 +208,19 @@ func (b *board) setWorkers(ws []Worker) {
 	b.recheck()
 }
 
+func (b *board) newGroup(name string, barrier bool) *group {
+	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
+	g.steps.configured = b.cfg.StepModel
+	if barrier {
+		heard := func(*loop) { b.hear(g) } // made once: telling a step allocates nothing
+		g.pulse = newPulse(func() { b.wake(heard) })
+	}
+	if barrier && b.shadows != nil {
+		g.shadows = b.shadows.follow(b)
+	}
+	return g
+}
+
 // regroup sorts the present ranks into groups; a group that was there before
 // keeps its policy's state.
 func (b *board) regroup() {
@@ -214,9 +244,10 @@ func (b *board) regroup() {
 		}
 		g := groups[k]
 		if g == nil {
-			g = &group{name: k.name, barrier: k.barrier, chosen: b.choose(k.barrier), fallback: b.make(fallbackSpec)}
+			g = b.newGroup(k.name, k.barrier)
 			groups[k] = g
 		}
+		r.group = g
 		g.ranks = append(g.ranks, r)
 		if r.Up {
 			b.up++
@@ -225,6 +256,7 @@ func (b *board) regroup() {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
 		if len(g.ranks) == 0 {
+			b.shadows.leave(g.shadows)
 			continue
 		}
 		slices.SortFunc(g.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
@@ -236,7 +268,7 @@ func (b *board) regroup() {
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
-			g.chosen, g.slow = b.choose(true), 0
+			g.chosen, g.slow, g.budget = b.choose(true), 0, budget{}
 		}
 	}
 	b.recheck()
@@ -264,10 +296,14 @@ func (r *rank) free() int { return r.Slots - len(r.slots) }
 // budget is the largest prompt the rank could take if it were idle, under a
 // policy that keeps the watermark's share of it empty.
 func (r *rank) budget(watermark float64) int64 {
-	if r.Capacity == 0 {
+	return room(r.Capacity, watermark)
+}
+
+func room(capacity int64, watermark float64) int64 {
+	if capacity == 0 {
 		return math.MaxInt64
 	}
-	return int64(math.Floor(float64(r.Capacity) * (1 - watermark)))
+	return int64(math.Floor(float64(capacity) * (1 - watermark)))
 }
 
 // refresh reads every request's counter: the rank's mirror is as fresh as the

@@ -18,6 +18,7 @@ import (
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
 // What a Result may say instead of a slot.
@@ -67,6 +68,11 @@ type Config struct {
 	Places *pool.Places
 	Log    *zap.Logger
 
+	Predictor   PredictorConfig   // of output lengths; zero: what policies ask for, learned from nothing
+	StepModel   StepModel         // of every barrier group until one is learned; zero: unknown
+	DecisionLog DecisionLogConfig // zero: none is written
+	Shadow      []string          // policies that decide the same rounds without effect, to be compared
+
 	parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
 }
 
@@ -84,7 +90,7 @@ func (c Config) withDefaults() Config {
 		c.Log = zap.NewNop()
 	}
 	if c.parse == nil {
-		c.parse = policy.Parse
+		c.parse = c.Predictor.parser()
 	}
 	return c
 }
@@ -112,13 +118,19 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if cfg.Window < 0 || cfg.TickLimit < 0 || cfg.TTL < 0 {
 		return nil, fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", cfg.Window, cfg.TickLimit, cfg.TTL)
 	}
+	if m := cfg.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
+		return nil, fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
+	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
-	l, err := newLoop(cfg, d.metrics, &d.policy)
+	l, err := newLoop(cfg, d.metrics, &d.policy, d.inbox.push)
 	if err != nil {
 		return nil, err
 	}
 	if err := d.metrics.register(cfg.Registerer, d); err != nil {
+		return nil, err
+	}
+	if l.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
 	go d.run(ctx, l)
@@ -173,6 +185,16 @@ func (d *Dispatcher) SetPolicy(spec string) error {
 	return <-reply // an accepted command is always run
 }
 
+// SetFit has predictors start anew from a fit, and learn on from there. One that
+// a policy in use cannot work with is refused, and all stays as it was.
+func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
+	reply := make(chan error, 1)
+	if !d.inbox.push(func(l *loop) { reply <- l.setFit(fit) }) {
+		return ErrDraining
+	}
+	return <-reply
+}
+
 // Policy is the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
@@ -186,6 +208,7 @@ func (d *Dispatcher) Status(ctx context.Context) Status {
 	}
 	select {
 	case s := <-reply:
+		s.score()
 		return s
 	case <-ctx.Done():
 		return Status{}

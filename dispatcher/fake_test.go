@@ -99,15 +99,16 @@ func ranks(n, slots int, capacity int64) []Worker {
 // hand drives a loop by hand, without its goroutine: each call is one turn.
 type hand struct {
 	*loop
-	at  time.Time
-	ids uint64
+	at   time.Time
+	ids  uint64
+	told []command // by pulses, for the next turn
 }
 
 func newHand(t testing.TB, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
-	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy)
+	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy, func(c command) bool { h.told = append(h.told, c); return true })
 	if err != nil {
 		t.Fatal(err)
 	}

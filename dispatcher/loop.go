@@ -2,11 +2,15 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
 // fallbackSpec decides for a policy that failed (algorithm 8).
@@ -16,6 +20,7 @@ const fallbackSpec = "pjsq-kv"
 // is queued and only then decides, so that a burst is one round.
 func (d *Dispatcher) run(ctx context.Context, l *loop) {
 	defer close(d.done)
+	defer l.start(ctx)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var queue []command
@@ -34,9 +39,24 @@ func (d *Dispatcher) run(ctx context.Context, l *loop) {
 		case <-ctx.Done():
 			l.drain(d.inbox.close(), time.Now())
 			d.last = l.status(l.now)
+			d.last.score()
 			return
 		}
 	}
+}
+
+// start runs those who work beside the loop; the function it returns waits for
+// them, so that nothing of a dispatcher outlives it.
+func (l *loop) start(ctx context.Context) (wait func()) {
+	var beside sync.WaitGroup
+	beside.Go(func() { l.learner.run(ctx) })
+	if l.shadows != nil {
+		beside.Go(func() { l.shadows.run(ctx) })
+	}
+	if l.declog != nil {
+		beside.Go(func() { l.declog.run(ctx) })
+	}
+	return beside.Wait
 }
 
 // loop is what the goroutine owns. Its methods read no clock but to time a
@@ -54,16 +74,47 @@ type rules struct {
 	metrics *metrics
 	spec    string // policy of barrier groups
 	name    *atomic.Pointer[string]
+	wake    func(command) bool // runs a command in the next turn
+	shared  map[string]bool    // names of groups that several models have
+
+	fit      *predictor.Fit // what predictors start from; nil: from nothing
+	learner  *learner
+	subjects map[subjectKey]*subject // outlive the boards
+	shadows  *shadows                // nil: none
+	declog   *decisionLog            // nil: off
 }
 
-func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string]) (*loop, error) {
-	l := &loop{rules: &rules{cfg: cfg, metrics: m, name: name}, boards: map[string]*board{}}
-	for _, spec := range []string{cfg.DensePolicy, fallbackSpec} {
-		if _, err := cfg.parse(spec); err != nil {
-			return nil, err
-		}
+func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string], wake func(command) bool) (*loop, error) {
+	l := &loop{
+		rules: &rules{
+			cfg: cfg, metrics: m, name: name, wake: wake, fit: cfg.Predictor.Fit,
+			learner: newLearner(cfg.Log, m), subjects: map[subjectKey]*subject{}, shadows: newShadows(cfg, m),
+		},
+		boards: map[string]*board{},
+	}
+	if err := l.usable(l.fit); err != nil {
+		return nil, err
+	}
+	if _, err := cfg.parse(fallbackSpec); err != nil {
+		return nil, err
 	}
 	return l, l.setPolicy(cfg.Policy)
+}
+
+// usable says whether what is configured, but for the policy of barrier groups,
+// can work with a fit.
+func (l *loop) usable(fit *predictor.Fit) error {
+	if err := kindServes(l.cfg.Predictor.Kind, fit); err != nil {
+		return fmt.Errorf("dispatcher: %w", err)
+	}
+	p, err := l.cfg.parse(l.cfg.DensePolicy)
+	if err != nil {
+		return err
+	}
+	if err := serves(p, fit); err != nil {
+		return err
+	}
+	return checkShadows(l.cfg, fit)
 }
 
 // turn runs the commands and then decides where something changed.
@@ -84,7 +135,7 @@ func (l *loop) turn(queue []command, now time.Time) {
 func (l *loop) next() time.Time {
 	var next time.Time
 	for _, b := range l.boards {
-		for _, t := range [...]time.Time{b.windowEnds, b.pool.NextDeadline()} {
+		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.pool.NextDeadline()} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}
@@ -131,8 +182,14 @@ func (l *loop) setWorkers(ws []Worker) {
 	for model := range l.boards {
 		fleet[model] = nil // a model that is gone loses its ranks too
 	}
+	models := map[string]string{}
+	l.shared = map[string]bool{}
 	for _, w := range ws {
 		fleet[w.Model] = append(fleet[w.Model], w)
+		if first, ok := models[w.Group]; ok && first != w.Model {
+			l.shared[w.Group] = true
+		}
+		models[w.Group] = w.Model
 	}
 	for model, ws := range fleet {
 		b := l.boards[model]
@@ -144,9 +201,25 @@ func (l *loop) setWorkers(ws []Worker) {
 	}
 }
 
+func (l *loop) setFit(fit *predictor.Fit) error {
+	p, err := l.cfg.parse(l.spec)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(serves(p, fit), l.usable(fit)); err != nil {
+		return err
+	}
+	l.fit = fit
+	l.learner.load(fit)
+	return nil
+}
+
 func (l *loop) setPolicy(spec string) error {
 	p, err := l.cfg.parse(spec)
 	if err != nil {
+		return err
+	}
+	if err := serves(p, l.fit); err != nil {
 		return err
 	}
 	name := p.Name()
@@ -164,14 +237,29 @@ type decider struct {
 	policy.Policy
 	name    string
 	seconds observer
+	source  *subject // of what it wants to know of the future; nil: nothing
 }
 
 // choose makes the decider of a barrier group, or of ranks without barrier.
-func (r *rules) choose(barrier bool) decider {
+func (b *board) choose(barrier bool) decider {
+	spec := b.cfg.DensePolicy
 	if barrier {
-		return r.make(r.spec)
+		spec = b.spec
 	}
-	return r.make(r.cfg.DensePolicy)
+	p := b.make(spec)
+	p.source = b.source(policy.NeedsOf(p.Policy, nil))
+	return p
+}
+
+// label names a group in metrics and in the decision log.
+func (b *board) label(g *group) string {
+	switch {
+	case !g.barrier:
+		return "dense"
+	case b.shared[g.name]:
+		return b.model + "/" + g.name
+	}
+	return g.name
 }
 
 func (r *rules) make(spec string) decider {

@@ -22,8 +22,11 @@ type Slot struct {
 
 	id, key     uint64
 	prompt, age int32
+	drain       bool
 
 	generated atomic.Int32
+	spoke     atomic.Uint32 // the group's step it last got tokens in
+	pulse     *pulse        // the group's; nil without barrier
 	started   atomic.Bool
 	released  atomic.Bool
 
@@ -34,18 +37,25 @@ type Slot struct {
 }
 
 func newSlot(e *pool.Entry) *Slot {
-	return &Slot{id: e.ID, key: e.Key, prompt: tokens(e.Prompt), age: tokens(e.Age)}
+	return &Slot{id: e.ID, key: e.Key, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
 }
 
 // Progress tells how many tokens this leg has generated so far. The tick reads
-// it as the request's growth in KV tokens; a smaller number than before is
-// ignored. It may be called from any goroutine and does not allocate.
+// it as the request's growth in KV tokens, and its group hears its steps in it;
+// a smaller number than before is ignored. It may be called from any goroutine
+// and does not allocate.
 func (s *Slot) Progress(generated int) {
 	for {
 		old := s.generated.Load()
-		if int32(generated) <= old || s.generated.CompareAndSwap(old, int32(generated)) {
+		if int32(generated) <= old {
 			return
 		}
+		if s.generated.CompareAndSwap(old, int32(generated)) {
+			break
+		}
+	}
+	if s.pulse != nil {
+		s.pulse.beat(&s.spoke)
 	}
 }
 

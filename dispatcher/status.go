@@ -2,8 +2,12 @@ package dispatcher
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
 )
 
 // Status is a copy of the boards for people and metrics.
@@ -32,6 +36,29 @@ type ModelStatus struct {
 	OutputTokens  int64          `json:"output_tokens"` // of all that left
 	Groups        []GroupStatus  `json:"groups"`
 	Workers       []WorkerStatus `json:"workers"`
+	// Predictors are what is learned of the model's outputs, one a kind.
+	Predictors []PredictorStatus `json:"predictors,omitempty"`
+}
+
+// PredictorStatus is what is known of output lengths, and how good the
+// predictions were that policies really used.
+type PredictorStatus struct {
+	Kind         string      `json:"kind"`
+	Outputs      int         `json:"outputs"` // finished requests remembered
+	Keys         int         `json:"keys,omitempty"`
+	Drift        DriftReport `json:"drift"`          // of the last outputs from the table in force
+	DriftFromFit DriftReport `json:"drift_from_fit"` // and from the fit file
+
+	Scores *predictor.Scores `json:"scores,omitempty"` // nil: none were used
+
+	rows []predictor.Row // of the sample; Dispatcher.Status makes the scores of it
+}
+
+// DriftReport says how far output lengths have moved.
+type DriftReport struct {
+	Distance float64 `json:"distance"` // largest difference of the two distributions
+	Critical float64 `json:"critical"` // chance alone exceeds it once in a thousand times
+	Drifted  bool    `json:"drifted"`
 }
 
 // GroupStatus is what one Snapshot shows.
@@ -43,6 +70,32 @@ type GroupStatus struct {
 	KVTokens        int64   `json:"kv_tokens"`
 	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
 	IdleShare       float64 `json:"idle_share"`       // of the group's step, for want of balance
+	Held            int     `json:"held"`             // entries the last round held back though they had a slot
+	Budget          int32   `json:"budget"`           // evaluations the next tick may spend
+
+	Step *StepStatus `json:"step,omitempty"` // nil without barrier
+
+	steps stepHistogram
+}
+
+// StepStatus is how long the steps of a group take and what imbalance costs.
+type StepStatus struct {
+	MeanMs    float32 `json:"mean_ms"`    // 0 = unknown
+	C0Ms      float64 `json:"c0_ms"`      // of the model in force
+	C1Ms      float64 `json:"c1_ms"`      // a KV token of the fullest rank; 0 = unknown
+	Source    string  `json:"source"`     // learned or configured, empty: no model
+	Samples   uint64  `json:"samples"`    // steps regressed
+	R2        float64 `json:"r2"`         // of the learned model, in force or not
+	LostShare float64 `json:"lost_share"` // of a step, to imbalance
+	LostMs    float64 `json:"lost_ms"`
+	Says      string  `json:"says"` // the same in words, empty while unknown
+}
+
+// stepHistogram is evenkeel_step_seconds.
+type stepHistogram struct {
+	count   uint64
+	seconds float64
+	buckets map[float64]uint64 // cumulative
 }
 
 // WorkerStatus is one decode rank.
@@ -59,6 +112,7 @@ type WorkerStatus struct {
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
 	Capacity     int64  `json:"capacity"` // KV tokens, 0 = unlimited
+	Tight        bool   `json:"tight"`    // its engine preempted: kept emptier for a while
 }
 
 func (l *loop) status(now time.Time) Status {
@@ -81,19 +135,20 @@ func (b *board) status(now time.Time) ModelStatus {
 	}
 	for _, r := range b.ranks {
 		r.refresh()
-		m.Workers = append(m.Workers, r.status())
+		m.Workers = append(m.Workers, r.status(now))
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
 	for _, g := range b.groups {
 		m.Groups = append(m.Groups, g.status())
 	}
+	m.Predictors = b.predictors()
 	return m
 }
 
-func (r *rank) status() WorkerStatus {
+func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), KVTokens: r.kv, Capacity: r.Capacity,
+		Slots: r.Slots, Used: len(r.slots), KVTokens: r.kv, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 	}
 	for _, s := range r.slots {
 		if s.started.Load() {
@@ -106,7 +161,9 @@ func (r *rank) status() WorkerStatus {
 
 // status expects the ranks refreshed.
 func (g *group) status() GroupStatus {
-	s := GroupStatus{Name: g.name, Barrier: g.barrier, Policy: g.inForce().name, FallbackRounds: g.slow}
+	s := GroupStatus{
+		Name: g.name, Barrier: g.barrier, Policy: g.inForce().name, FallbackRounds: g.slow, Held: g.held, Budget: g.budget.evaluations(),
+	}
 	var largest int64
 	for _, r := range g.ranks {
 		s.KVTokens += r.kv
@@ -117,5 +174,76 @@ func (g *group) status() GroupStatus {
 		s.ImbalanceTokens = whole - s.KVTokens
 		s.IdleShare = float64(s.ImbalanceTokens) / float64(whole)
 	}
+	if g.barrier {
+		s.Step, s.steps = g.stepStatus(), g.steps.histogram()
+	}
 	return s
+}
+
+func (g *group) stepStatus() *StepStatus {
+	m, source, r2 := g.steps.model()
+	var b policy.Balance
+	b.Ranks = len(g.ranks)
+	for _, r := range g.ranks {
+		b.Max, b.Sum = max(b.Max, r.cost()), b.Sum+r.cost()
+	}
+	s := &StepStatus{
+		MeanMs: g.steps.stepMs(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.n, R2: r2,
+	}
+	if source != "" {
+		s.LostShare = b.LostShare(m.C0Ms, m.C1Ms)
+		s.LostMs = b.StepMs(m.C0Ms, m.C1Ms) - b.IdealStepMs(m.C0Ms, m.C1Ms)
+		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)
+	}
+	return s
+}
+
+func (s *stepper) histogram() stepHistogram {
+	h := stepHistogram{count: s.seen, seconds: s.sumMs / 1000, buckets: make(map[float64]uint64, len(stepBuckets))}
+	var below uint64
+	for i, most := range stepBuckets {
+		below += s.buckets[i]
+		h.buckets[most] = below
+	}
+	return h
+}
+
+// predictors reports every kind learned for the model; scores stand with the
+// kind the policy uses.
+func (b *board) predictors() []PredictorStatus {
+	var all []PredictorStatus
+	for key, s := range b.subjects {
+		if key.model != b.model {
+			continue
+		}
+		t := s.tables.Load()
+		p := PredictorStatus{
+			Kind: string(key.kind), Outputs: t.counts.Outputs, Keys: t.counts.Keys,
+			Drift: driftReport(t.drift), DriftFromFit: driftReport(t.fromFit),
+		}
+		for _, g := range b.groups {
+			if g.chosen.source == s && g.forecast.live != nil {
+				p.rows = append(p.rows, g.forecast.live.Rows()...)
+			}
+		}
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(x, y PredictorStatus) int { return cmp.Compare(x.Kind, y.Kind) })
+	return all
+}
+
+func driftReport(d predictor.Drift) DriftReport {
+	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
+}
+
+// score works out what takes too long for the loop.
+func (s *Status) score() {
+	for i := range s.Models {
+		for j := range s.Models[i].Predictors {
+			if p := &s.Models[i].Predictors[j]; len(p.rows) > 0 {
+				scores := predictor.Score(p.rows)
+				p.Scores, p.rows = &scores, nil
+			}
+		}
+	}
 }

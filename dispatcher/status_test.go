@@ -30,9 +30,10 @@ func TestStatusAndMetrics(t *testing.T) {
 		time.Sleep(5 * time.Second)
 
 		s := d.Status(t.Context())
+		s.Models[0].Groups[0].steps = stepHistogram{} // has a test of its own
 		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
 			Model: "m", Pool: 1, OldestSeconds: 5, Ticks: 2,
-			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960}},
+			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
 			Workers: []WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},

@@ -29,15 +29,18 @@ func (b *board) turn(now time.Time) {
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once.
 	arrived := b.arrived && (b.windowEnds.IsZero() || b.immediate())
-	due := b.changed || windowOver || arrived
+	// Held entries are looked at once a step.
+	step := b.windowEnds.IsZero() && (b.stepped || !b.heldUntil.IsZero() && !now.Before(b.heldUntil))
+	due := b.changed || windowOver || arrived || step
 	b.arrived = false
 	if !due {
 		return
 	}
-	b.changed, b.windowEnds = false, time.Time{}
+	b.changed, b.stepped, b.windowEnds, b.heldUntil = false, false, time.Time{}, time.Time{}
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
+	b.watchHeld(now)
 }
 
 func (b *board) immediate() bool {
@@ -88,10 +91,11 @@ func (g *group) open() bool {
 }
 
 func (g *group) refresh() {
-	g.kv = 0
+	g.kv, g.most = 0, 0
 	for _, r := range g.ranks {
 		r.refresh()
 		g.kv += r.kv
+		g.most = max(g.most, r.cost())
 	}
 }
 
@@ -108,9 +112,13 @@ func (g *group) rank(id int32) *rank {
 func (b *board) decide(g *group, now time.Time) {
 	p := g.inForce()
 	took, invalid, failure := b.round(g, p, now)
+	g.held = policy.Held(p.Policy)
 	if p == &g.fallback {
 		g.slow--
 		return
+	}
+	if change := g.budget.spent(took); change != 0 {
+		b.metrics.budgetChanges.WithLabelValues(direction(change)).Inc()
 	}
 	switch {
 	case failure != nil:
@@ -132,15 +140,18 @@ func (b *board) decide(g *group, now time.Time) {
 // round went changes nothing.
 func (b *board) fallBack(g *group, now time.Time) {
 	_, _, _ = b.round(g, &g.fallback, now)
+	g.held = 0
 }
 
 // round is one call of a policy: snapshot, decision, binding.
 func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, invalid int, failure error) {
 	start := time.Now()
 	b.fill(g, p, now)
+	b.foresee(g, p)
 	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
 	took = time.Since(start)
 	p.seconds.Observe(took.Seconds())
+	b.publish(g, p, now)
 	if failure != nil {
 		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
 	}
@@ -162,15 +173,16 @@ func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, 
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
-	watermark, largest := policy.Watermark(p.Policy), int64(0)
+	watermark := policy.Watermark(p.Policy)
+	largest := g.largest(watermark, now)
 	for _, r := range g.ranks {
 		free := r.free()
-		if r.Up {
-			largest = max(largest, r.budget(watermark))
-		} else {
+		if !r.Up {
 			free = min(free, 0)
 		}
-		s.Workers = append(s.Workers, policy.Worker{ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.Capacity, Cost: r.Cost, Running: r.running})
+		s.Workers = append(s.Workers, policy.Worker{
+			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Running: r.running,
+		})
 	}
 	for _, e := range b.pool.Entries() {
 		if int64(e.Prompt) > largest {
@@ -184,6 +196,24 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
+	}
+	model, _, _ := g.steps.model()
+	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
+	s.StepMs = g.steps.stepMs(model, g.most)
+	s.Budget = g.budget.evaluations()
+}
+
+// publish shows a round to those who look at it afterwards. They copy it.
+func (b *board) publish(g *group, p *decider, now time.Time) {
+	if b.declog == nil && g.shadows == nil {
+		return
+	}
+	head := round{tick: b.ticks, at: now, group: b.label(g), policy: p.name, guardMs: guardWaits * b.waits.meanMs()}
+	if b.declog != nil {
+		b.declog.record(&head, &b.snapshot, b.assignments)
+	}
+	if g.shadows != nil {
+		b.shadows.show(g.shadows, &head, &b.snapshot, b.assignments)
 	}
 }
 

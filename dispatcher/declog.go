@@ -1,0 +1,168 @@
+package dispatcher
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// DecisionLogConfig has every round recorded, one JSON line each.
+type DecisionLogConfig struct {
+	File     string // "" = off
+	MaxBytes int64  // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
+}
+
+// DefaultLogBytes bounds the decision log.
+const DefaultLogBytes = 256 << 20
+
+// roundsMost are copied and not yet written. A round of 144 ranks with 40
+// requests each takes 300 KB.
+const roundsMost = 8
+
+// decisionLog writes rounds in a goroutine of its own. What that cannot keep up
+// with is dropped and counted: a slow disk costs lines, never a tick.
+type decisionLog struct {
+	cfg     DecisionLogConfig
+	log     *zap.Logger
+	dropped prometheus.Counter
+	failed  prometheus.Counter
+
+	free  chan *round // empty ones
+	queue chan *round
+
+	// The writer's.
+	file    *os.File
+	size    int64
+	line    []byte
+	outputs []int32 // of the table with this version
+	version uint64
+	ok      bool // the last write was
+}
+
+// openDecisionLog opens the file; nil when there is none to write.
+func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decisionLog, error) {
+	if cfg.File == "" {
+		return nil, nil
+	}
+	if cfg.MaxBytes < 0 {
+		return nil, fmt.Errorf("dispatcher: decision log of at most %d bytes; write a size, or 0 for %d", cfg.MaxBytes, DefaultLogBytes)
+	}
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = DefaultLogBytes
+	}
+	l := &decisionLog{
+		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, ok: true,
+		free: make(chan *round, roundsMost), queue: make(chan *round, roundsMost),
+	}
+	for range roundsMost {
+		l.free <- &round{}
+	}
+	return l, l.open()
+}
+
+func (l *decisionLog) open() error {
+	f, err := os.OpenFile(l.cfg.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return fmt.Errorf("dispatcher: decision log: %w", err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
+	}
+	l.file, l.size = f, info.Size()
+	return nil
+}
+
+// record copies a round for the writer, or drops it.
+func (l *decisionLog) record(head *round, s *policy.Snapshot, assign []policy.Assignment) {
+	select {
+	case r := <-l.free:
+		r.tick, r.at, r.group, r.policy = head.tick, head.at, head.group, head.policy
+		r.take(s, assign)
+		l.queue <- r // has room for all there are
+	default:
+		l.dropped.Inc()
+	}
+}
+
+// run writes until ctx ends, and then what is queued.
+func (l *decisionLog) run(ctx context.Context) {
+	defer func() {
+		if l.file != nil {
+			_ = l.file.Close()
+		}
+	}()
+	for {
+		select {
+		case r := <-l.queue:
+			l.write(r)
+		case <-ctx.Done():
+			for len(l.queue) > 0 {
+				l.write(<-l.queue)
+			}
+			return
+		}
+	}
+}
+
+func (l *decisionLog) write(r *round) {
+	if o := r.snapshot.Outlook; o == nil {
+		l.outputs, l.version = nil, 0
+	} else if v := o.Version(); v != l.version {
+		l.outputs, l.version = outputsOf(o), v
+	}
+	line := LogLine{
+		Tick: r.tick, TimeMs: r.at.UnixMilli(), Group: r.group, Policy: r.policy,
+		Snapshot: &r.snapshot, Outputs: l.outputs, Assign: r.assign,
+	}
+	l.line = line.AppendJSON(l.line[:0])
+	l.free <- r
+	err := l.append(l.line)
+	switch {
+	case err == nil:
+		l.ok = true
+		return
+	case l.ok: // the first of a row
+		l.log.Error("dispatcher: the decision log cannot be written, rounds are lost", zap.String("file", l.cfg.File), zap.Error(err))
+	}
+	l.ok = false
+	l.failed.Inc()
+}
+
+// append writes one line; a file over half the bound becomes the older half.
+func (l *decisionLog) append(line []byte) error {
+	if l.file == nil {
+		if err := l.open(); err != nil {
+			return err
+		}
+	}
+	if l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 {
+		err := l.file.Close()
+		l.file = nil
+		if err = errors.Join(err, os.Rename(l.cfg.File, l.cfg.File+".1")); err != nil {
+			return err
+		}
+		if err = l.open(); err != nil {
+			return err
+		}
+	}
+	n, err := l.file.Write(line)
+	l.size += int64(n)
+	return err
+}
+
+// quoted appends a JSON string.
+func quoted(dst []byte, s string) []byte {
+	text, err := json.Marshal(s)
+	if err != nil { // of a string there is none
+		return append(dst, `""`...)
+	}
+	return append(dst, text...)
+}

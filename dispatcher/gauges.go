@@ -1,0 +1,164 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/predictor"
+)
+
+// gauges reads one Status for each scrape.
+type gauges struct{ d *Dispatcher }
+
+var (
+	rankLabels     = []string{"group", "rank"}
+	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens the rank's requests hold, by our count.", rankLabels, nil)
+	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state.", append(rankLabels, "state"), nil)
+	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests whose first event was seen.", rankLabels, nil)
+	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the group's ranks of the largest KV load less their own.", rankLabels[:1], nil)
+	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance over ranks times largest load.", rankLabels[:1], nil)
+	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)
+	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time any of them has waited.", nil, nil)
+	descDriftSlots = describeDrift("slots")
+	descDriftKV    = describeDrift("kv_tokens")
+
+	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Entries the policy held back in its last round though they had a slot.", rankLabels[:1], nil)
+	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as its streams tell.", rankLabels[:1], nil)
+	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step lost to imbalance, by the step model.", rankLabels[:1], nil)
+	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: time of a step whatever the load.", modelLabels, nil)
+	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: time a KV token of the fullest rank adds to a step.", modelLabels, nil)
+	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains; it is used from 0.3 on.", rankLabels[:1], nil)
+	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations the policy may spend on the next tick.", rankLabels[:1], nil)
+
+	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished outputs that predictions come from.", predictorLabels, nil)
+	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities used: will the request end within the horizon.", predictorLabels, nil)
+	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
+	descMAE      = prometheus.NewDesc("evenkeel_predictor_mae_tokens", "Mean error of the remaining length predicted, of requests that ended within the horizon.", predictorLabels, nil)
+	descDrift    = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between the distributions of the last 256 outputs and of the table in force (against table) or the fit file (against fit).", append(predictorLabels, "against"), nil)
+	descDriftMax = prometheus.NewDesc("evenkeel_predictor_drift_critical_ratio", "Drift that chance alone exceeds once in a thousand times.", append(predictorLabels, "against"), nil)
+)
+
+var (
+	modelLabels     = []string{"group", "source"}
+	predictorLabels = []string{"model", "kind"}
+)
+
+// describeDrift fixes the kind, because the prefill tier exports the same
+// metric for its own.
+func describeDrift(kind string) *prometheus.Desc {
+	return prometheus.NewDesc("evenkeel_audit_drift", "Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": kind})
+}
+
+// Describe implements prometheus.Collector.
+func (gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descKVTokens, descSlots, descRunning, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget,
+		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s := g.d.Status(ctx)
+	if ctx.Err() != nil {
+		return // the loop is stuck; absent gauges say so, stale ones would not
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	known := func(d *prometheus.Desc, v predictor.Figure, labels ...string) {
+		if v.Defined() {
+			gauge(d, float64(v), labels...)
+		}
+	}
+	entries, oldest := 0, 0.0
+	names := labelsOf(s)
+	for _, m := range s.Models {
+		entries += m.Pool
+		oldest = max(oldest, m.OldestSeconds)
+		for _, w := range m.Workers {
+			group, rank := names.group(m.Model, w.Group), names.rank(w)
+			gauge(descKVTokens, float64(w.KVTokens), group, rank)
+			gauge(descSlots, float64(max(0, w.Slots-w.Used)), group, rank, "free")
+			gauge(descSlots, float64(w.Used), group, rank, "used")
+			gauge(descRunning, float64(w.Running), group, rank)
+		}
+		for _, q := range m.Groups {
+			if !q.Barrier {
+				continue
+			}
+			group := names.group(m.Model, q.Name)
+			gauge(descImbalance, float64(q.ImbalanceTokens), group)
+			gauge(descIdle, q.IdleShare, group)
+			gauge(descHeld, float64(q.Held), group)
+			gauge(descBudget, float64(q.Budget), group)
+			ch <- prometheus.MustNewConstHistogram(descStep, q.steps.count, q.steps.seconds, q.steps.buckets, group)
+			gauge(descR2, q.Step.R2, group)
+			if q.Step.Source != "" {
+				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
+				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)
+				gauge(descLost, q.Step.LostShare, group)
+			}
+		}
+		for _, p := range m.Predictors {
+			model, kind := m.Model, p.Kind
+			gauge(descOutputs, float64(p.Outputs), model, kind)
+			gauge(descDrift, p.Drift.Distance, model, kind, "table")
+			gauge(descDriftMax, p.Drift.Critical, model, kind, "table")
+			gauge(descDrift, p.DriftFromFit.Distance, model, kind, "fit")
+			gauge(descDriftMax, p.DriftFromFit.Critical, model, kind, "fit")
+			if p.Scores != nil {
+				known(descBrier, p.Scores.Brier, model, kind)
+				known(descAUC, p.Scores.AUC, model, kind)
+				known(descMAE, p.Scores.ConditionalMAE, model, kind)
+			}
+		}
+	}
+	gauge(descPool, float64(entries))
+	gauge(descPoolOldest, oldest)
+	gauge(descDriftSlots, float64(s.Drift.Slots))
+	gauge(descDriftKV, float64(s.Drift.KVTokens))
+}
+
+// labels keeps series apart where names alone do not: one duplicate would
+// make the whole scrape fail.
+type labels struct {
+	models map[string]map[string]bool // models that use a group's name
+	names  map[string]int             // workers that use a name
+}
+
+func labelsOf(s Status) labels {
+	l := labels{models: map[string]map[string]bool{}, names: map[string]int{}}
+	for _, m := range s.Models {
+		for _, w := range m.Workers {
+			if l.models[w.Group] == nil {
+				l.models[w.Group] = map[string]bool{}
+			}
+			l.models[w.Group][m.Model] = true
+			l.names[w.Name]++
+		}
+	}
+	return l
+}
+
+func (l labels) group(model, name string) string {
+	if len(l.models[name]) > 1 {
+		return model + "/" + name
+	}
+	return name
+}
+
+func (l labels) rank(w WorkerStatus) string {
+	if w.Name == "" || l.names[w.Name] > 1 {
+		return fmt.Sprintf("%s#%d", w.Name, w.ID)
+	}
+	return w.Name
+}

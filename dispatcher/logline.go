@@ -1,0 +1,130 @@
+package dispatcher
+
+import (
+	"strconv"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// LogLine is one line of the decision log: a round as `evenkeel decide` and
+// `evenkeel simulate --log` read it (architecture 4). In it stands as the golden
+// vectors have it, so that a line is a vector without its answer.
+type LogLine struct {
+	Tick     uint64
+	TimeMs   int64 // Unix
+	Group    string
+	Policy   string // canonical name
+	Snapshot *policy.Snapshot
+	Outputs  []int32 // of the survival table in force, ascending; empty: none
+	Assign   []policy.Assignment
+}
+
+// AppendJSON appends the line and its newline to dst.
+func (l *LogLine) AppendJSON(dst []byte) []byte {
+	s := l.Snapshot
+	dst = strconv.AppendUint(append(dst, `{"tick":`...), l.Tick, 10)
+	dst = strconv.AppendInt(append(dst, `,"t_ms":`...), l.TimeMs, 10)
+	dst = quoted(append(dst, `,"group":`...), l.Group)
+	dst = quoted(append(dst, `,"in":{"policy":`...), l.Policy)
+	dst = float(append(dst, `,"max_age_ms":`...), s.MaxAgeMs)
+	dst = field(dst, `,"step_ms":`, s.StepMs)
+	dst = field(dst, `,"c0_ms":`, s.C0Ms)
+	dst = field(dst, `,"c1_ms":`, s.C1Ms)
+	if s.Budget != 0 {
+		dst = whole(append(dst, `,"budget":`...), s.Budget)
+	}
+	dst = append(dst, `,"workers":[`...)
+	for i := range s.Workers {
+		dst = appendWorker(comma(dst, i), &s.Workers[i])
+	}
+	dst = append(dst, `],"pool":[`...)
+	for i := range s.Pool {
+		dst = appendEntry(comma(dst, i), &s.Pool[i])
+	}
+	if len(l.Outputs) > 0 {
+		dst = append(dst, `],"outputs":[`...)
+		for i, o := range l.Outputs {
+			dst = whole(comma(dst, i), o)
+		}
+	}
+	dst = append(dst, `]},"assign":[`...)
+	for i, a := range l.Assign {
+		dst = strconv.AppendUint(append(comma(dst, i), '['), a.Entry, 10)
+		dst = append(whole(append(dst, ','), a.Worker), ']')
+	}
+	return append(dst, "]}\n"...)
+}
+
+func appendWorker(dst []byte, w *policy.Worker) []byte {
+	dst = whole(append(dst, `{"id":`...), w.ID)
+	dst = whole(append(dst, `,"free":`...), w.Free)
+	if !w.Up {
+		dst = append(dst, `,"up":false`...)
+	}
+	dst = strconv.AppendInt(append(dst, `,"capacity_tokens":`...), w.Capacity, 10)
+	dst = field(dst, `,"cost":`, w.Cost)
+	dst = append(dst, `,"running":[`...)
+	for i := range w.Running {
+		r := &w.Running[i]
+		dst = strconv.AppendUint(append(comma(dst, i), `{"id":`...), r.ID, 10)
+		dst = whole(append(dst, `,"prompt":`...), r.Prompt)
+		dst = whole(append(dst, `,"generated":`...), r.Generated)
+		if r.Age != r.Generated {
+			dst = whole(append(dst, `,"age":`...), r.Age)
+		}
+		dst = field(dst, `,"rhat":`, r.Rhat)
+		dst = key(dst, r.Key)
+		dst = append(whole(append(dst, `,"slot":`...), r.Slot), '}')
+	}
+	return append(dst, "]}"...)
+}
+
+func appendEntry(dst []byte, e *policy.Entry) []byte {
+	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
+	dst = whole(append(dst, `,"prompt":`...), e.Prompt)
+	if e.Age != 0 {
+		dst = whole(append(dst, `,"age":`...), e.Age)
+	}
+	dst = float(append(dst, `,"age_ms":`...), e.WaitMs)
+	if e.Urgent {
+		dst = append(dst, `,"urgent":true`...)
+	}
+	return append(key(dst, e.Key), '}')
+}
+
+func key(dst []byte, k uint64) []byte {
+	if k == 0 {
+		return dst
+	}
+	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
+}
+
+// field leaves a zero out, as the reader takes one for granted.
+func field(dst []byte, name string, x float32) []byte {
+	if x == 0 {
+		return dst
+	}
+	return float(append(dst, name...), x)
+}
+
+func float(dst []byte, x float32) []byte { return strconv.AppendFloat(dst, float64(x), 'g', -1, 32) }
+
+func whole(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
+
+func comma(dst []byte, i int) []byte {
+	if i > 0 {
+		dst = append(dst, ',')
+	}
+	return dst
+}
+
+// outputsOf are those of the table that policies saw.
+func outputsOf(o policy.Outlook) []int32 {
+	if t, ok := o.(interface{ Outputs() []int32 }); ok {
+		return t.Outputs()
+	}
+	return nil
+}
+
+var _ interface{ Outputs() []int32 } = (*predictor.Survival)(nil)

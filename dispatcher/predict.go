@@ -1,0 +1,121 @@
+package dispatcher
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// PredictorConfig says where predictions of output lengths come from.
+type PredictorConfig struct {
+	// Kind is learned for every model from the start, and is that of policies
+	// whose spec names none. Empty: each policy's own, learned once it decides.
+	Kind predictor.Kind
+	// Fit is what the tables start from; nil: from nothing.
+	Fit *predictor.Fit
+}
+
+// parser reads a policy's spec, with the configured predictor where it names none.
+func (c PredictorConfig) parser() func(spec string) (policy.Policy, error) {
+	return func(text string) (policy.Policy, error) {
+		sp, err := policy.ParseSpec(text)
+		if err != nil {
+			return nil, err
+		}
+		if c.Kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
+			if sp, err = sp.With("predictor", string(c.Kind)); err != nil {
+				return nil, fmt.Errorf("%w; set predictor.kind, or predictor in the policy itself", err)
+			}
+		}
+		return sp.Build(), nil
+	}
+}
+
+// Predictors that cannot be had.
+var (
+	errOracle  = errors.New("predictor oracle knows how requests end, which only a replay can; take survival, exact or learned")
+	errNoTrees = errors.New("predictor learned has no trees; set predictor.file to what `evenkeel fit --kind learned` wrote, or take survival")
+)
+
+// serves says whether the predictor a policy needs can be had: with fit, if any.
+func serves(p policy.Policy, fit *predictor.Fit) error {
+	n := policy.NeedsOf(p, nil)
+	err := errors.Join(kindServes(predictor.Kind(n.Predictor), fit), kindServes(predictor.Kind(n.Outlook), fit))
+	if err == nil && predictor.Kind(n.Predictor) == predictor.KindLearned {
+		err = fit.Serves(n.Horizon) // asked for another it could as well be survival
+	}
+	if err != nil {
+		return fmt.Errorf("policy %s: %w", p.Name(), err)
+	}
+	return nil
+}
+
+// kindServes says whether a kind of predictor can be had.
+func kindServes(kind predictor.Kind, fit *predictor.Fit) error {
+	switch {
+	case kind == predictor.KindOracle:
+		return errOracle
+	case kind == predictor.KindLearned && (fit == nil || fit.Trees == nil):
+		return errNoTrees
+	}
+	return nil
+}
+
+// subjectKey tells subjects apart.
+type subjectKey struct {
+	model string
+	kind  predictor.Kind
+}
+
+// source is what a policy's needs are met from, or what is learned in advance;
+// nil: neither is wanted.
+func (b *board) source(n policy.Needs) *subject {
+	kind := cmp.Or(predictor.Kind(n.Predictor), predictor.Kind(n.Outlook), b.cfg.Predictor.Kind)
+	if kind == "" {
+		return nil
+	}
+	key := subjectKey{b.model, kind}
+	s := b.subjects[key]
+	if s == nil {
+		s = &subject{model: b.model, kind: kind}
+		b.subjects[key] = s
+		b.learner.follow(s, b.fit)
+	}
+	return s
+}
+
+// foresee writes what the policy in force wants to know of the future into the
+// snapshot: the survival table, and r̂ of every request.
+func (b *board) foresee(g *group, p *decider) {
+	s := &b.snapshot
+	s.Outlook = nil
+	if p.source == nil {
+		return
+	}
+	t := p.source.tables.Load()
+	s.Outlook = t.outlook()
+	n := policy.NeedsOf(p.Policy, s.Outlook)
+	if n.Predictor == "" && n.Outlook == "" {
+		return
+	}
+	f := &g.forecast
+	f.demand(n)
+	f.score()
+	f.follow(s.Workers, t.predictor)
+}
+
+// learn tells what became of a request to those who learn from it and to the
+// live scores. A drain was none.
+func (b *board) learn(s *Slot, o Outcome) {
+	if s.drain {
+		return
+	}
+	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
+	s.rank.group.forecast.ended(s, finished, output)
+	if s.rank.group.chosen.source != nil {
+		b.learner.hear(ending{model: b.model, finished: finished, prompt: s.prompt - s.age, output: output, key: s.key})
+	}
+}

@@ -1,0 +1,94 @@
+package dispatcher
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// pulse hears the steps of a barrier group in its streams. All requests of a
+// group get a token in the same step, so the first stream that speaks twice
+// tells that the next step has come: no clock is read for the other events, and
+// a stream that is late joins the step it finds.
+type pulse struct {
+	number atomic.Uint32 // of the step under way, from 1
+	least  atomic.Int64  // ns; what comes sooner is a stream that catches up, not a step
+
+	mu    sync.Mutex // taken by whoever tells a step; the others do not wait for it
+	base  time.Time
+	began time.Duration // since base, when the step was told; 0: nothing ran before it
+	steps []step        // told and not yet read
+
+	tell func() // wakes the owner
+}
+
+// step is one step of a group.
+type step struct {
+	began  time.Duration // since the pulse's base
+	length time.Duration // 0: it was the first
+}
+
+// stepsMost bounds what waits to be read. An owner that is so late reads the
+// rest from the next.
+const stepsMost = 64
+
+// leastStep is the shortest step of an engine we believe in at first.
+const leastStep = time.Millisecond
+
+func newPulse(tell func()) *pulse {
+	p := &pulse{base: time.Now(), steps: make([]step, 0, stepsMost), tell: tell}
+	p.number.Store(1)
+	p.least.Store(int64(leastStep))
+	return p
+}
+
+// beat tells that a stream got tokens; spoke is the last step it did so in.
+func (p *pulse) beat(spoke *atomic.Uint32) {
+	n := p.number.Load()
+	if spoke.Load() != n {
+		spoke.Store(n)
+		return
+	}
+	if !p.mu.TryLock() {
+		return // another stream tells the same
+	}
+	told := p.number.Load() == n && p.next(time.Since(p.base))
+	p.mu.Unlock()
+	spoke.Store(p.number.Load())
+	if told {
+		p.tell()
+	}
+}
+
+// next begins a step at an instant, unless it is too soon.
+func (p *pulse) next(at time.Duration) bool {
+	s := step{began: at}
+	if p.began > 0 {
+		if s.length = at - p.began; int64(s.length) < p.least.Load() {
+			return false
+		}
+	}
+	p.began = max(at, 1)
+	p.number.Add(1)
+	if len(p.steps) < stepsMost {
+		p.steps = append(p.steps, s)
+	}
+	return true
+}
+
+// read appends the steps told since the last call.
+func (p *pulse) read(dst []step) []step {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dst = append(dst, p.steps...)
+	p.steps = p.steps[:0]
+	return dst
+}
+
+// pause forgets when the last step began: nothing runs, so the time until the
+// next is none of its.
+func (p *pulse) pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.began = 0
+}

@@ -1,0 +1,278 @@
+package dispatcher
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// shadows have other policies decide the rounds of a group too, in a goroutine
+// of their own and without effect, and tell how level the group would be. A
+// round that comes while the last one is still decided replaces the one that
+// waits: a tick pays for a copy and waits for nothing.
+type shadows struct {
+	specs   []string
+	parse   func(string) (policy.Policy, error)
+	metrics *metrics
+	log     *zap.Logger
+	wake    chan struct{}
+
+	mu     sync.Mutex
+	groups []*shadowed
+}
+
+// shadowed is one group with its shadows.
+type shadowed struct {
+	sources []*subject // of each shadow's predictions; nil: none
+
+	// Under shadows.mu.
+	waiting *round // empty unless full
+	full    bool
+	gone    bool // the group is
+
+	// The goroutine's.
+	current *round
+	shadows []*shadow
+	inForce level
+	loads   []int64
+	sorted  [2][]policy.Assignment // by entry: what was bound, what a shadow would
+}
+
+// shadow is one policy that decides without effect.
+type shadow struct {
+	policy   policy.Policy
+	spec     string
+	name     string
+	forecast forecast
+	level    level
+	assign   []policy.Assignment
+}
+
+// level is the mean imbalance right after admission, the past fading.
+type level struct {
+	group, policy string // whose
+	imbalance     float64
+	rounds        uint64
+}
+
+// fadeRounds is how many rounds the mean imbalance reaches back.
+const fadeRounds = 100
+
+// add takes in a round and exports the mean. It starts anew when another policy
+// came into force, or the group is named otherwise.
+func (l *level) add(m *metrics, group, name string, imbalance float64) {
+	if l.group != group || l.policy != name {
+		l.drop(m)
+		*l = level{group: group, policy: name}
+	}
+	l.rounds++
+	l.imbalance += (imbalance - l.imbalance) / float64(min(l.rounds, fadeRounds))
+	m.shadowImbalance.WithLabelValues(group, name).Set(l.imbalance)
+}
+
+// drop takes a level that is no longer measured off the page.
+func (l *level) drop(m *metrics) { m.shadowImbalance.DeleteLabelValues(l.group, l.policy) }
+
+// checkShadows refuses what cannot be compared.
+func checkShadows(cfg Config, fit *predictor.Fit) error {
+	for _, spec := range cfg.Shadow {
+		p, err := cfg.parse(spec)
+		if err != nil {
+			return fmt.Errorf("dispatcher: shadow: %w", err)
+		}
+		if p.Immediate() {
+			return fmt.Errorf("dispatcher: shadow %s sends everything on at once, so its rounds do not compare with those of a pool; take p%s", spec, p.Name())
+		}
+		if err := serves(p, fit); err != nil {
+			return fmt.Errorf("dispatcher: shadow: %w", err)
+		}
+	}
+	return nil
+}
+
+// newShadows is nil when there are none to run.
+func newShadows(cfg Config, m *metrics) *shadows {
+	if len(cfg.Shadow) == 0 {
+		return nil
+	}
+	return &shadows{specs: cfg.Shadow, parse: cfg.parse, metrics: m, log: cfg.Log, wake: make(chan struct{}, 1)}
+}
+
+// follow starts the shadows of a group.
+func (s *shadows) follow(b *board) *shadowed {
+	g := &shadowed{waiting: &round{}, current: &round{}}
+	for _, spec := range s.specs {
+		p := s.make(spec)
+		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
+		g.sources = append(g.sources, b.source(policy.NeedsOf(p, nil)))
+	}
+	s.mu.Lock()
+	s.groups = append(s.groups, g)
+	s.mu.Unlock()
+	return g
+}
+
+func (s *shadows) make(spec string) policy.Policy {
+	p, err := s.parse(spec)
+	if err != nil {
+		panic("dispatcher: shadow " + spec + " was accepted before and no longer parses: " + err.Error())
+	}
+	return p
+}
+
+// leave ends the shadows of a group that is gone.
+func (s *shadows) leave(g *shadowed) {
+	if g == nil {
+		return
+	}
+	s.mu.Lock()
+	g.gone = true
+	s.mu.Unlock()
+	s.nudge()
+}
+
+func (s *shadows) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // it is told already
+	}
+}
+
+// show hands a round over, in place of one that still waits.
+func (s *shadows) show(g *shadowed, head *round, snapshot *policy.Snapshot, assign []policy.Assignment) {
+	s.mu.Lock()
+	r, missed := g.waiting, g.full
+	r.group, r.policy, r.guardMs = head.group, head.policy, head.guardMs
+	r.take(snapshot, assign)
+	g.full = true
+	s.mu.Unlock()
+	if missed {
+		s.metrics.shadowMissed.Inc()
+	}
+	s.nudge()
+}
+
+// run decides until ctx ends.
+func (s *shadows) run(ctx context.Context) {
+	for {
+		for s.turn() {
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// turn decides one round of each group that has one; false when none had.
+func (s *shadows) turn() (had bool) {
+	for _, g := range s.present() {
+		s.mu.Lock()
+		full := g.full
+		if full {
+			g.waiting, g.current, g.full = g.current, g.waiting, false
+		}
+		s.mu.Unlock()
+		if full {
+			s.decide(g)
+			had = true
+		}
+	}
+	return had
+}
+
+// present are the groups that are still there; what was told of the others is
+// taken off the page.
+func (s *shadows) present() []*shadowed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.groups = slices.DeleteFunc(s.groups, func(g *shadowed) bool {
+		if g.gone {
+			g.inForce.drop(s.metrics)
+			for _, x := range g.shadows {
+				x.level.drop(s.metrics)
+			}
+		}
+		return g.gone
+	})
+	return slices.Clone(s.groups)
+}
+
+// decide has every shadow of a group decide its current round, and compares.
+func (s *shadows) decide(g *shadowed) {
+	m, r := s.metrics, g.current
+	bound := sortAssigned(&g.sorted[0], r.assign)
+	g.inForce.add(m, r.group, r.policy, g.imbalance(r, r.assign))
+	for i, x := range g.shadows {
+		if err := x.decide(r, g.sources[i]); err != nil {
+			m.shadowFailures.WithLabelValues(x.name).Inc()
+			s.log.Error("dispatcher: a shadow policy failed", zap.String("policy", x.name), zap.Error(err))
+			x.policy = s.make(x.spec) // its scratch may be half written
+			continue
+		}
+		x.level.add(m, r.group, x.name, g.imbalance(r, x.assign))
+		m.shadowRounds.WithLabelValues(r.group, x.name).Inc()
+		if !slices.EqualFunc(bound, sortAssigned(&g.sorted[1], x.assign), samePlace) {
+			m.shadowDisagreements.WithLabelValues(r.group, x.name).Inc()
+		}
+	}
+}
+
+func samePlace(a, b policy.Assignment) bool { return a.Entry == b.Entry && a.Worker == b.Worker }
+
+func sortAssigned(dst *[]policy.Assignment, assign []policy.Assignment) []policy.Assignment {
+	*dst = append((*dst)[:0], assign...)
+	slices.SortFunc(*dst, func(a, b policy.Assignment) int { return cmp.Compare(a.Entry, b.Entry) })
+	return *dst
+}
+
+// decide has one shadow decide.
+func (s *shadow) decide(r *round, source *subject) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	var p predictor.Predictor = predictor.None{}
+	r.snapshot.Outlook = nil
+	if source != nil {
+		t := source.tables.Load()
+		p, r.snapshot.Outlook = t.predictor, t.outlook()
+	}
+	if n := policy.NeedsOf(s.policy, r.snapshot.Outlook); n.Predictor != "" {
+		s.forecast.demand(n)
+		s.forecast.follow(r.snapshot.Workers, p)
+	}
+	r.snapshot.Budget = 0 // it has the time
+	if r.snapshot.MaxAgeMs = s.policy.MaxAgeMs(); r.snapshot.MaxAgeMs > 0 {
+		r.snapshot.MaxAgeMs = max(r.snapshot.MaxAgeMs, r.guardMs)
+	}
+	s.assign = s.policy.Decide(&r.snapshot, s.assign[:0])
+	return nil
+}
+
+// imbalance is that of the group right after the assignments, in KV tokens.
+func (g *shadowed) imbalance(r *round, assign []policy.Assignment) float64 {
+	workers := r.snapshot.Workers
+	g.loads = g.loads[:0]
+	for i := range workers {
+		g.loads = append(g.loads, workers[i].KVTokens())
+	}
+	for _, a := range assign {
+		w, ok := slices.BinarySearchFunc(workers, a.Worker, func(w policy.Worker, id int32) int { return cmp.Compare(w.ID, id) })
+		at := slices.IndexFunc(r.snapshot.Pool, func(e policy.Entry) bool { return e.ID == a.Entry })
+		if ok && at >= 0 {
+			g.loads[w] += int64(r.snapshot.Pool[at].Prompt)
+		}
+	}
+	return float64(policy.Measure(g.loads).Imbalance())
+}
