@@ -62,7 +62,7 @@ func TestMirror(t *testing.T) {
 	require.InDelta(t, (0+30-20+40)/4.0, float64(g.Bias), 1e-12)
 	require.InDelta(t, (0+0.1)/2, float64(g.Largest), 1e-12)
 
-	f := FitStep(steps)
+	f := StepModels(steps)
 	f.Mirror = m
 	var b bytes.Buffer
 	require.NoError(t, f.WriteText(&b))

@@ -56,7 +56,7 @@ func TestATraceOfThePluginIsFitted(t *testing.T) {
 	s, err := ReadStepTrace(path)
 	require.NoError(t, err)
 	require.Len(t, s.Groups[0].Steps, 300)
-	f := FitStep(s)
+	f := StepModels(s)
 	g := f.Groups[0]
 	require.Empty(t, g.Refused)
 	require.Equal(t, []int{2, 299}, []int{g.Ranks, g.N})

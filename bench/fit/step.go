@@ -61,8 +61,8 @@ type RankCost struct {
 	N    int     `json:"n"` // steps the rank held up; below 30 its cost stays 1
 }
 
-// FitStep fits every group of a trace.
-func FitStep(t *StepTrace) *StepFit {
+// StepModels fits every group of a trace.
+func StepModels(t *StepTrace) *StepFit {
 	f := &StepFit{}
 	if t.Cut {
 		f.Notes = append(f.Notes, cutNote)

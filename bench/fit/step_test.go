@@ -52,7 +52,7 @@ func fitStep(t *testing.T, trace string) GroupFit {
 	t.Helper()
 	s, err := ReadStepTrace(write(t, "steps.jsonl", trace))
 	require.NoError(t, err)
-	f := FitStep(s)
+	f := StepModels(s)
 	require.Len(t, f.Groups, 1)
 	return f.Groups[0]
 }
@@ -233,7 +233,7 @@ func TestAStepModelIsRefused(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s, err := ReadStepTrace(write(t, "steps.jsonl", tc.trace))
 			require.NoError(t, err)
-			f := FitStep(s)
+			f := StepModels(s)
 			require.Contains(t, f.Groups[0].Refused, tc.says)
 			require.Empty(t, f.Config)
 			var b bytes.Buffer
@@ -264,7 +264,7 @@ func TestGroupsAreFittedApart(t *testing.T) {
 	b := strings.ReplaceAll(engine{c0: 30, c1: 1e-4, costs: equal(3)}.trace(300, 2), `"main"`, `"east"`)
 	s, err := ReadStepTrace(write(t, "steps.jsonl", a+b))
 	require.NoError(t, err)
-	f := FitStep(s)
+	f := StepModels(s)
 	require.Len(t, f.Groups, 2)
 	require.Equal(t, "east", f.Groups[0].Group)
 	require.InDelta(t, 30, float64(f.Groups[0].C0), 0.01)

@@ -45,8 +45,8 @@ type ProbesLeft struct {
 
 const allEngines = "all"
 
-// FitTTFT fits every engine of every model, and each model's engines together.
-func FitTTFT(log *RequestLog) (*TTFT, error) {
+// PrefillLines fits every engine of every model, and each model's engines together.
+func PrefillLines(log *RequestLog) (*TTFT, error) {
 	t := &TTFT{}
 	if log.Cut {
 		t.Notes = append(t.Notes, cutNote)

@@ -24,7 +24,7 @@ func fitTTFT(t *testing.T, lines []logLine) *TTFT {
 	t.Helper()
 	log, err := ReadRequestLog(write(t, "log", joined(lines)))
 	require.NoError(t, err)
-	fit, err := FitTTFT(log)
+	fit, err := PrefillLines(log)
 	require.NoError(t, err)
 	return fit
 }
@@ -92,7 +92,7 @@ func TestOnlyAProbeAloneOnItsEngineCounts(t *testing.T) {
 
 	log, err := ReadRequestLog(write(t, "log", joined(lines[:4])))
 	require.NoError(t, err)
-	_, err = FitTTFT(log)
+	_, err = PrefillLines(log)
 	require.ErrorContains(t, err, "no probe was alone on its engine: of 4 lines 2 have no probe, 1 shared the engine (probe_bs > 0), 1 add several attempts up")
 }
 

@@ -74,7 +74,7 @@ func (c *fitTTFTCmd) Run(std streams) error {
 	if err != nil {
 		return err
 	}
-	lines, err := fit.FitTTFT(log)
+	lines, err := fit.PrefillLines(log)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Log, err)
 	}
@@ -97,7 +97,7 @@ func (c *fitStepCmd) Run(std streams) error {
 	if err != nil {
 		return err
 	}
-	steps := fit.FitStep(trace)
+	steps := fit.StepModels(trace)
 	if c.Decisions != "" {
 		if steps.Mirror, err = fit.CompareMirror(trace, c.Decisions, c.Shift); err != nil {
 			return err
