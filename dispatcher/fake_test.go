@@ -96,6 +96,13 @@ func ranks(n, slots int, capacity int64) []Worker {
 	return ws
 }
 
+// tb is what testing and rapid have in common.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // hand drives a loop by hand, without its goroutine: each call is one turn.
 type hand struct {
 	*loop
@@ -104,7 +111,7 @@ type hand struct {
 	told []command // by pulses, for the next turn
 }
 
-func newHand(t testing.TB, cfg Config) *hand {
+func newHand(t tb, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
@@ -154,7 +161,7 @@ func (h *hand) release(slots ...*Slot) {
 
 func (h *hand) fleet(ws []Worker) { h.do(func(l *loop) { l.setWorkers(ws) }) }
 
-func (w waiting) slotNow(t testing.TB) *Slot {
+func (w waiting) slotNow(t tb) *Slot {
 	t.Helper()
 	select {
 	case r := <-w.result:
@@ -168,7 +175,7 @@ func (w waiting) slotNow(t testing.TB) *Slot {
 	}
 }
 
-func (w waiting) errNow(t testing.TB) error {
+func (w waiting) errNow(t tb) error {
 	t.Helper()
 	select {
 	case r := <-w.result:

@@ -17,105 +17,118 @@ const redrawEvery = 4
 type draws struct {
 	n       int
 	outlook Outlook
-	keyed   Keyed // nil: by age alone
+	keyed   Keyed   // nil: by age alone
+	sampler sampler // nil: a quantile at a time
 	version uint64
 
-	made []drawn // by slot
-	ends []int32 // by slot, n each
-	own  []int32 // of a request without a slot
+	slots int
+	size  int     // of a record
+	made  []int32 // a record for each slot
+	own   []int32 // the record of a request without one
 }
 
-// drawn says for which ages the ends of a slot hold.
-type drawn struct {
-	id    uint64
-	from  int32
-	valid uint32 // ages from `from` on; 0 = none
-}
+// A record is the id of the request in two halves, the age its ends were drawn
+// at, for how many ages from there they hold, 0 = none, and the ends. All of it
+// lies together, for a tick reads thousands.
+const (
+	recordLow = iota
+	recordHigh
+	recordFrom
+	recordValid
+	recordEnds
+)
 
 // mostSlots bounds the cache by slot: beyond it we draw every time.
 const mostSlots = 1 << 20
 
 func (d *draws) resolve(n int, o Outlook, keyed bool) {
-	d.outlook, d.keyed = o, nil
+	d.outlook, d.keyed, d.sampler = o, nil, nil
 	if k, ok := o.(Keyed); ok && keyed {
 		d.keyed = k
+	} else if s, ok := o.(sampler); ok {
+		d.sampler = s
 	}
 	if v := o.Version(); n != d.n || v != d.version {
+		if n != d.n {
+			d.made, d.slots = nil, 0
+		}
 		d.n, d.version = n, v
+		d.size = recordEnds + n
+		d.own = sized(d.own, d.size)
 		clear(d.made)
-		d.ends, d.own = sized(d.ends, n*len(d.made)), sized(d.own, n)
 	}
 }
 
 // of returns the finishing ages of a running request; all lie beyond its age.
 func (d *draws) of(r *Request) []int32 {
-	slot := int(r.Slot)
-	if uint(slot) >= uint(len(d.made)) {
-		if uint(slot) >= mostSlots {
-			d.draw(d.own, r.ID, r.Prompt, r.Key, r.Age)
-			return d.own
+	if uint(r.Slot) < uint(d.slots) {
+		m := d.made[int(r.Slot)*d.size:][:d.size]
+		if m[recordLow] == int32(r.ID) && m[recordHigh] == int32(r.ID>>32) && uint32(r.Age-m[recordFrom]) < uint32(m[recordValid]) {
+			return m[recordEnds:]
 		}
-		d.grow(slot + 1)
+		return d.draw(m, r.ID, r.Prompt, r.Key, r.Age)
 	}
-	m, ends := &d.made[slot], d.ends[slot*d.n:][:d.n]
-	if m.id != r.ID || uint32(r.Age-m.from) >= m.valid {
-		m.id = r.ID
-		m.from, m.valid = d.draw(ends, r.ID, r.Prompt, r.Key, r.Age)
+	return d.grown(r)
+}
+
+// grown makes room for a slot not seen before.
+func (d *draws) grown(r *Request) []int32 {
+	if uint(r.Slot) >= mostSlots {
+		return d.draw(d.own, r.ID, r.Prompt, r.Key, r.Age)
 	}
-	return ends
+	d.slots = int(r.Slot)*3/2 + 1
+	d.made = append(make([]int32, 0, d.slots*d.size), d.made...)[:d.slots*d.size]
+	return d.of(r)
 }
 
 // fresh returns the finishing ages of an entry that waits.
-func (d *draws) fresh(e *Entry) []int32 {
-	d.draw(d.own, e.ID, e.Prompt, e.Key, e.Age)
-	return d.own
-}
+func (d *draws) fresh(e *Entry) []int32 { return d.draw(d.own, e.ID, e.Prompt, e.Key, e.Age) }
 
-func (d *draws) grow(slots int) {
-	made := make([]drawn, slots+slots/2)
-	copy(made, d.made)
-	ends := make([]int32, len(made)*d.n)
-	copy(ends, d.ends)
-	d.made, d.ends = made, ends
-}
-
-// draw writes the finishing ages and returns for which ages they hold. Draws
-// are made at every fourth token; a request that outlived one of them is drawn
-// anew where it did.
-func (d *draws) draw(ends []int32, id uint64, prompt int32, key uint64, age int32) (from int32, valid uint32) {
-	phase := phaseOf(id)
+// draw fills a record and returns its ends. They are drawn at every fourth
+// token; a request that outlived one of them is drawn anew where it did.
+func (d *draws) draw(record []int32, id uint64, prompt int32, key uint64, age int32) []int32 {
+	ends, phase := record[recordEnds:], phaseOf(id)
 	age = min(max(0, age), 1<<30)
-	from = age &^ (redrawEvery - 1)
+	from := age &^ (redrawEvery - 1)
 	blockEnd := from + redrawEvery
 	for {
+		d.left(prompt, key, from, phase, ends)
 		until := blockEnd
-		for z := range ends {
-			u := phase + float64(z)/float64(len(ends))
-			if u >= 1 {
-				u--
-			}
-			ends[z] = d.end(prompt, key, from, u)
-			until = min(until, ends[z])
+		for z, left := range ends {
+			left = from + min(left, math.MaxInt32-from)
+			ends[z] = left
+			until = min(until, left)
 		}
 		if age < until {
-			return from, uint32(until - from)
+			record[recordLow], record[recordHigh] = int32(id), int32(id>>32)
+			record[recordFrom], record[recordValid] = from, until-from
+			return ends
 		}
 		from = until
 	}
 }
 
-// end is the age at which a request of this age finishes, at quantile u.
-func (d *draws) end(prompt int32, key uint64, age int32, u float64) int32 {
-	var left float64
-	if d.keyed != nil {
-		left = d.keyed.ResidOf(prompt, key, int(age), u)
-	} else {
-		left = d.outlook.Resid(int(age), u)
+// left writes the tokens that a request of this age has left, at least 1, at
+// quantiles spread evenly from its phase.
+func (d *draws) left(prompt int32, key uint64, age int32, phase float64, left []int32) {
+	if d.sampler != nil {
+		d.sampler.Quantiles(int(age), phase, left)
+		return
 	}
-	if most := float64(math.MaxInt32 - age); !(left < most) {
-		return math.MaxInt32
+	each := 1 / float64(len(left))
+	for z := range left {
+		u := phase + float64(z)*each
+		if u >= 1 {
+			u--
+		}
+		var x float64
+		if d.keyed != nil {
+			x = d.keyed.ResidOf(prompt, key, int(age), u)
+		} else {
+			x = d.outlook.Resid(int(age), u)
+		}
+		left[z] = int32(max(1, min(x, math.MaxInt32)))
 	}
-	return age + max(1, int32(left))
 }
 
 // phaseOf is the request's own number in [0, 1): splitmix64's finaliser of its id.

@@ -238,3 +238,20 @@ func benchmarkLoop(b *testing.B, spec string, ranks int) {
 	b.ReportMetric(slots/n, "free-slots")
 	b.ReportMetric(100*idle/n, "idle-%")
 }
+
+func BenchmarkPrepare(b *testing.B) {
+	l := newClosedLoop(144, 40, 1000)
+	p, err := Parse("evenkeel")
+	require.NoError(b, err)
+	e := p.(*evenkeel)
+	for b.Loop() {
+		for g := range l.s.Workers {
+			w := &l.s.Workers[g]
+			w.Free = 1
+			for i := range w.Running {
+				w.Running[i].Age++
+			}
+		}
+		e.measure(&l.s)
+	}
+}

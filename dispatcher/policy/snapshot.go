@@ -37,6 +37,13 @@ type Keyed interface {
 	ResidOf(prompt int32, key uint64, age int, u float64) float64
 }
 
+// sampler is an Outlook that tells a request's drawn ends at once: Resid at
+// phase, phase + 1/n, .. less 1 from 1 on, at most MaxInt32. Half of a tick's
+// preparation is spent asking.
+type sampler interface {
+	Quantiles(age int, phase float64, left []int32)
+}
+
 // Oracle is an Outlook that knows every request's end: in simulations only.
 type Oracle interface {
 	Outlook
