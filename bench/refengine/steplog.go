@@ -108,7 +108,8 @@ func (t *stepTrace) add(step int64, start time.Time, loads []RankLoad) {
 	case buf = <-t.free:
 	default:
 	}
-	ms := float64(start.Sub(t.began)) / float64(time.Millisecond)
+	// Unix ms, as the decision log has them; by the clock that does not jump.
+	ms := float64(t.began.UnixMilli()) + float64(start.Sub(t.began))/float64(time.Millisecond)
 	buf = appendTrace(buf[:0], t.group, ms, step, loads)
 	select {
 	case t.full <- buf:
