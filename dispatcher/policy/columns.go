@@ -242,11 +242,12 @@ func peakWithTwo(r *rest, base, in []int64, b int, row, back, out []int64) (peak
 // peakWithout is the peak if rank g's load were less by u.
 func (t *columns) peakWithout(g int, u []int64) (peak int64) {
 	row := t.row(g)
+	first, second, rank := t.first.value[:len(row)], t.second.value[:len(row)], t.first.rank[:len(row)]
 	u = u[:len(row)]
 	for c, x := range row {
-		m := t.first.value[c]
-		if t.first.rank[c] == int32(g) {
-			m = t.second.value[c]
+		m := first[c]
+		if rank[c] == int32(g) {
+			m = second[c]
 		}
 		peak += max(m, x-u[c])
 	}
