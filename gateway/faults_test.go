@@ -180,7 +180,7 @@ func TestDecodeIsTriedElsewhere(t *testing.T) {
 		{"a 503 of an engine that frees the prefiller's blocks does not", fault(refengine.Rule{Fault: refengine.Busy, Cleanup: true}), true, 2},
 		{"a lost connection does not: it may have run", fault(refengine.Rule{Fault: refengine.Reset}), true, 2},
 		{"a first event that is an error does not", fault(refengine.Rule{Fault: refengine.ErrorEvent}), true, 2},
-		{"a stream that ends before it began does not", fault(refengine.Rule{Fault: refengine.MissingFinish, Role: true}), true, 2},
+		{"a stream that ends before it began does not", fault(refengine.Rule{Fault: refengine.SilentEnd}), true, 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -217,11 +217,12 @@ func (c *cluster) settledRequests(n int) {
 // With hand-offs that live for a moment and slots that are always taken, many
 // requests wait too long. They are refused; none is decoded from expired KV.
 func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
+	const hold = 2 * time.Second // of it one in the pool
 	c := start(t, options{
 		dirty:   true, // what cannot be drained in time the engine frees by itself
-		profile: mooncake.Profile{KVHoldTimeout: 400 * time.Millisecond},
-		prefill: []refengine.Config{{KVHoldTimeout: 400 * time.Millisecond, PrefillConcurrency: 8}},
-		decode:  []refengine.Config{{Slots: 2, DPSize: 2}},
+		profile: mooncake.Profile{KVHoldTimeout: hold},
+		prefill: []refengine.Config{{KVHoldTimeout: hold, PrefillConcurrency: 8}},
+		decode:  []refengine.Config{{Slots: 2, DPSize: 2, C0: 8 * time.Millisecond}},
 	})
 	results := make(chan string, 60)
 	for i := range cap(results) {

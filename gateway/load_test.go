@@ -50,14 +50,14 @@ func TestThousandStreams(t *testing.T) {
 	got, err := load.Run(t.Context(), load.Config{
 		URLs: []string{c.url}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
 		OnProgress: func(p load.Progress) {
-			if p.Ended%64 == 0 {
+			if p.Ended%16 == 0 {
 				most = max(most, c.metric("evenkeel_requests_open"))
 			}
 		},
 	})
 	require.NoError(t, err)
 	require.Equal(t, streams+streams/2, got.OK, "%v %v", got.Kinds, got.Failures)
-	require.Greater(t, most, 0.9*float64(streams), "they were in the system at once")
+	require.Greater(t, most, 0.8*float64(streams), "they were in the system at once")
 	c.settled(false)
 	require.Len(t, c.records(), got.Sent, "one line a request")
 	require.EqualValues(t, got.Sent, c.metric(`evenkeel_requests_total{outcome="ok"}`))

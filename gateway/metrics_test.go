@@ -72,16 +72,16 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	docs := metricsDoc(t)
 	for name, labels := range exists {
-		require.Contains(t, docs, name, "not documented; add it to docs/metrics.md")
+		require.Contains(t, slices.Collect(maps.Keys(docs)), name, "not documented; add it to docs/metrics.md")
 		require.ElementsMatch(t, labels, slices.Collect(maps.Keys(docs[name].labels)), "labels of %s", name)
 		for _, unit := range []string{"seconds", "tokens", "ratio"} { // where a name has one
 			if strings.HasSuffix(name, "_"+unit) {
-				require.Equal(t, unit, docs[name].unit, name)
+				require.True(t, strings.HasPrefix(docs[name].unit, unit), "unit of %s: %s", name, docs[name].unit)
 			}
 		}
 	}
 	for name := range docs {
-		require.Contains(t, exists, name, "documented, but there is no such metric")
+		require.Contains(t, slices.Collect(maps.Keys(exists)), name, "documented, but there is no such metric")
 	}
 
 	families, err := c.gw.Registry().Gather()
