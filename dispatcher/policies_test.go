@@ -66,29 +66,3 @@ func TestTheRealPoolBypass(t *testing.T) {
 	h.release(slots[0])
 	w.slotNow(t)
 }
-
-func TestATickOfTheRealPoliciesDoesNotTouchTheHeap(t *testing.T) {
-	for _, name := range []string{"br0", fallbackSpec} {
-		t.Run(name, func(t *testing.T) {
-			h := fullBoard(t, Config{Policy: name, TickLimit: time.Hour}, 144, 40, 64, 1000)
-			b := h.boards["m"]
-			admitted := cycle(b, h.at, nil)
-			require.Len(t, admitted, 64)
-			require.Zero(t, testing.AllocsPerRun(10, func() { admitted = cycle(b, h.at, admitted) }))
-		})
-	}
-}
-
-func BenchmarkTickOf(b *testing.B) {
-	for _, name := range []string{"br0", "pjsq-kv"} {
-		b.Run(name, func(b *testing.B) {
-			h := fullBoard(b, Config{Policy: name, TickLimit: time.Hour}, 144, 40, 64, 1000)
-			board := h.boards["m"]
-			admitted := cycle(board, h.at, nil)
-			b.ReportAllocs()
-			for b.Loop() {
-				admitted = cycle(board, h.at, admitted)
-			}
-		})
-	}
-}

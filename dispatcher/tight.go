@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"math"
 	"time"
 )
 
@@ -35,19 +36,22 @@ func (r *rank) capacity(watermark float64, now time.Time) int64 {
 		return r.Capacity
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))
-	return int64(float64(r.Capacity) * (1 - doubled) / (1 - watermark))
+	left := int64(math.Ceil(float64(r.Capacity) * (1 - doubled) / (1 - watermark)))
+	return min(max(left, 1), r.Capacity) // 0 would be unlimited
 }
 
 // Preempted tells that the engine of a worker ran out of KV room and gave a
 // request back.
 func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(l *loop) {
-		for _, b := range l.boards {
-			if r := b.ranks[worker]; r != nil {
-				r.pressure.preempted(l.now)
-			}
+	d.inbox.push(func(l *loop) { l.preempted(worker) })
+}
+
+func (l *loop) preempted(worker int32) {
+	for _, b := range l.boards {
+		if r := b.ranks[worker]; r != nil {
+			r.pressure.preempted(l.now)
 		}
-	})
+	}
 }
 
 // largest is the longest prompt that a rank of the group which is up could take
