@@ -36,6 +36,7 @@ func (r *round) take(s *policy.Snapshot, assign []policy.Assignment) {
 		w.Running = r.running[from:len(r.running):len(r.running)]
 		workers = append(workers, w)
 	}
-	r.snapshot.Workers, r.snapshot.Pool = workers, append(pool, s.Pool...)
+	pool = append(pool, s.Pool...)
+	r.snapshot.Workers, r.snapshot.Pool = workers, pool
 	r.assign = append(r.assign[:0], assign...)
 }

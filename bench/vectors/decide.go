@@ -35,7 +35,8 @@ func Decide(snapshotJSON []byte, policySpec string) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	if policySpec == "" {
+	own := policySpec == ""
+	if own {
 		policySpec = params.Policy
 	}
 	if policySpec == "" {
@@ -45,11 +46,14 @@ func Decide(snapshotJSON []byte, policySpec string) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	// What the snapshot says is the guard in force when it was taken; only a
+	// policy that is asked for in its place has its own.
+	recorded := params.MaxAgeMs != nil && (own || !sp.Sets("max_age_ms"))
 	if sp, err = params.Complete(sp); err != nil {
 		return Report{}, err
 	}
 	p := sp.Build()
-	if params.MaxAgeMs == nil || sp.Sets("max_age_ms") {
+	if !recorded {
 		s.MaxAgeMs = p.MaxAgeMs()
 	}
 	assigned, left := policy.Explain(p, &s)

@@ -79,6 +79,7 @@ type snapshotJSON struct {
 	StepMs  float32      `json:"step_ms"`
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
+	Budget  int32        `json:"budget"`  // evaluations, 0 = the policy's own
 	Outputs []int32      `json:"outputs"` // finished lengths, for the survival table
 }
 
@@ -153,7 +154,7 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget,
 	}
 	if len(in.Outputs) > 0 {
 		s.Outlook = predictor.NewSurvival(in.Outputs)

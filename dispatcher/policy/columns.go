@@ -56,7 +56,7 @@ func (t *columns) build(s *Snapshot, look *lookahead) {
 		}
 		t.even = t.even && t.cost[g] == t.cost[0]
 		row := t.row(g)
-		t.held[g] = look.project(w.Running, row)
+		t.held[g] = look.project(g, w.Running, row)
 		t.now[g] = t.scaled(g, t.held[g])
 		scale(row, t.cost[g])
 		t.level[g] = 0

@@ -21,15 +21,17 @@ type draws struct {
 	sampler sampler // nil: a quantile at a time
 	version uint64
 
-	slots int
-	size  int     // of a record
-	made  []int32 // a record for each slot
-	own   []int32 // the record of a request without one
+	size    int     // of a record
+	perRank int     // records
+	made    []int32 // of rank after rank, a record for each request that runs there
+	own     []int32 // a record for entries that wait
 }
 
 // A record is the id of the request in two halves, the age its ends were drawn
-// at, for how many ages from there they hold, 0 = none, and the ends. All of it
-// lies together, for a tick reads thousands.
+// at, for how many ages from there they hold, 0 = none, and the ends. Records lie
+// in the order in which a tick reads them: by slot, a thousand ranks would wait
+// for memory half of the time. A request that moved within its rank's list is
+// drawn once more, which changes nothing.
 const (
 	recordLow = iota
 	recordHigh
@@ -37,9 +39,6 @@ const (
 	recordValid
 	recordEnds
 )
-
-// mostSlots bounds the cache by slot: beyond it we draw every time.
-const mostSlots = 1 << 20
 
 func (d *draws) resolve(n int, o Outlook, keyed bool) {
 	d.outlook, d.keyed, d.sampler = o, nil, nil
@@ -49,9 +48,6 @@ func (d *draws) resolve(n int, o Outlook, keyed bool) {
 		d.sampler = s
 	}
 	if v := o.Version(); n != d.n || v != d.version {
-		if n != d.n {
-			d.made, d.slots = nil, 0
-		}
 		d.n, d.version = n, v
 		d.size = recordEnds + n
 		d.own = sized(d.own, d.size)
@@ -59,26 +55,22 @@ func (d *draws) resolve(n int, o Outlook, keyed bool) {
 	}
 }
 
-// of returns the finishing ages of a running request; all lie beyond its age.
-func (d *draws) of(r *Request) []int32 {
-	if uint(r.Slot) < uint(d.slots) {
-		m := d.made[int(r.Slot)*d.size:][:d.size]
-		if m[recordLow] == int32(r.ID) && m[recordHigh] == int32(r.ID>>32) && uint32(r.Age-m[recordFrom]) < uint32(m[recordValid]) {
-			return m[recordEnds:]
-		}
-		return d.draw(m, r.ID, r.Prompt, r.Key, r.Age)
+// makeRoom has a record for everything that runs.
+func (d *draws) makeRoom(workers []Worker) {
+	most := 0
+	for g := range workers {
+		most = max(most, len(workers[g].Running))
 	}
-	return d.grown(r)
+	if most > d.perRank || len(workers)*d.perRank*d.size > len(d.made) {
+		d.perRank = max(d.perRank, most+most/4)
+		d.made = make([]int32, len(workers)*d.perRank*d.size)
+	}
 }
 
-// grown makes room for a slot not seen before.
-func (d *draws) grown(r *Request) []int32 {
-	if uint(r.Slot) >= mostSlots {
-		return d.draw(d.own, r.ID, r.Prompt, r.Key, r.Age)
-	}
-	d.slots = int(r.Slot)*3/2 + 1
-	d.made = append(make([]int32, 0, d.slots*d.size), d.made...)[:d.slots*d.size]
-	return d.of(r)
+// of are the records of rank g.
+func (d *draws) of(g int) []int32 {
+	n := d.perRank * d.size
+	return d.made[g*n:][:n]
 }
 
 // fresh returns the finishing ages of an entry that waits.

@@ -117,14 +117,17 @@ func (l *lookahead) resolve(v *settings, s *Snapshot) {
 	switch l.mode {
 	case modeSampled:
 		l.draws.resolve(scenarios, s.Outlook, v.predictor == "exact")
+		l.draws.makeRoom(s.Workers)
 	case modeMean:
 		l.ratios.resolve(l.steps, s.Outlook)
 	}
 }
 
 // project writes the columns of what a rank runs and returns its KV tokens.
-func (l *lookahead) project(running []Request, row []int64) (held int64) {
+func (l *lookahead) project(g int, running []Request, row []int64) (held int64) {
 	switch l.mode {
+	case modeSampled:
+		return l.projectSampled(l.draws.of(g), running, row)
 	case modeNow:
 		for i := range running {
 			held += int64(running[i].Prompt) + int64(running[i].Generated)
@@ -135,23 +138,37 @@ func (l *lookahead) project(running []Request, row []int64) (held int64) {
 		return l.projectMean(running, row)
 	}
 	clear(row)
-	last, oracle := len(l.steps)-1, l.mode == modeOracle
 	for i := range running {
 		r := &running[i]
 		tokens := int64(r.Prompt) + int64(r.Generated)
 		held += tokens
-		if oracle {
-			row[bucket(l.left(r.ID, r.Age), last)] += tokens + counted
-			continue
+		row[bucket(l.left(r.ID, r.Age), len(row)-1)] += tokens + counted
+	}
+	l.unfold(row)
+	return held
+}
+
+// projectSampled is project for one scenario after another: each request is
+// counted in the bucket of its last step, then buckets are summed up.
+func (l *lookahead) projectSampled(records []int32, running []Request, row []int64) (held int64) {
+	clear(row)
+	size, steps := l.draws.size, len(l.steps)
+	for i := range running {
+		r := &running[i]
+		m := records[i*size:][:size]
+		if m[recordLow] != int32(r.ID) || m[recordHigh] != int32(r.ID>>32) || uint32(r.Age-m[recordFrom]) >= uint32(m[recordValid]) {
+			l.draws.draw(m, r.ID, r.Prompt, r.Key, r.Age)
 		}
+		tokens := int64(r.Prompt) + int64(r.Generated)
+		held += tokens
 		at := 0
-		for _, end := range l.draws.of(r) {
-			row[at+bucket(end-r.Age, last)] += tokens + counted
-			at += len(l.steps)
+		for _, end := range m[recordEnds:] {
+			row[at+bucket(end-r.Age, steps-1)] += tokens + counted
+			at += steps
 		}
 	}
-	for at := 0; at < len(row); at += len(l.steps) {
-		l.unfold(row[at:][:len(l.steps)])
+	for at := 0; at < len(row); at += steps {
+		l.unfold(row[at:][:steps])
 	}
 	return held
 }

@@ -1,0 +1,139 @@
+package vectors
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+	"evenkeel/predictor"
+)
+
+// TestARecordedRoundIsDecidedTheSameWay: a line of the decision log holds all
+// that the live policy saw.
+func TestARecordedRoundIsDecidedTheSameWay(t *testing.T) {
+	for _, spec := range []string{
+		"br0", "br0:max_age_ms=1000,window=3", "brh:horizon=40", "brh:horizon=auto", "pjsq-kv", "evenkeel:mode=now", "evenkeel:mode=mean", "evenkeel",
+	} {
+		t.Run(spec, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "decisions.jsonl")
+			record(t, spec, file)
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			rounds := 0
+			for line := range strings.Lines(string(text)) {
+				var was struct{ Assign [][2]int64 }
+				require.NoError(t, json.Unmarshal([]byte(line), &was))
+				r, err := Decide([]byte(line), "")
+				require.NoError(t, err)
+				got := make([][2]int64, len(r.Assignments))
+				for i, a := range r.Assignments {
+					got[i] = [2]int64{int64(a.Entry), int64(a.Worker)}
+				}
+				require.Equal(t, was.Assign, got, line)
+				rounds++
+			}
+			require.Greater(t, rounds, 100)
+		})
+	}
+}
+
+// record serves a few hundred requests and logs every round.
+func record(t *testing.T, spec, file string) {
+	synctest.Test(t, func(t *testing.T) {
+		d, err := dispatcher.Start(t.Context(), dispatcher.Config{
+			Policy: spec, Window: dispatcher.DefaultWindow, TickLimit: time.Hour,
+			Predictor:   dispatcher.PredictorConfig{Kind: predictor.KindSurvival},
+			StepModel:   dispatcher.StepModel{C0Ms: 20, C1Ms: 1e-3},
+			DecisionLog: dispatcher.DecisionLogConfig{File: file},
+		})
+		require.NoError(t, err)
+		workers := make([]dispatcher.Worker, 4)
+		for i := range workers {
+			workers[i] = dispatcher.Worker{ID: int32(i), Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 60_000, Up: true}
+		}
+		d.SetWorkers(workers)
+		rng := rand.New(rand.NewPCG(1, 2))
+		type request struct {
+			slot   *dispatcher.Slot
+			output int
+		}
+		var waiting []<-chan dispatcher.Result
+		var running []request
+		for id := uint64(1); id <= 400; id++ {
+			if id > 30 {
+				time.Sleep(25 * time.Millisecond)
+			}
+			waiting = append(waiting, d.Enqueue(&pool.Entry{ID: id, Model: "m", Prompt: 100 + rng.IntN(9000)}))
+			synctest.Wait()
+			waiting = slices.DeleteFunc(waiting, func(c <-chan dispatcher.Result) bool {
+				if len(c) == 0 {
+					return false
+				}
+				running = append(running, request{(<-c).Slot, 1 + rng.IntN(60)})
+				return true
+			})
+			running = slices.DeleteFunc(running, func(r request) bool {
+				r.slot.Progress(r.slot.Generated() + 1)
+				if r.slot.Generated() < r.output {
+					return false
+				}
+				d.Release(r.slot, dispatcher.Outcome{Generated: r.output})
+				return true
+			})
+		}
+	})
+}
+
+func TestALogLineReadsBackAsItWas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		whole := func(most int32, what string) int32 { return rapid.Int32Range(0, most).Draw(t, what) }
+		number := func(what string) float32 { return rapid.Float32Range(0, 1e6).Draw(t, what) }
+		s := policy.Snapshot{
+			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
+		}
+		slot := int32(0)
+		for id := range whole(3, "workers") {
+			w := policy.Worker{ID: id * 3, Free: whole(9, "free") - 4, Up: rapid.Bool().Draw(t, "up"), Capacity: int64(whole(1<<30, "capacity")), Cost: rapid.Float32Range(0, 1000).Draw(t, "cost")}
+			for range whole(4, "running") {
+				w.Running = append(w.Running, policy.Request{
+					Prompt: whole(1<<20, "prompt"), Generated: whole(1<<20, "generated"), Age: whole(1<<20, "age"), Rhat: number("rhat"),
+					Key: rapid.Uint64().Draw(t, "key"), ID: rapid.Uint64().Draw(t, "id"), Slot: slot,
+				})
+				slot++
+			}
+			s.Workers = append(s.Workers, w)
+		}
+		for id := range whole(4, "pool") {
+			s.Pool = append(s.Pool, policy.Entry{
+				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
+				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
+			})
+		}
+		outputs := rapid.SliceOfN(rapid.Int32Range(1, 1<<16), 0, 9).Draw(t, "outputs")
+		slices.Sort(outputs)
+		line := dispatcher.LogLine{
+			Tick: 1, Group: rapid.String().Draw(t, "group"), Policy: "br0", Snapshot: &s, Outputs: outputs,
+			Assign: []policy.Assignment{{Entry: 1, Worker: 2}},
+		}
+		got, params, err := ReadSnapshot(line.AppendJSON(nil))
+		require.NoError(t, err)
+		require.Equal(t, "br0", params.Policy)
+		if len(outputs) > 0 {
+			require.Equal(t, outputs, got.Outlook.(*predictor.Survival).Outputs())
+			got.Outlook = nil
+		}
+		require.Equal(t, s, got)
+	})
+}
