@@ -119,17 +119,12 @@ func (s *stream) opened() {
 // notAStream reads a 200 that is no event stream: some routes answer so with
 // an error (contract 4.5).
 func (s *stream) notAStream(contentType []byte) error {
-	err := fmt.Errorf("the engine answered 200 with content type %q instead of an event stream", contentType)
-	if !bytes.HasPrefix(contentType, []byte("application/json")) {
-		return err
+	if bytes.HasPrefix(contentType, []byte("application/json")) {
+		if err := s.readWhole(); err != nil {
+			return err
+		}
 	}
-	if err := s.readWhole(); err != nil {
-		return err
-	}
-	if s.broken != nil {
-		return errRefusal
-	}
-	return err
+	return fmt.Errorf("the engine answered 200 with content type %q instead of an event stream", contentType)
 }
 
 // readWhole takes an answer that comes in one piece as if it were the one event
