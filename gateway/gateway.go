@@ -26,6 +26,7 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 	"evenkeel/prefill"
 )
 
@@ -47,6 +48,8 @@ type Gateway struct {
 	fleet      *fleet
 	metrics    *metrics
 	requestLog *requestLog
+	fit        fitFile
+	secret     []byte // of prompt keys; nil: none are made
 	exchanges  exchanges
 	pages      pages
 	routes     map[string]handler
@@ -80,6 +83,14 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
+	g.fit.path = cfg.Predictor.File
+	fit, err := g.fit.read()
+	if err != nil {
+		return nil, fmt.Errorf("predictor.file: %w", err)
+	}
+	if g.secret, err = promptSecret(cfg.Predictor); err != nil {
+		return nil, err
+	}
 	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
 	g.client = engine.NewClient(engine.Options{})
 	g.places = pool.NewPlaces(cfg.Pool.Size)
@@ -93,6 +104,10 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
 		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: g.poolTTL(),
 		Registerer: g.reg, Places: g.places, Log: log,
+		Predictor:   dispatcher.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
+		StepModel:   dispatcher.StepModel(cfg.Dispatch.StepModel),
+		DecisionLog: dispatcher.DecisionLogConfig(cfg.Dispatch.Log),
+		Shadow:      cfg.Dispatch.Shadow,
 	})
 	if err != nil {
 		return nil, err
@@ -185,6 +200,9 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
+	if g.fit.path != "" {
+		g.background.Go(func() { g.watchFit(g.ctx) })
+	}
 	g.background.Go(func() {
 		if err := g.server.Serve(g.listener); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))

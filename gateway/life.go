@@ -262,7 +262,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	}
 	j.place = false // the entry has it now
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result

@@ -221,6 +221,7 @@ func (s *stream) event(e sse.Event) {
 		s.end(engineError(s.mirror.Failure()))
 	case sse.Recomputed:
 		s.job.gw.metrics.recomputes.WithLabelValues(s.recomputeTier()).Inc()
+		s.job.gw.dispatcher.Preempted(s.slot.Worker)
 		s.end(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
 	case sse.Ended:

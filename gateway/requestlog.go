@@ -16,6 +16,7 @@ type record struct {
 	ID           string    `json:"id"`
 	Model        string    `json:"model"`
 	Key          string    `json:"key"`
+	PromptKey    string    `json:"prompt_key,omitempty"` // keyed hash, 16 hex digits, where the predictor tells prompts apart
 	Arrival      time.Time `json:"arrival"`
 	Prefill      string    `json:"prefill"`
 	Rank         string    `json:"rank"`

@@ -29,7 +29,7 @@ var mayImport = map[string][]string{
 	"gateway/edge":      {},
 	"gateway/keys":      {},
 	"gateway/openai":    {"mooncake"},
-	"gateway/config":    {"mooncake", "engine", "prefill", "dispatcher/policy"},
+	"gateway/config":    {"mooncake", "engine", "prefill", "predictor", "dispatcher/policy"},
 	"gateway":           {"gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},

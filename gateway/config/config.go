@@ -23,8 +23,8 @@ type Config struct {
 	Log      Log                         `yaml:"log"`
 	SelfTest bool                        `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
-	Predictor Later `yaml:"predictor"`
-	Geo       Later `yaml:"geo"`
+	Predictor Predictor `yaml:"predictor"`
+	Geo       Later     `yaml:"geo"`
 
 	source source // so that Validate can point at the line
 }
@@ -67,7 +67,29 @@ type Dispatch struct {
 	Policy    string        `yaml:"policy"`
 	Window    time.Duration `yaml:"window"`
 	TickLimit time.Duration `yaml:"tick_limit"`
-	StepModel Later         `yaml:"step_model"`
+	StepModel StepModel     `yaml:"step_model"`
+	Shadow    []string      `yaml:"shadow"` // policies that decide the same rounds without effect
+	Log       DecisionLog   `yaml:"log"`
+}
+
+// StepModel is how long a step of a barrier group takes: c0 + c1 * the KV tokens
+// of its fullest rank; zeros until it was learned.
+type StepModel struct {
+	C0Ms float64 `yaml:"c0_ms"`
+	C1Ms float64 `yaml:"c1_ms"`
+}
+
+// DecisionLog records every round.
+type DecisionLog struct {
+	File     string `yaml:"file"` // empty: off
+	MaxBytes int64  `yaml:"max_bytes"`
+}
+
+// Predictor is where predictions of output lengths come from.
+type Predictor struct {
+	Kind       string `yaml:"kind"`
+	File       string `yaml:"file"`        // what `evenkeel fit` wrote; read again when it changes
+	SecretFile string `yaml:"secret_file"` // keys the hashes of prompts, exact only
 }
 
 // Pool holds finished prefills that wait for a rank.
@@ -130,8 +152,10 @@ func Default() *Config {
 			Policy:    "br0",
 			Window:    3 * time.Millisecond,
 			TickLimit: 20 * time.Millisecond,
+			Log:       DecisionLog{MaxBytes: 256 << 20},
 		},
-		Pool: Pool{Size: 1024},
+		Predictor: Predictor{Kind: "survival"},
+		Pool:      Pool{Size: 1024},
 		Limits: Limits{
 			Body:           32 << 20,
 			Head:           16 << 10,

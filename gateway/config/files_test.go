@@ -38,7 +38,9 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	require.Equal(t, want.Profiles, profilesWithoutEmpty(c.Profiles))
 	c.Engines, want.Engines = Engines{}, Engines{}
 	c.Profiles, want.Profiles = nil, nil
-	c.Dispatch.StepModel, c.Predictor, c.Geo = nil, nil, nil
+	c.Geo = nil
+	require.Empty(t, c.Dispatch.Shadow)
+	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
 	c.Limits.MediaHosts = nil
 	c.source, want.source = source{}, source{}

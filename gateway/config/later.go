@@ -20,8 +20,6 @@ var laterParts = []struct {
 	part func(*Config) Later
 	off  map[string]string // what each key may say
 }{
-	{"$.dispatch.step_model", "a configured step time", func(c *Config) Later { return c.Dispatch.StepModel }, map[string]string{"c0_ms": "0", "c1_ms": "0"}},
-	{"$.predictor", "predicting the length of answers", func(c *Config) Later { return c.Predictor }, map[string]string{"kind": "none", "file": ""}},
 	{"$.geo", "forwarding to other regions", func(c *Config) Later { return c.Geo }, map[string]string{"mode": "off"}},
 }
 
@@ -44,7 +42,7 @@ func (c *Config) checkLater(bad report) {
 	}
 }
 
-// offText writes the harmless values as YAML, such as `c0_ms: 0, c1_ms: 0`.
+// offText writes the harmless values as YAML, such as `mode: off`.
 func offText(off map[string]string) string {
 	var items []string
 	for _, key := range slices.Sorted(maps.Keys(off)) {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/dispatcher/policy"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -31,9 +30,7 @@ func (c *Config) Validate() error {
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkLater(bad)
-	if _, err := policy.Parse(c.Dispatch.Policy); err != nil {
-		bad("$.dispatch.policy", "%v", err)
-	}
+	c.checkDecision(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
 	}
@@ -235,6 +232,7 @@ func (c *Config) checkNumbers(bad report) {
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
+	least("$.dispatch.log.max_bytes", int(c.Dispatch.Log.MaxBytes), 1<<20)
 	for i, host := range c.Limits.MediaHosts {
 		if host == "" || strings.ContainsAny(host, "/ ") {
 			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))

@@ -17,7 +17,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"an address with an empty port", "listen: \"localhost:\"", "listen", "write host:port"},
 		{"an admin listener for all without a token", "admin: {listen: \":9090\"}", "admin.listen", "set admin.token_file, or listen on 127.0.0.1"},
 		{"one address for clients and operators", "listen: 127.0.0.1:9090", "admin.listen", "an address each"},
-		{"an unknown decode policy", "dispatch: {policy: brh}", "dispatch.policy", "there are br0,"},
+		{"an unknown decode policy", "dispatch: {policy: fastest}", "dispatch.policy", "there are br0,"},
 		{"a decode policy with a setting it has not", "dispatch: {policy: \"jsq,theta=1\"}", "dispatch.policy", "theta"},
 		{"a prefill policy of a later version", "prefill: {policy: finish}", "prefill.policy", "there are least-tokens"},
 		{"a weight nobody knows", "prefill: {work: bytes}", "prefill.work", "write tokens or vllm-ascend"},
@@ -56,11 +56,20 @@ func TestValidateRefuses(t *testing.T) {
 		{"no body at all", "limits: {body_bytes: 0}", "limits.body_bytes", "at least 1"},
 		{"a media host that is a URL", "limits: {media_hosts: [\"https://x\"]}", "limits.media_hosts[0]", "a name alone"},
 		{"a level nobody knows", "log: {level: trace}", "log.level", "debug, info, warn or error"},
-		{"a step model of a later version", "dispatch: {step_model: {c0_ms: 12}}", "dispatch.step_model.c0_ms", "not in this version"},
+		{"a step that takes less than no time", "dispatch: {step_model: {c0_ms: -12}}", "dispatch.step_model.c0_ms", "0 to have it learned"},
+		{"a decision log too small for a round", "dispatch: {log: {file: d.jsonl, max_bytes: 1000}}", "dispatch.log.max_bytes", "at least 1048576"},
+		{"a shadow nobody knows", "dispatch: {shadow: [br0, fastest]}", "dispatch.shadow[1]", "unknown policy \"fastest\""},
+		{"a shadow that does not wait", "dispatch: {shadow: [jsq]}", "dispatch.shadow[0]", "write pjsq"},
+		{"an oracle as policy", "dispatch: {policy: \"evenkeel:mode=oracle\"}", "dispatch.policy", "only a replay can"},
+		{"an oracle as predictor", "predictor: {kind: oracle}", "predictor.kind", "only a replay can"},
+		{"a predictor nobody knows", "predictor: {kind: guess}", "predictor.kind", "none, survival, exact or learned"},
+		{"trees without a file", "predictor: {kind: learned}", "predictor.kind", "set predictor.file"},
+		{"prompts told apart without a secret", "predictor: {kind: exact}", "predictor.kind", "set predictor.secret_file"},
+		{"a file nobody reads", "predictor: {kind: none, file: fit.json}", "predictor.file", "or remove the file"},
+		{"a predictor the policy cannot use", "predictor: {kind: learned, file: fit.json}\ndispatch: {policy: evenkeel}", "dispatch.policy", "that is predictor.kind"},
 		{"no time for a decision", "dispatch: {tick_limit: 0s}", "dispatch.tick_limit", "above 0"},
 		{"a chat that goes on, of a later version", "profiles: {a: {chat_resume: ascend_private}}", "profiles.a.chat_resume", "not in this version; leave it out, or write none"},
 		{"a prefill on a decode rank, of a later version", "profiles: {a: {allow_local_prefill: true}}", "profiles.a.allow_local_prefill", "not in this version"},
-		{"a predictor of a later version", "predictor: {kind: survival}", "predictor.kind", "not in this version; leave predictor out, or write {file: \"\", kind: none}"},
 		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -82,7 +91,10 @@ func TestValidateRefuses(t *testing.T) {
 
 func TestValidateAccepts(t *testing.T) {
 	for _, tc := range []struct{ name, text string }{
-		{"what a later version has, turned off", "geo: {mode: off}\npredictor: {kind: none, file: \"\"}\ndispatch: {step_model: {c0_ms: 0, c1_ms: 0.0}}"},
+		{"what a later version has, turned off", "geo: {mode: off}"},
+		{"nothing predicted", "predictor: {kind: none, file: \"\"}"},
+		{"trees for a policy that takes them", "predictor: {kind: learned, file: fit.json}\ndispatch: {policy: \"brh:horizon=80\", shadow: [br0, \"evenkeel:predictor=survival\"]}"},
+		{"a step model as fit step prints it", "dispatch: {step_model: {c0_ms: 55, c1_ms: 0.0002}}"},
 		{"one engine on both sides", "engines: {prefill: [{url: \"http://e:1\"}], decode: [{url: \"http://e:1\"}]}"},
 		{"one list for both sides", "engines: {prefill: &all [{url: \"http://e:1\"}], decode: *all}"},
 		{"an admin listener for all with a token", "admin: {listen: \":9090\", token_file: /run/token}"},

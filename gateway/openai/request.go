@@ -116,7 +116,7 @@ func (p *parser) together() *Error {
 		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
 	}
 	if !p.hasPrompt {
-		key := promptKey(r.Endpoint)
+		key := PromptKey(r.Endpoint)
 		return bad(CodeMissing, key, "the request has no %q", key)
 	}
 	if p.streamOptions && !r.Stream {
@@ -144,7 +144,7 @@ func (p *parser) together() *Error {
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
 	if legs := max(1, len(r.Prompts)) * r.N; legs > MaxLegs {
-		return bad(CodeInvalidValue, promptKey(r.Endpoint), "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
+		return bad(CodeInvalidValue, PromptKey(r.Endpoint), "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
 	r.Passthrough = !r.Stream && p.echo && p.logprobs
@@ -153,7 +153,8 @@ func (p *parser) together() *Error {
 	return nil
 }
 
-func promptKey(ep mooncake.Endpoint) string {
+// PromptKey is the key of the body that holds the prompt.
+func PromptKey(ep mooncake.Endpoint) string {
 	if ep == mooncake.Chat {
 		return "messages"
 	}

@@ -1,0 +1,138 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
+	"evenkeel/predictor"
+)
+
+// fitFile is the file predictions start from. It is read again whenever it
+// changes; one that cannot be used leaves what was read before in force.
+type fitFile struct {
+	path string
+	seen fileState
+}
+
+// fileState tells versions of a file apart.
+type fileState struct {
+	modified time.Time
+	size     int64
+}
+
+// fitCheck is how often the file is looked at.
+const fitCheck = 2 * time.Second
+
+// maxFit bounds what is read: 200 trees of depth 4 and 4096 keys are some MB.
+const maxFit = 256 << 20
+
+// read parses the file if it is not the one read last; nil when it is, or when
+// there is none to read.
+func (f *fitFile) read() (*predictor.Fit, error) {
+	if f.path == "" {
+		return nil, nil
+	}
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return nil, err
+	}
+	state := fileState{info.ModTime(), info.Size()}
+	if state == f.seen {
+		return nil, nil
+	}
+	f.seen = state // also of a bad one: it is told once
+	if state.size > maxFit {
+		return nil, fmt.Errorf("%s has %d bytes, more than %d: it is no fit file", f.path, state.size, maxFit)
+	}
+	text, err := os.ReadFile(f.path)
+	if err != nil {
+		return nil, err
+	}
+	fit, err := predictor.ParseFit(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.path, err)
+	}
+	return fit, nil
+}
+
+// watchFit swaps a fit file that changed in, until ctx ends.
+func (g *Gateway) watchFit(ctx context.Context) {
+	tick := time.NewTicker(fitCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			g.reloadFit()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (g *Gateway) reloadFit() {
+	fit, err := g.fit.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		return // between two versions
+	}
+	if err == nil && fit != nil {
+		err = g.dispatcher.SetFit(fit)
+	}
+	switch {
+	case err != nil:
+		g.log.Warn("the new fit file is not used, predictions go on as they were", zap.String("predictor.file", g.fit.path), zap.Error(err))
+	case fit != nil:
+		g.log.Info("predictions start anew from the fit file", zap.String("predictor.file", g.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
+	}
+}
+
+// promptSecret keys the hashes that tell prompts apart; nil: nobody does.
+func promptSecret(p config.Predictor) ([]byte, error) {
+	if p.Kind != string(predictor.KindExact) {
+		return nil, nil
+	}
+	text, err := os.ReadFile(p.SecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("predictor.secret_file: %w", err)
+	}
+	if text = bytes.TrimSpace(text); len(text) < leastSecret {
+		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes, at least %d are needed that nobody guesses: head -c 32 /dev/urandom | base64 > %[1]s", p.SecretFile, len(text), leastSecret)
+	}
+	return text, nil
+}
+
+// leastSecret is 128 bits.
+const leastSecret = 16
+
+// promptHash is the keyed hash of the prompt's bytes as the client sent them: equal
+// for prompts that recur, and nothing to anybody without the secret. 0 where
+// nobody tells prompts apart. The request log has it for `evenkeel fit`.
+func (j *job) promptHash() uint64 {
+	secret := j.gw.secret
+	if secret == nil {
+		return 0
+	}
+	mac := hmac.New(sha256.New, secret)
+	if j.leg != nil && j.leg.Prompt != nil {
+		mac.Write(j.leg.Prompt)
+	} else {
+		prompt, _ := j.body.Get(openai.PromptKey(j.req.Endpoint))
+		mac.Write(prompt)
+	}
+	hash := max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
+	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
+		j.rec.PromptKey = fmt.Sprintf("%016x", hash)
+	}
+	return hash
+}
