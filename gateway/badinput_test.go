@@ -195,6 +195,27 @@ func TestNobodyHasEverBeenThere(t *testing.T) {
 	require.NotEmpty(t, r.header.Get("Retry-After"))
 }
 
+// Hand-offs that nobody fetches fill a prefill engine's KV cache: new prompts
+// wait, and are refused when that takes too long.
+func TestPrefillMemoryIsTaken(t *testing.T) {
+	c := start(t, options{
+		prefill:   []refengine.Config{{KVTokens: 2048}},
+		decode:    []refengine.Config{{Slots: 1}},
+		configure: func(cfg *config.Config) { cfg.Prefill.Queue.Timeout = 200 * time.Millisecond },
+	})
+	leave := c.endless()
+	pooled, _ := c.send(chat(reftext.MakePrompt(1, 1900), ""))
+	c.eventually("it is pooled", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+	r := c.post(chatPath, chat("one two", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "prefill_kv_exhausted", code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	pooled()
+	leave()
+	c.eventually("room again", func() bool { return c.judge("one two", "") == "right" })
+}
+
 // A prompt that no rank's KV cache can hold is refused, once it was counted.
 func TestAPromptThatFitsNoRank(t *testing.T) {
 	c := start(t, options{dirty: true, decode: []refengine.Config{{KVTokens: 1024}}})

@@ -33,7 +33,7 @@ func (rec *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/health":
 		return
 	case "/v1/models":
-		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"ref","max_model_len":1000000}]}`)
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"ref","max_model_len":1000000},{"id":"tuned","parent":"ref","max_model_len":1000000}]}`)
 		return
 	case chatPath:
 	default:
@@ -131,4 +131,15 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 		}
 		require.Equal(t, fmt.Sprint(len(got)), h.Get("Content-Length"))
 	}
+
+	// An adapter's requests go by its own name to the ranks of its base model.
+	r = c.post(chatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
+	require.Equal(t, 200, r.status, r.body)
+	for leg, got := range rec.bodies {
+		require.Contains(t, string(got), `"model":"tuned"`, leg)
+	}
+	require.Equal(t, []string{"ref", "tuned"}, c.models())
+	boards := g.Status(t.Context()).Dispatch.Models
+	require.Len(t, boards, 1)
+	require.Equal(t, "ref", boards[0].Model)
 }

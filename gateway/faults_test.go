@@ -163,6 +163,17 @@ func TestPrefillIsTriedElsewhere(t *testing.T) {
 	}
 }
 
+// A first token that ends the answer hands nothing off: it is asked for again
+// without that token.
+func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
+	c := start(t, options{profile: mooncake.Profile{ProbeMinTokens: mooncake.MinTokensOmit}})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}))
+	require.Equal(t, "right", c.judge("one two", `"stream":true,`))
+	c.settled(false)
+	require.Equal(t, 2, c.records()[0].Attempts)
+	require.EqualValues(t, 1, c.prefill[0].Stats().NullHandoffs)
+}
+
 func fault(r refengine.Rule) func(*testing.T, *refengine.Engine) {
 	return func(t *testing.T, e *refengine.Engine) { require.NoError(t, e.SetFaults(r)) }
 }
