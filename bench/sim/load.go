@@ -120,7 +120,7 @@ func rotate(t *trace.Trace, first, n int) []trace.Request {
 			same++
 		}
 		width := time.Duration(0)
-		if t.Format == trace.Mooncake {
+		if t.Format == trace.MooncakeJSONL {
 			width = mooncakeTick
 			if same < len(all) {
 				width = min(width, all[same].At-all[i].At)

@@ -18,9 +18,9 @@ type Format string
 
 // The formats. The zero Format is Auto.
 const (
-	Auto     Format = "auto" // by content: a line that begins with { is Mooncake's
-	AzureCSV Format = "azure"
-	Mooncake Format = "mooncake"
+	Auto          Format = "auto" // by content: a line that begins with { is Mooncake's
+	AzureCSV      Format = "azure"
+	MooncakeJSONL Format = "mooncake"
 )
 
 // Options of Read and Parse.
@@ -121,7 +121,7 @@ func (p *parser) one(line []byte) error {
 	if p.format == "" || p.format == Auto {
 		p.format = AzureCSV
 		if line[0] == '{' {
-			p.format = Mooncake
+			p.format = MooncakeJSONL
 		}
 	}
 	var (
@@ -129,7 +129,7 @@ func (p *parser) one(line []byte) error {
 		err error
 	)
 	switch p.format {
-	case Mooncake:
+	case MooncakeJSONL:
 		r, err = mooncakeRow(line)
 	case AzureCSV:
 		if p.columns == nil {
@@ -140,7 +140,7 @@ func (p *parser) one(line []byte) error {
 		}
 		r, err = p.columns.row(line)
 	default:
-		return fmt.Errorf("unknown format %q; use %s, %s or %s", p.format, Auto, AzureCSV, Mooncake)
+		return fmt.Errorf("unknown format %q; use %s, %s or %s", p.format, Auto, AzureCSV, MooncakeJSONL)
 	}
 	switch {
 	case err != nil:

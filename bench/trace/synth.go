@@ -14,7 +14,7 @@ const Synthetic Format = "synthetic"
 // SynthPrefix stands before a synthetic trace's name where a file could stand.
 const SynthPrefix = "synth:"
 
-// shapes are the synthetic traces of algorithm 1. Times have exponential gaps
+// shapes are the synthetic traces of algorithm 1, and code. Times have exponential gaps
 // of a second in the mean: a replay at a rate of its own rescales them.
 var shapes = []struct {
 	name string
@@ -29,6 +29,7 @@ var shapes = []struct {
 	{"burst", burst},
 	{"mix", func(r *rand.Rand) drawer { return steady(r, func() Request { return tinyAndHuge(r) }) }},
 	{"recurrent", func(r *rand.Rand) drawer { return steady(r, recurrent(r)) }},
+	{"code", func(r *rand.Rand) drawer { return steady(r, completion(r)) }},
 }
 
 // drawer yields a request and the gap to the one before, in mean gaps.
@@ -133,5 +134,14 @@ func recurrent(r *rand.Rand) func() Request {
 		q := templates[int(float64(len(templates))*u*u)]
 		q.Output = within(float64(q.Output)*math.Exp(0.08*r.NormFloat64()), least, most)
 		return q
+	}
+}
+
+// completion draws as code completion is used: prompts of a file, answers of a
+// line. Medians are those that Splitwise (ISCA 2024) gives for Azure's code
+// trace, 1,500 and 13 tokens; the mean answer is about 28 tokens.
+func completion(r *rand.Rand) func() Request {
+	return func() Request {
+		return Request{Prompt: logNormal(r, math.Log(1500), 0.8, 16, 7500), Output: logNormal(r, math.Log(13), 1.25, 1, 1000)}
 	}
 }

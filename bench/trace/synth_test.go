@@ -21,6 +21,7 @@ func TestSyntheticTracesHaveTheirShapes(t *testing.T) {
 		{"burst", [2]int{16, 64_000}, [2]int{60, 8000}, [2]float64{2900, 3060}, [2]float64{100, 105}},
 		{"mix", [2]int{50, 120_000}, [2]int{4, 4000}, [2]float64{310, 370}, [2]float64{195, 206}},
 		{"recurrent", [2]int{32, 60_000}, [2]int{8, 4000}, [2]float64{1500, 6000}, [2]float64{100, 400}}, // templates differ
+		{"code", [2]int{16, 7500}, [2]int{1, 1000}, [2]float64{1460, 1540}, [2]float64{12, 14}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := Synth(tt.name, n, 7)
@@ -52,7 +53,7 @@ func TestSyntheticTracesHaveTheirShapes(t *testing.T) {
 		})
 	}
 	_, err := Synth("normal", 5, 1)
-	require.ErrorContains(t, err, "lognormal, pareto, burst, mix, recurrent")
+	require.ErrorContains(t, err, "lognormal, pareto, burst, mix, recurrent, code")
 	_, err = Synth("mix", 0, 1)
 	require.Error(t, err)
 }
@@ -84,6 +85,12 @@ func TestBurstsAreDenserThanTheRest(t *testing.T) {
 		most, least = max(most, rate), min(least, rate)
 	}
 	require.Greater(t, most, 6*least)
+}
+
+func TestCodeCompletionsAreShort(t *testing.T) {
+	got, err := Synth("code", 20_000, 1)
+	require.NoError(t, err)
+	require.InDelta(t, 28, got.Summary().Output.Mean, 1)
 }
 
 func TestPromptKey(t *testing.T) {

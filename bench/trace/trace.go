@@ -8,8 +8,6 @@
 package trace
 
 import (
-	"bytes"
-	_ "embed" // the slice that Azure returns
 	"fmt"
 	"math"
 	"slices"
@@ -32,7 +30,7 @@ const BlockTokens = 512
 // Trace is what a file held (or Synth drew), in order of arrival.
 type Trace struct {
 	Requests []Request
-	Format   Format    // AzureCSV, Mooncake or Synthetic
+	Format   Format    // AzureCSV, MooncakeJSONL or Synthetic
 	Start    time.Time // of the first request; zero when the file's clock is no date
 
 	NoOutput  int  // rows left out because they generated no token
@@ -63,17 +61,15 @@ func (t *Trace) Notes() []string {
 	return notes
 }
 
-//go:embed azure-2023-conv.csv
-var azureCSV []byte
-
-// Azure returns the embedded slice of a real trace: the first 6,000 requests,
-// about 20 minutes, of Azure's conversation trace of 2023 (see NOTICE).
-func Azure() *Trace {
-	t, err := Parse(bytes.NewReader(azureCSV), Options{Format: AzureCSV, Name: "azure-2023-conv.csv"})
-	if err != nil { // it is part of the program
-		panic(err)
+// Where returns a trace of the requests that keep takes, at their own times.
+func (t *Trace) Where(keep func(Request) bool) *Trace {
+	out := &Trace{Format: t.Format, Start: t.Start}
+	for _, r := range t.Requests {
+		if keep(r) {
+			out.Requests = append(out.Requests, r)
+		}
 	}
-	return t
+	return out
 }
 
 // Summary describes a trace in numbers.

@@ -43,9 +43,9 @@ func TestParse(t *testing.T) {
 		{"the zone of Azure's 2024 release", azureHead + "2024-05-10 00:00:00.009930+00:00,374,44\n2024-05-10 02:00:04.324509+02:00,396,109\n", AzureCSV, azureWant},
 		{"RFC 3339 with and without a zone", azureHead + "2024-05-10T00:00:00.5Z,374,44\n2024-05-10T00:00:04.814579,396,109\n", AzureCSV, azureWant},
 		{"seconds in place of dates, floats in place of counts", azureHead + "10.0,374.0,44\n14.314579,396,109.0\n", AzureCSV, azureWant},
-		{"Mooncake's own file", lineA + "\n" + lineB + "\n", Mooncake, moonWant},
-		{"CRLF and empty lines", "\n" + lineA + "\r\n\r\n" + lineB + "\r\n", Mooncake, moonWant},
-		{"members of other releases", `{"type":"chat","chat_id":4,"timestamp":1500.5,"input_length":1,"output_length":2,"hash_ids":null}`, Mooncake, []Request{{Prompt: 1, Output: 2}}},
+		{"Mooncake's own file", lineA + "\n" + lineB + "\n", MooncakeJSONL, moonWant},
+		{"CRLF and empty lines", "\n" + lineA + "\r\n\r\n" + lineB + "\r\n", MooncakeJSONL, moonWant},
+		{"members of other releases", `{"type":"chat","chat_id":4,"timestamp":1500.5,"input_length":1,"output_length":2,"hash_ids":null}`, MooncakeJSONL, []Request{{Prompt: 1, Output: 2}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, format := range []Format{"", Auto, tt.format} {
@@ -84,7 +84,7 @@ func TestParseSaysWhereAndWhat(t *testing.T) {
 		{"a time before the start", strings.Replace(lineA, ": 0", ": -1", 1), Auto, []string{"f:1", "timestamp is -1"}},
 		{"a hash that is no number", strings.Replace(lineA, "[0", "[\"a\"", 1), Auto, []string{"f:1", "hash_ids"}},
 		{"two records on a line", lineA + lineB, Auto, []string{"f:1", "more than one record"}},
-		{"CSV read as Mooncake", azureHead + azureRows, Mooncake, []string{"f:1", "Mooncake record"}},
+		{"CSV read as Mooncake", azureHead + azureRows, MooncakeJSONL, []string{"f:1", "Mooncake record"}},
 		{"Mooncake read as CSV", lineA, AzureCSV, []string{"f:1", "begins with {"}},
 		{"a format nobody knows", azureHead, "parquet", []string{"f:1", `"parquet"`, "azure", "mooncake"}},
 		{"gzip that is none", "\x1f\x8bxx", Auto, []string{"f:", "damaged"}},
@@ -153,18 +153,40 @@ func TestReadAFileAlsoGzipped(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestTheEmbeddedSlice(t *testing.T) {
-	got := Azure()
-	require.Empty(t, got.Notes())
-	require.Equal(t, time.Date(2023, 11, 16, 18, 15, 46, 680590000, time.UTC), got.Start)
-	require.Equal(t, Request{Prompt: 374, Output: 44}, got.Requests[0])
+func TestTheEmbeddedTraces(t *testing.T) {
+	azure := Azure()
+	require.Empty(t, azure.Notes())
+	require.Equal(t, time.Date(2023, 11, 16, 18, 15, 46, 680590000, time.UTC), azure.Start)
+	require.Equal(t, Request{Prompt: 374, Output: 44}, azure.Requests[0])
+	s := azure.Summary()
+	require.Equal(t, 19_366, s.Requests)
+	require.Equal(t, azure.Requests[s.Requests-1].At, s.Duration)
+	require.InDelta(t, 59, s.Duration.Minutes(), 1)
+	require.InDelta(t, 1155, s.Prompt.Mean, 1)
+	require.InDelta(t, 211, s.Output.Mean, 1)
+	require.Contains(t, s.String(), "19366 requests in 58m")
 
-	s := got.Summary()
-	require.Equal(t, 6000, s.Requests)
-	require.Equal(t, got.Requests[5999].At, s.Duration)
-	require.InDelta(t, 20, s.Duration.Minutes(), 1)
-	require.Less(t, s.Output.P50, s.Prompt.P50)
-	require.Contains(t, s.String(), "6000 requests in 20m")
+	moon := Mooncake()
+	require.Empty(t, moon.Notes())
+	require.Equal(t, Request{Prompt: 6758, Output: 500, HashIDs: []uint64{0, 1, 2, 3, 4, 5, 6, 7}}, moon.Requests[0])
+	s = moon.Summary()
+	require.Equal(t, 12_031, s.Requests)
+	require.InDelta(t, 59, s.Duration.Minutes(), 1)
+	require.InDelta(t, 12_035, s.Prompt.Mean, 1)
+	require.InDelta(t, 343, s.Output.Mean, 1)
+	for i := range moon.Requests {
+		require.LessOrEqual(t, len(moon.Requests[i].HashIDs), keyBlocks)
+		require.NotZero(t, moon.Requests[i].PromptKey())
+	}
+}
+
+func TestWhereKeepsTimes(t *testing.T) {
+	all, err := Parse(strings.NewReader(azureHead+azureRows), Options{})
+	require.NoError(t, err)
+	long := all.Where(func(r Request) bool { return r.Output >= 100 })
+	require.Equal(t, azureWant[1:], long.Requests)
+	require.Equal(t, all.Format, long.Format)
+	require.Len(t, all.Requests, 2)
 }
 
 func TestSummary(t *testing.T) {

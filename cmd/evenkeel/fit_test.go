@@ -14,7 +14,7 @@ import (
 	"evenkeel/predictor"
 )
 
-const azure = "../../bench/trace/azure-2023-conv.csv"
+const azure = "../../bench/trace/azure-2023-conv.csv.gz"
 
 // textFile writes a file of its own for a test.
 func textFile(t *testing.T, name, text string) string {
@@ -52,7 +52,7 @@ func TestFitAzure(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "fit.json")
 	status, text, errs := line("fit", "--trace", azure, "--kind", "survival", "--out", out)
 	require.Equal(t, 0, status, errs)
-	require.Contains(t, errs, "fitting survival to 6000 requests")
+	require.Contains(t, errs, "fitting survival to 19366 requests")
 	require.Regexp(t, `base rate +0\.5000`, text)
 	b, err := os.ReadFile(out)
 	require.NoError(t, err)

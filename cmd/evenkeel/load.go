@@ -24,7 +24,7 @@ import (
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Server to send to, as http://127.0.0.1:8000; several are taken in turn."`
 
-	Trace         string        `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: a slice of Azure's conversation trace)."`
+	Trace         string        `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: Azure's conversation trace of 2023)."`
 	Format        string        `default:"auto" enum:"auto,azure,mooncake" help:"Format of --trace: ${enum}."`
 	Rate          float64       `placeholder:"R" help:"Open loop: scale arrival times to R requests a second."`
 	Concurrency   int           `placeholder:"N" help:"Closed loop: keep N requests in the system."`

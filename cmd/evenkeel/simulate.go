@@ -27,7 +27,7 @@ import (
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
 // snapshots of a decision log.
 type simulateCmd struct {
-	Trace     string        `placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: a slice of Azure's conversation trace)."`
+	Trace     string        `placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
 	Format    string        `enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
 	Workers   int           `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
 	Slots     int           `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
@@ -211,7 +211,7 @@ func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
 	}
 	if c.Trace == "" {
 		plan.Source.Trace = trace.Azure()
-		return "a slice of Azure's conversation trace (2023)", nil
+		return "Azure's conversation trace (2023)", nil
 	}
 	var err error
 	plan.Source.Trace, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
