@@ -156,10 +156,11 @@ func (w *workload) pace(rho float64, f *Fleet) {
 	}
 	gaps := float64(max(1, len(w.jobs)-1))
 	gap := outputs / float64(len(w.jobs)) / (rho * perMs) // ms, in the mean
-	last := w.jobs[len(w.jobs)-1].at
+	first := w.jobs[0].at
+	span := w.jobs[len(w.jobs)-1].at - first
 	for i := range w.jobs {
-		if last > 0 {
-			w.jobs[i].at *= gap * gaps / last
+		if span >= 1 {
+			w.jobs[i].at = (w.jobs[i].at - first) / span * gaps * gap
 		} else { // all at once in the trace
 			w.jobs[i].at = gap * float64(i)
 		}

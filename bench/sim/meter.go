@@ -71,6 +71,12 @@ func (m *meter) seated(wait float64) {
 	}
 }
 
+func (m *meter) generated(tokens int) {
+	if m.measuring {
+		m.tokens += float64(tokens)
+	}
+}
+
 func (m *meter) firstToken(ms float64) {
 	if m.measuring {
 		m.ttft = append(m.ttft, ms)
@@ -114,7 +120,6 @@ func (m *meter) step(g *group, now float64) float64 {
 	m.idle += b.IdleShare()
 	m.held += float64(b.Sum)
 	m.running += float64(running)
-	m.tokens += float64(running)
 	m.ms += ms
 	m.kvMs += kvMs
 	m.idealMs += g.C0Ms + g.C1Ms*float64(b.Sum)/sumCost

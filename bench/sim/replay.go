@@ -111,7 +111,7 @@ func replayLine(text []byte, runs []*replayed) error {
 			return err
 		}
 		own := s
-		if params.MaxAgeMs == nil || r.spec.Sets("max_age_ms") {
+		if params.MaxAgeMs == nil || r.spec.Sets("max_age_ms") { // else the guard in force when it was taken
 			own.MaxAgeMs = p.MaxAgeMs()
 		}
 		if err := r.round(&s, p.Decide(&own, nil), recorded); err != nil {
@@ -124,6 +124,7 @@ func replayLine(text []byte, runs []*replayed) error {
 // policy is the one that decides for a group: what the log's parameters say
 // where the spec is silent, as `evenkeel decide` has it.
 func (r *replayed) policy(group string, params vectors.Params) (policy.Policy, error) {
+	params.MaxAgeMs = nil // the one that was in force changes from round to round
 	spec, err := params.Complete(r.spec)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,7 @@ package sim
 
 // stepWeight is how much a new step counts in the mean step time that policies
 // see.
-const stepWeight = 1.0 / 64
+const stepWeight = 1.0 / 46 // half of it is of the last 32 steps
 
 // startStep preempts where KV overflows, measures, and says when the step ends.
 // A group without a request does not step.
@@ -45,13 +45,14 @@ func (r *run) finishStep(g *group) {
 
 func (r *run) generate(w *worker, step int64) {
 	stale, oracle := int32(r.fleet.Stale), r.forecast.oracle
-	kept, active := 0, w.active
+	kept, active, tokens := 0, w.active, 0
 	for i := range w.legs {
 		l, v := &w.legs[i], &w.view[i]
 		if i < active && l.begin <= step {
 			l.gen++
 			l.left--
 			w.kv++
+			tokens++
 			if l.gen == 1 && r.jobs[l.job].age == 0 {
 				r.jobs[l.job].first = r.now
 				r.meter.firstToken(r.now - r.jobs[l.job].arrival)
@@ -81,6 +82,7 @@ func (r *run) generate(w *worker, step int64) {
 		kept++
 	}
 	w.legs, w.view, w.rhat = w.legs[:kept], w.view[:kept], w.rhat[:kept]
+	r.meter.generated(tokens)
 }
 
 // keep moves the i-th request down to where those that left made room.

@@ -1,0 +1,163 @@
+package sim
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// forms are all policies, and those that look ahead by every means.
+func forms() []string {
+	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3",
+		"evenkeel:mode=oracle", "evenkeel:mode=now", "evenkeel:mode=mean", "evenkeel:predictor=exact", "evenkeel:hold=20,hold_steps=50")
+}
+
+func drawFleet(t *rapid.T) Fleet {
+	f := Fleet{Stale: rapid.IntRange(0, 3).Draw(t, "stale"), Transfer: rapid.IntRange(0, 3).Draw(t, "transfer")}
+	moment := func(what string) Moment {
+		if rapid.Bool().Draw(t, what+" by step") {
+			return Moment{Step: rapid.Int64Range(1, 40).Draw(t, what)}
+		}
+		return Moment{Ms: rapid.Float64Range(1, 3000).Draw(t, what)}
+	}
+	for range rapid.IntRange(1, 2).Draw(t, "groups") {
+		g := Group{Name: "g", C0Ms: rapid.Float64Range(5, 60).Draw(t, "c0"), C1Ms: rapid.Float64Range(0, 0.1).Draw(t, "c1")}
+		for k := range rapid.IntRange(1, 4).Draw(t, "ranks") {
+			r := Rank{Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Cost: rapid.SampledFrom([]float64{1, 1, 0.5, 2}).Draw(t, "cost")}
+			if rapid.Bool().Draw(t, "limited") {
+				r.Capacity = rapid.Int64Range(700, 3000).Draw(t, "capacity")
+			}
+			if k > 0 && rapid.IntRange(0, 3).Draw(t, "comes") == 0 {
+				r.Join = moment("join")
+			}
+			if k > 0 && rapid.IntRange(0, 3).Draw(t, "goes") == 0 {
+				r.Leave, r.Fails = moment("leave"), rapid.Bool().Draw(t, "fails")
+			}
+			g.Ranks = append(g.Ranks, r)
+		}
+		f.Groups = append(f.Groups, g)
+	}
+	return f
+}
+
+func drawWorkload(t *rapid.T, load Load, f *Fleet) *workload {
+	w := &workload{}
+	one := func(int) arrival {
+		return arrival{
+			at:     rapid.Float64Range(0, 5000).Draw(t, "at"),
+			prompt: rapid.Int32Range(1, 600).Draw(t, "prompt"), output: rapid.Int32Range(1, 30).Draw(t, "output"),
+			key: rapid.Uint64Range(0, 3).Draw(t, "key"),
+		}
+	}
+	for i := range rapid.SampledFrom([]int{0, 10, 70}).Draw(t, "history") {
+		w.history = append(w.history, arrival{prompt: int32(i + 1), output: int32(1 + i%25), key: uint64(i % 4)})
+	}
+	for i := range rapid.IntRange(1, 40).Draw(t, "jobs") {
+		w.jobs = append(w.jobs, one(i))
+		if i > 0 {
+			w.jobs[i].at = max(w.jobs[i].at, w.jobs[i-1].at)
+		}
+	}
+	if load.Rho > 0 {
+		w.pace(load.Rho, f)
+	}
+	return w
+}
+
+func TestNothingIsLostWhateverHappens(t *testing.T) {
+	for _, spec := range forms() {
+		t.Run(spec, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				f := drawFleet(t)
+				require.NoError(t, f.Validate())
+				load := Load{Pool: rapid.IntRange(0, 8).Draw(t, "pool")}
+				if rapid.Bool().Draw(t, "open") {
+					load = Load{Rho: rapid.Float64Range(0.2, 1.5).Draw(t, "rho")}
+				}
+				w := drawWorkload(t, load, &f)
+				r, err := newRun(&f, load, w, nil, by(spec))
+				require.NoError(t, err)
+				r.meter.warm, r.meter.over, r.meter.measuring = 0, true, true // all of it is measured
+				for turns, over := 0, false; !over; turns++ {
+					require.Less(t, turns, 200_000, "no end")
+					before := r.now
+					over, err = r.turn()
+					require.NoError(t, err)
+					require.GreaterOrEqual(t, r.now, before)
+					checkRun(t, r)
+				}
+				checkEnd(t, r, w)
+			})
+		})
+	}
+}
+
+// checkRun: what must hold between any two turns. It runs millions of times, so
+// it compares without the help of testify.
+func checkRun(t *rapid.T, r *run) {
+	placed, slots := 0, map[int32]bool{}
+	must := func(ok bool, what string, args ...any) {
+		if !ok {
+			t.Fatalf(what, args...)
+		}
+	}
+	for _, g := range r.groups {
+		for _, w := range g.workers {
+			must(len(w.view) == len(w.legs) && len(w.rhat) == len(w.legs), "lists of %d, %d and %d", len(w.legs), len(w.view), len(w.rhat))
+			must(w.active <= w.Slots, "%d requests in %d slots", w.active, w.Slots)
+			must(g.policy.Immediate() || len(w.legs) == w.active, "a pooled policy sends into free slots only")
+			kv, pulled := int64(0), 0
+			for i, l := range w.legs {
+				v, q := &w.view[i], &r.jobs[l.job]
+				must(q.state == jobPlaced && v.ID == uint64(l.job)+1 && v.Prompt == q.prompt, "request %d is shown as %+v", l.job, *v)
+				must(v.Generated == max(0, l.gen-int32(r.fleet.Stale)) && v.Age == q.age+v.Generated, "%d tokens generated, seen %+v", l.gen, *v)
+				must(q.output == q.age+l.gen+l.left && l.left > 0, "%d of %d tokens, %d left", q.age+l.gen, q.output, l.left)
+				must(!slots[v.Slot], "slot %d twice", v.Slot)
+				slots[v.Slot] = true
+				predicted := r.forecast.active || r.forecast.oracle
+				must(!predicted || v.Rhat >= 1 && v.Rhat <= float32(r.forecast.rules.H), "expected to end after %v of %d steps", v.Rhat, r.forecast.rules.H)
+				must(l.pulled || i >= w.active, "no slot without KV")
+				if l.pulled {
+					pulled++
+					kv += int64(q.prompt) + int64(l.gen)
+				}
+				placed++
+			}
+			must(kv == w.kv, "%d KV tokens charged for %d", w.kv, kv)
+			must(w.Capacity == 0 || kv <= w.Capacity || pulled == 1, "%d KV tokens on a rank for %d", kv, w.Capacity)
+		}
+	}
+	for i := range r.pool {
+		must(r.jobs[r.pool[i].ID-1].state == jobWaiting, "entry %d does not wait", r.pool[i].ID)
+		must(i == 0 || r.pool[i-1].ID < r.pool[i].ID, "the pool is not in order of arrival")
+	}
+	must(r.inside == placed+len(r.pool)+len(r.back), "%d inside, of whom %d+%d+%d are somewhere", r.inside, placed, len(r.pool), len(r.back))
+}
+
+// checkEnd: every request came to an end and every token was counted once.
+func checkEnd(t *rapid.T, r *run, w *workload) {
+	tokens, done, failed := 0.0, 0, 0
+	for i := range r.jobs {
+		q := &r.jobs[i]
+		switch q.state {
+		case jobDone:
+			done++
+			tokens += float64(q.output)
+			require.Greater(t, q.first, q.arrival)
+		case jobFailed:
+			failed++
+			tokens += float64(q.age)
+		default:
+			require.Fail(t, "request left", "%d is in state %d", i, q.state)
+		}
+		require.Equal(t, w.jobs[i].prompt+q.age, q.prompt)
+	}
+	require.Equal(t, done, r.meter.done)
+	require.Equal(t, failed, r.meter.failed)
+	require.Equal(t, tokens, r.meter.tokens)
+	require.Empty(t, r.pool)
+	require.Zero(t, r.inside)
+}
