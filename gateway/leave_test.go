@@ -30,8 +30,12 @@ func (c *cluster) send(body string) (leave, wait func()) {
 		}
 	}()
 	wait = func() { <-done }
-	c.Cleanup(func() { cancel(); wait() })
-	return cancel, wait
+	leave = func() {
+		c.someLeft.Store(true)
+		cancel()
+	}
+	c.Cleanup(func() { leave(); wait() })
+	return leave, wait
 }
 
 func (c *cluster) noticed() {
