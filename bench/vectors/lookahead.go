@@ -126,7 +126,7 @@ func joint(rawIn, rawWant json.RawMessage) error {
 	}
 	got := policy.Cost(loads, policy.Weights(horizon, gamma))
 	if slack := 1e-6 * max(1, want.Limit); got > want.Limit+slack || got < want.Best-slack {
-		return fmt.Errorf("J = %v, want from %v to %v (first come: %v)", got, want.Best, want.Limit, want.FirstCome)
+		return fmt.Errorf("cost J = %v, want from %v to %v (first come: %v)", got, want.Best, want.Limit, want.FirstCome)
 	}
 	return nil
 }

@@ -18,9 +18,8 @@ type candidates struct {
 	nothing []int64 // an entry that contributes nothing
 	scratch [4][]int64
 
-	look       *lookahead
-	ageTokens  float64 // tokens of cost an entry is favoured by for each ms it waited
-	ageCeiling float64
+	look      *lookahead
+	ageTokens float64 // tokens of cost an entry is favoured by for each ms it waited
 }
 
 // candidate is an entry as the search sees it.

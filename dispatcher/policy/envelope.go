@@ -122,7 +122,7 @@ func Project(dst []int64, running []Request) {
 		at := last // the last step at which it is there
 		if r.Rhat < horizon && r.Rhat > 0 {
 			at = int(r.Rhat)
-			if float32(at) == r.Rhat && at > 0 {
+			if float32(at) == r.Rhat {
 				at--
 			}
 		}

@@ -130,9 +130,19 @@ func TestTheCostIsKeptUpToDate(t *testing.T) {
 		if p.set.mix {
 			p.cols.startMix(p.set.kappa)
 		}
-		before := p.aim()
+		if len(p.placed) > 0 && p.ranks.reserved == none && rapid.IntRange(0, 4).Draw(t, "reserve") == 0 {
+			p.ranks.reserved = int(p.placed[len(p.placed)-1].rank)
+			p.ranks.close(p.ranks.reserved)
+		}
+		before, kept := p.aim(), int64(0)
+		if p.ranks.reserved != none {
+			kept = p.ranks.room[p.ranks.reserved]
+		}
 		p.improve(p.budget(s))
 		p.checkColumns(t, s, "after improving")
+		if p.ranks.reserved != none {
+			require.Equal(t, kept, p.ranks.room[p.ranks.reserved], "a reserved rank's room is to grow")
+		}
 		if p.set.mix {
 			p.cols.startMix(p.set.kappa)
 		}
@@ -353,8 +363,14 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		for i := range s.Pool {
 			s.Pool[i].Urgent = false
 		}
-		for g := range s.Workers {
-			s.Workers[g].Capacity = 0
+		if rapid.Bool().Draw(t, "many ranks") { // enough for a heap of some depth
+			room := rapid.SliceOfN(rapid.Int64Range(100, 1000), 14, 14).Draw(t, "capacities")
+			s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
+			for g, capacity := range room {
+				load := rapid.Int32Range(0, 400).Draw(t, "load")
+				s.Workers = append(s.Workers, Worker{ID: int32(g), Up: true, Free: 1, Capacity: capacity, Running: []Request{{ID: uint64(g), Prompt: load}}})
+				s.Pool = append(s.Pool, Entry{ID: uint64(100 + g), Prompt: rapid.Int32Range(1, 600).Draw(t, "prompt")})
+			}
 		}
 		p.set.refill, p.set.pairs = 0, 0
 		if !p.measure(s) {
@@ -364,18 +380,22 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		oldest := slices.Clone(s.Pool[:p.wanted])
 		slices.SortStableFunc(oldest, func(a, b Entry) int { return cmp.Compare(b.Prompt, a.Prompt) })
 		var r ranks
-		r.load(s, p.cols.held, 0, 0)
+		r.load(s, p.cols.held, p.set.watermark, 0)
 		cols := p.rebuilt(s, nil)
 		for i, a := range p.placed {
-			require.Equal(t, oldest[i].ID, s.Pool[p.pick.all[a.who].entry].ID)
+			c := &p.pick.all[a.who]
+			if s.Workers[0].Capacity == 0 { // else what fits nowhere is passed by
+				require.Equal(t, oldest[i].ID, s.Pool[c.entry].ID)
+			}
+			require.True(t, r.takes(int(a.rank), c.tokens))
 			for g := range r.free {
-				if r.free[g] > 0 && g != int(a.rank) {
+				if r.takes(g, c.tokens) && g != int(a.rank) {
 					x, y := cols.row(g)[0], cols.row(int(a.rank))[0]
 					require.True(t, y < x || y == x && int(a.rank) < g, "rank %d holds less than rank %d", g, a.rank)
 				}
 			}
 			u, sum := p.pick.on(cols, a.who, int(a.rank), make([]int64, cols.n))
-			r.charge(int(a.rank), 0)
+			r.charge(int(a.rank), c.tokens)
 			cols.shift(int(a.rank), u, p.pick.nothing, sum)
 		}
 	})
@@ -411,16 +431,20 @@ func TestADecisionDependsOnTheSnapshotAlone(t *testing.T) {
 }
 
 func TestUntilItCanLookAheadItLevelsNow(t *testing.T) {
-	l := newClosedLoop(6, 8, 40)
-	l.step()
+	l := newClosedLoop(12, 20, 80)
+	for range 8 {
+		l.step()
+	}
 	now := decide(t, "evenkeel:mode=now", &l.s)
 	ahead := decide(t, "evenkeel", &l.s)
-	require.NotEqual(t, now, ahead)
+	require.NotEqual(t, pairs(now), pairs(ahead))
 	require.Equal(t, now, decide(t, "evenkeel:predictor=none", &l.s))
 	require.Equal(t, now, decide(t, "evenkeel:mode=oracle", &l.s), "nobody knows the ends here")
 
 	s := l.s
-	s.Budget = fewEvaluations - 1
+	s.Budget = fewEvaluations
+	require.Equal(t, pairs(ahead), pairs(decide(t, "evenkeel", &s)))
+	s.Budget--
 	require.Equal(t, pairs(decide(t, "evenkeel:mode=now,budget=499", &s)), pairs(decide(t, "evenkeel", &s)), "ticks are too dear")
 	s.Budget = 0
 	s.Outlook = nil
@@ -518,6 +542,49 @@ func TestARankIsReservedForAnOverdueEntryThatFitsNowhere(t *testing.T) {
 		{1, "overdue, but fits no rank with a free slot; worker 0 is reserved for it"},
 		{2, "worker 0 is reserved for an overdue entry, 1"},
 	}, left)
+}
+
+func TestTheMostOverdueReservesBeforeOthersTakeItsRoom(t *testing.T) {
+	s := &Snapshot{
+		Workers: []Worker{
+			{ID: 0, Free: 1, Up: true, Capacity: 1000, Running: []Request{{Prompt: 500}}},
+			{ID: 1, Free: 1, Up: true, Capacity: 1000, Running: []Request{{Prompt: 600}}},
+		},
+		MaxAgeMs: 1000,
+		Pool:     []Entry{{ID: 1, Prompt: 800, WaitMs: 3000}, {ID: 2, Prompt: 450, WaitMs: 2000}, {ID: 3, Prompt: 100}},
+	}
+	require.Equal(t, [][2]int{{3, 1}}, pairs(decide(t, "evenkeel:watermark=0", s)))
+}
+
+func TestWhatImprovingMakesRoomForIsPlaced(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &Snapshot{Outlook: predictor.NewSurvival([]int32{3, 30, 300})}
+		for g := range rapid.IntRange(2, 3).Draw(t, "ranks") {
+			s.Workers = append(s.Workers, Worker{
+				ID: int32(g), Up: true, Free: rapid.Int32Range(1, 3).Draw(t, "free"), Capacity: 100,
+				Running: []Request{{ID: uint64(900 + g), Prompt: rapid.Int32Range(0, 60).Draw(t, "load")}},
+			})
+		}
+		for i := range rapid.IntRange(3, 9).Draw(t, "pool") {
+			s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: rapid.Int32Range(5, 70).Draw(t, "prompt")})
+		}
+		got := decideRapid(t, "evenkeel:watermark=0,hold=0", s)
+		after := s.after(got)
+		for _, e := range s.Pool {
+			if slices.ContainsFunc(got, func(a Assignment) bool { return a.Entry == e.ID }) {
+				continue
+			}
+			for id, r := range after {
+				require.False(t, r.free > 0 && r.held+int64(e.Prompt) <= 100, "entry %d waits, worker %d idles", e.ID, id)
+			}
+		}
+	})
+}
+
+func decideRapid(t *rapid.T, spec string, s *Snapshot) []Assignment {
+	p, err := Parse(spec)
+	require.NoError(t, err)
+	return p.Decide(s, nil)
 }
 
 func TestEntriesFurtherBackTakeSlotsThatNoCandidateFits(t *testing.T) {

@@ -17,6 +17,17 @@ func TestParse(t *testing.T) {
 		{"numbers read alike are written alike", "pjsq-kv:max_age_ms=3e3,watermark=0.050", "pjsq-kv:max_age_ms=3000"},
 		{"the bypass has a margin of its own", "br0:bypass,margin=0", "br0:bypass,margin=0"},
 		{"random policies take a seed", "p2c:seed=9", "p2c:seed=9"},
+		{"a horizon may follow the outputs", "brh:horizon=auto,gamma=auto", "brh:gamma=auto"},
+		{"or not", "brh:beta=8,horizon=16,predictor=exact,tau=0.7,every=10,decrement_anchor=true", "brh:horizon=16,beta=8,predictor=exact,tau=0.7,every=10,decrement_anchor=true"},
+		{"the paper's form has its own defaults", "brh:paper,horizon=80,gamma=0.8", "brh:paper,gamma=0.8"},
+		{
+			"evenkeel with all that differs", "evenkeel:hold=0,mode=mean,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold_steps=4,samples=2",
+			"evenkeel:mode=mean,samples=2,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold=0,hold_steps=4",
+		},
+		{
+			"and with its defaults", "evenkeel:mode=sampled,samples=4,horizon=64,gamma=auto,candidates=32,budget=4000,pairs=24,refill=200,objective=max,kappa=0.3,age_weight=100,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
+			"evenkeel",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)
@@ -42,6 +53,16 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"a word that is no choice", "br0:queue=slots", "policy br0: queue=slots: want margin or capacity"},
 		{"a negative age", "br0:max_age_ms=-1", "policy br0: max_age_ms=-1: want milliseconds, 0 turns the guard off"},
 		{"a share that is no number", "br0:watermark=NaN", "policy br0: watermark=NaN: want the share of KV capacity kept empty, from 0 to 0.9"},
+		{"a horizon beyond all use", "brh:horizon=9999", "policy brh: horizon=9999: want auto or a whole number of steps from 0 to 512"},
+		{"a discount that grows", "brh:gamma=1.1", "policy brh: gamma=1.1: want auto or a number from 0 to 1"},
+		{"a weight without bounds", "brh:beta=Inf", "policy brh: beta=Inf: want a number from 0 to 1000000"},
+		{"an unknown predictor", "brh:predictor=magic", "policy brh: predictor=magic: want none, survival, exact, learned, oracle"},
+		{"a word for yes or no", "brh:decrement_anchor=1", "policy brh: decrement_anchor=1: want false or true"},
+		{"what the paper's form decides itself", "brh:paper,queue=margin", "policy brh:paper: unknown key \"queue\"; it takes window, theta, order, horizon, alpha, beta, gamma, predictor, tau, every, watermark"},
+		{"an unknown mode", "evenkeel:mode=later", "policy evenkeel: mode=later: want sampled, mean, now, oracle"},
+		{"a predictor without a distribution", "evenkeel:predictor=learned", "policy evenkeel: predictor=learned: want survival, exact or none; who knows the end has mode=oracle"},
+		{"a predictor that needs samples", "evenkeel:predictor=exact,mode=mean", "policy evenkeel: mode=mean: predictor=exact needs mode=sampled"},
+		{"no samples at all", "evenkeel:samples=0", "policy evenkeel: samples=0: want a whole number from 1 to 16"},
 		{"a negative seed", "random:seed=-1", "policy random: seed=-1: want a whole number from 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -88,7 +109,7 @@ func TestSpecKnowsWhatIsSet(t *testing.T) {
 }
 
 func TestGuardAges(t *testing.T) {
-	for spec, want := range map[string]float32{"br0": 30_000, "br0:max_age_ms=5": 5, "br0:paper": 0, "jsq": 0, "pjsq": 30_000, "br0:bypass": 30_000} {
+	for spec, want := range map[string]float32{"br0": 30_000, "br0:max_age_ms=5": 5, "br0:paper": 0, "brh": 30_000, "brh:paper": 0, "evenkeel": 30_000, "jsq": 0, "pjsq": 30_000, "br0:bypass": 30_000} {
 		p, err := Parse(spec)
 		require.NoError(t, err)
 		require.Equal(t, want, p.MaxAgeMs(), spec)
@@ -101,6 +122,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add("br0:window=4,theta=G,queue=capacity,order=desc,max_age_ms=1e3,watermark=.1")
 	f.Add("br0:paper,window=64")
+	f.Add("brh:horizon=auto,alpha=0.5,gamma=auto,predictor=exact,decrement_anchor=true")
+	f.Add("evenkeel:mode=mean,samples=2,objective=mix,hold=1,predictor=none")
 	f.Add("random,seed=18446744073709551615")
 	f.Fuzz(func(t *testing.T, spec string) {
 		p, err := Parse(spec)
@@ -112,6 +135,7 @@ func FuzzParse(f *testing.F) {
 		require.Equal(t, p.Name(), again.Name())
 		require.Equal(t, p.MaxAgeMs(), again.MaxAgeMs())
 		require.Equal(t, Watermark(p), Watermark(again))
+		require.Equal(t, NeedsOf(p, nil), NeedsOf(again, nil))
 		all, err := ParseList("jsq," + p.Name() + ",rr")
 		require.NoError(t, err)
 		require.Len(t, all, 3)
