@@ -237,6 +237,7 @@ func (g *Gateway) Drain() { g.draining.Store(true) }
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.Drain()
 	err := edge.Drain(ctx, g.server, g.listener)
+	_ = g.listener.Close() // a server that is stopped before it accepts anything does not
 	drained := make(chan struct{})
 	go func() {
 		g.drains.Wait()
