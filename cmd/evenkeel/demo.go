@@ -23,11 +23,11 @@ import (
 // and load in this process, over loopback HTTP, all fresh for every policy.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: Azure's conversation trace of 2023)."`
-	Requests int    `default:"1000" placeholder:"N" help:"Requests for each policy (default: ${default})."`
+	Requests int    `default:"700" placeholder:"N" help:"Requests for each policy (default: ${default})."`
 	Workers  int    `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
 	Slots    int    `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Requests in the system beyond the slots (default: ${default})."`
-	Policies string `default:"jsq,jsq-kv,br0" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
+	Policies string `default:"jsq,jsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
 	Out      string `placeholder:"DIR" help:"Where the report goes (default: evenkeel-demo in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Which part of the trace is sent, and the text of its prompts (default: ${default})."`
@@ -60,7 +60,7 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	requests, source, err := c.requests()
+	requests, history, source, err := c.requests()
 	if err != nil {
 		return err
 	}
@@ -71,13 +71,17 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
+	fitFile, err := writeDemoFit(history, filepath.Join(dir, "fit.json"), source)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(std.err, "%d requests of %s; %d prefill engines, %d decode ranks of %d slots, %d requests in the system; a step takes %s and %s a KV token\n",
 		c.Requests, source, c.Prefills, c.Workers, c.Slots, c.concurrency(), millis(c.C0), millis(c.C1))
 
 	began := time.Now()
 	trials := make([]*trial, 0, len(policies))
 	for i, p := range policies {
-		t, err := c.try(ctx, p, requests, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), fmt.Sprintf("%d/%d %s", i+1, len(policies), p.name), std.err)
+		t, err := c.try(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), fmt.Sprintf("%d/%d %s", i+1, len(policies), p.name), std.err)
 		if err != nil {
 			return fmt.Errorf("policy %s: %w", p.name, err)
 		}
@@ -133,23 +137,25 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// requests reads the trace and turns it so that each seed sends another part.
-func (c *demoCmd) requests() ([]trace.Request, string, error) {
-	t, source := trace.Azure(), "Azure's conversation trace (2023)"
+// requests reads the trace and cuts from it what is sent, for each seed another
+// part, and what predictors may learn from: at most 2,000 requests before it.
+func (c *demoCmd) requests() (send, history []trace.Request, source string, err error) {
+	t := trace.Azure()
+	source = "Azure's conversation trace (2023)"
 	if c.Trace != "" {
-		var err error
 		if t, err = trace.Read(c.Trace, trace.Options{}); err != nil {
-			return nil, "", err
+			return nil, nil, "", err
 		}
 		source = filepath.Base(c.Trace)
 	}
 	n := uint64(len(t.Requests))
-	first := (c.Seed - 1) % n * (uint64(c.Requests) % n) % n
-	out := make([]trace.Request, c.Requests)
-	for i := range out {
-		out[i] = t.Requests[(first+uint64(i))%n]
+	learn := min(demoHistory, n/4)
+	first := (learn + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n
+	send = make([]trace.Request, c.Requests)
+	for i := range send {
+		send[i] = t.Requests[(first+uint64(i))%n]
 	}
-	return out, source, nil
+	return send, t.Requests[first-min(first, learn) : first], source, nil
 }
 
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }

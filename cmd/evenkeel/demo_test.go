@@ -158,17 +158,18 @@ func TestDemoPoliciesGetTheGuardAge(t *testing.T) {
 
 func TestDemoSeedsSendOtherPartsOfTheTrace(t *testing.T) {
 	all := trace.Azure().Requests
-	for seed, first := range map[uint64]int{1: 0, 2: 1000, 19: 18_000, 19_367: 0} {
+	for seed, first := range map[uint64]int{1: 2000, 2: 3000, 17: 18_000, 19_367: 2000} {
 		c := demoCmd{Requests: 1000, Seed: seed}
-		got, source, err := c.requests()
+		got, history, source, err := c.requests()
 		require.NoError(t, err)
 		require.Equal(t, all[first:first+1000], got, "seed %d", seed)
+		require.Equal(t, all[first-2000:first], history, "learned from what came before")
 		require.Contains(t, source, "Azure")
 	}
 	c := demoCmd{Requests: len(all) + 5, Seed: 1}
-	got, _, err := c.requests()
+	got, _, _, err := c.requests()
 	require.NoError(t, err)
-	require.Equal(t, all[:5], got[len(all):], "a longer run starts again")
+	require.Equal(t, got[:5], got[len(all):], "a longer run starts again")
 }
 
 func TestDemoQuantile(t *testing.T) {

@@ -41,7 +41,7 @@ type audit struct {
 func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
 
 // try runs one policy on engines and a proxy of its own.
-func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, logFile, title string, progress io.Writer) (*trial, error) {
+func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer) (*trial, error) {
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	if err != nil {
 		return nil, err
 	}
-	g, err := c.gateway(ctx, p, prefills, decode, logFile)
+	g, err := c.gateway(ctx, p, prefills, decode, fitFile, logFile)
 	if err != nil {
 		return nil, err
 	}
@@ -113,12 +113,13 @@ func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Eng
 }
 
 // gateway starts the proxy and waits until it may serve.
-func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, logFile string) (*gateway.Gateway, error) {
+func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile, logFile string) (*gateway.Gateway, error) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Dispatch.Policy, cfg.Dispatch.Window = p.spec, c.Window
 	cfg.Pool.Size = c.concurrency() // all may wait at once, at the start
 	cfg.Log.Requests = logFile
+	cfg.Predictor.File = fitFile
 	for _, e := range prefills {
 		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0]})
 	}
