@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// simulatedJSON is the JSON document of simulate (architecture 4).
+type simulatedJSON struct {
+	Runs []struct {
+		Policy  string
+		Seeds   int
+		Metrics map[string]struct{ Mean, SD float64 }
+	}
+	Bound map[string]struct{ Mean, SD float64 }
+}
+
+const smallSim = "--workers 4 --slots 4 --requests 200 --seeds 2 "
+
+func TestSimulate(t *testing.T) {
+	dir := t.TempDir()
+	scenario := textFile(t, "fleet.yaml", "groups: [{ranks: [{count: 3}, {slots: 2, cost: 1.5, joins: step 100}]}, {name: b, ranks: [{leaves: 60s}, {}]}]")
+	for _, tc := range []struct{ name, line string }{
+		{"a closed loop", smallSim + "--policies jsq,br0:window=4,theta=0,evenkeel --out " + dir},
+		{"an open loop on a drawn trace", smallSim + "--trace synth:mix --load 0.8 --stale 3 --transfer 1 --policies jsq,brh:horizon=20,evenkeel --predictor exact"},
+		{"tight KV", smallSim + "--capacity 9000 --policies jsq-kv,pjsq-kv,br0"},
+		{"groups of unequal ranks that come and go", smallSim + "--scenario " + scenario + " --policies jsq,br0,evenkeel --pool 20 --c0 20ms --c1 1us"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			status, out, errs := line(append([]string{"simulate", "--json"}, strings.Fields(tc.line)...)...)
+			require.Equal(t, 0, status, errs)
+			var got simulatedJSON
+			require.NoError(t, json.Unmarshal([]byte(out), &got), out)
+			require.Len(t, got.Runs, 3)
+			for _, r := range got.Runs {
+				require.Equal(t, 2, r.Seeds)
+				for _, m := range strings.Fields("imbalance_tokens max_minus_min idle_share tokens_per_s tpot_p50_ms tpot_p95_ms ttft_p50_ms ttft_p99_ms pool_wait_max_ms tick_p99_us ok failed") {
+					require.Contains(t, r.Metrics, m)
+				}
+				require.EqualValues(t, 200, r.Metrics["ok"].Mean+r.Metrics["failed"].Mean)
+			}
+			require.Contains(t, got.Bound, "step_ms")
+		})
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	require.NoError(t, err)
+	require.Contains(t, string(page), "br0:window=4,theta=0")
+	require.Contains(t, string(page), "<svg")
+	require.FileExists(t, filepath.Join(dir, "report.json"))
+}
+
+func TestSimulatePrintsALineAPolicy(t *testing.T) {
+	status, out, errs := line(append([]string{"simulate"}, strings.Fields(smallSim+"--policies jsq,br0")...)...)
+	require.Equal(t, 0, status, errs)
+	require.Regexp(t, `(?m)^jsq +[\d,]+ ± `, out)
+	require.Regexp(t, `(?m)^br0 .*×0\.\d\d`, out)
+	require.Regexp(t, `(?m)^balanced +0`, out)
+	require.Contains(t, out, "at most the idle share times KV's share of a step")
+	require.Contains(t, errs, "4 ranks behind one barrier, 4 slots each")
+}
+
+func TestSimulateTakesAFitFile(t *testing.T) {
+	fit := filepath.Join(t.TempDir(), "fit.json")
+	status, _, errs := line("fit", "--trace", azure, "--kind", "survival", "--out", fit)
+	require.Equal(t, 0, status, errs)
+	status, out, errs := line(append([]string{"simulate", "--json", "--predictor", fit, "--policies", "brh"}, strings.Fields(smallSim)...)...)
+	require.Equal(t, 0, status, errs)
+	require.Contains(t, out, `"policy": "brh"`)
+}
+
+func TestSimulateReplaysADecisionLog(t *testing.T) {
+	log := textFile(t, "decisions.jsonl", `{"tick":1,"t_ms":10,"group":"main","in":{"policy":"pjsq-kv","workers":[{"id":0,"free":1,"running":[{"prompt":500,"generated":1}]},{"id":1,"free":1,"running":[]}],"pool":[{"id":7,"prompt":100,"age_ms":5}]},"assign":[[7,1]]}`+"\n")
+	status, out, errs := line("simulate", "--log", log, "--policies", "pjsq-kv,prr", "--json")
+	require.Equal(t, 0, status, errs)
+	var got simulatedJSON
+	require.NoError(t, json.Unmarshal([]byte(out), &got))
+	require.Equal(t, "recorded", got.Runs[0].Policy)
+	require.EqualValues(t, 1, got.Runs[1].Metrics["agreement"].Mean)
+	require.EqualValues(t, 401, got.Runs[1].Metrics["imbalance_tokens"].Mean)
+	require.EqualValues(t, 601, got.Runs[2].Metrics["imbalance_tokens"].Mean)
+
+	status, out, _ = line("simulate", "--log", log, "--policies", "pjsq-kv")
+	require.Equal(t, 0, status)
+	require.Regexp(t, `recorded +401`, out)
+}
+
+func TestSimulateSaysWhatIsWrong(t *testing.T) {
+	for _, tc := range []struct {
+		name, line string
+		status     int
+		want       string
+	}{
+		{"a load that is neither", "--load full", 1, `--load "full"`},
+		{"a load of nothing", "--load 0", 1, `--load "0"`},
+		{"a pool where arrivals decide", "--load 0.5 --pool 3", 1, "--pool"},
+		{"no ranks", "--workers 0", 1, "--workers 0"},
+		{"no slots", "--slots 0", 1, "0 slots"},
+		{"a policy nobody knows", "--policies jsq,fast", 1, `unknown policy "fast"`},
+		{"a trace that is not there", "--trace none.csv", 1, "none.csv"},
+		{"a drawn trace nobody knows", "--trace synth:none", 1, "no synthetic trace"},
+		{"a predictor that is neither kind nor file", "--predictor crystal", 1, "crystal"},
+		{"a scenario that is not there", "--scenario none.yaml", 1, "none.yaml"},
+		{"a log that is not there", "--log none.jsonl", 1, "none.jsonl"},
+		{"too few requests", "--requests 3", 1, "take at least"},
+		{"another tier", "--tier moon", 2, "--tier"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			status, out, errs := line(append([]string{"simulate"}, strings.Fields(tc.line)...)...)
+			require.Equal(t, tc.status, status, errs)
+			require.Empty(t, out)
+			require.Contains(t, errs, tc.want)
+		})
+	}
+}
