@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
 // board mirrors the decode ranks of one model and holds its pool. The loop's
@@ -40,6 +41,7 @@ type board struct {
 
 	// Of the tick, reused by every one.
 	snapshot    policy.Snapshot
+	survival    *predictor.Survival // of its Outlook; nil: none
 	assignments []policy.Assignment
 	order       []*group
 	expired     []*pool.Entry
@@ -210,8 +212,8 @@ func (b *board) setWorkers(ws []Worker) {
 
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
-	g.steps.configured = b.cfg.StepModel
 	if barrier {
+		g.steps.configured = b.cfg.StepModel
 		heard := func(*loop) { b.hear(g) } // made once: telling a step allocates nothing
 		g.pulse = newPulse(func() { b.wake(heard) })
 	}
@@ -256,6 +258,7 @@ func (b *board) regroup() {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
 		if len(g.ranks) == 0 {
+			g.held = 0 // its last streams may still tell steps
 			b.shadows.leave(g.shadows)
 			continue
 		}

@@ -84,7 +84,7 @@ func (l *decisionLog) open() error {
 func (l *decisionLog) record(head *round, s *policy.Snapshot, assign []policy.Assignment) {
 	select {
 	case r := <-l.free:
-		r.tick, r.at, r.group, r.policy = head.tick, head.at, head.group, head.policy
+		r.tick, r.at, r.group, r.policy, r.survival = head.tick, head.at, head.group, head.policy, head.survival
 		r.take(s, assign)
 		l.queue <- r // has room for all there are
 	default:
@@ -113,10 +113,8 @@ func (l *decisionLog) run(ctx context.Context) {
 }
 
 func (l *decisionLog) write(r *round) {
-	if o := r.snapshot.Outlook; o == nil {
-		l.outputs, l.version = nil, 0
-	} else if v := o.Version(); v != l.version {
-		l.outputs, l.version = outputsOf(o), v
+	if v := r.survival.Version(); v != l.version {
+		l.outputs, l.version = r.survival.Outputs(), v
 	}
 	line := LogLine{
 		Tick: r.tick, TimeMs: r.at.UnixMilli(), Group: r.group, Policy: r.policy,

@@ -4,7 +4,6 @@ import (
 	"strconv"
 
 	"evenkeel/dispatcher/policy"
-	"evenkeel/predictor"
 )
 
 // LogLine is one line of the decision log: a round as `evenkeel decide` and
@@ -16,7 +15,7 @@ type LogLine struct {
 	Group    string
 	Policy   string // canonical name
 	Snapshot *policy.Snapshot
-	Outputs  []int32 // of the survival table in force, ascending; empty: none
+	Outputs  []int32 // of the survival table in force, ascending; empty: none. Buckets of predictor exact are not in it
 	Assign   []policy.Assignment
 }
 
@@ -118,13 +117,3 @@ func comma(dst []byte, i int) []byte {
 	}
 	return dst
 }
-
-// outputsOf are those of the table that policies saw.
-func outputsOf(o policy.Outlook) []int32 {
-	if t, ok := o.(interface{ Outputs() []int32 }); ok {
-		return t.Outputs()
-	}
-	return nil
-}
-
-var _ interface{ Outputs() []int32 } = (*predictor.Survival)(nil)

@@ -91,12 +91,14 @@ func (b *board) source(n policy.Needs) *subject {
 // snapshot: the survival table, and r̂ of every request.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
-	s.Outlook = nil
+	s.Outlook, b.survival = nil, nil
 	if p.source == nil {
 		return
 	}
 	t := p.source.tables.Load()
-	s.Outlook = t.outlook()
+	if s.Outlook = t.outlook(); s.Outlook != nil {
+		b.survival = t.survival
+	}
 	n := policy.NeedsOf(p.Policy, s.Outlook)
 	if n.Predictor == "" && n.Outlook == "" {
 		return

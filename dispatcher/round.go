@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
 )
 
 // round is a copy of one decision, for those who look at it after the tick:
@@ -16,7 +17,8 @@ type round struct {
 	policy   string
 	snapshot policy.Snapshot
 	assign   []policy.Assignment
-	guardMs  float32 // six mean waits, what the starvation guard is at least
+	guardMs  float32             // six mean waits, what the starvation guard is at least
+	survival *predictor.Survival // the table policies saw; nil: none
 
 	running []policy.Request // of all workers, one after the other
 }

@@ -208,7 +208,9 @@ func (b *board) publish(g *group, p *decider, now time.Time) {
 	if b.declog == nil && g.shadows == nil {
 		return
 	}
-	head := round{tick: b.ticks, at: now, group: b.label(g), policy: p.name, guardMs: guardWaits * b.waits.meanMs()}
+	head := round{
+		tick: b.ticks, at: now, group: b.label(g), policy: p.name, survival: b.survival, guardMs: guardWaits * b.waits.meanMs(),
+	}
 	if b.declog != nil {
 		b.declog.record(&head, &b.snapshot, b.assignments)
 	}

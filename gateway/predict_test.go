@@ -1,0 +1,138 @@
+package gateway_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+	"evenkeel/predictor"
+)
+
+// writeFit writes a fit file made from so many requests, and returns how many
+// outputs are in it.
+func writeFit(t *testing.T, path, kind string, outputs int, output int32) int {
+	t.Helper()
+	samples := make([]predictor.Sample, outputs)
+	for i := range samples {
+		samples[i] = predictor.Sample{At: time.Duration(i) * time.Second, Prompt: 10, Output: output + int32(i%2)}
+	}
+	fit, err := predictor.Train(kind, samples, predictor.Options{})
+	require.NoError(t, err)
+	text, err := fit.Encode()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path+".new", text, 0o600))
+	require.NoError(t, os.Rename(path+".new", path))
+	return fit.Outputs.Len()
+}
+
+func (c *cluster) predictor() (p struct {
+	Kind          string
+	Outputs, Keys int
+}) {
+	s := c.gw.Status(context.Background()).Dispatch.Models
+	if len(s) > 0 && len(s[0].Predictors) > 0 {
+		p.Kind, p.Outputs, p.Keys = s[0].Predictors[0].Kind, s[0].Predictors[0].Outputs, s[0].Predictors[0].Keys
+	}
+	return p
+}
+
+func (c *cluster) file(path string) []byte {
+	c.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(c, err)
+	return text
+}
+
+func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, secret, log := filepath.Join(dir, "fit.json"), filepath.Join(dir, "secret"), filepath.Join(dir, "decisions.jsonl")
+	require.NoError(t, os.WriteFile(secret, []byte("thirty-two bytes that nobody has\n"), 0o600))
+	fitted := writeFit(t, file, "survival", 70, 300)
+	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.Predictor = config.Predictor{Kind: "exact", File: file, SecretFile: secret}
+		cfg.Dispatch.Policy, cfg.Dispatch.Shadow = "brh:horizon=80", []string{"evenkeel", "pjsq-kv"}
+		cfg.Dispatch.Log.File = log
+		cfg.Dispatch.StepModel = config.StepModel{C0Ms: 50, C1Ms: 0.01}
+	}})
+	require.Equal(t, "brh:horizon=80,predictor=exact", c.gw.Policy())
+	c.eventually("the file's outputs are learned", func() bool { return c.predictor().Outputs == fitted })
+
+	for range 2 {
+		require.Equal(t, "right", c.judge("the same prompt", `"stream":true,`))
+	}
+	require.Equal(t, "right", c.judge("another prompt", `"stream":true,`))
+	c.eventually("what finished is learned, by prompt", func() bool { p := c.predictor(); return p.Outputs == fitted+3 && p.Keys == 2 })
+	c.settled(false)
+
+	keys := map[string]int{}
+	for line := range strings.Lines(string(c.file(c.requestLog))) {
+		var r struct {
+			PromptKey string `json:"prompt_key"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(line), &r))
+		require.Len(t, r.PromptKey, 16)
+		keys[r.PromptKey]++
+	}
+	require.Len(t, keys, 2, "the same prompt has the same key")
+	require.Contains(t, string(c.file(log)), `"in":{"policy":"brh:horizon=80,predictor=exact"`)
+	require.NotContains(t, string(c.file(log)), "the same prompt")
+	c.eventually("the shadows decide too", func() bool {
+		return c.metric(`evenkeel_shadow_rounds_total{group="main",policy="pjsq-kv"}`) >= 1
+	})
+	require.EqualValues(t, 0.05, c.metric(`evenkeel_step_model_c0_seconds{group="main",source="configured"}`))
+
+	fitted = writeFit(t, file, "survival", 90, 20)
+	c.eventually("the new file is read", func() bool { return c.predictor().Outputs == fitted })
+	require.Equal(t, 1, c.logs.FilterMessage("predictions start anew from the fit file").Len())
+	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
+	c.eventually("a bad file is told", func() bool {
+		return c.logs.FilterMessage("the new fit file is not used, predictions go on as they were").Len() == 1
+	})
+	require.Equal(t, fitted, c.predictor().Outputs)
+}
+
+func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	short, bad, survival := filepath.Join(dir, "short"), filepath.Join(dir, "bad.json"), filepath.Join(dir, "fit.json")
+	require.NoError(t, os.WriteFile(short, []byte("secret\n"), 0o600))
+	require.NoError(t, os.WriteFile(bad, []byte(`{"evenkeel_fit":2}`), 0o600))
+	writeFit(t, survival, "survival", 70, 10)
+	for _, tc := range []struct {
+		name    string
+		p       config.Predictor
+		refused string
+	}{
+		{"a file that is not there", config.Predictor{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
+		{"a file of another version", config.Predictor{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
+		{"trees from a file without any", config.Predictor{Kind: "learned", File: survival}, "has no trees"},
+		{"a secret that is not there", config.Predictor{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
+		{"a secret that is short", config.Predictor{Kind: "exact", SecretFile: short}, "has 6 bytes, at least 16"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Predictor = tc.p
+			require.NoError(t, cfg.Validate())
+			_, err := gateway.New(cfg, zap.NewNop())
+			require.ErrorContains(t, err, tc.refused)
+		})
+	}
+}
+
+func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	require.Equal(t, "right", c.judge(reftext.MakePrompt(3, 40), `"stream":true,`))
+	c.eventually("steps are heard", func() bool { return c.metric(`evenkeel_step_seconds_count{group="main"}`) > 5 })
+}
