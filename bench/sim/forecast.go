@@ -133,7 +133,7 @@ func (f *forecast) flush() {
 	f.queries = f.queries[:0]
 	for _, a := range f.asked {
 		v := &a.w.view[a.i]
-		f.queries = append(f.queries, predictor.Query{Prompt: v.Prompt, Age: v.Age, Key: v.Key})
+		f.queries = append(f.queries, predictor.Query{Prompt: v.Prompt - (v.Age - v.Generated), Age: v.Age, Key: v.Key})
 	}
 	for len(f.answers) < len(f.queries) {
 		f.answers = append(f.answers, predictor.Prediction{})

@@ -89,8 +89,13 @@ func (p *Plan) Validate() error {
 	return nil
 }
 
+// learnedHorizon is how far ahead trees are trained to look where neither a
+// policy nor a fit file says.
+const learnedHorizon = 80
+
 // build makes a policy for a seed and a group: drawn ones draw anew for each,
-// and those that predict take the plan's predictor.
+// and those that predict take the plan's predictor. Trees serve one horizon:
+// with them one that follows the mean output stays at theirs.
 func (p *Plan) build(text string, seed uint64, group int) (policy.Policy, error) {
 	spec, err := policy.ParseSpec(text)
 	if err != nil {
@@ -106,6 +111,17 @@ func (p *Plan) build(text string, seed uint64, group int) (policy.Policy, error)
 		if spec, err = spec.With(s.key, s.value); err != nil {
 			return nil, err
 		}
+	}
+	made := spec.Build()
+	if policy.NeedsOf(made, nil).Predictor != string(predictor.KindLearned) || spec.Sets("horizon") {
+		return made, nil
+	}
+	horizon := learnedHorizon
+	if p.Fit != nil {
+		horizon = p.Fit.Horizon
+	}
+	if spec, err = spec.With("horizon", strconv.Itoa(horizon)); err != nil {
+		return nil, err
 	}
 	return spec.Build(), nil
 }
