@@ -36,7 +36,7 @@ var (
 const (
 	DefaultWindow    = 3 * time.Millisecond
 	DefaultTickLimit = 20 * time.Millisecond
-	DefaultPolicy    = "br0"
+	DefaultPolicy    = "evenkeel"
 	DefaultDense     = "jsq-kv"
 )
 

@@ -39,6 +39,7 @@ func (c *cluster) models() (ids []string) {
 }
 
 func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{
 		prefill: []refengine.Config{{Model: "small"}, {Model: "large"}},
 		decode:  []refengine.Config{{Model: "small"}, {Model: "large"}},
@@ -62,6 +63,7 @@ func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	require.Equal(t, 200, c.ask("GET", c.url+"/health", "").status)
 	require.JSONEq(t, `{"status":"ok","prefill_instances":1,"decode_instances":2}`, c.ask("GET", c.url+"/healthcheck", "").body)
@@ -83,6 +85,7 @@ func TestHealth(t *testing.T) {
 }
 
 func TestMetricsPage(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	c.settled(false)
@@ -107,6 +110,7 @@ func TestMetricsPage(t *testing.T) {
 }
 
 func TestStatusPage(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	leave := c.endless()
 	defer leave()
@@ -141,7 +145,7 @@ func TestStatusPage(t *testing.T) {
 	require.Len(t, s.Engines, 3)
 	require.Len(t, s.Prefill, 1)
 	require.Equal(t, "open", s.Prefill[0].State)
-	require.Equal(t, "br0", s.Dispatch.Policy)
+	require.Equal(t, "evenkeel", s.Dispatch.Policy)
 	used, running := 0, 0
 	for _, w := range s.Dispatch.Models[0].Workers {
 		used += w.Used
@@ -155,8 +159,9 @@ func TestStatusPage(t *testing.T) {
 }
 
 func TestPolicyChanges(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
-	require.JSONEq(t, `{"policy":"br0"}`, c.get("/policy").body)
+	require.JSONEq(t, `{"policy":"evenkeel"}`, c.get("/policy").body)
 	put := func(policy string) reply {
 		return c.ask("PUT", c.admin+"/policy", fmt.Sprintf(`{"policy":%q}`, policy))
 	}
@@ -176,6 +181,7 @@ func TestPolicyChanges(t *testing.T) {
 // Ranks come and go while requests run: none fails, and a rank that is drained
 // or gone gets no new ones.
 func TestWorkersComeAndGo(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	late, err := refengine.Start(quick(refengine.Config{Role: refengine.Decode}))
 	require.NoError(t, err)
@@ -229,6 +235,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 
 // The vllm-ascend proxy's dialect.
 func TestInstances(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	more := c.engine(refengine.Config{Role: refengine.Prefill})
 	c.prefill = append(c.prefill, more)
@@ -251,6 +258,7 @@ func TestInstances(t *testing.T) {
 }
 
 func TestResetPrefixCache(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	ask := func() int { // tokens of the prompt that were cached
 		require.Equal(t, "right", c.judge(strings.Repeat("word ", 300), `"stream":true,`))
@@ -268,6 +276,7 @@ func TestResetPrefixCache(t *testing.T) {
 }
 
 func TestProfilesForPeople(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	require.Equal(t, 200, c.get("/debug/pprof/").status)
 	require.Equal(t, 200, c.get("/debug/pprof/goroutine?debug=1").status)
@@ -277,6 +286,7 @@ func TestProfilesForPeople(t *testing.T) {
 }
 
 func TestTheAdminToken(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("open sesame\n"), 0o600))
 	c := start(t, options{token: "open sesame", configure: func(cfg *config.Config) { cfg.Admin.TokenFile = file }})

@@ -59,7 +59,7 @@ func run(args []string, std streams) int {
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
 			{Key: "engines", Title: "and, beside those, what it does not know about engines:"},
 		}),
-		kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", "), "synths": synthNames()},
+		helpWords(),
 	)
 	if err != nil {
 		fmt.Fprintln(std.err, "evenkeel:", err)
@@ -105,4 +105,9 @@ func hint(w io.Writer, command string) {
 func commandName(command string) string {
 	name, _, _ := strings.Cut(command, " <")
 	return name
+}
+
+// helpWords are the lists that help texts name.
+func helpWords() kong.Vars {
+	return kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", "), "synths": synthNames()}
 }

@@ -22,7 +22,7 @@ import (
 // vllm-ascend's load_balance_proxy_server_example.py as its users type it.
 type serveCmd struct {
 	Config     string `short:"c" placeholder:"FILE" help:"Config file; configs/evenkeel.yaml has every key."`
-	Policy     string `placeholder:"NAME" help:"Decode policy (default: br0). There are: ${policies}."`
+	Policy     string `placeholder:"NAME" help:"Decode policy (default: evenkeel). There are: ${policies}."`
 	Admin      string `placeholder:"ADDR" help:"Admin listener, for metrics, health and status (default: 127.0.0.1:9090)."`
 	RequestLog string `placeholder:"FILE" help:"Write a JSON line for every request; - is stdout."`
 	LogLevel   string `placeholder:"LEVEL" help:"debug, info, warn or error (default: info)."`

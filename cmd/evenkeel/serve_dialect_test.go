@@ -16,7 +16,7 @@ import (
 func flags(t *testing.T, text string) *serveCmd {
 	t.Helper()
 	var cli commands
-	parser, err := kong.New(&cli, kong.Vars{"policies": "", "faults": ""})
+	parser, err := kong.New(&cli, helpWords())
 	require.NoError(t, err)
 	_, err = parser.Parse(spreadLists(strings.Fields(text), listFlags(serveCmd{})))
 	require.NoError(t, err)

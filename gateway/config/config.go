@@ -149,7 +149,7 @@ func Default() *Config {
 		Listen: ":8000",
 		Admin:  Admin{Listen: "127.0.0.1:9090"},
 		Dispatch: Dispatch{
-			Policy:    "br0",
+			Policy:    "evenkeel",
 			Window:    3 * time.Millisecond,
 			TickLimit: 20 * time.Millisecond,
 			Log:       DecisionLog{MaxBytes: 256 << 20},

@@ -63,7 +63,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"an oracle as policy", "dispatch: {policy: \"evenkeel:mode=oracle\"}", "dispatch.policy", "only a replay can"},
 		{"an oracle as predictor", "predictor: {kind: oracle}", "predictor.kind", "only a replay can"},
 		{"a predictor nobody knows", "predictor: {kind: guess}", "predictor.kind", "none, survival, exact or learned"},
-		{"trees without a file", "predictor: {kind: learned}", "predictor.kind", "set predictor.file"},
+		{"trees without a file", "dispatch: {policy: brh}\npredictor: {kind: learned}", "predictor.kind", "set predictor.file"},
 		{"prompts told apart without a secret", "predictor: {kind: exact}", "predictor.kind", "set predictor.secret_file"},
 		{"a file nobody reads", "predictor: {kind: none, file: fit.json}", "predictor.file", "or remove the file"},
 		{"a predictor the policy cannot use", "predictor: {kind: learned, file: fit.json}\ndispatch: {policy: evenkeel}", "dispatch.policy", "that is predictor.kind"},
