@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"testing"
@@ -8,6 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/report"
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
 )
 
 // Three rounds of two ranks. jsq-kv's were recorded in the first two.
@@ -62,4 +66,42 @@ func TestReplaySaysWhereTheLogIsWrong(t *testing.T) {
 	cancel()
 	_, err = Replay(ended, strings.NewReader(decisions), "log", []string{"jsq"}, nil)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// recorder writes a decision log of what its policy does, as the dispatcher does.
+type recorder struct {
+	policy.Policy
+	log  *[]byte
+	tick *uint64
+}
+
+func (r recorder) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	dst = r.Policy.Decide(s, dst)
+	*r.tick++
+	line := dispatcher.LogLine{Tick: *r.tick, Group: "main", Policy: r.Name(), Snapshot: s, Assign: dst}
+	if t, ok := s.Outlook.(*predictor.Survival); ok {
+		line.Outputs = t.Outputs()
+	}
+	*r.log = line.AppendJSON(*r.log)
+	return dst
+}
+
+func TestAPolicyAgreesWithItsOwnLog(t *testing.T) {
+	for _, spec := range []string{"jsq", "pjsq", "prr", "br0:window=4,theta=0", "br0:paper", "brh:horizon=30", "brh", "evenkeel:mode=mean", "evenkeel:mode=now,hold=0", "evenkeel"} {
+		t.Run(spec, func(t *testing.T) {
+			src, f := Source{Trace: azure(1200)}, Uniform(4, 4, 20_000)
+			w, err := src.draw(1, 150)
+			require.NoError(t, err)
+			r, err := newRun(&f, Load{Pool: 12}, w, nil, by(spec))
+			require.NoError(t, err)
+			var log []byte
+			r.groups[0].policy = recorder{r.groups[0].policy, &log, new(uint64)}
+			require.NoError(t, r.all(context.Background()))
+			runs, err := Replay(context.Background(), bytes.NewReader(log), "log", []string{spec, "random"}, nil)
+			require.NoError(t, err)
+			require.Greater(t, runs[0].Metrics[report.Rounds].Mean, 20.)
+			require.InDelta(t, 1, runs[1].Metrics[report.Agreement].Mean, 1e-9)
+			require.Less(t, runs[2].Metrics[report.Agreement].Mean, 0.9)
+		})
+	}
 }
