@@ -111,7 +111,7 @@ func TestMetricsPage(t *testing.T) {
 
 func TestStatusPage(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{})
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Dispatch.Policy = "br0" }})
 	leave := c.endless()
 	defer leave()
 	var s struct {
@@ -145,7 +145,7 @@ func TestStatusPage(t *testing.T) {
 	require.Len(t, s.Engines, 3)
 	require.Len(t, s.Prefill, 1)
 	require.Equal(t, "open", s.Prefill[0].State)
-	require.Equal(t, "evenkeel", s.Dispatch.Policy)
+	require.Equal(t, "br0", s.Dispatch.Policy)
 	used, running := 0, 0
 	for _, w := range s.Dispatch.Models[0].Workers {
 		used += w.Used
@@ -160,8 +160,8 @@ func TestStatusPage(t *testing.T) {
 
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{})
-	require.JSONEq(t, `{"policy":"evenkeel"}`, c.get("/policy").body)
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Dispatch.Policy = "br0" }})
+	require.JSONEq(t, `{"policy":"br0"}`, c.get("/policy").body)
 	put := func(policy string) reply {
 		return c.ask("PUT", c.admin+"/policy", fmt.Sprintf(`{"policy":%q}`, policy))
 	}

@@ -46,6 +46,7 @@ func failure(t *testing.T, r reply) (code, param, kind string) {
 }
 
 func TestRequestsThatAreNotAnswered(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.Body = 100_000 }})
 	message := `"model":"ref","messages":[{"role":"user","content":"a"}]`
 	for name, row := range map[string]struct {
@@ -107,6 +108,7 @@ func TestRequestsThatAreNotAnswered(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	sum := sha256.Sum256([]byte("ek-secret"))
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "keys:\n  - {name: team, sha256: %s, max_concurrent: 1}\n", hex.EncodeToString(sum[:])), 0o600))
@@ -144,6 +146,7 @@ func TestKeys(t *testing.T) {
 }
 
 func TestTheRequestIDIsTheClients(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	for path, body := range map[string]string{chatPath: chat("a", ""), completionPath: completion("a", `"stream":true,`), chatPath + "?": `{`} {
 		require.Equal(t, "mine-7", c.post(path, body, "X-Request-Id", "mine-7").header.Get("X-Request-Id"), path)
@@ -152,16 +155,17 @@ func TestTheRequestIDIsTheClients(t *testing.T) {
 }
 
 func TestNobodyToServe(t *testing.T) {
+	t.Parallel()
 	for name, row := range map[string]struct {
-		kill func(*cluster)
-		code string
+		engine func(*cluster) *refengine.Engine
+		code   string
 	}{
-		"no prefill engine": {func(c *cluster) { c.prefill[0].Kill() }, "prefill_unavailable"},
-		"no decode engine":  {func(c *cluster) { c.decode[0].Kill() }, "decode_unavailable"},
+		"no prefill engine": {func(c *cluster) *refengine.Engine { return c.prefill[0] }, "prefill_unavailable"},
+		"no decode engine":  {func(c *cluster) *refengine.Engine { return c.decode[0] }, "decode_unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, options{dirty: true})
-			row.kill(c)
+			row.engine(c).Kill()
 			for range 2 { // first found out by the request itself, then known
 				r := c.post(chatPath, chat("a", `"stream":true,`))
 				require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
@@ -172,12 +176,15 @@ func TestNobodyToServe(t *testing.T) {
 				c.eventually("not ready any more", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
 			}
 			require.Equal(t, http.StatusServiceUnavailable, c.ask("GET", c.url+"/health", "").status)
+			require.NoError(t, row.engine(c).Revive())
+			c.eventually("all is well again", func() bool { return c.judge("one two", "") == "right" })
 		})
 	}
 }
 
 // Before any engine has been seen no model can be called unknown.
 func TestNobodyHasEverBeenThere(t *testing.T) {
+	t.Parallel()
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: "http://127.0.0.1:1"}}, Decode: []config.Engine{{URL: "http://127.0.0.1:1", Slots: 1}}}
@@ -198,6 +205,7 @@ func TestNobodyHasEverBeenThere(t *testing.T) {
 // Hand-offs that nobody fetches fill a prefill engine's KV cache: new prompts
 // wait, and are refused when that takes too long.
 func TestPrefillMemoryIsTaken(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{
 		prefill:   []refengine.Config{{KVTokens: 2048}},
 		decode:    []refengine.Config{{Slots: 1}},
@@ -218,6 +226,7 @@ func TestPrefillMemoryIsTaken(t *testing.T) {
 
 // A prompt that no rank's KV cache can hold is refused, once it was counted.
 func TestAPromptThatFitsNoRank(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{dirty: true, decode: []refengine.Config{{KVTokens: 1024}}})
 	r := c.post(chatPath, chat(reftext.MakePrompt(1, 2000), ""))
 	require.Equal(t, http.StatusBadRequest, r.status, r.body)
@@ -227,6 +236,7 @@ func TestAPromptThatFitsNoRank(t *testing.T) {
 }
 
 func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name string
 		rule refengine.Rule
@@ -264,6 +274,7 @@ func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
 }
 
 func TestARefusedCredentialIsOurProblem(t *testing.T) {
+	t.Parallel()
 	for _, status := range []float64{401, 403} {
 		c := start(t, options{})
 		for side, e := range map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]} {
@@ -280,6 +291,7 @@ func TestARefusedCredentialIsOurProblem(t *testing.T) {
 }
 
 func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
+	t.Parallel()
 	prompt := reftext.MakePrompt(4, 30)
 	key := reftext.OfUser(prompt).Answer
 	for _, row := range []struct {
@@ -335,6 +347,7 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 }
 
 func TestTheArrivalQueueIsFull(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Max = 1, 1 }})
 	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 300}))
 	waiting := make(chan reply, 2)
@@ -354,6 +367,7 @@ func TestTheArrivalQueueIsFull(t *testing.T) {
 }
 
 func TestTheArrivalQueueTimesOut(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Timeout = 1, 100*time.Millisecond }})
 	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 400}))
 	first := make(chan reply, 1)
@@ -368,9 +382,10 @@ func TestTheArrivalQueueTimesOut(t *testing.T) {
 }
 
 func TestThePoolTimesOut(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{
 		decode:    []refengine.Config{{Slots: 1}},
-		configure: func(cfg *config.Config) { cfg.Pool.TTL = 100 * time.Millisecond },
+		configure: func(cfg *config.Config) { cfg.Pool.TTL = time.Second },
 	})
 	leave := c.endless()
 	r := c.post(chatPath, chat("b", `"stream":true,`))

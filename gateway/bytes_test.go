@@ -62,11 +62,13 @@ func (rec *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const handoffOnTheWire = `{"do_remote_prefill" : true,"do_remote_decode":false,"remote_block_ids":[[1, 2],[3]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1,"epoch":12345678901234567890123,"new":{"x":[1.50e1]}}`
 
 func TestEnginesGetTheClientsBytes(t *testing.T) {
+	t.Parallel()
 	rec := &recorder{bodies: map[string][]byte{}, header: map[string]http.Header{}}
 	engine := httptest.NewServer(rec)
 	defer engine.Close()
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Prefill.Scrape.Interval = 0 // this engine has no metrics
 	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: engine.URL}}, Decode: []config.Engine{{URL: engine.URL, Slots: 1}}}
 	require.NoError(t, cfg.Validate())
 	g, err := gateway.New(cfg, zap.NewNop())

@@ -21,6 +21,7 @@ func ask(prompt string) openai.ChatCompletionNewParams {
 }
 
 func TestChat(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	client := c.client()
 	prompt := reftext.MakePrompt(1, 300)
@@ -119,6 +120,7 @@ func TestChat(t *testing.T) {
 }
 
 func TestTools(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	p := ask(reftext.MakePrompt(2, 40))
 	p.Tools = []openai.ChatCompletionToolUnionParam{openai.ChatCompletionFunctionTool(openai.FunctionDefinitionParam{
@@ -153,6 +155,7 @@ func TestTools(t *testing.T) {
 }
 
 func TestCompletions(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	client := c.client()
 	prompt := reftext.MakePrompt(3, 100)
@@ -268,6 +271,7 @@ func TestCompletions(t *testing.T) {
 }
 
 func TestSeveralAnswers(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	client := c.client()
 	prompt := reftext.MakePrompt(9, 60)
@@ -323,6 +327,7 @@ func TestSeveralAnswers(t *testing.T) {
 }
 
 func TestAbortInTheMiddle(t *testing.T) {
+	t.Parallel()
 	for name, n := range map[string]int64{"one answer": 1, "three": 3} {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, options{decode: []refengine.Config{{DPSize: 2}}})
@@ -344,6 +349,7 @@ func TestAbortInTheMiddle(t *testing.T) {
 }
 
 func TestErrorsAsTheClientSeesThem(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	client := c.client()
 	for name, row := range map[string]struct {

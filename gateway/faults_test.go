@@ -42,6 +42,7 @@ var harmless = []refengine.Fault{refengine.MissingDone, refengine.FrozenGauges, 
 // Whatever an engine does wrong, on either side: the client gets the right text
 // whole, or is told that it did not.
 func TestEveryFault(t *testing.T) {
+	t.Parallel()
 	for _, name := range refengine.FaultNames() {
 		fault := refengine.Fault(name)
 		if fault == refengine.WrongKey {
@@ -128,6 +129,7 @@ func (c *cluster) judge(prompt, more string) string {
 
 // A prefill engine that fails is left for another one, with a new request id.
 func TestPrefillIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, e *refengine.Engine){
 		"refused":          func(_ *testing.T, e *refengine.Engine) { e.Kill() },
 		"503":              fault(refengine.Rule{Fault: refengine.Busy}),
@@ -166,6 +168,7 @@ func TestPrefillIsTriedElsewhere(t *testing.T) {
 // A first token that ends the answer hands nothing off: it is asked for again
 // without that token.
 func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{profile: mooncake.Profile{ProbeMinTokens: mooncake.MinTokensOmit}})
 	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}))
 	require.Equal(t, "right", c.judge("one two", `"stream":true,`))
@@ -179,6 +182,7 @@ func fault(r refengine.Rule) func(*testing.T, *refengine.Engine) {
 }
 
 func TestDecodeIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name           string
 		spoil          func(*testing.T, *refengine.Engine)
@@ -228,6 +232,7 @@ func (c *cluster) settledRequests(n int) {
 // With hand-offs that live for a moment and slots that are always taken, many
 // requests wait too long. They are refused; none is decoded from expired KV.
 func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
+	t.Parallel()
 	const hold = 2 * time.Second // of it one in the pool
 	c := start(t, options{
 		dirty:   true, // what cannot be drained in time the engine frees by itself

@@ -49,6 +49,7 @@ func (c *cluster) noticed() {
 // Clients leave in every phase; with a stream or without, alone or as the legs
 // of a fan-out.
 func TestClientsThatLeave(t *testing.T) {
+	t.Parallel()
 	for name, more := range map[string]string{"streamed": `"stream":true,`, "not streamed": "", "three answers": `"n":3,`, "three answers, streamed": `"n":3,"stream":true,`} {
 		legs := int64(1)
 		if strings.Contains(more, "n\":3") {
@@ -59,16 +60,15 @@ func TestClientsThatLeave(t *testing.T) {
 		t.Run(name+", in the arrival queue", func(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size = 1 }})
-			require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 500}))
-			_, first := c.send(chat("first", ""))
+			require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Hang}))
+			first, _ := c.send(chat("first", ""))
 			c.eventually("the place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
 			leave, _ := c.send(body)
 			c.eventually("it waits", func() bool { return c.metric("evenkeel_requests_open") == 2 })
 			leave()
 			c.noticed() // while the first one is still at it
-			first()
-			c.settled(false)
 			require.EqualValues(t, 1, c.prefill[0].Stats().Probes, "no engine saw it")
+			first()
 		})
 
 		t.Run(name+", in prefill", func(t *testing.T) {
@@ -126,6 +126,7 @@ func TestClientsThatLeave(t *testing.T) {
 // A client that is served by a connection of its own leaves between requests:
 // nothing of it may reach the engine's connection, which is another's by then.
 func TestLateLeaversHarmNobody(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	for range 50 {
 		own := &http.Transport{}

@@ -50,6 +50,7 @@ var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variab
 
 // docs/metrics.md has every metric there is, and no other.
 func TestMetricsAreDocumented(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	c.settled(false)

@@ -13,6 +13,7 @@ import (
 )
 
 func TestConnectors(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name   string
 		engine refengine.Config
@@ -56,6 +57,7 @@ func TestConnectors(t *testing.T) {
 
 // A server of several ranks gets the rank by header; every rank is used.
 func TestRanksByHeader(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{
 		decode:    []refengine.Config{{DPSize: 4, DPMode: "internal", Slots: 2}},
 		profile:   mooncake.Profile{DPMode: mooncake.DPInternal},
@@ -77,6 +79,7 @@ func TestRanksByHeader(t *testing.T) {
 
 // The engine's own answer instead of one put together.
 func TestPassthrough(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough}})
 	require.Equal(t, "right", c.judge("one two", ""))
 	require.Equal(t, "right", c.judge("one two", `"n":2,"seed":5,`))

@@ -14,6 +14,7 @@ import (
 
 // Shutting down: not ready at once, nothing new is taken, what runs finishes.
 func TestShutdownLetsStreamsFinish(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{decode: []refengine.Config{{C0: 5 * time.Millisecond}}})
 	got := make(chan string, 4)
 	for range cap(got) {
@@ -35,6 +36,7 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 
 // What does not end in time is cut, and told from a whole answer.
 func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -49,6 +51,7 @@ func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
 
 // A hand-off that is being drained is waited for.
 func TestShutdownWaitsForDrains(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{
 		decode:    []refengine.Config{{TransferBase: 200 * time.Millisecond}},
 		configure: func(cfg *config.Config) { cfg.Limits.DrainTimeout = time.Second },
@@ -62,6 +65,7 @@ func TestShutdownWaitsForDrains(t *testing.T) {
 
 // An engine that says when to come back is believed, up to a bound.
 func TestRetryAfterIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	c := start(t, options{})
 	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
 	began := time.Now()
