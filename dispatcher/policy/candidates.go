@@ -118,8 +118,8 @@ func (k *candidates) on(t *columns, who int32, g int, buffer []int64) ([]int64, 
 // largestRoom is the most any rank with a free slot can take.
 func (r *ranks) largestRoom() int64 {
 	most := int64(math.MinInt64)
-	for g, free := range r.free {
-		if free > 0 {
+	for _, g := range r.some {
+		if r.free[g] > 0 {
 			most = max(most, r.room[g])
 		}
 	}

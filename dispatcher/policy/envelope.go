@@ -63,10 +63,15 @@ func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] 
 // other ranks only grow within a round, so what was measured still stands while
 // it does at the step where it was found.
 func (e *envelope) marginOf(g int) int64 {
-	row := e.row(g)
-	if at := e.leastAt[g]; at >= 0 && e.top[at]-row[at] == e.least[g] {
+	if at := int(e.leastAt[g]); at >= 0 && e.top[at]-e.load[g*e.columns+at] == e.least[g] {
 		return e.least[g]
 	}
+	return e.measure(g)
+}
+
+// measure finds the margin of rank g anew.
+func (e *envelope) measure(g int) int64 {
+	row := e.row(g)
 	least, at, top := int64(math.MaxInt64), 0, e.top[:len(row)]
 	for h, x := range row {
 		if m := top[h] - x; m < least {

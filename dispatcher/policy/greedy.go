@@ -106,7 +106,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 		entry := int(w.entry)
 		tokens := int64(s.Pool[entry].Prompt)
 		best, bestF := none, 0.0
-		for g := range p.ranks.free {
+		for _, rank := range p.ranks.some {
+			g := int(rank)
 			if !p.ranks.takes(g, tokens) {
 				continue
 			}
@@ -223,24 +224,17 @@ func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 // or, if slotsFirst, most free slots; each settles the other's ties, then the
 // lower id. Keys are read fresh: one admission can change them all.
 func (p *greedy) first(slotsFirst bool) int {
-	best := none
-	for g, free := range p.ranks.free {
-		if free == 0 {
+	best, most, slots := none, int64(0), int32(0)
+	for _, rank := range p.ranks.some {
+		g := int(rank)
+		free := p.ranks.free[g]
+		if free == 0 || slotsFirst && free < slots {
 			continue
 		}
-		if best == none {
-			best = g
-			continue
-		}
-		more := free > p.ranks.free[best]
-		if slotsFirst {
-			if more || free == p.ranks.free[best] && p.env.marginOf(g) > p.env.marginOf(best) {
-				best = g
-			}
-			continue
-		}
-		if m, most := p.env.marginOf(g), p.env.marginOf(best); m > most || m == most && more {
-			best = g
+		margin := p.env.marginOf(g)
+		better := margin > most || margin == most && free > slots
+		if best == none || slotsFirst && free > slots || better {
+			best, most, slots = g, margin, free
 		}
 	}
 	return best

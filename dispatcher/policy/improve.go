@@ -168,7 +168,11 @@ func (p *evenkeel) move(a int) (changed bool) {
 		return false
 	}
 	c := &p.pick.all[p.placed[a].who]
-	for g := 0; g < t.ranks && m.left > 0; g++ {
+	for _, rank := range p.ranks.some {
+		g := int(rank)
+		if m.left <= 0 {
+			break
+		}
 		if g == m.g || !p.ranks.takes(g, c.tokens) {
 			continue
 		}

@@ -52,7 +52,8 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, leas
 	c, group, leveling := &p.pick.all[who], int64(t.ranks), p.look.mode == modeNow
 	in, sum := p.pick.on(t, who, 0, p.pick.buffer(0))
 	best = none
-	for g := range pairs {
+	for _, rank := range p.ranks.some {
+		g := int(rank)
 		if !p.ranks.takes(g, c.tokens) {
 			continue
 		}

@@ -17,6 +17,7 @@ type ranks struct {
 	free []int32 // slots left; 0 once a rank is closed for the round
 	room []int64 // KV tokens left under the limit; negative where the limit was passed already
 	open int64   // sum of free
+	some []int32 // ranks that had slots when the round began, ascending: few, where a scan of all would be most of a round
 
 	reserved    int // the one rank kept for an overdue entry, or none
 	reservedFor int // that entry's index in the pool
@@ -31,6 +32,9 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 		if w.Up {
 			r.free[g] = max(0, w.Free+extra)
 			r.open += int64(r.free[g])
+		}
+		if r.free[g] > 0 {
+			r.some = append(r.some, int32(g))
 		}
 		r.room[g] = kvBudget(w.Capacity, watermark)
 		if r.room[g] != subset.Unlimited {
@@ -54,6 +58,7 @@ func (r *ranks) loadWhole(s *Snapshot) {
 
 func (r *ranks) reset(n int) {
 	r.free, r.room = sized(r.free, n), sized(r.room, n)
+	r.some = r.some[:0]
 	clear(r.free)
 	r.open, r.reserved, r.reservedFor = 0, none, none
 }

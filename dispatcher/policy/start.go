@@ -104,10 +104,10 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 
 // lowest is the open rank with the smallest load over all columns.
 func (p *evenkeel) lowest() int {
-	best := none
-	for g, free := range p.ranks.free {
-		if free > 0 && !p.start.aside[g] && (best == none || p.cols.level[g] < p.cols.level[best]) {
-			best = g
+	best, least := none, int64(0)
+	for _, rank := range p.ranks.some {
+		if g := int(rank); p.ranks.free[g] > 0 && !p.start.aside[g] && (best == none || p.cols.level[g] < least) {
+			best, least = g, p.cols.level[g]
 		}
 	}
 	return best
@@ -200,8 +200,8 @@ func (p *evenkeel) leastNow(tokens int64) int {
 		return int(h[0])
 	}
 	best := none
-	for g := range p.ranks.free {
-		if p.ranks.takes(g, tokens) && (best == none || p.lessNow(g, best)) {
+	for _, rank := range p.ranks.some {
+		if g := int(rank); p.ranks.takes(g, tokens) && (best == none || p.lessNow(g, best)) {
 			best = g
 		}
 	}
@@ -216,9 +216,9 @@ func (p *evenkeel) lessNow(a, b int) bool {
 // heapOpen puts the ranks with a free slot in a heap, least load on top.
 func (p *evenkeel) heapOpen() {
 	h := p.start.heap[:0]
-	for g, free := range p.ranks.free {
-		if free > 0 {
-			h = append(h, int32(g))
+	for _, g := range p.ranks.some {
+		if p.ranks.free[g] > 0 {
+			h = append(h, g)
 		}
 	}
 	p.start.heap = h
