@@ -399,4 +399,3 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		}
 	})
 }
-
