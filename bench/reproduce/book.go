@@ -1,0 +1,405 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"evenkeel/bench/report"
+)
+
+// block is a part of the document: a few tables that answer one question.
+type block struct {
+	name, title string
+	tables      func(*book) (string, error)
+}
+
+// blocks in the order in which they are computed, and stand in a document of
+// their own.
+var blocks = []block{
+	{"closed", "Closed loop", (*book).closedLoop},
+	{"scaling", "More ranks", (*book).scaling},
+	{"drawn", "Drawn traces", (*book).drawnTraces},
+	{"short", "Short answers", (*book).shortAnswers},
+	{"open", "Open loop", (*book).openLoop},
+	{"sweeps", "beta and gamma", (*book).sweeps},
+	{"limits", "KV limits, late telemetry", (*book).limits},
+	{"predictors", "Predictors", (*book).predictors},
+	{"reference", "Beside the reference", (*book).reference},
+	{"claims", "What should be seen", (*book).claims},
+}
+
+func blockNames() []string {
+	names := make([]string, len(blocks))
+	for i := range blocks {
+		names[i] = blocks[i].name
+	}
+	return names
+}
+
+// compared are the policies of every table.
+var compared = []string{
+	"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0:paper", "br0",
+	"brh", "brh:predictor=exact", "brh:predictor=oracle",
+	"evenkeel:mode=now", "evenkeel", "evenkeel:predictor=exact", "evenkeel:mode=oracle",
+}
+
+// The policies that others are measured by, and the product's default.
+const (
+	ours     = "evenkeel"
+	baseline = "jsq-kv"
+)
+
+// book makes the tables of one run.
+type book struct {
+	simulations
+	traces *bookSources
+	opts   options
+}
+
+const fullSeeds = 5
+
+func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) {
+	traces, err := newSources(o.traces)
+	if err != nil {
+		return nil, err
+	}
+	b := &book{traces: traces, opts: o}
+	b.simulations = simulations{ctx: ctx, seeds: fullSeeds, quick: o.quick, progress: progress, done: map[scenario]*outcome{}}
+	if o.quick {
+		b.seeds = 1
+	}
+	return b, nil
+}
+
+// notAsked stands in place of tables that need our own traces.
+const notAsked = "Not made for traces that a user gives."
+
+// write makes a block, under the command that makes it again.
+func (b *book) write(bl block) (string, error) {
+	text, err := bl.tables(b)
+	if err != nil {
+		return "", err
+	}
+	line := "go run ./bench/reproduce --only " + bl.name
+	if b.opts.quick {
+		line += " --quick"
+	}
+	for _, t := range b.opts.traces {
+		line += " " + t
+	}
+	return "`" + line + "`\n\n" + text, nil
+}
+
+// sizes are the ranks of a group that are compared.
+func (b *book) sizes() []int {
+	if b.quick {
+		return []int{4, 8, 64}
+	}
+	return []int{4, 8, 16, 32, 64}
+}
+
+// full is the widest table: a line a policy, in one scenario.
+func (b *book) full(sc scenario) (string, error) {
+	return b.fullOf(sc, compared)
+}
+
+func (b *book) fullOf(sc scenario, policies []string) (string, error) {
+	o, err := b.run(sc, policies)
+	if err != nil {
+		return "", err
+	}
+	var s strings.Builder
+	fmt.Fprintf(&s, "**%s**\n\n", sc)
+	if o.refused != "" {
+		fmt.Fprintf(&s, "Left out: %s.\n", o.refused)
+		return s.String(), nil
+	}
+	columns := []column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
+	if sc.capacity > 0 {
+		columns = append(columns, preempted)
+	}
+	t := table{head: []string{"policy"}}
+	for _, c := range columns {
+		t.head = append(t.head, c.title)
+	}
+	for _, p := range policies {
+		row := []string{"`" + p + "`"}
+		for _, c := range columns {
+			row = append(row, c.show(o.of(p, c.metric)))
+		}
+		t.add(row...)
+	}
+	s.WriteString(t.String())
+	s.WriteString(bound(o))
+	if line := b.command(sc, policies); line != "" {
+		fmt.Fprintf(&s, "\n```\n%s\n```\n", line)
+	}
+	return s.String(), nil
+}
+
+// bound says how much there was to gain over the baseline.
+func bound(o *outcome) string {
+	share, kv := o.of(baseline, report.IdleShare).Mean, o.of(baseline, report.KVShare).Mean
+	return fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can do more.\n",
+		baseline, 100*kv, 100*share, 100*share*kv)
+}
+
+func (b *book) closedLoop() (string, error) {
+	sources := append([]*source(nil), b.traces.real...)
+	if b.traces.azure200 != nil {
+		sources = append(sources, b.traces.azure200)
+	}
+	return b.fullTables(sources)
+}
+
+func (b *book) drawnTraces() (string, error) {
+	var sources []*source
+	for _, s := range b.traces.drawn {
+		if s != b.traces.code {
+			sources = append(sources, s)
+		}
+	}
+	if sources == nil {
+		return notAsked, nil
+	}
+	return b.fullTables(sources)
+}
+
+func (b *book) fullTables(sources []*source) (string, error) {
+	var parts []string
+	for _, s := range sources {
+		text, err := b.full(closed(s, 8))
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, s.describe()+".\n\n"+text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// scaling has, for each trace, a table a metric and a column a size.
+func (b *book) scaling() (string, error) {
+	var parts []string
+	for _, s := range b.traces.real {
+		text, err := b.scale(s)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+func (b *book) scale(on *source) (string, error) {
+	var (
+		outcomes []*outcome
+		heads    []string
+	)
+	text := ""
+	for _, g := range b.sizes() {
+		o, err := b.run(closed(on, g), compared)
+		if err != nil {
+			return "", err
+		}
+		if o.refused != "" {
+			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
+			continue
+		}
+		outcomes, heads = append(outcomes, o), append(heads, fmt.Sprintf("G = %d", g))
+	}
+	if outcomes == nil {
+		return text, nil
+	}
+	for _, c := range []column{imbalance, idle, throughput} {
+		t := table{head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
+		for _, p := range compared {
+			row, worst := []string{"`" + p + "`"}, 0.0
+			for _, o := range outcomes {
+				row = append(row, c.show(o.of(p, c.metric)))
+				worst = max(worst, o.of(p, report.WaitMax).Mean)
+			}
+			t.add(append(row, longestWait.alone(report.Value{Mean: worst}))...)
+		}
+		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.title, &t)
+	}
+	if line := b.command(closed(on, 8), compared); line != "" {
+		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
+		text += fmt.Sprintf("```\nfor G in %s; do %s; done\n```\n", strings.Trim(fmt.Sprint(b.sizes()), "[]"), line)
+	}
+	return text, nil
+}
+
+func (b *book) openLoop() (string, error) {
+	sources := append([]*source(nil), b.traces.real...)
+	for _, s := range b.traces.drawn {
+		if s != b.traces.code {
+			sources = append(sources, s)
+		}
+	}
+	var parts []string
+	for _, s := range sources {
+		text, err := b.openTable(s)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// rhos are the loads of an open loop.
+var rhos = []float64{0.7, 0.9}
+
+// openTable is a line a policy: what counts where arrivals do not wait for
+// answers, at both loads.
+func (b *book) openTable(on *source) (string, error) {
+	columns := []column{imbalance, idle, throughput, tpot, e2e, longestWait}
+	t := table{head: []string{"policy"}}
+	var outcomes []*outcome
+	for _, rho := range rhos {
+		o, err := b.run(open(on, 8, rho), compared)
+		if err != nil {
+			return "", err
+		}
+		if o.refused != "" {
+			return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", open(on, 8, rho), o.refused), nil
+		}
+		outcomes = append(outcomes, o)
+		for _, c := range columns {
+			t.head = append(t.head, fmt.Sprintf("%g: %s", rho, c.title))
+		}
+	}
+	for _, p := range compared {
+		row := []string{"`" + p + "`"}
+		for _, o := range outcomes {
+			for _, c := range columns {
+				v := o.of(p, c.metric)
+				if c == idle {
+					row = append(row, c.show(v))
+				} else {
+					row = append(row, c.alone(v))
+				}
+			}
+		}
+		t.add(row...)
+	}
+	text := fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s", on.name, slotsOfRank, &t)
+	if line := b.command(open(on, 8, rhos[0]), compared); line != "" {
+		line = strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1)
+		text += fmt.Sprintf("\n```\nfor RHO in %g %g; do %s; done\n```\n", rhos[0], rhos[1], line)
+	}
+	return text, nil
+}
+
+func (b *book) shortAnswers() (string, error) {
+	on := b.traces.code
+	if on == nil {
+		return notAsked, nil
+	}
+	level, err := b.fullTables([]*source{on})
+	if err != nil {
+		return "", err
+	}
+	arriving, err := b.openTable(on)
+	return level + "\n" + arriving, err
+}
+
+// sweeps go through the two weights of BR-H, crosswise around the defaults.
+func (b *book) sweeps() (string, error) {
+	var parts []string
+	for _, s := range b.traces.real {
+		t := table{head: []string{"`brh:predictor=oracle` with"}}
+		var outcomes []*outcome
+		text := ""
+		for _, g := range b.sweepSizes() {
+			o, err := b.run(closed(s, g), append(sweep(), "jsq", baseline, "pjsq-kv"))
+			if err != nil {
+				return "", err
+			}
+			if o.refused != "" {
+				text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
+				continue
+			}
+			outcomes = append(outcomes, o)
+			for _, c := range sweepColumns {
+				t.head = append(t.head, fmt.Sprintf("G = %d: %s", g, c.title))
+			}
+		}
+		for _, p := range append(sweep(), "jsq", baseline, "pjsq-kv") {
+			row := []string{"`" + strings.TrimPrefix(p, sweepOf+",") + "`"}
+			for _, o := range outcomes {
+				for _, c := range sweepColumns {
+					row = append(row, c.show(o.of(p, c.metric)))
+				}
+			}
+			t.add(row...)
+		}
+		if outcomes != nil {
+			text += t.String()
+		}
+		if line := b.command(closed(s, 8), sweep()); line != "" {
+			text += fmt.Sprintf("\n```\n%s\n```\n", line)
+		}
+		parts = append(parts, fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s", s.name, slotsOfRank, text))
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+func (b *book) sweepSizes() []int {
+	if b.quick {
+		return []int{8}
+	}
+	return []int{8, 16}
+}
+
+const sweepOf = "brh:predictor=oracle"
+
+var sweepColumns = []column{imbalance, idle, throughput, tpot, longestWait}
+
+// sweep lists the specs: beta at gamma 0.9, gamma at beta 48.
+func sweep() []string {
+	var specs []string
+	for _, beta := range []string{"8", "16", "32", "48", "64", "96"} {
+		specs = append(specs, sweepOf+",beta="+beta)
+	}
+	for _, gamma := range []string{"0.5", "0.7", "0.8", "0.95", "1"} {
+		specs = append(specs, sweepOf+",gamma="+gamma)
+	}
+	return specs
+}
+
+// limits shows what makes deciding harder: KV that runs out, and progress that is
+// seen late.
+func (b *book) limits() (string, error) {
+	policies := []string{"jsq", baseline, "pjsq-kv", "br0:paper", "br0", "brh", "evenkeel:mode=now", "evenkeel"}
+	on := b.traces.real[0]
+	tight := closed(on, 8)
+	tight.capacity = int64(max(1, tightness*slotsOfRank*resident(on)))
+	late := closed(on, 8)
+	late.stale, late.transfer = 16, 4
+	var parts []string
+	for _, sc := range []scenario{tight, late} {
+		text, err := b.fullOf(sc, policies)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// tightness is a rank's KV memory in mean loads of a rank.
+const tightness = 1.15
+
+// resident is the mean of what a running request holds, in KV tokens.
+func resident(on *source) float64 {
+	outputs, held := 0.0, 0.0
+	for _, r := range on.from.Trace.Requests {
+		s, o := float64(r.Prompt), float64(r.Output)
+		outputs += o
+		held += o*s + o*(o-1)/2
+	}
+	return held / outputs
+}

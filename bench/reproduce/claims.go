@@ -1,0 +1,321 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"evenkeel/bench/report"
+)
+
+// Verdicts on a line of algorithm 10.
+const (
+	pass     = "PASS"
+	fails    = "does not reproduce"
+	reported = "reported"
+)
+
+// claims holds every line of algorithm 10 against what was simulated, also those
+// that do not come out.
+func (b *book) claims() (string, error) {
+	var parts []string
+	for _, item := range []func() (string, error){b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds} {
+		text, err := item()
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// verdict in words.
+func verdict(ok bool) string {
+	if ok {
+		return pass
+	}
+	return "**" + fails + "**"
+}
+
+// closedLoops are all closed loops that are judged.
+func (b *book) closedLoops() []scenario {
+	var all []scenario
+	for _, s := range b.traces.real {
+		for _, g := range b.sizes() {
+			all = append(all, closed(s, g))
+		}
+	}
+	if b.traces.moon != nil {
+		all = append(all, wide(b.traces), scenario{on: b.traces.moon, ranks: 8, slots: 10, pool: poolOfRank * 8},
+			closed(b.traces.azure200, 8), closed(b.traces.azure200, 16))
+	}
+	for _, s := range b.traces.drawn {
+		all = append(all, closed(s, 8))
+	}
+	if b.traces.code != nil {
+		all = append(all, closed(b.traces.code, 64))
+	}
+	return all
+}
+
+// openLoops are all open loops that are judged.
+func (b *book) openLoops() []scenario {
+	var all []scenario
+	for _, s := range slices.Concat(b.traces.real, b.traces.drawn) {
+		for _, rho := range rhos {
+			all = append(all, open(s, 8, rho))
+		}
+	}
+	for _, s := range b.traces.real {
+		all = append(all, open(s, 32, 0.8))
+	}
+	return all
+}
+
+// ratioOf is a metric's mean under one policy over that under another.
+func (o *outcome) ratioOf(policy, other string, m report.Metric) float64 {
+	return o.of(policy, m).Mean / o.of(other, m).Mean
+}
+
+// shortestQueueLoses is line 1: BR-0 against the shortest queue.
+func (b *book) shortestQueueLoses() (string, error) {
+	t := table{head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, text: 1}
+	for _, sc := range b.closedLoops() {
+		o, err := b.run(sc, []string{"jsq", "br0"})
+		if err != nil {
+			return "", err
+		}
+		if o.refused != "" {
+			continue
+		}
+		most := 0.75
+		if sc.on == b.traces.moon {
+			most = 0.35
+		}
+		x := o.ratioOf("br0", "jsq", report.Imbalance)
+		t.add(sc.String(), fmt.Sprintf("%.2f", x), fmt.Sprintf("%.2f", most), verdict(x <= most))
+	}
+	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String(), nil
+}
+
+// lookingAheadHelps is line 2: perfect foresight against none. No gain is
+// expected on Mooncake at G = 8.
+func (b *book) lookingAheadHelps() (string, error) {
+	t := table{head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, text: 1}
+	add := func(sc scenario, judge func(x float64) string) error {
+		o, err := b.run(sc, []string{"br0", "brh:predictor=oracle"})
+		if err != nil || o.refused != "" {
+			return err
+		}
+		x := o.ratioOf("brh:predictor=oracle", "br0", report.Imbalance)
+		t.add(sc.String(), fmt.Sprintf("%.2f", x), idle.show(o.of("br0", idle.metric)), idle.show(o.of("brh:predictor=oracle", idle.metric)), judge(x))
+		return nil
+	}
+	below := func(x float64) string { return verdict(x < 1) }
+	only := func(float64) string { return reported }
+	var scenarios []scenario
+	judges := map[scenario]func(float64) string{}
+	for _, s := range b.traces.real {
+		scenarios = append(scenarios, closed(s, 8), closed(s, 64))
+		judges[closed(s, 8)], judges[closed(s, 64)] = only, below
+	}
+	if b.traces.moon != nil {
+		eight := closed(b.traces.moon, 8)
+		judges[eight] = func(x float64) string { return fmt.Sprintf("%s (no gain expected: 1.03 ± 0.1)", reported) }
+		for _, sc := range []scenario{closed(b.traces.azure200, 16), wide(b.traces)} {
+			scenarios = append(scenarios, sc)
+			judges[sc] = below
+		}
+	}
+	for _, sc := range scenarios {
+		if err := add(sc, judges[sc]); err != nil {
+			return "", err
+		}
+	}
+	return "**2. BR-H that knows every end beats BR-0 where answers are short against the horizon, or ranks many.** (Reference: 0.79 and 0.72.)\n\n" + t.String(), nil
+}
+
+// imbalanceGrows is the first half of line 3.
+func (b *book) imbalanceGrows() (string, error) {
+	t := table{head: []string{"trace", "policies whose imbalance grows with every size", "exceptions", "verdict"}, text: 2}
+	for _, s := range b.traces.real {
+		grows, but := 0, []string(nil)
+		for _, p := range compared {
+			last, steady := 0.0, true
+			for _, g := range b.sizes() {
+				o, err := b.run(closed(s, g), compared)
+				if err != nil {
+					return "", err
+				}
+				if o.refused != "" {
+					continue
+				}
+				x := o.of(p, report.Imbalance).Mean
+				steady = steady && x > last
+				last = x
+			}
+			if steady {
+				grows++
+			} else {
+				but = append(but, "`"+p+"`")
+			}
+		}
+		if but == nil {
+			but = []string{"none"}
+		}
+		t.add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
+	}
+	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s", strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t), nil
+}
+
+// weightsMatterLittle is the second half of line 3. Little means that no setting
+// costs half of what the policy brings.
+func (b *book) weightsMatterLittle() (string, error) {
+	t := table{head: []string{"closed loop", "idle over the sweep, %", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, text: 1}
+	for _, s := range b.traces.real {
+		for _, g := range b.sweepSizes() {
+			sc := closed(s, g)
+			o, err := b.run(sc, append(sweep(), baseline))
+			if err != nil {
+				return "", err
+			}
+			if o.refused != "" {
+				continue
+			}
+			lo, hi := o.of(sweep()[0], report.IdleShare), o.of(sweep()[0], report.IdleShare)
+			slow, fast := o.of(sweep()[0], report.TokensPerS), o.of(sweep()[0], report.TokensPerS)
+			for _, p := range sweep()[1:] {
+				x, y := o.of(p, report.IdleShare), o.of(p, report.TokensPerS)
+				lo.Mean, hi.Mean = min(lo.Mean, x.Mean), max(hi.Mean, x.Mean)
+				slow.Mean, fast.Mean = min(slow.Mean, y.Mean), max(fast.Mean, y.Mean)
+			}
+			t.add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), throughput.alone(slow)+" to "+throughput.alone(fast),
+				idle.show(o.of(baseline, idle.metric)), verdict(hi.Mean <= o.of(baseline, report.IdleShare).Mean/2))
+		}
+	}
+	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: with every setting it is less than half of that of `jsq-kv`.\n\n" + t.String(), nil
+}
+
+// baselinesStand is line 4.
+func (b *book) baselinesStand() (string, error) {
+	ok := slices.Contains(compared, baseline) && slices.Contains(compared, "p"+baseline) &&
+		slices.Contains(referenceRows, baseline) && slices.Contains(referenceRows, "p"+baseline)
+	return fmt.Sprintf("**4. `jsq-kv` and `pjsq-kv` stand in every table, whatever the sign:** %s.\n", verdict(ok)), nil
+}
+
+// rivals are what the default must not lose to.
+var rivals = []string{"br0", "brh"}
+
+// judged are the policies of line 5 as they ran in a scenario.
+type judged struct {
+	sc      scenario
+	o       *outcome
+	ours    string
+	rivals  []string
+	guardMs float64
+	tail    string // what the line says beside the scenario
+}
+
+// judge runs the policies of line 5; a guard of 0 is their own.
+func (b *book) judge(sc scenario, guard int) (*judged, error) {
+	j := &judged{sc: sc, ours: ours, rivals: rivals, guardMs: ownGuardMs}
+	if guard > 0 {
+		j.guardMs, j.tail = float64(guard), fmt.Sprintf(", guard %d s", guard/1000)
+		j.rivals = make([]string, len(rivals))
+		var err error
+		for i, r := range rivals {
+			if j.rivals[i], err = guarded(r, guard); err != nil {
+				return nil, err
+			}
+		}
+		if j.ours, err = guarded(ours, guard); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	j.o, err = b.run(sc, append([]string{j.ours, baseline}, j.rivals...))
+	return j, err
+}
+
+// defaultHolds is line 5: the product's default against the rest.
+func (b *book) defaultHolds() (string, error) {
+	t := table{head: []string{
+		"load", "idle, `evenkeel`, %", "`jsq-kv`", "`br0`", "`brh`", "imbalance / `br0`", "/ `brh`", "longest wait, s", "bound, s", "verdict",
+	}, text: 1}
+	add := func(sc scenario, guard int) error {
+		j, err := b.judge(sc, guard)
+		if err != nil || j.o.refused != "" {
+			return err
+		}
+		o := j.o
+		t.add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
+			idle.show(o.of(j.rivals[0], idle.metric)), idle.show(o.of(j.rivals[1], idle.metric)),
+			fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[0], report.Imbalance)), fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[1], report.Imbalance)),
+			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(report.Value{Mean: j.waitBound()}), j.faults())
+		return nil
+	}
+	for _, sc := range slices.Concat(b.closedLoops(), b.openLoops()) {
+		if err := add(sc, 0); err != nil {
+			return "", err
+		}
+	}
+	if b.traces.moon != nil {
+		sc := wide(b.traces)
+		guard, err := b.guardOf(sc)
+		if err != nil {
+			return "", err
+		}
+		if err := add(sc, guard); err != nil {
+			return "", err
+		}
+	}
+	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; at G = 64 at most 0.75 of their imbalance. " +
+		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within 1.2 times the guard's age (30 s, or six mean waits) and a mean service time.\n\n" + t.String(), nil
+}
+
+// manyRanks is from where on imbalance must be clearly lower.
+const manyRanks = 64
+
+// faults says which parts of line 5 a load does not show.
+func (j *judged) faults() string {
+	var found []string
+	mine := j.o.of(j.ours, report.IdleShare)
+	theirs := j.o.of(baseline, report.IdleShare)
+	switch {
+	case j.sc.rho == 0 && mine.Mean > 0.7*theirs.Mean:
+		found = append(found, fmt.Sprintf("idle %.2f of `%s`", mine.Mean/theirs.Mean, baseline))
+	case j.sc.rho > 0 && above(mine, theirs):
+		found = append(found, "idles above `"+baseline+"`")
+	}
+	for i, r := range j.rivals {
+		if above(mine, j.o.of(r, report.IdleShare)) {
+			found = append(found, "idles above `"+rivals[i]+"`")
+		}
+		if x := j.o.ratioOf(j.ours, r, report.Imbalance); j.sc.ranks >= manyRanks && x > 0.75 {
+			found = append(found, fmt.Sprintf("imbalance %.2f of `%s`", x, rivals[i]))
+		}
+	}
+	if j.o.of(j.ours, report.WaitMax).Mean > j.waitBound() {
+		found = append(found, "waits too long")
+	}
+	if found == nil {
+		return pass
+	}
+	return verdict(false) + ": " + strings.Join(found, "; ")
+}
+
+// above is by more than a deviation.
+func above(x, y report.Value) bool { return x.Mean > y.Mean+max(x.SD, y.SD) }
+
+// The guard's age: max_age_ms by default, or so many mean waits where those are
+// longer.
+const (
+	ownGuardMs = 30_000
+	guardWaits = 6
+)
+
+// waitBound is how long a request may wait at most, in ms, where KV is plenty.
+func (j *judged) waitBound() float64 {
+	guard := max(j.guardMs, guardWaits*j.o.of(j.ours, report.WaitMean).Mean)
+	return 1.2*guard + j.sc.on.mean*j.o.of(j.ours, report.StepMean).Mean
+}

@@ -1,0 +1,118 @@
+// Command reproduce writes the tables of docs/policies.md: policies side by side
+// on real and drawn traces in the barrier simulator, what algorithm.md says they
+// should show, and how good the predictors are. Other traces of the same formats
+// may be given in place of the two embedded ones.
+//
+// The same program gives the same tables to the bit; nothing outside the marked
+// parts of the document changes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Where tables go: our own document, or, when it is not about our traces at full
+// length, a file that is not kept.
+const (
+	document = "docs/policies.md"
+	scratch  = "out/reproduce.md"
+)
+
+type options struct {
+	out    string
+	quick  bool
+	only   []string // blocks; nil: all
+	traces []string
+}
+
+func main() {
+	o, err := parse(os.Args[1:], os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		os.Exit(2) // flag has said why
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err = run(ctx, o, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "reproduce:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("reproduce", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.Usage = func() {
+		fmt.Fprintf(stderr, "usage: go run ./bench/reproduce [--out FILE] [--quick] [--only NAMES] [TRACE...]\n\n"+
+			"Writes the tables of %s between their markers. A file that is not there is made, with\n"+
+			"the tables alone. TRACE is Azure CSV or Mooncake JSON lines, gzipped or not, in place of the\n"+
+			"two embedded ones.\n\n", document)
+		f.PrintDefaults()
+	}
+	f.StringVar(&o.out, "out", "", "document to write (default "+document+"; "+scratch+" with --quick or TRACE)")
+	f.BoolVar(&o.quick, "quick", false, "one seed of 2,500 requests and fewer sizes, to see that it works")
+	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(blockNames(), ", "))
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	o.traces = f.Args()
+	if *only != "" {
+		o.only = strings.Split(*only, ",")
+	}
+	for _, name := range o.only {
+		if !slices.Contains(blockNames(), name) {
+			err := fmt.Errorf("--only %s: there are %s", name, strings.Join(blockNames(), ", "))
+			fmt.Fprintln(stderr, err)
+			return o, err
+		}
+	}
+	if o.out == "" {
+		o.out = document
+		if o.quick || len(o.traces) > 0 {
+			o.out = scratch
+		}
+	}
+	return o, nil
+}
+
+// run makes the tables and, when all are there, writes them.
+func run(ctx context.Context, o options, progress io.Writer) error {
+	page, err := openPage(o.out)
+	if err != nil {
+		return err
+	}
+	b, err := newBook(ctx, o, progress)
+	if err != nil {
+		return err
+	}
+	for _, bl := range blocks {
+		if o.only != nil && !slices.Contains(o.only, bl.name) {
+			continue
+		}
+		text, err := b.write(bl)
+		if err != nil {
+			return fmt.Errorf("table %s: %w", bl.name, err)
+		}
+		if err := page.set(bl, text); err != nil {
+			return err
+		}
+	}
+	if err := page.save(); err != nil {
+		return err
+	}
+	fmt.Fprintf(progress, "%s written\n", o.out)
+	return nil
+}

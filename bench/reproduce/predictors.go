@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"evenkeel/predictor"
+)
+
+// fitHorizon is the paper's, in decode steps.
+const fitHorizon = 80
+
+// predictors scores every kind on the last quarter of each trace.
+func (b *book) predictors() (string, error) {
+	var parts []string
+	for _, s := range b.traces.real {
+		text, err := b.holdOut(s)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+func (b *book) holdOut(on *source) (string, error) {
+	t := on.from.Trace
+	requests := t.Requests
+	if b.quick {
+		requests = requests[:min(len(requests), 2*quickRequests)]
+	}
+	samples := make([]predictor.Sample, len(requests))
+	for i := range samples {
+		r := &t.Requests[i]
+		samples[i] = predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.PromptKey()}
+	}
+	fmt.Fprintf(b.progress, "%s: fitting predictors\n", on.name)
+	f, err := predictor.Train(predictor.Auto, samples, predictor.Options{Horizon: fitHorizon})
+	if err != nil {
+		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err), nil
+	}
+	tab := table{head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
+	for _, c := range f.Compared {
+		name := "`" + string(c.Kind) + "`"
+		if c.Kind == f.Kind {
+			name += ", what `auto` takes"
+		}
+		tab.add(name, figure(c.AUC, 3), figure(c.Brier, 4), figure(c.ConditionalMAE, 1))
+	}
+	base := f.Holdout.Base
+	tab.add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
+	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.name, fitHorizon,
+		grouped(float64(f.Outputs.Len()), 0), grouped(float64(len(samples)-f.Outputs.Len()), 0), grouped(float64(base.Rows), 0), &tab)
+	if !b.quick {
+		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.flag, fitHorizon)
+	}
+	return text, nil
+}
+
+func figure(f predictor.Figure, digits int) string {
+	if !f.Defined() {
+		return "-"
+	}
+	return fmt.Sprintf("%.*f", digits, float64(f))
+}

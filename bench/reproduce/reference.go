@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"evenkeel/bench/report"
+	"evenkeel/dispatcher/policy"
+)
+
+// figures are idle share in percent and tokens a second.
+type figures struct{ idle, throughput float64 }
+
+// referenceRows are the policies of the reference, as a user of evenkeel writes
+// them.
+var referenceRows = []string{
+	"jsq", "jsq-kv", "pjsq-kv", "br0:paper", "br0", "brh:horizon=80", "brh:horizon=80,predictor=oracle",
+	"evenkeel:mode=now,hold=0", "evenkeel:hold=0", "evenkeel:mode=oracle,hold=0", "evenkeel",
+}
+
+// referenceRun is a scenario with the figures of an independent simulator of the
+// same model (algorithm 11), one for each of referenceRows.
+type referenceRun struct {
+	at   func(*bookSources) scenario
+	gave []figures
+}
+
+var referenceRuns = []referenceRun{
+	{
+		func(s *bookSources) scenario { return open(s.moon, 8, 0.7) },
+		[]figures{{35.8, 932}, {20.9, 933}, {21.6, 933}, {32.4, 934}, {21.6, 933}, {21.2, 933}, {21.2, 933}, {20.7, 933}, {20.9, 933}, {19.2, 933}, {17.5, 933}},
+	},
+	{
+		func(s *bookSources) scenario { return open(s.moon, 8, 0.9) },
+		[]figures{{33.8, 1073}, {31.1, 1087}, {32.1, 1092}, {17.1, 1202}, {17.2, 1198}, {17.3, 1197}, {16.8, 1199}, {16.9, 1198}, {16.6, 1198}, {15.8, 1198}, {13.4, 1199}},
+	},
+	{
+		func(s *bookSources) scenario {
+			return scenario{on: s.moon, ranks: 8, slots: 10, pool: poolOfRank * 8}
+		},
+		[]figures{{38.0, 818}, {32.8, 830}, {37.1, 822}, {11.5, 949}, {14.3, 935}, {13.8, 937}, {13.4, 936}, {11.9, 944}, {9.9, 951}, {8.4, 958}, {9.3, 953}},
+	},
+	{
+		func(s *bookSources) scenario { return open(s.azure, 8, 0.9) },
+		[]figures{{18.9, 1941}, {13.3, 1940}, {14.1, 1942}, {14.1, 1943}, {11.5, 1943}, {11.9, 1943}, {12.6, 1943}, {11.4, 1943}, {11.1, 1943}, {9.8, 1943}, {9.9, 1946}},
+	},
+	{
+		func(s *bookSources) scenario { return closed(s.azure200, 16) },
+		[]figures{{10.1, 4301}, {10.0, 4301}, {10.5, 4299}, {7.0, 4312}, {7.0, 4312}, {6.4, 4314}, {5.6, 4317}, {7.3, 4311}, {6.3, 4315}, {6.2, 4315}, {6.3, 4314}},
+	},
+	{
+		wide,
+		[]figures{{49.0, 7719}, {34.5, 8489}, {49.2, 7695}, {18.7, 9893}, {20.0, 9811}, {20.2, 9805}, {14.8, 10110}, {8.9, 10392}, {6.7, 10525}, {5.9, 10577}, {5.6, 10612}},
+	},
+}
+
+// wide is a group of 64 with the reference's pool, half as long as ours is for
+// fewer ranks.
+func wide(s *bookSources) scenario {
+	return scenario{on: s.moon, ranks: 64, slots: slotsOfRank, pool: 2 * 64}
+}
+
+// referenceGuard is from which wait on the reference serves an entry first, in
+// steps; evenkeel's guard counts milliseconds.
+const referenceGuard = 1000
+
+// guarded gives a policy that has a guard another age for it.
+func guarded(name string, ms int) (string, error) {
+	spec, err := policy.ParseSpec(name)
+	if err != nil || !spec.Takes("max_age_ms") {
+		return name, err
+	}
+	_, err = spec.With("max_age_ms", strconv.Itoa(ms))
+	if strings.Contains(name, "=") {
+		return fmt.Sprintf("%s,max_age_ms=%d", name, ms), err
+	}
+	return fmt.Sprintf("%s:max_age_ms=%d", name, ms), err
+}
+
+// guardOf is the reference's guard in a scenario, in ms by its mean step.
+func (b *book) guardOf(sc scenario) (int, error) {
+	o, err := b.run(sc, []string{ours})
+	if err != nil || o.refused != "" {
+		return 0, err
+	}
+	return 1000 * int(math.Round(referenceGuard*o.of(ours, report.StepMean).Mean/1000)), nil
+}
+
+func (b *book) reference() (string, error) {
+	if b.traces.moon == nil {
+		return notAsked, nil
+	}
+	var parts []string
+	for _, r := range referenceRuns {
+		text, err := b.besideReference(r)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+func (b *book) besideReference(r referenceRun) (string, error) {
+	sc := r.at(b.traces)
+	guard, err := b.guardOf(sc)
+	if err != nil {
+		return "", err
+	}
+	policies := make([]string, len(referenceRows))
+	for i, p := range referenceRows {
+		if policies[i], err = guarded(p, guard); err != nil {
+			return "", err
+		}
+	}
+	o, err := b.run(sc, policies)
+	if err != nil {
+		return "", err
+	}
+	if o.refused != "" {
+		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
+	}
+	t := table{head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
+	for i, p := range policies {
+		t.add("`"+referenceRows[i]+"`", idle.show(o.of(p, idle.metric)), fmt.Sprintf("%.1f", r.gave[i].idle),
+			throughput.show(o.of(p, throughput.metric)), grouped(r.gave[i].throughput, 0),
+			imbalance.show(o.of(p, imbalance.metric)), longestWait.show(o.of(p, longestWait.metric)))
+	}
+	text := fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s", sc, referenceGuard, guard, &t)
+	if line := b.command(sc, policies); line != "" {
+		text += fmt.Sprintf("\n```\n%s\n```\n", line)
+	}
+	return text, nil
+}
