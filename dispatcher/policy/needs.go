@@ -42,6 +42,10 @@ func Held(p Policy) int {
 // auto as a horizon or a discount stands for one that follows the mean output.
 const auto = -1
 
+// treeHorizon is what predictor=learned looks ahead unless told otherwise: the
+// horizon that trees are fitted for by default (algorithm 5.3).
+const treeHorizon = 80
+
 // maxHorizon bounds what a user may ask for; scratch grows with it.
 const maxHorizon = 512
 

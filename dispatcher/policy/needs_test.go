@@ -73,3 +73,19 @@ func TestHowFarAheadFollowsTheOutputs(t *testing.T) {
 	require.Equal(t, 80, horizonFor(auto, nil))
 	require.Equal(t, 0.95, gammaFor(auto, nil))
 }
+
+func TestTreesKeepTheirHorizon(t *testing.T) {
+	short := outputs(40) // horizon=auto would look 10 steps ahead
+	for _, tc := range []struct {
+		spec string
+		want int
+	}{
+		{"brh", 10},
+		{"brh:predictor=learned", 80},
+		{"brh:predictor=learned,horizon=20", 20},
+	} {
+		p, err := Parse(tc.spec)
+		require.NoError(t, err)
+		require.Equal(t, tc.want, NeedsOf(p, short).Horizon, tc.spec)
+	}
+}

@@ -92,8 +92,12 @@ func newBR0(name string, v *settings) Policy {
 
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
+	horizon := v.horizon
+	if v.predictor == "learned" && horizon == auto {
+		horizon = treeHorizon // trees answer for one horizon only: it must not move
+	}
 	p.ahead = &ahead{
-		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
+		horizon: horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
 		want: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
 	return p
