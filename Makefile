@@ -45,6 +45,10 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./... | tee bench/out/bench.txt
 
+.PHONY: reproduce
+reproduce: ## the tables of docs/policies.md, 5 minutes; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
+	go run ./bench/reproduce $(TRACES)
+
 .PHONY: bench-relay
 bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory
 	go run ./bench/relay

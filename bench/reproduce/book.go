@@ -58,7 +58,11 @@ type book struct {
 	opts   options
 }
 
-const fullSeeds = 5
+// A quick run has one seed, of requests that fill 64 ranks of 16 slots twice.
+const (
+	fullSeeds     = 5
+	quickRequests = 2500
+)
 
 func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) {
 	traces, err := newSources(o.traces)
@@ -66,9 +70,9 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 		return nil, err
 	}
 	b := &book{traces: traces, opts: o}
-	b.simulations = simulations{ctx: ctx, seeds: fullSeeds, quick: o.quick, progress: progress, done: map[scenario]*outcome{}}
+	b.simulations = simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[scenario]*outcome{}}
 	if o.quick {
-		b.seeds = 1
+		b.seeds, b.most = 1, quickRequests
 	}
 	return b, nil
 }
@@ -94,7 +98,7 @@ func (b *book) write(bl block) (string, error) {
 
 // sizes are the ranks of a group that are compared.
 func (b *book) sizes() []int {
-	if b.quick {
+	if b.opts.quick {
 		return []int{4, 8, 64}
 	}
 	return []int{4, 8, 16, 32, 64}
@@ -348,7 +352,7 @@ func (b *book) sweeps() (string, error) {
 }
 
 func (b *book) sweepSizes() []int {
-	if b.quick {
+	if b.opts.quick {
 		return []int{8}
 	}
 	return []int{8, 16}

@@ -126,6 +126,9 @@ func (b *book) lookingAheadHelps() (string, error) {
 			scenarios = append(scenarios, sc)
 			judges[sc] = below
 		}
+		short := closed(b.traces.code, 8)
+		scenarios = append(scenarios, short)
+		judges[short] = only
 	}
 	for _, sc := range scenarios {
 		if err := add(sc, judges[sc]); err != nil {

@@ -90,16 +90,21 @@ func parse(args []string, stderr io.Writer) (options, error) {
 
 // run makes the tables and, when all are there, writes them.
 func run(ctx context.Context, o options, progress io.Writer) error {
-	page, err := openPage(o.out)
-	if err != nil {
-		return err
-	}
 	b, err := newBook(ctx, o, progress)
 	if err != nil {
 		return err
 	}
+	return b.fill(o.out, o.only)
+}
+
+// fill writes blocks into a document; nil is all of them.
+func (b *book) fill(path string, only []string) error {
+	page, err := openPage(path)
+	if err != nil {
+		return err
+	}
 	for _, bl := range blocks {
-		if o.only != nil && !slices.Contains(o.only, bl.name) {
+		if only != nil && !slices.Contains(only, bl.name) {
 			continue
 		}
 		text, err := b.write(bl)
@@ -113,6 +118,6 @@ func run(ctx context.Context, o options, progress io.Writer) error {
 	if err := page.save(); err != nil {
 		return err
 	}
-	fmt.Fprintf(progress, "%s written\n", o.out)
+	fmt.Fprintf(b.progress, "%s written\n", path)
 	return nil
 }

@@ -13,14 +13,16 @@ import (
 // never touched.
 type page struct {
 	path, text string
-	bare       bool // nothing was there: tables stand in order, each under its title
 }
+
+// bareTitle begins a document that has nothing but tables.
+const bareTitle = "# Policies side by side\n"
 
 func openPage(path string) (*page, error) {
 	text, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return &page{path: path, text: "# Policies side by side\n", bare: true}, nil
+		return &page{path: path, text: bareTitle}, nil
 	case err != nil:
 		return nil, err
 	}
@@ -33,12 +35,12 @@ func closing(name string) string { return "<!-- end of " + name + " -->\n" }
 // set puts a block between its markers.
 func (p *page) set(bl block, text string) error {
 	text = strings.TrimSpace(text) + "\n"
-	if p.bare {
+	before, rest, found := strings.Cut(p.text, opening(bl.name))
+	_, after, closed := strings.Cut(rest, closing(bl.name))
+	if !found && strings.HasPrefix(p.text, bareTitle) {
 		p.text += "\n## " + bl.title + "\n\n" + opening(bl.name) + text + closing(bl.name)
 		return nil
 	}
-	before, rest, found := strings.Cut(p.text, opening(bl.name))
-	_, after, closed := strings.Cut(rest, closing(bl.name))
 	if !found || !closed {
 		return fmt.Errorf("%s has no place for the table: put the lines %q and %q there, or write to a file that does not exist", p.path,
 			strings.TrimSpace(opening(bl.name)), strings.TrimSpace(closing(bl.name)))

@@ -26,12 +26,12 @@ func (b *book) predictors() (string, error) {
 func (b *book) holdOut(on *source) (string, error) {
 	t := on.from.Trace
 	requests := t.Requests
-	if b.quick {
-		requests = requests[:min(len(requests), 2*quickRequests)]
+	if b.most > 0 {
+		requests = requests[:min(len(requests), 2*b.most)]
 	}
 	samples := make([]predictor.Sample, len(requests))
 	for i := range samples {
-		r := &t.Requests[i]
+		r := &requests[i]
 		samples[i] = predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.PromptKey()}
 	}
 	fmt.Fprintf(b.progress, "%s: fitting predictors\n", on.name)
@@ -51,7 +51,7 @@ func (b *book) holdOut(on *source) (string, error) {
 	tab.add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
 	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.name, fitHorizon,
 		grouped(float64(f.Outputs.Len()), 0), grouped(float64(len(samples)-f.Outputs.Len()), 0), grouped(float64(base.Rows), 0), &tab)
-	if !b.quick {
+	if !b.opts.quick {
 		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.flag, fitHorizon)
 	}
 	return text, nil

@@ -101,23 +101,17 @@ func (o *outcome) of(policy string, m report.Metric) report.Value { return o.met
 type simulations struct {
 	ctx      context.Context
 	seeds    int
-	quick    bool
+	most     int // requests of a seed; 0: all there are
 	progress io.Writer
 	done     map[scenario]*outcome
 }
 
-// quickRequests are enough to fill 64 ranks of 16 slots twice.
-const quickRequests = 2500
-
 // requests of a seed; 0 is all there are.
 func (s *simulations) requests(on *source) int {
-	if !s.quick {
+	if t := on.from.Trace; t != nil && s.most > len(t.Requests)/2 {
 		return 0
 	}
-	if t := on.from.Trace; t != nil {
-		return min(quickRequests, len(t.Requests)-min(2000, len(t.Requests)/4))
-	}
-	return quickRequests
+	return s.most
 }
 
 // run simulates what of the policies was not simulated yet.

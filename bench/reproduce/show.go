@@ -20,9 +20,9 @@ var (
 	spread      = column{report.MaxMinusMin, "max - min, 1,000 tokens", 1e-3, -1}
 	idle        = column{report.IdleShare, "idle, %", 100, 1}
 	throughput  = column{report.TokensPerS, "tokens/s", 1, 0}
-	tpot        = column{report.TPOTP95, "TPOT p95, ms", 1, 0}
+	tpot        = column{report.TPOTP95, "TPOT p95, ms", 1, 1}
 	ttft        = column{report.TTFTP99, "TTFT p99, s", 1e-3, 1}
-	e2e         = column{report.E2EP99, "E2E p99, s", 1e-3, 0}
+	e2e         = column{report.E2EP99, "E2E p99, s", 1e-3, 1}
 	meanWait    = column{report.WaitMean, "mean wait, s", 1e-3, 1}
 	longestWait = column{report.WaitMax, "longest wait, s", 1e-3, 0}
 	preempted   = column{report.Preempted, "preempted", 1, 0}
