@@ -24,6 +24,7 @@ type board struct {
 	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
 	groups []*group        // present ranks only, ascending lowest ID
 	up     int             // present ranks that take work
+	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
 	largest int64
 	ledger  ledger
@@ -152,6 +153,25 @@ func (b *board) expire(now time.Time) {
 		_, why := e.Expiry()
 		b.answer(e, Result{Err: why})
 		b.expired[i] = nil
+	}
+}
+
+// outageGrace is how long those that wait outlast an outage of all ranks. An
+// engine that is gone for longer restarts, which takes minutes: its clients had
+// better know.
+const outageGrace = 10 * time.Second
+
+// outage ends the waits that no rank will end.
+func (b *board) outage(now time.Time) {
+	switch {
+	case b.up > 0:
+		b.downTo = time.Time{}
+	case b.downTo.IsZero():
+		b.downTo = now.Add(outageGrace)
+	case !now.Before(b.downTo):
+		for len(b.pool.Entries()) > 0 {
+			b.fail(b.pool.Entries()[0], ErrNoWorkers)
+		}
 	}
 }
 

@@ -58,6 +58,29 @@ func TestThoseThatWaitOutlastAnOutage(t *testing.T) {
 	w.slotNow(t)
 }
 
+func TestThoseThatWaitAreToldOfALongOutage(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(1, 1, 0)
+	h.fleet(ws)
+	h.put(pool.Entry{Prompt: 5}).slotNow(t)
+	w := h.put(pool.Entry{Prompt: 5})
+
+	ws[0].Up = false
+	h.fleet(ws)
+	require.Equal(t, h.at.Add(outageGrace), h.next(), "the loop wakes by itself")
+	h.pass(outageGrace - 1)
+	require.True(t, w.waits())
+	h.pass(1)
+	require.ErrorIs(t, w.errNow(t), ErrNoWorkers)
+	require.Zero(t, h.next(), "nobody waits any more")
+
+	ws[0].Up = true
+	h.fleet(ws)
+	w = h.put(pool.Entry{Prompt: 5})
+	h.pass(2 * outageGrace)
+	require.True(t, w.waits(), "a full rank is no outage")
+}
+
 func TestARankKeepsItsLoadWhileItIsAway(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 1, 0))

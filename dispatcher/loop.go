@@ -135,7 +135,11 @@ func (l *loop) turn(queue []command, now time.Time) {
 func (l *loop) next() time.Time {
 	var next time.Time
 	for _, b := range l.boards {
-		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.pool.NextDeadline()} {
+		outage := b.downTo
+		if b.pool.Len() == 0 {
+			outage = time.Time{} // nobody waits for its end
+		}
+		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.pool.NextDeadline(), outage} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}

@@ -24,6 +24,7 @@ const guardWaits = 6
 // turn ends the waits that are over and decides, if anything happened that may
 // let an entry in.
 func (b *board) turn(now time.Time) {
+	b.outage(now)
 	b.expire(now)
 	windowOver := !b.windowEnds.IsZero() && !now.Before(b.windowEnds)
 	// What arrives while a window is open waits for its end, unless a policy
