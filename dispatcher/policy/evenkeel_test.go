@@ -53,7 +53,7 @@ func TestUntilItCanLookAheadItLevelsNow(t *testing.T) {
 
 	s := l.s
 	s.Budget = fewEvaluations
-	require.Equal(t, pairs(ahead), pairs(decide(t, "evenkeel", &s)))
+	require.Equal(t, pairs(decide(t, "evenkeel:budget=500", &l.s)), pairs(decide(t, "evenkeel", &s)))
 	s.Budget--
 	require.Equal(t, pairs(decide(t, "evenkeel:mode=now,budget=499", &s)), pairs(decide(t, "evenkeel", &s)), "ticks are too dear")
 	s.Budget = 0

@@ -65,7 +65,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.queues && isOverdue(s, e) {
+			if !p.queues && isOverdue(s, 1, e) {
 				p.ranks.reserve(s, i)
 			}
 			continue

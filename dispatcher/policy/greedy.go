@@ -98,7 +98,7 @@ func (p *greedy) takeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 // serveOverdue is stage 0: entries that waited too long choose their rank
 // (algorithm 4.3).
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
-	p.late = overdue(s, p.late[:0])
+	p.late = overdue(s, 1, p.late[:0])
 	for _, w := range p.late {
 		if p.ranks.open == 0 {
 			break

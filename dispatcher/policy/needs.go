@@ -42,6 +42,32 @@ func Held(p Policy) int {
 // auto as a horizon or a discount stands for one that follows the mean output.
 const auto = -1
 
+// ageWeightFor resolves age_weight=auto, in tokens a step of waiting: a share of
+// what a request holds, or the age of short prompts would drown their balance
+// and that of long ones count for nothing.
+func ageWeightFor(weight float64, s *Snapshot) float64 {
+	if weight != auto {
+		return weight
+	}
+	tokens, requests := int64(0), 0
+	for i := range s.Workers {
+		tokens += s.Workers[i].KVTokens()
+		requests += len(s.Workers[i].Running)
+	}
+	if requests == 0 {
+		for i := range s.Pool {
+			tokens += int64(s.Pool[i].Prompt)
+		}
+		requests = len(s.Pool)
+	}
+	return float64(tokens) / float64(max(1, requests)) / ageShare
+}
+
+// ageShare of the tokens that a request holds is what a step of its waiting is
+// worth: about 10 tokens on Azure's conversations and 110 on Mooncake's, each
+// the best of what was tried there (docs/policies.md).
+const ageShare = 120
+
 // treeHorizon is what predictor=learned looks ahead unless told otherwise: the
 // horizon that trees are fitted for by default (algorithm 5.3).
 const treeHorizon = 80

@@ -39,7 +39,7 @@ type settings struct {
 	refill     int
 	mix        bool // objective
 	kappa      float64
-	ageWeight  float64
+	ageWeight  float64 // or auto
 	hold       float64
 	holdSteps  float64
 }
@@ -148,27 +148,7 @@ var allSettings = []setting{
 	},
 	numberSetting("alpha", 1e6, func(v *settings) *float64 { return &v.alpha }),
 	numberSetting("beta", 1e6, func(v *settings) *float64 { return &v.beta }),
-	{
-		"gamma",
-		func(v *settings, text string) error {
-			if text == "auto" {
-				v.gamma = auto
-				return nil
-			}
-			x, ok := number(text, 1)
-			if !ok {
-				return errors.New("want auto or a number from 0 to 1")
-			}
-			v.gamma = x
-			return nil
-		},
-		func(v *settings) string {
-			if v.gamma == auto {
-				return "auto"
-			}
-			return strconv.FormatFloat(v.gamma, 'g', -1, 64)
-		},
-	},
+	autoSetting("gamma", 1, func(v *settings) *float64 { return &v.gamma }),
 	{
 		"predictor",
 		func(v *settings, text string) error {
@@ -203,7 +183,7 @@ var allSettings = []setting{
 		func(v *settings) string { return word(v.mix, "max", "mix") },
 	},
 	numberSetting("kappa", 1, func(v *settings) *float64 { return &v.kappa }),
-	numberSetting("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
+	autoSetting("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
 	numberSetting("hold", 100, func(v *settings) *float64 { return &v.hold }),
 	numberSetting("hold_steps", 1e6, func(v *settings) *float64 { return &v.holdSteps }),
 	{
@@ -256,6 +236,30 @@ func numberSetting(key string, most float64, field func(*settings) *float64) set
 			return nil
 		},
 		func(v *settings) string { return strconv.FormatFloat(*field(v), 'g', -1, 64) },
+	}
+}
+
+// autoSetting is a numberSetting that may also follow what the policy sees.
+func autoSetting(key string, most float64, field func(*settings) *float64) setting {
+	plain := numberSetting(key, most, field)
+	return setting{
+		key,
+		func(v *settings, text string) error {
+			if text == "auto" {
+				*field(v) = auto
+				return nil
+			}
+			if plain.parse(v, text) != nil {
+				return errors.New("want auto or a number from 0 to " + strconv.FormatFloat(most, 'f', -1, 64))
+			}
+			return nil
+		},
+		func(v *settings) string {
+			if *field(v) == auto {
+				return "auto"
+			}
+			return plain.show(v)
+		},
 	}
 }
 

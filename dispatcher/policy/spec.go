@@ -27,8 +27,8 @@ var lookingAhead = with(standard, func(v *settings) {
 
 var joint = with(standard, func(v *settings) {
 	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeSampled, 4, 64, auto, "survival"
-	v.candidates, v.budget, v.pairs, v.refill = 32, 4000, 24, 200
-	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.3, 100, 0.5, 20
+	v.candidates, v.budget, v.pairs, v.refill = 64, 4000, 24, 200
+	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.3, auto, 0.5, 20
 })
 
 // forms in the order in which they are listed to a user.

@@ -19,14 +19,20 @@ type ranked struct {
 	who  int32
 }
 
+// jointPatience is how many guard ages an entry waits before it is placed
+// wherever it does least harm. Until then it is a candidate like the others,
+// only older: with many ranks and few free slots a tick, the next ticks have a
+// better place for it. Within what algorithm 10.5 allows the longest wait.
+const jointPatience = 1.2
+
 // place makes the first, good placement of the round (algorithm 6.3, step 1):
 // the overdue entries, then as many of the others as there are slots. An overdue
 // entry that fits nowhere keeps a rank closed.
 func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
-	p.late = overdue(s, p.late[:0])
-	p.pick.begin(s, &p.look, p.set.ageWeight, p.stepMs(s))
+	p.late = overdue(s, jointPatience, p.late[:0])
+	p.pick.begin(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	p.pick.choose(s, p.late, &p.ranks, n, p.set.candidates)
 
 	fill := p.longestFirst
