@@ -1,0 +1,149 @@
+// Package certs makes TLS configurations of files: certificates that are read
+// again when their files change, and what engines are trusted by.
+package certs
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+// Pair is a certificate with its key, as two PEM files hold them. Handshakes
+// take whatever was read last; connections keep what they began with.
+type Pair struct {
+	certFile, keyFile string
+	seen              [2][]byte // contents tried last; Reload's alone
+	current           atomic.Pointer[tls.Certificate]
+}
+
+// Load reads both files.
+func Load(certFile, keyFile string) (*Pair, error) {
+	p := &Pair{certFile: certFile, keyFile: keyFile}
+	if _, err := p.Reload(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Reload reads the files again if they changed, which it tells by their
+// contents: they are small, and some tools keep a file's time when they replace
+// it. Files that cannot be used are an error once, and what was read before
+// stays in force: between the writing of one file and the other they do not
+// match. Call it from one goroutine.
+func (p *Pair) Reload() (changed bool, err error) {
+	var now [2][]byte
+	for i, file := range []string{p.certFile, p.keyFile} {
+		if now[i], err = os.ReadFile(file); err != nil {
+			return false, p.missing(fmt.Errorf("certificate: %w", err))
+		}
+	}
+	if p.same(now) {
+		return false, nil
+	}
+	p.seen = now
+	cert, err := parse(now[0], now[1])
+	if err != nil {
+		return false, fmt.Errorf("certificate %s with key %s: %w", p.certFile, p.keyFile, err)
+	}
+	p.current.Store(&cert)
+	return true, nil
+}
+
+func (p *Pair) same(now [2][]byte) bool {
+	return p.seen[0] != nil && bytes.Equal(p.seen[0], now[0]) && bytes.Equal(p.seen[1], now[1])
+}
+
+// missing tells of a file that cannot be read the first time only.
+func (p *Pair) missing(err error) error {
+	nothing := [2][]byte{{}, {}}
+	if p.same(nothing) {
+		return nil
+	}
+	p.seen = nothing
+	return err
+}
+
+// Leaf is the certificate handshakes present now.
+func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
+
+// Server returns the configuration of a listener: TLS 1.2 at least, HTTP/1.1
+// only, as that is all that is spoken behind it.
+func (p *Pair) Server() *tls.Config {
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		NextProtos:     []string{"http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.current.Load(), nil },
+	}
+}
+
+// Client returns the configuration of calls to an engine. caFile replaces the
+// system's authorities, certFile and keyFile answer an engine that asks who
+// calls; each may be empty.
+//
+// Our own certificate is read again for every handshake, of which there are
+// few: connections are kept.
+func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
+	c := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
+	if caFile != "" {
+		pem, err := os.ReadFile(caFile)
+		if err != nil {
+			return nil, fmt.Errorf("ca_file: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca_file %s holds no certificate in PEM; write the authority that signed the engines' certificates", caFile)
+		}
+	}
+	if certFile == "" {
+		return c, nil
+	}
+	first, err := load(certFile, keyFile)
+	if err != nil {
+		return nil, err
+	}
+	var last atomic.Pointer[tls.Certificate]
+	last.Store(&first)
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if cert, err := load(certFile, keyFile); err == nil { // else they are being replaced: the engine judges the old one
+			last.Store(&cert)
+		}
+		return last.Load(), nil
+	}
+	return c, nil
+}
+
+func load(certFile, keyFile string) (tls.Certificate, error) {
+	cert, err := os.ReadFile(certFile)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("cert_file: %w", err)
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("key_file: %w", err)
+	}
+	c, err := parse(cert, key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("certificate %s with key %s: %w", certFile, keyFile, err)
+	}
+	return c, nil
+}
+
+// parse refuses a certificate that nobody would accept any more.
+func parse(certPEM, keyPEM []byte) (tls.Certificate, error) {
+	cert, err := tls.X509KeyPair(certPEM, keyPEM)
+	switch {
+	case err != nil:
+		return cert, fmt.Errorf("%w; both must be PEM, the key unencrypted and the certificate's own", err)
+	case time.Now().After(cert.Leaf.NotAfter):
+		return cert, fmt.Errorf("%w on %s; renew it", ErrExpired, cert.Leaf.NotAfter.Format(time.DateOnly))
+	}
+	return cert, nil
+}
+
+// ErrExpired is a certificate past its last day.
+var ErrExpired = errors.New("the certificate expired")
