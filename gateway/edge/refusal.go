@@ -49,6 +49,9 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusa
 
 // answerJSON is the default Answer: OpenAI's error object.
 func answerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
+	if r.Status == fasthttp.StatusUnauthorized {
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+	}
 	ctx.SetStatusCode(r.Status)
 	ctx.SetContentType("application/json")
 	ctx.SetBody(errorJSON(r))
@@ -62,7 +65,10 @@ func errorJSON(r Refusal) []byte {
 		Code    string  `json:"code"`
 	}
 	kind := "invalid_request_error"
-	if r.Status >= 500 {
+	switch {
+	case r.Status == fasthttp.StatusUnauthorized:
+		kind = "authentication_error"
+	case r.Status >= 500:
 		kind = "server_error"
 	}
 	b, err := json.Marshal(struct {

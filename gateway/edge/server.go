@@ -18,6 +18,11 @@ type Options struct {
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // default: none
 
+	// Stranger, if set, tells from the head alone that a request will be refused,
+	// and how; nil lets it pass. A body of more than 4 KiB is then not read: else
+	// anybody could have MaxBody of memory on each connection.
+	Stranger func(h *fasthttp.RequestHeader) *Refusal
+
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
 	MaxBody int // bytes of body (32 MiB, contract 10); more: 413
 
@@ -68,7 +73,8 @@ func NewServer(o Options) *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler: o.guard,
 		HeaderReceived: func(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-			return fasthttp.RequestConfig{ReadTimeout: o.uploadTime(h)}
+			limit := o.maxBody(h)
+			return fasthttp.RequestConfig{ReadTimeout: o.uploadTime(h, limit), MaxRequestBodySize: limit}
 		},
 		ErrorHandler:       o.refuse,
 		ReadBufferSize:     o.MaxHead,
@@ -117,18 +123,41 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 // connection is closed after it.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, err error) {
 	r := refusalOf(ctx, err, o.MaxHead, o.MaxBody)
+	if stranger := o.stranger(&ctx.Request.Header); stranger != nil && r.Status == fasthttp.StatusRequestEntityTooLarge {
+		r = *stranger
+	}
 	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
 		c.linger.Store(true) // it may be sending still
 	}
 	o.Answer(ctx, r)
 }
 
+// strangerBody is what is read of a body whose request will be refused: enough
+// to answer an honest mistake without closing the connection.
+const strangerBody = 4 << 10
+
+// maxBody bounds the body of one request. Only those that may be large are
+// looked at twice.
+func (o *Options) maxBody(h *fasthttp.RequestHeader) int {
+	if size := h.ContentLength(); size != -1 && size <= strangerBody || o.stranger(h) == nil {
+		return o.MaxBody
+	}
+	return min(strangerBody, o.MaxBody)
+}
+
+func (o *Options) stranger(h *fasthttp.RequestHeader) *Refusal {
+	if o.Stranger == nil {
+		return nil
+	}
+	return o.Stranger(h)
+}
+
 // uploadTime is ReadTimeout plus what the body takes at the slowest rate we accept.
-func (o *Options) uploadTime(h *fasthttp.RequestHeader) time.Duration {
+func (o *Options) uploadTime(h *fasthttp.RequestHeader, maxBody int) time.Duration {
 	size := h.ContentLength()
 	switch {
-	case size == -1 || size > o.MaxBody: // chunked, or refused in a moment
-		size = o.MaxBody
+	case size == -1 || size > maxBody: // chunked, or refused in a moment
+		size = maxBody
 	case size < 0: // no body
 		size = 0
 	}

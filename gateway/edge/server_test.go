@@ -138,6 +138,55 @@ func TestABodyTooBigIsRefused(t *testing.T) {
 	require.Equal(t, "hello", body, "the limit itself is allowed")
 }
 
+// Whoever has no key gets no memory: a large body is refused from its head.
+func TestTheBodyOfAStrangerIsNotRead(t *testing.T) {
+	const sent = 4 << 20
+	stranger := func(h *fasthttp.RequestHeader) *Refusal {
+		if string(h.Peek("Authorization")) == "Bearer ek-known" {
+			return nil
+		}
+		return &Refusal{Status: 401, Code: "invalid_api_key", Message: "who are you"}
+	}
+	handled := make(chan int, 1)
+	o := Options{Stranger: stranger, MaxBody: sent, Handler: func(ctx *fasthttp.RequestCtx) {
+		handled <- len(ctx.PostBody())
+		hello(ctx)
+	}}
+	announced := fmt.Sprintf("Content-Length: %d\r\n\r\n", sent)
+	for _, tt := range []struct{ name, head, body string }{
+		{"announced, not a byte sent", announced, ""},
+		{"announced and sent", announced, strings.Repeat("a", sent)},
+		{"in chunks", "Transfer-Encoding: chunked\r\n\r\n", strings.Repeat("400\r\n"+strings.Repeat("a", 1024)+"\r\n", sent/1024)},
+		{"with Expect", "Expect: 100-continue\r\n" + announced, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := serve(t, o, ListenOptions{}).dial(t)
+			c.send(t, post+tt.head+tt.body)
+			if strings.HasPrefix(tt.head, "Expect") {
+				line, err := c.br.ReadString('\n')
+				require.NoError(t, err)
+				require.Contains(t, line, "100")
+				_, err = c.br.ReadString('\n')
+				require.NoError(t, err)
+			}
+			status, code := c.errorOf(t)
+			require.Equal(t, 401, status)
+			require.Equal(t, "invalid_api_key", code)
+			require.Empty(t, handled)
+		})
+	}
+
+	c := serve(t, o, ListenOptions{}).dial(t)
+	c.send(t, post+"Authorization: Bearer ek-known\r\n"+announced+strings.Repeat("a", sent))
+	_, body := c.answer(t)
+	require.Equal(t, "hello", body)
+	require.Equal(t, sent, <-handled)
+	c.send(t, post+"Content-Length: 2\r\n\r\nab")
+	_, body = c.answer(t)
+	require.Equal(t, "hello", body, "a small one is the handler's to refuse, and the connection stays")
+	require.Equal(t, 2, <-handled)
+}
+
 func TestSlowRequestsTimeOut(t *testing.T) {
 	for _, tt := range []struct{ name, in, drip string }{
 		{"half a head", "GET / HTTP/1.1\r\nHo", ""},
@@ -208,7 +257,7 @@ func TestBigUploadsGetMoreTime(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var h fasthttp.RequestHeader
 			h.SetContentLength(tt.length)
-			require.Equal(t, tt.want, o.uploadTime(&h))
+			require.Equal(t, tt.want, o.uploadTime(&h, o.MaxBody))
 		})
 	}
 }

@@ -76,10 +76,7 @@ func Parse(path string, src []byte) (*Set, error) {
 			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
-		k := Key{Name: e.Name, Trusted: e.Trusted, MaxConcurrent: e.MaxConcurrent}
-		if k.MaxConcurrent > 0 {
-			k.running = new(atomic.Int64)
-		}
+		k := Key{Name: e.Name, Trusted: e.Trusted, MaxConcurrent: e.MaxConcurrent, running: new(atomic.Int64)}
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil

@@ -22,7 +22,7 @@ func WriteNew(out io.Writer, name string, trusted bool) error {
 	key := Generate()
 	_, err := fmt.Fprintf(out, `# Give this to the caller; it is shown only once:
 #   %s
-# Append this to the key file, below "keys:", and restart:
+# Append this to the key file, below "keys:"; it is read again within seconds:
   - name: %s
     sha256: %s
     trusted: %t

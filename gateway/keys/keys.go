@@ -7,7 +7,7 @@
 //	  - name: research            # in logs and metrics; unique
 //	    sha256: 9f86d081...       # 64 hex digits, of the whole key; unique
 //	    trusted: true             # may send x-evenkeel-* headers (default false)
-//	    max_concurrent: 64        # requests at once, 429 beyond (default 0: no limit)
+//	    max_concurrent: 64        # answers at once, 429 beyond (default 0: no limit); n: 4 counts as four
 //
 // `evenkeel keys new` makes a key and the entry for it. Keys made so have 256
 // random bits, which is why one plain hash is enough: there is nothing to
@@ -28,26 +28,26 @@ type Key struct {
 	Trusted       bool
 	MaxConcurrent int // 0: no limit
 
-	running *atomic.Int64 // shared by all copies of the Key; nil without a limit
+	running *atomic.Int64 // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
 }
 
-// Acquire books a request of this key; false when MaxConcurrent are running:
-// answer 429. Every true is followed by one Release.
-func (k Key) Acquire() bool {
+// Acquire books n more answers for this key; false when that makes more than
+// MaxConcurrent: answer 429. What was booked is given back by Release.
+func (k Key) Acquire(n int) bool {
 	if k.running == nil {
 		return true
 	}
-	if k.running.Add(1) > int64(k.MaxConcurrent) {
-		k.running.Add(-1)
+	if now := k.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
+		k.running.Add(-int64(n))
 		return false
 	}
 	return true
 }
 
-// Release ends what Acquire allowed.
-func (k Key) Release() {
+// Release gives n answers back that Acquire booked.
+func (k Key) Release(n int) {
 	if k.running != nil {
-		k.running.Add(-1)
+		k.running.Add(-int64(n))
 	}
 }
 
@@ -63,6 +63,21 @@ func (s *Set) Required() bool { return s.required }
 
 // Len returns the number of keys.
 func (s *Set) Len() int { return len(s.keys) }
+
+// Succeed takes over from old, the file's last version: a key that keeps its
+// name keeps what it has running, though its hash or its limit may be new.
+// Call it before the set is used.
+func (s *Set) Succeed(old *Set) {
+	running := make(map[string]*atomic.Int64, len(old.keys))
+	for _, k := range old.keys {
+		running[k.Name] = k.running
+	}
+	for i, k := range s.keys {
+		if r, ok := running[k.Name]; ok {
+			s.keys[i].running = r
+		}
+	}
+}
 
 // Authenticate finds the key of an Authorization header, "Bearer KEY". ok is
 // false for a missing or unknown key: answer 401. When no key is required

@@ -61,8 +61,8 @@ func TestNoFileMeansEverybodyAndNobodyTrusted(t *testing.T) {
 	k, ok := s.Authenticate(nil)
 	require.True(t, ok)
 	require.Equal(t, Key{}, k)
-	require.True(t, k.Acquire(), "no limit")
-	k.Release()
+	require.True(t, k.Acquire(1), "no limit")
+	k.Release(1)
 }
 
 func TestParseSaysWhatIsWrong(t *testing.T) {
@@ -146,7 +146,7 @@ func TestMaxConcurrentIsSharedAndHolds(t *testing.T) {
 		wg.Go(func() {
 			for range 200 {
 				k, ok := s.Authenticate([]byte("Bearer k"))
-				if !ok || !k.Acquire() {
+				if !ok || !k.Acquire(1) {
 					continue
 				}
 				select {
@@ -155,7 +155,7 @@ func TestMaxConcurrentIsSharedAndHolds(t *testing.T) {
 				default:
 					t.Error("more than max_concurrent at once")
 				}
-				k.Release()
+				k.Release(1)
 			}
 		})
 	}
@@ -163,9 +163,43 @@ func TestMaxConcurrentIsSharedAndHolds(t *testing.T) {
 
 	k, _ := s.Authenticate([]byte("Bearer k"))
 	for range limit {
-		require.True(t, k.Acquire(), "every release freed its place")
+		require.True(t, k.Acquire(1), "every release freed its place")
 	}
-	require.False(t, k.Acquire())
+	require.False(t, k.Acquire(1))
+}
+
+func TestAFanOutCountsEveryAnswer(t *testing.T) {
+	s := parse(t, "keys:\n"+entryOf("lab", "k", "    max_concurrent: 4\n"))
+	k, _ := s.Authenticate([]byte("Bearer k"))
+	require.True(t, k.Acquire(3))
+	require.False(t, k.Acquire(2), "five")
+	require.True(t, k.Acquire(1), "what was refused left nothing behind")
+	k.Release(4)
+	require.True(t, k.Acquire(4))
+}
+
+func TestAChangedFileKeepsWhatRuns(t *testing.T) {
+	old := parse(t, "keys:\n"+entryOf("lab", "k", "")+entryOf("gone", "g", "")+entryOf("ops", "o", "    max_concurrent: 1\n"))
+	running, _ := old.Authenticate([]byte("Bearer k"))
+	require.True(t, running.Acquire(2), "no limit yet, counted all the same")
+	gone, _ := old.Authenticate([]byte("Bearer g"))
+	require.True(t, gone.Acquire(1))
+
+	s := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 3\n")+entryOf("late", "g", "    max_concurrent: 1\n")+entryOf("ops", "o", "    max_concurrent: 1\n"))
+	s.Succeed(old)
+	_, ok := s.Authenticate([]byte("Bearer k"))
+	require.False(t, ok, "the old key of that name")
+	lab, ok := s.Authenticate([]byte("Bearer k2"))
+	require.True(t, ok)
+	require.True(t, lab.Acquire(1), "the third")
+	require.False(t, lab.Acquire(1), "two that began before the change run still")
+	running.Release(2)
+	require.True(t, lab.Acquire(2))
+
+	late, _ := s.Authenticate([]byte("Bearer g"))
+	require.True(t, late.Acquire(1), "another name is another caller")
+	gone.Release(1)
+	require.False(t, late.Acquire(1))
 }
 
 func TestOnlyTheExactKeyIsKnown(t *testing.T) {
