@@ -228,7 +228,8 @@ func TestWorkersComeAndGo(t *testing.T) {
 	} {
 		require.Equal(t, http.StatusNotFound, r.status)
 	}
-	for _, bad := range []string{`{`, `{"url":"ftp://x"}`, `{"url":"x"}`, `{"role":"cook","url":"http://x:1"}`, `{"url":"http://x:1","profile":"nobody"}`, `{"url":"http://x:1","colour":1}`} {
+	for _, bad := range []string{`{`, `{"url":"ftp://x"}`, `{"url":"x"}`, `{"role":"cook","url":"http://x:1"}`, `{"url":"http://x:1","profile":"nobody"}`, `{"url":"http://x:1","colour":1}`,
+		`{"url":"http://u:p@x:1"}`, `{"url":"http://x:1/v1"}`, `{"url":"http://x:1?a=b"}`, `{"url":"file:///etc/passwd"}`, `{"url":"gopher://x:1"}`, `{"url":"http://169.254.169.254"}`} {
 		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/workers", bad).status, bad)
 	}
 }

@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
+	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -48,8 +50,10 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
-	token     string // of the admin listener
-	dirty     bool   // the engines may end with pins or counted faults: the test says which
+	token     string              // of the admin listener
+	ca        *certtest.Authority // of the listeners' certificates; nil: clear text
+	debug     bool                // keep debug lines, too
+	dirty     bool                // the engines may end with pins or counted faults: the test says which
 }
 
 // cluster is a proxy before reference engines, over real sockets.
@@ -94,7 +98,11 @@ func start(t *testing.T, o options) *cluster {
 	if o.decode == nil {
 		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
 	}
-	core, logs := observer.New(zap.InfoLevel)
+	level := zap.InfoLevel
+	if o.debug {
+		level = zap.DebugLevel
+	}
+	core, logs := observer.New(level)
 	c := &cluster{T: t, logs: logs, token: o.token, requestLog: filepath.Join(t.TempDir(), "requests.jsonl")}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -133,6 +141,10 @@ func start(t *testing.T, o options) *cluster {
 	require.NoError(t, c.gw.Start(handler))
 	c.url, c.admin = "http://"+c.gw.Addr(), "http://"+c.gw.AdminAddr()
 	transport := &http.Transport{MaxIdleConnsPerHost: 2000, DisableCompression: true}
+	if o.ca != nil {
+		c.url, c.admin = "https://"+c.gw.Addr(), "https://"+c.gw.AdminAddr()
+		transport.TLSClientConfig = &tls.Config{RootCAs: o.ca.Pool()}
+	}
 	c.http = &http.Client{Transport: transport}
 	t.Cleanup(func() {
 		up := c.get("/livez").err == nil // else the test has shut it down
@@ -278,12 +290,15 @@ func (c *cluster) ask(method, url, body string, header ...string) reply {
 
 // endless starts a stream that does not end by itself and returns, once its
 // first event is there, what makes its client leave.
-func (c *cluster) endless() (leave func()) {
+func (c *cluster) endless(header ...string) (leave func()) {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.Context())
 	body := chat("an endless story", `"stream":true,"ignore_eos":true,`)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/chat/completions", strings.NewReader(body))
 	require.NoError(c, err)
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
 	resp, err := c.http.Do(req)
 	require.NoError(c, err)
 	require.Equal(c, http.StatusOK, resp.StatusCode)

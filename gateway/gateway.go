@@ -20,6 +20,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
@@ -39,7 +40,10 @@ type Gateway struct {
 
 	profiles   map[string]*mooncake.Profile
 	limits     openai.Limits
-	keys       *keys.Set
+	keys       atomic.Pointer[keys.Set]
+	tls        *certs.Pair // of the public listener; nil: clear text
+	adminTLS   *certs.Pair
+	watched    []*watched
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
@@ -77,7 +81,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
 	}
 	var err error
-	if g.keys, err = keys.Load(cfg.KeysFile); err != nil {
+	if err = g.loadSecrets(); err != nil {
 		return nil, err
 	}
 	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
@@ -117,6 +121,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
+		Stranger: g.stranger,
 	})
 	return g, nil
 }
@@ -189,7 +194,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	var err error
 	g.listener, err = edge.Listen(g.cfg.Listen, edge.ListenOptions{
-		WriteTimeout: g.cfg.Limits.WriteTimeout, MaxConns: g.cfg.Limits.Connections, MaxConnsPerIP: g.cfg.Limits.PerIP, Log: g.log,
+		WriteTimeout: g.cfg.Limits.WriteTimeout, MaxConns: g.cfg.Limits.Connections, MaxConnsPerIP: g.cfg.Limits.PerIP,
+		TLS: g.tls != nil, Log: g.log,
 	})
 	if err != nil {
 		return fmt.Errorf("listen: %w; is another process on %s?", err, g.cfg.Listen)
@@ -203,14 +209,24 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if g.fit.path != "" {
 		g.background.Go(func() { g.watchFit(g.ctx) })
 	}
+	if len(g.watched) > 0 {
+		g.background.Go(func() { g.watchFiles(g.ctx) })
+	}
 	g.background.Go(func() {
-		if err := g.server.Serve(g.listener); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := g.server.Serve(secured(g.listener, g.tls)); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))
 		}
 	})
-	adminServer := &http.Server{Handler: admin, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // handshakes that fail, mostly scanners'
+	if err != nil {
+		return err
+	}
+	adminServer := &http.Server{
+		Handler: admin, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: errorLog,
+	}
 	g.background.Go(func() {
-		if err := adminServer.Serve(g.admin); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := adminServer.Serve(secured(g.admin, g.adminTLS)); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("admin listener", zap.Error(err))
 		}
 	})

@@ -70,6 +70,10 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		return
 	}
 	rec.Key, rec.key = key.Name, key
+	if fail := rec.book(1); fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
 	req, m, fail := g.admit(ctx, ep)
 	g.metrics.stage(stageParse, time.Since(arrive))
 	if req != nil {
@@ -85,6 +89,10 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		return
 	}
 	legs, body := req.Legs(), req.Body
+	if fail := rec.book(len(legs) - 1); fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	if len(legs) > 1 {
 		g.fanOut(ctx, conn, req, body, legs, m, rec)
@@ -122,22 +130,46 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 	ctx.Response.SetBodyStream(body, -1)
 }
 
-// authenticate finds the caller's key and books the request with it.
+// strange is the refusal of a caller we do not know.
+var strange = edge.Refusal{
+	Status: http.StatusUnauthorized, Code: "invalid_api_key",
+	Message: "no or unknown API key; send Authorization: Bearer KEY",
+}
+
+// stranger refuses a request by its head, before its body is read.
+func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+	if _, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
+		return nil
+	}
+	return &strange
+}
+
+// authenticate finds the caller's key.
 func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
-	key, ok := g.keys.Authenticate(ctx.Request.Header.Peek("Authorization"))
+	key, ok := g.keys.Load().Authenticate(ctx.Request.Header.Peek("Authorization"))
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		return keys.Key{}, &openai.Error{
-			Status: http.StatusUnauthorized, Type: "authentication_error", Code: "invalid_api_key",
-			Message: "no or unknown API key; send Authorization: Bearer KEY",
-		}
-	}
-	if !key.Acquire() {
-		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s has %d requests running already, its limit", key.Name, key.MaxConcurrent))
-		e.RetryAfter = 1
-		return keys.Key{}, e
+		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}
 	}
 	return key, nil
+}
+
+// book charges n more answers to the caller's key; account gives them back.
+func (r *record) book(n int) *openai.Error {
+	switch limit := r.key.MaxConcurrent; {
+	case r.key.Acquire(n):
+		r.booked += n
+		return nil
+	case r.booked+n > limit:
+		return &openai.Error{
+			Status: http.StatusBadRequest, Code: "too_many_answers",
+			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another request", r.booked+n, r.key.Name, limit),
+		}
+	default:
+		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and has them or too many for this request; try again when some have ended", r.key.Name, limit))
+		e.RetryAfter = 1
+		return e
+	}
 }
 
 // admit checks a request against what can be served at all.
@@ -177,7 +209,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.Outcome = outcomeOf(fail)
 	rec.TotalMs = ms(time.Since(rec.Arrival))
 	g.open.Add(-1)
-	rec.key.Release()
+	rec.key.Release(rec.booked)
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
 	if err := g.requestLog.write(rec); err != nil {
 		g.log.Error("request log", zap.Error(err))
@@ -196,12 +228,10 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 
 // listModels is the union of what healthy engines serve.
 func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
-	key, fail := g.authenticate(ctx)
-	if fail != nil {
+	if _, fail := g.authenticate(ctx); fail != nil {
 		g.fail(ctx, fail)
 		return
 	}
-	defer key.Release()
 	type model struct {
 		ID          string `json:"id"`
 		Object      string `json:"object"`

@@ -33,7 +33,8 @@ type record struct {
 	Attempts     int       `json:"attempts"`
 	Outcome      string    `json:"outcome"`
 
-	key keys.Key // released at the end
+	key    keys.Key
+	booked int // answers charged to key, given back at the end
 }
 
 // requestLog writes records as JSON lines; a nil one writes nothing.

@@ -67,6 +67,9 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 			}
 		}
 	}
+	if err := c.allowWorker(e.URL); err != nil {
+		return e, one.source.at("$.url", "%v", err)
+	}
 	*side = []Engine{e}
 	var found problems
 	one.checkEngine("$", role, &(*side)[0], func(path, format string, args ...any) {

@@ -12,6 +12,7 @@ import (
 // Config is the whole file (architecture 4). Durations are written as in Go.
 type Config struct {
 	Listen   string                      `yaml:"listen"`
+	TLS      TLS                         `yaml:"tls"`
 	Admin    Admin                       `yaml:"admin"`
 	KeysFile string                      `yaml:"keys_file"`
 	Profiles map[string]mooncake.Profile `yaml:"profiles"`
@@ -33,7 +34,21 @@ type Config struct {
 type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // needed on any address but loopback
+	TLS       TLS    `yaml:"tls"`
+	// WorkerHosts are where engines that are added while the proxy runs may be;
+	// empty: anywhere but where no engine is. Those of the file are not held to it.
+	WorkerHosts []string `yaml:"worker_hosts"`
 }
+
+// TLS is the certificate of a listener, PEM files that are read again when they
+// change; without them it speaks clear text.
+type TLS struct {
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+}
+
+// On says whether the listener speaks TLS.
+func (t TLS) On() bool { return t.CertFile != "" }
 
 // Engines lists both sides of the cluster.
 type Engines struct {

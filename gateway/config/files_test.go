@@ -43,6 +43,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
 	c.Limits.MediaHosts = nil
+	require.Empty(t, c.Admin.WorkerHosts)
+	c.Admin.WorkerHosts = nil
 	c.source, want.source = source{}, source{}
 	require.Equal(t, want, c)
 }

@@ -1,7 +1,7 @@
 package config
 
 import (
-	"crypto/tls"
+	"cmp"
 	"fmt"
 	"net"
 	"net/url"
@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/certs"
 	"evenkeel/mooncake"
 )
 
@@ -45,7 +46,9 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	}
 	t := &engine.Target{ID: id, URL: &url.URL{Scheme: u.Scheme, Host: id}, Rank: -1}
 	if u.Scheme == "https" {
-		t.TLS = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
+		if t.TLS, err = certs.Client(cmp.Or(p.ServerName, u.Hostname()), p.CAFile, p.CertFile, p.KeyFile); err != nil {
+			return nil, fmt.Errorf("engine %s: profile %s: %w", id, p.Name, err)
+		}
 	}
 	if p.APIKeyEnv != "" {
 		if t.APIKey = os.Getenv(p.APIKeyEnv); t.APIKey == "" {

@@ -23,6 +23,8 @@ func (c *Config) Validate() error {
 		found = append(found, c.source.at(path, format, args...))
 	}
 	c.checkListeners(bad)
+	c.checkTLS(bad)
+	c.checkWorkerHosts(bad)
 	c.checkProfiles(bad)
 	c.checkEngines(bad)
 	c.checkPool(bad)
@@ -47,7 +49,7 @@ func (c *Config) checkListeners(bad report) {
 	if err != nil {
 		return
 	}
-	if c.Admin.TokenFile == "" && !loopback(host) {
+	if c.Admin.TokenFile == "" && !Loopback(host) {
 		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1", c.Admin.Listen)
 	}
 	if c.Admin.Listen == c.Listen && port != "0" {
@@ -55,7 +57,8 @@ func (c *Config) checkListeners(bad report) {
 	}
 }
 
-func loopback(host string) bool {
+// Loopback says whether a host is this machine, whoever resolves it.
+func Loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
@@ -124,6 +127,9 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	profile, known := c.Profiles[e.Profile]
 	if !known {
 		bad(path+".profile", "no profile is named %q; there are %s", e.Profile, strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "))
+	}
+	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
+		bad(path+".url", "its profile %s says how to trust engines over TLS, and %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name", e.Profile, e.URL)
 	}
 	if e.Ranks < 0 || e.Ranks > maxRanks {
 		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)

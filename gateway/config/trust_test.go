@@ -1,0 +1,97 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+func TestTLSNeedsBothFiles(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"a certificate without its key", "tls: {cert_file: c.pem}\n", "1:18: tls.cert_file: a certificate needs its key"},
+		{"a key without its certificate", "tls: {key_file: c.key}\n", "tls.key_file: a key needs its certificate"},
+		{"the admin listener's", "admin: {tls: {cert_file: c.pem}}\n", "admin.tls.cert_file"},
+		{"a profile's", "profiles: {ascend: {key_file: c.key}}\n", "profiles.ascend.key_file"},
+		{"trust that would not be asked for", "profiles: {ascend: {ca_file: ca.pem}}\nengines: {prefill: [{url: \"http://p0:8100\"}]}\n", "in clear text; write https"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Parse("x.yaml", []byte(tt.text))
+			require.ErrorContains(t, err, tt.want)
+		})
+	}
+	c, err := Parse("x.yaml", []byte("tls: {cert_file: c.pem, key_file: c.key}\n"))
+	require.NoError(t, err)
+	require.True(t, c.TLS.On())
+	require.False(t, c.Admin.TLS.On())
+}
+
+func TestATargetBehindTLSNeedsFilesThatCanBeRead(t *testing.T) {
+	_, err := Target(Engine{URL: "https://p0"}, &mooncake.Profile{Name: "far", CAFile: "/nowhere/ca.pem"})
+	require.ErrorContains(t, err, "engine p0:443: profile far: ca_file")
+	named, err := Target(Engine{URL: "https://10.0.0.1:8100"}, &mooncake.Profile{ServerName: "engine.internal"})
+	require.NoError(t, err)
+	require.Equal(t, "engine.internal", named.TLS.ServerName)
+}
+
+func TestWhereEnginesMayBeAdded(t *testing.T) {
+	anywhere := []string(nil)
+	for _, tt := range []struct {
+		name    string
+		allowed []string
+		url     string
+		want    string // of the error; empty: allowed
+	}{
+		{"anywhere, by name", anywhere, "http://p9:8100", ""},
+		{"anywhere, by address", anywhere, "http://10.0.0.1:8100", ""},
+		{"loopback, for a sidecar", anywhere, "http://127.0.0.1:8100", ""},
+		{"where clouds keep credentials", anywhere, "http://169.254.169.254", "link-local"},
+		{"the same in IPv6 clothes", anywhere, "http://[::ffff:169.254.169.254]", "link-local"},
+		{"IPv6 link-local with a zone", anywhere, "http://[fe80::1%25eth0]:8100", "link-local"},
+		{"the same as one number", anywhere, "http://2852039166", "several ways"},
+		{"the same in hex", anywhere, "http://0xa9fea9fe", "several ways"},
+		{"the same in octal", anywhere, "http://0251.0376.0251.0376", "several ways"},
+		{"the unspecified address is this host", anywhere, "http://0.0.0.0:9090", "unspecified"},
+		{"multicast", anywhere, "http://224.0.0.1:80", "multicast"},
+		{"another scheme", anywhere, "ftp://p9", "not an engine's URL"},
+		{"a file", anywhere, "file:///etc/passwd", "not an engine's URL"},
+		{"user and password", anywhere, "http://u:p@p9:8100", "more than a host and a port"},
+		{"a path", anywhere, "http://p9:8100/v1", "more than a host and a port"},
+		{"a query", anywhere, "http://p9:8100?x=y", "more than a host and a port"},
+		{"a listed name", []string{"p9"}, "http://P9:8100", ""},
+		{"a listed name with its dot", []string{"p9"}, "http://p9.:8100", ""},
+		{"another name", []string{"p9"}, "http://p8:8100", "not among admin.worker_hosts"},
+		{"a suffix", []string{"*.pd.internal"}, "https://d1.pd.internal:8100", ""},
+		{"a suffix needs its dot", []string{"*.pd.internal"}, "https://evilpd.internal", "not among"},
+		{"the suffix itself is not below it", []string{"*.pd.internal"}, "https://pd.internal", "not among"},
+		{"a range", []string{"10.0.0.0/8"}, "http://10.200.3.4:8100", ""},
+		{"outside the range", []string{"10.0.0.0/8"}, "http://11.0.0.1:8100", "not among"},
+		{"a range says nothing of names", []string{"0.0.0.0/0"}, "http://p9:8100", "not among"},
+		{"an address", []string{"fd00::1"}, "http://[fd00:0::1]:8100", ""},
+		{"link-local, if named", []string{"169.254.0.0/16"}, "http://169.254.1.1:8100", ""},
+		{"an engine of the file is known", []string{"p9"}, "http://d0:8200", ""},
+		{"its host is not", []string{"p9"}, "http://d0:8201", "not among"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := Default()
+			c.Admin.WorkerHosts = tt.allowed
+			c.Engines.Decode = []Engine{{URL: "http://d0:8200", Slots: 1}}
+			require.NoError(t, c.Validate())
+			_, err := c.Complete("decode", Engine{URL: tt.url})
+			if tt.want == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestWorkerHostsThatMatchNothingAreRefused(t *testing.T) {
+	for _, h := range []string{"", "*", "*.", "p9:8100", "http://p9", "10.0.0.0/99", "a b", "u@p9"} {
+		c := Default()
+		c.Admin.WorkerHosts = []string{h}
+		require.ErrorContains(t, c.Validate(), "admin.worker_hosts[0]", "%q", h)
+	}
+}

@@ -1,0 +1,188 @@
+package gateway_test
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/certs/certtest"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+var nextHour = time.Now().Add(time.Hour)
+
+// tlsCluster is a cluster whose listeners have a certificate of the authority.
+func tlsCluster(t *testing.T, a *certtest.Authority, configure func(*config.Config)) *cluster {
+	certFile, keyFile := a.Issue(t, "proxy", nextHour)
+	return start(t, options{ca: a, configure: func(cfg *config.Config) {
+		cfg.TLS = config.TLS{CertFile: certFile, KeyFile: keyFile}
+		cfg.Admin.TLS = cfg.TLS
+		if configure != nil {
+			configure(cfg)
+		}
+	}})
+}
+
+func TestBothListenersSpeakTLS(t *testing.T) {
+	t.Parallel()
+	a := certtest.New(t)
+	c := tlsCluster(t, a, nil)
+	require.Equal(t, "right", c.judge("a story over TLS", `"stream":true,`))
+	require.Equal(t, "right", c.judge("and one in one piece", ""))
+	require.Equal(t, 200, c.get("/status").status)
+
+	t.Run("clear text is not served", func(t *testing.T) {
+		for _, url := range []string{c.url + "/health", c.admin + "/livez"} {
+			r := c.ask("GET", "http"+strings.TrimPrefix(url, "https"), "")
+			require.True(t, r.err != nil || r.status == http.StatusBadRequest, "%+v", r)
+		}
+	})
+	t.Run("TLS 1.1 is not spoken", func(t *testing.T) {
+		for _, url := range []string{c.url, c.admin} {
+			_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11}) //nolint:gosec // that is the test
+			require.Error(t, err)
+		}
+	})
+}
+
+func TestAClientThatLeavesThroughTLSIsNoticed(t *testing.T) {
+	t.Parallel()
+	a := certtest.New(t)
+	c := tlsCluster(t, a, nil)
+	for name, leave := range map[string]func(raw *net.TCPConn, secure *tls.Conn){
+		"closed":         func(_ *net.TCPConn, secure *tls.Conn) { _ = secure.Close() },
+		"cut":            func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.Close() },
+		"reset":          func(raw *net.TCPConn, _ *tls.Conn) { _, _ = raw.SetLinger(0), raw.Close() },
+		"TCP half close": func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.CloseWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+			require.NoError(t, err)
+			defer func() { _ = raw.Close() }()
+			secure := tls.Client(raw, &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
+			body := chat("an endless story", `"stream":true,"ignore_eos":true,`)
+			_, err = fmt.Fprintf(secure, "POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			require.NoError(t, err)
+			resp, err := http.ReadResponse(bufio.NewReader(secure), nil)
+			require.NoError(t, err)
+			require.Equal(t, 200, resp.StatusCode)
+			_, err = resp.Body.Read(make([]byte, 1))
+			require.NoError(t, err)
+			require.EqualValues(t, 1, c.decode[0].Stats().Running)
+			c.someLeft.Store(true)
+			leave(raw.(*net.TCPConn), secure)
+			c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
+			_ = resp.Body.Close()
+		})
+	}
+}
+
+func TestANewCertificateIsInForceWithinSeconds(t *testing.T) {
+	t.Parallel()
+	a := certtest.New(t)
+	c := tlsCluster(t, a, nil)
+	serial := func(url string) string {
+		conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	}
+	first := serial(c.url)
+	require.Equal(t, first, serial(c.admin))
+	leave := c.endless()
+	a.Issue(t, "proxy", nextHour)
+	c.eventually("both listeners have it", func() bool { return serial(c.url) != first && serial(c.admin) != first })
+	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
+	leave()
+	require.NotZero(t, c.logs.FilterMessage("a file that changed is in force").Len())
+}
+
+func TestEnginesBehindTLS(t *testing.T) {
+	t.Parallel()
+	a := certtest.New(t)
+	cert, key := a.Issue(t, "proxy", nextHour)
+	server := a.Server(t, "engine")
+	server.ClientAuth, server.ClientCAs = tls.RequireAndVerifyClientCert, a.Pool()
+	front := func(e *config.Engine) { // a terminator before the engine, as a sidecar is
+		target, err := url.Parse(e.URL)
+		require.NoError(t, err)
+		ln, err := tls.Listen("tcp", "127.0.0.1:0", server)
+		require.NoError(t, err)
+		proxy := httputil.NewSingleHostReverseProxy(target)
+		proxy.FlushInterval = -1
+		transport := &http.Transport{DisableCompression: true}
+		proxy.Transport = transport
+		s := &http.Server{Handler: proxy}
+		go func() { _ = s.Serve(ln) }()
+		t.Cleanup(func() {
+			_ = s.Close()
+			transport.CloseIdleConnections()
+		})
+		e.URL = "https://" + ln.Addr().String()
+	}
+	c := start(t, options{
+		profile: mooncake.Profile{CAFile: a.File, CertFile: cert, KeyFile: key, ServerName: "engine"},
+		decode:  []refengine.Config{{}},
+		configure: func(cfg *config.Config) {
+			front(&cfg.Engines.Prefill[0])
+			front(&cfg.Engines.Decode[0])
+		},
+	})
+	require.Equal(t, "right", c.judge("a story from behind TLS", `"stream":true,`))
+}
+
+func keyFile(t *testing.T, file string, entries ...string) {
+	t.Helper()
+	text := "keys:\n"
+	for _, e := range entries {
+		name, rest, _ := strings.Cut(e, " ")
+		key, more, _ := strings.Cut(rest, " ")
+		sum := sha256.Sum256([]byte(key))
+		text += fmt.Sprintf("  - {name: %s, sha256: %s%s}\n", name, hex.EncodeToString(sum[:]), more)
+	}
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+}
+
+func TestAKeyFileThatChanges(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "team ek-one , max_concurrent: 2")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	status := func(key, more string) int {
+		return c.post(chatPath, chat("a", more), "Authorization", "Bearer "+key).status
+	}
+	require.Equal(t, 200, status("ek-one", ""))
+	leave := c.endless("Authorization", "Bearer ek-one")
+
+	require.NoError(t, os.WriteFile(file, []byte("keys: []\n"), 0o600))
+	c.eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
+	require.Equal(t, 200, status("ek-one", ""), "and not used")
+
+	keyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
+	c.eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
+	require.Equal(t, http.StatusUnauthorized, status("ek-one", ""), "the old one is not")
+	require.Equal(t, 200, status("ek-other", ""))
+	require.Equal(t, http.StatusTooManyRequests, status("ek-two", `"n":2,`), "one runs since before the change")
+	require.Equal(t, http.StatusBadRequest, status("ek-two", `"n":3,`), "never")
+	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what ran goes on")
+	leave()
+	c.settled(false)
+	require.Equal(t, 200, status("ek-two", `"n":2,`))
+	c.settled(false)
+	require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
+}
