@@ -276,7 +276,13 @@ func (c *cluster) ask(method, url, body string, header ...string) reply {
 	if err != nil {
 		return reply{err: err}
 	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	for i := 0; i+1 < len(header); i += 2 {
+		if header[i] == "Host" {
+			req.Host = header[i+1]
+		}
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := c.http.Do(req)

@@ -186,3 +186,63 @@ func TestAKeyFileThatChanges(t *testing.T) {
 	c.settled(false)
 	require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
 }
+
+// Without a token the admin listener is open to this machine, and so to every
+// page its user visits. None of them may use it.
+func TestPagesOfOtherSitesCannotUseTheAdminListener(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	port := c.admin[strings.LastIndexByte(c.admin, ':'):]
+	const policy = `{"policy":"jsq"}`
+	for _, tt := range []struct {
+		name, method, path, body string
+		header                   []string
+		want                     int
+		code                     string
+	}{
+		{"curl", "GET", "/status", "", nil, 200, ""},
+		{"curl, writing", "PUT", "/policy", policy, nil, 200, ""},
+		{"curl, by the name localhost", "GET", "/status", "", []string{"Host", "localhost" + port}, 200, ""},
+		{"curl, by its IPv6 address", "GET", "/status", "", []string{"Host", "[::1]" + port}, 200, ""},
+		{"our own page", "PUT", "/policy", policy, []string{"Origin", c.admin, "Sec-Fetch-Site", "same-origin"}, 200, ""},
+		{"an address that was typed", "GET", "/status", "", []string{"Sec-Fetch-Site", "none", "Sec-Fetch-Mode", "navigate"}, 200, ""},
+		{"a link that was followed", "GET", "/status", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 200, ""},
+		{"a form of another site", "POST", "/drain", "", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 403, "cross_site"},
+		{"a script of another site", "POST", "/drain", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "cross_site"},
+		{"a browser that says no more than the origin", "POST", "/drain", "", []string{"Origin", "https://evil.example"}, 403, "cross_site"},
+		{"a sandboxed page", "POST", "/drain", "", []string{"Origin", "null"}, 403, "cross_site"},
+		{"a page on another port of this host", "POST", "/drain", "", []string{"Origin", "http://127.0.0.1:1"}, 403, "cross_site"},
+		{"a picture of another site", "GET", "/debug/pprof/profile?seconds=60", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "cross_site"},
+		{"a name that leads here", "GET", "/status", "", []string{"Host", "evil.example" + port}, 403, "wrong_host"},
+		{"a name that begins well", "GET", "/status", "", []string{"Host", "127.0.0.1.evil.example"}, 403, "wrong_host"},
+		{"the same, as the browser's own site", "POST", "/drain", "", []string{"Host", "evil.example", "Origin", "http://evil.example", "Sec-Fetch-Site", "same-origin"}, 403, "wrong_host"},
+		{"plain text, which needs no leave", "PUT", "/policy", policy, []string{"Content-Type", "text/plain"}, 415, "wrong_content_type"},
+		{"a form", "POST", "/workers", "url=x", []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "wrong_content_type"},
+		{"JSON with a charset", "PUT", "/policy", policy, []string{"Content-Type", "application/json; charset=utf-8"}, 200, ""},
+		{"kubelets use any name", "GET", "/readyz", "", []string{"Host", "proxy.pd.internal"}, 200, ""},
+		{"more than any body", "PUT", "/policy", `{"policy":"` + strings.Repeat("x", 2<<20) + `"}`, nil, 400, "bad_body"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := c.ask(tt.method, c.admin+tt.path, tt.body, tt.header...)
+			require.NoError(t, r.err)
+			require.Equal(t, tt.want, r.status, r.body)
+			require.Empty(t, r.header.Get("Access-Control-Allow-Origin"))
+			if tt.code != "" {
+				code, _, _ := failure(t, r)
+				require.Equal(t, tt.code, code)
+			}
+		})
+	}
+	require.Equal(t, 200, c.get("/readyz").status, "nobody drained it")
+}
+
+func TestWithATokenTheAdminListenerAnswersToAnyName(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
+	c := start(t, options{token: "sesame", configure: func(cfg *config.Config) { cfg.Admin.TokenFile = file }})
+	const token = "Bearer sesame"
+	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
+	require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
+	require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+}

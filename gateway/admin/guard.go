@@ -1,0 +1,79 @@
+package admin
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"mime"
+	"net"
+	"net/http"
+	"strings"
+
+	"evenkeel/gateway/config"
+)
+
+// guard lets a request through that an operator meant to send: with the token,
+// where there is one, and not sent by a browser on behalf of a page elsewhere.
+// Health is not guarded: kubelets have neither.
+func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !h.known(r) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")
+			return
+		}
+		if h.open && !here(r.Host) {
+			fail(w, http.StatusForbidden, "wrong_host", "without a token this listener answers to localhost and loopback addresses only, else any web page could have a name that leads here; use one, or set admin.token_file")
+			return
+		}
+		if crossSite(r) {
+			fail(w, http.StatusForbidden, "cross_site", "a browser sent this on behalf of a page of another site; open the admin listener itself, or use curl")
+			return
+		}
+		if r.ContentLength != 0 && r.Method != http.MethodGet && r.Method != http.MethodHead && !isJSON(r) {
+			fail(w, http.StatusUnsupportedMediaType, "wrong_content_type", "send the body with Content-Type: application/json")
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		keepToOurselves(w.Header())
+		next(w, r)
+	}
+}
+
+func (h *handler) known(r *http.Request) bool {
+	got := sha256.Sum256([]byte(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")))
+	return h.open || subtle.ConstantTimeCompare(got[:], h.token[:]) == 1
+}
+
+// here tells a loopback name or address from one that a page's owner made lead
+// here (DNS rebinding): to the browser, page and listener are then one site.
+func here(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return config.Loopback(strings.ToLower(strings.Trim(host, "[]")))
+}
+
+var origins = http.NewCrossOriginProtection()
+
+// crossSite finds what a browser sent for another site: any write, and any read
+// but a link that was followed. Reads cost, too, a profile a minute of CPU.
+func crossSite(r *http.Request) bool {
+	site, mode := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Sec-Fetch-Mode")
+	return origins.Check(r) != nil || (site == "cross-site" || site == "same-site") && mode != "navigate"
+}
+
+// isJSON: a form or a plain text is what a page may send anywhere unasked.
+func isJSON(r *http.Request) bool {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return err == nil && kind == "application/json"
+}
+
+// maxBody is far more than any of these bodies needs.
+const maxBody = 1 << 20
+
+// keepToOurselves has browsers keep answers from the pages of other sites.
+func keepToOurselves(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
