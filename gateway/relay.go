@@ -277,7 +277,7 @@ func (s *stream) end(fail *openai.Error) {
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
 			s.job.gw.log.Warn("answer broke off", zap.String("id", s.job.id), zap.String("engine", s.rank.Target.ID),
-				zap.Int("tokens", s.mirror.Tokens()), zap.String("code", fail.Code), zap.String("cause", fail.Message))
+				zap.Int("tokens", s.mirror.Tokens()), zap.String("outcome", outcomeOf(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
 	if s.assembler != nil || s.whole || s.job.isLeg() {
@@ -287,6 +287,15 @@ func (s *stream) end(fail *openai.Error) {
 		s.out = sse.ErrorEvent(s.out, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
 	}
 	s.out = append(s.out, sse.Done...)
+}
+
+// forLog is why a stream failed, without the words of an engine: those go to the
+// client only, for many engines repeat what they were sent.
+func (s *stream) forLog(fail *openai.Error) string {
+	if said := s.mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
+		return fmt.Sprintf("an error event of status %d; the client got its text, the engine's log has it", said.Status)
+	}
+	return fail.Message
 }
 
 // Read hands out what has arrived, waiting for the first bytes only.
@@ -416,7 +425,7 @@ func (s *stream) failure(err error) *fault {
 		return &fault{answer: transportError("decode", err), err: err, spent: true}
 	}
 	if errors.Is(err, errRefusal) {
-		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.broken.Message)
+		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
 	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, spent: true}
 	if s.broken.Status/100 == 4 { // a client that left is one of them

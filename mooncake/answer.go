@@ -54,7 +54,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
 	if e, ok := b.Get("error"); ok && string(e) != "null" { // some routes send an error with status 200 (contract 4.5)
-		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200: %s", ErrBadHandoff, excerpt(e))
+		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrBadHandoff) // not quoted: it may repeat the prompt
 	}
 	a := readAnswer(&b)
 	if p.Connector == VLLMMooncake {

@@ -1,0 +1,202 @@
+package gateway_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// What must never be written down.
+const (
+	secretPrompt = "zanzibar-nightingale"
+	secretKey    = "ek-opensesame-client"
+	secretEngine = "sk-opensesame-engine"
+)
+
+// TestNothingOfARequestIsWrittenDown runs requests into every kind of end and
+// looks through all that the proxy wrote and shows: log at debug level, request
+// log, decision log, metrics, status.
+func TestNothingOfARequestIsWrittenDown(t *testing.T) {
+	t.Setenv("EK_TEST_ENGINE_KEY", secretEngine)
+	dir := t.TempDir()
+	keys, decisions := filepath.Join(dir, "keys.yaml"), filepath.Join(dir, "decisions.jsonl")
+	keyFile(t, keys, "team "+secretKey)
+	var bird atomic.Pointer[parrot] // answers in the engines' place
+	c := start(t, options{
+		dirty: true, debug: true,
+		prefill: []refengine.Config{{APIKey: secretEngine}},
+		decode:  []refengine.Config{{APIKey: secretEngine}},
+		profile: mooncake.Profile{APIKeyEnv: "EK_TEST_ENGINE_KEY"},
+		configure: func(cfg *config.Config) {
+			cfg.KeysFile, cfg.Dispatch.Log.File = keys, decisions
+			cfg.Limits.Body = 64 << 10
+			cfg.Limits.ReadTimeout = 200 * time.Millisecond
+			inFront(t, &cfg.Engines.Prefill[0], &bird)
+			inFront(t, &cfg.Engines.Decode[0], &bird)
+		},
+	})
+	auth := []string{"Authorization", "Bearer " + secretKey}
+	const prompt = "tell me of " + secretPrompt
+
+	require.Equal(t, 200, c.post(chatPath, chat(prompt, ""), auth...).status)
+	require.Equal(t, 200, c.post(chatPath, chat(prompt, `"stream":true,"n":2,`), auth...).status)
+	require.Equal(t, 200, c.post("/v1/completions", completion(prompt, ""), auth...).status)
+	for _, body := range []string{
+		`{"` + secretPrompt, chat(prompt, `"`+secretPrompt+`":1,"n":99,`), chat(prompt, `"model":"`+secretPrompt+`","model":"x",`),
+		`{"model":"` + secretPrompt + `","messages":[]}`, chat(prompt, `"tools":[{"`+secretPrompt+`":NaN}],`), strings.Repeat(secretPrompt, 10_000),
+	} {
+		status := c.post(chatPath, body, auth...).status
+		require.True(t, status >= 400 && status < 500, "%d: %.80s", status, body)
+	}
+	require.Equal(t, 401, c.post(chatPath, chat(prompt, ""), "Authorization", "Bearer "+secretKey+"x").status)
+	require.Equal(t, 401, c.post(chatPath, strings.Repeat(secretPrompt, 10_000), "Authorization", "Bearer "+secretKey+"x").status)
+	for _, raw := range []string{ // heads that cannot be read, a body that stops
+		"POST /v1/" + secretPrompt + " HTTP/1.1\r\nAuthorization: Bearer " + secretKey + "\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: " + secretPrompt + "\r\n\r\n",
+		"POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nX " + secretPrompt + ": " + secretKey + "\r\n\r\n",
+		"POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: 99\r\n\r\n" + secretPrompt,
+		"GET /health HTTP/1.1\r\nHost: x\r\nCookie: " + strings.Repeat(secretKey, 2000) + "\r\n\r\n",
+	} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+		require.NoError(t, err)
+		_, err = conn.Write([]byte(raw))
+		require.NoError(t, err)
+		_, _ = io.Copy(io.Discard, conn)
+		_ = conn.Close()
+	}
+
+	// Engines repeat the prompt in what they answer.
+	for _, answer := range []func(w http.ResponseWriter, body string){
+		func(w http.ResponseWriter, body string) { http.Error(w, body, http.StatusInternalServerError) },
+		func(w http.ResponseWriter, body string) { http.Error(w, body, http.StatusBadRequest) },
+		func(w http.ResponseWriter, body string) { http.Error(w, body, http.StatusUnauthorized) },
+		func(w http.ResponseWriter, body string) {
+			_, _ = fmt.Fprintf(w, `{"error":{"message":%q,"code":500}}`, body)
+		},
+		func(w http.ResponseWriter, body string) {
+			_, _ = fmt.Fprintf(w, `{"kv_transfer_params":{"x":%q}}`, body)
+		},
+		func(w http.ResponseWriter, body string) { _, _ = io.WriteString(w, body) },
+		func(w http.ResponseWriter, body string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = fmt.Fprintf(w, "data: {\"error\":{\"message\":%q,\"type\":%[1]q,\"code\":500}}\n\n", body)
+		},
+		func(w http.ResponseWriter, body string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}`+"\n\n")
+			_, _ = fmt.Fprintf(w, "data: {\"error\":{\"message\":%q,\"type\":%[1]q,\"code\":%[1]q}}\n\n", body)
+		},
+		func(w http.ResponseWriter, body string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}`+"\n\n")
+			_, _ = io.WriteString(w, "data: "+body+body+"\n\ndata: {"+body)
+		},
+	} {
+		for _, leg := range []string{"do_remote_decode\":true", "do_remote_prefill\":true"} {
+			echo := parrot(func(w http.ResponseWriter, body string) bool {
+				if strings.Contains(body, leg) {
+					answer(w, body)
+					return true
+				}
+				return false
+			})
+			bird.Store(&echo)
+			for _, more := range []string{`"stream":true,`, ""} {
+				require.NoError(t, c.post(chatPath, chat(prompt, more), auth...).err)
+			}
+		}
+		bird.Store(nil)
+	}
+
+	// Engines fail in every other way.
+	for _, f := range []refengine.Rule{
+		{Fault: refengine.Internal}, {Fault: refengine.Reject}, {Fault: refengine.Throttle}, {Fault: refengine.Status, Value: 401}, {Fault: refengine.Reset},
+		{Fault: refengine.Garbage}, {Fault: refengine.ErrorEvent}, {Fault: refengine.Error200}, {Fault: refengine.SilentEnd}, {Fault: refengine.MissingFinish},
+		{Fault: refengine.FinishError}, {Fault: refengine.Recomputed, AfterTokens: 2}, {Fault: refengine.WrongHost}, {Fault: refengine.StringBlocks}, {Fault: refengine.NullHandoff},
+	} {
+		for _, e := range []*refengine.Engine{c.prefill[0], c.decode[0]} {
+			require.NoError(t, e.SetFaults(f))
+			r := c.post(chatPath, chat(prompt, `"stream":true,`), auth...)
+			require.NoError(t, r.err)
+			require.NoError(t, e.SetFaults())
+			c.eventually("the engine is up again", func() bool { return c.get("/readyz").status == http.StatusOK })
+		}
+	}
+	c.someLeft.Store(true)
+	c.endless(auth...)()
+	c.settled(true)
+
+	var wrote bytes.Buffer
+	for _, l := range c.logs.All() {
+		line, err := json.Marshal(l.ContextMap())
+		require.NoError(t, err)
+		fmt.Fprintln(&wrote, l.Message, l.Stack, string(line))
+		for _, f := range l.Context { // what JSON might not show
+			fmt.Fprintf(&wrote, "%s %s %+v\n", f.Key, f.String, f.Interface)
+		}
+	}
+	for _, file := range []string{c.requestLog, decisions} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		wrote.Write(text)
+	}
+	for _, path := range []string{"/metrics", "/status", "/workers"} {
+		wrote.WriteString(c.get(path).body)
+	}
+	require.Contains(t, wrote.String(), "no retry is left", "failures are in the log")
+	require.Contains(t, wrote.String(), `"key":"team"`, "and requests in theirs, by the name of their key")
+	for _, secret := range []string{secretPrompt, "opensesame"} {
+		if i := strings.Index(wrote.String(), secret); i >= 0 {
+			t.Errorf("%q was written down: ...%s...", secret, wrote.String()[max(0, i-300):min(wrote.Len(), i+100)])
+		}
+	}
+}
+
+// parrot answers a request in an engine's place, or not.
+type parrot func(w http.ResponseWriter, body string) bool
+
+// inFront puts a server before an engine that lets a parrot answer.
+func inFront(t *testing.T, e *config.Engine, bird *atomic.Pointer[parrot]) {
+	t.Helper()
+	target, err := url.Parse(e.URL)
+	require.NoError(t, err)
+	transport := &http.Transport{DisableCompression: true}
+	through := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport:     transport,
+		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0),
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if p := bird.Load(); err == nil && r.Method == http.MethodPost && p != nil && (*p)(w, string(body)) {
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		through.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		srv.Close()
+		transport.CloseIdleConnections()
+	})
+	e.URL = srv.URL
+}
