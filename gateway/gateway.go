@@ -80,6 +80,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.limits = openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
 	}
+	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
 	var err error
 	if err = g.loadSecrets(); err != nil {
 		return nil, err
@@ -95,7 +96,6 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	if g.secret, err = promptSecret(cfg.Predictor); err != nil {
 		return nil, err
 	}
-	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
 	g.client = engine.NewClient(engine.Options{})
 	g.places = pool.NewPlaces(cfg.Pool.Size)
 	g.fleet = newFleet(g)
@@ -234,6 +234,9 @@ func (g *Gateway) Start(admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
+	if host, _, err := net.SplitHostPort(g.cfg.Admin.Listen); err == nil && !config.Loopback(host) && g.adminTLS == nil {
+		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.cfg.Admin.Listen))
+	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
 		zap.Int("prefill", len(g.cfg.Engines.Prefill)), zap.Int("decode", len(g.cfg.Engines.Decode)), zap.String("policy", g.dispatcher.Policy()))
 	return nil

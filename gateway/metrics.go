@@ -26,6 +26,8 @@ type metrics struct {
 	itl        prometheus.Observer
 	drains     *prometheus.CounterVec
 	recomputes *prometheus.CounterVec
+	reloads    *prometheus.CounterVec
+	certEnd    *prometheus.GaugeVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -44,6 +46,12 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		recomputes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_recomputes_total", Help: "Requests that a decode engine gave back for want of KV memory, by how they went on.",
 		}, []string{"tier"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_reloads_total", Help: "Files that changed while the proxy ran, by what became of the new version: used, or refused.",
+		}, []string{"key", "outcome"}),
+		certEnd: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "evenkeel_certificate_expiry_timestamp_seconds", Help: "When the certificate that a listener presents now expires.",
+		}, []string{"key"}),
 		stages: map[string]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
@@ -69,7 +77,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

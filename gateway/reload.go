@@ -35,7 +35,7 @@ func (g *Gateway) loadSecrets() error {
 	}
 	g.keys.Store(set)
 	if file != "" {
-		g.watched = append(g.watched, &watched{"keys_file", func() (bool, error) { return g.reloadKeys(file, &seen) }})
+		g.watch("keys_file", func() (bool, error) { return g.reloadKeys(file, &seen) })
 	}
 	if g.tls, err = g.certificate("tls", g.cfg.TLS.CertFile, g.cfg.TLS.KeyFile); err != nil {
 		return err
@@ -43,6 +43,20 @@ func (g *Gateway) loadSecrets() error {
 	g.adminTLS, err = g.certificate("admin.tls", g.cfg.Admin.TLS.CertFile, g.cfg.Admin.TLS.KeyFile)
 	return err
 }
+
+// watch has a file looked at while the proxy runs.
+func (g *Gateway) watch(key string, reload func() (bool, error)) {
+	for _, outcome := range []string{reloadUsed, reloadRefused} {
+		g.metrics.reloads.WithLabelValues(key, outcome)
+	}
+	g.watched = append(g.watched, &watched{key, reload})
+}
+
+// What becomes of a new version of a file.
+const (
+	reloadUsed    = "used"
+	reloadRefused = "refused"
+)
 
 // certificate reads a listener's; nil without one.
 func (g *Gateway) certificate(key, certFile, keyFile string) (*certs.Pair, error) {
@@ -53,7 +67,13 @@ func (g *Gateway) certificate(key, certFile, keyFile string) (*certs.Pair, error
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	g.watched = append(g.watched, &watched{key, p.Reload})
+	end := g.metrics.certEnd.WithLabelValues(key)
+	end.Set(float64(p.Leaf().NotAfter.Unix()))
+	g.watch(key, func() (bool, error) {
+		changed, err := p.Reload()
+		end.Set(float64(p.Leaf().NotAfter.Unix()))
+		return changed, err
+	})
 	return p, nil
 }
 
@@ -105,8 +125,10 @@ func (g *Gateway) look(w *watched) {
 	changed, err := w.reload()
 	switch {
 	case err != nil:
+		g.metrics.reloads.WithLabelValues(w.key, reloadRefused).Inc()
 		g.log.Error("a file that changed is not used, what was read before stays in force; put it right", zap.String("key", w.key), zap.Error(err))
 	case changed:
+		g.metrics.reloads.WithLabelValues(w.key, reloadUsed).Inc()
 		g.log.Info("a file that changed is in force", zap.String("key", w.key))
 	}
 }

@@ -17,8 +17,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/gateway"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -110,6 +112,8 @@ func TestANewCertificateIsInForceWithinSeconds(t *testing.T) {
 	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
 	leave()
 	require.NotZero(t, c.logs.FilterMessage("a file that changed is in force").Len())
+	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
+	require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
 }
 
 func TestEnginesBehindTLS(t *testing.T) {
@@ -172,6 +176,7 @@ func TestAKeyFileThatChanges(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("keys: []\n"), 0o600))
 	c.eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
 	require.Equal(t, 200, status("ek-one", ""), "and not used")
+	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="keys_file",outcome="refused"}`))
 
 	keyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
 	c.eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
@@ -245,4 +250,38 @@ func TestWithATokenTheAdminListenerAnswersToAnyName(t *testing.T) {
 	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
 	require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
 	require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+}
+
+func TestAStrangersBodyIsNotRead(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "team ek-one")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", chatPath)
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // not a byte of the body was sent
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusUnauthorized, resp.StatusCode, "not 413, and at once")
+	require.Equal(t, "Bearer", resp.Header.Get("WWW-Authenticate"))
+	require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").status)
+}
+
+func TestFilesThatCannotBeReadKeepTheProxyFromStarting(t *testing.T) {
+	t.Parallel()
+	nowhere := filepath.Join(t.TempDir(), "none.pem")
+	for want, set := range map[string]func(*config.Config){
+		"tls: certificate: open":       func(cfg *config.Config) { cfg.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} },
+		"admin.tls: certificate: open": func(cfg *config.Config) { cfg.Admin.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} },
+		"key file: open":               func(cfg *config.Config) { cfg.KeysFile = nowhere },
+	} {
+		cfg := config.Default()
+		set(cfg)
+		require.NoError(t, cfg.Validate())
+		_, err := gateway.New(cfg, zap.NewNop())
+		require.ErrorContains(t, err, want)
+	}
 }
