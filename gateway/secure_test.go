@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -56,7 +57,7 @@ func TestBothListenersSpeakTLS(t *testing.T) {
 	})
 	t.Run("TLS 1.1 is not spoken", func(t *testing.T) {
 		for _, url := range []string{c.url, c.admin} {
-			_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11}) //nolint:gosec // that is the test
+			_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11})
 			require.Error(t, err)
 		}
 	})
@@ -90,6 +91,28 @@ func TestAClientThatLeavesThroughTLSIsNoticed(t *testing.T) {
 			leave(raw.(*net.TCPConn), secure)
 			c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
 			_ = resp.Body.Close()
+		})
+	}
+}
+
+// A socket that never gets as far as a request is a slot of limits.connections.
+func TestAHandshakeThatStopsIsClosed(t *testing.T) {
+	t.Parallel()
+	c := tlsCluster(t, certtest.New(t), func(cfg *config.Config) { cfg.Limits.ReadTimeout = 200 * time.Millisecond })
+	for name, begin := range map[string]string{
+		"nothing":               "",
+		"half of a ClientHello": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+		"no TLS at all":         "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+			require.NoError(t, err)
+			defer func() { _ = raw.Close() }()
+			require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
+			_, err = raw.Write([]byte(begin))
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, raw)
+			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "still open")
 		})
 	}
 }

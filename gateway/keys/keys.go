@@ -34,7 +34,7 @@ type Key struct {
 // Acquire books n more answers for this key; false when that makes more than
 // MaxConcurrent: answer 429. What was booked is given back by Release.
 func (k Key) Acquire(n int) bool {
-	if k.running == nil {
+	if k.running == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
 		return true
 	}
 	if now := k.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {

@@ -196,6 +196,11 @@ func TestAChangedFileKeepsWhatRuns(t *testing.T) {
 	running.Release(2)
 	require.True(t, lab.Acquire(2))
 
+	strict := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 1\n"))
+	strict.Succeed(s)
+	low, _ := strict.Authenticate([]byte("Bearer k2"))
+	require.False(t, low.Acquire(1), "three run under a limit of one")
+	require.True(t, low.Acquire(0), "nothing more is no harm")
 	late, _ := s.Authenticate([]byte("Bearer g"))
 	require.True(t, late.Acquire(1), "another name is another caller")
 	gone.Release(1)
