@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -152,6 +153,7 @@ func TestEnginesBehindTLS(t *testing.T) {
 		require.NoError(t, err)
 		proxy := httputil.NewSingleHostReverseProxy(target)
 		proxy.FlushInterval = -1
+		proxy.ErrorLog = log.New(io.Discard, "", 0)
 		transport := &http.Transport{DisableCompression: true}
 		proxy.Transport = transport
 		s := &http.Server{Handler: proxy}
