@@ -150,7 +150,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	p.hold = p.hold[:0]
 	for _, a := range p.placed {
 		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.cols.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, jointPatience, e)}
+		h := Placed{Rank: int(a.rank), Tokens: p.cols.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, p.patience(s), e)}
 		if step > 0 {
 			h.WaitedSteps = float64(e.WaitMs) / step
 		}

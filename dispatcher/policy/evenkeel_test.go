@@ -251,3 +251,26 @@ func TestItLevelsBetterThanOneRankAtATime(t *testing.T) {
 	require.Less(t, idle["evenkeel"], 0.9*idle["br0"], report)
 	t.Log(report)
 }
+
+func TestAnOverdueEntryMayLookForAGoodPlaceAFifthLonger(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		effective float32 // guard age of the snapshot
+		want      float32 // waits from which it is placed first
+	}{
+		{"the policy's own age", 1000, 1200},
+		{"a shorter one", 500, 600},
+		{"one that gave way a little", 1100, 1200},
+		{"one that gave way far", 5000, 5000},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, err := Parse("evenkeel:max_age_ms=1000")
+			require.NoError(t, err)
+			s := &Snapshot{MaxAgeMs: tc.effective}
+			require.InDelta(t, tc.want, p.(*evenkeel).patience(s)*tc.effective, 0.01)
+		})
+	}
+	p, err := Parse("evenkeel")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, p.(*evenkeel).patience(&Snapshot{}), "no guard, no patience")
+}

@@ -25,13 +25,22 @@ type ranked struct {
 // better place for it. Within what algorithm 10.5 allows the longest wait.
 const jointPatience = 1.2
 
+// patience is that, less where the guard has given way already because all wait
+// long (algorithm 4.3).
+func (p *evenkeel) patience(s *Snapshot) float32 {
+	if s.MaxAgeMs <= 0 {
+		return 1
+	}
+	return min(jointPatience, max(1, jointPatience*float32(p.set.maxAgeMs)/s.MaxAgeMs))
+}
+
 // place makes the first, good placement of the round (algorithm 6.3, step 1):
 // the overdue entries, then as many of the others as there are slots. An overdue
 // entry that fits nowhere keeps a rank closed.
 func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
-	p.late = overdue(s, jointPatience, p.late[:0])
+	p.late = overdue(s, p.patience(s), p.late[:0])
 	p.pick.begin(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	p.pick.choose(s, p.late, &p.ranks, n, p.set.candidates)
 
