@@ -32,6 +32,7 @@ type Leg struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
 	SeedOffset int             // added to the client's seed, so that samples differ
 	IgnoreEOS  bool            // probe again after a first token that was the end of the answer (contract 1.3)
+	Resume     *Resume         // goes on with an answer that has begun; nil: begins one
 }
 
 // Exchange is the part of a vllm-mooncake handoff that the proxy invents or
@@ -95,7 +96,8 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
 	}
-	members := make([]Member, 0, 9)
+	params = leg.resume().params(params)
+	members := make([]Member, 0, 12)
 	members = oneToken(b, leg, members)
 	if p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "" {
 		members = append(members, Member{"min_tokens", jsonOne})
@@ -106,7 +108,7 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 	if p.returnTokenIDs() {
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
-	return b.Splice(dst, dropOnProbe, append(members, Member{"kv_transfer_params", params}))
+	return b.Splice(dst, leg.resume().drop(dropOnProbe), append(members, Member{"kv_transfer_params", params}))
 }
 
 // DecodeBody appends the segments of the decode request: the client's body
@@ -115,7 +117,7 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 // client did not ask for. A nil kv makes the engine prefill by itself, which
 // only a profile with AllowLocalPrefill should let happen (contract 1.3).
 func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
-	members := make([]Member, 0, 6)
+	members := make([]Member, 0, 10)
 	members = legMembers(b, leg, members)
 	drop := dropOnDecode
 	if !p.stopTokensSafe(b) {
@@ -136,37 +138,52 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 		drop = func(key string) bool { return key == "stream_options" || inner(key) }
 	}
 	if kv != nil {
-		members = append(members, Member{"kv_transfer_params", kv})
+		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
 	}
-	return b.Splice(dst, drop, members)
+	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 
 // DrainBody appends the segments of a request that only makes a decode engine
 // pull the handoff, so that the prefill engine frees it (contract 2.5a).
 func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, dst [][]byte) [][]byte {
 	members := oneToken(b, leg, make([]Member, 0, 6))
-	return b.Splice(dst, dropOnProbe, append(members, Member{"kv_transfer_params", kv}))
+	return b.Splice(dst, leg.resume().drop(dropOnProbe), append(members, Member{"kv_transfer_params", leg.resume().params(kv)}))
 }
 
 // oneToken adds what ends a request after its first token, in one JSON answer.
 func oneToken(b *Body, leg *Leg, members []Member) []Member {
-	if leg != nil && leg.Prompt != nil {
-		members = append(members, Member{"prompt", leg.Prompt})
-	}
-	members = append(members, Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
+	members = append(promptMembers(b, leg, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // chat: it wins over max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
 	}
 	return members
 }
 
+// promptMembers adds what replaces the body's own prompt.
+func promptMembers(b *Body, leg *Leg, members []Member) []Member {
+	switch {
+	case leg == nil:
+		return members
+	case leg.Resume != nil && leg.Resume.replacesPrompt():
+		return leg.Resume.prompt(b, members)
+	case leg.Prompt != nil:
+		return append(members, Member{"prompt", leg.Prompt})
+	}
+	return members
+}
+
+func (l *Leg) resume() *Resume {
+	if l == nil {
+		return nil
+	}
+	return l.Resume
+}
+
 func legMembers(b *Body, leg *Leg, members []Member) []Member {
 	if leg == nil {
 		return members
 	}
-	if leg.Prompt != nil {
-		members = append(members, Member{"prompt", leg.Prompt})
-	}
+	members = leg.Resume.budget(b, promptMembers(b, leg, members))
 	if leg.SeedOffset != 0 {
 		if raw, ok := b.Get("seed"); ok {
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {

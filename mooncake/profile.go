@@ -46,10 +46,16 @@ const (
 	DPInternal = "internal" // header with the rank of the deployment
 )
 
-// ChatResumeNone is the chat_resume that never resumes (contract 5.3).
-const ChatResumeNone = "none"
+// How a chat goes on whose decode rank gave it up after the client had some of
+// the answer (contract 5.3).
+const (
+	ChatResumeNone     = "none"
+	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids beside the hand-off, vLLM from PR 48145 on
+	ChatResumeAscend   = "ascend_private"         // the same under vllm-ascend's own key
+	ChatResumeContinue = "continue_final_message" // the text so far as a last message
+)
 
-var chatResumes = []string{ChatResumeNone, "vllm_prompt_token_ids", "ascend_private", "continue_final_message"}
+var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
 // Profile is what the operator tells about a kind of engine (contract 12).
 type Profile struct {

@@ -46,7 +46,11 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 		case null:
 			dst = append(dst, "null"...)
 		case put:
-			dst = m.appendValue(dst, k.what)
+			if k.what == offsetsValue {
+				dst = appendShifted(dst, b[k.val:k.end], m.ask.Seam.Runes)
+			} else {
+				dst = m.appendValue(dst, k.what)
+			}
 		}
 		cur = to
 	}
@@ -80,8 +84,26 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		if m.ask.Cached < 0 {
 			return remove
 		}
-	case foreign:
+	case foreign, roleValue:
 		return remove
+	case offsetsValue:
+		return put
+	case promptValue, completionValue, totalValue:
+		if !m.f.hasUsage {
+			return keep
+		}
+	case createdValue:
+		if m.ask.Created == 0 && len(m.ask.Seam.Head.Created) == 0 {
+			return keep
+		}
+	case modelValue:
+		if len(m.ask.Seam.Head.Model) == 0 {
+			return keep
+		}
+	case fingerprintValue:
+		if len(m.ask.Seam.Head.Fingerprint) == 0 {
+			return remove // the first leg had none
+		}
 	case idValue:
 		if bytes.Equal(old, m.id) {
 			return keep
@@ -104,12 +126,43 @@ func (m *Mirror) appendValue(dst []byte, w what) []byte {
 	case idValue:
 		return append(dst, m.id...)
 	case createdValue:
+		if m.ask.Created == 0 {
+			return append(dst, m.ask.Seam.Head.Created...)
+		}
 		return strconv.AppendInt(dst, m.ask.Created, 10)
+	case modelValue:
+		return append(dst, m.ask.Seam.Head.Model...)
+	case fingerprintValue:
+		return append(dst, m.ask.Seam.Head.Fingerprint...)
+	case promptValue:
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Prompt), 10)
+	case completionValue:
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Completion), 10)
+	case totalValue:
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(m.ask.Choice), 10)
 	default:
 		return strconv.AppendInt(dst, int64(m.ask.Cached), 10)
 	}
+}
+
+// appendShifted appends a list of numbers, each with n more.
+func appendShifted(dst, list []byte, n int) []byte {
+	dst = append(dst, '[')
+	a := elements(list, 0)
+	for a.next() {
+		a.pos = valueEnd(list, a.val)
+		if a.n > 1 {
+			dst = append(dst, ',')
+		}
+		if v, ok := intAt(list, a.val, a.pos); ok {
+			dst = strconv.AppendInt(dst, int64(v+n), 10)
+		} else if a.pos > 0 {
+			dst = append(dst, list[a.val:a.pos]...)
+		}
+	}
+	return append(dst, ']')
 }
 
 // without returns the span to cut for a member to be gone: with the comma before

@@ -23,6 +23,9 @@ type Ask struct {
 	Choice         int    // replaces choices[].index; -1: leave it
 	DropFinalUsage bool   // one UsageEvent will stand for all legs
 	DropDone       bool
+
+	Trail *Trail // keeps what another leg would need to go on; nil: nothing is kept
+	Seam  *Seam  // the leg goes on with an answer; nil: it begins one
 }
 
 // Verdict is what an event means for its stream.
@@ -62,6 +65,7 @@ type Mirror struct {
 	usage      Usage
 	drift      int
 	reconciled bool
+	promptIDs  int
 	failure    Failure
 }
 
@@ -78,8 +82,11 @@ func (m *Mirror) Reset(a Ask) {
 	if cap(marks) > 256 {
 		marks = make([]mark, 0, 16)
 	}
-	if a.ID != nil {
+	switch {
+	case a.ID != nil:
 		id = appendString(id, a.ID)
+	case a.Seam != nil:
+		id = append(id, a.Seam.Head.ID...)
 	}
 	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks}
 }
@@ -101,12 +108,18 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		return e.Raw, Ended
 	case KindOpaque:
 		m.started = true
+		if m.ask.Trail != nil {
+			m.ask.Trail.Unread = true
+		}
 		return e.Raw, Forward
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]
 	if !m.read(e.Data) { // not JSON: not ours to judge
 		m.started = true
+		if m.ask.Trail != nil {
+			m.ask.Trail.Unread = true
+		}
 		return e.Raw, Forward
 	}
 	if m.f.isError {
@@ -114,7 +127,11 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		return e.Raw, Failed
 	}
 	m.count()
-	return m.judge(e, dst)
+	out, v = m.judge(e, dst)
+	if m.ask.Trail != nil && v != Failed {
+		m.ask.Trail.keep(m, e.Data)
+	}
+	return out, v
 }
 
 // count takes over what read found about tokens. The best source an engine
@@ -172,6 +189,9 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		return m.edit(e, dst), Failed
 	}
 	m.started = true
+	if f.promptIDs > 0 {
+		m.promptIDs = f.promptIDs
+	}
 	if len(finish) > 0 {
 		m.finish = finishReason(finish)
 	}
@@ -181,10 +201,13 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
 		return nil, Drop // the engine sends this chunk only to those who ask for token ids
 	}
+	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
+		return nil, Drop // the answer has begun already
+	}
 	return m.edit(e, dst), Forward
 }
 
-// Tokens is how many tokens were generated so far. It never falls.
+// Tokens is how many tokens this leg generated so far. It never falls.
 func (m *Mirror) Tokens() int { return m.tokens }
 
 // Started tells whether a data event came that is no failure: decode has pulled
@@ -197,8 +220,23 @@ func (m *Mirror) Finished() bool { return m.finish != "" }
 // FinishReason is that reason, empty before.
 func (m *Mirror) FinishReason() string { return m.finish }
 
-// Usage is the last usage the engine sent; ok is false while it sent none.
-func (m *Mirror) Usage() (u Usage, ok bool) { return m.usage, m.usageSeen }
+// Usage is the last usage the engine sent, as the client has it; ok is false
+// while it sent none.
+func (m *Mirror) Usage() (u Usage, ok bool) {
+	if m.ask.Seam != nil && m.usageSeen {
+		return m.ask.Seam.join(m.usage), true
+	}
+	return m.usage, m.usageSeen
+}
+
+// Prompt is the length in tokens of the prompt this leg was given, as the
+// engine counts; 0 while it has not said.
+func (m *Mirror) Prompt() int {
+	if m.usageSeen {
+		return m.usage.Prompt
+	}
+	return m.promptIDs
+}
 
 // Failure is what the engine said where Event returned Failed.
 func (m *Mirror) Failure() Failure { return m.failure }

@@ -1,5 +1,7 @@
 package sse
 
+import "bytes"
+
 // facts is what one event says, found in one pass over its bytes.
 type facts struct {
 	choices  int // -1: not a list of choices
@@ -13,6 +15,12 @@ type facts struct {
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
 	isError             bool
+
+	textAt, textEnd int  // the text or content, with its quotes
+	moreThan        bool // content that is not that text
+	role            bool // the delta has a role
+	idsAt           int  // the list of token ids
+	promptIDs       int  // tokens of the prompt, where they came
 }
 
 // what names a place that may have to change.
@@ -27,6 +35,15 @@ const (
 	createdValue
 	indexValue
 	endValue // a finish_reason or stop_reason
+
+	// Of a leg that goes on with an answer only:
+	modelValue
+	fingerprintValue
+	roleValue
+	promptValue
+	completionValue
+	totalValue
+	offsetsValue
 )
 
 // mark is a member that may have to change. Marks are in the order of their
@@ -74,11 +91,15 @@ func (m *Mirror) read(b []byte) bool {
 				o.pos = valueEnd(b, o.val)
 			}
 		case "created":
-			if m.ask.Created != 0 {
+			if m.ask.Created != 0 || m.ask.Seam != nil {
 				o.pos = m.marked(createdValue, 0, &o)
 			} else {
 				o.pos = valueEnd(b, o.val)
 			}
+		case "model":
+			o.pos = m.seamed(modelValue, 0, &o)
+		case "system_fingerprint":
+			o.pos = m.seamed(fingerprintValue, 0, &o)
 		case "error":
 			o.pos = valueEnd(b, o.val)
 			m.f.isError = m.f.isError || !isNull(b[o.val:])
@@ -92,12 +113,28 @@ func (m *Mirror) read(b []byte) bool {
 	return o.pos > 0 && space(b, o.pos) == len(b)
 }
 
-// foreignIDs marks prompt token ids unless the client asked for them.
+// foreignIDs marks prompt token ids unless the client asked for them, and has
+// not got them.
 func (m *Mirror) foreignIDs(level uint8, o *object) int {
-	if m.ask.TokenIDs {
+	var end int
+	if m.ask.TokenIDs && m.ask.Seam == nil {
+		end = valueEnd(o.b, o.val)
+	} else {
+		end = m.marked(foreign, level, o)
+	}
+	if (m.ask.Trail != nil || m.ask.Seam != nil) && end-o.val > len("[]") {
+		m.f.promptIDs = bytes.Count(o.b[o.val:end], []byte{','}) + 1
+	}
+	return end
+}
+
+// seamed is marked for a leg that goes on with an answer; no other changes the
+// member.
+func (m *Mirror) seamed(w what, level uint8, o *object) int {
+	if m.ask.Seam == nil {
 		return valueEnd(o.b, o.val)
 	}
-	return m.marked(foreign, level, o)
+	return m.marked(w, level, o)
 }
 
 func (m *Mirror) readChoices(b []byte, i int) int {
@@ -133,7 +170,9 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 		case "text":
 			bare = false
 			o.pos = valueEnd(b, o.val)
-			m.f.content = m.f.content || o.pos-o.val > len(`""`) && b[o.val] == '"'
+			if o.pos-o.val > len(`""`) && b[o.val] == '"' {
+				m.f.content, m.f.textAt, m.f.textEnd = true, o.val, o.pos
+			}
 		case "finish_reason":
 			o.pos = m.marked(endValue, 1, &o)
 			if b[o.val] == '"' {
@@ -152,7 +191,11 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 		case "kv_transfer_params":
 			o.pos = m.marked(foreign, 1, &o)
 		case "logprobs":
-			o.pos = valueEnd(b, o.val)
+			if m.ask.Seam != nil && m.ask.Seam.Runes > 0 && b[o.val] == '{' {
+				o.pos = m.readOffsets(b, o.val)
+			} else {
+				o.pos = valueEnd(b, o.val)
+			}
 			bare = bare && isNull(b[o.val:])
 		default:
 			o.pos = valueEnd(b, o.val)
@@ -170,15 +213,40 @@ func (m *Mirror) readDelta(b []byte, i int) (end int, says bool) {
 	}
 	o := at(b, i)
 	for o.next() {
+		if string(o.key) == "role" {
+			m.f.role = true
+			o.pos = m.seamed(roleValue, 2, &o)
+			continue
+		}
 		o.pos = valueEnd(b, o.val)
 		switch b[o.val] {
 		case '"', '[', '{': // more than the two quotes or brackets
-			if o.pos-o.val > 2 && string(o.key) != "role" {
-				m.f.content = true
+			if o.pos-o.val <= 2 {
+				break
+			}
+			m.f.content = true
+			if string(o.key) == "content" && b[o.val] == '"' {
+				m.f.textAt, m.f.textEnd = o.val, o.pos
+			} else {
+				m.f.moreThan = true
 			}
 		}
 	}
 	return o.pos, o.n > 0
+}
+
+// readOffsets marks where the tokens of a completion's logprobs stand in its
+// text.
+func (m *Mirror) readOffsets(b []byte, i int) int {
+	o := at(b, i)
+	for o.next() {
+		if string(o.key) == "text_offset" && b[o.val] == '[' {
+			o.pos = m.marked(offsetsValue, 2, &o)
+		} else {
+			o.pos = valueEnd(b, o.val)
+		}
+	}
+	return o.pos
 }
 
 // readIDs counts a choice's token ids: how many were generated since the last event.
@@ -203,7 +271,7 @@ func (m *Mirror) countIDs(b []byte, i int) int {
 		a.pos = valueEnd(b, a.val)
 	}
 	m.f.ids += a.n
-	m.f.hasIDs = true
+	m.f.hasIDs, m.f.idsAt = true, i
 	return a.pos
 }
 
@@ -227,16 +295,18 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 			o.pos = m.readDetails(&o)
 			continue
 		}
-		o.pos = valueEnd(b, o.val)
-		n, ok := intAt(b, o.val, o.pos)
-		switch {
-		case !ok:
-		case string(o.key) == "prompt_tokens":
-			u.Prompt = n
-		case string(o.key) == "completion_tokens":
-			u.Completion, counts = n, true
-		case string(o.key) == "total_tokens":
-			u.Total, total = n, true
+		switch string(o.key) {
+		case "prompt_tokens":
+			o.pos = m.seamed(promptValue, 1, &o)
+			u.Prompt, _ = intAt(b, o.val, o.pos)
+		case "completion_tokens":
+			o.pos = m.seamed(completionValue, 1, &o)
+			u.Completion, counts = intAt(b, o.val, o.pos)
+		case "total_tokens":
+			o.pos = m.seamed(totalValue, 1, &o)
+			u.Total, total = intAt(b, o.val, o.pos)
+		default:
+			o.pos = valueEnd(b, o.val)
 		}
 	}
 	if counts {

@@ -1,0 +1,86 @@
+package mooncake
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strconv"
+)
+
+// Resume is how a request goes on with an answer that another decode rank gave
+// up: the answer so far becomes part of the prompt, on the probe and on the
+// decode leg alike (contract 5.3). A nil Resume changes nothing.
+type Resume struct {
+	How    string          // a chat_resume, or ResumePrompt
+	IDs    json.RawMessage // of the prompt and of the answer so far; ChatResumeContinue needs none
+	Text   json.RawMessage // of the answer so far, a JSON string; for ChatResumeContinue
+	Tokens int             // of the answer so far
+
+	Limit    int    // tokens that the rest may have
+	LimitKey string // which key of the body says so; empty: the limit is the context's
+}
+
+// ResumePrompt gives a completion its token ids as the prompt.
+const ResumePrompt = "prompt"
+
+func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || r.How == ChatResumeContinue }
+
+// prompt adds the members that stand for the prompt and the answer so far.
+func (r *Resume) prompt(b *Body, members []Member) []Member {
+	if r.How == ResumePrompt {
+		return append(members, Member{"prompt", r.IDs})
+	}
+	messages, _ := b.Get("messages")
+	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")
+	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
+	return append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue}, Member{"add_generation_prompt", jsonFalse})
+}
+
+// params adds the token ids to kv_transfer_params, where that is their place.
+func (r *Resume) params(kv json.RawMessage) json.RawMessage {
+	if r == nil {
+		return kv
+	}
+	var key string
+	switch r.How {
+	case ChatResumeVLLM:
+		key = "prompt_token_ids"
+	case ChatResumeAscend:
+		key = "_vllm_ascend_recompute_token_ids"
+	default:
+		return kv
+	}
+	open := bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")
+	out := slices.Concat(open, []byte(`,"`+key+`":`), r.IDs, []byte{'}'})
+	if len(open) == 1 {
+		out = slices.Delete(out, 1, 2) // an empty object has no comma to add
+	}
+	return out
+}
+
+// budget adds how much may and must be generated yet.
+func (r *Resume) budget(b *Body, members []Member) []Member {
+	if r == nil {
+		return members
+	}
+	if r.LimitKey != "" {
+		members = append(members, Member{r.LimitKey, strconv.AppendInt(nil, int64(r.Limit), 10)})
+	}
+	if raw, ok := b.Get("min_tokens"); ok {
+		if least, err := strconv.Atoi(string(raw)); err == nil {
+			members = append(members, Member{"min_tokens", strconv.AppendInt(nil, int64(max(0, least-r.Tokens)), 10)})
+		}
+	}
+	return members
+}
+
+// drop also drops what was meant for the prompt the client sent: the one that
+// goes out has been cut to size, and must not come back as part of the answer.
+func (r *Resume) drop(inner func(string) bool) func(string) bool {
+	if r == nil {
+		return inner
+	}
+	return func(key string) bool {
+		return key == "echo" || key == "truncate_prompt_tokens" && r.How != ChatResumeContinue || inner(key)
+	}
+}

@@ -1,0 +1,170 @@
+package sse
+
+import "bytes"
+
+// Trail is what is kept of a leg so that another can go on with its answer
+// (contract 5.3). The mirror adds what reaches the client, event by event; it
+// allocates only where the trail grows.
+type Trail struct {
+	KeepText bool // keep Text as well
+
+	Head      Head
+	IDs       []int32 // of the tokens, in order
+	Shown     int     // of IDs: those up to the last event that had text
+	Text      []byte  // the content as it stands inside a JSON string
+	Runes     int     // of the content
+	Content   bool    // an event said something
+	MoreThan  bool    // more than plain text was said: reasoning, a tool call
+	Unread    bool    // an event was not understood, so something may be missing
+	Prompt    int     // tokens of the prompt as decode counted them; 0: it did not say
+	Completed int     // tokens by the engine's count
+}
+
+// Head is what the events of an answer have in common, each as JSON; nil where
+// the engine sent none.
+type Head struct{ ID, Created, Model, Fingerprint []byte }
+
+// Reset empties the trail; it keeps its memory.
+func (t *Trail) Reset(keepText bool) {
+	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0]}
+}
+
+// Exact tells whether every token of the leg is known by its id.
+func (t *Trail) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
+
+// Join appends what a resumed leg added.
+func (t *Trail) Join(next *Trail) {
+	if next.Content {
+		t.Shown = len(t.IDs) + next.Shown
+	}
+	t.IDs = append(t.IDs, next.IDs...)
+	t.Text = append(t.Text, next.Text...)
+	t.Runes += next.Runes
+	t.Completed += next.Completed
+	t.Content = t.Content || next.Content
+	t.MoreThan = t.MoreThan || next.MoreThan
+	t.Unread = t.Unread || next.Unread
+}
+
+// Cut forgets the tokens behind Shown, whose text a client has not seen: the
+// next leg makes them anew.
+func (t *Trail) Cut() {
+	t.IDs = t.IDs[:t.Shown]
+	t.Completed = t.Shown
+}
+
+// keep adds the event at hand, whose data is b.
+func (t *Trail) keep(m *Mirror, b []byte) {
+	f := &m.f
+	if t.Head.ID == nil {
+		t.Head = readHead(b)
+	}
+	if f.idsAt > 0 {
+		ids := elements(b, f.idsAt)
+		for ids.next() {
+			ids.pos = valueEnd(b, ids.val)
+			id, ok := intAt(b, ids.val, ids.pos)
+			t.Unread = t.Unread || !ok
+			t.IDs = append(t.IDs, int32(id))
+		}
+	}
+	t.Completed = m.tokens
+	if m.usageSeen {
+		t.Prompt = m.usage.Prompt
+	} else if f.promptIDs > 0 {
+		t.Prompt = f.promptIDs
+	}
+	if !f.content {
+		return
+	}
+	t.Content, t.Shown = true, len(t.IDs)
+	t.MoreThan = t.MoreThan || f.moreThan
+	if f.textEnd > f.textAt {
+		text := b[f.textAt+1 : f.textEnd-1]
+		t.Runes += runes(text)
+		if t.KeepText {
+			t.Text = append(t.Text, text...)
+		}
+	}
+}
+
+func readHead(b []byte) (h Head) {
+	o := at(b, space(b, 0))
+	for o.next() {
+		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+			break
+		}
+		val := b[o.val:o.pos]
+		switch string(o.key) {
+		case "id":
+			h.ID = bytes.Clone(val)
+		case "created":
+			h.Created = bytes.Clone(val)
+		case "model":
+			h.Model = bytes.Clone(val)
+		case "system_fingerprint":
+			h.Fingerprint = bytes.Clone(val)
+		}
+	}
+	return h
+}
+
+// runes counts the runes of a JSON string's inside. Half a surrogate pair
+// counts with its other half.
+func runes(s []byte) (n int) {
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c&0xC0 == 0x80: // inside a rune
+		case c != '\\':
+			n++
+		case i+5 < len(s) && s[i+1] == 'u':
+			if high := (s[i+2]|0x20) == 'd' && s[i+3] >= '8' && (s[i+3] <= '9' || (s[i+3]|0x20) <= 'b'); !high {
+				n++
+			}
+			i += 5
+		default:
+			n++
+			i++
+		}
+	}
+	return n
+}
+
+// Seam is where a resumed leg joins the answer it goes on with. Its events then
+// say what the client would have read had the answer not been interrupted: no
+// second role, the first leg's head, the usage of both, positions in the whole
+// text.
+type Seam struct {
+	Head   Head
+	Prompt int // tokens of the client's own prompt; 0: what the leg says less Tokens
+	Tokens int // generated before
+	Runes  int // of text before
+}
+
+// join adds what came before to a leg's usage.
+func (s *Seam) join(u Usage) Usage {
+	u.Prompt -= s.Tokens
+	if s.Prompt > 0 {
+		u.Prompt = s.Prompt
+	}
+	u.Completion += s.Tokens
+	u.Total = u.Prompt + u.Completion
+	return u
+}
+
+// Ending appends a leg that has nothing but its end: the finish_reason, unless
+// it is empty, the usage and [DONE]. A mirror makes it the end of an answer.
+func Ending(dst []byte, chat bool, finish string, u Usage) []byte {
+	if finish != "" {
+		dst = append(dst, `data: {"id":"","object":`...)
+		if chat {
+			dst = append(dst, `"chat.completion.chunk","created":0,"model":"","choices":[{"index":0,"delta":{}`...)
+		} else {
+			dst = append(dst, `"text_completion","created":0,"model":"","choices":[{"index":0,"text":""`...)
+		}
+		dst = appendString(append(dst, `,"logprobs":null,"finish_reason":`...), finish)
+		dst = append(dst, `,"stop_reason":null}]}`+"\n\n"...)
+	}
+	dst = UsageEvent(dst, nil, nil, 0, chat, u)
+	return append(dst, Done...)
+}
