@@ -37,6 +37,9 @@ func (j *job) again(attempt int, f *fault) bool {
 		status = http.StatusInternalServerError
 	}
 	wait, ok := j.gw.tier.Retry(attempt, status, f.err)
+	if j.resume.times > 0 && attempt < j.gw.cfg.Prefill.Retry.Attempts { // half an answer is out: the budget is for requests that have none
+		ok = true
+	}
 	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok {
 		log.Warn("request failed, no retry is left")

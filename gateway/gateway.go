@@ -58,16 +58,17 @@ type Gateway struct {
 	pages      pages
 	routes     map[string]handler
 
-	ctx        context.Context // ends when the last stream has
-	stop       context.CancelFunc
-	background sync.WaitGroup // loops that end with ctx
-	drains     sync.WaitGroup // of hand-offs
-	server     *fasthttp.Server
-	listener   *edge.Listener
-	admin      net.Listener
-	draining   atomic.Bool
-	open       atomic.Int64 // client requests being served
-	ids        atomic.Uint64
+	ctx         context.Context // ends when the last stream has
+	stop        context.CancelFunc
+	background  sync.WaitGroup // loops that end with ctx
+	drains      sync.WaitGroup // of hand-offs
+	server      *fasthttp.Server
+	listener    *edge.Listener
+	admin       net.Listener
+	draining    atomic.Bool
+	open        atomic.Int64 // client requests being served
+	ids         atomic.Uint64
+	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
 }
 
 // New wires a proxy from a validated config. Nothing listens yet.

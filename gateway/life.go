@@ -34,10 +34,12 @@ type job struct {
 	ask    sse.Ask
 	rec    *record
 
-	prompt   int  // tokens as the prefill engine counted them
+	prompt   int  // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached   int  // of these, found in its prefix cache; -1 unknown
 	poisoned bool // an engine answered it with 500: it may be what breaks engines
 	place    bool // a reserved place in the pool is ours to give back
+
+	resume resumption
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -50,11 +52,14 @@ type client interface {
 // serve runs a request up to the first event of its answer:
 //
 //	choose prefill → probe → wait for a slot → decode
+//	       ↑                                      ↓
+//	       └────── what the client has ←── lost in the middle
 //
 // The caller relays the rest and settles by closing the stream. Before the
 // first event nothing has reached the client, so a failure may start over: with
 // the same hand-off while no engine accepted it, else with a fresh prefill
-// (contract 2.3, 9). Afterwards it may not.
+// (contract 2.3, 9). An answer that is lost afterwards comes here again, from
+// goOn: the prompt is longer by then, the rest is the same.
 func (j *job) serve() (*stream, *openai.Error) {
 	defer j.freePlace()
 	var held *handoff // prefilled and not yet consumed
@@ -68,7 +73,7 @@ func (j *job) serve() (*stream, *openai.Error) {
 				return nil, fail
 			}
 			tried = append(tried, lease.Candidate.ID)
-			held, fault = j.probe(lease, attempt)
+			held, fault = j.probe(lease)
 		}
 		if fault == nil {
 			slot, fail := j.wait(held)
@@ -76,8 +81,8 @@ func (j *job) serve() (*stream, *openai.Error) {
 				return nil, fail
 			}
 			var s *stream
-			if s, fault = j.decode(held, slot, attempt); fault == nil {
-				j.body, j.leg = mooncake.Body{}, nil // a long prompt must not stay for a long answer
+			if s, fault = j.decode(held, slot); fault == nil {
+				s.shed()
 				return s, nil
 			}
 			if fault.spent {
@@ -162,17 +167,17 @@ func (j *job) freePlace() {
 // probe runs the prefill. A client that leaves aborts it, and an aborted probe
 // keeps nothing on its engine (contract 2.6). Once the engine answers, it holds
 // the blocks, so the hand-off is read all the same, to be released by wait.
-func (j *job) probe(lease *prefill.Lease, attempt int) (*handoff, *fault) {
+func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.gw.exchange(c, j.id, attempt)
+	x, err := j.gw.exchange(c, j.id, j.rec.Attempts)
 	if err != nil {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
 	call := j.gw.client.NewCall(c.Target)
 	j.client.OnGone(call.Abort)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", attempt), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", j.rec.Attempts), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.cfg.Limits.ConnectTimeout, FirstByte: j.gw.cfg.Limits.ProbeTimeout, Idle: j.gw.cfg.Limits.EventTimeout,
 	})
 	j.client.OnGone(nil)
@@ -219,12 +224,22 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 		}
 		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
-	j.prompt, j.cached = got.PromptTokens, got.CachedTokens
-	j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
+	j.prompt = got.PromptTokens
+	if j.resume.times == 0 {
+		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
+		j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
+		if j.wantsIDs(c.Profile) {
+			j.resume.ids = got.PromptTokenIDs
+		}
+	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(got.PromptTokens, expires)
 	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, job: j}
-	if fail := j.tooLong(); fail != nil { // the decode engine would refuse it after the pull (contract 9)
+	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
+	if fail == nil {
+		fail = j.verify(j.resume.atP, got.PromptTokens)
+	}
+	if fail != nil {
 		j.gw.drain(h, j.model)
 		return nil, &fault{answer: fail, final: true}
 	}
@@ -235,7 +250,7 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 // leaves open, engines cut to fit.
 func (j *job) tooLong() *openai.Error {
 	context, key := j.model.maxLen, j.req.MaxTokensKey
-	if context == 0 || key == "" || j.prompt+j.req.MaxTokens <= context {
+	if context == 0 || key == "" || j.prompt-j.resume.before+j.req.MaxTokens <= context {
 		return nil
 	}
 	return &openai.Error{
@@ -262,7 +277,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	}
 	j.place = false // the entry has it now
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result
@@ -290,10 +305,13 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 // decode consumes the hand-off and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line
 // (contract 0.6).
-func (j *job) decode(h *handoff, slot *dispatcher.Slot, attempt int) (*stream, *fault) {
+func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	s := j.newStream(slot)
-	if fault := j.open(h, s, attempt); fault != nil {
+	if fault := j.open(h, s); fault != nil {
 		s.settle(dispatcher.Failed)
+		if j.resume.times == 0 {
+			j.forget()
+		}
 		return nil, fault
 	}
 	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
@@ -306,7 +324,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot, attempt int) (*stream, *
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides (contract 2.6).
-func (j *job) open(h *handoff, s *stream, attempt int) *fault {
+func (j *job) open(h *handoff, s *stream) *fault {
 	kv, err := h.take(s.began)
 	if err != nil {
 		h.lease.Orphan()
@@ -319,7 +337,7 @@ func (j *job) open(h *handoff, s *stream, attempt int) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", attempt), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", j.rec.Attempts), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	if err != nil {
 		j.gw.monitor.Report(s.rank.Instance, err)
@@ -341,6 +359,11 @@ func (j *job) open(h *handoff, s *stream, attempt int) *fault {
 			h.lease.Orphan()
 		}
 		return s.failure(err)
+	}
+	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
+		s.call.Abort()
+		h.lease.Release()
+		return &fault{answer: fail, final: true, spent: true}
 	}
 	return nil
 }

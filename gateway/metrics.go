@@ -28,6 +28,7 @@ type metrics struct {
 	recomputes *prometheus.CounterVec
 	reloads    *prometheus.CounterVec
 	certEnd    *prometheus.GaugeVec
+	losses     *prometheus.CounterVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -52,6 +53,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		certEnd: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_certificate_expiry_timestamp_seconds", Help: "When the certificate that a listener presents now expires.",
 		}, []string{"key"}),
+		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_decode_losses_total", Help: "Answers whose decode engine died or failed after the client had some of it, by how they went on.",
+		}, []string{"tier"}),
 		stages: map[string]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
@@ -60,8 +64,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	for _, outcome := range []string{drainDone, drainUnplaced, drainExpired, drainFailed, drainRefused} {
 		m.drains.WithLabelValues(outcome)
 	}
-	for _, tier := range []string{"0", "4"} {
+	for _, tier := range tiers {
 		m.recomputes.WithLabelValues(tier)
+		m.losses.WithLabelValues(tier)
 	}
 	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: secondsBuckets,
@@ -77,7 +82,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

@@ -25,23 +25,33 @@ import (
 // the bytes on. The connection's own goroutine reads it: one Read is one
 // arrival, so backpressure is the client's own.
 type stream struct {
-	job   *job
-	slot  *dispatcher.Slot // nil once released
-	rank  *rank
-	call  *engine.Call
-	resp  *engine.Response
-	began time.Time
+	job *job
+	source
 	whole bool // the engine's own answer in one piece, no events (contract 6)
 
-	*buffers
 	assembler *sse.Assembler // set for an answer put together from the events
 	unread    []byte         // events the client has not taken yet
 	firstAt   time.Time      // first data event; from then on the client may have bytes
 	tokenFrom time.Time      // first event that carried tokens
 	tokenAt   time.Time      // last one
-	ended     bool           // nothing more comes from the engine
+	lost      *openai.Error  // why the source failed of an answer that may go on
+	givenBack bool           // and it was for want of KV memory
+	sofar     *sse.Trail     // what earlier sources gave; nil: none has
+	earlier   int            // tokens of the answer from them
+	ended     bool           // nothing more comes from any engine
 	broken    *openai.Error  // why it ended before it was whole
 	settled   bool
+}
+
+// source is the decode call that an answer comes from at the moment. One that
+// is lost in the middle is followed by another.
+type source struct {
+	slot  *dispatcher.Slot // nil once released
+	rank  *rank
+	call  *engine.Call
+	resp  *engine.Response
+	began time.Time
+	*buffers
 }
 
 // buffers are what a stream needs while it runs, reused by the next one.
@@ -50,6 +60,7 @@ type buffers struct {
 	out    []byte
 	framer *sse.Framer
 	mirror *sse.Mirror
+	trail  sse.Trail
 }
 
 var buffersPool = sync.Pool{New: func() any {
@@ -59,16 +70,20 @@ var buffersPool = sync.Pool{New: func() any {
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.gw.fleet.rank(slot.Worker)
-	s := &stream{job: j, slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), buffers: buffersPool.Get().(*buffers)}
-	s.whole = !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), buffers: buffersPool.Get().(*buffers)}}
+	resumed := j.resume.times > 0
+	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
 	ask.Cached = j.cached
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage = true
-	} else if !j.req.Stream {
+	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
 	}
 	s.framer.Reset()
+	if s.trail.Reset(j.resume.how == mooncake.ChatResumeContinue); !s.whole && j.resume.keeping != keepNothing {
+		ask.Trail = &s.trail
+	}
 	s.mirror.Reset(ask)
 	s.out = s.out[:0]
 	return s
@@ -111,6 +126,9 @@ func (s *stream) first(deadline time.Time) error {
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	j := s.job
+	if j.resume.times > 0 {
+		return // the client has had its first event
+	}
 	j.rec.TransferMs, j.rec.TTFTMs = ms(s.firstAt.Sub(s.began)), ms(s.firstAt.Sub(j.arrive))
 	j.gw.metrics.stage(stageTransfer, s.firstAt.Sub(s.began))
 	j.gw.metrics.ttft.Observe(s.firstAt.Sub(j.arrive).Seconds())
@@ -160,16 +178,20 @@ func (s *stream) readWhole() error {
 // client. An error is returned only before the first data event; afterwards it
 // becomes the stream's last event.
 func (s *stream) fill() error {
+	if s.lost != nil {
+		s.goOn()
+		return nil
+	}
 	n, err := s.resp.Read(s.read[:])
 	s.framer.Feed(s.read[:n])
-	for !s.ended {
+	for !s.ended && s.lost == nil {
 		e, ok := s.framer.Next()
 		if !ok {
 			break
 		}
 		s.event(e)
 	}
-	if err == nil || s.ended {
+	if err == nil || s.ended || s.lost != nil {
 		return nil
 	}
 	switch {
@@ -178,9 +200,9 @@ func (s *stream) fill() error {
 		return nil
 	case errors.Is(err, io.EOF):
 		err = errNotWhole
-		s.end(streamError("upstream_incomplete", err))
+		s.lose(streamError("upstream_incomplete", err))
 	default:
-		s.end(streamError("upstream_broken", err))
+		s.lose(streamError("upstream_broken", err))
 	}
 	if s.mirror.Started() {
 		return nil
@@ -206,46 +228,45 @@ func (s *stream) event(e sse.Event) {
 	if now := s.mirror.Tokens(); now > before {
 		s.progress(now)
 	}
+	if s.assembler != nil && len(edited) > 0 && (verdict == sse.Forward || verdict == sse.Recomputed) {
+		if err := s.assembler.Add(edited); err != nil {
+			s.end(streamError("upstream_broken", err))
+		}
+	}
 	switch verdict {
 	case sse.Forward:
-		switch {
-		case s.assembler != nil:
-			if err := s.assembler.Add(edited); err != nil {
-				s.end(streamError("upstream_broken", err))
-			}
-		case e.Kind == sse.KindComment && !s.mirror.Started():
+		if e.Kind == sse.KindComment && !s.mirror.Started() {
 			s.out = s.out[:mark] // it would commit us to a 200
 		}
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
-		s.end(engineError(s.mirror.Failure()))
+		if fail := engineError(s.mirror.Failure()); fail.Status/100 == 5 {
+			s.lose(fail)
+		} else {
+			s.end(fail)
+		}
 	case sse.Recomputed:
-		s.job.gw.metrics.recomputes.WithLabelValues(s.recomputeTier()).Inc()
+		if s.firstAt.IsZero() { // serve begins anew
+			s.job.gw.metrics.recomputes.WithLabelValues(tierAnew).Inc()
+		}
 		s.job.gw.dispatcher.Preempted(s.slot.Worker)
-		s.end(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
+		s.givenBack = true
+		s.lose(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
 	case sse.Ended:
 		s.out = s.out[:mark]
 		if s.mirror.Finished() {
 			s.end(nil)
 		} else {
-			s.end(streamError("upstream_incomplete", errNotWhole))
+			s.lose(streamError("upstream_incomplete", errNotWhole))
 		}
 	}
-}
-
-// recomputeTier names what becomes of a request that decode gave back: begun
-// anew while the client has nothing, else an error (contract 5.3).
-func (s *stream) recomputeTier() string {
-	if s.firstAt.IsZero() {
-		return "0"
-	}
-	return "4"
 }
 
 // progress tells the board how far the request is; the tick reads it.
 func (s *stream) progress(tokens int) {
 	s.slot.Progress(tokens)
+	s.shed()
 	now := time.Now()
 	if s.tokenFrom.IsZero() {
 		s.tokenFrom = now
@@ -277,7 +298,7 @@ func (s *stream) end(fail *openai.Error) {
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
 			s.job.gw.log.Warn("answer broke off", zap.String("id", s.job.id), zap.String("engine", s.rank.Target.ID),
-				zap.Int("tokens", s.mirror.Tokens()), zap.String("outcome", outcomeOf(fail)), zap.String("cause", s.forLog(fail)))
+				zap.Int("tokens", s.tokens()), zap.String("outcome", outcomeOf(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
 	if s.assembler != nil || s.whole || s.job.isLeg() {
@@ -378,12 +399,13 @@ func (s *stream) close(error) {
 	s.job.client.OnGone(nil)
 	s.end(errGone()) // unless it has ended, the client's side ended first
 	s.account()
+	s.job.forget()
 	s.settle(dispatcher.Cancelled)
 }
 
 // account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
-	now, j, tokens := time.Now(), s.job, s.mirror.Tokens()
+	now, j, tokens := time.Now(), s.job, s.tokens()
 	j.gw.metrics.stage(stageRelay, now.Sub(s.firstAt))
 	if tokens > 1 && s.broken == nil && !s.whole {
 		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.tokenFrom).Seconds() / float64(tokens-1))
@@ -394,6 +416,11 @@ func (s *stream) account() {
 	}
 }
 
+// tokens is how many the answer has, of all its sources.
+func (s *stream) tokens() int {
+	return s.earlier + s.mirror.Tokens()
+}
+
 // settle gives back everything the stream holds.
 func (s *stream) settle(kind dispatcher.Kind) {
 	if s.settled {
@@ -401,8 +428,16 @@ func (s *stream) settle(kind dispatcher.Kind) {
 	}
 	s.settled = true
 	s.release(kind)
+	s.detach()
+}
+
+// detach gives back the source's connection and buffers.
+func (s *stream) detach() {
 	if s.resp != nil {
 		s.resp.Close()
+	}
+	if cap(s.trail.IDs) > 64<<10 {
+		s.trail = sse.Trail{}
 	}
 	if cap(s.out) <= 64<<10 { // one huge event must not stay in the pool
 		buffersPool.Put(s.buffers)

@@ -22,7 +22,12 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage) []byte
 	}
 	dst = strconv.AppendInt(dst, created, 10)
 	dst = appendString(append(dst, `,"model":`...), model)
-	dst = append(dst, `,"choices":[],"usage":{"prompt_tokens":`...)
+	dst = append(dst, `,"choices":[],"usage":`...)
+	return append(u.appendJSON(dst), "}\n\n"...)
+}
+
+func (u Usage) appendJSON(dst []byte) []byte {
+	dst = append(dst, `{"prompt_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
 	dst = append(dst, `,"total_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Total), 10)
@@ -33,7 +38,7 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage) []byte
 		dst = strconv.AppendInt(dst, int64(u.Cached), 10)
 		dst = append(dst, '}')
 	}
-	return append(dst, "}}\n\n"...)
+	return append(dst, '}')
 }
 
 // ErrorEvent appends the event that tells a client that its stream failed after

@@ -207,6 +207,9 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	return m.edit(e, dst), Forward
 }
 
+// Untrack ends what Ask.Trail began.
+func (m *Mirror) Untrack() { m.ask.Trail = nil }
+
 // Tokens is how many tokens this leg generated so far. It never falls.
 func (m *Mirror) Tokens() int { return m.tokens }
 

@@ -154,17 +154,35 @@ func (s *Seam) join(u Usage) Usage {
 
 // Ending appends a leg that has nothing but its end: the finish_reason, unless
 // it is empty, the usage and [DONE]. A mirror makes it the end of an answer.
-func Ending(dst []byte, chat bool, finish string, u Usage) []byte {
+func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
-		dst = append(dst, `data: {"id":"","object":`...)
+		dst = h.open(dst, chat)
 		if chat {
-			dst = append(dst, `"chat.completion.chunk","created":0,"model":"","choices":[{"index":0,"delta":{}`...)
+			dst = append(dst, `{"index":0,"delta":{}`...)
 		} else {
-			dst = append(dst, `"text_completion","created":0,"model":"","choices":[{"index":0,"text":""`...)
+			dst = append(dst, `{"index":0,"text":""`...)
 		}
 		dst = appendString(append(dst, `,"logprobs":null,"finish_reason":`...), finish)
 		dst = append(dst, `,"stop_reason":null}]}`+"\n\n"...)
 	}
-	dst = UsageEvent(dst, nil, nil, 0, chat, u)
-	return append(dst, Done...)
+	dst = append(h.open(dst, chat), `],"usage":`...)
+	return append(append(u.appendJSON(dst), "}\n\n"...), Done...)
+}
+
+// open appends an event up to its first choice.
+func (h *Head) open(dst []byte, chat bool) []byte {
+	object := `"text_completion"`
+	if chat {
+		object = `"chat.completion.chunk"`
+	}
+	dst = append(dst, "data: {"...)
+	for _, m := range []struct {
+		key string
+		val []byte
+	}{{"id", h.ID}, {"object", []byte(object)}, {"created", h.Created}, {"model", h.Model}, {"system_fingerprint", h.Fingerprint}} {
+		if m.val != nil {
+			dst = append(appendKey(dst, m.key), m.val...)
+		}
+	}
+	return append(appendKey(dst, "choices"), '[')
 }

@@ -148,6 +148,7 @@ type Limits struct {
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // SIGTERM: streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
+	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
 	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
 }
@@ -183,6 +184,7 @@ func Default() *Config {
 			EventTimeout:   2 * time.Minute,
 			DrainTimeout:   5 * time.Minute,
 			EventBytes:     8 << 20,
+			ResumeBytes:    256 << 20,
 		},
 		Log:      Log{Level: "info"},
 		SelfTest: true,

@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"evenkeel/mooncake"
 )
 
 // Later is a part of the file that this version does nothing with. With the
@@ -33,9 +31,6 @@ func (c *Config) checkLater(bad report) {
 	}
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
-		if p.ChatResume != mooncake.ChatResumeNone {
-			bad(path+".chat_resume", "going on with a recomputed chat is not in this version; leave it out, or write %s", mooncake.ChatResumeNone)
-		}
 		if p.AllowLocalPrefill {
 			bad(path+".allow_local_prefill", "prefilling on a decode rank is not in this version; leave it out, or write false")
 		}

@@ -236,6 +236,7 @@ func (c *Config) checkNumbers(bad report) {
 	least("$.limits.body_bytes", c.Limits.Body, 1)
 	least("$.limits.head_bytes", c.Limits.Head, 1)
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
+	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
 	least("$.dispatch.log.max_bytes", int(c.Dispatch.Log.MaxBytes), 1<<20)

@@ -1,0 +1,73 @@
+package openai
+
+import (
+	"encoding/json"
+	"strings"
+
+	"evenkeel/mooncake"
+)
+
+// Unresumable tells whether a request asks for something an engine could not
+// carry on in the middle of an answer (contract 5.3): a grammar, a thinking
+// budget, a stop string that begins in what went before, media that the token
+// ids of the prompt do not hold.
+func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
+	for key, v := range b.All() {
+		if isNull(v) {
+			continue
+		}
+		switch key {
+		case "structured_outputs", "thinking_token_budget", "continue_final_message":
+			if string(v) != "false" {
+				return true
+			}
+		case "response_format":
+			for inner, kind := range mooncake.Members(v) {
+				if inner == "type" && string(kind) != `"text"` {
+					return true
+				}
+			}
+		case "stop":
+			if string(v) != "[]" {
+				return true
+			}
+		case "messages":
+			if ep == mooncake.Chat && hasMedia(v) {
+				return true
+			}
+		default:
+			if strings.HasPrefix(key, "guided_") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// HasTools tells whether a chat offers tools: templates then render an
+// assistant's message otherwise than it was generated.
+func HasTools(b *mooncake.Body) bool {
+	v, ok := b.Get("tools")
+	return ok && !isNull(v) && string(v) != "[]"
+}
+
+// hasMedia tells whether some message has a part that is not text.
+func hasMedia(messages json.RawMessage) bool {
+	for message := range mooncake.Elements(messages) {
+		for field, content := range mooncake.Members(message) {
+			if field != "content" || !isArray(content) {
+				continue
+			}
+			for part := range mooncake.Elements(content) {
+				text := false
+				for key, kind := range mooncake.Members(part) {
+					text = text || key == "type" && string(kind) == `"text"`
+				}
+				if !text && !isString(part) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
