@@ -198,6 +198,9 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if f.choices == 0 && f.hasUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
 		return nil, Drop
 	}
+	if f.choices == 0 && f.hasUsage && m.ask.Trail != nil && m.finish == "" {
+		return nil, Drop // the answer has not ended: another leg's usage will be its own
+	}
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
 		return nil, Drop // the engine sends this chunk only to those who ask for token ids
 	}

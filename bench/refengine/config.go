@@ -61,6 +61,7 @@ type Config struct {
 	ForceUsage          bool // usage on every chunk though nobody asked
 	NoContinuousUsage   bool // as versions that ignore continuous_usage_stats
 	NoTokenIDs          bool // as versions that ignore return_token_ids
+	NoResumeIDs         bool // as versions that ignore the token ids in kv_transfer_params
 	ReasoningTokens     int  // the first tokens of a chat answer go into ReasoningField
 	ReasoningField      string
 	CommentInterval     time.Duration // ": keep-alive" while a stream is silent, 0 = none

@@ -103,7 +103,7 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		}
 		r.setLeg(kv)
 	}
-	if err := r.render(f, chat); err != nil {
+	if err := r.render(f, chat, cfg.NoResumeIDs); err != nil {
 		return nil, err
 	}
 	r.output(f, cfg)
@@ -128,12 +128,12 @@ func (r *request) setLeg(kv *kvParams) {
 	}
 }
 
-func (r *request) render(f *fields, chat bool) *apiError {
+func (r *request) render(f *fields, chat, ignoreIDs bool) *apiError {
 	prompt, err := reftext.RenderMembers(chat, f.m)
 	if err != nil {
 		return refuse(400, "%s", strings.TrimPrefix(err.Error(), "reftext: "))
 	}
-	if r.kv != nil && len(r.kv.promptIDs) > 0 { // the client's template and text are left out (vllm#48145)
+	if r.kv != nil && len(r.kv.promptIDs) > 0 && !ignoreIDs { // the client's template and text are left out (vllm#48145)
 		var seed *int64
 		if _, ok := f.member("seed"); ok {
 			v := read[int64](f, "seed", "not an integer")

@@ -68,7 +68,6 @@ func TestValidateRefuses(t *testing.T) {
 		{"a file nobody reads", "predictor: {kind: none, file: fit.json}", "predictor.file", "or remove the file"},
 		{"a predictor the policy cannot use", "predictor: {kind: learned, file: fit.json}\ndispatch: {policy: evenkeel}", "dispatch.policy", "that is predictor.kind"},
 		{"no time for a decision", "dispatch: {tick_limit: 0s}", "dispatch.tick_limit", "above 0"},
-		{"a chat that goes on, of a later version", "profiles: {a: {chat_resume: ascend_private}}", "profiles.a.chat_resume", "not in this version; leave it out, or write none"},
 		{"a prefill on a decode rank, of a later version", "profiles: {a: {allow_local_prefill: true}}", "profiles.a.allow_local_prefill", "not in this version"},
 		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
 	} {

@@ -1,0 +1,360 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// seamless is what a client could notice of an answer's parts.
+type seamless struct {
+	text     string
+	ids      []int32
+	offsets  []int
+	probs    int // tokens with logprobs
+	prompts  int // prompt token ids
+	finishes []string
+	roles    int
+	heads    map[string]bool // id, created and model of the events
+	usage    []usage
+	fail     string
+}
+
+type usage struct {
+	Prompt     int `json:"prompt_tokens"`
+	Completion int `json:"completion_tokens"`
+	Total      int `json:"total_tokens"`
+}
+
+func readSeamless(t *testing.T, body string) *seamless {
+	t.Helper()
+	s := &seamless{heads: map[string]bool{}}
+	all := []string{strings.TrimSpace(body)}
+	if !strings.HasPrefix(body, "{") {
+		all = events(t, body)
+		require.Equal(t, "[DONE]", all[len(all)-1], body)
+		require.Equal(t, 1, strings.Count(body, "[DONE]"))
+		all = all[:len(all)-1]
+	}
+	for _, data := range all {
+		require.NotContains(t, data, "recomputed\"")
+		type said struct {
+			Role, Content string
+		}
+		var e struct {
+			ID      string
+			Created int64
+			Model   string
+			Choices []struct {
+				Text           string
+				Delta, Message said
+				Finish         string  `json:"finish_reason"`
+				IDs            []int32 `json:"token_ids"`
+				Prompt         []int32 `json:"prompt_token_ids"`
+				Logprobs       struct {
+					Offsets []int `json:"text_offset"`
+					Tokens  []string
+					Content []struct{ Token string }
+				}
+			}
+			Prompt []int32 `json:"prompt_token_ids"`
+			Usage  *usage
+			Error  *struct{ Code string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
+		if e.Error != nil {
+			s.fail = e.Error.Code
+			continue
+		}
+		s.heads[fmt.Sprint(e.ID, e.Created, e.Model)] = true
+		s.prompts += len(e.Prompt)
+		if e.Usage != nil {
+			s.usage = append(s.usage, *e.Usage)
+		}
+		for _, c := range e.Choices {
+			s.text += c.Text + c.Delta.Content + c.Message.Content
+			s.ids = append(s.ids, c.IDs...)
+			s.prompts += len(c.Prompt)
+			s.offsets = append(s.offsets, c.Logprobs.Offsets...)
+			s.probs += len(c.Logprobs.Tokens) + len(c.Logprobs.Content)
+			if c.Finish != "" {
+				s.finishes = append(s.finishes, c.Finish)
+			}
+			if c.Delta.Role != "" {
+				s.roles++
+			}
+		}
+	}
+	return s
+}
+
+// slow keeps the answer from coming in one read, before which all begins anew.
+var slow = refengine.Rule{Fault: refengine.Slow, DelayMS: 8, Leg: refengine.LegDecode}
+
+func lossOf(r refengine.Rule, tier string) string {
+	if r.Fault == refengine.Recomputed {
+		return fmt.Sprintf("evenkeel_recomputes_total{tier=%q}", tier)
+	}
+	return fmt.Sprintf("evenkeel_decode_losses_total{tier=%q}", tier)
+}
+
+func TestALostAnswerGoesOn(t *testing.T) {
+	t.Parallel()
+	given := refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5, Count: 1}
+	died := refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5, Count: 1}
+	rule := func(r refengine.Rule, change func(*refengine.Rule)) refengine.Rule { change(&r); return r }
+	const everything = `"logprobs":2,"return_token_ids":true,"max_tokens":300,`
+	for _, row := range []struct {
+		name   string
+		chat   bool
+		resume string // chat_resume
+		more   string
+		rule   refengine.Rule
+		tier   string
+		fail   string // code of the error; empty: the answer is whole
+	}{
+		{"a completion given back", false, "", everything, given, "1", ""},
+		{"a completion given back with text held back so far", false, "", `"max_tokens":300,`, rule(given, func(r *refengine.Rule) { r.Text = true }), "1", ""},
+		{"a completion given back three times", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 3 }), "1", ""},
+		{"a completion given back four times ends", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 4 }), "4", "recompute_unresumable"},
+		{"a completion whose engine dies", false, "", everything, died, "1", ""},
+		{"a completion cut inside a chunk", false, "", everything, rule(died, func(r *refengine.Rule) { r.Phase = refengine.PhaseInsideChunk }), "1", ""},
+		{"a completion that ends in silence", false, "", everything, refengine.Rule{Fault: refengine.SilentEnd, AfterTokens: 4, Count: 1}, "1", ""},
+		{"a completion that ends with an error event", false, "", everything, refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 4, Count: 1}, "1", ""},
+		{"a completion without its finish_reason", false, "", everything, refengine.Rule{Fault: refengine.MissingFinish, AfterTokens: 4, Count: 1}, "1", ""},
+		{"a completion ended by finish_reason error", false, "", everything, refengine.Rule{Fault: refengine.FinishError, AfterTokens: 4, Count: 1}, "1", ""},
+		{"min_tokens and max_tokens count both parts", false, "", `"max_tokens":7,"min_tokens":7,`, given, "1", ""},
+		{"no token left to go is the end by length", false, "", `"max_tokens":5,"ignore_eos":true,`, given, "finished", ""},
+		{"a completion with a stop string ends", false, "", `"max_tokens":300,"stop":"zzz",`, died, "4", "upstream_broken"},
+		{"a chat that nobody may resume ends", true, "none", "", given, "4", "recompute_unresumable"},
+		{"a chat with its role only begins anew", true, "none", "", rule(given, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", ""},
+		{"a chat whose engine dies with its role only", true, "none", "", rule(died, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", ""},
+		{"a chat by token ids", true, mooncake.ChatResumeVLLM, `"logprobs":true,"top_logprobs":1,"return_token_ids":true,`, given, "2", ""},
+		{"a chat by token ids, text held back", true, mooncake.ChatResumeVLLM, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "2", ""},
+		{"a chat by token ids whose engine dies", true, mooncake.ChatResumeVLLM, `"max_completion_tokens":150,`, died, "2", ""},
+		{"a chat by vllm-ascend's key", true, mooncake.ChatResumeAscend, "", died, "2", ""},
+		{"a chat by its text", true, mooncake.ChatResumeContinue, "", died, "3", ""},
+		{"a chat by its text, given back", true, mooncake.ChatResumeContinue, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "3", ""},
+		{"a grammar has no way back into its middle", true, mooncake.ChatResumeVLLM, `"response_format":{"type":"json_object"},`, given, "4", "recompute_unresumable"},
+		{"nor has a tool call", true, mooncake.ChatResumeVLLM, `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required",`, given, "4", "recompute_unresumable"},
+		{"nor logprobs by text", true, mooncake.ChatResumeContinue, `"logprobs":true,`, given, "4", "recompute_unresumable"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{profile: mooncake.Profile{ChatResume: row.resume}, dirty: true})
+			prompt := reftext.MakePrompt(7, 40)
+			path, body := completionPath, completion(prompt, row.more)
+			if row.chat {
+				path, body = chatPath, chat(prompt, row.more)
+			}
+			rendered, err := reftext.Render(row.chat, []byte(body))
+			require.NoError(t, err)
+			stream := strings.Replace(body, "{", `{"stream":true,"stream_options":{"include_usage":true},`, 1)
+			for i, body := range []string{stream, body} {
+				require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
+				r := c.post(path, body)
+				require.NoError(t, r.err)
+				if row.fail != "" {
+					if i == 1 {
+						continue // an answer that nobody has seen begins anew
+					}
+					require.Equal(t, row.fail, readSeamless(t, r.body).fail, r.body)
+					require.EqualValues(t, 1, c.metric(lossOf(row.rule, row.tier)))
+					continue
+				}
+				require.Equal(t, 200, r.status, r.body)
+				got := readSeamless(t, r.body)
+				require.Empty(t, got.fail, r.body)
+				n := rightText(t, rendered.Answer, got.text)
+				require.Len(t, got.finishes, 1)
+				require.Len(t, got.heads, 1, "one answer has one id, creation time and model: %v", got.heads)
+				require.Len(t, got.usage, 1, r.body)
+				require.Equal(t, usage{rendered.Tokens(), n, rendered.Tokens() + n}, got.usage[0])
+				if row.chat && i == 0 {
+					require.Equal(t, 1, got.roles)
+				}
+				switch {
+				case strings.Contains(row.more, `"min_tokens":7`):
+					require.Equal(t, 7, n)
+				case strings.Contains(row.more, `"max_tokens":5`):
+					require.Equal(t, 5, n)
+					require.Equal(t, "length", got.finishes[0])
+				case strings.Contains(row.more, "150"):
+					require.Equal(t, min(150, reftext.NaturalLength(rendered.Answer)), n)
+				default:
+					wholeText(t, rendered.Answer, got.text)
+					require.Equal(t, "stop", got.finishes[0])
+				}
+				if strings.Contains(row.more, "return_token_ids") {
+					require.Len(t, got.ids, n)
+					require.Equal(t, rendered.Tokens(), got.prompts, "the client's own prompt, once")
+					for i, id := range got.ids {
+						require.Equal(t, reftext.TokenID(rendered.Answer, i), id)
+					}
+					require.Equal(t, n, got.probs)
+				}
+				if row.chat {
+					require.Empty(t, got.offsets)
+				} else if strings.Contains(row.more, "logprobs") {
+					at := 0
+					for i, offset := range got.offsets {
+						require.Equal(t, at, offset, "of token %d", i)
+						at += utf8.RuneCount(reftext.AppendToken(nil, reftext.TokenID(rendered.Answer, i)))
+					}
+				}
+				c.settledRequests(i + 1)
+				last := c.records()[i]
+				require.Equal(t, "ok", last.Outcome)
+				require.Equal(t, n, last.OutputTokens)
+				require.Equal(t, rendered.Tokens(), last.PromptTokens)
+				if row.tier != "finished" {
+					require.Equal(t, 1+row.rule.Count, last.Attempts)
+				}
+				if i == 0 {
+					require.EqualValues(t, row.rule.Count, c.metric(lossOf(row.rule, row.tier)), c.get("/metrics").body)
+				}
+			}
+			c.settled(true)
+		})
+	}
+}
+
+// An engine that overlooks the answer so far would begin it again: the client
+// must not read that.
+func TestAnEngineThatIgnoresTheAnswerSoFar(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]options{
+		"prefill": {prefill: []refengine.Config{{NoResumeIDs: true}}},
+		"decode":  {decode: []refengine.Config{{NoResumeIDs: true}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o.profile.ChatResume, o.dirty = mooncake.ChatResumeVLLM, true
+			c := start(t, o)
+			require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5, Count: 1}, slow))
+			prompt := reftext.MakePrompt(7, 40)
+			r := c.post(chatPath, chat(prompt, `"stream":true,`))
+			got := readSeamless(t, r.body)
+			require.Equal(t, "recompute_unresumable", got.fail)
+			require.Equal(t, 5, rightText(t, reftext.OfUser(prompt).Answer, got.text))
+			require.EqualValues(t, 1, c.metric(`evenkeel_recomputes_total{tier="4"}`))
+		})
+	}
+}
+
+// Every leg of a fan-out goes on by itself.
+func TestLegsGoOn(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM}, dirty: true})
+	for i, more := range []string{`"stream":true,"stream_options":{"include_usage":true},"n":3,"seed":5,`, `"n":3,"seed":5,`} {
+		require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 4, Count: 3}, slow))
+		prompt := reftext.MakePrompt(uint64(11+i), 30)
+		r := c.post(chatPath, chat(prompt, more))
+		require.Equal(t, 200, r.status, r.body)
+		texts, total := map[int]string{}, 0
+		if i == 0 {
+			got := read(t, r.body)
+			require.Empty(t, got.fail, r.body)
+			texts = got.text
+		} else {
+			for k, text := range whole(t, r.body) {
+				texts[k] = text
+			}
+		}
+		require.Len(t, texts, 3)
+		for k, text := range texts {
+			p, err := reftext.Render(true, []byte(chat(prompt, fmt.Sprintf(`"seed":%d,`, 5+k))))
+			require.NoError(t, err)
+			wholeText(t, p.Answer, text)
+			total += reftext.NaturalLength(p.Answer)
+		}
+		all := readUsage(t, r.body)
+		require.Equal(t, usage{30, total, 30 + total}, all)
+	}
+}
+
+func readUsage(t *testing.T, body string) usage {
+	t.Helper()
+	if !strings.HasPrefix(body, "{") {
+		all := events(t, body)
+		body = all[len(all)-2]
+	}
+	var e struct{ Usage usage }
+	require.NoError(t, json.Unmarshal([]byte(body), &e), body)
+	return e.Usage
+}
+
+// A decode engine dies under 200 streams. All that can go on does, to the last
+// token.
+func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
+	t.Parallel()
+	for name, resume := range map[string]string{"by token ids": mooncake.ChatResumeVLLM, "by text": mooncake.ChatResumeContinue, "none": mooncake.ChatResumeNone} {
+		t.Run(name, func(t *testing.T) {
+			engine := refengine.Config{Slots: 128, DPSize: 2, C0: 10 * time.Millisecond}
+			c := start(t, options{
+				decode: []refengine.Config{engine, engine}, dirty: true, profile: mooncake.Profile{ChatResume: resume},
+				configure: func(cfg *config.Config) { cfg.Pool.Size = 1024 },
+			})
+			c.eventually("all ranks are up", func() bool {
+				up := 0
+				for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
+					if w.Up {
+						up++
+					}
+				}
+				return up == 4
+			})
+			const streams = 200
+			var wg sync.WaitGroup
+			fails := make(chan string, streams)
+			for i := range streams {
+				wg.Go(func() {
+					prompt := reftext.MakePrompt(uint64(i), 50)
+					path, body := completionPath, completion(prompt, `"stream":true,"max_tokens":300,`)
+					if i%2 == 1 {
+						path, body = chatPath, chat(prompt, `"stream":true,`)
+					}
+					p, err := reftext.Render(i%2 == 1, []byte(body))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					r := c.post(path, body)
+					got := read(t, r.body)
+					if got.fail != "" || r.status != 200 {
+						fails <- fmt.Sprint(path, r.status, got.fail)
+						if i%2 == 0 || resume != mooncake.ChatResumeNone {
+							t.Error(path, r.status, r.body[max(0, len(r.body)-300):])
+						}
+						return
+					}
+					if n, err := reftext.Check(p.Answer, 0, got.text[0]); err != nil || n != reftext.NaturalLength(p.Answer) {
+						t.Errorf("%s: %d tokens of %d, %v", path, n, reftext.NaturalLength(p.Answer), err)
+					}
+				})
+			}
+			c.eventually("the engine is in the middle of many", func() bool {
+				st := c.decode[0].Stats()
+				return st.Running > streams/3 && len(c.decode[0].Steps()) > 10
+			})
+			c.decode[0].Kill()
+			wg.Wait()
+			close(fails)
+			if resume == mooncake.ChatResumeNone {
+				require.NotEmpty(t, fails)
+			}
+			require.Positive(t, c.metric(`evenkeel_decode_losses_total{tier="1"}`))
+		})
+	}
+}
