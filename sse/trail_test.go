@@ -1,0 +1,99 @@
+package sse
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func follow(t *testing.T, a Ask, datas ...string) (out string, m *Mirror) {
+	t.Helper()
+	f := NewFramer(0)
+	m = NewMirror(a)
+	for _, data := range datas {
+		f.Feed([]byte("data: " + data + "\n\n"))
+		e, ok := f.Next()
+		require.True(t, ok)
+		b, v := m.Event(e, nil)
+		require.NotEqual(t, Failed, v)
+		out += string(b)
+	}
+	return out, m
+}
+
+func TestATrailHoldsWhatTheClientHas(t *testing.T) {
+	trail := Trail{KeepText: true}
+	_, m := follow(t, Ask{Choice: -1, Trail: &trail},
+		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[1,2,3]}`,
+		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":"h\u00e9\ud83d\ude80é\n"},"token_ids":[4,5]}]}`,
+		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":""},"token_ids":[6]}]}`)
+	require.Equal(t, []int32{4, 5, 6}, trail.IDs)
+	require.Equal(t, 2, trail.Shown, "the last token has no text yet")
+	require.Equal(t, `h\u00e9\ud83d\ude80é\n`, string(trail.Text))
+	require.Equal(t, 5, trail.Runes)
+	require.Equal(t, 3, trail.Prompt)
+	require.Equal(t, `"a"`, string(trail.Head.ID))
+	require.True(t, trail.Exact())
+	require.False(t, trail.MoreThan)
+	require.Equal(t, 3, m.Tokens())
+	trail.Cut()
+	require.Equal(t, []int32{4, 5}, trail.IDs)
+	require.True(t, trail.Exact())
+}
+
+func TestATrailKnowsWhatItMisses(t *testing.T) {
+	for _, tc := range []struct {
+		name, data string
+		exact      bool
+		moreThan   bool
+	}{
+		{"more tokens than ids", `{"choices":[{"delta":{"content":"x"},"token_ids":[1]}],"usage":{"prompt_tokens":1,"completion_tokens":3}}`, false, false},
+		{"no ids at all", `{"choices":[{"delta":{"content":"x"}}]}`, false, false},
+		{"reasoning", `{"choices":[{"delta":{"reasoning":"x"},"token_ids":[1]}]}`, true, true},
+		{"a tool call", `{"choices":[{"delta":{"tool_calls":[{"index":0}]},"token_ids":[1]}]}`, true, true},
+		{"what is no JSON", `{"choices":`, false, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var trail Trail
+			follow(t, Ask{Choice: -1, Trail: &trail}, tc.data)
+			require.Equal(t, tc.exact, trail.Exact())
+			require.Equal(t, tc.moreThan, trail.MoreThan)
+		})
+	}
+}
+
+func TestASeamCannotBeSeen(t *testing.T) {
+	seam := &Seam{Head: Head{ID: []byte(`"a"`), Created: []byte(`7`), Model: []byte(`"m"`)}, Prompt: 3, Tokens: 2, Runes: 10}
+	ask := Ask{Choice: -1, Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Seam: seam}
+	const head = `{"id":"b","created":9,"model":"n","system_fingerprint":"f",`
+	const same = `data: {"id":"a","created":7,"model":"m",`
+	for _, tc := range []struct{ name, in, out string }{
+		{"a second role is dropped", head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null}],"prompt_token_ids":[1,2,3,4,5]}`, ""},
+		{"or taken out of an event with text", head + `"choices":[{"index":0,"delta":{"role":"assistant","content":"x"}}]}`, same + `"choices":[{"index":0,"delta":{"content":"x"}}]}` + "\n\n"},
+		{"usage is that of both", head + `"choices":[{"index":0,"text":"x","token_ids":[6],"prompt_token_ids":[1,2,3,4,5]}],"usage":{"prompt_tokens":5,"total_tokens":6,"completion_tokens":1}}`,
+			same + `"choices":[{"index":0,"text":"x","token_ids":[6]}],"usage":{"prompt_tokens":3,"total_tokens":6,"completion_tokens":3}}` + "\n\n"},
+		{"positions run on", head + `"choices":[{"text":"xy","logprobs":{"text_offset":[0,1],"tokens":["x","y"]}}]}`, same + `"choices":[{"text":"xy","logprobs":{"text_offset":[10,11],"tokens":["x","y"]}}]}` + "\n\n"},
+		{"the final usage too", head + `"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":4}}`, same + `"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":6}}` + "\n\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			out, _ := follow(t, ask, tc.in)
+			require.Equal(t, tc.out, out)
+		})
+	}
+}
+
+func TestATrailWithRoomDoesNotAllocate(t *testing.T) {
+	trail := Trail{IDs: make([]int32, 0, 1<<16)}
+	m := NewMirror(Ask{Choice: -1, Trail: &trail})
+	f := NewFramer(0)
+	event := []byte(`data: {"id":"a","created":7,"model":"m","choices":[{"index":0,"text":" word","token_ids":[123456]}]}` + "\n\n")
+	dst := make([]byte, 0, 1<<10)
+	next := func() {
+		f.Feed(event)
+		e, _ := f.Next()
+		m.Event(e, dst)
+	}
+	next() // the head
+	require.Zero(t, testing.AllocsPerRun(1000, next))
+	require.Greater(t, len(trail.IDs), 1000)
+}
