@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -37,8 +38,9 @@ func (j *job) again(attempt int, f *fault) bool {
 		status = http.StatusInternalServerError
 	}
 	wait, ok := j.gw.tier.Retry(attempt, status, f.err)
-	if j.resume.times > 0 && attempt < j.gw.cfg.Prefill.Retry.Attempts { // half an answer is out: the budget is for requests that have none
-		ok = true
+	if retry := j.gw.cfg.Prefill.Retry; !ok && j.resume.times > 0 && status == 0 && attempt < retry.Attempts {
+		// Half an answer is out, so the request is not turned away by the budget.
+		wait, ok = rand.N(retry.Base<<attempt+1), true
 	}
 	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok {

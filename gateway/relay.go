@@ -240,7 +240,7 @@ func (s *stream) event(e sse.Event) {
 		}
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
-		if fail := engineError(s.mirror.Failure()); fail.Status/100 == 5 {
+		if fail := engineError(s.mirror.Failure()); fail.Status/100 == 5 && !s.poisons() {
 			s.lose(fail)
 		} else {
 			s.end(fail)

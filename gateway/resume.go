@@ -134,6 +134,17 @@ func (s *stream) lose(fail *openai.Error) {
 	s.release(dispatcher.Failed)
 }
 
+// poisons tells whether engines failed at the request twice: a third may not
+// fail at it (contract 9).
+func (s *stream) poisons() bool {
+	if s.firstAt.IsZero() {
+		return false // again judges it
+	}
+	twice := s.job.poisoned
+	s.job.poisoned = true
+	return twice
+}
+
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
 // what the client has, and spliced so that the client reads one answer.
 func (s *stream) goOn() {
@@ -179,7 +190,10 @@ func (s *stream) goOn() {
 func (s *stream) plan() string {
 	j, r := s.job, &s.job.resume
 	if s.sofar == nil {
-		s.sofar = &sse.Trail{Head: s.trail.Head, Prompt: s.trail.Prompt}
+		s.sofar = &sse.Trail{}
+	}
+	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
+		s.sofar.Head, s.sofar.Prompt = s.trail.Head, s.trail.Prompt
 	}
 	s.sofar.Join(&s.trail)
 	said := s.sofar
@@ -201,7 +215,7 @@ func (s *stream) plan() string {
 	case r.keeping == keepAll && s.resumable(seen):
 	case r.keeping == keepAll && !j.req.Stream:
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
-		said.Head = sse.Head{}
+		said.Head = sse.Head{} // nobody has seen it
 		return anew()
 	default:
 		return tierNone
@@ -277,7 +291,7 @@ func (j *job) seesTokens() bool {
 func (s *stream) resumable(seen bool) bool {
 	j, r, said := s.job, &s.job.resume, s.sofar
 	switch {
-	case r.how == "", said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
+	case r.how == "", said.Head.ID == nil, said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
 		return false
 	case r.how == mooncake.ChatResumeContinue:
 		return !seen && !openai.HasTools(&j.body)

@@ -100,7 +100,7 @@ func readSeamless(t *testing.T, body string) *seamless {
 }
 
 // slow keeps the answer from coming in one read, before which all begins anew.
-var slow = refengine.Rule{Fault: refengine.Slow, DelayMS: 8, Leg: refengine.LegDecode}
+var slow = refengine.Rule{Fault: refengine.Slow, DelayMS: 25, Leg: refengine.LegDecode}
 
 func lossOf(r refengine.Rule, tier string) string {
 	if r.Fault == refengine.Recomputed {
@@ -153,13 +153,18 @@ func TestALostAnswerGoesOn(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{profile: mooncake.Profile{ChatResume: row.resume}, dirty: true})
-			prompt := reftext.MakePrompt(7, 40)
-			path, body := completionPath, completion(prompt, row.more)
+			path, bodyOf := completionPath, completion
 			if row.chat {
-				path, body = chatPath, chat(prompt, row.more)
+				path, bodyOf = chatPath, chat
 			}
-			rendered, err := reftext.Render(row.chat, []byte(body))
-			require.NoError(t, err)
+			var body string
+			var rendered reftext.Prompt
+			for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ { // slowly sent
+				body = bodyOf(reftext.MakePrompt(seed, 40), row.more)
+				var err error
+				rendered, err = reftext.Render(row.chat, []byte(body))
+				require.NoError(t, err)
+			}
 			stream := strings.Replace(body, "{", `{"stream":true,"stream_options":{"include_usage":true},`, 1)
 			for i, body := range []string{stream, body} {
 				require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
