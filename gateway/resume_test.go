@@ -364,3 +364,53 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 		})
 	}
 }
+
+// Under real want of KV memory the same requests are given back again and
+// again, with text held back or none at all out yet. Every answer is right.
+func TestAnswersThatDoNotFitGoOn(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		decode:  []refengine.Config{{RecomputeEnable: true, KVTokens: 1024, Slots: 16, C0: 2 * time.Millisecond}},
+		profile: mooncake.Profile{RecomputeMax: new(50)}, dirty: true,
+		configure: func(cfg *config.Config) { cfg.Dispatch.Policy = "rr" },
+	})
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			prompt := reftext.MakePrompt(uint64(i), 60)
+			r := c.post(completionPath, completion(prompt, fmt.Sprintf(`"stream":%v,"max_tokens":300,`, i%3 > 0)))
+			if r.status != 200 {
+				t.Error(r.status, r.body)
+				return
+			}
+			got := readSeamless(t, r.body)
+			key := reftext.Of(prompt).Answer
+			if n, err := reftext.Check(key, 0, got.text); err != nil || n != reftext.NaturalLength(key) || got.fail != "" {
+				t.Errorf("%d tokens of %d, %v %s", n, reftext.NaturalLength(key), err, got.fail)
+			}
+		})
+	}
+	wg.Wait()
+	require.Positive(t, c.metric(`evenkeel_recomputes_total{tier="1"}`))
+}
+
+// What is kept for resuming is bounded, and given back.
+func TestWhatIsKeptIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		bytes int
+		tier  string
+	}{{"room for one", 4096, "1"}, {"no room", 100, "4"}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{dirty: true, configure: func(cfg *config.Config) { cfg.Limits.ResumeBytes = row.bytes }})
+			for i := range 3 { // one after the other: each finds the room that the last one had
+				require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 3, Count: 1}, slow))
+				c.post(completionPath, completion(reftext.MakePrompt(uint64(i), 100), `"stream":true,"max_tokens":8,`))
+				c.settledRequests(i + 1)
+				require.EqualValues(t, i+1, c.metric(fmt.Sprintf("evenkeel_recomputes_total{tier=%q}", row.tier)))
+			}
+		})
+	}
+}
