@@ -24,6 +24,8 @@ type fault struct {
 	retryAfter time.Duration
 	spent      bool
 	final      bool // no other engine would answer otherwise
+	givenBack  bool // for want of KV memory, before a first event
+	most       int  // recompute_max of the engine that did
 }
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -37,10 +39,20 @@ func (j *job) again(attempt int, f *fault) bool {
 	if j.poisoned {
 		status = http.StatusInternalServerError
 	}
-	wait, ok := j.gw.tier.Retry(attempt, status, f.err)
-	if retry := j.gw.cfg.Prefill.Retry; !ok && j.resume.times > 0 && status == 0 && attempt < retry.Attempts {
-		// Half an answer is out, so the request is not turned away by the budget.
-		wait, ok = rand.N(retry.Base<<attempt+1), true
+	var wait time.Duration
+	var ok bool
+	attempt -= j.resume.bounced
+	retry := j.gw.cfg.Prefill.Retry
+	switch {
+	case f.givenBack: // nothing failed; the engine is full
+		ok = j.resume.times+j.resume.bounced < f.most
+		j.resume.bounced++
+		wait = rand.N(retry.Base<<min(j.resume.bounced, 8) + 1)
+	default:
+		if wait, ok = j.gw.tier.Retry(attempt, status, f.err); !ok && j.resume.times > 0 && status == 0 && attempt < retry.Attempts {
+			// Half an answer is out, so the request is not turned away by the budget.
+			wait, ok = rand.N(retry.Base<<max(attempt, 0)+1), true
+		}
 	}
 	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok {

@@ -462,7 +462,7 @@ func (s *stream) failure(err error) *fault {
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, spent: true}
+	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
 	if s.broken.Status/100 == 4 { // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
 	} else {

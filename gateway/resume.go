@@ -49,11 +49,12 @@ type resumption struct {
 	ids     json.RawMessage // of the prompt, as the prefill engine had them
 	charged int64           // bytes kept, on the gateway's account
 
-	times  int // resumed so far
-	alone  int // tokens of the client's prompt as the prefill engine counts them
-	before int // tokens of the answer that are part of the prompt now
-	atP    int // prompt tokens the prefill engine has to count now; 0: any number
-	atD    int // the same of the decode engine
+	times   int // resumed so far
+	bounced int // given back before a first event so far
+	alone   int // tokens of the client's prompt as the prefill engine counts them
+	before  int // tokens of the answer that are part of the prompt now
+	atP     int // prompt tokens the prefill engine has to count now; 0: any number
+	atD     int // the same of the decode engine
 }
 
 var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
@@ -201,7 +202,7 @@ func (s *stream) plan() string {
 		s.conclude("")
 		return tierFinished
 	}
-	if r.keeping == keepNothing || r.times >= recomputeMax(s.rank.Profile) {
+	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) {
 		return tierNone
 	}
 	anew := func() string {
