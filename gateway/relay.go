@@ -180,7 +180,7 @@ func (s *stream) readWhole() error {
 func (s *stream) fill() error {
 	if s.lost != nil {
 		s.goOn()
-		return nil
+		return nil //nolint:nilerr // what was read decides how the answer ends
 	}
 	n, err := s.resp.Read(s.read[:])
 	s.framer.Feed(s.read[:n])
@@ -192,7 +192,7 @@ func (s *stream) fill() error {
 		s.event(e)
 	}
 	if err == nil || s.ended || s.lost != nil {
-		return nil
+		return nil //nolint:nilerr // the end of the stream is none of the answer
 	}
 	switch {
 	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.framer.Buffered() == 0:
