@@ -82,7 +82,10 @@ func cause(err error) string {
 
 // relayed is an engine's own answer, byte for byte.
 func relayed(status int, resp *engine.Response, body []byte) *openai.Error {
-	e := &openai.Error{Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType())}
+	e := &openai.Error{
+		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
+		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
+	}
 	if e.Raw == nil { // an empty answer is still an answer
 		e.Raw = []byte{}
 	}
