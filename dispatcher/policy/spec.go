@@ -27,7 +27,7 @@ var lookingAhead = with(standard, func(v *settings) {
 
 var joint = with(standard, func(v *settings) {
 	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeSampled, 4, 64, auto, "survival"
-	v.candidates, v.budget, v.pairs, v.refill = 64, 4000, 24, 200
+	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.3, auto, 0.5, 20
 })
 

@@ -25,7 +25,7 @@ func TestParse(t *testing.T) {
 			"evenkeel:mode=mean,samples=2,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold=0,hold_steps=4",
 		},
 		{
-			"and with its defaults", "evenkeel:mode=sampled,samples=4,horizon=64,gamma=auto,candidates=64,budget=4000,pairs=24,refill=200,objective=max,kappa=0.3,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
+			"and with its defaults", "evenkeel:mode=sampled,samples=4,horizon=64,gamma=auto,candidates=128,budget=4000,pairs=24,refill=200,objective=max,kappa=0.3,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
 			"evenkeel",
 		},
 	} {

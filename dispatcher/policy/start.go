@@ -25,6 +25,17 @@ type ranked struct {
 // better place for it. Within what algorithm 10.5 allows the longest wait.
 const jointPatience = 1.2
 
+// startEvaluations bounds what the start looks at: entries times slots.
+const startEvaluations = 4096
+
+// beyond is how many candidates are looked at beyond the n that will be placed:
+// all that the settings allow while few are placed, which is nearly always.
+func (p *evenkeel) beyond(n int) int {
+	return min(p.set.candidates, max(leastBeyond, startEvaluations/max(1, n)))
+}
+
+const leastBeyond = 32
+
 // patience is that, less where the guard has given way already because all wait
 // long (algorithm 4.3).
 func (p *evenkeel) patience(s *Snapshot) float32 {
@@ -42,7 +53,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
 	p.late = overdue(s, p.patience(s), p.late[:0])
 	p.pick.begin(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	p.pick.choose(s, p.late, &p.ranks, n, p.set.candidates)
+	p.pick.choose(s, p.late, &p.ranks, n, p.beyond(n))
 
 	fill := p.longestFirst
 	switch {
