@@ -15,7 +15,7 @@ import (
 // Shutting down: not ready at once, nothing new is taken, what runs finishes.
 func TestShutdownLetsStreamsFinish(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{{C0: 5 * time.Millisecond}}})
+	c := start(t, options{decode: []refengine.Config{{C0: 25 * time.Millisecond}}})
 	got := make(chan string, 4)
 	for range cap(got) {
 		go func() { got <- c.judge("one two three", `"stream":true,`) }()
