@@ -178,9 +178,6 @@ func (t *columns) ceiling() int64 {
 	return t.peak
 }
 
-// total is J, in units of 2^-20 tokens.
-func (t *columns) total() int64 { return int64(t.ranks)*t.ceiling() - t.sum }
-
 // fullest is the load that sets the length of a step.
 func (t *columns) fullest() (most int64) {
 	for _, x := range t.now {

@@ -274,3 +274,14 @@ func TestAnOverdueEntryMayLookForAGoodPlaceAFifthLonger(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, p.(*evenkeel).patience(&Snapshot{}), "no guard, no patience")
 }
+
+func TestFewerAreLookedAtWhereManyArePlaced(t *testing.T) {
+	for _, tc := range []struct{ allowed, placed, want int }{
+		{128, 0, 128}, {128, 1, 128}, {128, 32, 128}, {128, 64, 64}, {128, 1000, leastBeyond},
+		{8, 1000, 8}, // never more than the settings allow
+	} {
+		p, err := Parse(fmt.Sprintf("evenkeel:candidates=%d", tc.allowed))
+		require.NoError(t, err)
+		require.Equal(t, tc.want, p.(*evenkeel).beyond(tc.placed), "%+v", tc)
+	}
+}

@@ -64,8 +64,8 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 }
 
 // ageShare of the tokens that a request holds is what a step of its waiting is
-// worth: about 15 tokens on Azure's conversations and 160 on Mooncake's. Half and
-// twice as much moved idle time there by a few tenths of a point.
+// worth: about 15 tokens on Azure's conversations and 160 on Mooncake's. A
+// third more or less moved idle time there by a few tenths of a point.
 const ageShare = 80
 
 // treeHorizon is what predictor=learned looks ahead unless told otherwise: the

@@ -399,3 +399,6 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		}
 	})
 }
+
+// total is J, in units of 2^-20 tokens.
+func (t *columns) total() int64 { return int64(t.ranks)*t.ceiling() - t.sum }

@@ -267,17 +267,3 @@ func SplitList(list string) []string {
 	}
 	return specs
 }
-
-// ParseList makes the policies of a list.
-func ParseList(list string) ([]Policy, error) {
-	texts := SplitList(list)
-	all := make([]Policy, len(texts))
-	for i, text := range texts {
-		p, err := Parse(text)
-		if err != nil {
-			return nil, err
-		}
-		all[i] = p
-	}
-	return all, nil
-}

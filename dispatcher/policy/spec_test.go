@@ -87,11 +87,11 @@ func TestAListIsSplitAtPolicies(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { require.Equal(t, c.want, SplitList(c.list)) })
 	}
-	all, err := ParseList("jsq,br0:window=4,theta=0,pjsq-kv")
+	all, err := parseList("jsq,br0:window=4,theta=0,pjsq-kv")
 	require.NoError(t, err)
 	require.Len(t, all, 3)
 	require.Equal(t, "br0:window=4,theta=0", all[1].Name())
-	_, err = ParseList("jsq,")
+	_, err = parseList("jsq,")
 	require.ErrorContains(t, err, `unknown policy ""`)
 }
 
@@ -136,8 +136,22 @@ func FuzzParse(f *testing.F) {
 		require.Equal(t, p.MaxAgeMs(), again.MaxAgeMs())
 		require.Equal(t, Watermark(p), Watermark(again))
 		require.Equal(t, NeedsOf(p, nil), NeedsOf(again, nil))
-		all, err := ParseList("jsq," + p.Name() + ",rr")
+		all, err := parseList("jsq," + p.Name() + ",rr")
 		require.NoError(t, err)
 		require.Len(t, all, 3)
 	})
+}
+
+// parseList makes the policies of a list.
+func parseList(list string) ([]Policy, error) {
+	texts := SplitList(list)
+	all := make([]Policy, len(texts))
+	for i, text := range texts {
+		p, err := Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = p
+	}
+	return all, nil
 }
