@@ -42,7 +42,7 @@ func (j *job) again(attempt int, f *fault) bool {
 	var wait time.Duration
 	var ok bool
 	attempt -= j.resume.bounced
-	retry := j.gw.cfg.Prefill.Retry
+	retry := j.gw.conf().Prefill.Retry
 	switch {
 	case f.givenBack: // nothing failed; the engine is full
 		ok = j.resume.times+j.resume.bounced < f.most

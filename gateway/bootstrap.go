@@ -36,7 +36,7 @@ func (g *Gateway) exchange(c prefill.Candidate, id string, attempt int) (*moonca
 	known, ok := g.exchanges.known[c.ID]
 	g.exchanges.mu.Unlock()
 	if !ok || time.Since(known.at) > exchangeLife {
-		ctx, cancel := context.WithTimeout(g.ctx, g.cfg.Limits.ConnectTimeout)
+		ctx, cancel := context.WithTimeout(g.ctx, g.conf().Limits.ConnectTimeout)
 		defer cancel()
 		x, err := engine.Bootstrap(ctx, g.client, c.Target, c.Profile.BootstrapPort)
 		if err != nil {

@@ -63,14 +63,14 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	call := g.client.NewCall(rank.Target)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", 1), body, engine.Deadlines{
-		Connect: g.cfg.Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
+		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	if err != nil {
 		g.monitor.Report(rank.Instance, err)
 		return drainFailed, err
 	}
 	defer resp.Close()
-	if _, err = resp.ReadAll(g.cfg.Limits.EventBytes); err != nil {
+	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
 		return drainFailed, err
 	}
 	if resp.StatusCode() != http.StatusOK {

@@ -89,7 +89,7 @@ func (f *fleet) add(role string, e config.Engine) error {
 	if err != nil {
 		return err
 	}
-	profile, ok := f.gw.profiles[e.Profile]
+	profile, ok := f.gw.conf().profiles[e.Profile]
 	if !ok {
 		return fmt.Errorf("%s engine %s: no profile is named %q", role, id, e.Profile)
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -24,8 +23,6 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
-	"evenkeel/gateway/openai"
-	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
@@ -33,13 +30,11 @@ import (
 
 // Gateway is one running proxy.
 type Gateway struct {
-	cfg     *config.Config
+	current atomic.Pointer[settings]
 	log     *zap.Logger
 	reg     *prometheus.Registry
 	started time.Time
 
-	profiles   map[string]*mooncake.Profile
-	limits     openai.Limits
 	keys       atomic.Pointer[keys.Set]
 	tls        *certs.Pair // of the public listener; nil: clear text
 	adminTLS   *certs.Pair
@@ -53,7 +48,6 @@ type Gateway struct {
 	metrics    *metrics
 	requestLog *requestLog
 	fit        fitFile
-	secret     []byte // of prompt keys; nil: none are made
 	exchanges  exchanges
 	pages      pages
 	routes     map[string]handler
@@ -73,16 +67,14 @@ type Gateway struct {
 
 // New wires a proxy from a validated config. Nothing listens yet.
 func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
-	g := &Gateway{cfg: cfg, log: log, started: time.Now(), reg: prometheus.NewRegistry(), profiles: map[string]*mooncake.Profile{}}
+	set, err := newSettings(cfg)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
+	g.current.Store(set)
 	g.ctx, g.stop = context.WithCancel(context.Background())
-	for name, p := range cfg.Profiles {
-		g.profiles[name] = &p
-	}
-	g.limits = openai.Limits{
-		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
-	}
 	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
-	var err error
 	if err = g.loadSecrets(); err != nil {
 		return nil, err
 	}
@@ -94,9 +86,6 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("predictor.file: %w", err)
 	}
-	if g.secret, err = promptSecret(cfg.Predictor); err != nil {
-		return nil, err
-	}
 	g.client = engine.NewClient(engine.Options{})
 	g.places = pool.NewPlaces(cfg.Pool.Size)
 	g.fleet = newFleet(g)
@@ -107,7 +96,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	}
 	g.places.OnFree(g.tier.Wake)
 	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
-		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: g.poolTTL(),
+		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.poolTTL(),
 		Registerer: g.reg, Places: g.places, Log: log,
 		Predictor:   dispatcher.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
 		StepModel:   dispatcher.StepModel(cfg.Dispatch.StepModel),
@@ -128,7 +117,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 }
 
 func (g *Gateway) prefillConfig() prefill.Config {
-	p := g.cfg.Prefill
+	p := g.conf().Prefill
 	spec := p.Policy
 	if spec == "least-tokens" && p.Work != "" {
 		spec += ":work=" + p.Work
@@ -143,67 +132,33 @@ func (g *Gateway) prefillConfig() prefill.Config {
 	}
 }
 
-// vocabSize is the smallest of the profiles in use, 0 when any is unknown: a
-// token id must be good for whichever engine gets it.
-func vocabSize(cfg *config.Config) int {
-	size := math.MaxInt
-	for _, e := range append(append([]config.Engine{}, cfg.Engines.Prefill...), cfg.Engines.Decode...) {
-		if v := cfg.Profiles[e.Profile].VocabSize; v < size {
-			size = v
-		}
-	}
-	if size == math.MaxInt {
-		return 0
-	}
-	return size
-}
-
-// poolTTL is the configured one, else the shortest hold budget of the prefill
-// engines in use (contract 2.4).
-func (g *Gateway) poolTTL() time.Duration {
-	if g.cfg.Pool.TTL > 0 {
-		return g.cfg.Pool.TTL
-	}
-	shortest := time.Duration(math.MaxInt64)
-	for _, e := range g.cfg.Engines.Prefill {
-		p := g.profiles[e.Profile]
-		if b, err := p.HoldBudget(); err == nil && b < shortest {
-			shortest = b
-		}
-	}
-	if shortest == math.MaxInt64 {
-		return 0
-	}
-	return shortest
-}
-
 // Start opens both listeners and begins to watch the engines. It returns once
 // clients can connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
-	for _, e := range g.cfg.Engines.Prefill {
+	for _, e := range g.conf().Engines.Prefill {
 		if err := g.fleet.add(rolePrefill, e); err != nil {
 			return err
 		}
 	}
-	for _, e := range g.cfg.Engines.Decode {
+	for _, e := range g.conf().Engines.Decode {
 		if err := g.fleet.add(roleDecode, e); err != nil {
 			return err
 		}
 	}
-	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.cfg.Limits.Connections)); err != nil {
+	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("file limit", zap.Error(err))
 	}
 	var err error
-	g.listener, err = edge.Listen(g.cfg.Listen, edge.ListenOptions{
-		WriteTimeout: g.cfg.Limits.WriteTimeout, MaxConns: g.cfg.Limits.Connections, MaxConnsPerIP: g.cfg.Limits.PerIP,
+	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
+		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
 		TLS: g.tls != nil, Log: g.log,
 	})
 	if err != nil {
-		return fmt.Errorf("listen: %w; is another process on %s?", err, g.cfg.Listen)
+		return fmt.Errorf("listen: %w; is another process on %s?", err, g.conf().Listen)
 	}
-	if g.admin, err = net.Listen("tcp", g.cfg.Admin.Listen); err != nil {
+	if g.admin, err = net.Listen("tcp", g.conf().Admin.Listen); err != nil {
 		_ = g.listener.Close()
-		return fmt.Errorf("admin.listen: %w; is another process on %s?", err, g.cfg.Admin.Listen)
+		return fmt.Errorf("admin.listen: %w; is another process on %s?", err, g.conf().Admin.Listen)
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
@@ -235,11 +190,11 @@ func (g *Gateway) Start(admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
-	if host, _, err := net.SplitHostPort(g.cfg.Admin.Listen); err == nil && !config.Loopback(host) && g.adminTLS == nil {
-		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.cfg.Admin.Listen))
+	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.adminTLS == nil {
+		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.cfg.Engines.Prefill)), zap.Int("decode", len(g.cfg.Engines.Decode)), zap.String("policy", g.dispatcher.Policy()))
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 

@@ -178,7 +178,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai
 		return nil, route{}, unavailable("draining", "this proxy is shutting down; use another", 1)
 	}
 	raw := ctx.Request.SwapBody(nil) // ours from here on; left in ctx it would stay for the whole stream
-	req, fail := openai.Parse(ep, raw, g.limits)
+	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
 		return nil, route{}, fail
 	}

@@ -178,7 +178,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	call := j.gw.client.NewCall(c.Target)
 	j.client.OnGone(call.Abort)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", j.rec.Attempts), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
-		Connect: j.gw.cfg.Limits.ConnectTimeout, FirstByte: j.gw.cfg.Limits.ProbeTimeout, Idle: j.gw.cfg.Limits.EventTimeout,
+		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
 	})
 	j.client.OnGone(nil)
 	if err != nil {
@@ -331,7 +331,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
 	}
 	h.lease.Dispatched()
-	profile, limits := s.rank.Profile, &j.gw.cfg.Limits
+	profile, limits := s.rank.Profile, &j.gw.conf().Limits
 	silence := profile.FirstEventTimeout
 	if s.whole { // nothing comes before all of it has
 		silence = limits.ProbeTimeout

@@ -78,7 +78,7 @@ func (g *Gateway) Add(role string, e config.Engine) error {
 	if role != rolePrefill && role != roleDecode {
 		return fmt.Errorf("%q is not a role; write prefill or decode", role)
 	}
-	e, err := g.cfg.Complete(role, e)
+	e, err := g.conf().Complete(role, e)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
 func (g *Gateway) resetOne(ctx context.Context, t *engine.Target) error {
 	call := g.client.NewCall(t)
 	defer context.AfterFunc(ctx, call.Abort)()
-	limit := g.cfg.Limits.ConnectTimeout
+	limit := g.conf().Limits.ConnectTimeout
 	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})
 	if err != nil {
 		return err

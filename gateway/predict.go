@@ -119,7 +119,7 @@ const leastSecret = 16
 // for prompts that recur, and nothing to anybody without the secret. 0 where
 // nobody tells prompts apart. The request log has it for `evenkeel fit`.
 func (j *job) promptHash() uint64 {
-	secret := j.gw.secret
+	secret := j.gw.conf().secret
 	if secret == nil {
 		return 0
 	}

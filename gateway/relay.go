@@ -118,7 +118,7 @@ func (s *stream) first(deadline time.Time) error {
 	if s.broken != nil {
 		return errRefusal
 	}
-	s.resp.SetIdle(s.job.gw.cfg.Limits.EventTimeout)
+	s.resp.SetIdle(s.job.gw.conf().Limits.EventTimeout)
 	return nil
 }
 
@@ -149,7 +149,7 @@ func (s *stream) notAStream(contentType []byte) error {
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.resp.ReadAll(s.job.gw.cfg.Limits.EventBytes)
+	body, err := s.resp.ReadAll(s.job.gw.conf().Limits.EventBytes)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ type watched struct {
 
 // loadSecrets reads the keys of clients and the certificates of both listeners.
 func (g *Gateway) loadSecrets() error {
-	file := g.cfg.KeysFile
+	file := g.conf().KeysFile
 	seen, _ := stateOf(file) // before it is read, so that no change falls between; Load tells what is wrong
 	set, err := keys.Load(file)
 	if err != nil {
@@ -37,10 +37,10 @@ func (g *Gateway) loadSecrets() error {
 	if file != "" {
 		g.watch("keys_file", func() (bool, error) { return g.reloadKeys(file, &seen) })
 	}
-	if g.tls, err = g.certificate("tls", g.cfg.TLS.CertFile, g.cfg.TLS.KeyFile); err != nil {
+	if g.tls, err = g.certificate("tls", g.conf().TLS.CertFile, g.conf().TLS.KeyFile); err != nil {
 		return err
 	}
-	g.adminTLS, err = g.certificate("admin.tls", g.cfg.Admin.TLS.CertFile, g.cfg.Admin.TLS.KeyFile)
+	g.adminTLS, err = g.certificate("admin.tls", g.conf().Admin.TLS.CertFile, g.conf().Admin.TLS.KeyFile)
 	return err
 }
 

@@ -72,7 +72,7 @@ func (j *job) keep(rank *rank) {
 		r.keeping = keepNothing
 	case r.how != "" || !j.req.Stream:
 		bytes := int64(len(j.body.Raw()) + len(r.ids))
-		if j.gw.resumeBytes.Add(bytes) > int64(j.gw.cfg.Limits.ResumeBytes) {
+		if j.gw.resumeBytes.Add(bytes) > int64(j.gw.conf().Limits.ResumeBytes) {
 			j.gw.resumeBytes.Add(-bytes)
 			break
 		}

@@ -41,7 +41,7 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 	p := g.pages.find(c.Instance)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.at.IsZero() || time.Since(p.at) > g.cfg.Prefill.Scrape.Interval/2 {
+	if p.at.IsZero() || time.Since(p.at) > g.conf().Prefill.Scrape.Interval/2 {
 		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
 		p.at = time.Now()
 	}
