@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
 )
 
@@ -80,7 +81,7 @@ type candidate struct {
 	configured bool // false: removed, kept for its charges
 	account    account
 	gate       gate
-	circuit    circuit
+	circuit    circuit.Circuit
 
 	// From the scrape loop.
 	usage      float64 // scraped KV usage, NaN: none
@@ -128,7 +129,7 @@ func (c *candidate) state(now time.Time) string {
 		return "down"
 	case len(c.Models) == 0:
 		return "unknown"
-	case !c.circuit.allows(now):
+	case !c.circuit.Allows(now):
 		return "out"
 	case c.gate.closed:
 		return "closed"

@@ -60,7 +60,7 @@ func (t *Tier) tryServe(m *model, p policy, r *Request, since time.Time) (*Lease
 func (t *Tier) filterCircuit(servers []*candidate) (kept []*candidate, skipped bool) {
 	t.eligible = t.eligible[:0]
 	for _, c := range servers {
-		if c.Live && c.circuit.allows(t.now) {
+		if c.Live && c.circuit.Allows(t.now) {
 			t.eligible = append(t.eligible, c)
 		}
 	}
@@ -151,7 +151,7 @@ func (t *Tier) reserve(c *candidate, p policy, r *Request, since time.Time) *Lea
 	if canary {
 		c.gate.lastCanary = t.now
 	}
-	c.circuit.send(l.number, t.now)
+	c.circuit.Send(l.number, t.now)
 	t.charge(l)
 	return l
 }

@@ -60,7 +60,7 @@ func (l *Lease) Answered(promptTokens int, expires time.Time) {
 		promptTokens = int(l.tokens)
 	}
 	l.answered("answered")
-	l.c.circuit.succeed()
+	l.c.circuit.Succeed()
 	t.move(l, pooled, int64(promptTokens))
 }
 
@@ -104,8 +104,8 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		t.move(l, orphaned, l.tokens)
 		return 0
 	}
-	if l.c.circuit.fail(l.number, t.now) {
-		out = l.c.circuit.out
+	if l.c.circuit.Fail(l.number, t.now) {
+		out = l.c.circuit.Out()
 	}
 	if !written {
 		l.answered("failed")
@@ -132,7 +132,7 @@ func (l *Lease) Orphan() {
 	}
 	if l.phase == probing {
 		l.answered("lost")
-		l.c.circuit.neutral(l.number)
+		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
 	}
 	t.move(l, orphaned, l.tokens)
@@ -150,7 +150,7 @@ func (l *Lease) Release() {
 	}
 	if l.phase == probing {
 		l.answered("dropped")
-		l.c.circuit.neutral(l.number)
+		l.c.circuit.Neutral(l.number)
 	}
 	t.move(l, ended, 0)
 }

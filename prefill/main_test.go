@@ -87,7 +87,7 @@ func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*
 		case orphaned:
 			l.Failed(true, 0)
 			tier.lock()
-			c.circuit.succeed()
+			c.circuit.Succeed()
 			tier.unlock()
 		}
 		leases = append(leases, l)

@@ -262,7 +262,7 @@ func (t *Tier) armTimer() {
 		sooner(t.expiries[0].expires)
 	}
 	for _, c := range t.candidates {
-		sooner(c.circuit.until)
+		sooner(c.circuit.Until())
 		if at, ok := c.gate.canaryAt(); ok {
 			sooner(at)
 		}

@@ -81,7 +81,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		ScrapedUsage:    finite(c.usage),
 		Foreign:         c.foreign,
 		ScrapeMisses:    c.misses,
-		Failures:        c.circuit.failures,
+		Failures:        c.circuit.Failures(),
 		account:         c.account,
 	}
 }

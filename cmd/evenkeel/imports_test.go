@@ -22,9 +22,10 @@ var mayImport = map[string][]string{
 	"dispatcher/subset": {},
 	"dispatcher/policy": {"dispatcher/subset"},
 	"pool":              {"mooncake"},
-	"dispatcher":        {"pool", "predictor", "dispatcher/policy"},
-	"engine":            {"mooncake", "sse"},
-	"prefill":           {"mooncake", "engine"},
+	"dispatcher":        {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
+	"engine":            {"engine/circuit", "mooncake", "sse"},
+	"engine/circuit":    {},
+	"prefill":           {"mooncake", "engine", "engine/circuit"},
 	"geo":               {"prefill", "engine", "sse"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/edge":      {},
@@ -39,7 +40,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"sse", "mooncake", "predictor", "dispatcher/policy", "dispatcher/subset"}
+var pure = []string{"sse", "mooncake", "predictor", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 
