@@ -1,0 +1,166 @@
+package policy
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Policy chooses among candidates. It has scratch of its own, so one goroutine
+// at a time may use it; Parse makes as many as are needed.
+type Policy struct {
+	name, spec string
+	ties       []key
+	score      score
+	param      float64
+	rounds     bool
+	user       *run // what an expression runs on; nil: built in
+
+	query  Query     // of the last choice, with a key of its own if it had none
+	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
+}
+
+// Name is the policy's bounded name, for metrics and headers.
+func (p *Policy) Name() string { return p.name }
+
+// String is the policy as Parse takes it.
+func (p *Policy) String() string { return p.spec }
+
+// Rounds says that the policy goes round: its caller keeps the Order of what it
+// chose last as the next Query's Cursor.
+func (p *Policy) Rounds() bool { return p.rounds }
+
+// Choice is what a policy decided.
+type Choice struct {
+	Index         int     // of the candidate
+	Score         float64 // as the policy gave it, smaller is better
+	Bad           int     // candidates whose score was no number
+	Fallback      bool    // all were: lmetric chose
+	FilterSkipped bool    // the policy's own filter would have left nobody
+}
+
+// equal is how near two scores are that count as the same, relatively.
+const equal = 1e-9
+
+// Choose returns the candidate with the lowest score; among equal ones the
+// policy's tie-break decides, then the hash of request and candidate. A score
+// that is no finite number ranks last (prefill P22). There must be a candidate.
+func (p *Policy) Choose(q *Query, candidates []Candidate) Choice {
+	choice := Choice{FilterSkipped: p.filter(candidates)}
+	p.query = *q
+	if q.Key == 0 {
+		p.query.Key = HRW(q.ID, "")
+	}
+	good := 0
+	p.scores = p.scores[:0]
+	for i := range candidates {
+		s := math.NaN()
+		if p.passes(i) {
+			if s = p.evaluate(&candidates[i]); finite(s) {
+				good++
+			} else {
+				s = math.NaN()
+				choice.Bad++
+			}
+		}
+		p.scores = append(p.scores, s)
+	}
+	ties := p.ties
+	if good == 0 {
+		choice.Fallback, ties = true, aware
+		for i := range candidates {
+			if p.passes(i) {
+				p.scores[i] = lmetric(0, q, &candidates[i])
+			}
+		}
+	}
+	choice.Index = p.lowest(q, candidates, ties)
+	choice.Score = p.scores[choice.Index]
+	return choice
+}
+
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+func (p *Policy) evaluate(c *Candidate) float64 {
+	if p.user != nil {
+		return p.user.evaluate(&c.Indicators)
+	}
+	return p.score(p.param, &p.query, c)
+}
+
+// lowest is the index of the best of p.scores.
+func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
+	least := math.Inf(1)
+	for _, s := range p.scores {
+		if s < least { // never true of NaN
+			least = s
+		}
+	}
+	best, hash := -1, uint64(0)
+	for i := range candidates {
+		if s := p.scores[i]; !(s-least <= equal*max(math.Abs(s), math.Abs(least))) {
+			continue
+		}
+		order := -1
+		if best >= 0 {
+			order = compare(ties, &candidates[i], &candidates[best])
+		}
+		if order > 0 {
+			continue
+		}
+		h := HRW(q.ID, candidates[i].ID)
+		if order < 0 || h < hash {
+			best, hash = i, h
+		}
+	}
+	return best
+}
+
+func compare(ties []key, a, b *Candidate) int {
+	for _, k := range ties {
+		if order := cmp.Compare(k(a), k(b)); order != 0 {
+			return order
+		}
+	}
+	return 0
+}
+
+// Row is one candidate in the table that explains a choice.
+type Row struct {
+	Candidate string   `json:"candidate"`
+	Score     *float64 `json:"score"` // null: no number, or filtered out
+	Chosen    bool     `json:"chosen,omitempty"`
+}
+
+// Explain is the table of the last choice, the chosen first and then by score,
+// at most so many rows. The candidates must be those that were chosen from.
+func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
+	order := make([]int, len(candidates))
+	for i := range order {
+		order[i] = i
+	}
+	rank := func(i int) float64 {
+		switch {
+		case i == chosen:
+			return math.Inf(-1)
+		case finite(p.scores[i]):
+			return p.scores[i]
+		default:
+			return math.Inf(1)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(rank(a), rank(b)) })
+	table := make([]Row, 0, min(rows, len(order)))
+	for _, i := range order[:min(rows, len(order))] {
+		row := Row{Candidate: candidates[i].ID, Chosen: i == chosen}
+		if s := p.scores[i]; finite(s) {
+			row.Score = &s
+		}
+		table = append(table, row)
+	}
+	return table
+}
+
+// ScoreOf is the score that the last choice gave a candidate, by its index;
+// not finite where there was none.
+func (p *Policy) ScoreOf(i int) float64 { return p.scores[i] }

@@ -1,0 +1,125 @@
+package policy
+
+// score is what a policy wants least of; v is its parameter.
+type score func(v float64, q *Query, c *Candidate) float64
+
+// key orders candidates whose scores are equal, the smaller first.
+type key func(c *Candidate) float64
+
+// What decides between equal scores, before the hash does. Policies that do
+// not look at the cache do not look at it here either.
+var (
+	aware = []key{
+		func(c *Candidate) float64 { return -c.HitTokens },
+		func(c *Candidate) float64 { return c.PTokens },
+		func(c *Candidate) float64 { return c.BS },
+	}
+	blind = []key{func(c *Candidate) float64 { return c.BS }}
+)
+
+// form is a built-in policy: its parameter, if it has one, and its score.
+type form struct {
+	name string
+	ties []key
+
+	param     string   // name of the parameter, empty: none
+	value     float64  // its default
+	most      float64  // its largest value; the smallest is 0
+	words     []string // its values by name, where it is no number
+	score     score
+	source    string // of the score and the default
+	roundsOff bool   // remembers where it was: the caller keeps the cursor
+}
+
+// unbounded is a limit that no parameter needs.
+const unbounded = 1e9
+
+// lap puts the candidates up to round-robin's cursor behind the others: more
+// than there are, and little enough that neighbours do not pass for equal.
+const lap = 1 << 20
+
+// kvShare is how much of a prompt's weight stays while only its KV blocks are
+// there, and no prefill runs: vllm-ascend's factor.
+const kvShare = 0.3
+
+// forms in the order in which they are listed to a user (prefill 4).
+var forms = []form{
+	{
+		name: "round-robin", roundsOff: true, source: "next in configured order",
+		score: func(_ float64, q *Query, c *Candidate) float64 {
+			if c.Order > q.Cursor {
+				return float64(c.Order)
+			}
+			return float64(c.Order) + lap
+		},
+	},
+	{
+		name: "least-tokens", ties: blind, param: "work", words: []string{"tokens", "vllm-ascend"}, source: "vllm-ascend's example proxy",
+		score: func(v float64, _ *Query, c *Candidate) float64 {
+			if v == 0 {
+				return c.ActiveTokens + kvShare*c.KVTokens
+			}
+			return c.ActiveWork + kvShare*c.KVWork
+		},
+	},
+	{
+		name: "vllm-queue", ties: blind, source: "vLLM's DP load balancer",
+		score: func(_ float64, _ *Query, c *Candidate) float64 { return 4*c.Waiting + c.Running },
+	},
+	{
+		name: "bailian", ties: aware, param: "lambda", value: 0.7, most: 1, source: "LMetric 4.4",
+		score: func(v float64, _ *Query, c *Candidate) float64 {
+			return v*(1-c.HitRatio) + (1-v)*c.BS/max(c.MaxBS, 1)
+		},
+	},
+	{
+		name: "aibrix-filter", ties: blind, param: "range", value: 8, most: unbounded, source: "AIBrix",
+		score: func(v float64, _ *Query, c *Candidate) float64 {
+			if c.MaxBS-c.MinBS > v {
+				return c.BS
+			}
+			return -c.HitRatio
+		},
+	},
+	{
+		name: "dynamo-sum", ties: aware, param: "w", value: 1, most: unbounded, source: "Dynamo at temperature 0",
+		score: func(v float64, _ *Query, c *Candidate) float64 {
+			return v*c.PTokens/max(1, c.BlockTokens) + c.ActiveBlocks
+		},
+	},
+	{
+		name: "ttft-sim", ties: aware, source: "llm-d",
+		score: func(_ float64, _ *Query, c *Candidate) float64 {
+			return c.RTTMs + c.T0Ms + c.TPMs*c.PTokens + c.Beta2*(c.QueuedAttention+c.attention())
+		},
+	},
+	{
+		name: "lmetric", ties: aware, source: "LMetric 5",
+		score: lmetric,
+	},
+	{
+		name: "gorgo", ties: aware, param: "qs", value: 1, most: unbounded, source: "GORGO 3.4",
+		score: func(v float64, _ *Query, c *Candidate) float64 {
+			return c.RTTMs + c.TPMs*c.NewTokens + v*c.TPMs*c.QueuedNewTokens
+		},
+	},
+	{
+		name: "random", source: "baseline",
+		score: func(float64, *Query, *Candidate) float64 { return 0 },
+	},
+	{
+		name: "sticky-ring", source: "SkyLB's ring hash",
+		score: func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
+	},
+	{
+		name: "finish", ties: aware, source: "earliest predicted end of this prefill",
+		score: func(_ float64, _ *Query, c *Candidate) float64 {
+			return c.RTTMs + c.BacklogMs + c.T0Ms + c.TPMs*c.NewTokens + c.Beta2*c.attention()
+		},
+	},
+}
+
+// lmetric is new tokens times batch, both with the request in them: with the
+// batch as it is before, every idle candidate would score 0 and the cache
+// count for nothing (prefill P7).
+func lmetric(_ float64, _ *Query, c *Candidate) float64 { return c.PTokens * (c.BS + 1) }

@@ -1,0 +1,283 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/file"
+	"github.com/expr-lang/expr/parser"
+	"github.com/expr-lang/expr/vm"
+)
+
+// Definition is a policy that a user wrote, in expressions over the names of
+// Indicators (prefill 4.1).
+type Definition struct {
+	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; skipped where it would leave nobody
+	Score     string   `yaml:"score" json:"score"`                   // a number
+	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
+	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller first, with a - before it the larger
+}
+
+// DefinitionError is what is wrong with a Definition, and where.
+type DefinitionError struct {
+	Policy, Key  string // such as score, or tie_break[1]
+	Line, Column int    // in the key's text, from 1; 0: the whole
+	Msg          string
+}
+
+func (e *DefinitionError) Error() string {
+	s := fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Msg)
+	if e.Line > 0 {
+		s += fmt.Sprintf(" (%d:%d)", e.Line, e.Column)
+	}
+	return s
+}
+
+// Library is the built-in policies and those of a user. Nil has the former.
+type Library struct{ users map[string]*user }
+
+// user is a Definition that was compiled; any number of policies may run it.
+type user struct {
+	name          string
+	filter, score *vm.Program
+	sign          float64 // -1: the largest score wins
+	ties          []key
+}
+
+// run is one policy's use of it, with a machine of its own.
+type run struct {
+	*user
+	machine vm.VM
+	kept    []bool // by the filter
+	all     bool   // no filter, or it would leave nobody
+}
+
+// NewLibrary compiles definitions by name. Every problem is a DefinitionError.
+func NewLibrary(definitions map[string]Definition) (*Library, error) {
+	l := &Library{users: map[string]*user{}}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(definitions)) {
+		u, err := compile(name, definitions[name])
+		l.users[name] = u
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Names lists the built-in policies and then the user's.
+func (l *Library) Names() []string {
+	if l == nil {
+		return Names()
+	}
+	return append(Names(), slices.Sorted(maps.Keys(l.users))...)
+}
+
+func (l *Library) user(name string) *user {
+	if l == nil {
+		return nil
+	}
+	return l.users[name]
+}
+
+func compile(name string, d Definition) (*user, error) {
+	u := &user{name: name, sign: 1}
+	var errs []error
+	bad := func(key, msg string) {
+		errs = append(errs, &DefinitionError{Policy: name, Key: key, Msg: msg})
+	}
+	expression := func(key, text string, result expr.Option) *vm.Program {
+		program, err := compileExpression(text, result)
+		if err != nil {
+			err.Policy, err.Key = name, key
+			errs = append(errs, err)
+		}
+		return program
+	}
+	if name == "" || strings.ContainsAny(name, ":,= ") || slices.Contains(Names(), name) {
+		bad("name", fmt.Sprintf("%q is built in or cannot be written in prefill.policy; use another name, of letters, digits and dashes", name))
+	}
+	if d.Score == "" {
+		bad("score", `it has none; write an expression, such as "p_tokens * (bs + 1)"`)
+	} else {
+		u.score = expression("score", d.Score, expr.AsFloat64())
+	}
+	if d.Filter != "" {
+		u.filter = expression("filter", d.Filter, expr.AsBool())
+	}
+	switch d.Objective {
+	case "", "min":
+	case "max":
+		u.sign = -1
+	default:
+		bad("objective", fmt.Sprintf("%q is none; write min or max", d.Objective))
+	}
+	if u.ties = aware; d.TieBreak != nil {
+		u.ties = nil
+	}
+	for i, text := range d.TieBreak {
+		k, err := tieOn(text)
+		if err != nil {
+			bad(fmt.Sprintf("tie_break[%d]", i), err.Error())
+		}
+		u.ties = append(u.ties, k)
+	}
+	return u, errors.Join(errs...)
+}
+
+// functions are what an expression may call.
+var functions = []string{"abs", "ceil", "floor", "max", "min", "round"}
+
+// maxNodes bounds what an expression costs.
+const maxNodes = 64
+
+func compileExpression(text string, result expr.Option) (*vm.Program, *DefinitionError) {
+	at := func(msg string, where file.Location) *DefinitionError {
+		e := (&file.Error{Location: where, Message: msg}).Bind(file.NewSource(text))
+		return &DefinitionError{Line: e.Line, Column: e.Column + 1, Msg: msg}
+	}
+	wrap := func(err error) *DefinitionError {
+		var fe *file.Error
+		if errors.As(err, &fe) {
+			return &DefinitionError{Line: fe.Line, Column: fe.Column + 1, Msg: fe.Message}
+		}
+		return &DefinitionError{Msg: err.Error()}
+	}
+	tree, err := parser.Parse(text)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	var g guard
+	ast.Walk(&tree.Node, &g)
+	if g.refused != nil {
+		return nil, at(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, ?: and %s",
+			g.what, strings.Join(functions, ", ")), g.refused.Location())
+	}
+	options := []expr.Option{expr.Env(&Indicators{}), result, expr.MaxNodes(maxNodes), expr.DisableAllBuiltins()}
+	for _, name := range functions {
+		options = append(options, expr.EnableBuiltin(name))
+	}
+	program, err := expr.Compile(text, options...)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	return program, nil
+}
+
+// guard finds what a user's expression may not have. Disabling the builtins
+// alone leaves loops over ranges.
+type guard struct {
+	refused ast.Node
+	what    string
+}
+
+var operators = []string{
+	"+", "-", "*", "/", "%", "**", "^", "<", "<=", ">", ">=", "==", "!=", "&&", "||", "and", "or", "!", "not",
+}
+
+// Visit implements ast.Visitor.
+func (g *guard) Visit(node *ast.Node) {
+	what := ""
+	switch n := (*node).(type) {
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.ConditionalNode:
+	case *ast.IdentifierNode:
+	case *ast.UnaryNode:
+		if !slices.Contains(operators, n.Operator) {
+			what = n.Operator
+		}
+	case *ast.BinaryNode:
+		if !slices.Contains(operators, n.Operator) {
+			what = n.Operator
+		}
+	case *ast.BuiltinNode:
+		if !slices.Contains(functions, n.Name) {
+			what = n.Name
+		}
+	case *ast.CallNode:
+		if callee, ok := n.Callee.(*ast.IdentifierNode); !ok || !slices.Contains(functions, callee.Value) {
+			what = "this call"
+		}
+	default:
+		what = "this"
+	}
+	if what != "" && g.refused == nil {
+		g.refused, g.what = *node, what
+	}
+}
+
+// indicators are the fields of Indicators by their names.
+var indicators = func() map[string]int {
+	byName := map[string]int{}
+	t := reflect.TypeFor[Indicators]()
+	for i := range t.NumField() {
+		byName[t.Field(i).Tag.Get("expr")] = i
+	}
+	return byName
+}()
+
+// tieOn reads one item of tie_break.
+func tieOn(text string) (key, error) {
+	name, descending := strings.CutPrefix(text, "-")
+	field, ok := indicators[name]
+	if !ok {
+		return nil, fmt.Errorf("no indicator is named %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(indicators)), ", "))
+	}
+	sign := 1.0
+	if descending {
+		sign = -1
+	}
+	return func(c *Candidate) float64 { return sign * c.value(field) }, nil
+}
+
+func (i *Indicators) value(field int) float64 { return reflect.ValueOf(i).Elem().Field(field).Float() }
+
+func (u *user) build() *Policy {
+	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
+}
+
+// filter looks at who passes the user's own filter and reports whether it
+// would have left nobody. A candidate that it cannot judge passes.
+func (p *Policy) filter(candidates []Candidate) (skipped bool) {
+	if p.user == nil || p.user.filter == nil {
+		return false
+	}
+	r := p.user
+	r.kept = r.kept[:0]
+	left := 0
+	for i := range candidates {
+		v, err := r.machine.Run(r.filter, &candidates[i].Indicators)
+		keep := err != nil || v == true
+		if keep {
+			left++
+		}
+		r.kept = append(r.kept, keep)
+	}
+	r.all = left == 0
+	return r.all
+}
+
+func (p *Policy) passes(i int) bool {
+	return p.user == nil || p.user.filter == nil || p.user.all || p.user.kept[i]
+}
+
+// evaluate is the user's score, smaller is better; NaN where it fails.
+func (r *run) evaluate(i *Indicators) float64 {
+	v, err := r.machine.Run(r.score, i)
+	if err != nil {
+		return math.NaN()
+	}
+	s, ok := v.(float64)
+	if !ok {
+		return math.NaN()
+	}
+	return r.sign * s
+}
