@@ -8,6 +8,7 @@ COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
+CHAOS    ?= 2m
 # Tools are built by `go install`, at these versions.
 GOLANGCI := v2.15.0
 VULNCHECK := latest
@@ -39,6 +40,10 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
 	  done; done
+
+.PHONY: chaos
+chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAOS (2m), then the invariants; SEED=7 repeats a plan
+	go run ./bench/chaos -duration $(CHAOS) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat

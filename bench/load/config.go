@@ -29,9 +29,10 @@ type Config struct {
 	MaxPrompt     int             // longer prompts are cut to so many tokens; 0: never
 	MaxOutput     int             // longer answers likewise; 0: never
 
-	Concurrency    int     // closed loop: requests in the system
-	Rate           float64 // open loop: arrival times are scaled to so many requests a second; 0: as they are
-	MaxOutstanding int     // open loop: beyond it requests are sent late (Result.Lag); 0: 8192
+	Concurrency    int           // closed loop: requests in the system
+	Backoff        time.Duration // closed loop: how long a client that was refused waits before its next request
+	Rate           float64       // open loop: arrival times are scaled to so many requests a second; 0: as they are
+	MaxOutstanding int           // open loop: beyond it requests are sent late (Result.Lag); 0: 8192
 
 	Chat   float64 // share sent to /v1/chat/completions, the rest to /v1/completions
 	Stream float64 // share with stream: true

@@ -92,13 +92,14 @@ type Failure struct {
 	Prompt    int       `json:"prompt"`     // tokens
 	Output    int       `json:"output"`     // tokens asked for
 	Tokens    int       `json:"tokens"`     // received and right
+	Answer    uint64    `json:"answer"`     // reftext's key of what should have come; 0 under CheckShape
 	ElapsedMS float64   `json:"elapsed_ms"` // from sending to the failure
 	SentAt    time.Time `json:"sent_at"`
 }
 
 func failureOf(a *ask, x *exchange, f *fault, requestID string) Failure {
 	return Failure{Kind: f.kind, Detail: f.detail, Request: requestID, ID: string(x.follower.id), Chat: a.chat, Stream: a.stream,
-		Prompt: a.req.Prompt, Output: a.req.Output, Tokens: x.tokens,
+		Prompt: a.req.Prompt, Output: a.req.Output, Tokens: x.tokens, Answer: x.follower.want.answer,
 		ElapsedMS: float64(x.end.Sub(x.sent).Microseconds()) / 1e3, SentAt: x.sent}
 }
 

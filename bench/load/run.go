@@ -91,11 +91,23 @@ func (r *runner) closedLoop(ctx context.Context) {
 		wg.Go(func() {
 			var x exchange
 			for i, ok := r.take(ctx); ok; i, ok = r.take(ctx) {
-				r.one(ctx, &x, i, 0)
+				if !r.one(ctx, &x, i, 0) {
+					r.backOff(ctx)
+				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// backOff is what a client does that was not served, as Retry-After asks for.
+func (r *runner) backOff(ctx context.Context) {
+	t := time.NewTimer(r.cfg.Backoff)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
 
 // openLoop sends requests when they are due, whatever has come back.
@@ -141,12 +153,13 @@ func (r *runner) take(ctx context.Context) (int, bool) {
 	return i, r.cfg.Count == 0 || i < r.cfg.Count
 }
 
-// one sends request i and books how it ended.
-func (r *runner) one(ctx context.Context, x *exchange, i int, lag time.Duration) {
+// one sends request i and books how it ended; ok unless it failed.
+func (r *runner) one(ctx context.Context, x *exchange, i int, lag time.Duration) (ok bool) {
 	a := r.cfg.ask(i)
 	r.score.sending(time.Now(), lag)
 	f := x.do(ctx, r, &a)
 	r.score.ended(&a, x, f, r.requestID(i))
+	return f == nil || !f.kind.Failed()
 }
 
 // ttft is what planned cancels aim by.

@@ -73,8 +73,9 @@ type Config struct {
 
 	Seed      uint64 // of request id suffixes and of fault probabilities
 	Faults    []Rule
-	StepTrace io.Writer // JSON lines of algorithm 1, nil = none
-	StepLog   int       // steps kept in memory, default 65536
+	OnStrike  func(answer uint64, r Rule) // told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
+	StepTrace io.Writer                   // JSON lines of algorithm 1, nil = none
+	StepLog   int                         // steps kept in memory, default 65536
 }
 
 const blockSize = 128 // tokens of KV cache in a block

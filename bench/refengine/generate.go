@@ -98,6 +98,11 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 		return rule.Fault != FrozenGauges && rule.Phase != PhaseAccept &&
 			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank)
 	})
+	if tell := l.engine.cfg.OnStrike; tell != nil {
+		for _, rule := range r.troubles {
+			tell(r.prompt.Answer, rule)
+		}
+	}
 }
 
 // troubleEarly is what goes wrong before the engine has the request. done: it was answered.

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestAWhileOfEverything is `make chaos`, short: every kind of trouble, and no
+// invariant broken.
+func TestAWhileOfEverything(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 20 s")
+	}
+	s, err := scenarioOf("mixed")
+	require.NoError(t, err)
+	s.duration, s.streams, s.wide, s.lag, s.hold = 8*time.Second, 40, 2, 1, 4*time.Second
+	s.rate = 0.03
+	r, err := play(t.Context(), s, options{seed: 4})
+	require.NoError(t, err)
+	require.NoError(t, r.writeTable(t.Output()))
+	require.Empty(t, r.Breaches)
+	require.NotEmpty(t, r.Actions)
+	require.NotEmpty(t, r.Struck)
+	require.Positive(t, r.Clients.Left)
+}
+
+func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
+	reset, reject, comments := refengine.Rule{Fault: refengine.Reset}, refengine.Rule{Fault: refengine.Reject}, refengine.Rule{Fault: refengine.Comments}
+	for _, row := range []struct {
+		name    string
+		strikes map[uint64][]refengine.Rule
+		failed  []load.Failure
+		want    saved
+	}{
+		{"nothing happened", nil, nil, saved{Share: 1}},
+		{"a fault once is savable, and was saved", map[uint64][]refengine.Rule{1: {reset}}, nil, saved{Struck: 1, Savable: 1, Share: 1}},
+		{"and was not", map[uint64][]refengine.Rule{1: {reset}, 2: {reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 2, Savable: 2, Lost: []load.Failure{{Answer: 1}}, Share: 0.5}},
+		{"a no is the client's", map[uint64][]refengine.Rule{1: {reject}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Final: 1, Share: 1}},
+		{"two faults may be too many", map[uint64][]refengine.Rule{1: {reset, reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Often: 1, Share: 1}},
+		{"one of them harmless is one", map[uint64][]refengine.Rule{1: {reset, comments}}, nil, saved{Struck: 1, Savable: 1, Share: 1}},
+		{"a failure without a fault is not saved", map[uint64][]refengine.Rule{1: {reset}}, []load.Failure{{Answer: 9}}, saved{Struck: 1, Savable: 1, Lost: []load.Failure{{Answer: 9}}, Share: 0}},
+		{"a caller over its limit is no failure", nil, []load.Failure{{Answer: 9, Kind: "http_429/queue_full"}}, saved{Share: 1}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := newLedger()
+			for answer, rules := range row.strikes {
+				for _, r := range rules {
+					l.struck(answer, r)
+				}
+			}
+			require.Equal(t, row.want, l.saved(row.failed))
+		})
+	}
+}
+
+func TestReadTellsAClearErrorFromASilentEnd(t *testing.T) {
+	const event = `data: {"choices":[{"index":1,"text":"a"}]}` + "\n\n"
+	for _, row := range []struct {
+		name   string
+		status int
+		stream bool
+		body   string
+		told   bool
+		wrong  string
+	}{
+		{"a whole stream", 200, true, event + "data: [DONE]\n\n", false, ""},
+		{"a stream that just ends", 200, true, event, false, "without a word"},
+		{"a stream that ends with an error", 200, true, event + `data: {"error":{"message":"m"}}` + "\n\ndata: [DONE]\n\n", true, ""},
+		{"an event after the end", 200, true, "data: [DONE]\n\n" + event, false, "after [DONE]"},
+		{"an answer in one piece", 200, false, `{"choices":[{"index":0,"text":"a"}]}`, false, ""},
+		{"an error under 200", 200, false, `{"error":{"message":"m"}}`, false, "status 200 for an error"},
+		{"an error status", http.StatusBadGateway, true, `{"error":{"message":"m"}}`, true, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			_, err := read(row.status, row.stream, []byte(row.body))
+			switch {
+			case row.told:
+				require.ErrorIs(t, err, errTold)
+			case row.wrong != "":
+				require.ErrorContains(t, err, row.wrong)
+				require.False(t, errors.Is(err, errTold))
+			default:
+				require.NoError(t, err)
+			}
+		})
+	}
+}
+
+// Whatever the rate, it is the share of requests that meet a fault.
+func TestRatesAddUp(t *testing.T) {
+	sum, kinds := 0.0, map[refengine.Fault]bool{}
+	for _, r := range faultRules(0.01) {
+		require.NoError(t, r.Validate())
+		sum += r.Probability
+		kinds[r.Fault] = true
+	}
+	require.InDelta(t, 0.01, sum, 1e-9)
+	require.Len(t, kinds, len(refengine.FaultNames())-1, "all but KV of another prompt")
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"evenkeel/bench/refengine"
+)
+
+const model = "ref"
+
+// fleet are the engines of both sides.
+type fleet struct {
+	rules []refengine.Rule
+	all   []*member
+}
+
+// member is an engine. Whoever does something to it claims it first, and
+// nobody claims the last one of a side that works.
+type member struct {
+	*refengine.Engine
+	role string
+	urls []string
+
+	fleet   *fleet
+	claimed bool
+}
+
+var claims sync.Mutex // of all members' claimed
+
+func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
+	f := &fleet{rules: faultRules(s.rate)}
+	slots := s.streams*4/(3*max(1, s.decode-1)*s.ranks) + 2*s.wide + s.lag + 2 // enough with one engine down
+	for i := range s.prefill + s.decode {
+		c := refengine.Config{
+			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond,
+			PrefixCache: true, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
+		}
+		role := "prefill"
+		if i >= s.prefill {
+			role, c.Role, c.DPSize, c.Slots, c.C0, c.C1 = "decode", refengine.Decode, s.ranks, slots, s.step, time.Nanosecond
+			c.Group = fmt.Sprint("g", i-s.prefill)
+		}
+		e, err := refengine.Start(c)
+		if err != nil {
+			f.close()
+			return nil, err
+		}
+		f.all = append(f.all, &member{Engine: e, role: role, urls: e.URLs(), fleet: f})
+	}
+	return f, nil
+}
+
+func (f *fleet) close() {
+	for _, m := range f.all {
+		m.Close()
+	}
+}
+
+func (f *fleet) of(role string) (list []*member) {
+	for _, m := range f.all {
+		if m.role == role {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// misbehave puts the scenario's faults into force, behave ends them.
+func (f *fleet) misbehave() error {
+	var errs []error
+	for _, m := range f.all {
+		errs = append(errs, m.SetFaults(f.rules...))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *fleet) behave() {
+	for _, m := range f.all {
+		_ = m.SetFaults() // no rule, no error
+	}
+}
+
+// claim takes the member for one action, if another of its side stays.
+func (m *member) claim() bool {
+	claims.Lock()
+	defer claims.Unlock()
+	free := 0
+	for _, other := range m.fleet.all {
+		if other.role == m.role && !other.claimed {
+			free++
+		}
+	}
+	if m.claimed || free < 2 {
+		return false
+	}
+	m.claimed = true
+	return true
+}
+
+func (m *member) free() {
+	claims.Lock()
+	defer claims.Unlock()
+	m.claimed = false
+}
+
+// variants are faults beyond their plain form, which some do not have.
+var variants = map[refengine.Fault][]refengine.Rule{
+	refengine.Hang:          {{Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}},
+	refengine.Reset:         {{Phase: refengine.PhaseAccept}, {Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}, {Phase: refengine.PhaseInsideChunk, AfterTokens: 4}},
+	refengine.Reject:        {{Cleanup: true}},
+	refengine.Busy:          {{Cleanup: true, RetryAfter: 1}},
+	refengine.Internal:      {{Cleanup: true}, {Shape: refengine.ShapeText, Cleanup: true}},
+	refengine.Status:        {{Value: 502}, {Value: 504}, {Value: 501}, {Value: 422}},
+	refengine.ErrorEvent:    {{AfterTokens: 3}, {Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
+	refengine.Error200:      {{Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
+	refengine.SilentEnd:     {{AfterTokens: 3}},
+	refengine.MissingFinish: {{Role: true}, {AfterTokens: 3}},
+	refengine.FinishError:   {{AfterTokens: 3}},
+	refengine.Recomputed:    {{AfterTokens: 3}, {AfterTokens: 3, Text: true}},
+	refengine.Slow:          {{DelayMS: 5}},
+	refengine.Swallow:       {{AfterTokens: 2, Tokens: 3}},
+}
+
+// faultRules are all faults in all their forms, each as likely as the others,
+// so that rate is the share of requests that meet one. Left out is KV of
+// another prompt: only the engine could tell.
+func faultRules(rate float64) (rules []refengine.Rule) {
+	if rate == 0 {
+		return nil
+	}
+	var kinds [][]refengine.Rule
+	for _, name := range refengine.FaultNames() {
+		fault := refengine.Fault(name)
+		if fault == refengine.WrongKey {
+			continue
+		}
+		var forms []refengine.Rule
+		for _, r := range append([]refengine.Rule{{}}, variants[fault]...) {
+			if r.Fault = fault; r.Validate() == nil {
+				forms = append(forms, r)
+			}
+		}
+		kinds = append(kinds, forms)
+	}
+	for _, forms := range kinds {
+		for _, r := range forms {
+			r.Probability = rate / float64(len(kinds)*len(forms))
+			rules = append(rules, r)
+		}
+	}
+	return rules
+}
+
+// busy lists what the engines still hold.
+func (f *fleet) busy() (held []string) {
+	for _, m := range f.all {
+		s := m.Stats()
+		for _, h := range []struct {
+			what string
+			n    int64
+		}{{"running", s.Running}, {"waiting", s.Waiting}, {"hand-offs", int64(s.Pins)}, {"KV tokens", s.KVUsed}} {
+			if h.n != 0 {
+				held = append(held, fmt.Sprintf("%s engine %s: %d %s", m.role, m.urls[0], h.n, h.what))
+			}
+		}
+	}
+	return held
+}
+
+// harm is what no proxy may make an engine do, by name.
+func (f *fleet) harm() map[string]int64 {
+	sum := map[string]int64{}
+	for _, m := range f.all {
+		s := m.Stats()
+		for name, n := range map[string]int64{
+			"hand-offs used twice": s.Replays, "hand-offs used after their deadline": s.ExpiredPulls, "pulls of the wrong blocks": s.WrongBlocks,
+			"KV of another prompt": s.KeyMismatches, "request ids used twice": s.DuplicateIDs, "requests at the wrong rank": s.RankMismatch,
+			"requests that kill a real engine": s.Crashes,
+		} {
+			sum[name] += n
+		}
+	}
+	for name, n := range sum {
+		if n == 0 {
+			delete(sum, name)
+		}
+	}
+	return sum
+}
+
+// leaks are hand-offs that only the engines' own timeout freed.
+func (f *fleet) leaks() (n int64) {
+	for _, m := range f.all {
+		n += m.Stats().Leaks
+	}
+	return n
+}

@@ -1,0 +1,72 @@
+// Command chaos runs the real proxy, a process of its own, before reference
+// engines that fail, die and come back, under clients that check every token
+// and operators who change what they can. Then it stops the trouble, waits
+// until nothing is under way and holds that nothing was lost, leaked or mixed
+// up. A breach is told in full and is exit code 1.
+//
+// What happens when is drawn from -seed; the machine decides the rest, so a
+// seed repeats the plan, not the run.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ok, err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// run is the command; ok says that no invariant was broken.
+func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	var o options
+	name := flags.String("scenario", "mixed", "one of "+strings.Join(names(), ", "))
+	flags.DurationVar(&o.duration, "duration", 0, "of the trouble; 0: as the scenario has it")
+	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "of the plan")
+	flags.Float64Var(&o.rate, "rate", 0, "share of the engines' requests that a fault strikes; 0: as the scenario has it")
+	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
+	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
+	flags.StringVar(&o.keep, "keep", "", "folder for the proxy's config, log and request log; empty: a temporary one, kept after a breach")
+	asJSON := flags.Bool("json", false, "print the report as JSON")
+	if err := flags.Parse(args); err != nil {
+		return false, err
+	}
+	s, err := scenarioOf(*name)
+	if err != nil {
+		return false, err
+	}
+	if o.duration > 0 {
+		s.duration = o.duration
+	}
+	if o.rate > 0 {
+		s.rate = o.rate
+	}
+	if !*asJSON {
+		fmt.Fprintf(out, "scenario %s, seed %d\n", s.name, o.seed)
+	}
+	r, err := play(ctx, s, o)
+	if err != nil {
+		return false, err
+	}
+	if *asJSON {
+		err = r.writeJSON(out)
+	} else {
+		err = r.writeTable(out)
+	}
+	return len(r.Breaches) == 0, err
+}

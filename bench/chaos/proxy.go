@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// proxy is evenkeel as operators run it: a process, its files, its admin
+// listener.
+type proxy struct {
+	url, admin string
+	dir        string
+	settings   settings
+	cmd        *exec.Cmd
+	exited     chan error // of the process, once
+	http       *http.Client
+	reloads    bool // it takes a new config while it runs; else SIGHUP would end it
+}
+
+func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
+	p = &proxy{dir: o.keep, exited: make(chan error, 1), http: &http.Client{Timeout: 5 * time.Second}}
+	if p.dir == "" {
+		if p.dir, err = os.MkdirTemp("", "evenkeel-chaos-"); err != nil {
+			return nil, err
+		}
+	} else if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return nil, err
+	}
+	binary := o.binary
+	if binary == "" {
+		binary = filepath.Join(p.dir, "evenkeel")
+		if out, err := exec.Command("go", "build", fmt.Sprint("-race=", o.race), "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go build: %w: %s", err, out)
+		}
+	}
+	p.settings = settings{
+		dir: p.dir, listen: "127.0.0.1:" + freePort(), admin: "127.0.0.1:" + freePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
+		slots: f.of("decode")[0].Config().Slots,
+	}
+	p.url, p.admin = "http://"+p.settings.listen, "http://"+p.settings.admin
+	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers)); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(filepath.Join(p.dir, "evenkeel.log"))
+	if err != nil {
+		return nil, err
+	}
+	p.cmd = exec.Command(binary, "serve", "--config", p.settings.file())
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	err = p.cmd.Start()
+	_ = log.Close() // the process has its own
+	if err != nil {
+		return nil, err
+	}
+	go func() { p.exited <- p.cmd.Wait() }()
+	for range 200 {
+		if status, _, err := p.ask(http.MethodGet, "/readyz", nil); err == nil && status == http.StatusOK {
+			status, _, _ := p.ask(http.MethodPost, "/reload", nil) // of an unchanged file
+			p.reloads = status/100 == 2
+			return p, nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	p.stop(false)
+	return nil, fmt.Errorf("the proxy is not ready; %s has its log", p.dir)
+}
+
+// freePort names a port nobody listened on a moment ago.
+func freePort() string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "0"
+	}
+	defer func() { _ = ln.Close() }()
+	_, port, _ := net.SplitHostPort(ln.Addr().String()) // it came from a listener
+	return port
+}
+
+// ask speaks to the admin listener.
+func (p *proxy) ask(method, path string, body any) (status int, answer []byte, err error) {
+	var b io.Reader
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return 0, nil, err
+		}
+		b = bytes.NewReader(text)
+	}
+	req, err := http.NewRequest(method, p.admin+path, b)
+	if err != nil {
+		return 0, nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := p.http.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, answer, err
+}
+
+// series reads /metrics: name and labels to value.
+func (p *proxy) series() (map[string]float64, error) {
+	status, page, err := p.ask(http.MethodGet, "/metrics", nil)
+	if err != nil || status != http.StatusOK {
+		return nil, errors.Join(err, fmt.Errorf("/metrics answered %d", status))
+	}
+	all := map[string]float64{}
+	for line := range strings.Lines(string(page)) {
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 || line[0] == '#' {
+			continue
+		}
+		var v float64
+		if _, err := fmt.Sscan(line[at+1:], &v); err == nil {
+			all[line[:at]] = v
+		}
+	}
+	return all, nil
+}
+
+// idle waits until neither the proxy nor an engine holds anything.
+func (p *proxy) idle(ctx context.Context, f *fleet, patience time.Duration) error {
+	var held []string
+	for end := time.Now().Add(patience); ; {
+		held = append(p.busy(), f.busy()...)
+		if len(held) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("held %v after the last request: %s", patience, strings.Join(held, "; "))
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// busy lists what the proxy's own books still hold.
+func (p *proxy) busy() (held []string) {
+	all, err := p.series()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for name, v := range all {
+		metric, _, _ := strings.Cut(name, "{")
+		switch {
+		case v == 0:
+		case metric == "evenkeel_requests_open", metric == "evenkeel_pool_entries", metric == "evenkeel_rank_kv_tokens", metric == "evenkeel_rank_running",
+			metric == "evenkeel_prefill_inflight_requests", metric == "evenkeel_handoffs",
+			metric == "evenkeel_prefill_held_tokens", metric == "evenkeel_prefill_queued_new_tokens",
+			metric == "evenkeel_rank_slots" && strings.Contains(name, `state="used"`):
+			held = append(held, fmt.Sprintf("%s %v", name, v))
+		}
+	}
+	return held
+}
+
+// vitals are what must not grow for ever.
+type vitals struct {
+	Goroutines float64 `json:"goroutines"`
+	Heap       float64 `json:"heap_bytes"` // after two collections
+	Resident   float64 `json:"resident_bytes"`
+	Files      float64 `json:"open_files"`
+}
+
+func (p *proxy) vitals() (v vitals, err error) {
+	for range 2 { // what pools hold goes with the second
+		if _, _, err := p.ask(http.MethodGet, "/debug/pprof/heap?gc=1", nil); err != nil {
+			return v, err
+		}
+	}
+	all, err := p.series()
+	return vitals{all["go_goroutines"], all["go_memstats_heap_alloc_bytes"], all["process_resident_memory_bytes"], all["process_open_fds"]}, err
+}
+
+// end lets the proxy shut down as an operator would.
+func (p *proxy) end() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // if it is gone, Wait says so
+	select {
+	case err := <-p.exited:
+		p.exited <- nil
+		if err != nil {
+			return fmt.Errorf("it ended with %w; its log says why", err)
+		}
+		return nil
+	case <-time.After(20 * time.Second):
+		return errors.New("it has not ended 20 s after SIGTERM, with nothing under way")
+	}
+}
+
+// stop ends the process however it is, and removes its files.
+func (p *proxy) stop(remove bool) {
+	_ = p.cmd.Process.Kill() // an error: it has ended
+	_ = <-p.exited // end told
+	p.http.CloseIdleConnections()
+	if remove {
+		_ = os.RemoveAll(p.dir)
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// settings are the proxy's files. They are replaced whole, as config management
+// does it.
+type settings struct {
+	dir, listen, admin string
+	hold               time.Duration
+	pool, slots        int
+	fleet              *fleet
+}
+
+func (s *settings) file() string { return filepath.Join(s.dir, "evenkeel.yaml") }
+
+// caller is a client with a key of its own.
+type caller struct {
+	name    string
+	trusted bool
+	most    int // answers at once; 0: no limit
+}
+
+func (c caller) key() string { return "sk-chaos-" + c.name }
+
+// callers are who may ask. The guest comes and goes under trouble; the narrow
+// one is over its limit at times.
+var callers = []caller{{"inside", true, 0}, {"outside", false, 0}, {"narrow", false, 8}, guest}
+
+var guest = caller{name: "guest"}
+
+func (s *settings) write() error {
+	var b strings.Builder
+	fmt.Fprintf(&b, `listen: %q
+admin: {listen: %q}
+keys_file: %q
+self_test: false
+profiles:
+  ascend:
+    kv_hold_timeout: %v
+    chat_resume: vllm_prompt_token_ids
+    first_event_timeout: 6s
+    reject_releases: true
+pool: {size: %d}
+prefill:
+  scrape: {interval: 200ms}
+  retry: {base: 20ms}
+limits: {connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
+log: {level: info, requests: %q}
+engines:
+`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"))
+	for _, role := range []string{"prefill", "decode"} {
+		fmt.Fprintf(&b, "  %s:\n", role)
+		for _, m := range s.fleet.of(role) {
+			for _, u := range m.urls {
+				fmt.Fprintf(&b, "    - {url: %q", u)
+				if role == "decode" {
+					fmt.Fprintf(&b, ", group: %s, slots: %d", m.Config().Group, s.slots)
+				}
+				b.WriteString("}\n")
+			}
+		}
+	}
+	return replace(s.file(), b.String())
+}
+
+func (s *settings) writeKeys(who []caller) error {
+	var b strings.Builder
+	b.WriteString("keys:\n")
+	for _, c := range who {
+		fmt.Fprintf(&b, "  - {name: %s, sha256: %x, trusted: %v, max_concurrent: %d}\n", c.name, sha256.Sum256([]byte(c.key())), c.trusted, c.most)
+	}
+	return replace(filepath.Join(s.dir, "keys.yaml"), b.String())
+}
+
+// spoil puts a file there that nobody can use.
+func (s *settings) spoil(name string) error {
+	return replace(filepath.Join(s.dir, name), "engines: [\nkeys: {}\n")
+}
+
+// replace renames a whole file into its place.
+func replace(path, text string) error {
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/refengine"
+)
+
+// trouble is what operators and machines do while clients are served. Every
+// action undoes what it did before it ends.
+type trouble struct {
+	f     *fleet
+	p     *proxy
+	crowd *crowd
+
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	files  sync.Mutex // one change of files at a time
+
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *proxy, crowd *crowd) *trouble {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &trouble{f: f, p: p, crowd: crowd, cancel: cancel, counts: map[string]int{}}
+	if s.rate > 0 {
+		_ = f.misbehave() // the rules are our own and were validated
+	}
+	if s.operators {
+		t.wg.Go(func() { t.operate(ctx, rand.New(rand.NewPCG(seed, 3))) })
+	}
+	if s.killAll {
+		t.wg.Go(func() { t.killAll(ctx) })
+	}
+	return t
+}
+
+// stop waits until every action has been undone and returns how many of each
+// there were.
+func (t *trouble) stop() map[string]int {
+	t.cancel()
+	t.wg.Wait()
+	return maps.Clone(t.counts)
+}
+
+func (t *trouble) note(what string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.counts[what]++
+}
+
+// asked counts an action by how the proxy took it.
+func (t *trouble) asked(what, method, path string, body any) (ok bool) {
+	status, _, err := t.p.ask(method, path, body)
+	switch {
+	case err != nil:
+		what += ": no answer"
+	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:
+		what += ": there is no such thing"
+	case status/100 != 2:
+		what += fmt.Sprint(": ", status)
+	}
+	t.note(what)
+	return err == nil && status/100 == 2
+}
+
+// operate draws actions until ctx ends.
+func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
+	actions := []struct {
+		weight int
+		do     func(ctx context.Context, m *member, pause time.Duration, rng *rand.Rand)
+	}{
+		{4, t.kill}, {3, t.remove}, {2, t.drain}, {2, t.drainRank}, {2, t.surge}, {2, t.policy}, {1, t.keys}, {2, t.reload},
+	}
+	sum := 0
+	for _, a := range actions {
+		sum += a.weight
+	}
+	for pause(ctx, time.Duration(100+rng.IntN(500))*time.Millisecond) {
+		n, own := rng.IntN(sum), rand.New(rand.NewPCG(rng.Uint64(), 0))
+		m, span := t.f.all[rng.IntN(len(t.f.all))], time.Duration(200+rng.IntN(1500))*time.Millisecond
+		for _, a := range actions {
+			if n -= a.weight; n < 0 {
+				t.wg.Go(func() { a.do(ctx, m, span, own) })
+				break
+			}
+		}
+	}
+}
+
+// kill crashes an engine and starts it again.
+func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
+	if !m.claim() {
+		return
+	}
+	defer m.free()
+	t.note("killed a " + m.role + " engine")
+	m.Kill()
+	pause(ctx, span)
+	t.revive(m)
+	pause(ctx, time.Second) // it is up for a while before another of its side goes
+}
+
+func (t *trouble) revive(m *member) {
+	for range 100 { // until its ports are free again
+		if m.Revive() == nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.note("an engine could not start again")
+}
+
+func hostPort(url string) string { return strings.TrimPrefix(url, "http://") }
+
+// remove takes an engine from the fleet and adds it again.
+func (t *trouble) remove(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
+	if !m.claim() {
+		return
+	}
+	defer m.free()
+	for _, u := range m.urls {
+		t.asked("removed an engine", http.MethodDelete, "/workers/"+hostPort(u)+"?role="+m.role, nil)
+	}
+	pause(ctx, span)
+	t.add(m)
+}
+
+func (t *trouble) add(m *member) {
+	for _, u := range m.urls {
+		body := map[string]any{"role": m.role, "url": u}
+		if m.role == "decode" {
+			body["group"], body["slots"] = m.Config().Group, t.p.settings.slots
+		}
+		t.asked("added an engine", http.MethodPost, "/workers", body)
+	}
+}
+
+// drain has a whole engine take no new work for a while.
+func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
+	if !m.claim() {
+		return
+	}
+	defer m.free()
+	for _, u := range m.urls {
+		t.asked("drained an engine", http.MethodPost, "/workers/"+hostPort(u)+"/drain?role="+m.role, nil)
+	}
+	pause(ctx, span)
+	t.undrain(m)
+}
+
+// undrain brings every rank of an engine back, at the latest by adding it anew.
+func (t *trouble) undrain(m *member) {
+	for _, u := range m.urls {
+		if !t.asked("undrained an engine", http.MethodPost, "/workers/"+hostPort(u)+"/undrain?role="+m.role, nil) {
+			t.asked("removed an engine", http.MethodDelete, "/workers/"+hostPort(u)+"?role="+m.role, nil)
+			t.add(m)
+			return
+		}
+	}
+}
+
+// drainRank has one rank of a decode engine take no new work.
+func (t *trouble) drainRank(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
+	if m.role != "decode" || !m.claim() {
+		return
+	}
+	defer m.free()
+	u := m.urls[rng.IntN(len(m.urls))]
+	t.asked("drained a rank", http.MethodPost, "/workers/"+hostPort(u)+"/drain", nil)
+	pause(ctx, span)
+	t.undrain(m)
+}
+
+// surge has an engine refuse most of what it gets, for a moment.
+func (t *trouble) surge(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
+	if !m.claim() {
+		return
+	}
+	defer m.free()
+	rule := []refengine.Rule{
+		{Fault: refengine.Busy}, {Fault: refengine.Throttle}, {Fault: refengine.Internal}, {Fault: refengine.Slow, DelayMS: 100}, {Fault: refengine.Recomputed, AfterTokens: 2},
+	}[rng.IntN(5)]
+	rule.Probability = 0.7
+	t.note("surge of " + string(rule.Fault))
+	_ = m.SetFaults(rule) // valid, as listed
+	pause(ctx, span/2)
+	_ = m.SetFaults(t.f.rules...)
+}
+
+func (t *trouble) policy(_ context.Context, _ *member, _ time.Duration, rng *rand.Rand) {
+	list := []string{"evenkeel", "br0", "brh", "jsq-kv", "pjsq-kv", "rr", "p2c", "random"}
+	t.asked("changed the policy", http.MethodPut, "/policy", map[string]string{"policy": list[rng.IntN(len(list))]})
+}
+
+// keys has the guest's key come and go, and the file be spoiled between.
+func (t *trouble) keys(ctx context.Context, _ *member, span time.Duration, rng *rand.Rand) {
+	t.files.Lock()
+	defer t.files.Unlock()
+	who := callers[:len(callers)-1]
+	if rng.IntN(3) == 0 {
+		t.note("spoiled the key file")
+		_ = t.p.settings.spoil("keys.yaml")
+		pause(ctx, 2*time.Second+span)
+	} else {
+		t.note("took a key away")
+		_ = t.p.settings.writeKeys(who)
+		pause(ctx, 2*time.Second+span)
+	}
+	_ = t.p.settings.writeKeys(callers)
+}
+
+// reload changes the config file and says so, by signal or through the admin
+// listener. A bad file changes nothing.
+func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *rand.Rand) {
+	if !t.p.reloads {
+		return
+	}
+	t.files.Lock()
+	defer t.files.Unlock()
+	tell := func(what string) {
+		if rng.IntN(2) == 0 {
+			t.note(what + " and sent SIGHUP")
+			_ = t.p.cmd.Process.Signal(syscall.SIGHUP)
+		} else {
+			t.asked(what+" and asked for a reload", http.MethodPost, "/reload", nil)
+		}
+		pause(ctx, 300*time.Millisecond)
+	}
+	if rng.IntN(2) == 0 {
+		_ = t.p.settings.spoil("evenkeel.yaml")
+		tell("spoiled the config")
+	} else {
+		t.p.settings.pool += 16
+	}
+	_ = t.p.settings.write()
+	tell("changed the config")
+}
+
+// killAll kills each decode engine once, when most of what runs is at an
+// answer, and waits until it is back.
+func (t *trouble) killAll(ctx context.Context) {
+	victims := t.f.of("decode")
+	for i, m := range victims {
+		for m.Stats().Running < int64(t.crowd.s.streams/(2*len(victims))) || t.crowd.done() < i*t.crowd.s.count/len(victims) {
+			if !pause(ctx, 10*time.Millisecond) {
+				return
+			}
+		}
+		pause(ctx, 500*time.Millisecond) // into the middle
+		t.note(fmt.Sprintf("killed a decode engine under %d streams", m.Stats().Running))
+		m.Kill()
+		pause(ctx, 2*time.Second)
+		t.revive(m)
+	}
+}
