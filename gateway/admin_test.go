@@ -64,7 +64,7 @@ func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{})
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.DrainGrace = 0 }})
 	require.Equal(t, 200, c.ask("GET", c.url+"/health", "").status)
 	require.JSONEq(t, `{"status":"ok","prefill_instances":1,"decode_instances":2}`, c.ask("GET", c.url+"/healthcheck", "").body)
 	require.Equal(t, 200, c.get("/livez").status)

@@ -26,6 +26,7 @@ type fault struct {
 	final      bool // no other engine would answer otherwise
 	givenBack  bool // for want of KV memory, before a first event
 	most       int  // recompute_max of the engine that did
+	moved      bool // the engine was taken out of service under it
 }
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -44,6 +45,8 @@ func (j *job) again(attempt int, f *fault) bool {
 	attempt -= j.resume.bounced
 	retry := j.gw.conf().Prefill.Retry
 	switch {
+	case f.moved: // nothing failed; there are other engines
+		ok = true
 	case f.givenBack: // nothing failed; the engine is full
 		ok = j.resume.times+j.resume.bounced < f.most
 		j.resume.bounced++
@@ -75,12 +78,15 @@ func (j *job) again(attempt int, f *fault) bool {
 const maxRetryAfter = 5 * time.Second
 
 // probeFailed settles a probe whose call broke.
-func (j *job) probeFailed(lease *prefill.Lease, err error) *fault {
+func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	var ee *engine.Error
 	sent := errors.As(err, &ee) && ee.Sent
-	if j.left() && (!sent || !ee.Answered) { // the engine aborts with the connection
+	if aborted := !sent || !ee.Answered; aborted && (j.left() || run.moved.Load()) { // the engine aborts with the connection
 		lease.Release()
-		return &fault{answer: errGone(), final: true}
+		if j.left() {
+			return &fault{answer: errGone(), final: true}
+		}
+		return &fault{answer: j.movedOut(), err: errDrained, moved: true}
 	}
 	// Any other silence may hide a finished prefill (prefill P46).
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)

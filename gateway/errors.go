@@ -30,6 +30,20 @@ func errGone() *openai.Error {
 
 const statusGone = 499
 
+// errLeaving ends what the proxy has no time for any more.
+func errLeaving() *openai.Error {
+	return unavailable("draining", "this proxy is shutting down; use another", 1)
+}
+
+// movedOut is the end of an answer that a drain's deadline cut and that no other
+// engine takes up.
+func (j *job) movedOut() *openai.Error {
+	if j.gw.service.over() {
+		return errLeaving()
+	}
+	return unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
+}
+
 // badGateway says that an engine failed and no retry is left.
 func badGateway(side, why string) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, side+"_failed", "the "+side+" engine failed: "+why)
@@ -107,7 +121,7 @@ func (g *Gateway) chooseError(err error, model string) *openai.Error {
 	case errors.Is(err, prefill.ErrModelNotFound):
 		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no prefill engine serves %q", model)}
 	case errors.Is(err, context.Canceled):
-		return unavailable("draining", "this proxy is shutting down; use another", 1)
+		return errLeaving()
 	}
 	return unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
 }
@@ -123,7 +137,7 @@ func (g *Gateway) waitError(err error, prompt int) *openai.Error {
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
 		return unavailable("pool_timeout", "no decode rank had room in time; retry later", 2)
 	case errors.Is(err, dispatcher.ErrDraining):
-		return unavailable("draining", "this proxy is shutting down; use another", 1)
+		return errLeaving()
 	}
 	return unavailable("decode_unavailable", "no healthy decode engine serves the model", 1)
 }
@@ -155,5 +169,5 @@ var outcomes = []string{
 	openai.CodeInvalidJSON, openai.CodeInvalidType, openai.CodeInvalidValue, openai.CodeDuplicateKey, openai.CodeMissing, openai.CodeUnsupported,
 	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
 	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
-	"upstream_broken", "upstream_incomplete", "recompute_unresumable", "internal_error",
+	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
 }

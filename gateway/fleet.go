@@ -34,6 +34,7 @@ type fleet struct {
 	ids       map[string]int32     // rank name → worker id, never reused
 	routes    map[string]route     // model or LoRA name → board
 	hosts     map[string]bool      // where a prefiller's KV may be pulled from
+	stops     map[string]*stopped  // engines and ranks that drain, by role and id
 }
 
 // Roles of an engine.
@@ -50,7 +51,6 @@ type instance struct {
 	conf    config.Engine
 	profile *mooncake.Profile
 	status  engine.Status
-	drained bool
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -79,7 +79,7 @@ const defaultSlots = 32
 func newFleet(gw *Gateway) *fleet {
 	return &fleet{
 		gw: gw, instances: map[string]*instance{}, ranks: map[int32]*rank{}, ids: map[string]int32{},
-		routes: map[string]route{}, hosts: map[string]bool{},
+		routes: map[string]route{}, hosts: map[string]bool{}, stops: map[string]*stopped{},
 	}
 }
 
@@ -105,7 +105,7 @@ func (f *fleet) add(role string, e config.Engine) error {
 	}
 	f.mu.Lock()
 	if old, ok := f.instances[in.key()]; ok {
-		in.status, in.drained = old.status, false
+		in.status = old.status
 	} else {
 		f.order = append(f.order, in.key())
 	}
@@ -137,21 +137,6 @@ func (f *fleet) remove(role, id string) error {
 		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
 	}
 	f.watch()
-	f.publish()
-	return nil
-}
-
-// drain stops new work for an engine; adding it again takes the stop back.
-func (f *fleet) drain(role, id string) error {
-	f.mu.Lock()
-	in, ok := f.instances[role+" "+id]
-	if ok {
-		in.drained = true
-	}
-	f.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
-	}
 	f.publish()
 	return nil
 }
@@ -227,9 +212,9 @@ func (f *fleet) publish() {
 	var workers []dispatcher.Worker
 	for _, k := range f.order {
 		in := f.instances[k]
-		up := in.status.Up && !in.drained
-		f.route(routes, in, up)
+		f.route(routes, in, in.status.Up && f.takes(in, -1))
 		for _, r := range ranksOf(in) {
+			up := in.status.Up && f.takes(in, r)
 			if in.role == rolePrefill {
 				candidates = append(candidates, candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
@@ -416,7 +401,7 @@ func parseVersion(v string) (major, minor int, ok bool) {
 
 // up counts the engines that take requests now, count those there are.
 func (f *fleet) up() (prefills, decodes int) {
-	return f.tally(func(in *instance) bool { return in.status.Up && !in.drained && len(in.status.Models) > 0 })
+	return f.tally(func(in *instance) bool { return in.status.Up && f.takes(in, -1) && len(in.status.Models) > 0 })
 }
 
 func (f *fleet) count() (prefills, decodes int) {

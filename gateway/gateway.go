@@ -59,7 +59,8 @@ type Gateway struct {
 	server      *fasthttp.Server
 	listener    *edge.Listener
 	admin       net.Listener
-	draining    atomic.Bool
+	service     *service
+	runs        runs
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
 	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
@@ -74,6 +75,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g := &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.current.Store(set)
 	g.ctx, g.stop = context.WithCancel(context.Background())
+	g.service, g.runs.all = newService(g.ctx), map[*run]struct{}{}
 	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
 	if err = g.loadSecrets(); err != nil {
 		return nil, err
@@ -204,14 +206,26 @@ func (g *Gateway) Addr() string { return g.listener.Addr().String() }
 // AdminAddr is where operators connect.
 func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 
-// Drain makes /readyz false and refuses new requests; running ones finish.
-func (g *Gateway) Drain() { g.draining.Store(true) }
-
-// Shutdown drains, waits for streams and for hand-offs that are being released
-// until ctx ends, closes what is left and stops every goroutine.
+// Shutdown takes no new requests and waits for streams and for hand-offs that
+// are being released. What runs at ctx's deadline ends with an error event; when
+// ctx is cancelled before, its connections are cut. Either is an error, and then
+// every goroutine is stopped.
 func (g *Gateway) Shutdown(ctx context.Context) error {
-	g.Drain()
-	err := edge.Drain(ctx, g.server, g.listener)
+	g.service.leave()
+	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var open int64
+	ended := make(chan struct{})
+	undisturbed := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		open = g.open.Load()
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			cancel()
+		}
+		g.endService()
+		time.AfterFunc(endGrace, cancel)
+	})
+	err := edge.Drain(cut, g.server, g.listener)
 	_ = g.listener.Close() // a server that is stopped before it accepts anything does not
 	drained := make(chan struct{})
 	go func() {
@@ -220,19 +234,30 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}()
 	select {
 	case <-drained:
-	case <-ctx.Done():
+	case <-cut.Done():
+	}
+	if !undisturbed() {
+		if <-ended; open > 0 {
+			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(), open), err)
+		}
 	}
 	g.stop()
+	g.service.close()
+	g.fleet.stopTimers()
 	<-drained
 	g.background.Wait()
 	g.client.Close()
 	return errors.Join(err, g.requestLog.close())
 }
 
+// endGrace is how long clients have to read the event that ends their answer.
+const endGrace = 5 * time.Second
+
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {
+	draining, _ := g.service.leaving()
 	switch p, d := g.fleet.up(); {
-	case g.draining.Load():
+	case draining:
 		return false, "draining"
 	case p == 0:
 		return false, "no healthy prefill engine"

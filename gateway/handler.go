@@ -174,8 +174,12 @@ func (r *record) book(n int) *openai.Error {
 
 // admit checks a request against what can be served at all.
 func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai.Request, route, *openai.Error) {
-	if g.draining.Load() {
-		return nil, route{}, unavailable("draining", "this proxy is shutting down; use another", 1)
+	draining, refusing := g.service.leaving()
+	if draining {
+		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
+	}
+	if refusing {
+		return nil, route{}, errLeaving()
 	}
 	raw := ctx.Request.SwapBody(nil) // ours from here on; left in ctx it would stay for the whole stream
 	req, fail := openai.Parse(ep, raw, g.conf().accept)

@@ -137,7 +137,7 @@ func (j *job) left() bool {
 // may take the prompt.
 func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	began := time.Now()
-	ctx, cancel := context.WithCancel(j.gw.ctx)
+	ctx, cancel := context.WithCancel(j.gw.service.context())
 	defer cancel()
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
@@ -176,19 +176,21 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
 	call := j.gw.client.NewCall(c.Target)
+	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
+	defer j.gw.ended(run)
 	j.client.OnGone(call.Abort)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", j.rec.Attempts), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
 	})
 	j.client.OnGone(nil)
 	if err != nil {
-		return nil, j.probeFailed(lease, err)
+		return nil, j.probeFailed(lease, run, err)
 	}
 	answered := time.Now() // the hold timeout counts from the response headers (contract 2.4)
 	defer resp.Close()
 	answer, err := resp.ReadAll(mooncake.MaxProbeAnswer)
 	if err != nil {
-		return nil, j.probeFailed(lease, err)
+		return nil, j.probeFailed(lease, run, err)
 	}
 	j.rec.ProbeMs += ms(time.Since(began))
 	j.gw.metrics.stage(stageProbe, time.Since(began))
@@ -281,15 +283,20 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result
-	select {
-	case r = <-got:
-	case <-j.client.Gone():
+	withdraw := func(why *openai.Error) (*dispatcher.Slot, *openai.Error) {
 		j.gw.dispatcher.Withdraw(e)
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
 			j.gw.dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 		}
 		j.gw.drain(h, j.model)
-		return nil, errGone()
+		return nil, why
+	}
+	select {
+	case r = <-got:
+	case <-j.client.Gone():
+		return withdraw(errGone())
+	case <-j.gw.service.context().Done():
+		return withdraw(errLeaving())
 	}
 	if r.Err != nil {
 		j.gw.drain(h, j.model)
@@ -312,11 +319,15 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 		if j.resume.times == 0 {
 			j.forget()
 		}
+		if s.run.moved.Load() && !fault.final {
+			fault.moved = true
+		}
 		return nil, fault
 	}
 	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
 	slot.Started()
 	s.opened()
+	s.run.settle()
 	j.client.OnGone(s.call.Abort) // from here a close aborts cleanly on the engine
 	return s, nil
 }

@@ -29,6 +29,7 @@ type metrics struct {
 	reloads    *prometheus.CounterVec
 	certEnd    *prometheus.GaugeVec
 	losses     *prometheus.CounterVec
+	moves      *prometheus.CounterVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -56,6 +57,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_decode_losses_total", Help: "Answers whose decode engine died or failed after the client had some of it, by how they went on.",
 		}, []string{"tier"}),
+		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_drained_answers_total", Help: "Answers under way on a rank at the deadline of its drain, by how they went on.",
+		}, []string{"tier"}),
 		stages: map[string]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
@@ -67,6 +71,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	for _, tier := range tiers {
 		m.recomputes.WithLabelValues(tier)
 		m.losses.WithLabelValues(tier)
+		m.moves.WithLabelValues(tier)
 	}
 	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: secondsBuckets,
@@ -82,7 +87,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

@@ -28,7 +28,9 @@ type Status struct {
 	Open       int64                     `json:"open_requests"`
 	PoolPlaces int                       `json:"pool_places"`
 	PoolUsed   int                       `json:"pool_places_used"`
+	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
 	Engines    []EngineStatus            `json:"engines"`
+	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Dispatch   dispatcher.Status         `json:"dispatch"`
 }
@@ -53,10 +55,12 @@ type EngineStatus struct {
 // Status copies what all parts know.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
-	return Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
+	s := Status{
+		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Drain: g.service.state(),
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 	}
+	s.Drains = g.fleet.drains(s.Dispatch, s.Prefill)
+	return s
 }
 
 // Registry holds every metric of the proxy.
@@ -73,7 +77,7 @@ func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(s
 var ErrNoSuchEngine = errors.New("no such engine")
 
 // Add registers an engine of a role, "prefill" or "decode". An engine whose
-// host:port is known is described anew and keeps its load.
+// host:port is known is described anew, keeps its load and drains no more.
 func (g *Gateway) Add(role string, e config.Engine) error {
 	if role != rolePrefill && role != roleDecode {
 		return fmt.Errorf("%q is not a role; write prefill or decode", role)
@@ -82,14 +86,17 @@ func (g *Gateway) Add(role string, e config.Engine) error {
 	if err != nil {
 		return err
 	}
-	return g.fleet.add(role, e)
+	if err := g.fleet.add(role, e); err != nil {
+		return err
+	}
+	if id, err := config.InstanceID(e.URL); err == nil && g.fleet.resume(func(s *stopped) bool { return s.at.instance == role+" "+id }) {
+		g.fleet.publish()
+	}
+	return nil
 }
 
 // Remove takes an engine out by host:port. What runs on it finishes.
 func (g *Gateway) Remove(role, id string) error { return g.fleet.remove(role, id) }
-
-// DrainEngine stops new work for an engine; what runs on it finishes.
-func (g *Gateway) DrainEngine(role, id string) error { return g.fleet.drain(role, id) }
 
 // ResetPrefixCache asks every engine to forget its prefix cache and returns
 // what each that failed answered.
@@ -133,7 +140,7 @@ func (f *fleet) statuses() []EngineStatus {
 		in := f.instances[k]
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, Draining: in.drained, Since: in.status.Since, Version: in.status.Version,
+			Up: in.status.Up, Draining: !f.takes(in, -1), Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		if in.status.Err != nil {

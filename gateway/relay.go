@@ -49,6 +49,7 @@ type source struct {
 	slot  *dispatcher.Slot // nil once released
 	rank  *rank
 	call  *engine.Call
+	run   *run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
 	*buffers
@@ -80,6 +81,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
 	}
+	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole) // the first event of a whole answer is its last
 	s.framer.Reset()
 	if s.trail.Reset(j.resume.how == mooncake.ChatResumeContinue); !s.whole && j.resume.keeping != keepNothing {
 		ask.Trail = &s.trail
@@ -198,6 +200,8 @@ func (s *stream) fill() error {
 	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.framer.Buffered() == 0:
 		s.end(nil) // whole, but without [DONE], as some engines leave it
 		return nil
+	case s.run.moved.Load():
+		s.lose(s.job.movedOut())
 	case errors.Is(err, io.EOF):
 		err = errNotWhole
 		s.lose(streamError("upstream_incomplete", err))
@@ -450,6 +454,7 @@ func (s *stream) release(kind dispatcher.Kind) {
 	if s.slot != nil {
 		s.job.gw.dispatcher.Release(s.slot, dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens()})
 		s.slot = nil
+		s.job.gw.ended(s.run)
 	}
 }
 

@@ -151,7 +151,7 @@ func (s *stream) poisons() bool {
 func (s *stream) goOn() {
 	j, lost := s.job, s.lost
 	s.lost = nil
-	given := s.givenBack
+	given, moved := s.givenBack, s.run.moved.Load()
 	s.givenBack = false
 	if j.left() {
 		s.end(errGone())
@@ -169,8 +169,11 @@ func (s *stream) goOn() {
 		tier = tierNone
 	}
 	counter := j.gw.metrics.losses
-	if given {
+	switch {
+	case given:
 		counter = j.gw.metrics.recomputes
+	case moved:
+		counter = j.gw.metrics.moves
 	}
 	counter.WithLabelValues(tier).Inc()
 	switch {

@@ -34,7 +34,7 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 	require.Error(t, c.get("/livez").err)
 }
 
-// What does not end in time is cut, and told from a whole answer.
+// What does not end in time ends with an error event.
 func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{})
@@ -44,9 +44,28 @@ func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
 	go func() { got <- c.post(chatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`)) }()
 	c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
 	require.ErrorIs(t, c.gw.Shutdown(ctx), context.DeadlineExceeded)
-	require.Error(t, (<-got).err, "its connection ends in the middle")
+	r := <-got
+	require.NoError(t, r.err)
+	require.Equal(t, "draining", read(t, r.body).fail)
 	c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
-	require.Equal(t, []string{"client_closed"}, c.outcomes())
+	require.Equal(t, []string{"draining"}, c.outcomes())
+}
+
+// Who cannot wait cuts: told from a whole answer all the same.
+func TestShutdownCutsWhenItIsCancelled(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan reply, 1)
+	go func() { got <- c.post(chatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`)) }()
+	c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+	down := make(chan error, 1)
+	go func() { down <- c.gw.Shutdown(ctx) }()
+	c.eventually("it ends", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
+	cancel()
+	require.ErrorIs(t, <-down, context.Canceled)
+	require.NotContains(t, (<-got).body, `"finish_reason":"`)
+	c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
 }
 
 // A hand-off that is being drained is waited for.

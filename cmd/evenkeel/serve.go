@@ -41,7 +41,8 @@ Without one, in place of vllm-ascend's example proxy:
 
     evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
 
-SIGTERM drains: /readyz turns false, running streams finish. A second one ends at once.`
+SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
+signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.`
 }
 
 // Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal
@@ -73,17 +74,31 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest := startSelfTest(g, cfg, log)
 	s := <-signals
 	endSelfTest()
-	log.Info("draining: no new requests, running ones may finish", zap.Stringer("signal", s), zap.Duration("at_most", cfg.Limits.DrainTimeout))
-	return shutDown(g, cfg.Limits.DrainTimeout, signals, log)
+	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", cfg.Limits.DrainTimeout))
+	grace := g.Drain(0)
+	if s == syscall.SIGINT { // somebody waits at a terminal
+		grace = 0
+	}
+	return shutDown(g, grace, cfg.Limits.DrainTimeout, signals, log)
 }
 
 // cutTime is how long the end may take once nothing is waited for any more.
-const cutTime = 10 * time.Second
+const cutTime = 15 * time.Second
 
-// shutDown lets running streams finish, for limit and until a second signal.
-func shutDown(g *gateway.Gateway, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+// shutDown lets load balancers notice, for grace, and then running streams
+// finish, for limit; a second signal ends both.
+func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
+	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
+	atOnce := func(s os.Signal) {
+		log.Warn("ending at once, streams are cut", zap.Stringer("signal", s))
+		cancel()
+	}
+	select {
+	case <-time.After(grace):
+	case s := <-signals:
+		atOnce(s)
+	}
 	done := make(chan error, 1)
 	go func() { done <- g.Shutdown(ctx) }()
 	select {
@@ -91,8 +106,7 @@ func shutDown(g *gateway.Gateway, limit time.Duration, signals <-chan os.Signal,
 		return err
 	case <-ctx.Done():
 	case s := <-signals:
-		log.Warn("ending at once, streams are cut", zap.Stringer("signal", s))
-		cancel()
+		atOnce(s)
 	}
 	select {
 	case err := <-done:

@@ -5,6 +5,7 @@
 package admin
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -68,8 +70,8 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 		"GET /workers":             h.workers,
 		"POST /workers":            h.addWorker,
 		"DELETE /workers/{id}":     h.removeWorker,
-		"POST /workers/{id}/drain": h.drainWorker,
 		"POST /drain":              h.drain,
+		"DELETE /drain":            h.undrain,
 		"POST /instances/add":      h.instances(h.addInstance),
 		"POST /instances/remove":   h.instances(h.removeInstance),
 		"POST /reset_prefix_cache": h.resetPrefixCache,
@@ -80,6 +82,9 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 		"GET /debug/pprof/profile": pprof.Profile,
 		"GET /debug/pprof/symbol":  pprof.Symbol,
 		"GET /debug/pprof/trace":   pprof.Trace,
+	}
+	for _, path := range []string{"/workers/{id}/drain", "/workers/{id}/{rank}/drain"} {
+		guarded["POST "+path], guarded["DELETE "+path] = h.drainWorker, h.undrainWorker
 	}
 	for pattern, f := range guarded {
 		mux.HandleFunc(pattern, h.guard(f))
@@ -104,7 +109,7 @@ func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.
 // workers lists decode ranks by model, and the engines of both sides.
 func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 	s := h.g.Status(r.Context())
-	reply(w, map[string]any{"engines": s.Engines, "models": s.Dispatch.Models})
+	reply(w, map[string]any{"engines": s.Engines, "drains": s.Drains, "models": s.Dispatch.Models})
 }
 
 // engine is how an engine is described to POST /workers.
@@ -142,16 +147,19 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated)
 }
 
-// worker runs f on the engine the path names: host:port, of the decode side
-// unless ?role=prefill.
+// worker runs f on the engine the path names, host:port. ?role= says of which
+// side; without it f decides.
 func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
-	role := r.URL.Query().Get("role")
-	if role == "" {
-		role = "decode"
+	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // as %2F
+	if rank == "" {
+		rank = r.PathValue("rank")
 	}
-	id, _, err := gateway.IDOf(r.PathValue("id"))
+	id, _, err := gateway.IDOf(address)
 	if err == nil {
-		err = f(role, id)
+		if rank != "" {
+			id += "/" + rank
+		}
+		err = f(r.URL.Query().Get("role"), id)
 	}
 	switch {
 	case errors.Is(err, gateway.ErrNoSuchEngine):
@@ -163,15 +171,50 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 	}
 }
 
-func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) { h.worker(w, r, h.g.Remove) }
-func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
-	h.worker(w, r, h.g.DrainEngine)
+func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
+	h.worker(w, r, func(role, id string) error { return h.g.Remove(cmp.Or(role, "decode"), id) })
 }
 
-func (h *handler) drain(w http.ResponseWriter, _ *http.Request) {
-	h.g.Drain()
-	h.log.Info("draining by request of an operator")
+// drainWorker takes {"deadline":"5m"}, or no body for no deadline.
+func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
+	if limit, ok := deadline(w, r); ok {
+		h.worker(w, r, func(role, id string) error { return h.g.DrainEngine(role, id, limit) })
+	}
+}
+
+func (h *handler) undrainWorker(w http.ResponseWriter, r *http.Request) {
+	h.worker(w, r, h.g.UndrainEngine)
+}
+
+func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
+	if limit, ok := deadline(w, r); ok {
+		h.g.Drain(limit)
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
+	h.g.Undrain()
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// deadline reads how long a drain may take; 0 where the body does not say.
+func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
+	if r.ContentLength == 0 {
+		return 0, true
+	}
+	var in struct {
+		Deadline string `json:"deadline"`
+	}
+	if !read(w, r, &in) {
+		return 0, false
+	}
+	limit, err := time.ParseDuration(in.Deadline)
+	if err != nil || limit <= 0 {
+		fail(w, http.StatusBadRequest, "bad_deadline", `write {"deadline":"5m"} with a time above 0 that has a unit, or send no body for no deadline`)
+		return 0, false
+	}
+	return limit, true
 }
 
 // instances speaks {"type":"prefill|decode","instances":["h:p"]}.

@@ -146,7 +146,8 @@ type Limits struct {
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
 	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
-	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // SIGTERM: streams may finish this long
+	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
 	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
@@ -182,6 +183,7 @@ func Default() *Config {
 			ConnectTimeout: 3 * time.Second,
 			ProbeTimeout:   10 * time.Minute,
 			EventTimeout:   2 * time.Minute,
+			DrainGrace:     2 * time.Second,
 			DrainTimeout:   5 * time.Minute,
 			EventBytes:     8 << 20,
 			ResumeBytes:    256 << 20,

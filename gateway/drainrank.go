@@ -1,0 +1,220 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/prefill"
+)
+
+// stopped is an engine, or one rank of it, that gets no new work.
+type stopped struct {
+	role, id string // host:port, of a rank with /rank behind it
+	at       place  // rank -1: all of the engine
+	since    time.Time
+	deadline time.Time // zero: what runs may take any time
+	timer    *time.Timer
+	passed   bool // the deadline has; what comes late goes on elsewhere at once
+}
+
+func (s *stopped) covers(at place) bool {
+	return s.at.instance == at.instance && (s.at.rank < 0 || s.at.rank == max(0, at.rank))
+}
+
+// DrainStatus is what is left on an engine or rank that drains.
+type DrainStatus struct {
+	ID       string     `json:"id"` // host:port, or host:port/rank
+	Role     string     `json:"role"`
+	Since    time.Time  `json:"since"`
+	Deadline *time.Time `json:"deadline,omitempty"`
+	State    string     `json:"state"`     // draining; done; deadline: past it, and something is left all the same
+	Requests int        `json:"requests"`  // that it works on
+	KVTokens int64      `json:"kv_tokens"` // that they hold
+	Handoffs int        `json:"handoffs"`  // finished prefills that wait here for decode
+}
+
+// States of a drain.
+const (
+	drainRuns    = "draining"
+	drainEnded   = "done"
+	drainOverdue = "deadline"
+)
+
+// DrainEngine stops new work for an engine, host:port, or for one of its ranks,
+// host:port/rank. With a limit above 0 what still runs then goes on elsewhere
+// where it can, and ends with an error event where it cannot; finished prefills
+// are decoded all the same. A second call sets another limit.
+func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
+	f := g.fleet
+	s, err := f.find(role, id)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	if old := f.stops[s.key()]; old != nil {
+		old.stopTimer()
+		s.since = old.since
+	}
+	if limit > 0 {
+		s.deadline = time.Now().Add(limit)
+		s.timer = time.AfterFunc(limit, func() { f.overtime(s) })
+	}
+	f.stops[s.key()] = s
+	f.mu.Unlock()
+	f.publish()
+	return nil
+}
+
+// UndrainEngine has an engine or rank take work again.
+func (g *Gateway) UndrainEngine(role, id string) error {
+	s, err := g.fleet.find(role, id)
+	if err != nil {
+		return err
+	}
+	if !g.fleet.resume(func(o *stopped) bool { return o.key() == s.key() }) {
+		return fmt.Errorf("%w: %s %s does not drain", ErrNoSuchEngine, s.role, s.id)
+	}
+	g.fleet.publish()
+	return nil
+}
+
+func (s *stopped) key() string { return s.role + " " + s.id }
+
+func (s *stopped) stopTimer() {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// find reads an id as operators write it; role may be empty where only one side
+// has the engine, and means decode where both do.
+func (f *fleet) find(role, id string) (*stopped, error) {
+	engine, number, ofRank := strings.Cut(id, "/")
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if role == "" {
+		role = roleDecode
+		if f.instances[roleDecode+" "+engine] == nil && f.instances[rolePrefill+" "+engine] != nil {
+			role = rolePrefill
+		}
+	}
+	in := f.instances[role+" "+engine]
+	if in == nil {
+		return nil, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
+	}
+	s := &stopped{role: role, id: engine, at: place{in.key(), -1}, since: time.Now()}
+	if !ofRank {
+		return s, nil
+	}
+	ranks := ranksOf(in)
+	at := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
+	if at < 0 {
+		return nil, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
+	}
+	if len(ranks) > 1 { // else it is the engine
+		s.id, s.at.rank = id, at
+	}
+	return s, nil
+}
+
+// resume forgets the drains that are meant.
+func (f *fleet) resume(meant func(*stopped) bool) (found bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, s := range f.stops {
+		if meant(s) {
+			s.stopTimer()
+			delete(f.stops, key)
+			found = true
+		}
+	}
+	return found
+}
+
+// takes says whether a rank gets new work, as far as drains go; -1: any rank of
+// the engine. It is called with f.mu held.
+func (f *fleet) takes(in *instance, r int) bool {
+	if f.stops[in.key()] != nil {
+		return false
+	}
+	if r >= 0 {
+		return f.stops[fmt.Sprintf("%s/%d", in.key(), r)] == nil
+	}
+	return len(f.stops) == 0 || slices.ContainsFunc(ranksOf(in), func(r int) bool { return r < 0 || f.takes(in, r) })
+}
+
+// overtime ends what runs at the deadline of a drain.
+func (f *fleet) overtime(s *stopped) {
+	f.mu.Lock()
+	current := f.stops[s.key()] == s
+	s.passed = current
+	f.mu.Unlock()
+	if current {
+		n := f.gw.runs.move(s.covers)
+		f.gw.log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends", zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
+	}
+}
+
+// overdue says whether the deadline of a drain has passed that covers a place.
+func (f *fleet) overdue(at place) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, s := range f.stops {
+		if s.passed && s.covers(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// stopTimers ends the wait for deadlines, once the proxy itself ends.
+func (f *fleet) stopTimers() {
+	f.resume(func(*stopped) bool { return true })
+}
+
+// drains reports every engine and rank that drains, oldest first.
+func (f *fleet) drains(decode dispatcher.Status, tier []prefill.CandidateStatus) []DrainStatus {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]DrainStatus, 0, len(f.stops))
+	for _, s := range f.stops {
+		d := DrainStatus{ID: s.id, Role: s.role, Since: s.since, State: drainRuns}
+		if !s.deadline.IsZero() {
+			d.Deadline = new(s.deadline)
+		}
+		for _, c := range tier {
+			if s.role == rolePrefill && (c.ID == s.id || s.at.rank < 0 && c.Instance == s.at.instance) {
+				d.Requests += c.Inflight
+				d.KVTokens += c.KVTokens
+				d.Handoffs += c.Pooled + c.Dispatched
+			}
+		}
+		for _, m := range decode.Models {
+			for _, w := range m.Workers {
+				if s.role == roleDecode && (w.Name == s.id || s.at.rank < 0 && strings.HasPrefix(w.Name, s.id+"/")) {
+					d.Requests += w.Used
+					d.KVTokens += w.KVTokens
+				}
+			}
+		}
+		switch {
+		case d.Requests+d.Handoffs == 0:
+			d.State = drainEnded
+		case s.passed:
+			d.State = drainOverdue
+		}
+		list = append(list, d)
+	}
+	slices.SortFunc(list, func(a, b DrainStatus) int { return a.Since.Compare(b.Since) })
+	return list
+}
+
+// errDrained ends an answer whose rank was drained and that no other can take
+// up.
+var errDrained = errors.New("the engine was taken out of service")

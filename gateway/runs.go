@@ -1,0 +1,77 @@
+package gateway
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"evenkeel/engine"
+)
+
+// place is where a call to an engine runs: the monitor's id, and the rank or -1.
+type place struct {
+	instance string
+	rank     int
+}
+
+// run is a call that a drain's deadline may end.
+type run struct {
+	at    place
+	call  *engine.Call
+	moved atomic.Bool // it has to go on elsewhere
+	safe  atomic.Bool // it may be aborted: no pull of KV is under way
+}
+
+// move ends the call, at once or as soon as that leaks nothing.
+func (r *run) move() {
+	r.moved.Store(true)
+	if r.safe.Load() {
+		r.call.Abort()
+	}
+}
+
+// settle says that the call may be aborted from now on.
+func (r *run) settle() {
+	r.safe.Store(true)
+	if r.moved.Load() {
+		r.call.Abort()
+	}
+}
+
+// runs are the calls under way.
+type runs struct {
+	mu  sync.Mutex
+	all map[*run]struct{}
+}
+
+// begin notes a call. Its place's deadline, or the proxy's own, may have passed
+// since it was chosen.
+func (g *Gateway) begin(at place, call *engine.Call, safe bool) *run {
+	r := &run{at: at, call: call}
+	r.safe.Store(safe)
+	g.runs.mu.Lock()
+	g.runs.all[r] = struct{}{}
+	g.runs.mu.Unlock()
+	if g.service.over() || g.fleet.overdue(at) { // after it was noted, so that either side sees the other
+		r.move()
+	}
+	return r
+}
+
+func (g *Gateway) ended(r *run) {
+	g.runs.mu.Lock()
+	delete(g.runs.all, r)
+	g.runs.mu.Unlock()
+}
+
+// move ends every call at a place that is meant, and returns how many.
+func (r *runs) move(meant func(place) bool) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for one := range r.all {
+		if meant(one.at) {
+			one.move()
+			n++
+		}
+	}
+	return n
+}
