@@ -25,9 +25,10 @@ var mayImport = map[string][]string{
 	"dispatcher":        {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
 	"engine":            {"engine/circuit", "mooncake", "sse"},
 	"engine/circuit":    {},
-	"prefill":           {"prefill/policy", "mooncake", "engine", "engine/circuit"},
+	"prefill":           {"prefill/policy", "prefill/index", "mooncake", "engine", "engine/circuit"},
 	"prefill/policy":    {},
-	"geo":               {"prefill", "engine", "sse"},
+	"prefill/index":     {"mooncake"},
+	"geo":               {"prefill", "prefill/index", "engine", "sse"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/edge":      {},
 	"gateway/keys":      {},
@@ -36,12 +37,12 @@ var mayImport = map[string][]string{
 	"gateway":           {"gateway/certs", "gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
-	"bench":             {"bench", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
+	"bench":             {"bench", "geo", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
 	"cmd":               {"*"},
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"sse", "mooncake", "predictor", "prefill/policy", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
+var pure = []string{"sse", "mooncake", "predictor", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -1,0 +1,146 @@
+package index
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Key names a block by the text from the prompt's start to the block's end.
+type Key struct {
+	Hash  uint64 // xxhash64, chained (prefill P24): the same in every process
+	Check uint64 // of the same bytes, with a secret of this process: who crafts a collision of Hash gains nothing
+}
+
+// keyVersion changes when a rendering or a chain does.
+const keyVersion = "evenkeel-1"
+
+var secret = maphash.MakeSeed()
+
+// Scope is what two prompts must have in common to share blocks.
+type Scope struct {
+	Model, LoRA string
+	Salt        string // cache_salt
+	Tenant      string // isolation key
+}
+
+// Root is the key before a prompt's first block. Blocks of bytes and blocks of
+// tokens, and blocks of different sizes, have different roots.
+func (s Scope) Root(unit Unit, block int) Key {
+	var scratch [256]byte
+	buf := append(scratch[:0], keyVersion...)
+	buf = append(buf, byte(unit))
+	buf = binary.LittleEndian.AppendUint64(buf, uint64(block))
+	for _, part := range [...]string{s.Model, s.LoRA, s.Salt, s.Tenant} {
+		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(part)))
+		buf = append(buf, part...)
+	}
+	return Key{xxhash.Sum64(buf), maphash.Bytes(secret, buf)}
+}
+
+// Unit is what a block is counted in.
+type Unit byte
+
+// The units.
+const (
+	Bytes  Unit = 'b' // of the canonical rendering
+	Tokens Unit = 't'
+)
+
+// BlockBytes is the size of a block of rendered bytes (prefill 6.2).
+const BlockBytes = 256
+
+// Hasher turns prompts into keys. It is used again and again, by one goroutine
+// at a time; what it returns does not point into it.
+type Hasher struct {
+	buf   []byte // check and hash of the block before, then the block
+	fill  int    // bytes of buf that are set
+	keys  []Key
+	total int // bytes written
+	media bool
+}
+
+const chained = 16 // bytes of buf before the block
+
+func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
+	if cap(h.buf) < chained+blockBytes {
+		h.buf = make([]byte, chained+blockBytes)
+	}
+	h.buf = h.buf[:chained+blockBytes]
+	h.keys, h.fill, h.total, h.media = dst, chained, 0, false
+	h.chain(root)
+}
+
+func (h *Hasher) chain(k Key) {
+	binary.LittleEndian.PutUint64(h.buf, k.Check)
+	binary.LittleEndian.PutUint64(h.buf[8:], k.Hash)
+	h.fill = chained
+}
+
+func (h *Hasher) write(p []byte) {
+	h.total += len(p)
+	for {
+		n := copy(h.buf[h.fill:], p)
+		h.fill += n
+		if h.fill < len(h.buf) {
+			return
+		}
+		h.seal()
+		p = p[n:]
+	}
+}
+
+func (h *Hasher) writeByte(c byte) {
+	h.total++
+	h.buf[h.fill] = c
+	if h.fill++; h.fill == len(h.buf) {
+		h.seal()
+	}
+}
+
+func (h *Hasher) seal() {
+	k := Key{xxhash.Sum64(h.buf[8:]), maphash.Bytes(secret, h.buf)}
+	h.keys = append(h.keys, k)
+	h.chain(k)
+}
+
+func (h *Hasher) end() []Key {
+	keys := h.keys
+	h.keys = nil
+	return keys
+}
+
+// Tokens appends the keys of ids in whole blocks of block tokens. prev is the
+// scope's root, or the key of the block before ids.
+func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
+	h.start(dst, prev, 4*block)
+	for ; len(ids) >= block; ids = ids[block:] {
+		for i, id := range ids[:block] {
+			binary.LittleEndian.PutUint32(h.buf[chained+4*i:], uint32(id))
+		}
+		h.seal()
+	}
+	return h.end()
+}
+
+// Salts tells salts that several requests share from those made for one: a
+// request whose salt was not seen lately is not to be indexed, nobody will ever
+// hit its blocks (prefill 6.2).
+type Salts struct {
+	seen [4096]uint64 // by a few bits of the hash; the last one stays
+}
+
+// Shared reports whether salt is empty or was seen before, and remembers it.
+func (s *Salts) Shared(salt string) bool {
+	if salt == "" {
+		return true
+	}
+	h := maphash.String(secret, salt) | 1
+	cell := &s.seen[h>>52]
+	if *cell == h {
+		return true
+	}
+	*cell = h
+	return false
+}

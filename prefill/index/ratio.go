@@ -1,0 +1,43 @@
+package index
+
+import "math"
+
+// Ratio is how many bytes of rendering a model's tokens take, learned from what
+// engines count (prefill P31). The zero value knows nothing yet and says 4.
+type Ratio struct{ learned float64 }
+
+const (
+	firstRatio = 4.0  // vllm-ascend's guess
+	ratioStep  = 0.05 // weight of a new prompt
+	leastRatio = 1.0
+	mostRatio  = 16.0
+)
+
+// BytesPerToken is what is known so far.
+func (r Ratio) BytesPerToken() float64 {
+	if r.learned == 0 {
+		return firstRatio
+	}
+	return r.learned
+}
+
+// Learn takes what one prompt showed. Prompts with media must be left out.
+func (r *Ratio) Learn(bytes, tokens int) {
+	if bytes <= 0 || tokens <= 0 {
+		return
+	}
+	next := (1-ratioStep)*r.BytesPerToken() + ratioStep*float64(bytes)/float64(tokens)
+	r.learned = min(max(next, leastRatio), mostRatio)
+}
+
+// Tokens is how many tokens so many bytes are, to the nearest.
+func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
+
+// Usable is how many of matched tokens a prompt of prompt tokens can use: whole
+// blocks, and never its last token, which an engine always computes (prefill 2).
+func Usable(matched, prompt, block int) int {
+	if prompt <= 0 || block <= 0 {
+		return 0
+	}
+	return max(0, min(matched, (prompt-1)/block*block))
+}

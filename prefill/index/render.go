@@ -1,0 +1,277 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"math/bits"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/cespare/xxhash/v2"
+
+	"evenkeel/mooncake"
+)
+
+// The rendering of a chat: its tools, then its messages, each ended by a
+// separator that text seldom holds. It need not be what the engine's template
+// makes of it. It must only begin alike where that begins alike, so that a
+// conversation's next turn begins with this one's bytes.
+const separator = '\x1e'
+
+// Text is what a prompt was hashed as.
+type Text struct {
+	Keys  []Key
+	Bytes int  // of the rendering
+	Media bool // some of it is not text: its bytes say nothing about its tokens (prefill P31)
+}
+
+// Chat appends the keys of a chat's rendering. messages and tools are members
+// of a scanned mooncake.Body; either may be missing.
+func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
+	h.start(dst, root, BlockBytes)
+	if len(tools) > 0 && tools[0] == '[' {
+		for tool := range mooncake.Elements(tools) {
+			h.compact(tool)
+			h.writeByte(separator)
+		}
+	}
+	for message := range mooncake.Elements(messages) {
+		h.message(message)
+	}
+	return h.text()
+}
+
+// Prompt appends the keys of a completion's prompt, a member of a scanned
+// mooncake.Body. Only a string has some; token ids go to PromptTokens, and of a
+// list of prompts nobody can say where it will run.
+func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
+	h.start(dst, root, BlockBytes)
+	if len(prompt) > 0 && prompt[0] == '"' {
+		h.unquote(prompt)
+	}
+	return h.text()
+}
+
+func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
+
+// message writes one message in an order of our own, whatever the order of its
+// members. Reasoning is left out: templates drop that of earlier turns.
+func (h *Hasher) message(message json.RawMessage) {
+	var role, name, id, content, calls json.RawMessage
+	for key, value := range mooncake.Members(message) {
+		switch key {
+		case "role":
+			role = value
+		case "name":
+			name = value
+		case "tool_call_id":
+			id = value
+		case "content":
+			content = value
+		case "tool_calls":
+			calls = value
+		}
+	}
+	h.scalar(role)
+	h.scalar(name)
+	h.scalar(id)
+	h.content(content)
+	if len(calls) > 0 && calls[0] == '[' {
+		h.compact(calls)
+	}
+	h.writeByte(separator)
+}
+
+// scalar writes a short member and a separator, so that a missing one is not a
+// shift of the next.
+func (h *Hasher) scalar(value json.RawMessage) {
+	if len(value) > 0 && value[0] == '"' {
+		h.unquote(value)
+	}
+	h.writeByte(separator)
+}
+
+// content writes a message's text. A list of parts is written as the text that
+// engines join it to.
+func (h *Hasher) content(content json.RawMessage) {
+	if len(content) == 0 {
+		return
+	}
+	switch content[0] {
+	case '"':
+		h.unquote(content)
+	case '[':
+		first := true
+		for part := range mooncake.Elements(content) {
+			if !first {
+				h.writeByte('\n')
+			}
+			first = false
+			h.part(part)
+		}
+	}
+}
+
+// part writes a part's text, or stands in for a picture or a sound with a hash
+// of all that the part says: its URL or its data.
+func (h *Hasher) part(part json.RawMessage) {
+	if len(part) > 0 && part[0] == '"' {
+		h.unquote(part)
+		return
+	}
+	text, plain := json.RawMessage(nil), true
+	for key, value := range mooncake.Members(part) {
+		switch key {
+		case "text", "refusal":
+			text = value
+		case "type", "cache_control":
+		default:
+			plain = false
+		}
+	}
+	if plain && len(text) > 0 && text[0] == '"' {
+		h.unquote(text)
+		return
+	}
+	h.media = true
+	var sum [8]byte
+	binary.LittleEndian.PutUint64(sum[:], xxhash.Sum64(part))
+	h.write(sum[:])
+}
+
+const (
+	ones    = 0x0101010101010101
+	highs   = 0x8080808080808080
+	slashes = '\\' * ones
+)
+
+// unquote writes the text of a valid JSON string, eight bytes at once: code is
+// full of escapes, and to look for each costs more than to copy what is between.
+func (h *Hasher) unquote(quoted json.RawMessage) {
+	text := quoted[1 : len(quoted)-1]
+	for len(text) >= 8 {
+		word, n := binary.LittleEndian.Uint64(text), 8
+		x := word ^ slashes
+		escaped := (x - ones) &^ x & highs // the lowest mark is exact
+		if escaped != 0 {
+			n = bits.TrailingZeros64(escaped) >> 3
+		}
+		if h.fill+8 < len(h.buf) {
+			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // what is beyond n is written over
+			h.fill += n
+			h.total += n
+		} else {
+			h.write(text[:n])
+		}
+		text = text[n:]
+		if escaped != 0 {
+			text = h.escape(text)
+		}
+	}
+	for len(text) > 0 {
+		if text[0] == '\\' {
+			text = h.escape(text)
+			continue
+		}
+		h.writeByte(text[0])
+		text = text[1:]
+	}
+}
+
+// escape writes what the escape at the start of text means and returns the rest.
+func (h *Hasher) escape(text []byte) []byte {
+	c := text[1]
+	switch c {
+	case 'n':
+		c = '\n'
+	case 't':
+		c = '\t'
+	case 'r':
+		c = '\r'
+	case 'b':
+		c = '\b'
+	case 'f':
+		c = '\f'
+	case 'u':
+		r, n := codePoint(text), 6
+		if utf16.IsSurrogate(r) {
+			if low := codePoint(text[6:]); utf16.DecodeRune(r, low) != utf8.RuneError {
+				r, n = utf16.DecodeRune(r, low), 12
+			}
+		}
+		var buf [utf8.UTFMax]byte
+		h.write(buf[:utf8.EncodeRune(buf[:], r)])
+		return text[n:]
+	}
+	h.writeByte(c)
+	return text[2:]
+}
+
+// codePoint reads the \uXXXX at the start of text, -1 if there is none.
+func codePoint(text []byte) rune {
+	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
+		return -1
+	}
+	r := rune(0)
+	for _, c := range text[2:6] {
+		switch {
+		case c <= '9':
+			c -= '0'
+		default:
+			c = c&^0x20 - 'A' + 10
+		}
+		r = r<<4 | rune(c)
+	}
+	return r
+}
+
+// compact writes valid JSON without the white space between its parts.
+func (h *Hasher) compact(value json.RawMessage) {
+	for len(value) > 0 {
+		switch c := value[0]; c {
+		case ' ', '\t', '\r', '\n':
+			value = value[1:]
+		case '"':
+			end := stringEnd(value)
+			h.write(value[:end])
+			value = value[end:]
+		default:
+			h.writeByte(c)
+			value = value[1:]
+		}
+	}
+}
+
+// stringEnd is where the valid string at the start of text ends.
+func stringEnd(text []byte) int {
+	for i := 1; ; {
+		end := i + bytes.IndexByte(text[i:], '"')
+		slashes := 0
+		for text[end-1-slashes] == '\\' {
+			slashes++
+		}
+		i = end + 1
+		if slashes%2 == 0 {
+			return i
+		}
+	}
+}
+
+// PromptTokens appends the token ids of a prompt that is a list of them. ok is
+// false when it is anything else.
+func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
+	if len(prompt) == 0 || prompt[0] != '[' {
+		return dst, false
+	}
+	ids = dst
+	for element := range mooncake.Elements(prompt) {
+		id, err := strconv.ParseInt(string(element), 10, 32) // does not allocate: the text does not escape
+		if err != nil || id < 0 {
+			return dst, false
+		}
+		ids = append(ids, int32(id))
+	}
+	return ids, len(ids) > len(dst)
+}

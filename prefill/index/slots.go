@@ -1,0 +1,119 @@
+package index
+
+// Add returns the slot of a candidate, a new one if it has none. capacity is
+// how many blocks its engine can hold; 0: not known, and not bounded.
+func (x *Index) Add(id string, capacity int) Slot {
+	vacant := -1
+	for i := range x.slots {
+		switch s := &x.slots[i]; {
+		case s.inUse && s.id == id:
+			at := Slot{i, s.life}
+			x.SetCapacity(at, capacity)
+			return at
+		case !s.inUse && vacant < 0:
+			vacant = i
+		}
+	}
+	if vacant < 0 {
+		vacant = len(x.slots)
+		x.slots = append(x.slots, slot{})
+		x.widen()
+	}
+	s := &x.slots[vacant]
+	s.id, s.inUse, s.capacity = id, true, max(capacity, 0)
+	s.life++
+	return Slot{vacant, s.life}
+}
+
+// widen makes the holders of an entry wide enough for all slots.
+func (x *Index) widen() {
+	words := (len(x.slots) + 63) / 64
+	if words == x.words {
+		return
+	}
+	wide := make([]uint64, len(x.keys)*words)
+	for e := range x.keys {
+		copy(wide[e*words:], x.holders[e*x.words:(e+1)*x.words])
+	}
+	x.holders, x.words = wide, words
+	for x.bytes() > x.cfg.MaxBytes {
+		x.evict(x.use.oldest)
+	}
+}
+
+// SetCapacity says how many blocks the candidate's engine can hold. Beyond it
+// the least recent ones are dropped: the index promises no more than is there
+// (prefill P27).
+func (x *Index) SetCapacity(s Slot, blocks int) {
+	if !x.current(s) {
+		return
+	}
+	at := &x.slots[s.N]
+	at.capacity = max(blocks, 0)
+	for at.capacity > 0 && at.held > at.capacity {
+		x.drop(at.recent.oldest, Capacity)
+	}
+}
+
+// Clear drops all blocks of a slot: its engine started anew, or lost or
+// emptied its cache (prefill P28). Probes in flight count no more.
+func (x *Index) Clear(s Slot, why Reason) {
+	if !x.current(s) {
+		return
+	}
+	at := &x.slots[s.N]
+	at.epoch++
+	for at.held > 0 {
+		x.drop(at.recent.oldest, why)
+	}
+}
+
+// Delete drops all blocks of a slot and the slot itself.
+func (x *Index) Delete(s Slot) {
+	if x.current(s) {
+		x.Clear(s, Removed)
+		at := &x.slots[s.N]
+		at.id, at.inUse, at.capacity = "", false, 0
+	}
+}
+
+// Held is how many blocks the slot is said to hold.
+func (x *Index) Held(s Slot) int {
+	if !x.current(s) {
+		return 0
+	}
+	return x.slots[s.N].held
+}
+
+func (x *Index) current(s Slot) bool {
+	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].life == s.life
+}
+
+// Reason is why a claim was dropped, as metrics name it.
+type Reason uint8
+
+// The reasons.
+const (
+	ForBytes Reason = iota // the index was full
+	Capacity               // the candidate's engine was, by our count
+	TTL                    // nobody told how the probe ended
+	Removed                // the engine said so, or it is gone
+	Cold                   // its events had a gap
+	Failed                 // the probe did
+	reasons
+)
+
+var reasonNames = [reasons]string{"bytes", "capacity", "ttl", "removed", "cold", "failed"}
+
+func (r Reason) String() string { return reasonNames[r] }
+
+// Stats is what an index holds and has dropped.
+type Stats struct {
+	Bytes     int64
+	Entries   int // blocks
+	Claims    int // of candidates on blocks
+	Evictions [reasons]uint64
+}
+
+// Stats counts nothing anew: it may be called often.
+func (x *Index) Stats() Stats { return Stats{x.bytes(), x.entries, x.held, x.evictions} }

@@ -1,0 +1,105 @@
+package index
+
+import "time"
+
+// Speculation is the claim of a probe in flight on its prompt's blocks. It is
+// ended once, by Confirm, Drop or Linger; a second end does nothing.
+type Speculation struct {
+	keys  []Key
+	slot  Slot
+	epoch uint32
+	began uint32
+}
+
+// lingering is a speculation whose probe ended without an answer we know.
+type lingering struct {
+	Speculation
+	until time.Time
+}
+
+// Speculate counts a prompt's blocks as the slot's while its probe is in flight
+// (prefill P29). keys must not change before the speculation's end.
+func (x *Index) Speculate(s Slot, keys []Key) Speculation {
+	if !x.current(s) {
+		return Speculation{}
+	}
+	at := &x.slots[s.N]
+	keys = at.fitting(keys)
+	for i := len(keys) - 1; i >= 0; i-- {
+		n := x.claim(s.N, keys[i])
+		if c := &x.claims[n]; c.spec&mostSpec < mostSpec {
+			c.spec++
+		}
+	}
+	p := Speculation{keys, s, at.epoch, x.clock}
+	x.clock++
+	return p
+}
+
+// Confirm says that the probe's engine has computed the blocks, those too that
+// had no room meanwhile.
+func (x *Index) Confirm(p *Speculation) {
+	if x.vouches(p) {
+		for i := len(p.keys) - 1; i >= 0; i-- {
+			n := x.claim(p.slot.N, p.keys[i])
+			c := &x.claims[n]
+			if p.owns(c) {
+				c.spec--
+			}
+			c.spec |= confirmed
+		}
+	}
+	*p = Speculation{}
+}
+
+// Drop says that it has not: the probe failed or was cancelled.
+func (x *Index) Drop(p *Speculation) {
+	x.end(p, Failed)
+	*p = Speculation{}
+}
+
+// Linger says that nobody knows, or that the engine's events will tell: the
+// blocks count until the TTL is over, and then those that were not inserted go.
+func (x *Index) Linger(p *Speculation, now time.Time) {
+	if x.vouches(p) {
+		x.lingering = append(x.lingering, lingering{*p, now.Add(x.cfg.Linger)})
+	}
+	*p = Speculation{}
+}
+
+// Sweep ends what has lingered long enough. The owner calls it before it
+// matches; it costs nothing when nothing is due.
+func (x *Index) Sweep(now time.Time) {
+	for len(x.lingering) > 0 && !now.Before(x.lingering[0].until) {
+		x.end(&x.lingering[0].Speculation, TTL)
+		x.lingering[0] = lingering{} // its keys may go
+		x.lingering = x.lingering[1:]
+	}
+}
+
+// vouches reports whether what p claimed may still be there.
+func (x *Index) vouches(p *Speculation) bool {
+	return len(p.keys) > 0 && x.current(p.slot) && x.slots[p.slot.N].epoch == p.epoch
+}
+
+// end takes p's part in its claims back and drops those that nobody vouches for
+// any more.
+func (x *Index) end(p *Speculation, why Reason) {
+	if !x.vouches(p) {
+		return
+	}
+	for i := len(p.keys) - 1; i >= 0; i-- {
+		n := x.lookUp(p.slot.N, p.keys[i])
+		if c := &x.claims[n]; n != 0 && p.owns(c) {
+			if c.spec--; c.spec == 0 {
+				x.drop(n, why)
+			}
+		}
+	}
+}
+
+// owns reports whether p has a part in c. A claim born later is another's: p's
+// own was dropped meanwhile.
+func (p *Speculation) owns(c *claim) bool {
+	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0
+}

@@ -1,0 +1,75 @@
+package index
+
+// table finds an entry's number by its key: open addressing, linear probing.
+// A cell holds 32 bits of Check, which nobody outside can choose, and the
+// number; 0 is an empty cell.
+type table struct {
+	cells []uint64 // a power of two, at most three quarters set
+	set   int
+}
+
+const leastCells = 1 << 10
+
+func (t *table) home(tag uint32) uint32 { return tag & uint32(len(t.cells)-1) }
+
+// find returns the number of k, 0 when it is not there.
+func (t *table) find(k Key, keys []Key) uint32 {
+	if len(t.cells) == 0 {
+		return 0
+	}
+	tag, mask := uint32(k.Check), uint32(len(t.cells)-1)
+	for i := tag & mask; ; i = (i + 1) & mask {
+		cell := t.cells[i]
+		if cell == 0 {
+			return 0
+		}
+		if n := uint32(cell); uint32(cell>>32) == tag && keys[n] == k {
+			return n
+		}
+	}
+}
+
+// add sets a key that is not there.
+func (t *table) add(k Key, n uint32) {
+	if t.set++; t.set > len(t.cells)*3/4 {
+		t.grow()
+	}
+	t.put(uint64(uint32(k.Check))<<32 | uint64(n))
+}
+
+func (t *table) put(cell uint64) {
+	mask := uint32(len(t.cells) - 1)
+	i := t.home(uint32(cell >> 32))
+	for t.cells[i] != 0 {
+		i = (i + 1) & mask
+	}
+	t.cells[i] = cell
+}
+
+func (t *table) grow() {
+	old := t.cells
+	t.cells = make([]uint64, max(leastCells, 2*len(old)))
+	for _, cell := range old {
+		if cell != 0 {
+			t.put(cell)
+		}
+	}
+}
+
+// remove takes out a key that is there, and moves up what was pushed on by it.
+func (t *table) remove(k Key, n uint32) {
+	mask := uint32(len(t.cells) - 1)
+	hole := t.home(uint32(k.Check))
+	for uint32(t.cells[hole]) != n {
+		hole = (hole + 1) & mask
+	}
+	for i := (hole + 1) & mask; t.cells[i] != 0; i = (i + 1) & mask {
+		home := t.home(uint32(t.cells[i] >> 32))
+		if (i-home)&mask >= (i-hole)&mask { // the hole lies on its way
+			t.cells[hole] = t.cells[i]
+			hole = i
+		}
+	}
+	t.cells[hole] = 0
+	t.set--
+}
