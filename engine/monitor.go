@@ -17,6 +17,10 @@ type Instance struct {
 	ID     string
 	Role   string // prefill or decode: the gauge's label
 	Target *Target
+	Slots  int // requests a rank runs at once; 0 unknown
+	// Canaries are the ranks to try with a request of one token when it is in
+	// doubt whether the engine still computes; none: nobody is to doubt it here.
+	Canaries []*Target
 }
 
 // Model is an entry of an engine's /v1/models.
@@ -36,6 +40,11 @@ type Status struct {
 	Version        string
 	CapacityTokens map[string]int64 // by `engine` label; empty where unknown
 	StartTime      float64          // of the process in Unix seconds, 0 unknown; another value is a restart
+
+	// Out is why no request should go there though the engine is up: those
+	// before failed. Wedged: a request of our own failed too.
+	Out    error
+	Wedged bool
 }
 
 // MonitorConfig of a Monitor; Client is required.
@@ -44,6 +53,7 @@ type MonitorConfig struct {
 	HealthInterval time.Duration // GET /health; default 1 s
 	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
 	Timeout        time.Duration // of one GET; default 3 s: a busy API server is slow, not dead
+	Canary         time.Duration // of a completion of one token, on suspicion; 0: an engine that is out comes back by itself
 	Registerer     prometheus.Registerer
 	Log            *zap.Logger
 }
@@ -56,14 +66,15 @@ const misses = 2
 // instance, and listens to what callers Report. Its methods may be called from
 // any goroutine, before and after Start.
 type Monitor struct {
-	cfg    MonitorConfig
-	gauge  *prometheus.GaugeVec
-	wg     sync.WaitGroup
-	signal chan struct{} // something is in changed
+	cfg     MonitorConfig
+	metrics *metrics
+	wg      sync.WaitGroup
+	signal  chan struct{} // something is in changed
 
 	mu       sync.Mutex
 	ctx      context.Context // Start's; nil before and after it
 	watches  map[string]*watch
+	traffic  map[string]*Traffic
 	changed  []string // ids whose status the callback has not seen, oldest first
 	onChange func(id string, s Status)
 }
@@ -76,7 +87,9 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	return &Monitor{cfg: cfg, gauge: upGauge(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{}}
+	return &Monitor{
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{}, traffic: map[string]*Traffic{},
+	}
 }
 
 // Start watches until ctx ends, and returns when the last request is over. The
@@ -105,26 +118,30 @@ func (m *Monitor) Start(ctx context.Context) {
 // Set replaces the watched instances. One that stays, with the same target,
 // keeps its state; one whose target changed is a new one.
 func (m *Monitor) Set(instances []Instance) {
+	for _, in := range instances {
+		m.Traffic(in.ID)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	stay := make(map[string]*watch, len(instances))
 	for _, in := range instances {
 		w := m.watches[in.ID]
 		if w == nil || !w.in.same(in) {
-			w = &watch{m: m, in: in, kick: make(chan struct{}, 1), stop: func() {}, status: Status{Since: time.Now()}}
+			w = newWatch(m, in)
 		}
+		w.in.Slots = in.Slots
 		stay[in.ID] = w
 	}
 	for id, w := range m.watches {
 		if stay[id] != w {
 			w.gone = true
 			w.stop()
-			m.gauge.DeleteLabelValues(id, w.in.Role)
+			m.metrics.forget(w.in)
 		}
 	}
 	for id, w := range stay {
 		if m.watches[id] != w {
-			m.gauge.WithLabelValues(id, w.in.Role).Set(0)
+			m.metrics.begin(w.in)
 			m.launch(w)
 		}
 	}
@@ -210,6 +227,9 @@ func (m *Monitor) launch(w *watch) {
 		defer stop()
 		w.run(ctx)
 	})
+	if len(w.in.Canaries) > 0 {
+		m.wg.Go(func() { w.tryOut(ctx) })
+	}
 }
 
 // tell queues a change for the callback. It needs mu.
@@ -226,7 +246,7 @@ func (m *Monitor) tell(id string) {
 // same reports whether the instance is the one already watched.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && (a == b ||
+	return in.Role == other.Role && len(in.Canaries) == len(other.Canaries) && (a == b ||
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 
@@ -239,6 +259,7 @@ func (s Status) clone() Status {
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
+		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 
@@ -247,29 +268,6 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-// upGauge registers evenkeel_engine_up, or finds it: a second monitor in the
-// process shares it.
-func upGauge(reg prometheus.Registerer) *prometheus.GaugeVec {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "evenkeel_engine_up",
-		Help: "1 while the engine answers its health check.",
-	}, []string{"engine", "role"})
-	if reg == nil {
-		return g
-	}
-	err := reg.Register(g)
-	var already prometheus.AlreadyRegisteredError
-	if errors.As(err, &already) {
-		if old, ok := already.ExistingCollector.(*prometheus.GaugeVec); ok {
-			return old
-		}
-	}
-	if err != nil { // another collector under our name: a bug in the wiring
-		panic(err)
-	}
-	return g
 }
 
 func orDuration(d, standard time.Duration) time.Duration {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -134,11 +135,27 @@ func watched(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, logs *ob
 
 func gauge(t *testing.T, reg *prometheus.Registry) float64 {
 	t.Helper()
+	return series(t, reg, "evenkeel_engine_up")
+}
+
+// series is the value of the one whose labels have these values, in the order
+// of their names; 0 if there is none.
+func series(t *testing.T, reg *prometheus.Registry, name string, labels ...string) float64 {
+	t.Helper()
 	families, err := reg.Gather()
 	require.NoError(t, err)
-	require.Len(t, families, 1)
-	require.Equal(t, "evenkeel_engine_up", families[0].GetName())
-	return families[0].GetMetric()[0].GetGauge().GetValue()
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if f.GetName() == name && (len(labels) == 0 || slices.Equal(values, labels)) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
 }
 
 func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
@@ -326,13 +343,13 @@ func TestSetKeepsTheStateOfThoseThatStay(t *testing.T) {
 		require.Equal(t, before, m.Status("p0"))
 		synctest.Wait()
 		require.True(t, m.Status("d0").Up)
-		require.Equal(t, 2, testutil.CollectAndCount(m.gauge))
+		require.Equal(t, 2, testutil.CollectAndCount(m.metrics.up))
 
 		moved := same
 		moved.Target = target(t, "http://p0:9000")
 		m.Set([]Instance{moved})
 		require.Zero(t, m.Status("d0"))
-		require.Equal(t, 1, testutil.CollectAndCount(m.gauge))
+		require.Equal(t, 1, testutil.CollectAndCount(m.metrics.up))
 		asked := f.count("/health")
 		time.Sleep(20 * time.Second)
 		require.True(t, m.Status("p0").Up)
@@ -377,5 +394,5 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 func TestTwoMonitorsShareTheGauge(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	a, b := NewMonitor(MonitorConfig{Registerer: reg}), NewMonitor(MonitorConfig{Registerer: reg})
-	require.Same(t, a.gauge, b.gauge)
+	require.Same(t, a.metrics.up, b.metrics.up)
 }

@@ -23,6 +23,7 @@ var (
 	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
 	waitingNames  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
 	capacityNames = []string{"sglang:max_total_num_tokens"}
+	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
 )
 
 const (
@@ -47,7 +48,7 @@ type Sample struct {
 	// StartTime is the process's in Unix seconds, 0 unknown.
 	StartTime float64
 
-	kvUsage, running, waiting, capacity map[string]float64
+	kvUsage, running, waiting, capacity, generated map[string]float64
 }
 
 // Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
@@ -76,17 +77,18 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 // broken line among them must not blind us.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	wanted := slices.Concat(kv, running, waiting, capacityNames, []string{cacheConfigName, startTimeName})
+	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, []string{cacheConfigName, startTimeName})
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
 	if err != nil {
 		return nil, fmt.Errorf("metrics page: %w", err)
 	}
 	s := &Sample{
-		kvUsage:  byEngine(families, kv),
-		running:  byEngine(families, running),
-		waiting:  byEngine(families, waiting),
-		capacity: byEngine(families, capacityNames),
+		kvUsage:   byEngine(families, kv),
+		running:   byEngine(families, running),
+		waiting:   byEngine(families, waiting),
+		capacity:  byEngine(families, capacityNames),
+		generated: byEngine(families, outputNames),
 	}
 	for _, m := range families[cacheConfigName].GetMetric() {
 		if tokens, ok := cacheTokens(m); ok {
@@ -114,6 +116,9 @@ func (s *Sample) Running(rank int) (float64, bool) { return total(s.running, ran
 
 // Waiting is the number of requests the engine holds back.
 func (s *Sample) Waiting(rank int) (float64, bool) { return total(s.waiting, rank) }
+
+// Generated counts the output tokens of all requests since the start.
+func (s *Sample) Generated(rank int) (float64, bool) { return total(s.generated, rank) }
 
 // CacheTokens is the KV capacity in tokens: num_gpu_blocks x block_size.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {

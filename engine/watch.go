@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,12 +20,13 @@ var ErrCredential = errors.New("engine refused our credential; check the API key
 // StatusError is an answer whose HTTP status was not the wanted one.
 type StatusError struct {
 	Target string
+	Method string // empty: GET
 	Path   string
 	Status int
 }
 
 func (e *StatusError) Error() string {
-	s := fmt.Sprintf("engine %s: GET %s answered %d %s", e.Target, e.Path, e.Status, http.StatusText(e.Status))
+	s := fmt.Sprintf("engine %s: %s %s answered %d %s", e.Target, cmp.Or(e.Method, http.MethodGet), e.Path, e.Status, http.StatusText(e.Status))
 	if cause := e.Unwrap(); cause != nil {
 		s += ": " + cause.Error()
 	}
@@ -43,16 +45,20 @@ const answerLimit = 1 << 20 // bytes of a health, models or version answer
 
 // watch is one instance's checks and state.
 type watch struct {
-	m    *Monitor
-	in   Instance
-	kick chan struct{} // check now
-	stop context.CancelFunc
+	m       *Monitor
+	in      Instance      // Slots under m.mu
+	kick    chan struct{} // check now
+	doubt   chan struct{} // a canary may be due
+	stop    context.CancelFunc
+	traffic *Traffic
 
 	factsAt time.Time // last read; only run's goroutine
 	facts   facts     // only run's goroutine
+	pulse   pulse     // only run's goroutine
 
 	// Under m.mu:
 	status  Status
+	suspect suspicion
 	failed  int    // checks in a row
 	reports uint64 // failures to connect that callers told of
 	alarmed bool   // the credential alarm was given and stands
@@ -66,6 +72,14 @@ type facts struct {
 	capacity map[string]int64
 	start    float64
 	err      error // why models are unknown or old
+}
+
+// newWatch needs m.mu.
+func newWatch(m *Monitor, in Instance) *watch {
+	return &watch{
+		m: m, in: in, kick: make(chan struct{}, 1), doubt: make(chan struct{}, 1), stop: func() {},
+		traffic: m.traffic[in.ID], status: Status{Since: time.Now()},
+	}
 }
 
 func (w *watch) run(ctx context.Context) {
@@ -106,7 +120,11 @@ func (w *watch) check(ctx context.Context) {
 	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
 	case err == nil:
 		w.failed = 0
+		if w.facts.start != w.status.StartTime {
+			w.forgive() // what it did was done by another process
+		}
 		w.become(w.learned(!refused))
+		w.judged()
 	default:
 		w.failed++
 		next := w.status
@@ -124,6 +142,7 @@ func (w *watch) learned(up bool) Status {
 	return Status{
 		Up: up, Err: f.err, Since: w.status.Since,
 		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
+		Out: w.status.Out, Wedged: w.status.Wedged,
 	}
 }
 
@@ -137,16 +156,15 @@ func (w *watch) become(next Status) {
 	switch {
 	case next.Up && !old.Up:
 		next.Since = time.Now()
-		w.m.gauge.WithLabelValues(w.in.ID, w.in.Role).Set(1)
 		log.Info("engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
 	case old.Up && !next.Up:
 		next.Since = time.Now()
-		w.m.gauge.WithLabelValues(w.in.ID, w.in.Role).Set(0)
 		log.Warn("engine is down", zap.Error(next.Err))
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("engine restarted between two checks: what it held for decode is lost")
 	}
 	w.status = next
+	w.m.metrics.show(w.in, next)
 	w.m.tell(w.in.ID)
 }
 
@@ -166,6 +184,9 @@ func (w *watch) alarm(refused bool) {
 func (w *watch) readFacts(ctx context.Context, full bool) {
 	f := w.facts
 	s, err := w.scrape(ctx)
+	if err == nil {
+		w.feel(s)
+	}
 	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
 		full, f.start = true, s.StartTime
 	}

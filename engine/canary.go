@@ -1,0 +1,81 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+)
+
+// How a canary went, as a label.
+const (
+	canaryPassed  = "passed"
+	canaryFailed  = "failed"
+	canaryVouched = "vouched" // it ran into its deadline while streams of the instance went on
+)
+
+// canary asks every rank for a completion of one token, for an engine that no
+// longer computes still answers GET /health (contract 7). A refusal of the
+// request itself, 4xx, passes: it says nothing about the engine. It is bounded
+// by limit and asks nothing of other engines: no hand-off is involved.
+func (w *watch) canary(ctx context.Context, model string, limit time.Duration) error {
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	failures := make(chan error, len(w.in.Canaries))
+	for _, t := range w.in.Canaries {
+		go func() { failures <- oneToken(ctx, w.m.cfg.Client, t, model) }()
+	}
+	var all []error
+	for range w.in.Canaries {
+		all = append(all, <-failures)
+	}
+	return errors.Join(all...)
+}
+
+func oneToken(ctx context.Context, c *Client, t *Target, model string) error {
+	body, err := json.Marshal(map[string]any{
+		"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false,
+	})
+	if err != nil {
+		return err
+	}
+	call := c.NewCall(t)
+	defer context.AfterFunc(ctx, call.Abort)()
+	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
+	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{body}, Deadlines{})
+	if err == nil {
+		defer resp.Close()
+		body, err = resp.ReadAll(answerLimit)
+	}
+	var answer struct {
+		Choices []json.RawMessage `json:"choices"`
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("engine %s: no completion of one token: %w", t.ID, ctx.Err())
+	case err != nil:
+		return fmt.Errorf("completion of one token: %w", err)
+	case resp.StatusCode()/100 == 4:
+		return nil
+	case resp.StatusCode() != http.StatusOK:
+		return &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode()}
+	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
+		return fmt.Errorf("engine %s: its completion of one token is none", t.ID)
+	}
+	return nil
+}
+
+const completionsPath = "/v1/completions"
+
+// baseModel is the one a canary asks for; empty: none is known.
+func (s Status) baseModel() string {
+	for _, m := range s.Models {
+		if m.Parent == "" {
+			return m.ID
+		}
+	}
+	return ""
+}

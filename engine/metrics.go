@@ -1,0 +1,106 @@
+package engine
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what a monitor shows of its instances.
+type metrics struct {
+	up       *prometheus.GaugeVec
+	state    *prometheus.GaugeVec
+	outages  *prometheus.CounterVec
+	canaries *prometheus.CounterVec
+	frozen   *prometheus.GaugeVec
+	over     *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return shared(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return shared(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
+	}
+	return &metrics{
+		up:       gauge("up", "1 while the engine answers its health check.", "engine", "role"),
+		state:    gauge("state", "1 for the state the engine is in: up, out (requests failed in a row), wedged (a canary failed too), down.", "engine", "role", "state"),
+		outages:  counter("outages_total", "Times a decode engine was taken out though it answers its health check.", "engine", "reason"),
+		canaries: counter("canaries_total", "Completions of one token sent to decode engines under suspicion.", "engine", "outcome"),
+		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges stand still though it has requests of ours.", "engine"),
+		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots.", "engine"),
+	}
+}
+
+// shared registers a collector, or finds it: a second monitor in the process
+// shares it.
+func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+	if reg == nil {
+		return c
+	}
+	err := reg.Register(c)
+	var already prometheus.AlreadyRegisteredError
+	if errors.As(err, &already) {
+		if old, ok := already.ExistingCollector.(C); ok {
+			return old
+		}
+	}
+	if err != nil { // another collector under our name: a bug in the wiring
+		panic(err)
+	}
+	return c
+}
+
+// States of an instance, as a label.
+var states = []string{"up", "out", "wedged", "down"}
+
+func (s Status) state() string {
+	switch {
+	case !s.Up:
+		return "down"
+	case s.Wedged:
+		return "wedged"
+	case s.Out != nil:
+		return "out"
+	}
+	return "up"
+}
+
+// show puts an instance's state into its gauges.
+func (m *metrics) show(in Instance, s Status) {
+	m.up.WithLabelValues(in.ID, in.Role).Set(truth(s.Up))
+	for _, state := range states {
+		m.state.WithLabelValues(in.ID, in.Role, state).Set(truth(state == s.state()))
+	}
+}
+
+// begin makes the series of an instance, so that an alert sees the zero before
+// the first.
+func (m *metrics) begin(in Instance) {
+	m.show(in, Status{})
+	if len(in.Canaries) == 0 {
+		return
+	}
+	for _, reason := range []string{outFailures, outCanary} {
+		m.outages.WithLabelValues(in.ID, reason)
+	}
+	for _, outcome := range []string{canaryPassed, canaryFailed, canaryVouched} {
+		m.canaries.WithLabelValues(in.ID, outcome)
+	}
+	m.frozen.WithLabelValues(in.ID).Set(0)
+	m.over.WithLabelValues(in.ID).Set(0)
+}
+
+func (m *metrics) forget(in Instance) {
+	m.up.DeleteLabelValues(in.ID, in.Role)
+	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
+	if len(in.Canaries) == 0 {
+		return
+	}
+	gone := prometheus.Labels{"engine": in.ID}
+	m.outages.DeletePartialMatch(gone)
+	m.canaries.DeletePartialMatch(gone)
+	m.frozen.DeletePartialMatch(gone)
+	m.over.DeletePartialMatch(gone)
+}

@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine/circuit"
+)
+
+// Verdict is what the end of a request says about the engine that had it. What
+// the request caused, or its client, says nothing and is not told.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Served  Verdict = iota // the whole answer came
+	Faulted                // the engine failed it
+	Silent                 // nothing came in time: the engine may be wedged
+)
+
+// Judge tells how a request on an instance ended. An instance that failed
+// several in a row gets no more until the canary passes; one that is suspected
+// to be wedged is tried at once. One without canaries is not judged: its caller
+// has other means. Requests that run, and what is charged for them, are none of
+// the monitor's business.
+func (m *Monitor) Judge(id string, v Verdict, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 {
+		w.judge(v, why)
+	}
+}
+
+// suspicion is what is held against an instance that answers its health check.
+type suspicion struct {
+	circuit circuit.Circuit
+	doubted bool  // the canary is to say whether it computes
+	wedged  bool  // the canary failed, and nothing was served since
+	why     error // of the outage
+}
+
+// judge needs m.mu.
+func (w *watch) judge(v Verdict, why error) {
+	now := time.Now()
+	s := &w.suspect
+	switch {
+	case v == Served:
+		s.circuit.Succeed()
+		s.doubted, s.wedged = false, false
+	case s.circuit.Fail(0, now):
+		w.out(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
+	case v == Silent && s.circuit.In():
+		s.doubted = true
+	}
+	w.judged()
+}
+
+// Why an instance was taken out, as a label.
+const (
+	outFailures = "failures"
+	outCanary   = "canary"
+)
+
+// out notes an outage that has begun. It needs m.mu.
+func (w *watch) out(reason string, why error) {
+	s := &w.suspect
+	s.doubted = false
+	s.why = why
+	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
+	w.m.cfg.Log.Warn("engine is out of service though it answers its health check: a request of one token will tell",
+		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
+}
+
+// judged publishes the suspicion and wakes the canary. It needs m.mu.
+func (w *watch) judged() {
+	next := w.status
+	next.Out, next.Wedged = nil, w.suspect.wedged
+	if !w.suspect.circuit.In() {
+		next.Out = w.suspect.why
+	}
+	w.become(next)
+	if w.suspect.doubted || !w.suspect.circuit.In() {
+		select {
+		case w.doubt <- struct{}{}:
+		default: // it looks already
+		}
+	}
+}
+
+// forgive drops the suspicion: the process it was against is gone. It needs m.mu.
+func (w *watch) forgive() { w.suspect = suspicion{} }
+
+// tryOut sends the canary whenever one is due, until ctx ends.
+func (w *watch) tryOut(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		at, due := w.canaryAt()
+		if due {
+			timer.Reset(time.Until(at))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.doubt:
+		case <-timer.C:
+			w.tryNow(ctx)
+		}
+	}
+}
+
+// canaryAt is when the next canary is due; false: none is. An instance that is
+// down is the health check's.
+func (w *watch) canaryAt() (time.Time, bool) {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	switch s := &w.suspect; {
+	case w.gone || !w.status.Up:
+		return time.Time{}, false
+	case !s.circuit.In():
+		return s.circuit.Until(), true
+	default:
+		return time.Now(), s.doubted
+	}
+}
+
+const theCanary = 1 // its number as the circuit's trial
+
+// tryNow sends a canary and draws the conclusion.
+func (w *watch) tryNow(ctx context.Context) {
+	w.m.mu.Lock()
+	s, model := &w.suspect, w.status.baseModel()
+	s.doubted = false
+	s.circuit.Send(theCanary, time.Now())
+	heard := w.traffic.heard.Load()
+	w.m.mu.Unlock()
+
+	outcome, err := canaryPassed, error(nil)
+	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
+		err = w.canary(ctx, model, limit)
+	}
+	if ctx.Err() != nil { // stopped: what failed, failed by that
+		return
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, context.DeadlineExceeded) && w.traffic.heard.Load() != heard:
+		outcome = canaryVouched // its batch was full, and runs
+	default:
+		outcome = canaryFailed
+	}
+
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if w.gone {
+		return
+	}
+	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
+	switch in := s.circuit.In(); {
+	case outcome == canaryFailed:
+		s.circuit.Trip(time.Now())
+		s.wedged = true
+		w.out(outCanary, err)
+	case !in:
+		s.circuit.Return() // one token is not a request served: the next outage doubles
+		s.wedged = false
+		w.m.cfg.Log.Info("engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
+	}
+	w.judged()
+}

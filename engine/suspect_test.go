@@ -1,0 +1,242 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+var errBroke = errors.New("the stream broke off")
+
+const oneTokenAnswer = `{"choices":[{"index":0,"text":"b","finish_reason":"length"}]}`
+
+// doubted runs body beside a monitor of f as the decode instance d0, whose
+// canary has 10 s.
+func doubted(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, reg *prometheus.Registry)) {
+	synctest.Test(t, func(t *testing.T) {
+		core, _ := observer.New(zap.InfoLevel)
+		reg := prometheus.NewPedanticRegistry()
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core), Canary: 10 * time.Second})
+		d0 := target(t, "http://d0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		synctest.Wait()
+		body(t, m, reg)
+		stop()
+		<-done
+		c.Close()
+	})
+}
+
+func decodes() *fake {
+	f := newFake()
+	f.set("/v1/completions", ok(oneTokenAnswer))
+	return f
+}
+
+func judge(m *Monitor, v Verdict, times int) {
+	for range times {
+		m.Judge("d0", v, errBroke)
+	}
+	synctest.Wait()
+}
+
+func TestFiveFailuresInARowTakeAnEngineOutAndACanaryBringsItBack(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		judge(m, Faulted, 4)
+		judge(m, Served, 1)
+		judge(m, Faulted, 4)
+		require.NoError(t, m.Status("d0").Out, "an answer ends the row")
+		judge(m, Faulted, 1)
+		s := m.Status("d0")
+		require.True(t, s.Up, "its health check is fine")
+		require.ErrorIs(t, s.Out, errBroke)
+		require.False(t, s.Wedged, "nobody has tried it yet")
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "d0", "decode", "out"))
+		require.Zero(t, f.count("/v1/completions"))
+
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, m.Status("d0").Out)
+		require.Equal(t, 1, f.count("/v1/completions"))
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_canaries_total", "d0", "passed"))
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "d0", "decode", "up"))
+
+		judge(m, Faulted, 5)
+		time.Sleep(2*time.Second - 1)
+		require.Error(t, m.Status("d0").Out, "one token is no request served: twice as long")
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.NoError(t, m.Status("d0").Out)
+	})
+}
+
+func TestAWedgedEngineIsFoundByItsFirstSilence(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		f.set("/v1/completions", "") // and /health answers 200
+		judge(m, Silent, 1)
+		require.NoError(t, m.Status("d0").Out, "it has the canary's time")
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		s := m.Status("d0")
+		require.True(t, s.Up && s.Wedged)
+		require.ErrorIs(t, s.Out, context.DeadlineExceeded)
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "d0", "decode", "wedged"))
+		for _, out := range []time.Duration{1, 2, 4, 8} {
+			time.Sleep(out*time.Second + 10*time.Second) // an outage, and a canary that fails
+			synctest.Wait()
+			require.True(t, m.Status("d0").Wedged)
+		}
+		require.Equal(t, 5, f.count("/v1/completions"))
+		f.set("/v1/completions", ok(oneTokenAnswer))
+		time.Sleep(16 * time.Second)
+		synctest.Wait()
+		require.NoError(t, m.Status("d0").Out)
+		require.False(t, m.Status("d0").Wedged)
+	})
+}
+
+func TestWhatACanaryProves(t *testing.T) {
+	for _, row := range []struct {
+		name, answer string
+		heard        bool // a stream goes on meanwhile
+		out          bool
+		outcome      string
+	}{
+		{"a completion: it computes", ok(oneTokenAnswer), false, false, "passed"},
+		{"a refusal of the request says nothing", status(400), false, false, "passed"},
+		{"nor does a model it does not know", status(404), false, false, "passed"},
+		{"a 500 for one token is the engine's", status(500), false, true, "failed"},
+		{"so is a 503", status(503), false, true, "failed"},
+		{"and an answer that is none", ok("{}"), false, true, "failed"},
+		{"silence", "", false, true, "failed"},
+		{"silence, but its streams go on: its batch is full", "", true, false, "vouched"},
+		{"a 500 although its streams go on", status(500), true, true, "failed"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := decodes()
+			f.set("/v1/completions", row.answer)
+			doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+				m.Traffic("d0").Begin()
+				judge(m, Silent, 1)
+				time.Sleep(5 * time.Second)
+				if row.heard {
+					m.Traffic("d0").Heard()
+				}
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				require.Positive(t, series(t, reg, "evenkeel_engine_canaries_total", "d0", row.outcome))
+				if row.out {
+					require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "d0", "decode", "wedged"))
+				} else {
+					require.NoError(t, m.Status("d0").Out)
+				}
+			})
+		})
+	}
+}
+
+func TestARestartIsForgiven(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		f.set("/v1/completions", status(500))
+		judge(m, Silent, 1)
+		time.Sleep(100 * time.Second)
+		require.True(t, m.Status("d0").Wedged)
+		f.set("/health", status(503))
+		time.Sleep(5 * time.Second)
+		f.set("/metrics", ok(metricsPage(200)))
+		f.set("/health", ok(""))
+		time.Sleep(2 * time.Second)
+		require.True(t, m.Status("d0").Up)
+		require.NoError(t, m.Status("d0").Out, "that was another process")
+	})
+}
+
+func gauges(generated, running int) string {
+	return fmt.Sprintf("vllm:generation_tokens_total{engine=\"0\"} %d\nvllm:num_requests_running{engine=\"0\"} %d\n", generated, running)
+}
+
+func TestGaugesThatStandStillUnderLoadRaiseASuspicion(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		running bool // a stream of ours
+		moving  bool // the engine's token counter
+		frozen  bool
+	}{
+		{"still, with a stream running", true, false, true},
+		{"still, while nothing runs", false, false, false},
+		{"moving", true, true, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := decodes()
+			f.set("/metrics", ok(gauges(0, 1)))
+			doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+				if row.running {
+					m.Traffic("d0").Begin()
+				}
+				for n := range 60 {
+					time.Sleep(time.Second)
+					if row.moving {
+						f.set("/metrics", ok(gauges(n+1, 1)))
+					}
+				}
+				synctest.Wait()
+				require.EqualValues(t, truth(row.frozen), series(t, reg, "evenkeel_engine_gauges_frozen", "d0"))
+				require.Equal(t, row.frozen, f.count("/v1/completions") == 1, "one canary for a suspicion")
+				require.NoError(t, m.Status("d0").Out, "it computes, so it stays")
+				f.set("/metrics", ok(gauges(999, 1)))
+				time.Sleep(15 * time.Second)
+				require.Zero(t, series(t, reg, "evenkeel_engine_gauges_frozen", "d0"), "they move again")
+			})
+		})
+	}
+}
+
+func TestMoreRequestsThanSlots(t *testing.T) {
+	f := decodes()
+	f.set("/metrics", ok(gauges(0, 7)))
+	doubted(t, f, func(t *testing.T, _ *Monitor, reg *prometheus.Registry) {
+		require.EqualValues(t, 3, series(t, reg, "evenkeel_engine_over_slots", "d0"))
+		f.set("/metrics", ok(gauges(0, 4)))
+		time.Sleep(20 * time.Second)
+		require.Zero(t, series(t, reg, "evenkeel_engine_over_slots", "d0"))
+	})
+}
+
+func TestWithoutACanaryAnEngineComesBackByItself(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		m.cfg.Canary = 0
+		judge(m, Faulted, 5)
+		require.Error(t, m.Status("d0").Out)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, m.Status("d0").Out)
+		require.Zero(t, f.count("/v1/completions"))
+	})
+}
+
+func TestAnInstanceWithoutCanariesIsNotJudged(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		for range 9 {
+			m.Judge("p0", Faulted, errBroke)
+		}
+		require.NoError(t, m.Status("p0").Out)
+		m.Judge("nobody", Faulted, errBroke)
+	})
+}

@@ -1,0 +1,116 @@
+package engine
+
+import (
+	"math"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// Traffic is what callers tell of their streams on an instance while they run,
+// so that its gauges can be held against it. Every method may be called from
+// any goroutine, for every event.
+type Traffic struct {
+	running atomic.Int64
+	heard   atomic.Uint64
+}
+
+// Begin tells of a first event.
+func (t *Traffic) Begin() { t.running.Add(1); t.heard.Add(1) }
+
+// Heard tells of a later one.
+func (t *Traffic) Heard() { t.heard.Add(1) }
+
+// End tells that the stream is over.
+func (t *Traffic) End() { t.running.Add(-1) }
+
+// Traffic of an instance. It outlives the instance: streams do.
+func (m *Monitor) Traffic(id string) *Traffic {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.traffic[id]
+	if t == nil {
+		t = &Traffic{}
+		m.traffic[id] = t
+	}
+	return t
+}
+
+// frozenScrapes is how many in a row must be alike for gauges to count as
+// frozen.
+const frozenScrapes = 3
+
+// vitals are the gauges of which at least one moves while an engine computes.
+type vitals struct{ generated, running, waiting, kv float64 }
+
+func vitalsOf(s *Sample) vitals {
+	known := func(v float64, ok bool) float64 {
+		if !ok {
+			return -1
+		}
+		return v
+	}
+	return vitals{known(s.Generated(-1)), known(s.Running(-1)), known(s.Waiting(-1)), known(s.KVUsage(-1))}
+}
+
+// pulse is what the scrapes of an instance showed; only run's goroutine has it.
+type pulse struct {
+	last   vitals
+	busy   bool // streams of ours ran at the last scrape
+	alike  int  // scrapes that were as the one before, with streams of ours running
+	frozen bool
+	over   bool
+}
+
+// feel holds a scrape against what we know ourselves: gauges that stand still
+// while streams run make the engine a suspect, for a wedged one reports healthy
+// numbers for ever (contract 7); more requests in its batch than it has slots
+// means that slots are configured wrong, or that others use it too (contract 3).
+func (w *watch) feel(s *Sample) {
+	if len(w.in.Canaries) == 0 {
+		return
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	p, now, busy := &w.pulse, vitalsOf(s), w.traffic.running.Load() > 0
+	if busy && p.busy && now == p.last {
+		p.alike++
+	} else {
+		p.alike = 0
+	}
+	p.last, p.busy = now, busy
+	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID))
+	if frozen := p.alike >= frozenScrapes; frozen != p.frozen {
+		p.frozen = frozen
+		w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
+		if frozen {
+			log.Warn("ALARM: the engine's gauges stand still though it has requests of ours; a request of one token will tell whether it computes")
+			if w.suspect.circuit.In() {
+				w.suspect.doubted = true
+				w.judged()
+			}
+		}
+	}
+	most, running := 0.0, 0.0
+	for _, t := range w.in.Canaries {
+		if n, ok := s.Running(t.Rank); ok {
+			running = math.Max(running, n)
+		}
+	}
+	if w.in.Slots > 0 {
+		most = math.Max(0, running-float64(w.in.Slots))
+	}
+	w.m.metrics.over.WithLabelValues(w.in.ID).Set(most)
+	if most > 0 && !p.over {
+		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep others off the engine",
+			zap.Int("slots", w.in.Slots), zap.Float64("running", running))
+	}
+	p.over = most > 0
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
