@@ -33,6 +33,7 @@ type board struct {
 	changed    bool      // something else did that may let an entry in
 	windowEnds time.Time // of the burst of freed slots; zero: none
 	stepped    bool      // a group that holds entries back began a step
+	pairs      *pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 
 	waits    waits
@@ -100,7 +101,9 @@ type group struct {
 }
 
 func newBoard(model string, r *rules) *board {
-	return &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}}
+	b := &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}}
+	b.pairs = b.newPairs()
+	return b
 }
 
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
@@ -181,6 +184,7 @@ func (b *board) outage(now time.Time) {
 func (b *board) release(s *Slot, o Outcome, now time.Time) {
 	r := s.rank
 	b.learn(s, o)
+	b.pairEnded(s, o, now)
 	b.discharge(s)
 	r.group.rest()
 	b.outcomes[min(o.Kind, Failed)]++
@@ -314,7 +318,15 @@ func (b *board) recheck() {
 	b.changed = true
 }
 
-func (r *rank) free() int { return r.Slots - len(r.slots) }
+// usable is how many slots may be in use now.
+func (r *rank) usable() int {
+	if r.Limit > 0 {
+		return min(r.Slots, r.Limit)
+	}
+	return r.Slots
+}
+
+func (r *rank) free() int { return r.usable() - len(r.slots) }
 
 // budget is the largest prompt the rank could take if it were idle, under a
 // policy that keeps the watermark's share of it empty.

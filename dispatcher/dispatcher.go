@@ -47,7 +47,9 @@ type Worker struct {
 	Model    string
 	Group    string
 	Barrier  bool    // its group steps together
+	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
 	Slots    int     // max_num_seqs
+	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
 	Up       bool    // false: takes nothing, but still holds its group's barrier

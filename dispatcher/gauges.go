@@ -33,6 +33,8 @@ var (
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains; it is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations the policy may spend on the next tick.", rankLabels[:1], nil)
 
+	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of prefiller and decode engine whose hand-offs fail though both serve others.", nil, nil)
+
 	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished outputs that predictions come from.", predictorLabels, nil)
 	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities used: will the request end within the horizon.", predictorLabels, nil)
 	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
@@ -56,7 +58,7 @@ func describeDrift(kind string) *prometheus.Desc {
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descSlots, descRunning, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget,
+		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -79,15 +81,20 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(d, float64(v), labels...)
 		}
 	}
-	entries, oldest := 0, 0.0
+	entries, oldest, quarantined := 0, 0.0, 0
 	names := labelsOf(s)
 	for _, m := range s.Models {
 		entries += m.Pool
+		for _, p := range m.Pairs {
+			if p.Quarantined {
+				quarantined++
+			}
+		}
 		oldest = max(oldest, m.OldestSeconds)
 		for _, w := range m.Workers {
 			group, rank := names.group(m.Model, w.Group), names.rank(w)
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
-			gauge(descSlots, float64(max(0, w.Slots-w.Used)), group, rank, "free")
+			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 		}
@@ -123,6 +130,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge(descPool, float64(entries))
+	gauge(descPairs, float64(quarantined))
 	gauge(descPoolOldest, oldest)
 	gauge(descDriftSlots, float64(s.Drift.Slots))
 	gauge(descDriftKV, float64(s.Drift.KVTokens))

@@ -33,7 +33,7 @@ func (b *board) charge(r *rank, s *Slot) {
 	}
 	l.charged.add(s)
 	s.rank, s.pos = r, len(r.slots)
-	s.pulse = r.group.pulse
+	s.pulse, s.pairs = r.group.pulse, b.pairs
 	r.slots = append(r.slots, s)
 	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.age, Key: s.key, ID: s.id, Slot: s.index})
 	r.kv += int64(s.prompt)

@@ -18,6 +18,9 @@ type metrics struct {
 	doubleReleases prometheus.Counter
 	budgetChanges  *prometheus.CounterVec
 
+	quarantines *prometheus.CounterVec
+	steered     *prometheus.CounterVec
+
 	endingsDropped prometheus.Counter
 	censored       *prometheus.CounterVec
 
@@ -49,6 +52,12 @@ func newMetrics() *metrics {
 		budgetChanges: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_tick_budget_changes_total", Help: "Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.",
 		}, []string{"direction"}),
+		quarantines: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_pair_quarantines_total", Help: "Times hand-offs of a prefiller were kept from a decode engine, because their first events did not come though both serve others.",
+		}, []string{"prefiller", "engine"}),
+		steered: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_pair_assignments_total", Help: "Assignments of a policy to a quarantined pair, by what became of them.",
+		}, []string{"outcome"}),
 		endingsDropped: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_predictor_dropped_total", Help: "Finished requests not learned from, because learning could not keep up.",
 		}),
@@ -96,7 +105,7 @@ func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 		return nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.tickSeconds, m.fallbacks, m.invalid, m.doubleReleases, m.budgetChanges, m.endingsDropped, m.censored,
+		m.tickSeconds, m.fallbacks, m.invalid, m.doubleReleases, m.budgetChanges, m.quarantines, m.steered, m.endingsDropped, m.censored,
 		m.roundsDropped, m.logFailures,
 		m.shadowImbalance, m.shadowRounds, m.shadowDisagreements, m.shadowFailures, m.shadowMissed, gauges{d},
 	} {

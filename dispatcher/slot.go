@@ -21,12 +21,14 @@ type Slot struct {
 	Decide     time.Duration // of Wait, the round that admitted it
 
 	id, key     uint64
+	prefiller   string
 	prompt, age int32
 	drain       bool
 
 	generated atomic.Int32
 	spoke     atomic.Uint32 // the group's step it last got tokens in
 	pulse     *pulse        // the group's; nil without barrier
+	pairs     *pairs        // the board's
 	started   atomic.Bool
 	released  atomic.Bool
 
@@ -37,7 +39,7 @@ type Slot struct {
 }
 
 func newSlot(e *pool.Entry) *Slot {
-	return &Slot{id: e.ID, key: e.Key, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
+	return &Slot{id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
 }
 
 // Progress tells how many tokens this leg has generated so far. The tick reads
@@ -64,7 +66,12 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 
 // Started marks the first event: the KV has arrived and the rank decodes.
 // Until then the request counts as transferring.
-func (s *Slot) Started() { s.started.Store(true) }
+func (s *Slot) Started() {
+	s.started.Store(true)
+	if s.pairs != nil && s.prefiller != "" && s.pairs.watched.Load() > 0 {
+		s.pairs.arrive(s)
+	}
+}
 
 // Kind is how a request left its rank.
 type Kind uint8
@@ -80,4 +87,7 @@ const (
 type Outcome struct {
 	Kind      Kind
 	Generated int // tokens of this leg
+	// Lost: the engine took the request, and its first event did not come. Where
+	// both ends serve others it is the way between them that fails.
+	Lost bool
 }

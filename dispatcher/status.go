@@ -36,6 +36,7 @@ type ModelStatus struct {
 	OutputTokens  int64          `json:"output_tokens"` // of all that left
 	Groups        []GroupStatus  `json:"groups"`
 	Workers       []WorkerStatus `json:"workers"`
+	Pairs         []PairStatus   `json:"pairs,omitempty"` // that failed since they last worked
 	// Predictors are what is learned of the model's outputs, one a kind.
 	Predictors []PredictorStatus `json:"predictors,omitempty"`
 }
@@ -107,7 +108,8 @@ type WorkerStatus struct {
 	Up           bool   `json:"up"`
 	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
 	Slots        int    `json:"slots"`
-	Used         int    `json:"used"` // above Slots under an immediate policy
+	Limit        int    `json:"limit"` // of them, those that may be used now
+	Used         int    `json:"used"`  // above Slots under an immediate policy
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
@@ -141,14 +143,14 @@ func (b *board) status(now time.Time) ModelStatus {
 	for _, g := range b.groups {
 		m.Groups = append(m.Groups, g.status())
 	}
-	m.Predictors = b.predictors()
+	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
 	return m
 }
 
 func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), KVTokens: r.kv, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Slots: r.Slots, Limit: r.usable(), Used: len(r.slots), KVTokens: r.kv, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 	}
 	for _, s := range r.slots {
 		if s.started.Load() {

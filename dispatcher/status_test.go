@@ -35,9 +35,9 @@ func TestStatusAndMetrics(t *testing.T) {
 			Model: "m", Pool: 1, OldestSeconds: 5, Ticks: 2,
 			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
 			Workers: []WorkerStatus{
-				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
-				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
-				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Capacity: 1000},
+				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
+				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
+				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Limit: 1, Capacity: 1000},
 			},
 		}}}, s)
 		page, err := json.Marshal(s)

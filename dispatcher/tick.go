@@ -32,12 +32,12 @@ func (b *board) turn(now time.Time) {
 	arrived := b.arrived && (b.windowEnds.IsZero() || b.immediate())
 	// Held entries are looked at once a step.
 	step := b.windowEnds.IsZero() && (b.stepped || !b.heldUntil.IsZero() && !now.Before(b.heldUntil))
-	due := b.changed || windowOver || arrived || step
+	due := b.changed || windowOver || arrived || step || b.pairs.due(now)
 	b.arrived = false
 	if !due {
 		return
 	}
-	b.changed, b.stepped, b.windowEnds, b.heldUntil = false, false, time.Time{}, time.Time{}
+	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
@@ -156,7 +156,11 @@ func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, 
 	if failure != nil {
 		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
 	}
-	for _, a := range b.assignments {
+	for i := range b.assignments {
+		if b.pairs.out > 0 && !b.steer(g, p, i, now) {
+			continue
+		}
+		a := b.assignments[i]
 		if fault := b.bind(g, p, a, now, took); fault != "" {
 			invalid++
 			b.metrics.invalid.WithLabelValues(fault).Inc()
@@ -250,6 +254,9 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, t
 	}
 	s := w.slot
 	b.charge(r, s)
+	if b.pairs.out > 0 {
+		b.pairs.send(s, now)
+	}
 	s.Worker, s.WorkerName, s.Group = r.ID, r.Name, r.Group
 	s.Policy, s.Stage, s.Score = p.name, a.Stage, a.Score
 	s.Wait, s.Decide = w.entry.Wait(now), took

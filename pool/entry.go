@@ -22,6 +22,8 @@ type Entry struct {
 	ID    uint64 // unique among the entries that wait
 	Model string
 
+	Prefiller string // engine that holds its KV; empty = nobody counts what fails with it
+
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
 	Key    uint64 // exact-match key for predictors, 0 = none
