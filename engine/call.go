@@ -170,6 +170,23 @@ func (k *Call) Abort() {
 	}
 }
 
+// Leave ends the call as a client that goes away does, but hears the engine out
+// for at most limit: it closes our half of the connection, and the engine closes
+// its own once it has noticed, so that the end of what can be read tells when.
+// An answer that was on its way is not lost. Where there is no connection yet it
+// is Abort. Like Abort it never blocks and may come from any goroutine.
+func (k *Call) Leave(limit time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.aborted = true
+	if k.cancel != nil {
+		k.cancel()
+	}
+	if k.conn != nil {
+		k.conn.leave(limit)
+	}
+}
+
 // fail describes a failure; c is nil before there is a connection.
 func (k *Call) fail(p Phase, c *conn, cause error) *Error {
 	e := &Error{Target: k.target.ID, Phase: p, Timeout: isTimeout(cause), Err: cause}

@@ -50,6 +50,7 @@ type conn struct {
 
 	mu   sync.Mutex
 	by   time.Time     // reads end by then while the head is awaited
+	last bool          // we have left: by is for all that is still read
 	idle time.Duration // then each read may wait this long
 	set  time.Time     // idle's end as the socket has it; zero: it has another
 }
@@ -124,6 +125,11 @@ func (c *conn) sendListening() (unsent, err error) {
 func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.got, c.failed = 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last {
+		return // the write fails
+	}
 	c.by, c.idle, c.set = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
 		c.by = time.Now().Add(d.FirstByte)
@@ -200,12 +206,33 @@ func (c *conn) armRead() error {
 
 // hurry shortens the wait for a response head, also one that has begun.
 func (c *conn) hurry(d time.Duration) {
-	by := time.Now().Add(d)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.hurryLocked(d)
+}
+
+// hurryLocked needs mu.
+func (c *conn) hurryLocked(d time.Duration) {
+	by := time.Now().Add(d)
 	if c.by.IsZero() || by.Before(c.by) {
 		c.by, c.set = by, time.Time{}
 		_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
+	}
+}
+
+// leave closes our half of the connection; what still comes is read for at most
+// limit. It is never used again.
+func (c *conn) leave(limit time.Duration) {
+	half, ok := c.raw.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		c.close()
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.last {
+		c.last = true
+		c.hurryLocked(limit)
 	}
 }
 
@@ -213,6 +240,9 @@ func (c *conn) hurry(d time.Duration) {
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.last {
+		return
+	}
 	c.by, c.idle, c.set = time.Time{}, idle, time.Time{}
 }
 

@@ -72,6 +72,9 @@ func (r *Response) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Ended says that nothing more can be read: the body is whole, or broke off.
+func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
+
 // ReadAll returns the rest of the body, or an *Error around ErrTooLarge once it
 // is over limit bytes.
 func (r *Response) ReadAll(limit int) ([]byte, error) {

@@ -81,17 +81,24 @@ const maxRetryAfter = 5 * time.Second
 func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	var ee *engine.Error
 	sent := errors.As(err, &ee) && ee.Sent
-	if aborted := !sent || !ee.Answered; aborted && (j.left() || run.moved.Load()) { // the engine aborts with the connection
-		lease.Release()
+	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.left() || run.moved.Load()) { // the engine aborts with the connection
 		if j.left() {
-			return &fault{answer: errGone(), final: true}
+			return j.drop(lease)
 		}
+		lease.Release()
 		return &fault{answer: j.movedOut(), err: errDrained, moved: true}
 	}
 	// Any other silence may hide a finished prefill (prefill P46).
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)
 	return &fault{answer: transportError("prefill", err), err: err}
+}
+
+// drop settles a probe that its client's leaving ended.
+func (j *job) drop(lease *prefill.Lease) *fault {
+	lease.Release()
+	j.freed()
+	return &fault{answer: errGone(), final: true}
 }
 
 // decodeRefused settles an error status from the decode engine. Where the

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -18,6 +19,7 @@ import (
 const (
 	drainDone     = "drained"
 	drainUnplaced = "unplaced" // no rank had room in time
+	drainCrowded  = "crowded"  // too many others waited already
 	drainExpired  = "expired"
 	drainFailed   = "failed"  // the decode engine broke the call
 	drainRefused  = "refused" // it refused, and frees nothing then
@@ -29,15 +31,31 @@ const (
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
 // on the prefiller's budget.
 func (g *Gateway) drain(h *handoff, m route) {
-	g.drains.Go(func() {
-		outcome, err := g.drainNow(h, m)
+	end := func(outcome string, err error) {
 		g.metrics.drains.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.lease.Orphan()
 			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.String("id", h.job.id), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
 		}
+	}
+	// Each keeps its request's body: no more of them than the pool has places.
+	if g.drainsOpen.Add(1) > int64(g.places.Size()) {
+		g.drainsOpen.Add(-1)
+		end(drainCrowded, errCrowded)
+		return
+	}
+	abandoned := h.job.left()
+	g.drains.Go(func() {
+		defer g.drainsOpen.Add(-1)
+		outcome, err := g.drainNow(h, m)
+		end(outcome, err)
+		if err == nil && abandoned {
+			h.job.freed()
+		}
 	})
 }
+
+var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")
 
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	j := h.job

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"sync"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -39,12 +40,16 @@ type leg struct {
 type child struct {
 	mu   sync.Mutex
 	gone chan struct{}
+	at   time.Time // set before gone is closed
 	on   func()
 	left bool
 }
 
 // Gone is closed when the leg is not wanted any more.
 func (c *child) Gone() <-chan struct{} { return c.gone }
+
+// GoneAt is when that was; ask once Gone is closed.
+func (c *child) GoneAt() time.Time { return c.at }
 
 // OnGone is edge.Conn's.
 func (c *child) OnGone(f func()) {
@@ -62,7 +67,7 @@ func (c *child) leave() {
 	if c.left {
 		return
 	}
-	c.left = true
+	c.left, c.at = true, time.Now()
 	close(c.gone)
 	if c.on != nil {
 		c.on()

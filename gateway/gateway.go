@@ -56,6 +56,7 @@ type Gateway struct {
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
 	drains      sync.WaitGroup // of hand-offs
+	drainsOpen  atomic.Int64   // how many
 	server      *fasthttp.Server
 	listener    *edge.Listener
 	admin       net.Listener

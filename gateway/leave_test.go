@@ -31,7 +31,6 @@ func (c *cluster) send(body string) (leave, wait func()) {
 	}()
 	wait = func() { <-done }
 	leave = func() {
-		c.someLeft.Store(true)
 		cancel()
 	}
 	c.Cleanup(func() { leave(); wait() })

@@ -38,6 +38,8 @@ type job struct {
 	cached   int  // of these, found in its prefix cache; -1 unknown
 	poisoned bool // an engine answered it with 500: it may be what breaks engines
 	place    bool // a reserved place in the pool is ours to give back
+	phase    phase
+	counted  bool // among those whose client left
 
 	resume resumption
 }
@@ -46,6 +48,7 @@ type job struct {
 // of one.
 type client interface {
 	Gone() <-chan struct{}
+	GoneAt() time.Time
 	OnGone(func())
 }
 
@@ -60,8 +63,13 @@ type client interface {
 // the same hand-off while no engine accepted it, else with a fresh prefill
 // (contract 2.3, 9). An answer that is lost afterwards comes here again, from
 // goOn: the prompt is longer by then, the rest is the same.
-func (j *job) serve() (*stream, *openai.Error) {
+func (j *job) serve() (_ *stream, fail *openai.Error) {
 	defer j.freePlace()
+	defer func() {
+		if fail != nil && fail.Status == statusGone {
+			j.cancelled()
+		}
+	}()
 	var held *handoff // prefilled and not yet consumed
 	var tried []string
 	for attempt := 1; ; attempt++ {
@@ -133,10 +141,18 @@ func (j *job) left() bool {
 	}
 }
 
+// reach notes how far the request is, as long as there is a client.
+func (j *job) reach(p phase) {
+	if j.phase == "" || !j.left() {
+		j.phase = p
+	}
+}
+
 // choose waits in the arrival queue for a place in the pool and an engine that
 // may take the prompt.
 func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	began := time.Now()
+	j.reach(phaseQueued)
 	ctx, cancel := context.WithCancel(j.gw.service.context())
 	defer cancel()
 	j.client.OnGone(cancel)
@@ -148,6 +164,7 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	j.gw.metrics.stage(stageChoose, time.Since(began))
 	if err != nil {
 		if j.left() {
+			j.freed()
 			return nil, errGone()
 		}
 		return nil, j.gw.chooseError(err, j.model.name)
@@ -164,10 +181,13 @@ func (j *job) freePlace() {
 	}
 }
 
-// probe runs the prefill. A client that leaves aborts it, and an aborted probe
-// keeps nothing on its engine (contract 2.6). Once the engine answers, it holds
-// the blocks, so the hand-off is read all the same, to be released by wait.
+// probe runs the prefill. Once the engine answers, it holds the blocks, so the
+// hand-off is read also of a client that has left, to be drained by wait.
 func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
+	if j.left() { // before anything is sent
+		return nil, j.drop(lease)
+	}
+	j.reach(phasePrefill)
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.gw.exchange(c, j.id, j.rec.Attempts)
@@ -178,11 +198,11 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	call := j.gw.client.NewCall(c.Target)
 	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.gw.ended(run)
-	j.client.OnGone(call.Abort)
+	stop := j.finishOrLeave(call)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", j.rec.Attempts), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
 	})
-	j.client.OnGone(nil)
+	stop()
 	if err != nil {
 		return nil, j.probeFailed(lease, run, err)
 	}
@@ -274,6 +294,7 @@ func (j *job) ignoreEOS() {
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
 func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	began := time.Now()
+	j.reach(phasePooled)
 	if !j.place { // a hand-off that comes back for another rank
 		j.gw.places.Reserve()
 	}
@@ -313,6 +334,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 // the engine has the KV then, and only then the client sees a status line
 // (contract 0.6).
 func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
+	j.reach(phaseTransfer)
 	s := j.newStream(slot)
 	if fault := j.open(h, s); fault != nil {
 		s.settle(dispatcher.Failed)
@@ -328,7 +350,8 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	slot.Started()
 	s.opened()
 	s.run.settle()
-	j.client.OnGone(s.call.Abort) // from here a close aborts cleanly on the engine
+	j.reach(phaseStreaming)
+	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
 	return s, nil
 }
 
@@ -372,7 +395,6 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		return s.failure(err)
 	}
 	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
-		s.call.Abort()
 		h.lease.Release()
 		return &fault{answer: fail, final: true, spent: true}
 	}

@@ -25,6 +25,8 @@ type metrics struct {
 	tpot       prometheus.Observer
 	itl        prometheus.Observer
 	drains     *prometheus.CounterVec
+	cancels    map[phase]prometheus.Counter
+	released   map[phase]prometheus.Observer
 	recomputes *prometheus.CounterVec
 	reloads    *prometheus.CounterVec
 	certEnd    *prometheus.GaugeVec
@@ -60,12 +62,12 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drained_answers_total", Help: "Answers under way on a rank at the deadline of its drain, by how they went on.",
 		}, []string{"tier"}),
-		stages: map[string]prometheus.Observer{},
+		stages: map[string]prometheus.Observer{}, cancels: map[phase]prometheus.Counter{}, released: map[phase]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
 		m.requests.WithLabelValues(outcome)
 	}
-	for _, outcome := range []string{drainDone, drainUnplaced, drainExpired, drainFailed, drainRefused} {
+	for _, outcome := range []string{drainDone, drainUnplaced, drainCrowded, drainExpired, drainFailed, drainRefused} {
 		m.drains.WithLabelValues(outcome)
 	}
 	for _, tier := range tiers {
@@ -79,6 +81,15 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	for _, s := range []string{stageParse, stageChoose, stageProbe, stagePoolWait, stageDecide, stageTransfer, stageRelay} {
 		m.stages[s] = stages.WithLabelValues(s)
 	}
+	cancels := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_cancels_total", Help: "Requests, and legs of a fan-out, whose client left, by how far they were.",
+	}, []string{"phase"})
+	released := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_cancel_release_seconds", Help: "From a client's leaving until slot, KV and hand-off of its request were free again, by how far it was.", Buckets: secondsBuckets,
+	}, []string{"phase"})
+	for _, p := range phases {
+		m.cancels[p], m.released[p] = cancels.WithLabelValues(string(p)), released.WithLabelValues(string(p))
+	}
 	histogram := func(name, help string) prometheus.Histogram {
 		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: secondsBuckets})
 		reg.MustRegister(h)
@@ -87,7 +98,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, stages, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

@@ -141,7 +141,6 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 			c.eventually("the engine is up again", func() bool { return c.get("/readyz").status == http.StatusOK })
 		}
 	}
-	c.someLeft.Store(true)
 	c.endless(auth...)()
 	c.settled(true)
 

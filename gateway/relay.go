@@ -294,11 +294,10 @@ func (s *stream) end(fail *openai.Error) {
 	case fail == nil:
 		s.release(dispatcher.Finished)
 	case fail.Status == statusGone:
-		s.call.Abort()
 		s.release(dispatcher.Cancelled)
+		s.job.cancelled()
 		return
 	default:
-		s.call.Abort()
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
 			s.job.gw.log.Warn("answer broke off", zap.String("id", s.job.id), zap.String("engine", s.rank.Target.ID),
@@ -449,12 +448,20 @@ func (s *stream) detach() {
 	s.buffers = nil
 }
 
-// release gives the slot back, once.
+// release gives the slot back, once; of an answer that is not whole, when the
+// engine has let go of it.
 func (s *stream) release(kind dispatcher.Kind) {
-	if s.slot != nil {
-		s.job.gw.dispatcher.Release(s.slot, dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens()})
-		s.slot = nil
-		s.job.gw.ended(s.run)
+	if s.slot == nil {
+		return
+	}
+	if kind != dispatcher.Finished {
+		s.part()
+	}
+	s.job.gw.dispatcher.Release(s.slot, dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens()})
+	s.slot = nil
+	s.job.gw.ended(s.run)
+	if kind == dispatcher.Cancelled {
+		s.job.freed()
 	}
 }
 

@@ -131,7 +131,6 @@ func (s *stream) lose(fail *openai.Error) {
 		return
 	}
 	s.lost = fail
-	s.call.Abort()
 	s.release(dispatcher.Failed)
 }
 

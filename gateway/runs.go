@@ -25,7 +25,7 @@ type run struct {
 func (r *run) move() {
 	r.moved.Store(true)
 	if r.safe.Load() {
-		r.call.Abort()
+		r.call.Leave(notice)
 	}
 }
 
@@ -33,7 +33,7 @@ func (r *run) move() {
 func (r *run) settle() {
 	r.safe.Store(true)
 	if r.moved.Load() {
-		r.call.Abort()
+		r.call.Leave(notice)
 	}
 }
 

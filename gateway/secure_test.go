@@ -88,7 +88,6 @@ func TestAClientThatLeavesThroughTLSIsNoticed(t *testing.T) {
 			_, err = resp.Body.Read(make([]byte, 1))
 			require.NoError(t, err)
 			require.EqualValues(t, 1, c.decode[0].Stats().Running)
-			c.someLeft.Store(true)
 			leave(raw.(*net.TCPConn), secure)
 			c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
 			_ = resp.Body.Close()

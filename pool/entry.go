@@ -44,7 +44,12 @@ type Entry struct {
 	why      error // what to say at expires
 }
 
-// Urgent says whether three quarters of the time the entry may wait are over.
+// drainPatience is how long a policy may look for a rank where a drain fits in
+// well. It costs its rank one step, and all the while it fills its prefiller.
+const drainPatience = 500 * time.Millisecond
+
+// Urgent says whether three quarters of the time the entry may wait are over; of
+// a drain, half a second.
 func (e *Entry) Urgent(now time.Time) bool {
 	return !e.expires.IsZero() && !now.Before(e.urgentAt)
 }
@@ -73,6 +78,9 @@ func (e *Entry) arm(ttl time.Duration) {
 		e.expires, e.why = end, ErrTimeout
 	}
 	e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
+	if soon := e.Entered.Add(drainPatience); e.Drain && soon.Before(e.urgentAt) {
+		e.urgentAt = soon
+	}
 }
 
 func (e *Entry) expired(now time.Time) bool {

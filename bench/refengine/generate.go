@@ -3,6 +3,7 @@ package refengine
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"evenkeel/bench/reftext"
@@ -224,12 +225,27 @@ func (l *life) probe(x *exchange, r *request) bool {
 		handoff []byte
 	}
 	done := make(chan outcome, 1)
+	var gone atomic.Bool
+	lost := func() { // whoever takes the outcome counts it
+		select {
+		case o := <-done:
+			if string(o.handoff) != "null" {
+				l.engine.count.lostHandoffs.Add(1)
+			}
+		default:
+		}
+	}
 	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, more: time.Duration(p.want-1) * l.engine.cfg.C0,
 		done: func(cached int, free func()) { // from here on only a pull or the timeout frees (contract 2.4)
 			done <- outcome{cached, l.keep(r, p, free)}
+			if gone.Load() {
+				lost()
+			}
 		}})
 	select {
 	case <-x.ctx.Done():
+		gone.Store(true)
+		lost()
 		return false
 	case o := <-done:
 		l.engine.count.generated.Add(int64(p.want))

@@ -16,6 +16,7 @@ type counters struct {
 	overAdmitted, preemptions, crashes     atomic.Int64
 	duplicateIDs, rankMismatches, unpinned atomic.Int64
 	generated, finished, nullHandoffs      atomic.Int64
+	lostHandoffs                           atomic.Int64
 }
 
 // Stats is what GET /stats answers. Each event is counted on one engine: what
@@ -41,6 +42,7 @@ type Stats struct {
 	ExpiredPulls  int64 `json:"expired_pulls"`         // pulls of a pin that timed out: wrong text
 	WrongBlocks   int64 `json:"wrong_blocks"`          // pulls that named other blocks: wrong text
 	NullHandoffs  int64 `json:"null_handoffs"`         // probes that handed nothing off
+	LostHandoffs  int64 `json:"lost_handoffs"`         // pins made in the moment their client left: nobody was told of them
 	KeyMismatches int64 `json:"key_mismatches"`        // KV of another prompt: wrong text
 	Unknown       int64 `json:"unknown_handoffs"`      // recomputed, right text
 	FailedPulls   int64 `json:"failed_pulls"`          // the prefill could not be reached
@@ -76,7 +78,7 @@ func (e *Engine) Stats() Stats {
 		Requests: c.requests.Load(), Probes: c.probes.Load(), Decodes: c.decodes.Load(), Plain: c.plain.Load(),
 		Finished: c.finished.Load(), Aborted: c.aborted.Load(), Tokens: c.generated.Load(),
 		Leaks: c.leaks.Load(), Pulls: c.pulls.Load(), Releases: c.releases.Load(), Replays: c.replays.Load(),
-		ExpiredPulls: c.expiredPulls.Load(), WrongBlocks: c.wrongBlocks.Load(), NullHandoffs: c.nullHandoffs.Load(),
+		ExpiredPulls: c.expiredPulls.Load(), WrongBlocks: c.wrongBlocks.Load(), NullHandoffs: c.nullHandoffs.Load(), LostHandoffs: c.lostHandoffs.Load(),
 		KeyMismatches: c.keyMismatches.Load(), Unknown: c.unknownHandoffs.Load(), FailedPulls: c.failedPulls.Load(),
 		LocalPrefills: c.localPrefills.Load(), InTransfer: c.abortedInTransfer.Load(), OverAdmitted: c.overAdmitted.Load(),
 		Preemptions: c.preemptions.Load(), Crashes: c.crashes.Load(), DuplicateIDs: c.duplicateIDs.Load(),
@@ -113,7 +115,7 @@ func (e *Engine) ResetStats() {
 	for _, n := range []*atomic.Int64{&c.requests, &c.probes, &c.decodes, &c.plain, &c.pulls, &c.releases, &c.leaks, &c.replays,
 		&c.expiredPulls, &c.wrongBlocks, &c.unknownHandoffs, &c.keyMismatches, &c.failedPulls, &c.localPrefills, &c.abortedInTransfer,
 		&c.aborted, &c.overAdmitted, &c.preemptions, &c.crashes, &c.duplicateIDs, &c.rankMismatches, &c.unpinned, &c.generated,
-		&c.finished, &c.nullHandoffs} {
+		&c.finished, &c.nullHandoffs, &c.lostHandoffs} {
 		n.Store(0)
 	}
 }

@@ -145,6 +145,7 @@ type Limits struct {
 	WriteTimeout   time.Duration `yaml:"write_timeout"`      // one write to a client that does not read
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
 	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
+	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
 	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
@@ -182,6 +183,7 @@ func Default() *Config {
 			WriteTimeout:   30 * time.Second,
 			ConnectTimeout: 3 * time.Second,
 			ProbeTimeout:   10 * time.Minute,
+			ProbeGrace:     time.Second,
 			EventTimeout:   2 * time.Minute,
 			DrainGrace:     2 * time.Second,
 			DrainTimeout:   5 * time.Minute,

@@ -45,7 +45,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, Limits{
 		Body: 32 << 20, Head: 16 << 10, Connections: 65536, EventBytes: 8 << 20, ResumeBytes: 256 << 20,
 		ReadTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, WriteTimeout: 30 * time.Second, ConnectTimeout: 3 * time.Second,
-		ProbeTimeout: 10 * time.Minute, EventTimeout: 2 * time.Minute, DrainGrace: 2 * time.Second, DrainTimeout: 5 * time.Minute,
+		ProbeTimeout: 10 * time.Minute, ProbeGrace: time.Second, EventTimeout: 2 * time.Minute, DrainGrace: 2 * time.Second, DrainTimeout: 5 * time.Minute,
 	}, c.Limits)
 	require.Equal(t, []Engine{{URL: "http://p0", Profile: "ascend"}}, c.Engines.Prefill)
 	require.Equal(t, []Engine{{URL: "https://d0", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}}, c.Engines.Decode, "slots 0: assumed and warned about where it is used")

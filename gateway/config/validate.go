@@ -207,7 +207,7 @@ func (c *Config) checkPrefill(bad report) {
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.dispatch.window":         c.Dispatch.Window,
-		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace,
+		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
 	} {
 		if d < 0 {
 			bad(path, "%v is negative; write 0s or more", d)

@@ -36,6 +36,7 @@ type Conn struct {
 	fired  bool
 	onGone func()
 	gone   chan struct{}
+	goneAt time.Time // set before gone is closed
 
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
 	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
@@ -57,6 +58,9 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 
 // Gone is closed once the client has left or the connection was closed here.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
+
+// GoneAt is when the client was seen to leave. Ask once Gone is closed.
+func (c *Conn) GoneAt() time.Time { return c.goneAt }
 
 // OnGone has f called once the client leaves, at once if it has left already,
 // and replaces what was set before. f runs under the connection's lock, on the
@@ -82,7 +86,7 @@ func (c *Conn) fire() {
 	if c.fired {
 		return
 	}
-	c.fired = true
+	c.fired, c.goneAt = true, time.Now()
 	close(c.gone)
 	c.call()
 }

@@ -1,0 +1,77 @@
+package gateway
+
+import (
+	"time"
+
+	"evenkeel/engine"
+)
+
+// phase is how far a request was when its client left, as metrics label it.
+type phase string
+
+const (
+	phaseQueued    phase = "queued"    // for prefill
+	phasePrefill   phase = "prefill"   // from the probe's sending to its answer
+	phasePooled    phase = "pooled"    // for a slot
+	phaseTransfer  phase = "transfer"  // from the decode request to its first event
+	phaseStreaming phase = "streaming" // from the first event on
+)
+
+var phases = []phase{phaseQueued, phasePrefill, phasePooled, phaseTransfer, phaseStreaming}
+
+// notice is how long an engine may take to notice that we left. One that does
+// not close its side by then is cut off.
+const notice = 250 * time.Millisecond
+
+// finishOrLeave says what becomes of a probe whose client leaves. An engine that
+// finishes a prefill pins its KV before anyone hears of it, and closing the
+// connection then loses the only name it has: the pin stays until the hold
+// timeout (contract 2.5, vllm#50425). So the probe may still finish for a moment,
+// and its hand-off is drained like any other; only one that takes longer is
+// aborted, which frees it on the engine at once (contract 2.6). What an engine
+// finishes in the instant in which it notices that cannot be known to anyone. It
+// is not left on the budget: charging every aborted probe for the whole hold
+// timeout would close the gate on engines that are empty.
+func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
+	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
+	j.client.OnGone(func() {
+		later = time.AfterFunc(j.gw.conf().Limits.ProbeGrace, func() { call.Leave(notice) })
+	})
+	return func() {
+		j.client.OnGone(nil)
+		if later != nil {
+			later.Stop()
+		}
+	}
+}
+
+// part leaves the decode engine and returns when it has noticed, so that the
+// slot is never another's while the engine still has this request in it
+// (contract 2.6).
+func (s *stream) part() {
+	if s.resp == nil || s.resp.Ended() {
+		return
+	}
+	s.call.Leave(notice)
+	var rest [1 << 10]byte
+	for {
+		if _, err := s.resp.Read(rest[:]); err != nil {
+			return
+		}
+	}
+}
+
+// cancelled counts a request whose client left, once.
+func (j *job) cancelled() {
+	if !j.counted {
+		j.counted = true
+		j.gw.metrics.cancels[j.phase].Inc()
+	}
+}
+
+// freed observes that nothing of a request is held any more, if its client left.
+func (j *job) freed() {
+	if j.left() {
+		j.gw.metrics.released[j.phase].Observe(time.Since(j.client.GoneAt()).Seconds())
+	}
+}

@@ -1,0 +1,196 @@
+package gateway_test
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+)
+
+// disconnects is how many clients leave in TestDisconnectsStrandNothing.
+// EVENKEEL_DISCONNECTS=10000 is the proof; the default keeps the tests quick.
+func disconnects(t *testing.T) (n int, proof bool) {
+	s := os.Getenv("EVENKEEL_DISCONNECTS")
+	switch {
+	case s != "":
+		n, err := strconv.Atoi(s)
+		require.NoError(t, err)
+		return n, true
+	case raceEnabled || testing.Short():
+		return 400, false
+	}
+	return 1500, false
+}
+
+// A leaver is one client that goes away, in the middle of its own request, of
+// the wait or of the answer.
+type leaver struct {
+	path, body string
+	upload     float64       // share of the request it sends
+	bytes      int           // of the answer it waits for, 0: none
+	pause      time.Duration // then, or without bytes at once, it waits so long
+	how        string        // close, reset, half: shuts down its sending side, and closes later
+}
+
+func newLeaver(seed uint64) leaver {
+	rng := rand.New(rand.NewPCG(20, seed))
+	prompt := func(i uint64) string { return reftext.MakePrompt(seed<<8|i, 10+rng.IntN(400)) }
+	more := fmt.Sprintf(`"ignore_eos":true,"max_tokens":%d,`, 5+rng.IntN(40))
+	if rng.IntN(3) > 0 {
+		more += `"stream":true,`
+	}
+	l := leaver{path: chatPath, upload: 1}
+	switch rng.IntN(8) {
+	case 0:
+		l.body = chat(prompt(0), more+`"n":3,`)
+	case 1:
+		l.path = "/v1/completions"
+		l.body = fmt.Sprintf(`{%s"model":%q,"prompt":[%q,%q]}`, more, model, prompt(0), prompt(1))
+	case 2, 3, 4:
+		l.path, l.body = "/v1/completions", completion(prompt(0), more)
+	default:
+		l.body = chat(prompt(0), more)
+	}
+	l.how = []string{"close", "reset", "half"}[rng.IntN(3)]
+	switch rng.IntN(10) {
+	case 0:
+		l.upload = rng.Float64()
+	case 1:
+		l.bytes = 1
+	case 2, 3:
+		l.bytes, l.pause = 1, time.Duration(rng.IntN(120))*time.Millisecond
+	default:
+		l.pause = time.Duration(rng.ExpFloat64() * float64(40*time.Millisecond))
+	}
+	return l
+}
+
+func (l leaver) run(addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	tcp := conn.(*net.TCPConn)
+	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: evenkeel\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", l.path, len(l.body), l.body)
+	if _, err := io.WriteString(conn, request[:int(l.upload*float64(len(request)))]); err != nil {
+		return err
+	}
+	if l.bytes > 0 {
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.ReadFull(conn, make([]byte, l.bytes)); err != nil {
+			return err
+		}
+	}
+	time.Sleep(l.pause)
+	switch l.how {
+	case "reset":
+		return tcp.SetLinger(0)
+	case "half":
+		if err := tcp.CloseWrite(); err != nil {
+			return nil //nolint:nilerr // the answer was whole and the proxy closed first
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, conn) // until the proxy has closed, or not even that long
+	}
+	return nil
+}
+
+// Clients leave at random, in every phase and in every way, beside others that
+// stay and whose every token is checked. Meanwhile answers are given back, so that some are in their second leg. At the end the
+// engines' own books are empty, and no rank ever had more than its slots.
+func TestDisconnectsStrandNothing(t *testing.T) {
+	n, proof := disconnects(t)
+	// Engines that cut streams would cut drains as well: those hand-offs stay on
+	// the budget, as they must.
+	lossy := []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 3, Probability: 0.08}}
+	p := refengine.Config{PrefillConcurrency: 2, KVTokens: 16384, PrefillBase: 3 * time.Millisecond, PrefillPerToken: 5 * time.Microsecond}
+	d := refengine.Config{DPSize: 2, Slots: 4, C0: 3 * time.Millisecond, TransferBase: 2 * time.Millisecond, Faults: lossy}
+	c := start(t, options{
+		prefill: []refengine.Config{p, p, p}, decode: []refengine.Config{d, d},
+		configure: func(cfg *config.Config) { cfg.Prefill.Scrape.Interval = 500 * time.Millisecond },
+		dirty:     true, // what decode cuts on purpose is counted as such
+	})
+	stay := make(chan *load.Result, 1)
+	go func() {
+		got, err := load.Run(t.Context(), load.Config{
+			URLs: []string{c.url}, Requests: conversation(n / 10), Concurrency: 8, Chat: 0, Stream: 0.7, Usage: 0.5, Seed: 11,
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		stay <- got
+	}()
+	seeds := make(chan uint64)
+	var clients sync.WaitGroup
+	for range 64 {
+		clients.Go(func() {
+			for seed := range seeds {
+				if err := newLeaver(seed).run(c.gw.Addr()); err != nil {
+					t.Errorf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+	const burst = 100 // the last ones, who leave when nobody else is there
+	for seed := range uint64(n - burst) {
+		seeds <- seed
+	}
+	got := <-stay
+	require.Zero(t, got.Failed, "%v %v", got.Kinds, got.Failures)
+	for seed := range uint64(burst) {
+		seeds <- uint64(n) - 1 - seed
+	}
+	close(seeds)
+	clients.Wait()
+	last := time.Now()
+	var held []string
+	for {
+		if held = c.busy(false); len(held) == 0 {
+			break
+		}
+		wait := patience
+		if proof {
+			wait = 2 * time.Second
+		}
+		require.Less(t, time.Since(last), wait, "still held: %v", held)
+		time.Sleep(5 * time.Millisecond)
+	}
+	empty := time.Since(last)
+	lost := int64(0)
+	for _, e := range append(c.prefill, c.decode...) {
+		st := e.Stats()
+		lost += st.LostHandoffs
+		type harm struct{ Leaks, Pins, KVUsed, OverAdmitted, InTransfer, Unknown, LocalPrefills int64 }
+		require.Zero(t, harm{st.Leaks, int64(st.Pins), st.KVUsed, st.OverAdmitted, st.InTransfer, st.Unknown, st.LocalPrefills})
+	}
+	require.Zero(t, lost, "hand-offs of which nobody was told")
+	var cancels []string
+	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
+		count := c.metric(fmt.Sprintf("evenkeel_cancels_total{phase=%q}", phase))
+		require.True(t, count > 0, "nobody left while %s", phase)
+		cancels = append(cancels, fmt.Sprintf("%.0f %s", count, phase))
+	}
+	slow := 0.0
+	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
+		series := fmt.Sprintf("evenkeel_cancel_release_seconds_%%s{phase=%q%%s}", phase)
+		slow += c.metric(fmt.Sprintf(series, "count", "")) - c.metric(fmt.Sprintf(series, "bucket", `,le="2.5"`))
+	}
+	resumed := c.metric(`evenkeel_decode_losses_total{tier="1"}`) + c.metric(`evenkeel_recomputes_total{tier="1"}`)
+	require.Positive(t, resumed, "nobody was in a second leg")
+	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; everything free %v after the last",
+		n, strings.Join(cancels, ", "), resumed, c.metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Millisecond))
+}
