@@ -3,6 +3,7 @@ package prefill
 import (
 	"fmt"
 	"math"
+	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -15,6 +16,7 @@ type metrics struct {
 	canaries        *prometheus.CounterVec
 	probeSeconds    *prometheus.HistogramVec
 	queueWait       prometheus.Histogram
+	displaced       prometheus.Counter
 	attempts        *prometheus.CounterVec
 	filterSkipped   *prometheus.CounterVec
 	budgetExhausted prometheus.Counter
@@ -38,6 +40,8 @@ func newMetrics() *metrics {
 			"Time from the choice of a prefiller to the end of its probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
 		queueWait: prometheus.NewHistogram(histogram("prefill_queue_wait_seconds",
 			"Time in the arrival queue of requests that got a prefiller.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
+		displaced: prometheus.NewCounter(counter("prefill_queue_displaced_total",
+			"Requests that left a full arrival queue for one of a higher priority, or of a key that had fewer there.")),
 		attempts: prometheus.NewCounterVec(counter("prefill_attempts_total",
 			"Probes by how they ended: answered, failed, lost (written, no answer), dropped (client left or request refused)."), []string{"outcome"}),
 		filterSkipped: prometheus.NewCounterVec(counter("prefill_filter_skipped_total",
@@ -56,7 +60,7 @@ func (m *metrics) forget(candidate string) {
 
 func (t *Tier) register(r prometheus.Registerer) error {
 	m := t.metrics
-	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait,
+	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
 		m.attempts, m.filterSkipped, m.budgetExhausted, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
@@ -77,6 +81,7 @@ var (
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
+	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue by priority, retries not counted.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV by its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls on a lease after its last one; any is a bug.")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
@@ -86,7 +91,7 @@ var (
 // Describe implements prometheus.Collector.
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
-		gateDesc, handoffsDesc, expiredDesc, misusesDesc, driftDesc} {
+		gateDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc} {
 		ch <- d
 	}
 }
@@ -98,6 +103,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	}
 	states, handoffs := map[string]int{}, [phases]int{}
 	status, audit := t.status()
+	queued := t.queued()
 	for _, c := range status {
 		states[c.State]++
 		gauge(inflightDesc, float64(c.Inflight), c.ID)
@@ -124,9 +130,23 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	for p := pooled; p < phases; p++ {
 		gauge(handoffsDesc, float64(handoffs[p]), phaseNames[p])
 	}
+	for priority, n := range queued {
+		gauge(queueDesc, float64(n), strconv.Itoa(priority))
+	}
 	gauge(driftDesc, float64(audit.drift))
 	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.expired))
 	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
+}
+
+// queued counts who waits, by priority; 0 has its zero.
+func (t *Tier) queued() map[int]int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := map[int]int{0: 0}
+	for priority, c := range t.classes {
+		n[priority] = c.waiting
+	}
+	return n
 }
 
 // finite is nil for what JSON and a gauge cannot say.

@@ -1,9 +1,9 @@
 package prefill
 
 import (
+	"container/list"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -14,6 +14,8 @@ type Request struct {
 	PromptTokens int       // estimate
 	PromptBytes  int       // for vllm-ascend's weight; 0: four a token
 	Arrival      time.Time // the request's first; zero: now
+	Key          string    // whose it is: keys of one priority take turns
+	Priority     int       // higher ones first
 	Reserved     bool      // it holds a place in the pool already, as a retry does
 	Exclude      []string  // IDs of the candidates tried before
 	Policy       string    // empty: the tier's
@@ -28,59 +30,12 @@ type waiter struct {
 	done   chan struct{} // closed with lease or err set
 	lease  *Lease
 	err    error
-}
 
-func (w *waiter) before(o *waiter) bool {
-	if !w.Arrival.Equal(o.Arrival) {
-		return w.Arrival.Before(o.Arrival)
-	}
-	return w.number < o.number
-}
-
-// queue is first come, first served. Retries stand in a line of their own:
-// they hold a place in the pool, so they must not wait behind a request that
-// waits for one.
-type queue struct{ fresh, retries []*waiter }
-
-func (q *queue) empty() bool { return len(q.fresh)+len(q.retries) == 0 }
-
-func (q *queue) line(w *waiter) *[]*waiter {
-	if w.Reserved {
-		return &q.retries
-	}
-	return &q.fresh
-}
-
-func (q *queue) add(w *waiter) {
-	line := q.line(w)
-	i := len(*line)
-	for i > 0 && w.before((*line)[i-1]) {
-		i--
-	}
-	*line = slices.Insert(*line, i, w)
-}
-
-// remove reports whether the waiter was still there.
-func (q *queue) remove(w *waiter) bool {
-	line := q.line(w)
-	i := slices.Index(*line, w)
-	if i < 0 {
-		return false
-	}
-	*line = slices.Delete(*line, i, i+1)
-	return true
-}
-
-// next is who is served first; without a place in the pool only a retry.
-func (q *queue) next(places bool) *waiter {
-	var first *waiter
-	if len(q.retries) > 0 {
-		first = q.retries[0]
-	}
-	if places && len(q.fresh) > 0 && (first == nil || q.fresh[0].before(first)) {
-		first = q.fresh[0]
-	}
-	return first
+	siblings []*waiter // legs of the same request, itself among them
+	fixed    bool      // not to be displaced: a sibling has been served
+	place    int       // among the retries
+	lane     *lane     // where it waits, else
+	at       *list.Element
 }
 
 // Acquire waits until a prefiller may take the request and charges it there.
@@ -96,6 +51,10 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if w == nil {
 		return lease, err
 	}
+	return t.await(ctx, w)
+}
+
+func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.Arrival.Add(t.cfg.Queue.Timeout)))
 	defer timeout.Stop()
 	select {
@@ -116,42 +75,100 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 	t.lock()
 	defer t.unlock()
+	m, p, err := t.receive(&r)
+	if err != nil {
+		return nil, nil, err
+	}
+	if lease := t.atOnce(m, p, &r); lease != nil {
+		return nil, lease, nil
+	}
+	if err := t.mayWait(m, &r, 1); err != nil {
+		return nil, nil, err
+	}
+	return t.wait(m, p, r), nil, nil
+}
+
+// receive checks a request and serves first who could have passed before it.
+func (t *Tier) receive(r *Request) (*model, policy, error) {
 	p := t.policy
 	if r.Policy != "" {
 		var err error
 		if p, err = parsePolicy(r.Policy); err != nil {
-			return nil, nil, err
+			return nil, p, err
 		}
 	}
 	if !r.Reserved && len(r.Exclude) == 0 {
 		t.budget.request(t.now)
 	}
 	if err := t.servable(r.Model); err != nil {
-		return nil, nil, err
+		return nil, p, err
 	}
 	if r.Arrival.IsZero() {
 		r.Arrival = t.now
 	}
-	m := t.models[r.Model]
 	if t.waiting > 0 {
-		t.serveQueues() // so that nobody overtakes who could have passed
+		t.serveQueues()
 	}
-	if m.queue.next(!r.Reserved) == nil {
-		if lease, _ := t.tryServe(m, p, &r, t.now); lease != nil {
-			return nil, lease, nil
-		}
+	return t.models[r.Model], p, nil
+}
+
+// atOnce serves a request that nobody is ahead of.
+func (t *Tier) atOnce(m *model, p policy, r *Request) *Lease {
+	if m.queue.next(!r.Reserved) != nil {
+		return nil
 	}
+	lease, _ := t.tryServe(m, p, r, t.now)
+	return lease
+}
+
+// mayWait makes room in the queue for n requests like this one.
+func (t *Tier) mayWait(m *model, r *Request, n int) error {
 	if !t.now.Before(r.Arrival.Add(t.cfg.Queue.Timeout)) {
-		return nil, nil, t.timeout(m)
+		return t.timeout(m)
 	}
-	if !r.Reserved && len(m.queue.fresh) >= t.cfg.Queue.Max {
-		return nil, nil, fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise prefill.queue.max", ErrQueueFull, t.cfg.Queue.Max, r.Model)
+	if !r.Reserved && !t.makeRoom(m, r, n) {
+		return t.full(r.Model)
 	}
+	return nil
+}
+
+func (t *Tier) full(model string) error {
+	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise prefill.queue.max", ErrQueueFull, t.cfg.Queue.Max, model)
+}
+
+// makeRoom displaces who yields to n requests like this one, nobody unless
+// there is room for all then.
+func (t *Tier) makeRoom(m *model, r *Request, n int) bool {
+	over := m.queue.fresh + n - t.cfg.Queue.Max
+	if over <= 0 {
+		return true
+	}
+	own := m.queue.waitingOf(r.Priority, r.Key, t.classes) + n
+	var out []*waiter
+	for range over {
+		w := m.queue.yields(r.Priority, r.Key, own)
+		if w == nil {
+			for _, w := range out {
+				m.queue.add(w, t.classes)
+			}
+			return false
+		}
+		m.queue.remove(w, t.classes)
+		out = append(out, w)
+	}
+	for _, w := range out {
+		t.metrics.displaced.Inc()
+		t.conclude(w, nil, t.full(r.Model))
+	}
+	return true
+}
+
+func (t *Tier) wait(m *model, p policy, r Request) *waiter {
 	t.arrivals++
-	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, done: make(chan struct{})}
-	m.queue.add(w)
+	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, done: make(chan struct{}), place: -1}
+	m.queue.add(w, t.classes)
 	t.waiting++
-	return w, nil, nil
+	return w
 }
 
 // giveUp takes a waiter out at its timeout; nil if it was served just now.
@@ -159,7 +176,7 @@ func (t *Tier) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
 	m := t.models[w.Model]
-	if m == nil || !m.queue.remove(w) {
+	if m == nil || !m.queue.remove(w, t.classes) {
 		return nil
 	}
 	t.waiting--
@@ -181,7 +198,7 @@ func (t *Tier) timeout(m *model) error {
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
 	m := t.models[w.Model]
-	waited := m != nil && m.queue.remove(w)
+	waited := m != nil && m.queue.remove(w, t.classes)
 	if waited {
 		t.waiting--
 	}
@@ -195,7 +212,7 @@ func (t *Tier) withdraw(w *waiter) {
 	}
 }
 
-// serveQueues serves all waiters that can pass now, the oldest first over all
+// serveQueues serves all waiters that can pass now, in one order over all
 // models, and arms the timer for the others.
 func (t *Tier) serveQueues() {
 	if t.waiting == 0 {
@@ -204,7 +221,7 @@ func (t *Tier) serveQueues() {
 	places := true
 	shut := map[*model]bool{}
 	for {
-		m, w := t.oldest(shut, places)
+		m, w := t.next(shut, places)
 		if w == nil {
 			break
 		}
@@ -227,7 +244,7 @@ func (t *Tier) serveQueues() {
 	}
 }
 
-func (t *Tier) oldest(shut map[*model]bool, places bool) (from *model, first *waiter) {
+func (t *Tier) next(shut map[*model]bool, places bool) (from *model, first *waiter) {
 	for _, m := range t.models {
 		if shut[m] {
 			continue
@@ -239,14 +256,26 @@ func (t *Tier) oldest(shut map[*model]bool, places bool) (from *model, first *wa
 	return from, first
 }
 
+// answer takes a waiter out of its queue with what became of it.
 func (t *Tier) answer(m *model, w *waiter, lease *Lease, err error) {
-	m.queue.remove(w)
-	t.waiting--
-	w.lease, w.err = lease, err
-	close(w.done)
+	if lease != nil {
+		w.served()
+		for _, o := range w.siblings { // half a request must not be displaced
+			m.queue.fix(o)
+		}
+	}
+	m.queue.remove(w, t.classes)
+	t.conclude(w, lease, err)
 	if len(m.servers) == 0 && m.queue.empty() {
 		delete(t.models, m.name)
 	}
+}
+
+// conclude tells who waits.
+func (t *Tier) conclude(w *waiter, lease *Lease, err error) {
+	t.waiting--
+	w.lease, w.err = lease, err
+	close(w.done)
 }
 
 // armTimer wakes the queues when a hold timeout, a canary or the end of an

@@ -23,6 +23,7 @@ type Tier struct {
 	models     map[string]*model
 	unknown    bool // a live candidate has not named its models yet, or nobody has
 	waiting    int  // requests in all queues
+	classes    map[int]*class
 	arrivals   uint64
 	timer      *time.Timer // wakes the queues when time alone lets one pass
 	expiries   expiries
@@ -63,6 +64,7 @@ func New(cfg Config) (*Tier, error) {
 		changed:    make(chan struct{}, 1),
 		candidates: map[string]*candidate{},
 		models:     map[string]*model{},
+		classes:    map[int]*class{},
 		unknown:    true,
 	}
 	t.timer = time.AfterFunc(time.Hour, t.Wake)
@@ -166,7 +168,7 @@ func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	for _, name := range given.Models {
 		m := t.models[name]
 		if m == nil {
-			m = &model{name: name, cursor: -1}
+			m = &model{name: name, cursor: -1, queue: newQueue()}
 			t.models[name] = m
 		}
 		if !slices.Contains(m.servers, c) {

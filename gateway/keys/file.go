@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync/atomic"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -44,7 +43,10 @@ type entry struct {
 	Name          string `yaml:"name"`
 	SHA256        string `yaml:"sha256"`
 	Trusted       bool   `yaml:"trusted"`
+	Priority      int    `yaml:"priority"`
 	MaxConcurrent int    `yaml:"max_concurrent"`
+	RPM           int    `yaml:"rpm"`
+	TPM           int    `yaml:"tpm"`
 }
 
 // Parse reads the contents of a key file; path is for its errors. A file
@@ -76,7 +78,7 @@ func Parse(path string, src []byte) (*Set, error) {
 			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
-		k := Key{Name: e.Name, Trusted: e.Trusted, MaxConcurrent: e.MaxConcurrent, running: new(atomic.Int64)}
+		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM, use: new(use)}
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil
@@ -107,8 +109,16 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 		// The value is not quoted: it may be the key itself, pasted here.
 		return sum, fmt.Errorf("%q: sha256 must be 64 hex digits, the SHA-256 of the key, not the key itself; `printf %%s \"$KEY\" | sha256sum` prints it", e.Name)
 	}
-	if e.MaxConcurrent < 0 {
-		return sum, fmt.Errorf("%q: max_concurrent is %d; use 0 for no limit", e.Name, e.MaxConcurrent)
+	for _, limit := range []struct {
+		key string
+		n   int
+	}{{"max_concurrent", e.MaxConcurrent}, {"rpm", e.RPM}, {"tpm", e.TPM}} {
+		if limit.n < 0 {
+			return sum, fmt.Errorf("%q: %s is %d; use 0 for no limit", e.Name, limit.key, limit.n)
+		}
+	}
+	if e.Priority < -MaxPriority || e.Priority > MaxPriority {
+		return sum, fmt.Errorf("%q: priority is %d; use a number from %d to %d", e.Name, e.Priority, -MaxPriority, MaxPriority)
 	}
 	return [sha256.Size]byte(raw), nil
 }
@@ -147,5 +157,5 @@ func redact(err error) error {
 		return err
 	}
 	pos := y.GetToken().Position
-	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted and max_concurrent", pos.Line, pos.Column, y.GetMessage())
+	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, max_concurrent, rpm and tpm", pos.Line, pos.Column, y.GetMessage())
 }

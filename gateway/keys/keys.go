@@ -7,7 +7,10 @@
 //	  - name: research            # in logs and metrics; unique
 //	    sha256: 9f86d081...       # 64 hex digits, of the whole key; unique
 //	    trusted: true             # may send x-evenkeel-* headers (default false)
+//	    priority: 0               # of its requests, -100 to 100; higher ones are served first (default 0)
 //	    max_concurrent: 64        # answers at once, 429 beyond (default 0: no limit); n: 4 counts as four
+//	    rpm: 600                  # requests a minute, refused ones too (default 0: no limit)
+//	    tpm: 1000000              # tokens a minute, of prompts and answers (default 0: no limit)
 //
 // `evenkeel keys new` makes a key and the entry for it. Keys made so have 256
 // random bits, which is why one plain hash is enough: there is nothing to
@@ -19,6 +22,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"sync/atomic"
+	"time"
 )
 
 // Key is a caller: the entry its API key stands for. The zero Key is everybody
@@ -26,19 +30,56 @@ import (
 type Key struct {
 	Name          string
 	Trusted       bool
-	MaxConcurrent int // 0: no limit
+	Priority      int
+	MaxConcurrent int // 0: no limit, as in the next two
+	RPM           int // requests a minute
+	TPM           int // tokens a minute
 
-	running *atomic.Int64 // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
+	use *use // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
+}
+
+// MaxPriority bounds priorities, above and below 0.
+const MaxPriority = 100
+
+// use is what a key takes of its limits.
+type use struct {
+	running          atomic.Int64
+	requests, tokens bucket
+}
+
+// Request takes one request of the key's minute, or tells how long until there
+// is one: answer 429.
+func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
+	if k.use == nil || k.RPM == 0 {
+		return 0, true
+	}
+	return k.use.requests.take(now, k.RPM, 1)
+}
+
+// Tokens takes what a request is expected to cost of the key's minute; Settle
+// takes the rest once it is known.
+func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
+	if k.use == nil || k.TPM == 0 {
+		return 0, true
+	}
+	return k.use.tokens.take(now, k.TPM, n)
+}
+
+// Settle takes n more tokens than Tokens did, or gives some back.
+func (k Key) Settle(now time.Time, n int) {
+	if k.use != nil && k.TPM > 0 {
+		k.use.tokens.settle(now, k.TPM, n)
+	}
 }
 
 // Acquire books n more answers for this key; false when that makes more than
 // MaxConcurrent: answer 429. What was booked is given back by Release.
 func (k Key) Acquire(n int) bool {
-	if k.running == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
+	if k.use == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
 		return true
 	}
-	if now := k.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
-		k.running.Add(-int64(n))
+	if now := k.use.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
+		k.use.running.Add(-int64(n))
 		return false
 	}
 	return true
@@ -46,8 +87,8 @@ func (k Key) Acquire(n int) bool {
 
 // Release gives n answers back that Acquire booked.
 func (k Key) Release(n int) {
-	if k.running != nil {
-		k.running.Add(-int64(n))
+	if k.use != nil {
+		k.use.running.Add(-int64(n))
 	}
 }
 
@@ -65,16 +106,16 @@ func (s *Set) Required() bool { return s.required }
 func (s *Set) Len() int { return len(s.keys) }
 
 // Succeed takes over from old, the file's last version: a key that keeps its
-// name keeps what it has running, though its hash or its limit may be new.
+// name keeps what it has taken, though its hash or its limits may be new.
 // Call it before the set is used.
 func (s *Set) Succeed(old *Set) {
-	running := make(map[string]*atomic.Int64, len(old.keys))
+	taken := make(map[string]*use, len(old.keys))
 	for _, k := range old.keys {
-		running[k.Name] = k.running
+		taken[k.Name] = k.use
 	}
 	for i, k := range s.keys {
-		if r, ok := running[k.Name]; ok {
-			s.keys[i].running = r
+		if u, ok := taken[k.Name]; ok {
+			s.keys[i].use = u
 		}
 	}
 }

@@ -1,0 +1,45 @@
+package keys
+
+import (
+	"sync"
+	"time"
+)
+
+// bucket holds what a key may take now: it fills evenly over a minute, and may
+// be in debt, for how much an answer takes is known at its end.
+type bucket struct {
+	mu   sync.Mutex
+	debt float64 // what is missing to full
+	at   time.Time
+}
+
+// take takes n of a bucket that holds perMinute, or tells how long until it may.
+// A request for more than the whole bucket may when it is full.
+func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refill(now, perMinute)
+	if over := b.debt + float64(min(n, perMinute)) - float64(perMinute); over > rounding {
+		return time.Duration(over / float64(perMinute) * float64(time.Minute)), false
+	}
+	b.debt += float64(n)
+	return 0, true
+}
+
+// rounding is what a sum of many refills may be off, in requests or tokens.
+const rounding = 1e-6
+
+// settle takes n more, however much there is; less than 0 puts back.
+func (b *bucket) settle(now time.Time, perMinute, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refill(now, perMinute)
+	b.debt = max(0, b.debt+float64(n))
+}
+
+func (b *bucket) refill(now time.Time, perMinute int) {
+	if passed := now.Sub(b.at); passed > 0 {
+		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))
+		b.at = now
+	}
+}

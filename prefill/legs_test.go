@@ -1,0 +1,112 @@
+package prefill
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+)
+
+func legs(n int, r Request) (all []Request) {
+	r.Model = testModel
+	for range n {
+		all = append(all, r)
+	}
+	return all
+}
+
+func waitAll(t *testing.T, tickets []Ticket) {
+	t.Helper()
+	for i := range tickets {
+		lease, err := tickets[i].Wait(t.Context())
+		require.NoError(t, err)
+		lease.Release()
+	}
+}
+
+func TestLegsEnterTogetherOrNotAtAll(t *testing.T) {
+	closed := func(max int) (*Tier, *Lease) {
+		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = max })
+		return tier, hold(t, tier, "a", pooled, 95_000)[0]
+	}
+	t.Run("all that are served at once", func(t *testing.T) {
+		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 1 })
+		tickets, err := tier.EnterAll(legs(4, Request{}))
+		require.NoError(t, err)
+		waitAll(t, tickets)
+		requireIdle(t, tier)
+	})
+	t.Run("all that fit into the queue", func(t *testing.T) {
+		tier, full := closed(4)
+		tickets, err := tier.EnterAll(legs(4, Request{}))
+		require.NoError(t, err)
+		_, err = tier.Acquire(t.Context(), Request{Model: testModel})
+		require.ErrorIs(t, err, ErrQueueFull, "each takes a place")
+		full.Release()
+		waitAll(t, tickets)
+		requireIdle(t, tier)
+	})
+	t.Run("none, if one does not fit", func(t *testing.T) {
+		tier, full := closed(3)
+		_, err := tier.EnterAll(legs(4, Request{}))
+		require.ErrorIs(t, err, ErrQueueFull)
+		require.Zero(t, tier.waiting)
+		full.Release()
+		requireIdle(t, tier)
+	})
+	t.Run("what some were served is given back", func(t *testing.T) {
+		pool := newPlaces(2)
+		tier := newTier(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 1 })
+		_, err := tier.EnterAll(legs(4, Request{}))
+		require.ErrorIs(t, err, ErrQueueFull)
+		require.EqualValues(t, 2, pool.free.Load())
+		requireIdle(t, tier)
+	})
+	t.Run("nobody is displaced for some of them", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 3 })
+			full := hold(t, tier, "a", pooled, 95_000)
+			low := start(t.Context(), tier, Request{})
+			high := start(t.Context(), tier, Request{Priority: 1})
+			_, err := tier.EnterAll(legs(3, Request{Priority: 1}))
+			require.ErrorIs(t, err, ErrQueueFull)
+			require.Empty(t, low)
+			tickets, err := tier.EnterAll(legs(2, Request{Priority: 1}))
+			require.NoError(t, err)
+			require.ErrorIs(t, (<-low).err, ErrQueueFull)
+			full[0].Release()
+			require.NoError(t, (<-high).err)
+			waitAll(t, tickets)
+		})
+	})
+	t.Run("a model nobody serves", func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		_, err := tier.EnterAll([]Request{{Model: "x"}, {Model: "x"}})
+		require.ErrorIs(t, err, ErrModelNotFound)
+	})
+}
+
+func TestLegsAreDisplacedOnlyBeforeOneIsServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := newPlaces(0)
+		tier := newTier(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 2 })
+		pool.wake = tier.Wake
+		tickets, err := tier.EnterAll(legs(2, Request{}))
+		require.NoError(t, err)
+		pool.Release()
+		_, err = tickets[0].Wait(t.Context())
+		require.NoError(t, err)
+
+		equal := start(t.Context(), tier, Request{})
+		high := start(t.Context(), tier, Request{Priority: 1})
+		require.ErrorIs(t, (<-equal).err, ErrQueueFull, "not the leg, though it is no younger")
+		_, err = tier.Acquire(t.Context(), Request{Model: testModel, Key: "x"})
+		require.ErrorIs(t, err, ErrQueueFull)
+		for range 2 {
+			pool.Release()
+		}
+		require.NoError(t, (<-high).err)
+		_, err = tickets[1].Wait(t.Context())
+		require.NoError(t, err)
+	})
+}
