@@ -154,15 +154,29 @@ func (j *job) headers(leg string, attempt int) []engine.Header {
 
 // estimate is the prompt's length before anyone counted it.
 func (j *job) estimate() int {
-	switch {
-	case j.prompt > 0:
+	if j.prompt > 0 {
 		return j.prompt
-	case j.leg != nil && j.leg.Prompt != nil:
-		return len(j.leg.Prompt) / bytesPerToken
-	case j.req.PromptTokens > 0:
-		return j.req.PromptTokens
 	}
-	return j.req.PromptBytes / bytesPerToken
+	return estimate(j.req, j.leg)
+}
+
+func estimate(req *openai.Request, leg *mooncake.Leg) int {
+	switch {
+	case leg != nil && leg.Prompt != nil:
+		return len(leg.Prompt) / bytesPerToken
+	case req.PromptTokens > 0:
+		return req.PromptTokens
+	}
+	return req.PromptBytes / bytesPerToken
+}
+
+// estimateAll is the sum over the prompts; a prompt of several answers counts
+// for each, as each is prefilled.
+func estimateAll(req *openai.Request, legs []openai.Leg) (tokens int) {
+	for i := range legs {
+		tokens += estimate(req, &legs[i].Leg)
+	}
+	return tokens
 }
 
 func (j *job) promptBytes() int {

@@ -343,6 +343,7 @@ func (c *cluster) outcomes() (all []string) {
 
 type record struct {
 	ID           string  `json:"id"`
+	Key          string  `json:"key"`
 	Prefill      string  `json:"prefill"`
 	Rank         string  `json:"rank"`
 	PromptTokens int     `json:"prompt_tokens"`

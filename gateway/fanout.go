@@ -9,6 +9,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 	"evenkeel/sse"
 )
 
@@ -94,6 +95,18 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 				ID: f.id, Created: rec.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
+	}
+	turns := make([]prefill.Request, len(f.legs))
+	for i, l := range f.legs {
+		turns[i] = l.turn(nil)
+	}
+	tickets, err := g.tier.EnterAll(turns)
+	if err != nil {
+		g.refuse(ctx, rec, g.chooseError(err, m.name))
+		return
+	}
+	for i, l := range f.legs {
+		l.ticket = &tickets[i]
 	}
 	conn.OnGone(f.leave)
 	if req.Stream {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -69,8 +67,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
-	rec.Key, rec.key = key.Name, key
-	if fail := rec.book(1); fail != nil {
+	if fail := rec.identify(ctx, key); fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
 	}
@@ -89,7 +86,11 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		return
 	}
 	legs, body := req.Legs(), req.Body
-	if fail := rec.book(len(legs) - 1); fail != nil {
+	fail = rec.book(len(legs) - 1)
+	if fail == nil {
+		fail = rec.meter(estimateAll(req, legs))
+	}
+	if fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
 	}
@@ -128,48 +129,6 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
 	ctx.Response.SetBodyStream(body, -1)
-}
-
-// strange is the refusal of a caller we do not know.
-var strange = edge.Refusal{
-	Status: http.StatusUnauthorized, Code: "invalid_api_key",
-	Message: "no or unknown API key; send Authorization: Bearer KEY",
-}
-
-// stranger refuses a request by its head, before its body is read.
-func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	if _, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
-		return nil
-	}
-	return &strange
-}
-
-// authenticate finds the caller's key.
-func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
-	key, ok := g.keys.Load().Authenticate(ctx.Request.Header.Peek("Authorization"))
-	if !ok {
-		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}
-	}
-	return key, nil
-}
-
-// book charges n more answers to the caller's key; account gives them back.
-func (r *record) book(n int) *openai.Error {
-	switch limit := r.key.MaxConcurrent; {
-	case r.key.Acquire(n):
-		r.booked += n
-		return nil
-	case r.booked+n > limit:
-		return &openai.Error{
-			Status: http.StatusBadRequest, Code: "too_many_answers",
-			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another request", r.booked+n, r.key.Name, limit),
-		}
-	default:
-		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and has them or too many for this request; try again when some have ended", r.key.Name, limit))
-		e.RetryAfter = 1
-		return e
-	}
 }
 
 // admit checks a request against what can be served at all.
@@ -213,7 +172,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.Outcome = outcomeOf(fail)
 	rec.TotalMs = ms(time.Since(rec.Arrival))
 	g.open.Add(-1)
-	rec.key.Release(rec.booked)
+	rec.giveBack()
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
 	if err := g.requestLog.write(rec); err != nil {
 		g.log.Error("request log", zap.Error(err))
@@ -233,6 +192,7 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // listModels is the union of what healthy engines serve.
 func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
 	if _, fail := g.authenticate(ctx); fail != nil {
+		g.metrics.requests.WithLabelValues(outcomeOf(fail)).Inc()
 		g.fail(ctx, fail)
 		return
 	}

@@ -34,10 +34,11 @@ type job struct {
 	ask    sse.Ask
 	rec    *record
 
-	prompt   int  // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached   int  // of these, found in its prefix cache; -1 unknown
-	poisoned bool // an engine answered it with 500: it may be what breaks engines
-	place    bool // a reserved place in the pool is ours to give back
+	prompt   int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached   int             // of these, found in its prefix cache; -1 unknown
+	poisoned bool            // an engine answered it with 500: it may be what breaks engines
+	ticket   *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	place    bool            // a reserved place in the pool is ours to give back
 	phase    phase
 	counted  bool // among those whose client left
 
@@ -158,9 +159,14 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
 
-	lease, err := j.gw.tier.Acquire(ctx, prefill.Request{
-		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), PromptBytes: j.promptBytes(), Arrival: j.arrive, Reserved: j.place, Exclude: tried,
-	})
+	var lease *prefill.Lease
+	var err error
+	if k := j.ticket; k != nil {
+		j.ticket = nil
+		lease, err = k.Wait(ctx)
+	} else {
+		lease, err = j.gw.tier.Acquire(ctx, j.turn(tried))
+	}
 	j.gw.metrics.stage(stageChoose, time.Since(began))
 	if err != nil {
 		if j.left() {
@@ -172,6 +178,15 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 	j.place = true
 	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
 	return lease, nil
+}
+
+// turn is what the arrival queue knows of a request. A retry has its first
+// arrival.
+func (j *job) turn(tried []string) prefill.Request {
+	return prefill.Request{
+		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: tried,
+	}
 }
 
 func (j *job) freePlace() {

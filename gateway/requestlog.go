@@ -33,8 +33,10 @@ type record struct {
 	Attempts     int       `json:"attempts"`
 	Outcome      string    `json:"outcome"`
 
-	key    keys.Key
-	booked int // answers charged to key, given back at the end
+	key      keys.Key
+	priority int
+	booked   int // answers charged to key, given back at the end
+	metered  int // tokens taken of its minute beforehand
 }
 
 // requestLog writes records as JSON lines; a nil one writes nothing.

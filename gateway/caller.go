@@ -1,0 +1,101 @@
+package gateway
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/keys"
+	"evenkeel/gateway/openai"
+)
+
+// strange is the refusal of a caller we do not know.
+var strange = edge.Refusal{
+	Status: http.StatusUnauthorized, Code: "invalid_api_key",
+	Message: "no or unknown API key; send Authorization: Bearer KEY",
+}
+
+// stranger refuses a request by its head, before its body is read.
+func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+	if _, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
+		return nil
+	}
+	return &strange
+}
+
+// authenticate finds the caller's key.
+func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
+	key, ok := g.keys.Load().Authenticate(ctx.Request.Header.Peek("Authorization"))
+	if !ok {
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}
+	}
+	return key, nil
+}
+
+const priorityHeader = "X-Evenkeel-Priority"
+
+// identify notes whose request it is and what it may: one of the key's minute
+// and one of its answers are taken.
+func (r *record) identify(ctx *fasthttp.RequestCtx, key keys.Key) *openai.Error {
+	r.Key, r.key, r.priority = key.Name, key, key.Priority
+	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
+		n, err := strconv.Atoi(string(said))
+		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
+			return openai.NewError(http.StatusBadRequest, "bad_priority",
+				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority, keys.MaxPriority))
+		}
+		r.priority = n
+	}
+	if wait, ok := key.Request(r.Arrival); !ok {
+		return tooFast(fmt.Sprintf("key %s may send %d requests a minute; send the next later", key.Name, key.RPM), wait)
+	}
+	return r.book(1)
+}
+
+// book charges n more answers to the caller's key; account gives them back.
+func (r *record) book(n int) *openai.Error {
+	switch limit := r.key.MaxConcurrent; {
+	case r.key.Acquire(n):
+		r.booked += n
+		return nil
+	case r.booked+n > limit:
+		return &openai.Error{
+			Status: http.StatusBadRequest, Code: "too_many_answers",
+			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another request", r.booked+n, r.key.Name, limit),
+		}
+	default:
+		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and has them or too many for this request; try again when some have ended", r.key.Name, limit))
+		e.RetryAfter = 1
+		return e
+	}
+}
+
+// meter takes the prompts' tokens of the key's minute, as estimated; account
+// corrects them and takes those of the answers.
+func (r *record) meter(tokens int) *openai.Error {
+	wait, ok := r.key.Tokens(r.Arrival, tokens)
+	if !ok {
+		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name, r.key.TPM, tokens), wait)
+	}
+	r.metered = tokens
+	return nil
+}
+
+// giveBack settles what the request took of its key's limits.
+func (r *record) giveBack() {
+	r.key.Release(r.booked)
+	r.key.Settle(time.Now(), r.PromptTokens+r.OutputTokens-r.metered)
+}
+
+// tooFast is the answer to a key that is over a rate.
+func tooFast(message string, wait time.Duration) *openai.Error {
+	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
+	e.RetryAfter = max(1, int(math.Ceil(wait.Seconds())))
+	return e
+}

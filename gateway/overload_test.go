@@ -1,0 +1,190 @@
+package gateway_test
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// jam is a cluster that serves one request at a time, and a request that is
+// being served until free is called: whoever comes waits in the arrival queue.
+func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, append(keys, "jam ek-jam")...)
+	c = start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
+	}})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat("jam", "")))
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer ek-jam")
+	gone := make(chan error, 1)
+	go func() {
+		resp, err := c.http.Do(req)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		gone <- err
+	}()
+	c.eventually("the only place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
+	free = func() {
+		require.NoError(t, c.prefill[0].SetFaults())
+		c.someLeft.Store(true)
+		leave()
+		require.Error(t, <-gone)
+	}
+	return c, free
+}
+
+// queued sends a request and returns when it waits.
+func (c *cluster) queued(key, body string, header ...string) <-chan reply {
+	c.Helper()
+	waiting := func() (n float64) {
+		for line := range strings.Lines(c.get("/metrics").body) {
+			if rest, ok := strings.CutPrefix(line, "evenkeel_prefill_queue_requests{"); ok {
+				n += number(c.T, rest[strings.IndexByte(rest, ' ')+1:])
+			}
+		}
+		return n
+	}
+	before := c.metric("evenkeel_prefill_queue_displaced_total") + waiting()
+	got := make(chan reply, 1)
+	go func() { got <- c.post(chatPath, body, append(header, "Authorization", "Bearer "+key)...) }()
+	c.eventually("it waits", func() bool { return c.metric("evenkeel_prefill_queue_displaced_total")+waiting() > before })
+	return got
+}
+
+func TestPrioritiesAndTurns(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10")
+	body := chat("a", `"max_tokens":2,`)
+	var all []<-chan reply
+	send := func(key string, header ...string) { all = append(all, c.queued(key, body, header...)) }
+	send("ek-batch")
+	for range 4 {
+		send("ek-crowd", "X-Evenkeel-Priority", "50") // not trusted: without effect
+	}
+	send("ek-one")
+	send("ek-ops", "X-Evenkeel-Priority", "-50")
+	send("ek-ops", "X-Evenkeel-Priority", "+7")
+	require.EqualValues(t, 5, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`))
+	require.EqualValues(t, 1, c.metric(`evenkeel_prefill_queue_requests{priority="7"}`))
+	free()
+	for _, r := range all {
+		require.Equal(t, 200, (<-r).status)
+	}
+	c.settled(false)
+	var order []string
+	for _, r := range c.records() {
+		order = append(order, r.Key)
+	}
+	require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
+}
+
+func TestAPriorityThatIsNone(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	for _, value := range []string{"high", "101", "-101", "1.5", "99999999999999999999", "0x1"} {
+		r := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Priority", value)
+		require.Equal(t, http.StatusBadRequest, r.status, value)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "bad_priority", code)
+		require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-team", "X-Evenkeel-Priority", value).status, "dropped")
+	}
+	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="bad_priority"}`))
+}
+
+func TestAFullQueueMakesRoom(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 3, "crowd ek-crowd", "one ek-one", "ops ek-ops , priority: 5")
+	body := chat("a", `"max_tokens":2,`)
+	refused := func(r reply) {
+		t.Helper()
+		require.Equal(t, http.StatusTooManyRequests, r.status)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "queue_full", code)
+		require.Equal(t, "1", r.header.Get("Retry-After"))
+	}
+	first, second, third := c.queued("ek-crowd", body), c.queued("ek-crowd", body), c.queued("ek-crowd", body)
+	refused(c.post(chatPath, body, "Authorization", "Bearer ek-crowd"))
+	one := c.queued("ek-one", body)
+	refused(<-third)
+	ops := c.queued("ek-ops", body)
+	refused(<-second)
+	refused(c.post(chatPath, chat("a", `"n":3,`), "Authorization", "Bearer ek-ops")) // two could make room
+	require.EqualValues(t, 2, c.metric("evenkeel_prefill_queue_displaced_total"))
+	free()
+	for _, r := range []<-chan reply{first, one, ops} {
+		require.Equal(t, 200, (<-r).status)
+	}
+}
+
+func TestLegsAreRefusedTogether(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 3, "team ek-team")
+	for _, more := range []string{`"n":4,`, `"n":4,"stream":true,`} {
+		r := c.post(chatPath, chat("a", more), "Authorization", "Bearer ek-team")
+		require.Equal(t, http.StatusTooManyRequests, r.status)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "queue_full", code)
+	}
+	require.Zero(t, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`), "no leg stays")
+	require.EqualValues(t, 0, c.prefill[0].Stats().Finished)
+	three := c.queued("ek-team", chat("a", `"n":3,"max_tokens":2,`))
+	c.eventually("each leg takes a place", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 3 })
+	free()
+	require.Equal(t, 200, (<-three).status)
+}
+
+func TestRatesOfAKey(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "rare ek-rare , rpm: 2", "short ek-short , tpm: 600", "free ek-free")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	status := func(key, body string) (int, string, string) {
+		r := c.post(chatPath, body, "Authorization", "Bearer "+key)
+		code := ""
+		if r.status != 200 {
+			code, _, _ = failure(t, r)
+		}
+		return r.status, code, r.header.Get("Retry-After")
+	}
+	for _, body := range []string{chat("a", ""), `{`} {
+		got, _, _ := status("ek-rare", body)
+		require.Contains(t, []int{200, 400}, got)
+	}
+	got, code, after := status("ek-rare", chat("a", ""))
+	require.Equal(t, 429, got)
+	require.Equal(t, "rate_limit_exceeded", code)
+	require.InDelta(t, 30, number(t, after), 2, "when the bucket has room for one")
+
+	long := chat(strings.Repeat("word ", 400), `"max_tokens":8,`)
+	got, _, _ = status("ek-short", long)
+	require.Equal(t, 200, got)
+	got, code, after = status("ek-short", long)
+	require.Equal(t, 429, got)
+	require.Equal(t, "rate_limit_exceeded", code)
+	require.Positive(t, number(t, after))
+	got, _, _ = status("ek-free", long)
+	require.Equal(t, 200, got, "others are not concerned")
+	require.EqualValues(t, 2, c.metric(`evenkeel_requests_total{outcome="rate_limit_exceeded"}`))
+}
+
+func number(t *testing.T, text string) float64 {
+	t.Helper()
+	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	require.NoError(t, err)
+	return n
+}
