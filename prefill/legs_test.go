@@ -25,8 +25,8 @@ func waitAll(t *testing.T, tickets []Ticket) {
 }
 
 func TestLegsEnterTogetherOrNotAtAll(t *testing.T) {
-	closed := func(max int) (*Tier, *Lease) {
-		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = max })
+	closed := func(size int) (*Tier, *Lease) {
+		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = size })
 		return tier, hold(t, tier, "a", pooled, 95_000)[0]
 	}
 	t.Run("all that are served at once", func(t *testing.T) {
