@@ -39,7 +39,6 @@ func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
 	c.eventually("the only place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
 	free = func() {
 		require.NoError(t, c.prefill[0].SetFaults())
-		c.someLeft.Store(true)
 		leave()
 		require.Error(t, <-gone)
 	}
