@@ -91,7 +91,7 @@ func quick(c refengine.Config) refengine.Config {
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
 	if o.prefill == nil {
-		o.prefill = []refengine.Config{{PrefixCache: true, PromptTokensDetails: true}}
+		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
 	}
 	if o.decode == nil {
 		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}

@@ -330,7 +330,7 @@ func TestRequestIDsSeenTwiceAreCounted(t *testing.T) {
 }
 
 func TestThePrefixCacheReportsItsHits(t *testing.T) {
-	e := start(t, Config{PrefixCache: true, PromptTokensDetails: true})
+	e := start(t, Config{PrefixCache: 64, PromptTokensDetails: true})
 	c := client(t)
 	cached := func(tokens int) int {
 		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(1, tokens), probeMore))

@@ -47,7 +47,7 @@ type Config struct {
 	PrefillBase        time.Duration // default 9 ms
 	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
-	PrefixCache        bool
+	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none
 
 	Connector      Connector     // shape of hand-offs, default ascend-mooncake-v1
 	FlatBlockIDs   bool          // one flat list of block ids, as versions up to 0.13 sent
@@ -160,6 +160,7 @@ func (c Config) Validate() error {
 	atLeast("tokens per chunk", int64(c.TokensPerChunk), 1)
 	atLeast("stream interval", int64(c.StreamInterval), 1)
 	atLeast("prefill concurrency", int64(c.PrefillConcurrency), 1)
+	atLeast("prefix cache", int64(c.PrefixCache), 0)
 	atLeast("step log", int64(c.StepLog), 1)
 	for _, d := range []struct {
 		field string

@@ -20,7 +20,7 @@ type prefillJob struct {
 // its KV blocks are free, and everyone behind it too.
 type prefillRank struct {
 	cfg   Config
-	cache prefixCache
+	cache *prefixCache // nil: none
 
 	mu    sync.Mutex // of queue
 	queue []*prefillJob
@@ -34,7 +34,7 @@ type prefillRank struct {
 }
 
 func newPrefillRank(cfg Config) *prefillRank {
-	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: prefixCache{size: cfg.KVTokens / blockSize}}
+	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: newPrefixCache(cfg.PrefixCache)}
 }
 
 func (r *prefillRank) add(j *prefillJob) {
@@ -84,7 +84,7 @@ func (r *prefillRank) run(ctx context.Context) {
 		select {
 		case <-timer.C:
 			r.running.Add(-1)
-			r.cache.add(j.ids, r.cfg.PrefixCache)
+			r.cache.add(j.ids)
 			j.done(cached, free)
 		case <-j.ctx.Done(): // aborted: freed at once (contract 2.6)
 			r.running.Add(-1)
@@ -133,77 +133,11 @@ func (r *prefillRank) reserve(ctx context.Context, need int64) (waited, ok bool)
 }
 
 func (r *prefillRank) lookUp(ids []int32) (cached int) {
-	if !r.cfg.PrefixCache {
+	if r.cache == nil {
 		return 0
 	}
 	cached = r.cache.match(ids)
 	r.queries.Add(int64(len(ids)))
 	r.hits.Add(int64(cached))
 	return cached
-}
-
-// prefixCache knows whole blocks by the hash of everything up to their end.
-// When it is full the oldest block goes.
-type prefixCache struct {
-	mu    sync.Mutex
-	known map[uint64]struct{}
-	order []uint64 // ring of size
-	next  int
-	size  int
-}
-
-func chain(h uint64, ids []int32) uint64 {
-	for _, id := range ids {
-		h = (h ^ uint64(id)) * 0x9e3779b97f4a7c15
-		h ^= h >> 29
-	}
-	return h
-}
-
-// match counts the tokens of the blocks that are known from the start. The
-// last token is always computed, as engines do.
-func (c *prefixCache) match(ids []int32) (tokens int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	h := uint64(1)
-	for tokens+blockSize < len(ids) {
-		h = chain(h, ids[tokens:tokens+blockSize])
-		if _, ok := c.known[h]; !ok {
-			break
-		}
-		tokens += blockSize
-	}
-	return tokens
-}
-
-func (c *prefixCache) add(ids []int32, on bool) {
-	if !on {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.known == nil {
-		c.known = map[uint64]struct{}{}
-	}
-	h := uint64(1)
-	for at := 0; at+blockSize <= len(ids); at += blockSize {
-		h = chain(h, ids[at:at+blockSize])
-		if _, ok := c.known[h]; ok {
-			continue
-		}
-		c.known[h] = struct{}{}
-		if len(c.order) < c.size {
-			c.order = append(c.order, h)
-			continue
-		}
-		delete(c.known, c.order[c.next])
-		c.order[c.next] = h
-		c.next = (c.next + 1) % c.size
-	}
-}
-
-func (c *prefixCache) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.known, c.order, c.next = nil, nil, 0
 }

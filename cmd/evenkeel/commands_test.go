@@ -164,7 +164,7 @@ func TestCheckProbesTheEngines(t *testing.T) {
 func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	c := engineCmd{
 		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
-		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: true,
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
 		Connector: "nixl-pull", FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
 		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
 	}
@@ -172,7 +172,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, refengine.Config{
 		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
-		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: true,
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
 		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
 	}, got)

@@ -41,7 +41,7 @@ type engineCmd struct {
 
 	PrefillBase     time.Duration `default:"9ms" help:"Fixed time of a prefill."`
 	PrefillPerToken time.Duration `default:"9us" help:"Time of a prefill per uncached prompt token."`
-	PrefixCache     bool          `help:"Keep a prefix cache."`
+	PrefixCache     int           `placeholder:"BLOCKS" help:"Blocks of 128 tokens that a rank's prefix cache keeps; 0: none. As many as --kv-tokens holds is what an engine has."`
 
 	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque" default:"ascend-mooncake-v1" help:"Shape of hand-offs: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque."`
 	FlatBlockIDs   bool          `name:"flat-block-ids" help:"One flat list of block ids, as old versions."`
