@@ -36,7 +36,7 @@ func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
 	for i := range s.prefill + s.decode {
 		c := refengine.Config{
 			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond,
-			PrefixCache: true, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
+			PrefixCache: 4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
 		}
 		role := "prefill"
 		if i >= s.prefill {
