@@ -24,13 +24,14 @@ type proxy struct {
 	dir        string
 	settings   settings
 	cmd        *exec.Cmd
-	exited     chan error // of the process, once
+	exited     chan struct{} // closed when the process has, with status set
+	status     error
 	http       *http.Client
 	reloads    bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
 func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
-	p = &proxy{dir: o.keep, exited: make(chan error, 1), http: &http.Client{Timeout: 5 * time.Second}}
+	p = &proxy{dir: o.keep, exited: make(chan struct{}), http: &http.Client{Timeout: 5 * time.Second}}
 	if p.dir == "" {
 		if p.dir, err = os.MkdirTemp("", "evenkeel-chaos-"); err != nil {
 			return nil, err
@@ -64,7 +65,10 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() { p.exited <- p.cmd.Wait() }()
+	go func() {
+		defer close(p.exited)
+		p.status = p.cmd.Wait()
+	}()
 	for range 200 {
 		if status, _, err := p.ask(http.MethodGet, "/readyz", nil); err == nil && status == http.StatusOK {
 			status, _, _ := p.ask(http.MethodPost, "/reload", nil) // of an unchanged file
@@ -195,10 +199,9 @@ func (p *proxy) vitals() (v vitals, err error) {
 func (p *proxy) end() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // if it is gone, Wait says so
 	select {
-	case err := <-p.exited:
-		p.exited <- nil
-		if err != nil {
-			return fmt.Errorf("it ended with %w; its log says why", err)
+	case <-p.exited:
+		if p.status != nil {
+			return fmt.Errorf("it ended with %w; its log says why", p.status)
 		}
 		return nil
 	case <-time.After(20 * time.Second):
@@ -209,7 +212,7 @@ func (p *proxy) end() error {
 // stop ends the process however it is, and removes its files.
 func (p *proxy) stop(remove bool) {
 	_ = p.cmd.Process.Kill() // an error: it has ended
-	_ = <-p.exited // end told
+	<-p.exited
 	p.http.CloseIdleConnections()
 	if remove {
 		_ = os.RemoveAll(p.dir)
