@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -12,14 +13,19 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 )
 
 // send starts a request that its client will leave; wait returns when the
 // client's side is over.
 func (c *cluster) send(body string) (leave, wait func()) {
 	c.Helper()
+	path := chatPath
+	if strings.Contains(body, `"prompt":`) {
+		path = "/v1/completions"
+	}
 	ctx, cancel := context.WithCancel(c.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, strings.NewReader(body))
 	require.NoError(c, err)
 	done := make(chan struct{})
 	go func() {
@@ -49,13 +55,21 @@ func (c *cluster) noticed() {
 // of a fan-out.
 func TestClientsThatLeave(t *testing.T) {
 	t.Parallel()
-	for name, more := range map[string]string{"streamed": `"stream":true,`, "not streamed": "", "three answers": `"n":3,`, "three answers, streamed": `"n":3,"stream":true,`} {
-		legs := int64(1)
-		if strings.Contains(more, "n\":3") {
-			legs = 3
-		}
-		body := chat("a b c", more+`"ignore_eos":true,`)
-
+	two := func(more string) string {
+		return fmt.Sprintf(`{%s"ignore_eos":true,"max_tokens":4000,"model":%q,"prompt":["a b c","d e f"]}`, more, model)
+	}
+	for _, row := range []struct {
+		name, body string
+		legs       int64
+	}{
+		{"streamed", chat("a b c", `"stream":true,"ignore_eos":true,`), 1},
+		{"not streamed", chat("a b c", `"ignore_eos":true,`), 1},
+		{"three answers", chat("a b c", `"n":3,"ignore_eos":true,`), 3},
+		{"three answers, streamed", chat("a b c", `"n":3,"stream":true,"ignore_eos":true,`), 3},
+		{"two prompts", two(""), 2},
+		{"two prompts, streamed", two(`"stream":true,`), 2},
+	} {
+		name, body, legs := row.name, row.body, row.legs
 		t.Run(name+", in the arrival queue", func(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size = 1 }})
@@ -67,6 +81,7 @@ func TestClientsThatLeave(t *testing.T) {
 			leave()
 			c.noticed() // while the first one is still at it
 			require.EqualValues(t, 1, c.prefill[0].Stats().Probes, "no engine saw it")
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancels_total{phase="queued"}`))
 			first()
 		})
 
@@ -79,6 +94,19 @@ func TestClientsThatLeave(t *testing.T) {
 			c.noticed()
 			c.eventually("the engine stops", func() bool { return c.prefill[0].Stats().Running == 0 })
 			require.Zero(t, c.decode[0].Stats().Decodes)
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="prefill"}`))
+		})
+
+		t.Run(name+", at the end of prefill", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{prefill: []refengine.Config{{PrefillBase: 200 * time.Millisecond, PrefillConcurrency: 3}}})
+			leave, _ := c.send(body)
+			c.eventually("it is computed", func() bool { return c.prefill[0].Stats().Running == legs })
+			leave()
+			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == float64(legs) })
+			require.EqualValues(t, legs, c.prefill[0].Stats().Pulls)
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancels_total{phase="prefill"}`))
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="prefill"}`))
 		})
 
 		t.Run(name+", pooled", func(t *testing.T) {
@@ -93,6 +121,7 @@ func TestClientsThatLeave(t *testing.T) {
 			blocker()
 			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == float64(legs) })
 			require.Zero(t, c.prefill[0].Stats().Pins)
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="pooled"}`))
 		})
 
 		t.Run(name+", in transfer", func(t *testing.T) {
@@ -107,6 +136,7 @@ func TestClientsThatLeave(t *testing.T) {
 			require.EqualValues(t, legs, got.Decodes)
 			require.EqualValues(t, legs, c.prefill[0].Stats().Pulls)
 			c.eventually("then the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="transfer"}`))
 		})
 
 		t.Run(name+", while it is decoded", func(t *testing.T) {
@@ -117,9 +147,104 @@ func TestClientsThatLeave(t *testing.T) {
 			c.eventually("its first events are here", func() bool { return c.metric("evenkeel_ttft_seconds_count") == float64(legs) })
 			leave()
 			c.noticed()
-			c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+			require.Zero(t, c.decode[0].Stats().Running, "the slot is not free before the engine has noticed")
+			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="streaming"}`))
 		})
 	}
+}
+
+// An answer that goes on elsewhere is left in its second leg.
+func TestClientsThatLeaveASecondLeg(t *testing.T) {
+	t.Parallel()
+	given := func(d refengine.Config) []refengine.Config {
+		d.Faults = []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 20, Count: 1}}
+		return []refengine.Config{d}
+	}
+	for name, body := range map[string]string{
+		"streamed":     completion("a b c", `"stream":true,"ignore_eos":true,"max_tokens":4000,`),
+		"not streamed": completion("a b c", `"ignore_eos":true,"max_tokens":4000,`),
+	} {
+		t.Run(name+", in prefill", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{decode: given(refengine.Config{}), prefill: []refengine.Config{{Faults: []refengine.Rule{{Fault: refengine.Hang, Skip: 1}}}}})
+			leave, _ := c.send(body)
+			c.eventually("it is prefilled again", func() bool { return c.prefill[0].Stats().Probes == 2 })
+			leave()
+			c.noticed()
+			require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="prefill"}`))
+		})
+
+		t.Run(name+", pooled", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{decode: given(refengine.Config{Slots: 1})})
+			leave, _ := c.send(body)
+			c.eventually("it is decoded", func() bool { return c.decode[0].Stats().Running == 1 })
+			next, _ := c.send(chat("another", `"stream":true,"ignore_eos":true,`))
+			c.eventually("it waits for the other", func() bool {
+				return c.prefill[0].Stats().Probes == 3 && c.metric("evenkeel_pool_entries") == 1
+			})
+			leave()
+			c.noticed()
+			require.EqualValues(t, 1, c.prefill[0].Stats().Pins)
+			next()
+			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 1 })
+			require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="pooled"}`))
+		})
+
+		t.Run(name+", in transfer", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{decode: given(refengine.Config{TransferBase: 300 * time.Millisecond})})
+			leave, _ := c.send(body)
+			c.eventually("the KV is on its way again", func() bool { s := c.decode[0].Stats(); return s.Decodes == 2 && s.Waiting == 1 })
+			leave()
+			c.noticed()
+			require.EqualValues(t, 2, c.prefill[0].Stats().Pulls)
+			require.Zero(t, c.decode[0].Stats().InTransfer)
+			require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="transfer"}`))
+		})
+
+		t.Run(name+", while it is decoded", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{decode: given(refengine.Config{})})
+			leave, _ := c.send(body)
+			c.eventually("it goes on", func() bool { return c.metric(`evenkeel_recomputes_total{tier="1"}`) == 1 })
+			leave()
+			c.noticed()
+			require.Zero(t, c.decode[0].Stats().Running)
+			require.EqualValues(t, 1, c.metric(`evenkeel_cancels_total{phase="streaming"}`))
+		})
+	}
+}
+
+// Drains are bounded: what is beyond stays on the prefiller's budget.
+func TestMoreDrainsThanPlaces(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		prefill:   []refengine.Config{{KVHoldTimeout: 4 * time.Second}},
+		decode:    []refengine.Config{{Slots: 1}},
+		profile:   mooncake.Profile{KVHoldTimeout: 4 * time.Second},
+		configure: func(cfg *config.Config) { cfg.Pool.Size = 2 },
+		dirty:     true, // two hand-offs time out
+	})
+	blocker := c.endless()
+	for i := range 4 {
+		leave, wait := c.send(chat(fmt.Sprint("leaver ", i), `"stream":true,`))
+		c.eventually("it is prefilled", func() bool {
+			return c.prefill[0].Stats().Probes == int64(i)+2 && c.gw.Status(t.Context()).PoolUsed == 1
+		})
+		c.eventually("pooled", func() bool { return c.prefill[0].Stats().Pins == i+1 })
+		leave()
+		wait()
+		c.eventually("its place is free", func() bool { return c.gw.Status(t.Context()).PoolUsed == 0 })
+	}
+	require.EqualValues(t, 2, c.metric(`evenkeel_drains_total{outcome="crowded"}`))
+	require.Positive(t, c.gw.Status(t.Context()).Prefill[0].KVTokens)
+	blocker()
+	c.eventually("the others are drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 2 })
+	c.eventually("the rest times out", func() bool {
+		return c.prefill[0].Stats().Pins == 0 && c.gw.Status(t.Context()).Prefill[0].KVTokens == 0
+	})
+	require.EqualValues(t, 2, c.prefill[0].Stats().Leaks)
 }
 
 // A client that is served by a connection of its own leaves between requests:

@@ -69,7 +69,6 @@ func TestManyThatLeave(t *testing.T) {
 	c := start(t, options{
 		prefill: []refengine.Config{{PrefillConcurrency: 4}, {PrefillConcurrency: 4}},
 		decode:  []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}},
-		dirty:   true,
 	})
 	got, err := load.Run(t.Context(), load.Config{
 		URLs: []string{c.url}, Requests: conversation(600), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Cancel: load.Cancel{Share: 0.35},
@@ -77,7 +76,7 @@ func TestManyThatLeave(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, got.Failed, "%v %v", got.Kinds, got.Failures)
 	require.Positive(t, got.Cancelled)
-	c.settled(true)
+	c.settled(false)
 	for _, outcome := range []string{"unplaced", "expired", "failed", "refused"} {
 		require.Zero(t, c.metric(fmt.Sprintf("evenkeel_drains_total{outcome=%q}", outcome)))
 	}
@@ -87,16 +86,6 @@ func TestManyThatLeave(t *testing.T) {
 	}
 	require.EqualValues(t, len(c.records()), ended, "each counted and logged once, and as nothing else")
 	require.LessOrEqual(t, len(c.records()), got.Sent)
-	pins := 0
-	for _, p := range c.prefill {
-		pins += p.Stats().Pins
-	}
-	// A probe that its engine finished in the moment it was aborted: nobody has
-	// the hand-off, and the engine frees it at its timeout.
-	require.LessOrEqual(t, float64(pins), c.metric(`evenkeel_prefill_attempts_total{outcome="dropped"}`))
-	for _, d := range c.decode {
-		require.Zero(t, d.Stats().InTransfer+d.Stats().Unknown+d.Stats().LocalPrefills)
-	}
 }
 
 // What the proxy believes a rank holds is what the engine's step log says, but

@@ -49,6 +49,16 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+func TestADrainIsSoonUrgent(t *testing.T) {
+	p := New(40 * time.Second)
+	long, short := &Entry{Entered: at(10), Drain: true}, &Entry{Entered: at(10), Deadline: at(10).Add(400 * time.Millisecond), Drain: true}
+	p.Add(long, at(10))
+	p.Add(short, at(10))
+	require.False(t, long.Urgent(at(10).Add(drainPatience-1)))
+	require.True(t, long.Urgent(at(10).Add(drainPatience)))
+	require.True(t, short.Urgent(at(10).Add(300*time.Millisecond)), "never later than any other entry")
+}
+
 func TestAnEntryWithoutAnyDeadlineWaitsForEver(t *testing.T) {
 	p, e := New(0), &Entry{}
 	p.Add(e, at(0))

@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLeave leaves once the engine has the request, or has begun to answer.
+func TestLeave(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	hear := func(c net.Conn, br *bufio.Reader) { // until the client's half is closed
+		asked <- struct{}{}
+		_, _ = io.Copy(io.Discard, br)
+	}
+	const half = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"
+	for _, tt := range []struct {
+		name string
+		play script
+		body string
+		err  *Error // of Do or of the body; Target, Aborted and Err aside
+	}{
+		{"an answer that was on its way comes whole", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			hear(c, br)
+			_, _ = io.WriteString(c, ok("hello"))
+			_ = c.Close()
+		}, "hello", nil},
+		{"an engine that gives up ends the call", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			hear(c, br)
+			_ = c.Close()
+		}, "", &Error{Phase: PhaseHead, Sent: true}},
+		{"one that does not notice is cut off", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			hear(c, br)
+		}, "", &Error{Phase: PhaseHead, Sent: true}},
+		{"an answer that has begun ends when the engine gives up", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			_, _ = io.WriteString(c, half)
+			hear(c, br)
+			_ = c.Close()
+		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}},
+		{"and is cut off where it does not notice", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			_, _ = io.WriteString(c, half)
+			hear(c, br)
+		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, tg := listen(t, tt.play)
+			k := c.NewCall(tg)
+			go func() {
+				<-asked
+				k.Leave(100 * time.Millisecond)
+				k.Leave(time.Hour) // changes nothing
+			}()
+			r, err := post(k, "{}")
+			var body []byte
+			if err == nil {
+				body, err = r.ReadAll(100)
+				require.True(t, r.Ended())
+				r.Close()
+			}
+			if tt.err == nil {
+				require.NoError(t, err)
+				require.Equal(t, tt.body, string(body))
+			} else {
+				e := asError(t, err)
+				tt.err.Target, tt.err.Aborted, tt.err.Err = "e0", true, ErrAborted
+				require.Equal(t, *tt.err, *e)
+			}
+			require.Nil(t, c.idle.take(tg.key()), "a connection we left is never another call's")
+		})
+	}
+}
+
+// Without a connection whose half can be closed, leaving is aborting.
+func TestLeaveWithoutHalves(t *testing.T) {
+	asked := make(chan struct{})
+	c, tg := pipe(t, func(_ int, _ net.Conn, br *bufio.Reader) {
+		swallow(br)
+		close(asked)
+		_, _ = io.Copy(io.Discard, br)
+	})
+	defer c.Close()
+	k := c.NewCall(tg)
+	go func() {
+		<-asked
+		k.Leave(time.Hour)
+	}()
+	_, err := post(k, "{}")
+	require.ErrorIs(t, err, ErrAborted)
+	k = c.NewCall(tg)
+	k.Leave(time.Hour)
+	_, err = post(k, "{}")
+	require.ErrorIs(t, err, ErrAborted, "left before it was made")
+}
