@@ -245,7 +245,7 @@ func ranksOf(in *instance) []int {
 func candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
-		CapacityTokens: capacityOf(in, r), Live: up,
+		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Live: up,
 	}
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank

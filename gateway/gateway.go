@@ -26,6 +26,7 @@ import (
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
+	prefillpolicy "evenkeel/prefill/policy"
 )
 
 // Gateway is one running proxy.
@@ -126,7 +127,11 @@ func (g *Gateway) prefillConfig() prefill.Config {
 		spec += ":work=" + p.Work
 	}
 	return prefill.Config{
-		Policy: spec, KVThreshold: p.KVThreshold,
+		Policy: spec, KVThreshold: p.KVThreshold, Policies: p.Policies, Push: p.Push.MaxUnanswered,
+		Calibration: prefill.CalibrationConfig{
+			Line:  prefillpolicy.Line{TPMs: p.Calibration.TPMs, T0Ms: p.Calibration.T0Ms, Beta2: p.Calibration.Beta2},
+			Known: p.Calibration.TPMs > 0, HalfLife: p.Calibration.HalfLife,
+		},
 		Scrape:  prefill.ScrapeConfig{Interval: p.Scrape.Interval, Timeout: p.Scrape.Timeout, Misses: p.Scrape.Misses},
 		Queue:   prefill.QueueConfig{Max: p.Queue.Max, Timeout: p.Queue.Timeout},
 		Retry:   prefill.RetryConfig{Attempts: p.Retry.Attempts, Base: p.Retry.Base, Budget: p.Retry.Budget},

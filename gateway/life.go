@@ -270,7 +270,7 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 		}
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
-	lease.Answered(got.PromptTokens, expires)
+	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, job: j}
 	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
 	if fail == nil {

@@ -7,6 +7,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
+	"evenkeel/prefill/policy"
 )
 
 // Candidate is one place a prompt can be prefilled: a DP rank of a prefill
@@ -16,8 +17,11 @@ type Candidate struct {
 	Instance       string // what fails together; a retry goes to another one first
 	Target         *engine.Target
 	Profile        *mooncake.Profile
-	Models         []string // base models and LoRA names; empty: not known yet, so not eligible
-	CapacityTokens int64    // KV tokens it can hold; 0: what the scrape says
+	Models         []string      // base models and LoRA names; empty: not known yet, so not eligible
+	Hardware       string        // candidates of one model and label share a line of prefill times
+	CapacityTokens int64         // KV tokens it can hold; 0: what the scrape says
+	BlockTokens    int           // of a KV block; 0: 16
+	RTT            time.Duration // to its engine; 0 inside one site
 	Live           bool
 }
 
@@ -35,24 +39,48 @@ const (
 
 var phaseNames = [phases]string{"probing", "pooled", "dispatched", "orphan"}
 
+// charge is what one prompt weighs.
+type charge struct {
+	tokens int64 // of the prompt
+	work   int64 // vllm-ascend's weight of it, in millionths
+
+	// What its prefill computes; the candidate has it only while probing.
+	newTokens   int64
+	predictedUs int64
+	attention   int64 // twice policy.Attention
+}
+
 // account is what a candidate is charged with. Every number is an integer, so
 // that what was added can be taken away without a rest.
 type account struct {
 	leases [phases]int
-	tokens [phases]int64 // prompt tokens
-	work   [phases]int64 // vllm-ascend's weight of the prompts, in millionths
+	tokens [phases]int64
+	work   [phases]int64
+
+	newTokens, predictedUs, attention int64
 }
 
-func (a *account) add(p phase, tokens, work int64) {
-	a.leases[p]++
-	a.tokens[p] += tokens
-	a.work[p] += work
+func (a *account) add(p phase, c charge) { a.book(p, c, 1) }
+
+func (a *account) remove(p phase, c charge) { a.book(p, c, -1) }
+
+func (a *account) book(p phase, c charge, times int64) {
+	a.leases[p] += int(times)
+	a.tokens[p] += times * c.tokens
+	a.work[p] += times * c.work
+	if p == probing {
+		a.newTokens += times * c.newTokens
+		a.predictedUs += times * c.predictedUs
+		a.attention += times * c.attention
+	}
 }
 
-func (a *account) remove(p phase, tokens, work int64) {
-	a.leases[p]--
-	a.tokens[p] -= tokens
-	a.work[p] -= work
+// queue adds a prompt that waits for the candidate; clear takes all such away.
+func (a *account) queue(c charge) {
+	a.leases[probing]++
+	a.newTokens += c.newTokens
+	a.predictedUs += c.predictedUs
+	a.attention += c.attention
 }
 
 // live counts the prompts whose KV somebody will still fetch.
@@ -80,19 +108,31 @@ type candidate struct {
 	order      int  // position in the configuration
 	configured bool // false: removed, kept for its charges
 	account    account
+	held       account // what waits for it, while one round of decisions runs
+	oldest     *Lease  // unanswered probes in the order in which they were sent
+	newest     *Lease
+	answeredAt time.Time // the last of ours
+	ring       []uint64
 	gate       gate
 	circuit    circuit.Circuit
 
 	// From the scrape loop.
-	usage      float64 // scraped KV usage, NaN: none
-	capacity   int64   // scraped KV tokens
-	foreign    float64 // requests there that are not ours
-	startTime  float64
-	misses     int       // failed scrapes in a row
-	sampleSent time.Time // when the last good scrape was sent
+	usage        float64 // scraped KV usage, NaN: none
+	capacity     int64   // scraped KV tokens
+	foreign      float64 // requests there that are not ours
+	foreignQueue float64 // of them, those that certainly wait
+	queued       float64 // requests the engine holds back and runs, ours that
+	running      float64 // came and went since the scrape included
+	sends        int     // of ours, ever
+	answers      int
+	startTime    float64
+	misses       int       // failed scrapes in a row
+	sampleSent   time.Time // when the last good scrape was sent
 }
 
-func newCandidate() *candidate { return &candidate{usage: math.NaN()} }
+func newCandidate(id string) *candidate {
+	return &candidate{usage: math.NaN(), ring: policy.Vnodes(id)}
+}
 
 // own is the share of the KV cache that our accounts say is taken; 0 while
 // the capacity is unknown, so that then only the scraped share closes the gate.
@@ -108,16 +148,6 @@ func (c *candidate) capacityTokens() int64 {
 		return c.CapacityTokens
 	}
 	return c.capacity
-}
-
-// batch is the indicator bs: our unanswered probes and what others sent. A
-// sample older than three intervals says nothing about others any more.
-func (c *candidate) batch(now time.Time, interval time.Duration) float64 {
-	bs := float64(c.account.leases[probing])
-	if now.Sub(c.sampleSent) <= 3*interval {
-		bs += c.foreign
-	}
-	return bs
 }
 
 // state is the candidate's one word for metrics and status.

@@ -3,6 +3,8 @@ package prefill
 import (
 	"slices"
 	"time"
+
+	"evenkeel/prefill/policy"
 )
 
 // blocked is why a request cannot be served now.
@@ -11,21 +13,27 @@ type blocked uint8
 const (
 	noPlace blocked = iota + 1 // in the pool
 	noGate                     // all gates closed
+	noRoom                     // no prefiller can start it
+	held                       // its best one cannot; it is charged there for those behind it
 )
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
 // requests at once never see the same state (prefill P3). The order of the
-// filters is live, circuit, KV gate, tried before; all but liveness and the
-// gate give way when they would leave nobody (P4). There must be a live one.
-func (t *Tier) tryServe(m *model, p policy, r *Request, since time.Time) (*Lease, blocked) {
+// filters is live, circuit, KV gate, tried before, stalled; all but liveness
+// and the gate give way when they would leave nobody (P4). There must be a live
+// one.
+//
+// All that are left are scored, the busy ones too. If the best cannot start the
+// request, it waits for that one rather than go to a worse one that is free.
+func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
 	start := time.Now()
 	eligible, skipped := t.filterCircuit(m.servers)
 	eligible = t.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, noGate
 	}
-	if !r.Reserved && t.cfg.Places != nil && !t.cfg.Places.TryReserve() {
-		return nil, noPlace
+	if !slices.ContainsFunc(eligible, t.canStart) {
+		return nil, noRoom
 	}
 	if skipped {
 		t.metrics.filterSkipped.WithLabelValues("circuit").Inc()
@@ -33,26 +41,118 @@ func (t *Tier) tryServe(m *model, p policy, r *Request, since time.Time) (*Lease
 	if len(r.Exclude) > 0 {
 		eligible = t.filterTried(eligible, r.Exclude)
 	}
-
-	var c *candidate
-	if p == roundRobin {
-		c = after(m.cursor, eligible)
+	eligible = t.filterFull(p, eligible)
+	if known := t.look(m, r, eligible); !known && p.Name() == needsLine {
+		p = t.withoutLine
+	}
+	query := policy.Query{ID: r.ID, Cursor: m.cursor}
+	choice := p.Choose(&query, t.view)
+	c, v := eligible[choice.Index], &t.view[choice.Index]
+	charge := chargeOf(v, r.promptBytes())
+	if !t.canStart(c) {
+		if c.held == (account{}) {
+			t.holding = append(t.holding, c)
+		}
+		c.held.queue(charge)
+		return nil, held
+	}
+	if !r.Reserved && t.cfg.Places != nil && !t.cfg.Places.TryReserve() {
+		return nil, noPlace
+	}
+	if p.Rounds() {
 		m.cursor = c.order
-	} else {
-		c = t.least(p, r.ID, eligible)
 	}
-	lease := t.reserve(c, p, r, since)
-
-	reason := "policy"
-	if lease.canary {
-		reason = "canary"
-	} else if len(eligible) == 1 {
-		reason = "only"
-	}
-	t.metrics.decisions.WithLabelValues(lease.Policy, reason).Inc()
+	lease := t.reserve(c, p, r, charge, since)
+	t.count(lease, choice, len(eligible))
 	t.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
-	t.metrics.queueWait.Observe(lease.Wait.Seconds())
 	return lease, 0
+}
+
+// look measures the eligible candidates for a request, into t.view, and says
+// whether a line of prefill times is known for all.
+func (t *Tier) look(m *model, r *Request, eligible []*candidate) (known bool) {
+	t.view = slices.Grow(t.view[:0], len(eligible))[:len(eligible)]
+	known = true
+	for i, c := range eligible {
+		line, fitted := t.line(m.name, c.Hardware)
+		known = known && fitted
+		t.measure(&t.view[i], c, line)
+		t.view[i].Fit(float64(max(1, r.PromptTokens)), 0)
+	}
+	policy.Aggregate(t.view)
+	return known
+}
+
+// count tells the metrics of a choice.
+func (t *Tier) count(l *Lease, choice policy.Choice, eligible int) {
+	reason := "policy"
+	switch {
+	case l.canary:
+		reason = "canary"
+	case eligible == 1:
+		reason = "only"
+	case choice.Fallback:
+		reason = "fallback"
+	}
+	if choice.Bad > 0 {
+		t.metrics.policyErrors.WithLabelValues(l.Policy).Add(float64(choice.Bad))
+	}
+	if choice.FilterSkipped {
+		t.metrics.filterSkipped.WithLabelValues("policy").Inc()
+	}
+	t.metrics.decisions.WithLabelValues(l.Policy, reason).Inc()
+	t.metrics.queueWait.Observe(l.Wait.Seconds())
+}
+
+// canStart says whether a probe would be taken up soon: an engine gets so many
+// that it never waits for the next, and no more, for what it has been given
+// cannot go elsewhere any more (geo R6).
+func (t *Tier) canStart(c *candidate) bool {
+	ahead := float64(c.account.leases[probing])
+	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
+		ahead += c.foreignQueue
+	}
+	return ahead < float64(t.cfg.Push)
+}
+
+// A probe that takes so many times its prediction and then some is stuck, or
+// the prediction is worth nothing.
+const (
+	stallFactor = 4
+	stallSlack  = time.Second
+)
+
+// stallsAt is when a candidate that does not answer is no longer waited for;
+// false while it has nothing to answer.
+func (c *candidate) stallsAt() (time.Time, bool) {
+	if c.oldest == nil {
+		return time.Time{}, false
+	}
+	predicted := time.Duration(c.oldest.charge.predictedUs) * time.Microsecond
+	return c.runningSince().Add(stallFactor*predicted + stallSlack), true
+}
+
+func (t *Tier) stalled(c *candidate) bool {
+	at, ok := c.stallsAt()
+	return ok && !t.now.Before(at)
+}
+
+// filterFull drops, in place, the candidates that cannot start a request and
+// are not worth waiting for: stuck ones, and all for a policy that does not
+// look at load and would wait for ever for the same. One at least can start it.
+func (t *Tier) filterFull(p *policy.Policy, candidates []*candidate) []*candidate {
+	keep := func(c *candidate) bool { return t.canStart(c) || !p.LoadBlind() && !t.stalled(c) }
+	if !slices.ContainsFunc(candidates, keep) {
+		t.metrics.filterSkipped.WithLabelValues("stalled").Inc()
+		return candidates
+	}
+	kept := candidates[:0]
+	for _, c := range candidates {
+		if keep(c) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
 }
 
 // filterCircuit keeps the live candidates that are not out. If all are out,
@@ -129,29 +229,34 @@ func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
 }
 
 // reserve books the choice: charge, circuit and canary.
-func (t *Tier) reserve(c *candidate, p policy, r *Request, since time.Time) *Lease {
+func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge, since time.Time) *Lease {
 	_, canary := c.gate.passes(t.now)
-	bytes := r.PromptBytes
-	if bytes <= 0 {
-		bytes = 4 * r.PromptTokens
-	}
 	t.lastLease++
 	l := &Lease{
 		Candidate: c.Candidate,
-		Policy:    p.String(),
+		Policy:    p.Name(),
 		Wait:      t.now.Sub(since),
 		Others:    c.account.leases[probing],
 		tier:      t,
 		c:         c,
 		number:    t.lastLease,
 		canary:    canary,
-		tokens:    int64(max(1, r.PromptTokens)),
-		work:      ascendWork(bytes),
+		model:     r.Model,
+		alone:     c.batch(t.now, t.cfg.Scrape.Interval) == 0,
+		charge:    weight,
 	}
 	if canary {
 		c.gate.lastCanary = t.now
 	}
 	c.circuit.Send(l.number, t.now)
-	t.charge(l)
+	t.book(l)
 	return l
+}
+
+// promptBytes is how long the prompt is, four a token where nobody counted.
+func (r *Request) promptBytes() int {
+	if r.PromptBytes > 0 {
+		return r.PromptBytes
+	}
+	return 4 * r.PromptTokens
 }

@@ -8,13 +8,19 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+
+	"evenkeel/prefill/policy"
 )
 
 // Config of a Tier. A zero field takes its value from Default, except
 // Scrape.Interval, where 0 means never.
 type Config struct {
-	Policy      string  // a name of PolicyNames, with options: "least-tokens:work=vllm-ascend"
+	Policy      string  // as policy.Parse takes it, or a name of Policies
 	KVThreshold float64 // share of a candidate's KV tokens from which its gate is closed
+
+	Policies    map[string]policy.Definition // of the user
+	Push        int                          // unanswered probes that an engine may have
+	Calibration CalibrationConfig
 
 	Scrape ScrapeConfig
 	Queue  QueueConfig
@@ -47,6 +53,13 @@ type RetryConfig struct {
 	Budget   float64       // retries as a share of requests, over 10 s
 }
 
+// CalibrationConfig is where the lines of prefill times start from.
+type CalibrationConfig struct {
+	Line     policy.Line // zero TPMs and T0Ms: Mistral-7B on an A100
+	Known    bool        // trust it as it is; else it counts for nothing until it was learned
+	HalfLife int         // samples after which one counts half
+}
+
 // Places is the room of the pool. A place is reserved before the probe is
 // sent, so that a prefill is never thrown away for lack of one. Neither call
 // may wait or call back into the Tier.
@@ -72,6 +85,8 @@ func Default() Config {
 	return Config{
 		Policy:      "least-tokens",
 		KVThreshold: 0.90,
+		Push:        8,
+		Calibration: CalibrationConfig{Line: policy.Line{TPMs: 0.0938, T0Ms: 150.72}, HalfLife: 500}, // GORGO's Table 1
 		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, Misses: 3},
 		Queue:       QueueConfig{Max: 1000, Timeout: 60 * time.Second},
 		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.2},
@@ -82,6 +97,11 @@ func (c Config) withDefaults() Config {
 	d := Default()
 	orDefault(&c.Policy, d.Policy)
 	orDefault(&c.KVThreshold, d.KVThreshold)
+	orDefault(&c.Push, d.Push)
+	if c.Calibration.Line.TPMs == 0 && c.Calibration.Line.T0Ms == 0 {
+		c.Calibration.Line.TPMs, c.Calibration.Line.T0Ms = d.Calibration.Line.TPMs, d.Calibration.Line.T0Ms
+	}
+	orDefault(&c.Calibration.HalfLife, d.Calibration.HalfLife)
 	orDefault(&c.Scrape.Timeout, d.Scrape.Timeout)
 	orDefault(&c.Scrape.Misses, d.Scrape.Misses)
 	orDefault(&c.Queue.Max, d.Queue.Max)
@@ -105,8 +125,11 @@ func orDefault[T comparable](v *T, otherwise T) {
 // Validate reports every setting that cannot work, zero fields aside.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	_, policy := parsePolicy(c.Policy)
-	errs := []error{policy}
+	policies, err := newPolicies(c.Policies)
+	if err == nil {
+		_, err = policies.named(c.Policy)
+	}
+	errs := []error{err}
 	refuse := func(bad bool, format string, args ...any) {
 		if bad {
 			errs = append(errs, fmt.Errorf("prefill."+format, args...))
@@ -114,6 +137,10 @@ func (c Config) Validate() error {
 	}
 	refuse(!(c.KVThreshold > hysteresis && c.KVThreshold <= 1),
 		"kv_threshold is %v: set a share above %v and up to 1, such as 0.9", c.KVThreshold, hysteresis)
+	refuse(c.Push < 0, "push.max_unanswered is %d: set 1 or more", c.Push)
+	refuse(c.Calibration.HalfLife < 0, "calibration.half_life is %d: set 1 or more", c.Calibration.HalfLife)
+	refuse(c.Calibration.Line.TPMs < 0 || c.Calibration.Line.T0Ms < 0 || c.Calibration.Line.Beta2 < 0,
+		"calibration is %v ms a token, %v ms and %v ms a token²: set none below 0", c.Calibration.Line.TPMs, c.Calibration.Line.T0Ms, c.Calibration.Line.Beta2)
 	refuse(c.Scrape.Interval < 0, "scrape.interval is %v: set 0s to never scrape", c.Scrape.Interval)
 	refuse(c.Scrape.Interval > 0 && c.Scraper == nil, "scrape.interval is %v but there is no scraper: set it to 0s", c.Scrape.Interval)
 	refuse(c.Scrape.Timeout < 0, "scrape.timeout is %v: set a positive time", c.Scrape.Timeout)

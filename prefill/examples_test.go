@@ -26,7 +26,7 @@ func Example() {
 		return
 	}
 	fmt.Println("probe on", lease.Candidate.ID)
-	lease.Answered(1024, time.Now().Add(480*time.Second))
+	lease.Answered(prefill.Usage{PromptTokens: 1024}, time.Now().Add(480*time.Second))
 	lease.Dispatched()
 	fmt.Println("held there:", tier.Status()[0].KVTokens)
 	lease.Release() // the first decode event came

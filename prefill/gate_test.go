@@ -91,7 +91,7 @@ func TestKVIsHeldUntilTheFirstDecodeEvent(t *testing.T) {
 		tier := newTier(t, up("p0/0"))
 		lease := acquire(t, tier, Request{PromptTokens: 90_000})
 		mustWait(t, tier, request(1))
-		lease.Answered(0, time.Now().Add(time.Hour))
+		lease.Answered(Usage{}, time.Now().Add(time.Hour))
 		mustWait(t, tier, request(2))
 		lease.Dispatched()
 		mustWait(t, tier, request(3))
@@ -105,7 +105,7 @@ func TestAnOrphanIsHeldUntilTheEnginesTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("p0/0"))
 		lease := acquire(t, tier, Request{PromptTokens: 90_000})
-		lease.Answered(0, time.Now().Add(3*time.Second)) // before a canary could pass
+		lease.Answered(Usage{}, time.Now().Add(3*time.Second)) // before a canary could pass
 		lease.Orphan()
 		start := time.Now()
 		next, err := tier.Acquire(t.Context(), Request{ID: "r", Model: testModel, PromptTokens: 10})
@@ -120,7 +120,7 @@ func TestAnOrphanIsHeldUntilTheEnginesTimeout(t *testing.T) {
 func TestTheEnginesCountReplacesTheEstimate(t *testing.T) {
 	tier := newTier(t, up("p0/0"))
 	lease := acquire(t, tier, Request{PromptTokens: 10})
-	lease.Answered(95_000, time.Time{})
+	lease.Answered(Usage{PromptTokens: 95_000}, time.Time{})
 	require.EqualValues(t, 95_000, tier.Status()[0].KVTokens)
 	mustWait(t, tier, request(1))
 	lease.Release()

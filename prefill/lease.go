@@ -29,22 +29,31 @@ type Lease struct {
 	phase   phase
 	settled bool // the caller made its last call
 	canary  bool
-	tokens  int64
-	work    int64
+	alone   bool // nothing else was on the candidate when it was charged
+	model   string
+	charge  charge
 	sent    time.Time // when it was charged
 	since   time.Time // when it got into this phase
 	expires time.Time // when the engine frees the KV by itself; zero while probing
 	place   int       // in the tier's heap of expiries
+
+	before, after *Lease // among the candidate's unanswered probes
 }
 
 // defaultHold is how long an engine holds a hand-off whose profile does not
 // say: the longest of those we know, so that its KV is never called free early.
 const defaultHold = 480 * time.Second
 
-// Answered says that the probe came back with a hand-off. promptTokens is the
-// engine's own count (0: keep the estimate); expires is when the engine frees
-// the blocks by itself, its whole hold timeout from the response headers.
-func (l *Lease) Answered(promptTokens int, expires time.Time) {
+// Usage is what an engine says it did for a probe.
+type Usage struct {
+	PromptTokens int // by its own count; 0: not told
+	CachedTokens int // of them, found in its prefix cache; -1: not told
+}
+
+// Answered says that the probe came back with a hand-off. expires is when the
+// engine frees the blocks by itself, its whole hold timeout from the response
+// headers.
+func (l *Lease) Answered(u Usage, expires time.Time) {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
@@ -56,12 +65,14 @@ func (l *Lease) Answered(promptTokens int, expires time.Time) {
 		expires = t.now.Add(l.hold())
 	}
 	l.expires = expires
-	if promptTokens <= 0 {
-		promptTokens = int(l.tokens)
+	tokens := l.charge.tokens
+	if u.PromptTokens > 0 {
+		tokens = int64(u.PromptTokens)
 	}
 	l.answered("answered")
 	l.c.circuit.Succeed()
-	t.move(l, pooled, int64(promptTokens))
+	t.learn(l, u)
+	t.move(l, pooled, tokens)
 }
 
 // Dispatched says that a decode rank was asked for the KV. It may be called
@@ -74,7 +85,7 @@ func (l *Lease) Dispatched() {
 	case l.settled || l.phase == probing:
 		t.misuses++
 	case l.phase == pooled:
-		t.move(l, dispatched, l.tokens)
+		t.move(l, dispatched, l.charge.tokens)
 	}
 }
 
@@ -101,7 +112,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		return 0
 	}
 	if l.phase != probing { // it was answered: no verdict on the candidate any more
-		t.move(l, orphaned, l.tokens)
+		t.move(l, orphaned, l.charge.tokens)
 		return 0
 	}
 	if l.c.circuit.Fail(l.number, t.now) {
@@ -117,7 +128,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		hold = l.hold()
 	}
 	l.expires = t.now.Add(hold)
-	t.move(l, orphaned, l.tokens)
+	t.move(l, orphaned, l.charge.tokens)
 	return out
 }
 
@@ -135,7 +146,7 @@ func (l *Lease) Orphan() {
 		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
 	}
-	t.move(l, orphaned, l.tokens)
+	t.move(l, orphaned, l.charge.tokens)
 }
 
 // Release says that the prefiller has the KV back: the first decode event
@@ -182,11 +193,12 @@ func (l *Lease) hold() time.Duration {
 	return defaultHold
 }
 
-// charge books a new lease.
-func (t *Tier) charge(l *Lease) {
+// book charges a new lease.
+func (t *Tier) book(l *Lease) {
 	l.phase = probing
 	l.sent, l.since = t.now, t.now
-	l.c.account.add(probing, l.tokens, l.work)
+	l.c.account.add(probing, l.charge)
+	l.c.noteSend(l)
 	t.charged++
 	t.updateGate(l.c)
 }
@@ -195,16 +207,18 @@ func (t *Tier) charge(l *Lease) {
 // takes anything off an account.
 func (t *Tier) move(l *Lease, to phase, tokens int64) {
 	c := l.c
-	c.account.remove(l.phase, l.tokens, l.work)
-	if l.phase != probing {
+	c.account.remove(l.phase, l.charge)
+	if l.phase == probing {
+		c.noteAnswer(l, t.now)
+	} else {
 		heap.Remove(&t.expiries, l.place)
 	}
-	l.phase, l.tokens, l.since = to, tokens, t.now
+	l.phase, l.charge.tokens, l.since = to, tokens, t.now
 	if to == ended {
 		t.released++
 		t.forget(c)
 	} else {
-		c.account.add(to, l.tokens, l.work)
+		c.account.add(to, l.charge)
 		heap.Push(&t.expiries, l)
 	}
 	t.updateGate(c)

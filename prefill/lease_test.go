@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/prefill/policy"
 )
 
 // noDeadline hides testing.T's Deadline, which may not be asked in a bubble.
@@ -15,7 +17,7 @@ type noDeadline struct{ rapid.TB }
 func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(t *rapid.T) {
-			tier, err := New(Config{Policy: rapid.SampledFrom(PolicyNames()).Draw(t, "policy")})
+			tier, err := New(Config{Push: 100, Policy: rapid.SampledFrom(policy.Names()).Draw(t, "policy")})
 			require.NoError(t, err)
 			tier.SetCandidates(up("p0/0", "p0/1", "p1/0"))
 			var open []*Lease
@@ -44,7 +46,7 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 				case 3:
 					l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]
 					if l.phase == probing {
-						l.Answered(rapid.IntRange(0, 20_000).Draw(t, "prompt tokens"),
+						l.Answered(Usage{PromptTokens: rapid.IntRange(0, 20_000).Draw(t, "prompt tokens")},
 							time.Now().Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "hold"))*time.Second))
 					}
 				case 4:
@@ -80,7 +82,7 @@ func TestACallAfterTheLastIsCountedAndChangesNothing(t *testing.T) {
 		"Failed written": func(l *Lease) { l.Failed(true, time.Minute) },
 	}
 	calls := map[string]func(*Lease){
-		"Answered":   func(l *Lease) { l.Answered(7, time.Now().Add(time.Minute)) },
+		"Answered":   func(l *Lease) { l.Answered(Usage{PromptTokens: 7}, time.Now().Add(time.Minute)) },
 		"Dispatched": (*Lease).Dispatched,
 	}
 	for name, f := range last {
@@ -114,7 +116,7 @@ func TestTheLastCallAfterTheEnginesTimeoutIsNoBug(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tier := newTier(t, up("a"))
 				l := acquire(t, tier, request(1))
-				l.Answered(0, time.Now().Add(time.Second))
+				l.Answered(Usage{}, time.Now().Add(time.Second))
 				time.Sleep(time.Second)
 				require.Zero(t, tier.Status()[0].KVTokens, "the engine has freed it")
 				l.Dispatched()

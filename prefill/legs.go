@@ -1,6 +1,10 @@
 package prefill
 
-import "context"
+import (
+	"context"
+
+	"evenkeel/prefill/policy"
+)
 
 // Ticket is the turn of one leg of a request, or what it was served at once.
 type Ticket struct {
@@ -45,7 +49,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	t.lock()
 	defer t.unlock()
 	var m *model
-	var p policy
+	var p *policy.Policy
 	for i := range legs {
 		if m, p, err = t.receive(&legs[i]); err != nil {
 			return nil, err

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"evenkeel/prefill/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,7 +34,7 @@ func up(ids ...string) []Candidate {
 // newTier returns a tier that does not scrape, with the candidates set.
 func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tier {
 	t.Helper()
-	var cfg Config
+	cfg := Config{Push: 1_000_000} // engines that can always start one more
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -76,13 +78,16 @@ func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*
 		tier.lock()
 		c := tier.candidates[id]
 		require.NotNil(t, c, "no candidate %q", id)
-		l := tier.reserve(c, leastTokens, &Request{PromptTokens: tokens}, tier.now)
+		v := policy.Candidate{}
+		v.TPMs, v.T0Ms = tier.cfg.Calibration.Line.TPMs, tier.cfg.Calibration.Line.T0Ms
+		v.Fit(float64(tokens), 0)
+		l := tier.reserve(c, tier.policy, &Request{}, chargeOf(&v, 4*tokens), tier.now)
 		tier.unlock()
 		switch p {
 		case pooled:
-			l.Answered(0, time.Time{})
+			l.Answered(Usage{}, time.Time{})
 		case dispatched:
-			l.Answered(0, time.Time{})
+			l.Answered(Usage{}, time.Time{})
 			l.Dispatched()
 		case orphaned:
 			l.Failed(true, 0)

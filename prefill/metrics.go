@@ -19,6 +19,7 @@ type metrics struct {
 	displaced       prometheus.Counter
 	attempts        *prometheus.CounterVec
 	filterSkipped   *prometheus.CounterVec
+	policyErrors    *prometheus.CounterVec
 	budgetExhausted prometheus.Counter
 }
 
@@ -46,6 +47,8 @@ func newMetrics() *metrics {
 			"Probes by how they ended: answered, failed, lost (written, no answer), dropped (client left or request refused)."), []string{"outcome"}),
 		filterSkipped: prometheus.NewCounterVec(counter("prefill_filter_skipped_total",
 			"Advisory filters that would have left no candidate."), []string{"filter"}),
+		policyErrors: prometheus.NewCounterVec(counter("prefill_policy_errors_total",
+			"Candidates whose score was no finite number, and so ranked last."), []string{"policy"}),
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
 			"Retries refused because retries are too large a share of all requests.")),
 	}
@@ -61,7 +64,7 @@ func (m *metrics) forget(candidate string) {
 func (t *Tier) register(r prometheus.Registerer) error {
 	m := t.metrics
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
-		m.attempts, m.filterSkipped, m.budgetExhausted, t} {
+		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}
@@ -76,7 +79,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 var (
 	candidatesDesc = describe("prefill_candidates", "Prefill candidates by state.", "state")
 	inflightDesc   = describe("prefill_inflight_requests", "Our unanswered probes.", "candidate")
-	newTokensDesc  = describe("prefill_queued_new_tokens", "Prompt tokens of our unanswered probes.", "candidate")
+	newTokensDesc  = describe("prefill_queued_new_tokens", "Tokens that our unanswered probes compute, cache hits aside.", "candidate")
 	heldDesc       = describe("prefill_held_tokens", "Prompt tokens of hand-offs that hold KV, by where they are.", "candidate", "state")
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")

@@ -88,7 +88,7 @@ func TestEventsAreCounted(t *testing.T) {
 		m := tier.metrics
 		count := func(c prometheus.Collector) int { return int(testutil.ToFloat64(c)) }
 
-		acquire(t, tier, request(1)).Answered(0, time.Time{})
+		acquire(t, tier, request(1)).Answered(Usage{}, time.Time{})
 		acquire(t, tier, request(2)).Failed(false, 0)
 		acquire(t, tier, request(3)).Failed(true, 0)
 		acquire(t, tier, request(4)).Release()

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"evenkeel/prefill/policy"
 )
 
 // Request asks for a prefiller.
@@ -24,13 +26,14 @@ type Request struct {
 // waiter is a request in the arrival queue.
 type waiter struct {
 	Request
-	policy policy
+	policy *policy.Policy
 	number uint64 // breaks ties of arrival
 	since  time.Time
 	done   chan struct{} // closed with lease or err set
 	lease  *Lease
 	err    error
 
+	heldIn   uint64    // round in which its best prefiller could take no more
 	siblings []*waiter // legs of the same request, itself among them
 	fixed    bool      // not to be displaced: a sibling has been served
 	place    int       // among the retries
@@ -89,11 +92,11 @@ func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 }
 
 // receive checks a request and serves first who could have passed before it.
-func (t *Tier) receive(r *Request) (*model, policy, error) {
+func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	p := t.policy
 	if r.Policy != "" {
 		var err error
-		if p, err = parsePolicy(r.Policy); err != nil {
+		if p, err = t.policies.named(r.Policy); err != nil {
 			return nil, p, err
 		}
 	}
@@ -112,12 +115,14 @@ func (t *Tier) receive(r *Request) (*model, policy, error) {
 	return t.models[r.Model], p, nil
 }
 
-// atOnce serves a request that nobody is ahead of.
-func (t *Tier) atOnce(m *model, p policy, r *Request) *Lease {
+// atOnce serves a request that nobody is ahead of. Any other may still pass
+// those in front, from the queue.
+func (t *Tier) atOnce(m *model, p *policy.Policy, r *Request) *Lease {
 	if m.queue.next(!r.Reserved) != nil {
 		return nil
 	}
 	lease, _ := t.tryServe(m, p, r, t.now)
+	t.letGo()
 	return lease
 }
 
@@ -163,7 +168,7 @@ func (t *Tier) makeRoom(m *model, r *Request, n int) bool {
 	return true
 }
 
-func (t *Tier) wait(m *model, p policy, r Request) *waiter {
+func (t *Tier) wait(m *model, p *policy.Policy, r Request) *waiter {
 	t.arrivals++
 	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, done: make(chan struct{}), place: -1}
 	m.queue.add(w, t.classes)
@@ -212,16 +217,22 @@ func (t *Tier) withdraw(w *waiter) {
 	}
 }
 
+// roundDepth is how many held waiters one round looks past.
+const roundDepth = 64
+
 // serveQueues serves all waiters that can pass now, in one order over all
-// models, and arms the timer for the others.
+// models, and arms the timer for the others. One whose best prefiller can take
+// no more is held for it, its tokens charged there for those behind it; they
+// pass where their best is another (geo R2).
 func (t *Tier) serveQueues() {
 	if t.waiting == 0 {
 		return
 	}
-	places := true
-	shut := map[*model]bool{}
-	for {
-		m, w := t.next(shut, places)
+	t.round++
+	clear(t.shut)
+	places, holds := true, 0
+	for holds < roundDepth {
+		m, w := t.next(places)
 		if w == nil {
 			break
 		}
@@ -230,26 +241,38 @@ func (t *Tier) serveQueues() {
 			continue
 		}
 		lease, why := t.tryServe(m, w.policy, &w.Request, w.since)
-		switch {
-		case lease != nil:
+		switch why {
+		case 0:
 			t.answer(m, w, lease, nil)
-		case why == noPlace:
+		case noPlace:
 			places = false
+		case held:
+			w.heldIn = t.round
+			holds++
 		default:
-			shut[m] = true
+			t.shut[m] = true
 		}
 	}
+	t.letGo()
 	if t.waiting > 0 {
 		t.armTimer()
 	}
 }
 
-func (t *Tier) next(shut map[*model]bool, places bool) (from *model, first *waiter) {
+// letGo ends a round: what was held is charged nowhere.
+func (t *Tier) letGo() {
+	for _, c := range t.holding {
+		c.held = account{}
+	}
+	t.holding = t.holding[:0]
+}
+
+func (t *Tier) next(places bool) (from *model, first *waiter) {
 	for _, m := range t.models {
-		if shut[m] {
+		if t.shut[m] {
 			continue
 		}
-		if w := m.queue.next(places); w != nil && (first == nil || w.before(first)) {
+		if w := m.queue.nextBut(t.round, places); w != nil && (first == nil || w.before(first)) {
 			from, first = m, w
 		}
 	}
@@ -278,8 +301,8 @@ func (t *Tier) conclude(w *waiter, lease *Lease, err error) {
 	close(w.done)
 }
 
-// armTimer wakes the queues when a hold timeout, a canary or the end of an
-// outage may let somebody pass.
+// armTimer wakes the queues when a hold timeout, a canary, the end of an outage
+// or of patience may let somebody pass.
 func (t *Tier) armTimer() {
 	var next time.Time
 	sooner := func(at time.Time) {
@@ -293,6 +316,9 @@ func (t *Tier) armTimer() {
 	for _, c := range t.candidates {
 		sooner(c.circuit.Until())
 		if at, ok := c.gate.canaryAt(); ok {
+			sooner(at)
+		}
+		if at, ok := c.stallsAt(); ok {
 			sooner(at)
 		}
 	}

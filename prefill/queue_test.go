@@ -298,7 +298,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 					if lost {
 						l.Failed(true, 20*time.Second)
 					} else {
-						l.Answered(tokens, time.Now().Add(10*time.Second))
+						l.Answered(Usage{PromptTokens: tokens}, time.Now().Add(10*time.Second))
 						time.Sleep(time.Second)
 						l.Release()
 					}

@@ -74,7 +74,7 @@ func (t *Tier) scrapeEvery(ctx context.Context, c *candidate) {
 
 func (t *Tier) scrape(ctx context.Context, c *candidate) {
 	t.lock()
-	target, sent, ours := c.Candidate, t.now, c.account.leases[probing]
+	target, at := c.Candidate, t.mark(c)
 	t.unlock()
 
 	scrape, stop := context.WithTimeout(ctx, t.cfg.Scrape.Timeout)
@@ -89,7 +89,7 @@ func (t *Tier) scrape(ctx context.Context, c *candidate) {
 	if err != nil {
 		c.misses++
 	} else {
-		t.take(c, sample, sent, ours)
+		t.take(c, sample, at)
 	}
 	fails := c.misses >= t.cfg.Scrape.Misses
 	t.updateGate(c)
@@ -104,9 +104,20 @@ func (t *Tier) scrape(ctx context.Context, c *candidate) {
 	}
 }
 
-// take books a sample. ours is how many of our probes were unanswered when the
-// scrape was sent: the rest of what the engine counts came from others.
-func (t *Tier) take(c *candidate, s Sample, sent time.Time, ours int) {
+// mark is where a candidate's accounts stood when a scrape was sent.
+type mark struct {
+	sent           time.Time
+	unanswered     int
+	sends, answers int
+}
+
+func (t *Tier) mark(c *candidate) mark {
+	return mark{t.now, c.account.leases[probing], c.sends, c.answers}
+}
+
+// take books a sample. What the engine counts beyond our own unanswered probes
+// came from others.
+func (t *Tier) take(c *candidate, s Sample, at mark) {
 	if c.startTime > 0 && s.StartTime > 0 && s.StartTime != c.startTime {
 		t.freeOrphans(c, c.sampleSent)
 	}
@@ -117,10 +128,12 @@ func (t *Tier) take(c *candidate, s Sample, sent time.Time, ours int) {
 		c.capacity = s.CapacityTokens
 	}
 	c.usage = s.KVUsage
-	c.foreign = 0
+	c.foreign, c.foreignQueue = 0, 0
 	if there := s.Running + s.Waiting; !math.IsNaN(there) {
-		c.foreign = max(0, there-float64(ours))
+		c.foreign = max(0, there-float64(at.unanswered))
+		c.foreignQueue = max(0, s.Waiting-float64(at.unanswered))
 	}
-	c.sampleSent = sent
+	c.noteSample(s, at.sends, at.answers)
+	c.sampleSent = at.sent
 	c.misses = 0
 }

@@ -88,7 +88,7 @@ func TestThreeMissesCloseTheGateAndOneGoodScrapeOpensIt(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		mustWait(t, tier, request(2))
 		require.Equal(t, "closed", stateOf(tier, "a"))
-		inFlight.Answered(0, time.Time{}) // what is in flight goes on
+		inFlight.Answered(Usage{}, time.Time{}) // what is in flight goes on
 		inFlight.Release()
 
 		waits := start(t.Context(), tier, request(3))

@@ -71,7 +71,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		State:           c.state(t.now),
 		GateOpen:        !c.gate.closed,
 		Inflight:        c.account.leases[probing],
-		QueuedNewTokens: c.account.tokens[probing],
+		QueuedNewTokens: c.account.newTokens,
 		KVTokens:        c.account.kvTokens(),
 		CapacityTokens:  c.capacityTokens(),
 		Pooled:          c.account.leases[pooled],

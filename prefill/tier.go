@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"evenkeel/prefill/policy"
 )
 
 // Tier owns everything that is known about the prefillers: their accounts,
@@ -15,28 +17,32 @@ type Tier struct {
 	metrics *metrics
 	changed chan struct{} // tells Run of another set of candidates
 
-	mu         sync.Mutex
-	now        time.Time // of the present holder of the lock
-	policy     policy
-	policySpec string
-	candidates map[string]*candidate // by ID, the removed with charges too
-	models     map[string]*model
-	unknown    bool // a live candidate has not named its models yet, or nobody has
-	waiting    int  // requests in all queues
-	classes    map[int]*class
-	arrivals   uint64
-	timer      *time.Timer // wakes the queues when time alone lets one pass
-	expiries   expiries
-	budget     budget
-	lastLease  uint64
+	mu          sync.Mutex
+	now         time.Time // of the present holder of the lock
+	policies    *policies
+	policy      *policy.Policy        // of requests that name none
+	withoutLine *policy.Policy        // what stands in for finish while no line is known
+	candidates  map[string]*candidate // by ID, the removed with charges too
+	models      map[string]*model
+	unknown     bool // a live candidate has not named its models yet, or nobody has
+	waiting     int  // requests in all queues
+	classes     map[int]*class
+	arrivals    uint64
+	timer       *time.Timer // wakes the queues when time alone lets one pass
+	expiries    expiries
+	budget      budget
+	fits        map[kind]*Calibration
+	lastLease   uint64
+	round       uint64 // of looking at who waits
 
 	// The audit: charged - released - what the accounts hold is always 0.
 	charged, released, misuses, expired uint64
 
-	// Scratch of one decision.
+	// Scratch of one decision, and of one round of them.
+	shut              map[*model]bool
+	holding           []*candidate
 	eligible, untried []*candidate
-	scores            []float64
-	key               []byte
+	view              []policy.Candidate
 }
 
 // model is what serves one model name, and who waits for it.
@@ -53,19 +59,30 @@ func New(cfg Config) (*Tier, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	policy, err := parsePolicy(cfg.Policy)
+	policies, err := newPolicies(cfg.Policies)
+	if err != nil {
+		return nil, err
+	}
+	chosen, err := policies.library.Parse(cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	withoutLine, err := policies.library.Parse(instead)
 	if err != nil {
 		return nil, err
 	}
 	t := &Tier{
-		cfg:        cfg,
-		policy:     policy,
-		policySpec: cfg.Policy,
-		changed:    make(chan struct{}, 1),
-		candidates: map[string]*candidate{},
-		models:     map[string]*model{},
-		classes:    map[int]*class{},
-		unknown:    true,
+		cfg:         cfg,
+		policies:    policies,
+		policy:      chosen,
+		withoutLine: withoutLine,
+		fits:        map[kind]*Calibration{},
+		shut:        map[*model]bool{},
+		changed:     make(chan struct{}, 1),
+		candidates:  map[string]*candidate{},
+		models:      map[string]*model{},
+		classes:     map[int]*class{},
+		unknown:     true,
 	}
 	t.timer = time.AfterFunc(time.Hour, t.Wake)
 	t.timer.Stop()
@@ -97,25 +114,6 @@ func (t *Tier) Wake() {
 	t.unlock()
 }
 
-// SetPolicy changes the policy of requests that name none.
-func (t *Tier) SetPolicy(spec string) error {
-	p, err := parsePolicy(spec)
-	if err != nil {
-		return err
-	}
-	t.lock()
-	defer t.unlock()
-	t.policy, t.policySpec = p, spec
-	return nil
-}
-
-// Policy is the present policy as it was configured.
-func (t *Tier) Policy() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.policySpec
-}
-
 // SetCandidates replaces the candidates. One that keeps its ID keeps its
 // accounts, gate and circuit; one that is gone keeps them until its last
 // charge ends. Of candidates with the same ID the first counts.
@@ -133,7 +131,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for i, given := range candidates {
 		c := t.candidates[given.ID]
 		if c == nil {
-			c = newCandidate()
+			c = newCandidate(given.ID)
 			t.candidates[given.ID] = c
 		} else if c.configured {
 			continue
@@ -152,6 +150,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for _, c := range t.candidates {
 		t.forget(c)
 	}
+	t.forgetFits()
 	t.unlock()
 	select {
 	case t.changed <- struct{}{}:

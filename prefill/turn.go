@@ -109,6 +109,37 @@ func (q *queue) next(places bool) (first *waiter) {
 	return first
 }
 
+// nextBut is next among those that were not held in a round.
+func (q *queue) nextBut(round uint64, places bool) *waiter {
+	first := q.next(places)
+	if first == nil || first.heldIn != round {
+		return first
+	}
+	first = nil
+	consider := func(w *waiter) {
+		if first == nil || w.before(first) {
+			first = w
+		}
+	}
+	for _, w := range q.retries.members {
+		if w.heldIn != round {
+			consider(w)
+		}
+	}
+	if !places {
+		return first
+	}
+	for _, l := range q.turns.members {
+		for at := l.waiters.Front(); at != nil; at = at.Next() {
+			if w := at.Value.(*waiter); w.heldIn != round {
+				consider(w)
+				break
+			}
+		}
+	}
+	return first
+}
+
 // add puts a waiter at its place, by its first arrival among those of its key.
 func (q *queue) add(w *waiter, classes map[int]*class) {
 	if w.Reserved {

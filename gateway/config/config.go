@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/mooncake"
+	"evenkeel/prefill/policy"
 )
 
 // Config is the whole file (architecture 4). Durations are written as in Go.
@@ -118,6 +119,12 @@ type Prefill struct {
 	Policy      string  `yaml:"policy"`
 	Work        string  `yaml:"work"` // least-tokens weight: tokens | vllm-ascend (prefill P17)
 	KVThreshold float64 `yaml:"kv_threshold"`
+	// Policies of the user, in expressions over the indicators.
+	Policies map[string]policy.Definition `yaml:"policies"`
+	Push     struct {
+		MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
+	} `yaml:"push"`
+	Calibration Calibration `yaml:"calibration"`
 	Scrape      struct {
 		Interval time.Duration `yaml:"interval"` // 0: never, own accounts alone gate
 		Timeout  time.Duration `yaml:"timeout"`
@@ -132,6 +139,15 @@ type Prefill struct {
 		Base     time.Duration `yaml:"base"`
 		Budget   float64       `yaml:"budget"` // retries as a share of requests over 10 s
 	} `yaml:"retry"`
+}
+
+// Calibration is how long a prefill takes: t0 + tp * its new tokens + beta2 * the
+// token pairs it looks at. t0 and tp are learned.
+type Calibration struct {
+	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
+	T0Ms     float64 `yaml:"t0_ms"`
+	Beta2    float64 `yaml:"beta2_ms"`
+	HalfLife int     `yaml:"half_life"` // samples
 }
 
 // Limits bound what a client or an engine may cost us.
@@ -196,6 +212,8 @@ func Default() *Config {
 	c.Prefill.Policy = "least-tokens"
 	c.Prefill.Work = "tokens"
 	c.Prefill.KVThreshold = 0.90
+	c.Prefill.Push.MaxUnanswered = 8
+	c.Prefill.Calibration.HalfLife = 500
 	c.Prefill.Scrape.Interval = 500 * time.Millisecond
 	c.Prefill.Scrape.Timeout = 500 * time.Millisecond
 	c.Prefill.Scrape.Misses = 3

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/mooncake"
+	"evenkeel/prefill/policy"
 )
 
 const configs = "../../configs"
@@ -45,6 +46,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Limits.MediaHosts = nil
 	require.Empty(t, c.Admin.WorkerHosts)
 	c.Admin.WorkerHosts = nil
+	require.Empty(t, c.Prefill.Policies)
+	c.Prefill.Policies = nil
 	c.source, want.source = source{}, source{}
 	require.Equal(t, want, c)
 }
@@ -71,6 +74,8 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 		keys = append(keys, at)
 		switch {
+		case typ == reflect.TypeFor[map[string]policy.Definition]():
+			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map && typ != laterType:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)
 		case typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct:

@@ -187,8 +187,15 @@ func (c *Config) checkPool(bad report) {
 
 func (c *Config) checkPrefill(bad report) {
 	p := c.Prefill
-	if !slices.Contains(prefill.PolicyNames(), p.Policy) {
-		bad("$.prefill.policy", "unknown policy %q; there are %s", p.Policy, strings.Join(prefill.PolicyNames(), ", "))
+	if library := c.checkPolicies(bad); library != nil {
+		if _, err := library.Parse(p.Policy); err != nil {
+			bad("$.prefill.policy", "%v", err)
+		}
+	}
+	for key, v := range map[string]float64{"tp_ms": p.Calibration.TPMs, "t0_ms": p.Calibration.T0Ms, "beta2_ms": p.Calibration.Beta2} {
+		if !(v >= 0) {
+			bad("$.prefill.calibration."+key, "%v; write what was measured, or 0 to have it learned", v)
+		}
 	}
 	if p.Work != "tokens" && p.Work != "vllm-ascend" {
 		bad("$.prefill.work", "%q weighs nothing; write tokens or vllm-ascend", p.Work)
@@ -231,6 +238,8 @@ func (c *Config) checkNumbers(bad report) {
 		}
 	}
 	least("$.prefill.queue.max", c.Prefill.Queue.Max, 1)
+	least("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 1)
+	least("$.prefill.calibration.half_life", c.Prefill.Calibration.HalfLife, 1)
 	least("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 1)
 	least("$.prefill.scrape.misses", c.Prefill.Scrape.Misses, 1)
 	least("$.limits.body_bytes", c.Limits.Body, 1)

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"evenkeel/prefill"
+	"evenkeel/prefill/policy"
 )
 
 func TestValidateRefuses(t *testing.T) {
@@ -19,7 +20,10 @@ func TestValidateRefuses(t *testing.T) {
 		{"one address for clients and operators", "listen: 127.0.0.1:9090", "admin.listen", "an address each"},
 		{"an unknown decode policy", "dispatch: {policy: fastest}", "dispatch.policy", "there are br0,"},
 		{"a decode policy with a setting it has not", "dispatch: {policy: \"jsq,theta=1\"}", "dispatch.policy", "theta"},
-		{"a prefill policy of a later version", "prefill: {policy: finish}", "prefill.policy", "there are least-tokens"},
+		{"a prefill policy nobody knows", "prefill: {policy: fnish}", "prefill.policy", "there are round-robin"},
+		{"a policy whose expression has a typo", "prefill:\n  policies:\n    mine:\n      score: \"foo + 1\"", "prefill.policies.mine.score", "unknown name foo (1:1)"},
+		{"a policy without a score", "prefill: {policies: {mine: {objective: max}}}", "prefill.policies.mine.score", "it has none"},
+		{"a policy with a tie-break nobody knows", "prefill: {policies: {mine: {score: bs, tie_break: [bs, hits]}}}", "prefill.policies.mine.tie_break[1]", "no indicator"},
 		{"a weight nobody knows", "prefill: {work: bytes}", "prefill.work", "write tokens or vllm-ascend"},
 		{"a weight for a policy that has none", "prefill: {policy: round-robin, work: vllm-ascend}", "prefill.work", "remove it"},
 		{"a threshold of nothing", "prefill: {kv_threshold: 0}", "prefill.kv_threshold", "such as 0.9"},
@@ -141,7 +145,7 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 	share := rapid.OneOf(rapid.Float64Range(-1, 2), rapid.SampledFrom([]float64{0, 0.02, 1}))
 	rapid.Check(t, func(t *rapid.T) {
 		c := Default()
-		c.Prefill.Policy = rapid.SampledFrom(append(prefill.PolicyNames(), "", "finish")).Draw(t, "policy")
+		c.Prefill.Policy = rapid.SampledFrom(append(policy.Names(), "", "fnish")).Draw(t, "policy")
 		c.Prefill.KVThreshold = share.Draw(t, "threshold")
 		c.Prefill.Retry.Budget = share.Draw(t, "budget")
 		c.Prefill.Retry.Attempts = rapid.IntRange(-1, 3).Draw(t, "attempts")

@@ -14,6 +14,7 @@ type Policy struct {
 	score      score
 	param      float64
 	rounds     bool
+	loadBlind  bool
 	user       *run // what an expression runs on; nil: built in
 
 	query  Query     // of the last choice, with a key of its own if it had none
@@ -29,6 +30,10 @@ func (p *Policy) String() string { return p.spec }
 // Rounds says that the policy goes round: its caller keeps the Order of what it
 // chose last as the next Query's Cursor.
 func (p *Policy) Rounds() bool { return p.rounds }
+
+// LoadBlind says that the policy does not look at what a candidate has to do:
+// it would go on choosing one that can take no more.
+func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
 // Choice is what a policy decided.
 type Choice struct {

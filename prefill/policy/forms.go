@@ -28,7 +28,8 @@ type form struct {
 	words     []string // its values by name, where it is no number
 	score     score
 	source    string // of the score and the default
-	roundsOff bool   // remembers where it was: the caller keeps the cursor
+	rounds    bool   // remembers where it was: the caller keeps the cursor
+	loadBlind bool   // does not look at what a candidate has to do
 }
 
 // unbounded is a limit that no parameter needs.
@@ -45,7 +46,7 @@ const kvShare = 0.3
 // forms in the order in which they are listed to a user (prefill 4).
 var forms = []form{
 	{
-		name: "round-robin", roundsOff: true, source: "next in configured order",
+		name: "round-robin", rounds: true, loadBlind: true, source: "next in configured order",
 		score: func(_ float64, q *Query, c *Candidate) float64 {
 			if c.Order > q.Cursor {
 				return float64(c.Order)
@@ -104,11 +105,11 @@ var forms = []form{
 		},
 	},
 	{
-		name: "random", source: "baseline",
+		name: "random", loadBlind: true, source: "baseline",
 		score: func(float64, *Query, *Candidate) float64 { return 0 },
 	},
 	{
-		name: "sticky-ring", source: "SkyLB's ring hash",
+		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
 		score: func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
 	},
 	{

@@ -33,7 +33,7 @@ func (l *Library) Parse(text string) (*Policy, error) {
 		return nil, fmt.Errorf("unknown policy %q; there are %s", name, strings.Join(l.Names(), ", "))
 	}
 	f := &forms[at]
-	p := &Policy{name: f.name, spec: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.roundsOff}
+	p := &Policy{name: f.name, spec: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.rounds, loadBlind: f.loadBlind}
 	if !options {
 		return p, nil
 	}

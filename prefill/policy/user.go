@@ -33,11 +33,15 @@ type DefinitionError struct {
 }
 
 func (e *DefinitionError) Error() string {
-	s := fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Msg)
-	if e.Line > 0 {
-		s += fmt.Sprintf(" (%d:%d)", e.Line, e.Column)
+	return fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Where())
+}
+
+// Where is what is wrong and its place in the key's text.
+func (e *DefinitionError) Where() string {
+	if e.Line == 0 {
+		return e.Msg
 	}
-	return s
+	return fmt.Sprintf("%s (%d:%d)", e.Msg, e.Line, e.Column)
 }
 
 // Library is the built-in policies and those of a user. Nil has the former.

@@ -1,0 +1,232 @@
+package prefill
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// hotspots finds classes of requests, those that share a long prefix, that ask
+// for more than the candidates which hold their prefix can give, and keeps them
+// off these for a while, so that others come to hold it (LMetric 5.2, prefill 7).
+//
+// A class is alarmed while its share of the requests exceeds that of the
+// candidates that hold it (phase 1). While alarmed, a policy that goes on
+// choosing holders, more than twice as often in a row as there are holders, is
+// overruled: the class goes to the others (phase 2). Each then holds it too, so
+// that the alarm ends when as many hold it as its share deserves.
+type hotspots struct {
+	cfg     HotspotConfig
+	bucket  time.Duration
+	all     window
+	classes map[uint64]*hotClass
+	changes []HotspotChange // since take
+}
+
+// HotspotConfig bounds the detector. Of a zero one nothing is watched.
+type HotspotConfig struct {
+	Window     time.Duration // over which shares are taken
+	Least      int           // requests in it before anything is said
+	MaxClasses int
+	MaxFilter  time.Duration // a class is kept off its holders this long at most
+}
+
+// HotspotState is what a class is.
+type HotspotState string
+
+// States of a class.
+const (
+	HotspotOK     HotspotState = "ok"
+	HotspotAlarm  HotspotState = "alarm"
+	HotspotFilter HotspotState = "filter"
+)
+
+// HotspotChange is one transition, for the log.
+type HotspotChange struct {
+	Class   uint64
+	To      HotspotState
+	Share   float64 // of the requests in the window
+	Holders int
+	K       int // requests in a row that went to holders though alarmed
+}
+
+const windowBuckets = 12
+
+// window counts what happened of late.
+type window struct {
+	counts [windowBuckets]int
+	last   int64 // the newest bucket's number
+	sum    int
+}
+
+// roll forgets what has left the window.
+func (w *window) roll(to int64) {
+	for n := max(w.last, to-windowBuckets) + 1; n <= to; n++ {
+		w.sum -= w.counts[n%windowBuckets]
+		w.counts[n%windowBuckets] = 0
+	}
+	w.last = max(w.last, to)
+}
+
+func (w *window) add() {
+	w.counts[w.last%windowBuckets]++
+	w.sum++
+}
+
+// hotClass is one that is watched.
+type hotClass struct {
+	hash    uint64
+	seen    window
+	over    int   // what it was given credit for when it took another's place
+	since   int64 // bucket of that: the credit ends with the window
+	state   HotspotState
+	k       int
+	holders int
+	until   time.Time // end of the filter
+}
+
+func newHotspots(cfg HotspotConfig) *hotspots {
+	return &hotspots{cfg: cfg, bucket: cfg.Window / windowBuckets, classes: map[uint64]*hotClass{}}
+}
+
+func (h *hotspots) number(now time.Time) int64 { return now.UnixNano() / int64(h.bucket) }
+
+// arrive counts a request. class is 0 for one that has none or whose prefix
+// hardly anybody holds: it is not watched, but counts among all.
+func (h *hotspots) arrive(now time.Time, hash uint64) {
+	n := h.number(now)
+	h.all.roll(n)
+	h.all.add()
+	if hash == 0 {
+		return
+	}
+	c := h.classes[hash]
+	if c == nil {
+		c = h.watch(hash, n, now)
+	}
+	c.seen.roll(n)
+	c.seen.add()
+}
+
+// watch begins with a class, in the place of the least frequent if all are
+// taken. As in a space-saving sketch it inherits that one's rank, or no newcomer
+// could ever stay; the inherited count is not counted as its own.
+func (h *hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
+	c := &hotClass{hash: hash, since: n, state: HotspotOK}
+	if len(h.classes) >= h.cfg.MaxClasses {
+		var least *hotClass
+		for _, o := range h.classes {
+			if least == nil || cmp.Or(cmp.Compare(o.rank(n), least.rank(n)), cmp.Compare(o.hash, least.hash)) < 0 {
+				least = o
+			}
+		}
+		c.over = least.rank(n)
+		h.enter(least, HotspotOK, now)
+		delete(h.classes, least.hash)
+	}
+	h.classes[hash] = c
+	return c
+}
+
+func (c *hotClass) rank(n int64) int {
+	c.seen.roll(n)
+	if n-c.since < windowBuckets {
+		return c.seen.sum + c.over
+	}
+	return c.seen.sum
+}
+
+// look says what a class is now that so many live candidates hold its prefix
+// and so many others do not (phase 1).
+func (h *hotspots) look(now time.Time, hash uint64, holders, others int) HotspotState {
+	c := h.classes[hash]
+	if c == nil {
+		return HotspotOK
+	}
+	n := h.number(now)
+	h.all.roll(n)
+	c.seen.roll(n)
+	c.holders = holders
+	all, own := h.all.sum, c.seen.sum
+	hot := all >= h.cfg.Least && holders >= 1 && others >= 1 && own*others > (all-own)*holders
+	switch {
+	case !hot || c.state == HotspotFilter && !now.Before(c.until):
+		h.enter(c, HotspotOK, now)
+	case c.state == HotspotOK:
+		h.enter(c, HotspotAlarm, now)
+	}
+	return c.state
+}
+
+// weigh compares, once for each request of an alarmed class, the best score
+// among the holders with that among the others, unfiltered (phase 2).
+func (h *hotspots) weigh(now time.Time, hash uint64, best, rest float64) HotspotState {
+	c := h.classes[hash]
+	if c == nil || c.state != HotspotAlarm {
+		return h.state(hash)
+	}
+	if !(best <= rest) {
+		c.k = 0
+		return c.state
+	}
+	if c.k++; c.k > 2*c.holders {
+		h.enter(c, HotspotFilter, now)
+		c.until = now.Add(h.cfg.MaxFilter)
+	}
+	return c.state
+}
+
+func (h *hotspots) state(hash uint64) HotspotState {
+	if c := h.classes[hash]; c != nil {
+		return c.state
+	}
+	return HotspotOK
+}
+
+// enter changes a class's state and notes it.
+func (h *hotspots) enter(c *hotClass, to HotspotState, now time.Time) {
+	if c.state == to {
+		return
+	}
+	h.all.roll(h.number(now))
+	h.changes = append(h.changes, HotspotChange{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k})
+	c.state = to
+	if to == HotspotOK {
+		c.k = 0
+	}
+}
+
+// take returns the transitions since the last call.
+func (h *hotspots) take() []HotspotChange {
+	changes := h.changes
+	h.changes = nil
+	return changes
+}
+
+// HotspotClass is one that is watched, as operators see it.
+type HotspotClass struct {
+	Class    uint64       `json:"class"`
+	State    HotspotState `json:"state"`
+	Requests int          `json:"requests"` // in the window
+	Share    float64      `json:"share"`
+	Holders  int          `json:"holders"`
+	K        int          `json:"k"`
+}
+
+// list is all that is watched, the most frequent first.
+func (h *hotspots) list(now time.Time) []HotspotClass {
+	n := h.number(now)
+	h.all.roll(n)
+	list := make([]HotspotClass, 0, len(h.classes))
+	for _, c := range h.classes {
+		c.seen.roll(n)
+		list = append(list, HotspotClass{
+			Class: c.hash, State: c.state, Requests: c.seen.sum,
+			Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k,
+		})
+	}
+	slices.SortFunc(list, func(a, b HotspotClass) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class))
+	})
+	return list
+}

@@ -1,0 +1,49 @@
+package prefill
+
+import (
+	"time"
+
+	"evenkeel/prefill/policy"
+)
+
+// kind is what shares a line of prefill times.
+type kind struct{ model, hardware string }
+
+// line is how long prefills of the model take on engines of that label. known
+// is false while it is only where learning starts from.
+func (t *Tier) line(model, hardware string) (line policy.Line, known bool) {
+	if fit := t.fits[kind{model, hardware}]; fit != nil {
+		line, known = fit.Line()
+		return line, known || t.cfg.Calibration.Known
+	}
+	return t.cfg.Calibration.Line, t.cfg.Calibration.Known
+}
+
+// learn takes what a probe's answer shows about times. Only a probe that had
+// the engine to itself from its start tells how long its prefill takes.
+func (t *Tier) learn(l *Lease, u Usage) {
+	if !l.alone || u.PromptTokens <= 0 {
+		return
+	}
+	hit := l.charge.tokens - l.charge.newTokens // predicted
+	if u.CachedTokens >= 0 {
+		hit = int64(u.CachedTokens)
+	}
+	of := kind{l.model, l.c.Hardware}
+	fit := t.fits[of]
+	if fit == nil {
+		fit = NewCalibration(t.cfg.Calibration.Line, t.cfg.Calibration.HalfLife)
+		t.fits[of] = fit
+	}
+	ms := float64(t.now.Sub(l.sent)) / float64(time.Millisecond)
+	fit.Add(float64(int64(u.PromptTokens)-hit), float64(hit), ms)
+}
+
+// forgetFits drops the lines of models that nobody serves any more.
+func (t *Tier) forgetFits() {
+	for of := range t.fits {
+		if t.models[of.model] == nil {
+			delete(t.fits, of)
+		}
+	}
+}
