@@ -86,16 +86,16 @@ func TestTheLastGoodLineStays(t *testing.T) {
 }
 
 func TestAttentionIsTakenOffBeforeTheFit(t *testing.T) {
-	real := policy.Line{TPMs: 0.05, T0Ms: 80, Beta2: 2e-6}
+	truth := policy.Line{TPMs: 0.05, T0Ms: 80, Beta2: 2e-6}
 	c := NewCalibration(policy.Line{Beta2: 2e-6}, 1e9)
 	for n := range 40 {
 		x, hit := float64(500+n*400), float64(n%3*1000)
-		c.Add(x, hit, real.Ms(x, hit))
+		c.Add(x, hit, truth.Ms(x, hit))
 	}
 	line, fitted := c.Line()
 	require.True(t, fitted)
-	require.InEpsilon(t, real.TPMs, line.TPMs, 1e-6)
-	require.InEpsilon(t, real.T0Ms, line.T0Ms, 1e-6)
+	require.InEpsilon(t, truth.TPMs, line.TPMs, 1e-6)
+	require.InEpsilon(t, truth.T0Ms, line.T0Ms, 1e-6)
 }
 
 func TestSamplesThatAreNoneAreRefused(t *testing.T) {
