@@ -35,6 +35,8 @@ type board struct {
 	stepped    bool      // a group that holds entries back began a step
 	pairs      *pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
+	avoiding   int       // waiting entries that avoid some rank
+	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
 	ticks    uint64
@@ -123,6 +125,9 @@ func (b *board) enqueue(w waiting, now time.Time) {
 	b.pool.Add(w.entry, now)
 	b.waiting[w.entry.ID] = w
 	b.arrived = true
+	if len(w.entry.Avoid) > 0 {
+		b.avoiding++
+	}
 }
 
 // refusal says why a prompt can never be admitted, whatever is released.
@@ -147,6 +152,9 @@ func (b *board) fail(e *pool.Entry, err error) {
 func (b *board) answer(e *pool.Entry, r Result) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
+	if len(e.Avoid) > 0 {
+		b.avoiding--
+	}
 	w.leave(b.cfg.Places, r)
 }
 

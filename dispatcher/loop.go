@@ -139,7 +139,7 @@ func (l *loop) next() time.Time {
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // nobody waits for its end
 		}
-		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
+		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.wakeShy, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}

@@ -32,12 +32,13 @@ func (b *board) turn(now time.Time) {
 	arrived := b.arrived && (b.windowEnds.IsZero() || b.immediate())
 	// Held entries are looked at once a step.
 	step := b.windowEnds.IsZero() && (b.stepped || !b.heldUntil.IsZero() && !now.Before(b.heldUntil))
-	due := b.changed || windowOver || arrived || step || b.pairs.due(now)
+	shy := !b.wakeShy.IsZero() && !now.Before(b.wakeShy)
+	due := b.changed || windowOver || arrived || step || shy || b.pairs.due(now)
 	b.arrived = false
 	if !due {
 		return
 	}
-	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}
+	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
@@ -62,6 +63,9 @@ func (b *board) tick(now time.Time) {
 		return
 	}
 	b.ticks++
+	if b.avoiding > 0 {
+		b.placeShy(now)
+	}
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
 	})
@@ -190,7 +194,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		})
 	}
 	for _, e := range b.pool.Entries() {
-		if int64(e.Prompt) > largest {
+		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
 		s.Pool = append(s.Pool, policy.Entry{

@@ -37,6 +37,10 @@ type Entry struct {
 	// but holds no place.
 	Drain bool
 
+	// Avoid are the workers that failed at the request. While another one is up,
+	// the entry waits a moment for that.
+	Avoid []int32
+
 	// Set by Add.
 	seq      uint64
 	expires  time.Time // zero = never

@@ -1,0 +1,66 @@
+package dispatcher
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// avoidFor is how long an entry waits for a rank that it does not avoid. By
+// then health checks have found out about the others.
+const avoidFor = time.Second
+
+// shy says whether an entry must not go to the ranks it avoids now: there is
+// another, and it has not waited for that too long.
+func (b *board) shy(e *pool.Entry, now time.Time) bool {
+	if len(e.Avoid) == 0 || e.Wait(now) >= avoidFor {
+		return false
+	}
+	for _, g := range b.groups {
+		watermark := policy.Watermark(g.inForce().Policy)
+		for _, r := range g.ranks {
+			if r.Up && !slices.Contains(e.Avoid, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// placeShy admits the shy entries, oldest first, ahead of what policies decide:
+// those know nothing of what an entry went through. Whom it cannot place waits
+// unseen by them; wakeShy is when the first of these stops being shy.
+func (b *board) placeShy(now time.Time) {
+	for i := 0; i < b.pool.Len(); {
+		e := b.pool.Entries()[i]
+		if !b.shy(e, now) {
+			i++
+			continue
+		}
+		if r := b.roomFor(e, now); r != nil && b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now, 0) == "" {
+			continue // it has left the pool
+		}
+		if until := e.Entered.Add(avoidFor); b.wakeShy.IsZero() || until.Before(b.wakeShy) {
+			b.wakeShy = until
+		}
+		i++
+	}
+}
+
+// roomFor is the emptiest rank that can take a shy entry now, nil if none can.
+func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
+	for _, g := range b.order {
+		p := g.inForce()
+		watermark := policy.Watermark(p.Policy)
+		for _, r := range g.ranks {
+			capacity := r.capacity(watermark, now)
+			fits := p.Immediate() || r.free() > 0 && (capacity == 0 || r.kv+int64(e.Prompt) <= room(capacity, watermark))
+			if r.Up && fits && !slices.Contains(e.Avoid, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.cost() < best.cost()) {
+				best = r
+			}
+		}
+	}
+	return best
+}
