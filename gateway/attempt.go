@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,8 +20,9 @@ import (
 // the hand-off is spent, and what the retry rule looks at.
 type fault struct {
 	answer     *openai.Error
-	status     int   // engine's answer, 0: none
-	err        error // what failed, for the log
+	status     int    // engine's answer, 0: none
+	err        error  // what failed, for the log
+	engine     string // the monitor's id, where a call to it broke
 	retryAfter time.Duration
 	spent      bool
 	final      bool // no other engine would answer otherwise
@@ -29,41 +31,49 @@ type fault struct {
 	moved      bool // the engine was taken out of service under it
 }
 
+// tries is what a job remembers of its failed attempts.
+type tries struct {
+	count, unsent int      // since the last start: of a resumed answer, those of its next part
+	prefill       []string // candidates tried since then
+	decode        []int32  // workers that failed, and those beside them
+	suspect       int      // engines that it may have broken (contract 9)
+	broke         []breach
+}
+
+// breach is a connection that broke under a request.
+type breach struct {
+	engine string
+	at     time.Time
+}
+
+// poison is how many engines a request may have broken before it is stopped.
+const poison = 2
+
+func (t *tries) begin() {
+	t.count, t.unsent, t.prefill = 0, 0, nil
+}
+
+// shun keeps the next attempts off a rank, and off those behind the same API
+// server, while there are others.
+func (j *job) shun(worker int32) {
+	j.tries.decode = j.gw.fleet.beside(worker, j.tries.decode)
+}
+
 // again decides whether to try once more and waits the backoff. The client that
-// left ends it.
-func (j *job) again(attempt int, f *fault) bool {
+// left ends it, and so does one that will have left by then.
+func (j *job) again(f *fault) bool {
 	if f.final || j.left() {
 		return false
 	}
-	status := f.status
-	j.poisoned = j.poisoned || status == http.StatusInternalServerError
-	if j.poisoned {
-		status = http.StatusInternalServerError
-	}
-	var wait time.Duration
-	var ok bool
-	attempt -= j.resume.bounced
-	retry := j.gw.conf().Prefill.Retry
-	switch {
-	case f.moved: // nothing failed; there are other engines
-		ok = true
-	case f.givenBack: // nothing failed; the engine is full
-		ok = j.resume.times+j.resume.bounced < f.most
-		j.resume.bounced++
-		wait = rand.N(retry.Base<<min(j.resume.bounced, 8) + 1)
-	default:
-		if wait, ok = j.gw.tier.Retry(attempt, status, f.err); !ok && j.resume.times > 0 && status == 0 && attempt < retry.Attempts {
-			// Half an answer is out, so the request is not turned away by the budget.
-			wait, ok = rand.N(retry.Base<<max(attempt, 0)+1), true
-		}
-	}
-	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", attempt), zap.Int("status", f.status), zap.Error(f.err))
-	if !ok {
+	wait, ok := j.backoff(f)
+	wait = max(wait, min(f.retryAfter, maxRetryAfter))
+	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", j.rec.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	if !ok || j.late(wait) {
 		log.Warn("request failed, no retry is left")
 		return false
 	}
 	log.Info("attempt failed, trying again")
-	t := time.NewTimer(max(wait, min(f.retryAfter, maxRetryAfter)))
+	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -71,6 +81,70 @@ func (j *job) again(attempt int, f *fault) bool {
 	case <-j.client.Gone():
 		return false
 	}
+}
+
+// backoff is the rule of prefill P45: whether a failure is worth another
+// attempt, and after what wait.
+func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
+	retry, t := &j.gw.conf().Prefill.Retry, &j.tries
+	switch {
+	case f.moved: // nothing failed; there are other engines
+		return 0, true
+	case f.givenBack: // nothing failed; the engine is full
+		again = j.resume.times+j.resume.bounced < f.most
+		j.resume.bounced++
+		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
+	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
+		t.unsent++
+		return j.gw.tier.RetryUnsent(t.unsent)
+	}
+	t.count++
+	if j.breaks(f) {
+		return 0, false
+	}
+	wait, again = j.gw.tier.Retry(t.count, f.status, f.err)
+	if !again && j.resume.times > 0 && f.status == 0 && t.count < retry.Attempts {
+		// Half an answer is out, so the request is not turned away by the budget.
+		return rand.N(retry.Base<<t.count + 1), true
+	}
+	return wait, again
+}
+
+// breaks tells whether a request may be what breaks engines: two answered it
+// with 500, or died under it.
+func (j *job) breaks(f *fault) bool {
+	if f.status == http.StatusInternalServerError {
+		return j.suspected()
+	}
+	return f.status == 0 && f.engine != "" && prefill.Broke(f.err) && j.died(f.engine)
+}
+
+// suspected counts an engine that failed at the request, and tells whether it
+// was one too many.
+func (j *job) suspected() bool {
+	j.tries.suspect++
+	return j.tries.suspect >= poison
+}
+
+// died notes an engine whose connection broke under the request, and tells
+// whether another one of its side broke before and went down then. A
+// connection that broke with its engine alive is no sign, and a cluster may
+// lose one engine of each side at once.
+func (j *job) died(engine string) bool {
+	role, _, _ := strings.Cut(engine, " ")
+	for _, b := range j.tries.broke {
+		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.gw.fleet.downSince(b.engine, b.at) {
+			return true
+		}
+	}
+	j.tries.broke = append(j.tries.broke, breach{engine, time.Now()})
+	return j.tries.suspect+1 >= poison // it answered 500 elsewhere
+}
+
+// late says that the client's own time limit, if it told one, is over before
+// another attempt could begin. An answer that has begun has no such limit.
+func (j *job) late(wait time.Duration) bool {
+	return j.resume.times == 0 && !j.patience.IsZero() && time.Now().Add(wait).After(j.patience)
 }
 
 // maxRetryAfter bounds how long an engine's Retry-After holds up a request that
@@ -91,7 +165,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	// Any other silence may hide a finished prefill (prefill P46).
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)
-	return &fault{answer: transportError("prefill", err), err: err}
+	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
 }
 
 // drop settles a probe that its client's leaving ended.
@@ -137,6 +211,8 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
 	case status/100 == 4:
 		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
+	case status == http.StatusServiceUnavailable:
+		f.answer = unavailable(side+"_unavailable", "the "+side+" engine is overloaded; retry later", max(1, retryAfter(resp)))
 	default:
 		f.answer = badGateway(side, fmt.Sprintf("it answered %d", status))
 	}

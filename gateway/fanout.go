@@ -79,7 +79,7 @@ func (c *child) leave() {
 func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
 
 // fanOut serves a request of several legs.
-func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.Request, body mooncake.Body, legs []openai.Leg, m route, rec *record) {
+func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.Request, body mooncake.Body, legs []openai.Leg, m route, rec *record, patience time.Time) {
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
@@ -89,7 +89,7 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 		kid := &child{gone: make(chan struct{})}
 		own := *rec
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
-			gw: g, req: req, body: body, leg: &legs[i].Leg, client: kid, id: rec.ID + "-" + letters(i), model: m, arrive: rec.Arrival, rec: &own,
+			gw: g, req: req, body: body, leg: &legs[i].Leg, client: kid, id: rec.ID + "-" + letters(i), model: m, arrive: rec.Arrival, patience: patience, rec: &own,
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
 				ID: f.id, Created: rec.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
@@ -98,7 +98,7 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 	}
 	turns := make([]prefill.Request, len(f.legs))
 	for i, l := range f.legs {
-		turns[i] = l.turn(nil)
+		turns[i] = l.turn()
 	}
 	tickets, err := g.tier.EnterAll(turns)
 	if err != nil {

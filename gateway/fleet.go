@@ -363,6 +363,26 @@ func (f *fleet) rank(worker int32) *rank {
 	return f.ranks[worker]
 }
 
+// beside adds to list the workers behind the same API server as one of them,
+// itself included, that are not there yet.
+func (f *fleet) beside(worker int32, list []int32) []int32 {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	instance := f.ranks[worker].Instance
+	for id, r := range f.ranks {
+		if r.Instance == instance && !slices.Contains(list, id) {
+			list = append(list, id)
+		}
+	}
+	return list
+}
+
+// downSince tells whether an engine is down, or was down after a moment.
+func (f *fleet) downSince(key string, at time.Time) bool {
+	s := f.gw.monitor.Status(key)
+	return !s.Up || s.Since.After(at)
+}
+
 // rejects tells what an error status of a decode engine means for the hand-off:
 // spent when the engine tells the prefiller to free it, which the profile says
 // or its version does; freed when that is certain, for a build whose version

@@ -95,12 +95,13 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		return
 	}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
+	patience := patienceOf(&ctx.Request.Header, arrive)
 	if len(legs) > 1 {
-		g.fanOut(ctx, conn, req, body, legs, m, rec)
+		g.fanOut(ctx, conn, req, body, legs, m, rec, patience)
 		return
 	}
 	j := &job{
-		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: rec.ID, model: m, arrive: arrive, rec: rec,
+		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: rec.ID, model: m, arrive: arrive, patience: patience, rec: rec,
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
 	}
 	s, fail := j.serve()
@@ -120,6 +121,17 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	}
 	ctx.SetContentType("application/json")
 	ctx.SetBody(answer)
+}
+
+// patienceOf is when the client gives up waiting for an answer to begin, as the
+// OpenAI libraries tell in seconds; zero if it did not.
+func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
+	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
+		if s, err := strconv.ParseFloat(string(h.Peek(name)), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
+			return arrive.Add(time.Duration(s * float64(time.Second)))
+		}
+	}
+	return time.Time{}
 }
 
 // startStream hands the connection's goroutine the body to pull.

@@ -31,17 +31,19 @@ type job struct {
 	id     string // request id, the stem of the engines' ids
 	model  route
 	arrive time.Time
-	ask    sse.Ask
-	rec    *record
+	// when the client gives up by itself, for an answer that has not begun; zero: unknown
+	patience time.Time
+	ask      sse.Ask
+	rec      *record
 
-	prompt   int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached   int             // of these, found in its prefix cache; -1 unknown
-	poisoned bool            // an engine answered it with 500: it may be what breaks engines
-	ticket   *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	place    bool            // a reserved place in the pool is ours to give back
-	phase    phase
-	counted  bool // among those whose client left
+	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached  int             // of these, found in its prefix cache; -1 unknown
+	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	place   bool            // a reserved place in the pool is ours to give back
+	phase   phase
+	counted bool // among those whose client left
 
+	tries  tries
 	resume resumption
 }
 
@@ -72,16 +74,16 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 		}
 	}()
 	var held *handoff // prefilled and not yet consumed
-	var tried []string
-	for attempt := 1; ; attempt++ {
+	j.tries.begin()
+	for {
 		j.rec.Attempts++
 		var fault *fault
 		if held == nil {
-			lease, fail := j.choose(tried)
+			lease, fail := j.choose()
 			if fail != nil {
 				return nil, fail
 			}
-			tried = append(tried, lease.Candidate.ID)
+			j.tries.prefill = append(j.tries.prefill, lease.Candidate.ID)
 			held, fault = j.probe(lease)
 		}
 		if fault == nil {
@@ -97,9 +99,16 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			if fault.spent {
 				held = nil
 			}
+			if !fault.givenBack {
+				j.shun(slot.Worker)
+			}
 		}
-		if !j.again(attempt, fault) {
-			if held != nil { // no engine accepted it, but nobody wants it any more
+		if !j.again(fault) {
+			switch {
+			case held == nil:
+			case j.tries.suspect >= poison: // to drain it would show it to another engine
+				held.lease.Orphan()
+			default: // no engine accepted it, but nobody wants it any more
 				j.gw.drain(held, j.model)
 			}
 			if j.left() {
@@ -151,7 +160,7 @@ func (j *job) reach(p phase) {
 
 // choose waits in the arrival queue for a place in the pool and an engine that
 // may take the prompt.
-func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
+func (j *job) choose() (*prefill.Lease, *openai.Error) {
 	began := time.Now()
 	j.reach(phaseQueued)
 	ctx, cancel := context.WithCancel(j.gw.service.context())
@@ -165,7 +174,7 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 		j.ticket = nil
 		lease, err = k.Wait(ctx)
 	} else {
-		lease, err = j.gw.tier.Acquire(ctx, j.turn(tried))
+		lease, err = j.gw.tier.Acquire(ctx, j.turn())
 	}
 	j.gw.metrics.stage(stageChoose, time.Since(began))
 	if err != nil {
@@ -182,10 +191,10 @@ func (j *job) choose(tried []string) (*prefill.Lease, *openai.Error) {
 
 // turn is what the arrival queue knows of a request. A retry has its first
 // arrival.
-func (j *job) turn(tried []string) prefill.Request {
+func (j *job) turn() prefill.Request {
 	return prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: tried,
+		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill,
 	}
 }
 
@@ -316,6 +325,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	j.place = false // the entry has it now
 	e := &pool.Entry{
 		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		Avoid: j.tries.decode,
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result
@@ -395,7 +405,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		if spent {
 			h.lease.Orphan()
 		}
-		return &fault{answer: transportError("decode", err), err: err, spent: spent}
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {

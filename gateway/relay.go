@@ -206,7 +206,7 @@ func (s *stream) fill() error {
 		err = errNotWhole
 		s.lose(streamError("upstream_incomplete", err))
 	default:
-		s.lose(streamError("upstream_broken", err))
+		s.cut(err)
 	}
 	if s.mirror.Started() {
 		return nil
@@ -469,12 +469,12 @@ func (s *stream) release(kind dispatcher.Kind) {
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
 	if s.broken == nil {
-		return &fault{answer: transportError("decode", err), err: err, spent: true}
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
 	if s.broken.Status/100 == 4 { // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
 	} else {

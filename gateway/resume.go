@@ -13,6 +13,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 	"evenkeel/sse"
 )
 
@@ -134,15 +135,24 @@ func (s *stream) lose(fail *openai.Error) {
 	s.release(dispatcher.Failed)
 }
 
+// cut ends the decode call whose connection broke, and the answer with it if
+// engines die under this request.
+func (s *stream) cut(err error) {
+	fail := streamError("upstream_broken", err)
+	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.died(s.rank.Instance) {
+		s.end(fail)
+		return
+	}
+	s.lose(fail)
+}
+
 // poisons tells whether engines failed at the request twice: a third may not
 // fail at it (contract 9).
 func (s *stream) poisons() bool {
 	if s.firstAt.IsZero() {
 		return false // again judges it
 	}
-	twice := s.job.poisoned
-	s.job.poisoned = true
-	return twice
+	return s.job.suspected()
 }
 
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
@@ -155,6 +165,9 @@ func (s *stream) goOn() {
 	if j.left() {
 		s.end(errGone())
 		return
+	}
+	if !given {
+		j.shun(s.rank.Worker)
 	}
 	tier := s.plan()
 	var cause *openai.Error

@@ -10,34 +10,62 @@ import (
 	"evenkeel/engine"
 )
 
-// poisonAttempts is the most that a request gets which an engine answered with
-// 500: it may be the request that breaks engines (contract 9).
-const poisonAttempts = 2
+// maxUnsent is how often a request may meet an engine that cannot be reached.
+// Nothing ran then, and the engine is down from there on, so these are not
+// counted with the attempts; an address that answers health checks and refuses
+// requests must not hold one for ever.
+const maxUnsent = 6
 
 // Retry says whether a request whose k-th attempt failed may be tried again,
 // and after what wait. status is the engine's, 0 without an answer; err is
-// what failed without one, or what is wrong with a 200's hand-off. The poison
-// guard holds for the request: once an attempt was answered 500, pass 500 for
-// the later ones too. Wait longer where the engine's Retry-After says so.
+// what failed without one, or what is wrong with a 200's hand-off. Wait longer
+// where the engine's Retry-After says so. An attempt that sent nothing is none
+// of k: see RetryUnsent.
 //
-// A yes is taken from the budget that all requests share (prefill P45).
+// A yes is taken from the budget that all requests share (prefill P45). The
+// first connection that a request loses is booked there but never refused: with
+// an engine die all its requests at once, and none of them asks more of the
+// others than that engine did.
 func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
-	attempts := t.cfg.Retry.Attempts
-	if status == http.StatusInternalServerError {
-		attempts = min(attempts, poisonAttempts)
-	}
-	if k >= attempts || !retryable(status, err) {
+	if k >= t.cfg.Retry.Attempts || !retryable(status, err) {
 		return 0, false
 	}
 	t.lock()
-	granted := t.budget.retry(t.now, t.cfg.Retry.Budget)
+	granted := t.budget.retry(t.now, t.cfg.Retry.Budget, k == 1 && status == 0 && Broke(err))
 	t.unlock()
 	if !granted {
 		t.metrics.budgetExhausted.Inc()
 		return 0, false
 	}
+	return t.backoff(k), true
+}
+
+// RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
+// its kind. It costs no engine anything, and so nothing of the budget.
+func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
+	return t.backoff(k), k <= maxUnsent && t.cfg.Retry.Attempts > 1
+}
+
+// backoff is a wait after the k-th failure: capped, exponential, with full
+// jitter.
+func (t *Tier) backoff(k int) time.Duration {
 	most := t.cfg.Retry.Base << min(max(k, 1)-1, 8)
-	return rand.N(most + 1), true // full jitter
+	return rand.N(most + 1)
+}
+
+// Unsent says that a call failed before its request can have reached the
+// engine.
+func Unsent(err error) bool {
+	var failure *engine.Error
+	return errors.As(err, &failure) && !failure.Sent && !failure.Aborted && failure.Phase == engine.PhaseConnect
+}
+
+// Broke says that a call lost its connection after the request was sent: the
+// engine died, or the way to it.
+func Broke(err error) bool {
+	var failure *engine.Error
+	return errors.As(err, &failure) && failure.Sent && !failure.Aborted && !failure.Timeout &&
+		!errors.Is(err, engine.ErrMalformed) && !errors.Is(err, engine.ErrTooLarge)
 }
 
 // retryable says whether another prefiller may do better.
@@ -63,9 +91,9 @@ func ours(err error) bool {
 const (
 	budgetSeconds = 10
 
-	// budgetFloor is how many retries are always allowed: with a handful of
-	// requests, a share of them would be none.
-	budgetFloor = 10
+	// budgetFloor is how many retries are always allowed, ten a second: no
+	// engine feels them, and a share of few requests would be none.
+	budgetFloor = 10 * budgetSeconds
 )
 
 // budget keeps retries to a share of the requests of the last ten seconds, so
@@ -79,8 +107,8 @@ type budget struct {
 
 func (b *budget) request(now time.Time) { b.seconds[b.at(now)].requests++ }
 
-// retry books one, if the share allows it.
-func (b *budget) retry(now time.Time, share float64) bool {
+// retry books one, if the share allows it or it must not be refused.
+func (b *budget) retry(now time.Time, share float64, free bool) bool {
 	i := b.at(now)
 	var requests, retries int
 	for _, s := range b.seconds {
@@ -89,7 +117,7 @@ func (b *budget) retry(now time.Time, share float64) bool {
 			retries += s.retries
 		}
 	}
-	if float64(retries+1) > max(budgetFloor, share*float64(requests)) {
+	if !free && float64(retries+1) > max(budgetFloor, share*float64(requests)) {
 		return false
 	}
 	b.seconds[i].retries++

@@ -32,8 +32,7 @@ func TestRetry(t *testing.T) {
 		{"a 200 without a usable hand-off is tried again", 1, 200, errors.New("null params"), true},
 		{"a good answer is not", 1, 200, nil, false},
 		{"three attempts are enough", 3, 503, nil, false},
-		{"a 500 is tried once more", 1, 500, nil, true},
-		{"a second time it may be the request that breaks engines", 2, 500, nil, false},
+		{"a 500 is tried again: whether it is the request's fault, its caller judges", 2, 500, nil, true},
 		{"a bad request stays bad", 1, 400, nil, false},
 		{"an unknown model stays unknown", 1, 404, nil, false},
 		{"too large stays too large", 1, 413, nil, false},
@@ -52,6 +51,70 @@ func TestRetry(t *testing.T) {
 			require.Equal(t, tt.again, again, "Retry(%d, %d, %v)", tt.k, tt.status, tt.err)
 		})
 	}
+}
+
+var (
+	errUnsent = &engine.Error{Phase: engine.PhaseConnect, Err: errReset}
+	errBroke  = &engine.Error{Phase: engine.PhaseHead, Sent: true, Err: errReset}
+)
+
+func TestWhatACallThatFailedSays(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		err           error
+		unsent, broke bool
+	}{
+		{"refused", errUnsent, true, false},
+		{"a connect that timed out", &engine.Error{Phase: engine.PhaseConnect, Timeout: true, Err: errReset}, true, false},
+		{"a request that the proxy itself refuses", &engine.Error{Phase: engine.PhaseRequest, Err: errReset}, false, false},
+		{"lost before an answer", errBroke, false, true},
+		{"lost within it", fmt.Errorf("decode: %w", &engine.Error{Phase: engine.PhaseBody, Sent: true, Answered: true, Err: errReset}), false, true},
+		{"silence", &engine.Error{Phase: engine.PhaseHead, Sent: true, Timeout: true, Err: errReset}, false, false},
+		{"not HTTP", &engine.Error{Phase: engine.PhaseHead, Sent: true, Err: engine.ErrMalformed}, false, false},
+		{"our own abort", &engine.Error{Phase: engine.PhaseHead, Sent: true, Aborted: true, Err: engine.ErrAborted}, false, false},
+		{"no call at all", errReset, false, false},
+		{"nothing", nil, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			require.Equal(t, tt.unsent, Unsent(tt.err))
+			require.Equal(t, tt.broke, Broke(tt.err))
+		})
+	}
+}
+
+func TestWhatCostsNoEngineAnythingCostsNoBudget(t *testing.T) {
+	tier := newTier(t, up("a"))
+	for range 1000 {
+		_, again := tier.RetryUnsent(1)
+		require.True(t, again)
+	}
+	for k := range maxUnsent + 3 {
+		_, again := tier.RetryUnsent(k)
+		require.Equal(t, k <= maxUnsent, again, "after %d engines that could not be reached", k)
+	}
+	for range budgetFloor {
+		_, again := tier.Retry(1, 503, nil)
+		require.True(t, again)
+	}
+	_, again := tier.Retry(1, 503, nil)
+	require.False(t, again)
+	_, again = tier.RetryUnsent(1)
+	require.True(t, again, "with nothing left")
+	tier = newTier(t, up("a"), func(c *Config) { c.Retry.Attempts = 1 })
+	_, again = tier.RetryUnsent(1)
+	require.False(t, again, "one attempt means one")
+}
+
+func TestAnEngineThatDiesUnderManyLosesNone(t *testing.T) {
+	tier := newTier(t, up("a"))
+	for range 1000 {
+		_, again := tier.Retry(1, 0, errBroke)
+		require.True(t, again, "its first lost connection")
+	}
+	_, again := tier.Retry(2, 0, errBroke)
+	require.False(t, again, "the second asks the budget")
+	_, again = tier.Retry(1, 503, nil)
+	require.False(t, again, "from which the others were taken")
 }
 
 func TestBackoffIsJitteredBelowADoublingBound(t *testing.T) {
@@ -79,10 +142,10 @@ func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
 			}
 			return n
 		}
-		for n := range 200 {
+		for n := range 1000 {
 			acquire(t, tier, request(n)).Release()
 		}
-		require.Equal(t, 40, retries(), "20 %% of 200 requests")
+		require.Equal(t, 200, retries(), "20 %% of 1000 requests")
 		time.Sleep(9 * time.Second)
 		require.Zero(t, retries(), "the window still holds them")
 		time.Sleep(6 * time.Second)

@@ -1,0 +1,318 @@
+package gateway_test
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// turns takes engines one after the other, on both sides.
+func turns(cfg *config.Config) { cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" }
+
+// allUp waits until every engine of the cluster takes requests.
+func (c *cluster) allUp() {
+	c.Helper()
+	c.eventually("all engines are up", func() bool {
+		s, up := c.gw.Status(c.Context()), 0
+		for _, m := range s.Dispatch.Models {
+			for _, w := range m.Workers {
+				if w.Up {
+					up++
+				}
+			}
+		}
+		want := len(c.prefill)
+		for _, d := range c.decode {
+			want += d.Config().DPSize
+		}
+		return float64(up)+c.metric(`evenkeel_prefill_candidates{state="open"}`) == float64(want)
+	})
+}
+
+// probes and decodes are how many requests the engines got of each kind.
+func (c *cluster) probes() (n int64) {
+	for _, e := range c.prefill {
+		n += e.Stats().Probes
+	}
+	return n
+}
+
+func (c *cluster) decodes() (n int64) {
+	for _, e := range c.decode {
+		n += e.Stats().Decodes
+	}
+	return n
+}
+
+// A request that two engines could not bear is not shown to a third.
+func TestARequestThatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	three := []refengine.Config{{}, {}, {}}
+	internal, busy := refengine.Rule{Fault: refengine.Internal}, refengine.Rule{Fault: refengine.Busy}
+	for _, row := range []struct {
+		name            string
+		prefill, decode [3]*refengine.Rule
+		outcome         string
+		probes, decodes int64
+	}{
+		{"500 of two prefill engines", [3]*refengine.Rule{&internal, &internal}, [3]*refengine.Rule{}, "502", 2, 0},
+		{"500 of two decode engines", [3]*refengine.Rule{}, [3]*refengine.Rule{&internal, &internal}, "502", 1, 2},
+		{"500 of one on each side", [3]*refengine.Rule{&internal}, [3]*refengine.Rule{&internal}, "502", 2, 1},
+		{"one 500 and an engine that is full", [3]*refengine.Rule{&internal, &busy}, [3]*refengine.Rule{}, "right", 3, 1},
+		{"an engine that is full and one 500", [3]*refengine.Rule{&busy, &internal}, [3]*refengine.Rule{}, "right", 3, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{prefill: three, decode: three, dirty: true, configure: turns, profile: mooncake.Profile{RejectReleases: new(false)}})
+			c.allUp()
+			for i := range three {
+				if r := row.prefill[i]; r != nil {
+					require.NoError(t, c.prefill[i].SetFaults(*r))
+				}
+				if r := row.decode[i]; r != nil {
+					require.NoError(t, c.decode[i].SetFaults(*r))
+				}
+			}
+			require.Equal(t, row.outcome, c.judge("poison?", `"stream":true,`))
+			require.Equal(t, row.probes, c.probes())
+			require.Equal(t, row.decodes, c.decodes())
+		})
+	}
+}
+
+// An engine that dies under a request may have died of it; one that only loses
+// the connection has not.
+func TestEnginesThatDieUnderARequest(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name    string
+		die     bool
+		outcome string
+		probes  int64
+	}{
+		{"two that die are enough", true, "502", 2},
+		{"connections that break are only that", false, "right", 3},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{
+				prefill: []refengine.Config{{}, {}, {}}, dirty: true,
+				configure: func(cfg *config.Config) {
+					turns(cfg)
+					cfg.Prefill.Retry.Base = 20 * time.Millisecond
+				},
+			})
+			c.allUp()
+			rule := refengine.Rule{Fault: refengine.Reset}
+			if row.die {
+				rule.Fault = refengine.Hang
+			}
+			for _, e := range c.prefill[:2] {
+				require.NoError(t, e.SetFaults(rule))
+			}
+			got := make(chan string, 1)
+			go func() {
+				defer close(got)
+				got <- c.judge("poison?", `"stream":true,`)
+			}()
+			if row.die {
+				for i, e := range c.prefill[:2] {
+					c.eventually("it is there", func() bool { return e.Stats().Probes == 1 })
+					e.Kill()
+					if i == 0 {
+						id := "prefill " + strings.TrimPrefix(e.URLs()[0], "http://")
+						c.eventually("the engine is known to be down", func() bool {
+							return c.metric(fmt.Sprintf(`evenkeel_engine_up{engine=%q,role="prefill"}`, id)) == 0
+						})
+					}
+				}
+			}
+			require.Equal(t, row.outcome, <-got)
+			if !row.die {
+				require.Equal(t, row.probes, c.probes())
+			}
+		})
+	}
+}
+
+// Engines that cannot be reached are no attempts: nothing ran there.
+func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
+	t.Parallel()
+	for side, spare := range map[string]int{"prefill": 0, "decode": 1} {
+		t.Run(side, func(t *testing.T) {
+			t.Parallel()
+			five := []refengine.Config{{}, {}, {}, {}, {}}
+			c := start(t, options{prefill: five, decode: five, dirty: true, configure: turns})
+			c.allUp()
+			for i := range 4 {
+				[]*refengine.Engine{c.prefill[i], c.decode[i]}[spare].Kill()
+			}
+			require.Equal(t, "right", c.judge("one two", `"stream":true,`))
+			require.EqualValues(t, 1, c.probes(), "a hand-off that no decode engine got is as good as new")
+			require.EqualValues(t, 1, c.decodes())
+			require.Zero(t, c.metric("evenkeel_prefill_retry_budget_exhausted_total"))
+		})
+	}
+}
+
+// A rank that refused a hand-off does not get it again while there is another,
+// whatever the policy would say.
+func TestARefusedHandOffGoesToAnotherRank(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{{}, {}}, dirty: true, profile: mooncake.Profile{RejectReleases: new(false)}})
+	c.allUp()
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+	for i := range 20 {
+		require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+	}
+	c.settledRequests(20)
+	again := 0
+	for _, r := range c.records() {
+		require.LessOrEqual(t, r.Attempts, 2)
+		again += r.Attempts - 1
+	}
+	require.Positive(t, again, "some met the bad rank first")
+	require.EqualValues(t, 20, c.probes())
+}
+
+// A client that tells how long it waits is not kept beyond that.
+func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	for i, header := range []string{"X-Stainless-Timeout", "X-Stainless-Read-Timeout", ""} {
+		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
+		want, attempts := http.StatusTooManyRequests, 1
+		seconds := "0.5"
+		if header == "" {
+			header, seconds, want, attempts = "X-Stainless-Timeout", "0", http.StatusOK, 2 // 0: it waits for ever
+		}
+		require.Equal(t, want, c.post(chatPath, chat("a", ""), header, seconds).status)
+		c.settledRequests(i + 1)
+		require.Equal(t, attempts, c.records()[i].Attempts)
+	}
+}
+
+// One engine of each side dies under a hundred requests. Who has nothing of an
+// answer yet gets a right one, whatever became of the attempts before.
+func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		prefill: []refengine.Config{
+			{PrefillConcurrency: 4, PrefillBase: 40 * time.Millisecond}, {PrefillConcurrency: 16, PrefillBase: 20 * time.Millisecond},
+		},
+		decode: []refengine.Config{
+			{DPSize: 2, Slots: 32, TransferBase: 20 * time.Millisecond, C0: 10 * time.Millisecond},
+			{DPSize: 2, Slots: 32, TransferBase: 20 * time.Millisecond, C0: 2 * time.Millisecond},
+		},
+		dirty: true,
+	})
+	c.allUp()
+	const requests = 100
+	var wg sync.WaitGroup
+	var right, broken atomic.Int64
+	for i := range requests {
+		wg.Go(func() {
+			prompt := reftext.MakePrompt(uint64(i), 50)
+			more := `"stream":true,`
+			if i%3 == 0 {
+				more = ""
+			}
+			r := c.post(chatPath, chat(prompt, more))
+			if r.err != nil || r.status != http.StatusOK {
+				t.Error(i, r.status, r.err, r.body)
+				return
+			}
+			text, fail := "", ""
+			if more == "" {
+				text = whole(t, r.body)[0]
+			} else {
+				got := read(t, r.body)
+				text, fail = got.text[0], got.fail
+			}
+			key := reftext.OfUser(prompt).Answer
+			n, err := reftext.Check(key, 0, text)
+			switch {
+			case err != nil, fail == "" && n != reftext.NaturalLength(key), fail != "" && n == 0:
+				t.Error(i, n, reftext.NaturalLength(key), fail, err)
+			case fail == "":
+				right.Add(1)
+			default:
+				broken.Add(1)
+			}
+		})
+	}
+	c.eventually("they are everywhere", func() bool {
+		d := c.decode[0].Stats()
+		return d.Waiting > 0 && d.Running > 0 && c.prefill[0].Stats().Running > 0
+	})
+	var dead sync.WaitGroup
+	dead.Go(c.prefill[0].Kill)
+	dead.Go(c.decode[0].Kill)
+	dead.Wait()
+	wg.Wait()
+	require.EqualValues(t, requests, right.Load()+broken.Load())
+	require.Greater(t, right.Load(), int64(requests/2))
+	t.Log(right.Load(), "right,", broken.Load(), "had begun")
+	again := 0
+	for _, r := range c.records() {
+		again += r.Attempts - 1
+	}
+	require.Positive(t, again)
+}
+
+// What an engine says of one leg of a fan-out comes when another has begun to
+// stream: in an event then, since the status is out.
+func TestARefusalAfterASiblingBegan(t *testing.T) {
+	t.Parallel()
+	began := make(chan struct{})
+	var birds atomic.Pointer[parrot]
+	c := start(t, options{configure: func(cfg *config.Config) { inFront(t, &cfg.Engines.Prefill[0], &birds) }, dirty: true})
+	require.NoError(t, c.decode[0].SetFaults(slow))
+	var probes atomic.Int64
+	second := parrot(func(w http.ResponseWriter, body string) bool {
+		if !strings.Contains(body, "do_remote_decode") || probes.Add(1) == 1 {
+			return false
+		}
+		select {
+		case <-began:
+		case <-c.Context().Done():
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = fmt.Fprint(w, `{"error":{"message":"no such luck","type":"BadRequestError","code":400}}`)
+		return true
+	})
+	birds.Store(&second)
+	resp, err := c.http.Post(c.url+chatPath, "application/json", strings.NewReader(chat("one two", `"stream":true,"n":2,"seed":5,`)))
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	lines := bufio.NewReader(resp.Body)
+	first, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	close(began)
+	var rest strings.Builder
+	rest.WriteString(first)
+	_, err = lines.WriteTo(&rest)
+	require.NoError(t, err)
+	got := read(t, rest.String())
+	require.True(t, got.done)
+	require.Equal(t, "engine_refused", got.fail)
+	require.Contains(t, rest.String(), "an engine refused the request with status 400")
+	require.NotContains(t, rest.String(), "no such luck", "an engine's words stay in its own answers")
+	require.Empty(t, got.finish)
+	c.settledRequests(1)
+	require.Equal(t, []string{"engine_refused"}, c.outcomes())
+}
