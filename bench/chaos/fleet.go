@@ -21,8 +21,9 @@ type fleet struct {
 // nobody claims the last one of a side that works.
 type member struct {
 	*refengine.Engine
-	role string
-	urls []string
+	role     string
+	urls     []string
+	internal bool // its ranks are told apart by a header
 
 	fleet   *fleet
 	claimed bool
@@ -42,13 +43,20 @@ func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
 		if i >= s.prefill {
 			role, c.Role, c.DPSize, c.Slots, c.C0, c.C1 = "decode", refengine.Decode, s.ranks, slots, s.step, time.Nanosecond
 			c.Group = fmt.Sprint("g", i-s.prefill)
+			if i == s.prefill { // one URL for all its ranks
+				c.DPMode = "internal"
+			}
 		}
 		e, err := refengine.Start(c)
 		if err != nil {
 			f.close()
 			return nil, err
 		}
-		f.all = append(f.all, &member{Engine: e, role: role, urls: e.URLs(), fleet: f})
+		m := &member{Engine: e, role: role, urls: e.URLs(), internal: c.DPMode == "internal", fleet: f}
+		if m.internal {
+			m.urls = m.urls[:1]
+		}
+		f.all = append(f.all, m)
 	}
 	return f, nil
 }

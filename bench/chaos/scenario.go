@@ -101,6 +101,10 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	r := &report{Scenario: s.name, Seed: o.seed, Folder: p.dir}
 	defer func() { p.stop(len(r.Breaches) == 0 && o.keep == "") }()
 
+	cold, err := p.vitals()
+	if err != nil {
+		return nil, err
+	}
 	calm := s
 	calm.cancel, calm.wide, calm.lag, calm.count, calm.duration = 0, 0, 0, 0, warmUp
 	if _, err := newCrowd(calm, o.seed+1, p).run(ctx); err != nil {
@@ -113,6 +117,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
+	before.Goroutines, before.Files = cold.Goroutines, cold.Files // those of the warm-up's connections end later
 	books.reset()
 
 	r.Started = time.Now()

@@ -47,12 +47,18 @@ profiles:
     chat_resume: vllm_prompt_token_ids
     first_event_timeout: 6s
     reject_releases: true
-pool: {size: %d}
+  internal:
+    kv_hold_timeout: %[4]v
+    chat_resume: vllm_prompt_token_ids
+    first_event_timeout: 6s
+    reject_releases: true
+    dp_mode: internal
+pool: {size: %[5]d}
 prefill:
   scrape: {interval: 200ms}
   retry: {base: 20ms}
 limits: {connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
-log: {level: info, requests: %q}
+log: {level: info, requests: %[6]q}
 engines:
 `, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"))
 	for _, role := range []string{"prefill", "decode"} {
@@ -62,6 +68,9 @@ engines:
 				fmt.Fprintf(&b, "    - {url: %q", u)
 				if role == "decode" {
 					fmt.Fprintf(&b, ", group: %s, slots: %d", m.Config().Group, s.slots)
+				}
+				if m.internal {
+					fmt.Fprintf(&b, ", ranks: %d, profile: internal", m.Config().DPSize)
 				}
 				b.WriteString("}\n")
 			}

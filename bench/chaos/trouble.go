@@ -60,14 +60,14 @@ func (t *trouble) note(what string) {
 
 // asked counts an action by how the proxy took it.
 func (t *trouble) asked(what, method, path string, body any) (ok bool) {
-	status, _, err := t.p.ask(method, path, body)
+	status, answer, err := t.p.ask(method, path, body)
 	switch {
 	case err != nil:
 		what += ": no answer"
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:
 		what += ": there is no such thing"
 	case status/100 != 2:
-		what += fmt.Sprint(": ", status)
+		what += fmt.Sprintf(": %d %.200s", status, answer)
 	}
 	t.note(what)
 	return err == nil && status/100 == 2
@@ -79,7 +79,7 @@ func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 		weight int
 		do     func(ctx context.Context, m *member, pause time.Duration, rng *rand.Rand)
 	}{
-		{4, t.kill}, {3, t.remove}, {2, t.drain}, {2, t.drainRank}, {2, t.surge}, {2, t.policy}, {1, t.keys}, {2, t.reload},
+		{4, t.kill}, {3, t.remove}, {4, t.drain}, {2, t.surge}, {2, t.policy}, {1, t.keys}, {2, t.reload},
 	}
 	sum := 0
 	for _, a := range actions {
@@ -137,48 +137,42 @@ func (t *trouble) remove(ctx context.Context, m *member, span time.Duration, _ *
 
 func (t *trouble) add(m *member) {
 	for _, u := range m.urls {
-		body := map[string]any{"role": m.role, "url": u}
+		body := map[string]any{"role": m.role, "url": u, "profile": "ascend"}
 		if m.role == "decode" {
 			body["group"], body["slots"] = m.Config().Group, t.p.settings.slots
+		}
+		if m.internal {
+			body["ranks"], body["profile"] = m.Config().DPSize, "internal"
 		}
 		t.asked("added an engine", http.MethodPost, "/workers", body)
 	}
 }
 
-// drain has a whole engine take no new work for a while.
-func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
+// drain has an engine, or one of its ranks, take no new work for a while. With
+// a deadline what runs there is cut off, and goes on elsewhere.
+func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
 	if !m.claim() {
 		return
 	}
 	defer m.free()
-	for _, u := range m.urls {
-		t.asked("drained an engine", http.MethodPost, "/workers/"+hostPort(u)+"/drain?role="+m.role, nil)
-	}
-	pause(ctx, span)
-	t.undrain(m)
-}
-
-// undrain brings every rank of an engine back, at the latest by adding it anew.
-func (t *trouble) undrain(m *member) {
-	for _, u := range m.urls {
-		if !t.asked("undrained an engine", http.MethodPost, "/workers/"+hostPort(u)+"/undrain?role="+m.role, nil) {
-			t.asked("removed an engine", http.MethodDelete, "/workers/"+hostPort(u)+"?role="+m.role, nil)
-			t.add(m)
-			return
+	what, path := "an engine", "/workers/"+hostPort(m.urls[0])
+	if n := m.Config().DPSize; n > 1 && rng.IntN(2) == 0 {
+		what = "a rank"
+		if m.internal {
+			path += fmt.Sprint("/", rng.IntN(n))
+		} else {
+			path = "/workers/" + hostPort(m.urls[rng.IntN(n)])
 		}
 	}
-}
-
-// drainRank has one rank of a decode engine take no new work.
-func (t *trouble) drainRank(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
-	if m.role != "decode" || !m.claim() {
-		return
+	path += "/drain?role=" + m.role
+	var limit any
+	if rng.IntN(2) == 0 {
+		limit = map[string]string{"deadline": (span / 3).String()}
+		what += " with a deadline"
 	}
-	defer m.free()
-	u := m.urls[rng.IntN(len(m.urls))]
-	t.asked("drained a rank", http.MethodPost, "/workers/"+hostPort(u)+"/drain", nil)
+	t.asked("drained "+what, http.MethodPost, path, limit)
 	pause(ctx, span)
-	t.undrain(m)
+	t.asked("undrained "+what, http.MethodDelete, path, nil)
 }
 
 // surge has an engine refuse most of what it gets, for a moment.
