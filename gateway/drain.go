@@ -57,46 +57,69 @@ func (g *Gateway) drain(h *handoff, m route) {
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")
 
+// drainTries is how often a hand-off is offered to decode ranks; none is asked
+// again that may have it.
+const drainTries = 3
+
+// drainNow drains and says what became of it; an error leaves the hand-off to
+// the hold timeout.
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
-	j := h.job
 	margin := h.Expires().Sub(h.Deadline())
-	r := <-g.dispatcher.Enqueue(&pool.Entry{
-		ID: g.nextID(), Model: m.board, Prompt: j.prompt, Arrival: j.arrive, Entered: time.Now(),
-		Deadline: h.Expires().Add(-margin / 2), // the pull takes its time
-		Drain:    true,
-	})
-	if r.Err != nil {
-		return drainUnplaced, r.Err
+	for try := 1; ; try++ {
+		r := <-g.dispatcher.Enqueue(&pool.Entry{
+			ID: g.nextID(), Model: m.board, Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
+			Deadline: h.Expires().Add(-margin / 2), // the pull takes its time
+			Drain:    true,
+		})
+		if r.Err != nil {
+			return drainUnplaced, errors.Join(r.Err, err)
+		}
+		var intact bool
+		if outcome, intact, err = g.drainOn(r.Slot, h, try); err == nil || !intact || try == drainTries {
+			return outcome, err
+		}
+		select { // a moment for the monitor to hear of it
+		case <-time.After(g.conf().Prefill.Retry.Base << try):
+		case <-g.ctx.Done():
+			return outcome, err
+		}
 	}
+}
+
+// drainOn has the rank of a slot decode one token. intact: it failed, and another
+// rank may still do it.
+func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, intact bool, err error) {
+	j := h.job
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
-	defer func() { g.dispatcher.Release(r.Slot, end) }()
+	defer func() { g.dispatcher.Release(slot, end) }()
 	if h.kv == nil {
 		if h.kv, err = h.Discard(time.Now()); err != nil {
-			return drainExpired, err
+			return drainExpired, false, err
 		}
 	}
 	h.lease.Dispatched()
-	rank := g.fleet.rank(r.Slot.Worker)
+	rank := g.fleet.rank(slot.Worker)
 	body := rank.Profile.DrainBody(&j.body, j.req.Endpoint, j.leg, h.kv, nil)
 	call := g.client.NewCall(rank.Target)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", 1), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", try), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	if err != nil {
 		g.monitor.Report(rank.Instance, err)
-		return drainFailed, err
+		var ee *engine.Error
+		return drainFailed, errors.As(err, &ee) && !ee.Sent, err
 	}
 	defer resp.Close()
 	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
-		return drainFailed, err
+		return drainFailed, false, err
 	}
 	if resp.StatusCode() != http.StatusOK {
-		if _, freed := g.fleet.rejects(rank); !freed {
-			return drainRefused, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
+		if spent, freed := g.fleet.rejects(rank); !freed {
+			return drainRefused, !spent, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 		}
 	}
 	h.lease.Release()
 	end.Kind = dispatcher.Cancelled
-	return drainDone, nil
+	return drainDone, false, nil
 }

@@ -147,7 +147,7 @@ func TestClientsThatLeave(t *testing.T) {
 			c.eventually("its first events are here", func() bool { return c.metric("evenkeel_ttft_seconds_count") == float64(legs) })
 			leave()
 			c.noticed()
-			require.Zero(t, c.decode[0].Stats().Running, "the slot is not free before the engine has noticed")
+			c.eventually("the engine has stopped", func() bool { return c.decode[0].Stats().Running == 0 })
 			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="streaming"}`))
 		})
 	}
@@ -156,8 +156,8 @@ func TestClientsThatLeave(t *testing.T) {
 // An answer that goes on elsewhere is left in its second leg.
 func TestClientsThatLeaveASecondLeg(t *testing.T) {
 	t.Parallel()
-	given := func(d refengine.Config) []refengine.Config {
-		d.Faults = []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 20, Count: 1}}
+	given := func(d refengine.Config, after int) []refengine.Config {
+		d.Faults = []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: after, Count: 1}}
 		return []refengine.Config{d}
 	}
 	for name, body := range map[string]string{
@@ -166,7 +166,7 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 	} {
 		t.Run(name+", in prefill", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{}), prefill: []refengine.Config{{Faults: []refengine.Rule{{Fault: refengine.Hang, Skip: 1}}}}})
+			c := start(t, options{decode: given(refengine.Config{}, 20), prefill: []refengine.Config{{Faults: []refengine.Rule{{Fault: refengine.Hang, Skip: 1}}}}})
 			leave, _ := c.send(body)
 			c.eventually("it is prefilled again", func() bool { return c.prefill[0].Stats().Probes == 2 })
 			leave()
@@ -176,16 +176,17 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 
 		t.Run(name+", pooled", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{Slots: 1})})
+			c := start(t, options{decode: given(refengine.Config{Slots: 1, C0: 10 * time.Millisecond}, 40)})
 			leave, _ := c.send(body)
 			c.eventually("it is decoded", func() bool { return c.decode[0].Stats().Running == 1 })
 			next, _ := c.send(chat("another", `"stream":true,"ignore_eos":true,`))
+			c.eventually("the other waits for it", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
 			c.eventually("it waits for the other", func() bool {
 				return c.prefill[0].Stats().Probes == 3 && c.metric("evenkeel_pool_entries") == 1
 			})
 			leave()
 			c.noticed()
-			require.EqualValues(t, 1, c.prefill[0].Stats().Pins)
+			c.eventually("it holds its KV, the other has pulled", func() bool { return c.prefill[0].Stats().Pins == 1 })
 			next()
 			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 1 })
 			require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="pooled"}`))
@@ -193,7 +194,7 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 
 		t.Run(name+", in transfer", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{TransferBase: 300 * time.Millisecond})})
+			c := start(t, options{decode: given(refengine.Config{TransferBase: 300 * time.Millisecond}, 20)})
 			leave, _ := c.send(body)
 			c.eventually("the KV is on its way again", func() bool { s := c.decode[0].Stats(); return s.Decodes == 2 && s.Waiting == 1 })
 			leave()
@@ -205,12 +206,12 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 
 		t.Run(name+", while it is decoded", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{})})
+			c := start(t, options{decode: given(refengine.Config{}, 20)})
 			leave, _ := c.send(body)
 			c.eventually("it goes on", func() bool { return c.metric(`evenkeel_recomputes_total{tier="1"}`) == 1 })
 			leave()
 			c.noticed()
-			require.Zero(t, c.decode[0].Stats().Running)
+			c.eventually("the engine has stopped", func() bool { return c.decode[0].Stats().Running == 0 })
 			require.EqualValues(t, 1, c.metric(`evenkeel_cancels_total{phase="streaming"}`))
 		})
 	}
@@ -260,5 +261,30 @@ func TestLateLeaversHarmNobody(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		own.CloseIdleConnections()
 		require.Equal(t, 200, c.post(chatPath, chat("y", `"max_tokens":2,`)).status)
+	}
+}
+
+// A decode engine that refuses a drain and leaves the hand-off alone is asked
+// again, or another one is, but not for ever.
+func TestARefusedDrainIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for times, outcome := range map[int]string{2: "drained", 3: "refused"} {
+		t.Run(fmt.Sprintf("refused %d times", times), func(t *testing.T) {
+			t.Parallel()
+			keeps := false
+			c := start(t, options{
+				decode:  []refengine.Config{{Slots: 1, Faults: []refengine.Rule{{Fault: refengine.Busy, Leg: refengine.LegDecode, Skip: 1, Count: times}}}},
+				profile: mooncake.Profile{RejectReleases: &keeps},
+				dirty:   true,
+			})
+			blocker := c.endless()
+			leave, _ := c.send(chat("a b c", ""))
+			c.eventually("it is pooled", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+			leave()
+			c.noticed()
+			blocker()
+			c.eventually(outcome, func() bool { return c.metric(fmt.Sprintf("evenkeel_drains_total{outcome=%q}", outcome)) == 1 })
+			require.EqualValues(t, map[string]int{"drained": 0, "refused": 1}[outcome], c.prefill[0].Stats().Pins)
+		})
 	}
 }
