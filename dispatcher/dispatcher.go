@@ -97,6 +97,16 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+func (c Config) check() error {
+	if c.Window < 0 || c.TickLimit < 0 || c.TTL < 0 {
+		return fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", c.Window, c.TickLimit, c.TTL)
+	}
+	if m := c.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
+		return fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
+	}
+	return nil
+}
+
 // Result is the one answer to an Enqueue: a slot, or why there is none.
 type Result struct {
 	Slot *Slot
@@ -117,11 +127,8 @@ type Dispatcher struct {
 // gets ErrDraining; slots may still be released.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
-	if cfg.Window < 0 || cfg.TickLimit < 0 || cfg.TTL < 0 {
-		return nil, fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", cfg.Window, cfg.TickLimit, cfg.TTL)
-	}
-	if m := cfg.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
-		return nil, fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
@@ -180,21 +187,13 @@ func (d *Dispatcher) SetWorkers(ws []Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	reply := make(chan error, 1)
-	if !d.inbox.push(func(l *loop) { reply <- l.setPolicy(spec) }) {
-		return ErrDraining
-	}
-	return <-reply // an accepted command is always run
+	return d.ask(func(l *loop) error { return l.setPolicy(spec) })
 }
 
 // SetFit has predictors start anew from a fit, and learn on from there. One that
 // a policy in use cannot work with is refused, and all stays as it was.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
-	reply := make(chan error, 1)
-	if !d.inbox.push(func(l *loop) { reply <- l.setFit(fit) }) {
-		return ErrDraining
-	}
-	return <-reply
+	return d.ask(func(l *loop) error { return l.setFit(fit) })
 }
 
 // Policy is the canonical name of the barrier groups' policy.

@@ -13,9 +13,10 @@ import (
 	"github.com/prometheus/common/expfmt"
 	promodel "github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/gateway/admin"
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
 
@@ -313,7 +314,16 @@ func TestTheAdminToken(t *testing.T) {
 
 	for _, empty := range []string{"", " \n"} {
 		require.NoError(t, os.WriteFile(file, []byte(empty), 0o600))
-		_, err := admin.New(c.gw, admin.Options{TokenFile: file})
+		cfg := config.Default()
+		cfg.Admin.TokenFile = file
+		require.NoError(t, cfg.Validate())
+		_, err := gateway.New(cfg, zap.NewNop())
 		require.ErrorContains(t, err, "write the token")
 	}
+	c.eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
+	require.Equal(t, 200, without("GET", "/status", "Bearer open sesame"), "an empty file changes nothing")
+	require.NoError(t, os.WriteFile(file, []byte("close sesame\n"), 0o600))
+	c.eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
+	require.Equal(t, http.StatusUnauthorized, without("GET", "/status", "Bearer open sesame"), "the old one is not")
+	c.token = "close sesame"
 }

@@ -49,10 +49,11 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
-	token     string              // of the admin listener
-	ca        *certtest.Authority // of the listeners' certificates; nil: clear text
-	debug     bool                // keep debug lines, too
-	dirty     bool                // the engines may end with pins or counted faults: the test says which
+	file      func(c *cluster) string // the config, in place of what configure makes; c.config names its file
+	token     string                  // of the admin listener
+	ca        *certtest.Authority     // of the listeners' certificates; nil: clear text
+	debug     bool                    // keep debug lines, too
+	dirty     bool                    // the engines may end with pins or counted faults: the test says which
 }
 
 // cluster is a proxy before reference engines, over real sockets.
@@ -65,6 +66,7 @@ type cluster struct {
 	http            *http.Client
 	logs            *observer.ObservedLogs
 	requestLog      string
+	config          string // file; empty: none
 }
 
 // quick is an engine whose times do not hold a test up.
@@ -130,11 +132,20 @@ func start(t *testing.T, o options) *cluster {
 	if o.configure != nil {
 		o.configure(cfg)
 	}
-	require.NoError(t, cfg.Validate())
 	var err error
+	if o.file != nil {
+		c.config = filepath.Join(t.TempDir(), "evenkeel.yaml")
+		c.write(o.file(c))
+		cfg, err = config.Load(c.config)
+		require.NoError(t, err)
+	}
+	require.NoError(t, cfg.Validate())
 	c.gw, err = gateway.New(cfg, zap.New(core))
 	require.NoError(t, err)
-	handler, err := admin.New(c.gw, admin.Options{TokenFile: cfg.Admin.TokenFile, Log: zap.New(core)})
+	if c.config != "" {
+		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return config.Load(c.config) })
+	}
+	handler, err := admin.New(c.gw, admin.Options{Log: zap.New(core)})
 	require.NoError(t, err)
 	require.NoError(t, c.gw.Start(handler))
 	c.url, c.admin = "http://"+c.gw.Addr(), "http://"+c.gw.AdminAddr()

@@ -35,6 +35,7 @@ type fleet struct {
 	routes    map[string]route     // model or LoRA name → board
 	hosts     map[string]bool      // where a prefiller's KV may be pulled from
 	stops     map[string]*stopped  // engines and ranks that drain, by role and id
+	added     int                  // engines that ever were
 }
 
 // Roles of an engine.
@@ -51,6 +52,7 @@ type instance struct {
 	conf    config.Engine
 	profile *mooncake.Profile
 	status  engine.Status
+	number  int // in the order of arrival
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -85,36 +87,15 @@ func newFleet(gw *Gateway) *fleet {
 
 // add registers an engine. An engine that is known already keeps its state.
 func (f *fleet) add(role string, e config.Engine) error {
-	id, err := config.InstanceID(e.URL)
+	in, err := f.build(role, e, f.gw.conf())
 	if err != nil {
 		return err
 	}
-	profile, ok := f.gw.conf().profiles[e.Profile]
-	if !ok {
-		return fmt.Errorf("%s engine %s: no profile is named %q", role, id, e.Profile)
-	}
-	target, err := config.Target(e, profile)
-	if err != nil {
-		return fmt.Errorf("%s %w", role, err)
-	}
-	in := &instance{id: id, role: role, engine: target, conf: e, profile: profile}
-	if role == roleDecode && e.Slots == 0 {
-		in.conf.Slots = defaultSlots
-		f.gw.log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
-			zap.String("engine", id), zap.Int("assumed", defaultSlots))
-	}
 	f.mu.Lock()
-	if old, ok := f.instances[in.key()]; ok {
-		in.status = old.status
-	} else {
+	if f.instances[in.key()] == nil {
 		f.order = append(f.order, in.key())
 	}
-	f.instances[in.key()] = in
-	if role == roleDecode {
-		for _, r := range ranksOf(in) { // numbered as configured, whoever comes up first
-			f.number(in.target(r).ID)
-		}
-	}
+	f.put(in)
 	f.mu.Unlock()
 	if role == rolePrefill {
 		f.learnHosts(in)
@@ -122,6 +103,46 @@ func (f *fleet) add(role string, e config.Engine) error {
 	f.watch()
 	f.publish()
 	return nil
+}
+
+// build makes an engine of its description.
+func (f *fleet) build(role string, e config.Engine, set *settings) (*instance, error) {
+	id, err := config.InstanceID(e.URL)
+	if err != nil {
+		return nil, err
+	}
+	profile, ok := set.profiles[e.Profile]
+	if !ok {
+		return nil, fmt.Errorf("%s engine %s: no profile is named %q", role, id, e.Profile)
+	}
+	target, err := config.Target(e, profile)
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", role, err)
+	}
+	in := &instance{id: id, role: role, engine: target, conf: e, profile: profile}
+	if role == roleDecode && e.Slots == 0 {
+		in.conf.Slots = defaultSlots
+		f.gw.log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
+			zap.String("engine", id), zap.Int("assumed", defaultSlots))
+	}
+	return in, nil
+}
+
+// put takes an engine in, in the place of the one it was before. It is called
+// with f.mu held.
+func (f *fleet) put(in *instance) {
+	if old, ok := f.instances[in.key()]; ok {
+		in.status, in.number = old.status, old.number
+	} else {
+		f.added++
+		in.number = f.added
+	}
+	f.instances[in.key()] = in
+	if in.role == roleDecode {
+		for _, r := range ranksOf(in) { // numbered as configured, whoever comes up first
+			f.number(in.target(r).ID)
+		}
+	}
 }
 
 // remove takes an engine out: its requests finish, it gets no new ones.

@@ -37,9 +37,7 @@ type Gateway struct {
 	started time.Time
 
 	keys       atomic.Pointer[keys.Set]
-	tls        *certs.Pair // of the public listener; nil: clear text
-	adminTLS   *certs.Pair
-	watched    []*watched
+	token      atomic.Pointer[token] // of operators; nil: none is asked for
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
@@ -48,10 +46,16 @@ type Gateway struct {
 	fleet      *fleet
 	metrics    *metrics
 	requestLog *requestLog
-	fit        fitFile
-	exchanges  exchanges
-	pages      pages
-	routes     map[string]handler
+
+	reloading sync.Mutex // over all below: files are read by one at a time
+	source    configSource
+	fit       fitFile
+	seen      map[string]digest // small files, as they were read last
+	tls       [2]*certs.Pair    // of the public and the admin listener; nil: clear text
+
+	exchanges exchanges
+	pages     pages
+	routes    map[string]handler
 
 	ctx         context.Context // ends when the last stream has
 	stop        context.CancelFunc
@@ -79,9 +83,13 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	g.service, g.runs.all = newService(g.ctx), map[*run]struct{}{}
 	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
-	if err = g.loadSecrets(); err != nil {
+	secrets, err := readSecrets(cfg)
+	if err != nil {
 		return nil, err
 	}
+	g.use(secrets)
+	g.source.at = g.started
+	g.noteConfig()
 	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
@@ -95,7 +103,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.fleet = newFleet(g)
 	g.monitor = engine.NewMonitor(engine.MonitorConfig{Client: g.client, Registerer: g.reg, Log: log})
 	g.monitor.OnChange(g.fleet.onStatus)
-	if g.tier, err = prefill.New(g.prefillConfig()); err != nil {
+	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {
 		return nil, err
 	}
 	g.places.OnFree(g.tier.Wake)
@@ -120,8 +128,8 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	return g, nil
 }
 
-func (g *Gateway) prefillConfig() prefill.Config {
-	p := g.conf().Prefill
+func (g *Gateway) prefillConfig(s *settings) prefill.Config {
+	p := s.Prefill
 	spec := p.Policy
 	if spec == "least-tokens" && p.Work != "" {
 		spec += ":work=" + p.Work
@@ -159,7 +167,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	var err error
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
-		TLS: g.tls != nil, Log: g.log,
+		TLS: g.tls[0] != nil, Log: g.log,
 	})
 	if err != nil {
 		return fmt.Errorf("listen: %w; is another process on %s?", err, g.conf().Listen)
@@ -170,14 +178,9 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
-	if g.fit.path != "" {
-		g.background.Go(func() { g.watchFit(g.ctx) })
-	}
-	if len(g.watched) > 0 {
-		g.background.Go(func() { g.watchFiles(g.ctx) })
-	}
+	g.background.Go(func() { g.watchFiles(g.ctx) })
 	g.background.Go(func() {
-		if err := g.server.Serve(secured(g.listener, g.tls)); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := g.server.Serve(secured(g.listener, g.tls[0])); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))
 		}
 	})
@@ -190,7 +193,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		ErrorLog: errorLog,
 	}
 	g.background.Go(func() {
-		if err := adminServer.Serve(secured(g.admin, g.adminTLS)); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := adminServer.Serve(secured(g.admin, g.tls[1])); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("admin listener", zap.Error(err))
 		}
 	})
@@ -198,7 +201,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
-	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.adminTLS == nil {
+	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.tls[1] == nil {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),

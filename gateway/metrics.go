@@ -19,19 +19,20 @@ const (
 
 // metrics are the gateway's own; prefill tier and dispatcher register theirs.
 type metrics struct {
-	requests   *prometheus.CounterVec
-	stages     map[string]prometheus.Observer
-	ttft       prometheus.Observer
-	tpot       prometheus.Observer
-	itl        prometheus.Observer
-	drains     *prometheus.CounterVec
-	cancels    map[phase]prometheus.Counter
-	released   map[phase]prometheus.Observer
-	recomputes *prometheus.CounterVec
-	reloads    *prometheus.CounterVec
-	certEnd    *prometheus.GaugeVec
-	losses     *prometheus.CounterVec
-	moves      *prometheus.CounterVec
+	requests                          *prometheus.CounterVec
+	stages                            map[string]prometheus.Observer
+	ttft                              prometheus.Observer
+	tpot                              prometheus.Observer
+	itl                               prometheus.Observer
+	drains                            *prometheus.CounterVec
+	cancels                           map[phase]prometheus.Counter
+	released                          map[phase]prometheus.Observer
+	recomputes                        *prometheus.CounterVec
+	reloads                           *prometheus.CounterVec
+	certEnd                           *prometheus.GaugeVec
+	configOK, configSince, configHash prometheus.Gauge
+	losses                            *prometheus.CounterVec
+	moves                             *prometheus.CounterVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -69,6 +70,19 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	}
 	for _, outcome := range []string{drainDone, drainUnplaced, drainCrowded, drainExpired, drainFailed, drainRefused} {
 		m.drains.WithLabelValues(outcome)
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		reg.MustRegister(g)
+		return g
+	}
+	m.configOK = gauge("evenkeel_config_last_reload_successful", "0 after a config that was refused.")
+	m.configSince = gauge("evenkeel_config_last_reload_success_timestamp_seconds", "Since when the config in force is.")
+	m.configHash = gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force: equal on proxies with equal files.")
+	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor} {
+		for _, outcome := range []string{reloadUsed, reloadRefused} {
+			m.reloads.WithLabelValues(key, outcome)
+		}
 	}
 	for _, tier := range tiers {
 		m.recomputes.WithLabelValues(tier)

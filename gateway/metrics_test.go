@@ -44,7 +44,7 @@ func metricsDoc(t *testing.T) map[string]documented {
 	return rows
 }
 
-var label = regexp.MustCompile("`([a-z_]+)`(?:: ([a-z0-9_, ]+))?")
+var label = regexp.MustCompile("`([a-z_]+)`(?:: ([a-z0-9_., ]+))?")
 
 var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variableLabels: {([^}]*)}`)
 

@@ -28,6 +28,7 @@ type Status struct {
 	Open       int64                     `json:"open_requests"`
 	PoolPlaces int                       `json:"pool_places"`
 	PoolUsed   int                       `json:"pool_places_used"`
+	Config     ConfigStatus              `json:"config"`
 	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
@@ -56,12 +57,15 @@ type EngineStatus struct {
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Drain: g.service.state(),
+		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: g.configStatus(), Drain: g.service.state(),
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 	}
 	s.Drains = g.fleet.drains(s.Dispatch, s.Prefill)
 	return s
 }
+
+// Config is what is in force.
+func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
 // Registry holds every metric of the proxy.
 func (g *Gateway) Registry() *prometheus.Registry { return g.reg }

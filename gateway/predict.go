@@ -2,17 +2,12 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
-
-	"go.uber.org/zap"
 
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
@@ -31,9 +26,6 @@ type fileState struct {
 	modified time.Time
 	size     int64
 }
-
-// fitCheck is how often the file is looked at.
-const fitCheck = 2 * time.Second
 
 // maxFit bounds what is read: 200 trees of depth 4 and 4096 keys are some MB.
 const maxFit = 256 << 20
@@ -65,36 +57,6 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 		return nil, fmt.Errorf("%s: %w", f.path, err)
 	}
 	return fit, nil
-}
-
-// watchFit swaps a fit file that changed in, until ctx ends.
-func (g *Gateway) watchFit(ctx context.Context) {
-	tick := time.NewTicker(fitCheck)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			g.reloadFit()
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (g *Gateway) reloadFit() {
-	fit, err := g.fit.read()
-	if errors.Is(err, fs.ErrNotExist) {
-		return // between two versions
-	}
-	if err == nil && fit != nil {
-		err = g.dispatcher.SetFit(fit)
-	}
-	switch {
-	case err != nil:
-		g.log.Warn("the new fit file is not used, predictions go on as they were", zap.String("predictor.file", g.fit.path), zap.Error(err))
-	case fit != nil:
-		g.log.Info("predictions start anew from the fit file", zap.String("predictor.file", g.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
-	}
 }
 
 // promptSecret keys the hashes that tell prompts apart; nil: nobody does.

@@ -2,141 +2,302 @@ package gateway
 
 import (
 	"context"
-	"crypto/tls"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"net"
 	"os"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
-	"evenkeel/gateway/certs"
-	"evenkeel/gateway/keys"
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/files"
+	"evenkeel/predictor"
+	"evenkeel/prefill"
 )
 
-// fileCheck is how often files that may change are looked at.
-const fileCheck = 2 * time.Second
-
-// watched is a file, or two that belong together, that is read again when it
-// changes. reload tells whether something new is in force; a version that
-// cannot be used is an error once and changes nothing.
-type watched struct {
-	key    string // in the config
-	reload func() (changed bool, err error)
+// Reload is what became of another version of the config.
+type Reload struct {
+	At      time.Time       `json:"at"`
+	Outcome string          `json:"outcome"` // used, refused, unchanged; dry: what would be used
+	Error   string          `json:"error,omitempty"`
+	Line    int             `json:"line,omitempty"` // of the first thing that is wrong
+	Column  int             `json:"column,omitempty"`
+	Changes []config.Change `json:"changes"`
+	Restart []string        `json:"needs_restart,omitempty"` // changed keys that are not in force
 }
 
-// loadSecrets reads the keys of clients and the certificates of both listeners.
-func (g *Gateway) loadSecrets() error {
-	file := g.conf().KeysFile
-	seen, _ := stateOf(file) // before it is read, so that no change falls between; Load tells what is wrong
-	set, err := keys.Load(file)
-	if err != nil {
-		return err
-	}
-	g.keys.Store(set)
-	if file != "" {
-		g.watch("keys_file", func() (bool, error) { return g.reloadKeys(file, &seen) })
-	}
-	if g.tls, err = g.certificate("tls", g.conf().TLS.CertFile, g.conf().TLS.KeyFile); err != nil {
-		return err
-	}
-	g.adminTLS, err = g.certificate("admin.tls", g.conf().Admin.TLS.CertFile, g.conf().Admin.TLS.KeyFile)
-	return err
-}
-
-// watch has a file looked at while the proxy runs.
-func (g *Gateway) watch(key string, reload func() (bool, error)) {
-	for _, outcome := range []string{reloadUsed, reloadRefused} {
-		g.metrics.reloads.WithLabelValues(key, outcome)
-	}
-	g.watched = append(g.watched, &watched{key, reload})
-}
-
-// What becomes of a new version of a file.
 const (
-	reloadUsed    = "used"
-	reloadRefused = "refused"
+	reloadUnchanged = "unchanged"
+	reloadDry       = "dry"
 )
 
-// certificate reads a listener's; nil without one.
-func (g *Gateway) certificate(key, certFile, keyFile string) (*certs.Pair, error) {
-	if certFile == "" {
-		return nil, nil
-	}
-	p, err := certs.Load(certFile, keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", key, err)
-	}
-	end := g.metrics.certEnd.WithLabelValues(key)
-	end.Set(float64(p.Leaf().NotAfter.Unix()))
-	g.watch(key, func() (bool, error) {
-		changed, err := p.Reload()
-		end.Set(float64(p.Leaf().NotAfter.Unix()))
-		return changed, err
-	})
-	return p, nil
+// ConfigStatus is what is in force and where it came from.
+type ConfigStatus struct {
+	File   string    `json:"file,omitempty"` // empty: flags
+	SHA256 string    `json:"sha256,omitempty"`
+	Since  time.Time `json:"since"`
+	Last   *Reload   `json:"last_reload,omitempty"`
 }
 
-// reloadKeys swaps a key file that changed in. Requests that run keep their
-// place in the limits of their key, and finish even if it is gone.
-func (g *Gateway) reloadKeys(file string, seen *fileState) (bool, error) {
-	now, err := stateOf(file)
-	if now == *seen {
-		return false, nil
-	}
-	*seen = now // of a bad one, too: it is told once
-	if err != nil {
-		return false, err
-	}
-	set, err := keys.Load(file)
-	if err != nil {
-		return false, err
-	}
-	set.Succeed(g.keys.Load())
-	g.keys.Store(set)
-	return true, nil
+// configSource is where the config is read again from.
+type configSource struct {
+	file string
+	load func() (*config.Config, error) // parses, validates and applies what overrules the file
+	seen digest                         // looked at last
+	used digest
+	at   time.Time // since when it is in force
+	last *Reload
 }
 
-func stateOf(file string) (fileState, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return fileState{}, err
-	}
-	return fileState{info.ModTime(), info.Size()}, nil
+var errEmptyConfig = errors.New("the file is empty, and a proxy without engines is hardly meant; is it being written?")
+
+// ReadsFrom says where another version of the config comes from. Call it before
+// Start; without it the config stays as it is.
+func (g *Gateway) ReadsFrom(file string, load func() (*config.Config, error)) {
+	now := digestOf(file)
+	g.source = configSource{file: file, load: load, seen: now, used: now, at: g.started}
+	g.noteConfig()
 }
 
-// watchFiles looks at every file until ctx ends.
-func (g *Gateway) watchFiles(ctx context.Context) {
-	tick := time.NewTicker(fileCheck)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			for _, w := range g.watched {
-				g.look(w)
-			}
-		case <-ctx.Done():
-			return
-		}
+// Reload reads the config file again and makes it what runs: all of it or, when
+// anything is wrong, nothing. What only a restart changes is told and left. A
+// dry one changes nothing and tells what it would. Files that the config names
+// are looked at, too.
+func (g *Gateway) Reload(dry bool) Reload {
+	g.reloading.Lock()
+	defer g.reloading.Unlock()
+	r := g.reload(dry)
+	if !dry {
+		g.lookAtSecrets()
 	}
+	return r
 }
 
-func (g *Gateway) look(w *watched) {
-	changed, err := w.reload()
+func (g *Gateway) reload(dry bool) (r Reload) {
+	r = Reload{At: time.Now(), Outcome: reloadUnchanged, Changes: []config.Change{}}
+	if g.source.load == nil {
+		return r
+	}
+	seen := digestOf(g.source.file)
+	p, err := g.prepare()
 	switch {
 	case err != nil:
-		g.metrics.reloads.WithLabelValues(w.key, reloadRefused).Inc()
-		g.log.Error("a file that changed is not used, what was read before stays in force; put it right", zap.String("key", w.key), zap.Error(err))
-	case changed:
-		g.metrics.reloads.WithLabelValues(w.key, reloadUsed).Inc()
-		g.log.Info("a file that changed is in force", zap.String("key", w.key))
+		r.Outcome = reloadRefused
+		r.fail(err)
+	case len(p.changes) > 0:
+		r.Changes = p.changes
+		for _, c := range p.changes {
+			if c.Restart {
+				r.Restart = append(r.Restart, c.Path)
+			}
+		}
+		r.Outcome = reloadDry
+		if !dry {
+			r.Outcome = reloadUsed
+			if err = g.apply(p); err != nil {
+				r.Outcome, r.Changes, r.Restart = reloadRefused, []config.Change{}, nil
+				r.fail(err)
+			}
+		}
+	}
+	if dry {
+		return r
+	}
+	if g.source.seen = seen; err == nil {
+		g.source.used, g.source.at = seen, r.At
+	}
+	g.source.last = &r
+	g.tell(&r)
+	return r
+}
+
+// fail notes what is wrong, and where first.
+func (r *Reload) fail(err error) {
+	r.Error = err.Error()
+	var at *config.Error
+	if errors.As(err, &at) {
+		r.Line, r.Column = at.Line, at.Column
 	}
 }
 
-// secured puts TLS over a listener that has a certificate.
-func secured(ln net.Listener, p *certs.Pair) net.Listener {
-	if p == nil {
-		return ln
+// tell logs and counts what became of a reload.
+func (g *Gateway) tell(r *Reload) {
+	changes := make([]string, len(r.Changes))
+	for i, c := range r.Changes {
+		changes[i] = c.String()
 	}
-	return tls.NewListener(ln, p.Server())
+	switch r.Outcome {
+	case reloadRefused:
+		g.log.Error("the new config is not used, what was read before stays in force; put it right", zap.String("file", g.source.file), zap.String("error", r.Error))
+	case reloadUnchanged:
+		g.log.Info("the config file says what is in force already", zap.String("file", g.source.file))
+	case reloadUsed:
+		g.log.Info("the new config is in force", zap.String("file", g.source.file), zap.Strings("changes", changes))
+		if len(r.Restart) > 0 {
+			g.log.Warn("some of the new config needs a restart", zap.Strings("keys", r.Restart))
+		}
+	}
+	if r.Outcome != reloadUnchanged {
+		g.metrics.reloads.WithLabelValues(keyConfig, r.Outcome).Inc()
+	}
+	g.noteConfig()
+}
+
+// noteConfig exports which config is in force.
+func (g *Gateway) noteConfig() {
+	ok := 1.0
+	if g.source.last != nil && g.source.last.Outcome == reloadRefused {
+		ok = 0
+	}
+	g.metrics.configOK.Set(ok)
+	g.metrics.configSince.Set(float64(g.source.at.Unix()))
+	g.metrics.configHash.Set(float64(binary.BigEndian.Uint64(g.source.used[:8]) >> 16)) // what a float holds
+}
+
+func (g *Gateway) configStatus() ConfigStatus {
+	g.reloading.Lock()
+	defer g.reloading.Unlock()
+	s := ConfigStatus{File: g.source.file, Since: g.source.at, Last: g.source.last}
+	if g.source.load != nil {
+		s.SHA256 = fmt.Sprintf("%x", g.source.used)
+	}
+	return s
+}
+
+// prepared is a config that was found good, with everything that may fail done.
+type prepared struct {
+	set     *settings
+	changes []config.Change
+	secrets *secrets
+	fleet   *fleetPlan
+	tier    prefill.Config
+	decide  dispatcher.Settings
+	fit     fitFile
+}
+
+// prepare reads and checks the file and all that it names. Nothing has changed
+// after it.
+func (g *Gateway) prepare() (*prepared, error) {
+	text, err := os.ReadFile(g.source.file)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	if strings.TrimSpace(string(text)) == "" {
+		return nil, fmt.Errorf("config %s: %w", g.source.file, errEmptyConfig)
+	}
+	next, err := g.source.load()
+	if err != nil {
+		return nil, err
+	}
+	old := g.conf()
+	merged, changes, err := old.Succeed(next)
+	if err != nil {
+		return nil, err
+	}
+	p := &prepared{changes: changes}
+	if p.set, err = newSettings(merged); err != nil {
+		return nil, err
+	}
+	if p.secrets, err = readSecrets(merged); err != nil {
+		return nil, err
+	}
+	if p.fleet, err = g.fleet.plan(old, p.set); err != nil {
+		return nil, err
+	}
+	p.tier = g.prefillConfig(p.set)
+	if p.tier.Policy == g.prefillConfig(old).Policy {
+		p.tier.Policy = g.tier.Policy() // an operator may have set another since
+	}
+	if err := p.tier.Validate(); err != nil {
+		return nil, err
+	}
+	p.decide = p.set.decision()
+	p.fit = fitFile{path: merged.Predictor.File}
+	if merged.Predictor.File != old.Predictor.File {
+		if p.decide.Predictor.Fit, err = p.fit.read(); err != nil {
+			return nil, fmt.Errorf("predictor.file: %w", err)
+		}
+	} else {
+		p.fit.seen = g.fit.seen
+	}
+	if merged.Dispatch.Policy == old.Dispatch.Policy {
+		p.decide.Policy = "" // as above
+	}
+	return p, g.dispatcher.Accepts(p.decide)
+}
+
+// apply puts a prepared config in force. An operator's policy may have come in
+// between, so the dispatcher, which may still refuse, is told first.
+func (g *Gateway) apply(p *prepared) error {
+	if err := g.dispatcher.Configure(p.decide); err != nil {
+		return err
+	}
+	if err := g.tier.Configure(p.tier); err != nil {
+		return err
+	}
+	g.fit = p.fit
+	g.use(p.secrets)
+	g.current.Store(p.set)
+	g.places.Resize(p.set.Pool.Size)
+	g.fleet.apply(p.fleet)
+	return nil
+}
+
+// decision is what the dispatcher is told of the settings.
+func (s *settings) decision() dispatcher.Settings {
+	return dispatcher.Settings{
+		Policy: s.Dispatch.Policy, Window: s.Dispatch.Window, TickLimit: s.Dispatch.TickLimit, TTL: s.poolTTL(),
+		StepModel: dispatcher.StepModel(s.Dispatch.StepModel),
+		Predictor: dispatcher.PredictorConfig{Kind: predictor.Kind(s.Predictor.Kind)},
+	}
+}
+
+// watchFiles has every file the proxy was given looked at when it changes, until
+// ctx ends.
+func (g *Gateway) watchFiles(ctx context.Context) {
+	files.Watch(ctx, g.fileList, g.lookAtFiles, g.log)
+}
+
+func (g *Gateway) fileList() (list []string) {
+	cfg := g.conf()
+	all := []string{
+		g.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File,
+	}
+	for _, p := range cfg.Profiles {
+		all = append(all, p.CAFile)
+	}
+	for _, f := range all {
+		if f != "" {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// lookAtFiles reads again what changed.
+func (g *Gateway) lookAtFiles() {
+	g.reloading.Lock()
+	defer g.reloading.Unlock()
+	if g.source.load != nil {
+		if now := digestOf(g.source.file); now != g.source.seen && now != (digest{}) { // zero: between two versions
+			g.reload(false)
+		}
+	}
+	g.lookAtSecrets()
+}
+
+func (g *Gateway) lookAtSecrets() {
+	for _, w := range g.watchedFiles() {
+		switch changed, err := w.reload(); {
+		case err != nil:
+			g.metrics.reloads.WithLabelValues(w.key, reloadRefused).Inc()
+			g.log.Error("a file that changed is not used, what was read before stays in force; put it right", zap.String("key", w.key), zap.Error(err))
+		case changed:
+			g.metrics.reloads.WithLabelValues(w.key, reloadUsed).Inc()
+			g.log.Info("a file that changed is in force", zap.String("key", w.key))
+		}
+	}
 }

@@ -6,19 +6,30 @@ import "sync/atomic"
 // before the probe is sent, so a full pool holds probes back and never throws
 // a prefill away. All methods may be called from any goroutine.
 type Places struct {
-	size   int64
+	size   atomic.Int64
 	used   atomic.Int64
 	onFree atomic.Pointer[func()]
 }
 
 // NewPlaces returns size free places.
-func NewPlaces(size int) *Places { return &Places{size: int64(size)} }
+func NewPlaces(size int) *Places {
+	p := &Places{}
+	p.size.Store(int64(size))
+	return p
+}
+
+// Resize changes how many places there are. What is reserved above a smaller
+// size stays reserved; nothing new is until enough was given back.
+func (p *Places) Resize(size int) {
+	p.size.Store(int64(size))
+	p.freed()
+}
 
 // TryReserve takes a place, or says that none is free.
 func (p *Places) TryReserve() bool {
 	for {
 		used := p.used.Load()
-		if used >= p.size {
+		if used >= p.size.Load() {
 			return false
 		}
 		if p.used.CompareAndSwap(used, used+1) {
@@ -45,6 +56,10 @@ func (p *Places) Release() {
 			break
 		}
 	}
+	p.freed()
+}
+
+func (p *Places) freed() {
 	if f := p.onFree.Load(); f != nil {
 		(*f)()
 	}
@@ -58,4 +73,4 @@ func (p *Places) OnFree(f func()) { p.onFree.Store(&f) }
 func (p *Places) Used() int { return int(p.used.Load()) }
 
 // Size is the number of places in all.
-func (p *Places) Size() int { return int(p.size) }
+func (p *Places) Size() int { return int(p.size.Load()) }

@@ -20,6 +20,9 @@ type Pool struct {
 // hand-off's deadline if that is earlier; ttl 0 leaves only the deadline.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
+// SetTTL changes how long entries may wait that come from now on.
+func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
+
 // Add takes e in. Times the caller left zero become now.
 func (p *Pool) Add(e *Entry, now time.Time) {
 	if e.Entered.IsZero() {

@@ -29,6 +29,7 @@ type waiter struct {
 	policy *policy.Policy
 	number uint64 // breaks ties of arrival
 	since  time.Time
+	until  time.Time
 	done   chan struct{} // closed with lease or err set
 	lease  *Lease
 	err    error
@@ -58,7 +59,7 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 }
 
 func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
-	timeout := time.NewTimer(time.Until(w.Arrival.Add(t.cfg.Queue.Timeout)))
+	timeout := time.NewTimer(time.Until(w.until))
 	defer timeout.Stop()
 	select {
 	case <-w.done:
@@ -170,7 +171,7 @@ func (t *Tier) makeRoom(m *model, r *Request, n int) bool {
 
 func (t *Tier) wait(m *model, p *policy.Policy, r Request) *waiter {
 	t.arrivals++
-	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, done: make(chan struct{}), place: -1}
+	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, until: r.Arrival.Add(t.cfg.Queue.Timeout), done: make(chan struct{}), place: -1}
 	m.queue.add(w, t.classes)
 	t.waiting++
 	return w

@@ -27,11 +27,12 @@ const maxUnsent = 6
 // an engine die all its requests at once, and none of them asks more of the
 // others than that engine did.
 func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
-	if k >= t.cfg.Retry.Attempts || !retryable(status, err) {
+	retry := t.retries()
+	if k >= retry.Attempts || !retryable(status, err) {
 		return 0, false
 	}
 	t.lock()
-	granted := t.budget.retry(t.now, t.cfg.Retry.Budget, k == 1 && status == 0 && Broke(err))
+	granted := t.budget.retry(t.now, retry.Budget, k == 1 && status == 0 && Broke(err))
 	t.unlock()
 	if !granted {
 		t.metrics.budgetExhausted.Inc()
@@ -43,13 +44,20 @@ func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again
 // RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
 // its kind. It costs no engine anything, and so nothing of the budget.
 func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
-	return t.backoff(k), k <= maxUnsent && t.cfg.Retry.Attempts > 1
+	return t.backoff(k), k <= maxUnsent && t.retries().Attempts > 1
+}
+
+// retries are the settings in force.
+func (t *Tier) retries() RetryConfig {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.cfg.Retry
 }
 
 // backoff is a wait after the k-th failure: capped, exponential, with full
 // jitter.
 func (t *Tier) backoff(k int) time.Duration {
-	most := t.cfg.Retry.Base << min(max(k, 1)-1, 8)
+	most := t.retries().Base << min(max(k, 1)-1, 8)
 	return rand.N(most + 1)
 }
 

@@ -12,15 +12,19 @@ import (
 // Run scrapes the live candidates until ctx is done, and waits for the scrapes
 // to end.
 func (t *Tier) Run(ctx context.Context) {
-	if t.cfg.Scrape.Interval == 0 {
-		<-ctx.Done()
-		return
-	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	running := map[*candidate]context.CancelFunc{}
+	var current ScrapeConfig
 	for {
-		wanted := t.liveCandidates()
+		wanted, settings := t.liveCandidates()
+		if settings != current { // every loop has an interval of its own
+			for c, stop := range running {
+				stop()
+				delete(running, c)
+			}
+			current = settings
+		}
 		for c, stop := range running {
 			if !wanted[c] {
 				stop()
@@ -31,7 +35,7 @@ func (t *Tier) Run(ctx context.Context) {
 			if running[c] == nil {
 				loop, stop := context.WithCancel(ctx)
 				running[c] = stop
-				wg.Go(func() { t.scrapeEvery(loop, c) })
+				wg.Go(func() { t.scrapeEvery(loop, c, settings) })
 			}
 		}
 		select {
@@ -45,25 +49,29 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 }
 
-func (t *Tier) liveCandidates() map[*candidate]bool {
+// liveCandidates are those to be scraped: none where nothing is.
+func (t *Tier) liveCandidates() (map[*candidate]bool, ScrapeConfig) {
 	t.lock()
 	defer t.unlock()
 	live := map[*candidate]bool{}
+	if t.cfg.Scrape.Interval == 0 {
+		return live, t.cfg.Scrape
+	}
 	for _, c := range t.candidates {
 		if c.configured && c.Live {
 			live[c] = true
 		}
 	}
-	return live
+	return live, t.cfg.Scrape
 }
 
 // scrapeEvery has one scrape in flight at most: a slow engine is asked less
 // often, not more.
-func (t *Tier) scrapeEvery(ctx context.Context, c *candidate) {
-	tick := time.NewTicker(t.cfg.Scrape.Interval)
+func (t *Tier) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
+	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	for {
-		t.scrape(ctx, c)
+		t.scrape(ctx, c, s)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -72,12 +80,12 @@ func (t *Tier) scrapeEvery(ctx context.Context, c *candidate) {
 	}
 }
 
-func (t *Tier) scrape(ctx context.Context, c *candidate) {
+func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
 	target, at := c.Candidate, t.mark(c)
 	t.unlock()
 
-	scrape, stop := context.WithTimeout(ctx, t.cfg.Scrape.Timeout)
+	scrape, stop := context.WithTimeout(ctx, s.Timeout)
 	defer stop()
 	sample, err := t.cfg.Scraper(scrape, target)
 	if ctx.Err() != nil {
@@ -85,20 +93,20 @@ func (t *Tier) scrape(ctx context.Context, c *candidate) {
 	}
 
 	t.lock()
-	failed := c.misses >= t.cfg.Scrape.Misses
+	failed := c.misses >= s.Misses
 	if err != nil {
 		c.misses++
 	} else {
 		t.take(c, sample, at)
 	}
-	fails := c.misses >= t.cfg.Scrape.Misses
+	fails := c.misses >= s.Misses
 	t.updateGate(c)
 	t.unlock()
 
 	switch {
 	case fails && !failed:
 		t.cfg.Log.Warn("prefiller gets no new probes: its metrics cannot be read",
-			zap.String("candidate", target.ID), zap.Int("misses", t.cfg.Scrape.Misses), zap.Error(err))
+			zap.String("candidate", target.ID), zap.Int("misses", s.Misses), zap.Error(err))
 	case failed && !fails:
 		t.cfg.Log.Info("prefiller's metrics can be read again", zap.String("candidate", target.ID))
 	}

@@ -152,6 +152,11 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	}
 	t.forgetFits()
 	t.unlock()
+	t.tellRun()
+}
+
+// tellRun has Run look at the candidates and at how they are scraped.
+func (t *Tier) tellRun() {
 	select {
 	case t.changed <- struct{}{}:
 	default: // Run has not looked since the last change

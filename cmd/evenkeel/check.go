@@ -12,9 +12,10 @@ import (
 )
 
 type checkCmd struct {
-	Config string `required:"" short:"c" placeholder:"FILE" help:"Config file."`
-	Probe  bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
-	JSON   bool   `name:"json" help:"Print one JSON document."`
+	Config  string `required:"" short:"c" placeholder:"FILE" help:"Config file."`
+	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with this file."`
+	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
+	JSON    bool   `name:"json" help:"Print one JSON document."`
 }
 
 // Run fails on a config that serve would refuse and on engines that would fail
@@ -24,6 +25,18 @@ func (c *checkCmd) Run(std streams) error {
 	if err != nil {
 		return err
 	}
+	changes := []config.Change{}
+	if c.Against != "" {
+		running, err := config.Load(c.Against)
+		if err != nil {
+			return err
+		}
+		_, found, err := running.Succeed(cfg)
+		if err != nil {
+			return err
+		}
+		changes = append(changes, found...)
+	}
 	findings := []selftest.Finding{}
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -31,14 +44,21 @@ func (c *checkCmd) Run(std streams) error {
 		findings = append(findings, selftest.Run(ctx, cfg)...)
 	}
 	if c.JSON {
+		answer := map[string]any{"config": c.Config, "findings": findings}
+		if c.Against != "" {
+			answer["changes"] = changes
+		}
 		enc := json.NewEncoder(std.out)
 		enc.SetIndent("", "  ")
-		if err := enc.Encode(map[string]any{"config": c.Config, "findings": findings}); err != nil {
+		if err := enc.Encode(answer); err != nil {
 			return err
 		}
 	} else {
 		fmt.Fprintf(std.out, "%s: ok, %d prefill and %d decode engines, policy %s\n",
 			c.Config, len(cfg.Engines.Prefill), len(cfg.Engines.Decode), cfg.Dispatch.Policy)
+		for _, change := range changes {
+			fmt.Fprintln(std.out, change)
+		}
 		for _, f := range findings {
 			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
 		}

@@ -41,6 +41,7 @@ Without one, in place of vllm-ascend's example proxy:
 
     evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
 
+SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
 SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
 signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.`
 }
@@ -64,7 +65,10 @@ func (c *serveCmd) Run(streams) error {
 	if err != nil {
 		return err
 	}
-	handler, err := admin.New(g, admin.Options{TokenFile: cfg.Admin.TokenFile, Log: log})
+	if c.Config != "" {
+		g.ReadsFrom(c.Config, c.config)
+	}
+	handler, err := admin.New(g, admin.Options{Log: log})
 	if err != nil {
 		return err
 	}
@@ -72,14 +76,25 @@ func (c *serveCmd) Run(streams) error {
 		return err
 	}
 	endSelfTest := startSelfTest(g, cfg, log)
-	s := <-signals
+	reloads := make(chan os.Signal, 1)
+	signal.Notify(reloads, syscall.SIGHUP)
+	defer signal.Stop(reloads)
+	var s os.Signal
+	for s == nil {
+		select {
+		case <-reloads:
+			g.Reload(false) // it logs what came of it
+		case s = <-signals:
+		}
+	}
 	endSelfTest()
-	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", cfg.Limits.DrainTimeout))
+	limit := g.Config().Limits.DrainTimeout
+	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
 	grace := g.Drain(0)
 	if s == syscall.SIGINT { // somebody waits at a terminal
 		grace = 0
 	}
-	return shutDown(g, grace, cfg.Limits.DrainTimeout, signals, log)
+	return shutDown(g, grace, limit, signals, log)
 }
 
 // cutTime is how long the end may take once nothing is waited for any more.

@@ -6,14 +6,12 @@ package admin
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/pprof"
-	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,33 +27,19 @@ import (
 
 // Options of the listener.
 type Options struct {
-	TokenFile string // file with the bearer token; empty: none is asked for
-	Log       *zap.Logger
+	Log *zap.Logger
 }
 
 // handler serves one proxy.
 type handler struct {
-	g     *gateway.Gateway
-	log   *zap.Logger
-	token [sha256.Size]byte
-	open  bool // no token is asked for
+	g   *gateway.Gateway
+	log *zap.Logger
 }
 
 // New returns the listener's handler. It registers the process's own metrics
 // beside the proxy's.
 func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
-	h := &handler{g: g, log: opt.Log, open: opt.TokenFile == ""}
-	if !h.open {
-		token, err := os.ReadFile(opt.TokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("admin.token_file: %w", err)
-		}
-		word := strings.TrimSpace(string(token))
-		if word == "" {
-			return nil, fmt.Errorf("admin.token_file %s is empty; write the token on its first line", opt.TokenFile)
-		}
-		h.token = sha256.Sum256([]byte(word))
-	}
+	h := &handler{g: g, log: opt.Log}
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		if err := g.Registry().Register(c); err != nil {
 			return nil, err
@@ -70,6 +54,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 		"GET /workers":             h.workers,
 		"POST /workers":            h.addWorker,
 		"DELETE /workers/{id}":     h.removeWorker,
+		"POST /reload":             h.reload,
 		"POST /drain":              h.drain,
 		"DELETE /drain":            h.undrain,
 		"POST /instances/add":      h.instances(h.addInstance),
@@ -191,6 +176,22 @@ func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
 		h.g.Drain(limit)
 		w.WriteHeader(http.StatusNoContent)
 	}
+}
+
+// reload reads the config file again; with ?dry=1 it only tells what that would
+// change.
+func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+	dry, err := strconv.ParseBool(cmp.Or(r.URL.Query().Get("dry"), "0"))
+	if err != nil {
+		fail(w, http.StatusBadRequest, "bad_query", "dry is 0 or 1")
+		return
+	}
+	result := h.g.Reload(dry)
+	w.Header().Set("Content-Type", "application/json")
+	if result.Error != "" {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	}
+	reply(w, result)
 }
 
 func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {

@@ -68,6 +68,13 @@ func (p *Pair) missing(err error) error {
 	return err
 }
 
+// Succeed takes over the files and the certificate of another pair. Call it from
+// Reload's goroutine.
+func (p *Pair) Succeed(next *Pair) {
+	p.certFile, p.keyFile, p.seen = next.certFile, next.keyFile, next.seen
+	p.current.Store(next.current.Load())
+}
+
 // Leaf is the certificate handshakes present now.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 

@@ -1,0 +1,210 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Change is one key that another version of the config sets otherwise. Neither
+// text is a secret: the file names secrets, it holds none.
+type Change struct {
+	Path    string `json:"path"`
+	Old     string `json:"old"` // empty: it was not there
+	New     string `json:"new"` // empty: it is gone
+	Restart bool   `json:"needs_restart,omitempty"`
+}
+
+// String is how a change is logged and printed.
+func (c Change) String() string {
+	s := c.Path + ": " + orNothing(c.Old) + " -> " + orNothing(c.New)
+	if c.Restart {
+		s += " (needs a restart)"
+	}
+	return s
+}
+
+func orNothing(s string) string {
+	if s == "" {
+		return `""`
+	}
+	return s
+}
+
+// fixed are the keys that only a restart changes, and how the next config keeps
+// what the running one says.
+var fixed = []func(next, running *Config){
+	func(n, r *Config) { n.Listen = r.Listen },
+	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
+	func(n, r *Config) { n.TLS = r.TLS.unlessOn(n.TLS) },
+	func(n, r *Config) { n.Admin.TLS = r.Admin.TLS.unlessOn(n.Admin.TLS) },
+	func(n, r *Config) { n.SelfTest = r.SelfTest },
+	func(n, r *Config) { n.Dispatch.Shadow = r.Dispatch.Shadow },
+	func(n, r *Config) { n.Dispatch.Log = r.Dispatch.Log },
+	func(n, r *Config) { n.Log.Requests = r.Log.Requests },
+	func(n, r *Config) { n.Log.Level = r.Log.Level },
+	func(n, r *Config) { n.Limits.Body = r.Limits.Body },
+	func(n, r *Config) { n.Limits.Head = r.Limits.Head },
+	func(n, r *Config) { n.Limits.Connections = r.Limits.Connections },
+	func(n, r *Config) { n.Limits.PerIP = r.Limits.PerIP },
+	func(n, r *Config) { n.Limits.ReadTimeout = r.Limits.ReadTimeout },
+	func(n, r *Config) { n.Limits.IdleTimeout = r.Limits.IdleTimeout },
+	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
+}
+
+// unlessOn keeps a listener in clear text or under TLS; which certificate it
+// presents may change.
+func (t TLS) unlessOn(next TLS) TLS {
+	if t.On() == next.On() {
+		return next
+	}
+	return t
+}
+
+// Succeed returns the config that a proxy runs with after a reload of next: all
+// of it but what needs a restart. The changes say which that is. Two keys that
+// are right only together may be left apart so, which is an error.
+func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err error) {
+	m := *next
+	for _, keep := range fixed {
+		keep(&m, c)
+	}
+	if err := m.Validate(); err != nil {
+		return nil, nil, fmt.Errorf("without the keys that need a restart: %w", err)
+	}
+	changes = Diff(c, next)
+	applied := map[string]bool{}
+	for _, a := range Diff(c, &m) {
+		applied[a.Path] = true
+	}
+	for i := range changes {
+		changes[i].Restart = !applied[changes[i].Path]
+	}
+	return &m, changes, nil
+}
+
+// Diff lists what is different in b, in the order of the keys; engines stand
+// under host:port, wherever they are in their list.
+func Diff(a, b *Config) []Change {
+	var d diff
+	d.value("", reflect.ValueOf(*a), reflect.ValueOf(*b))
+	return d.changes
+}
+
+type diff struct{ changes []Change }
+
+func (d *diff) value(path string, a, b reflect.Value) {
+	switch t := a.Type(); {
+	case t == reflect.TypeFor[[]Engine]():
+		d.engines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
+	case t.Kind() == reflect.Struct:
+		for i := range t.NumField() {
+			key := t.Field(i).Tag.Get("yaml")
+			if key == "" || t == profileType && key == "name" {
+				continue
+			}
+			d.value(join(path, key), a.Field(i), b.Field(i))
+		}
+	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
+		d.named(path, a, b)
+	default:
+		if x, y := text(a), text(b); x != y {
+			d.changes = append(d.changes, Change{Path: path, Old: x, New: y})
+		}
+	}
+}
+
+// engines: one that comes or goes is one change, one that stays a change a key.
+func (d *diff) engines(path string, a, b []Engine) {
+	before, after := byID(a), byID(b)
+	for _, e := range a {
+		id, at := idOf(e), path+"["+idOf(e)+"]"
+		if now, ok := after[id]; ok {
+			d.value(at, reflect.ValueOf(e), reflect.ValueOf(now))
+		} else {
+			d.changes = append(d.changes, Change{Path: at, Old: text(reflect.ValueOf(e))})
+		}
+	}
+	for _, e := range b {
+		if _, ok := before[idOf(e)]; !ok {
+			d.changes = append(d.changes, Change{Path: path + "[" + idOf(e) + "]", New: text(reflect.ValueOf(e))})
+		}
+	}
+}
+
+// named: one that comes or goes is one change, as with engines.
+func (d *diff) named(path string, a, b reflect.Value) {
+	names := map[string]bool{}
+	for _, m := range []reflect.Value{a, b} {
+		for _, k := range m.MapKeys() {
+			names[k.String()] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		x, y := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name))
+		at := join(path, name)
+		switch {
+		case x.IsValid() && y.IsValid():
+			d.value(at, x, y)
+		case x.IsValid():
+			d.changes = append(d.changes, Change{Path: at, Old: text(x)})
+		default:
+			d.changes = append(d.changes, Change{Path: at, New: text(y)})
+		}
+	}
+}
+
+// byID lists engines by the name they have everywhere.
+func byID(list []Engine) map[string]Engine {
+	all := make(map[string]Engine, len(list))
+	for _, e := range list {
+		all[idOf(e)] = e
+	}
+	return all
+}
+
+func idOf(e Engine) string {
+	id, err := InstanceID(e.URL)
+	if err != nil {
+		return e.URL
+	}
+	return id
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// text writes a value as the file would, on one line, leaving out what is zero.
+func text(v reflect.Value) string {
+	switch {
+	case v.Type() == durationType:
+		return time.Duration(v.Int()).String()
+	case v.Kind() == reflect.Pointer:
+		if v.IsNil() {
+			return ""
+		}
+		return text(v.Elem())
+	case v.Kind() == reflect.Slice:
+		items := make([]string, v.Len())
+		for i := range items {
+			items[i] = text(v.Index(i))
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	case v.Kind() == reflect.Struct:
+		var items []string
+		for i := range v.NumField() {
+			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && !v.Field(i).IsZero() {
+				items = append(items, key+": "+text(v.Field(i)))
+			}
+		}
+		return "{" + strings.Join(items, ", ") + "}"
+	}
+	return fmt.Sprint(v.Interface())
+}

@@ -1,0 +1,196 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway"
+)
+
+// write replaces the config file as editors do.
+func (c *cluster) write(text string) {
+	c.Helper()
+	next := filepath.Join(filepath.Dir(c.config), ".next")
+	require.NoError(c, os.WriteFile(next, []byte(text), 0o600))
+	require.NoError(c, os.Rename(next, c.config))
+}
+
+// yaml is a config of the cluster's own prefillers and of these decode engines,
+// with more behind it.
+func (c *cluster) yaml(more string, decode ...*refengine.Engine) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "listen: \"127.0.0.1:0\"\nadmin: {listen: \"127.0.0.1:0\"}\nlog: {requests: %q}\nengines:\n  prefill:\n", c.requestLog)
+	for _, e := range c.prefill {
+		fmt.Fprintf(&b, "    - url: %s\n", e.URLs()[0])
+	}
+	b.WriteString("  decode:\n")
+	for _, e := range decode {
+		fmt.Fprintf(&b, "    - {url: %s, slots: %d}\n", e.URLs()[0], e.Config().Slots)
+	}
+	return b.String() + more
+}
+
+const usual = "prefill: {scrape: {interval: 50ms}, retry: {base: 1ms}}\n"
+
+func (c *cluster) reload(query string) (r gateway.Reload, status int) {
+	c.Helper()
+	answer := c.ask("POST", c.admin+"/reload"+query, "")
+	require.NoError(c, json.Unmarshal([]byte(answer.body), &r), answer.body)
+	return r, answer.status
+}
+
+func paths(r gateway.Reload) (list []string) {
+	for _, c := range r.Changes {
+		list = append(list, c.Path)
+	}
+	return list
+}
+
+// reloading starts a cluster that runs on a file with its first engine, of two
+// decode engines.
+func reloading(t *testing.T) *cluster {
+	t.Helper()
+	return start(t, options{decode: []refengine.Config{paced(), paced()}, file: func(c *cluster) string { return c.yaml(usual, c.decode[0]) }})
+}
+
+// While streams run the fleet, the policy and every limit change; nothing of
+// the streams does.
+func TestReloadInTheMiddleOfStreams(t *testing.T) {
+	t.Parallel()
+	c := reloading(t)
+	first, second := c.decode[0], c.decode[1]
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for i := range 6 {
+		load.Go(func() {
+			for k := 0; ; k++ {
+				select {
+				case <-stop:
+					return
+				default:
+					if got := c.judge(fmt.Sprintf("client %d request %d", i, k), `"stream":true,`); got != "right" {
+						t.Errorf("got %s", got)
+						return
+					}
+				}
+			}
+		})
+	}
+	c.eventually("they run", func() bool { return first.Stats().Running > 3 })
+	id := c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID
+
+	c.write(c.yaml(usual, first, second))
+	c.eventually("the new engine is found by itself", func() bool { return second.Stats().Decodes > 3 })
+	require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
+
+	c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
+	c.eventually("it is in force", func() bool { return c.gw.Policy() == "br0" })
+	r := c.gw.Status(t.Context()).Config.Last
+	require.Equal(t, "used", r.Outcome)
+	require.ElementsMatch(t, []string{
+		"engines.decode[" + addressOf(first) + "]", "dispatch.policy", "dispatch.window", "predictor.kind", "pool.size", "pool.ttl",
+		"prefill.policy", "prefill.kv_threshold", "prefill.scrape.interval",
+	}, paths(*r))
+	c.eventually("what ran on the engine that is gone has finished", func() bool { s := first.Stats(); return s.Running+s.Waiting == 0 })
+	require.Equal(t, 77, c.gw.Status(t.Context()).PoolPlaces)
+	before := second.Stats().Decodes
+	c.eventually("the other goes on", func() bool { return second.Stats().Decodes > before+6 })
+
+	c.write(c.yaml(usual, first, second))
+	c.eventually("both are there again", func() bool { return first.Stats().Running > 0 && c.gw.Policy() == "evenkeel" })
+	found := false
+	for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
+		found = found || w.ID == id && w.Name == addressOf(first)
+	}
+	require.True(t, found, "a rank that comes back is who it was")
+	close(stop)
+	load.Wait()
+	require.Zero(t, c.logs.FilterMessage("answer goes on").Len(), "nobody had to move")
+}
+
+// A file that is wrong changes nothing, and whoever looks finds where.
+func TestABadConfigIsRefusedWhole(t *testing.T) {
+	t.Parallel()
+	c := reloading(t)
+	for _, row := range []struct{ name, text, says string }{
+		{"a value", c.yaml(usual+"dispatch: {policy: fastest}\npool: {size: 5}\n", c.decode[1]), "unknown policy"},
+		{"a key", c.yaml(usual+"pol: {size: 5}\n", c.decode[1]), "no such key"},
+		{"no YAML", c.yaml(usual, c.decode[1]) + "x: [", ""},
+		{"nothing", " \n", "empty"},
+		{"a file that it names", c.yaml(usual+"keys_file: /nowhere\n", c.decode[1]), "/nowhere"},
+		{"a policy without its predictor", c.yaml(usual+"dispatch: {policy: \"brh:predictor=learned\"}\n", c.decode[1]), "learned"},
+	} {
+		c.write(row.text)
+		r, status := c.reload("?dry=1")
+		require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
+		require.Contains(t, r.Error, row.says, row.name)
+		r, status = c.reload("")
+		require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
+		require.Equal(t, "refused", r.Outcome, row.name)
+		require.Empty(t, r.Changes)
+		if row.name == "a value" {
+			require.Positive(t, r.Line)
+			require.Positive(t, r.Column)
+		}
+		require.Equal(t, "refused", c.gw.Status(t.Context()).Config.Last.Outcome)
+		require.Equal(t, "evenkeel", c.gw.Policy())
+		require.Equal(t, 1024, c.gw.Status(t.Context()).PoolPlaces)
+		require.NotContains(t, c.get("/workers").body, addressOf(c.decode[1]))
+	}
+	require.Zero(t, c.metric("evenkeel_config_last_reload_successful"))
+	require.Positive(t, c.metric(`evenkeel_reloads_total{key="config",outcome="refused"}`))
+	require.Equal(t, "right", c.judge("a story", ""))
+	hash := c.metric("evenkeel_config_hash")
+	c.write(c.yaml(usual+"pool: {size: 5}\n", c.decode[0]))
+	c.eventually("a good one is used", func() bool { return c.metric("evenkeel_config_last_reload_successful") == 1 })
+	require.NotEqual(t, hash, c.metric("evenkeel_config_hash"))
+}
+
+// What only a restart changes is named, and the rest is not lost over it.
+func TestWhatNeedsARestart(t *testing.T) {
+	t.Parallel()
+	c := reloading(t)
+	c.write(strings.Replace(c.yaml(usual+"limits: {body_bytes: 1000, probe_timeout: 1m}\n", c.decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
+	dry, _ := c.reload("?dry=1")
+	require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
+	c.eventually("it is in force", func() bool { return c.gw.Config().Limits.ProbeTimeout == time.Minute })
+	r := c.gw.Status(t.Context()).Config.Last
+	require.Equal(t, []string{"listen", "limits.body_bytes"}, r.Restart)
+	require.Equal(t, "right", c.judge("as before", ""))
+	again, status := c.reload("?dry=1")
+	require.Equal(t, 200, status)
+	require.Equal(t, []string{"listen", "limits.body_bytes"}, paths(again), "still to come")
+	require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
+}
+
+// What an operator changed since stays, but where the file speaks of the same.
+func TestOperatorsChangesSurviveAReload(t *testing.T) {
+	t.Parallel()
+	c := reloading(t)
+	first, second := addressOf(c.decode[0]), addressOf(c.decode[1])
+	require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":3}`, second)).status)
+	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+first+"/drain", "").status)
+	require.Equal(t, 200, c.ask("PUT", c.admin+"/policy", `{"policy":"jsq"}`).status)
+	c.write(c.yaml(usual+"pool: {size: 99}\n", c.decode[0]))
+	c.eventually("it is read", func() bool { return c.gw.Status(t.Context()).PoolPlaces == 99 })
+	s := c.gw.Status(t.Context())
+	require.Equal(t, "jsq", c.gw.Policy())
+	require.Equal(t, []any{first, true, second, 3}, []any{s.Engines[1].ID, s.Engines[1].Draining, s.Engines[2].ID, s.Engines[2].Slots})
+	c.eventually("it is up", func() bool { return c.judge("on the second", "") == "right" })
+	require.Zero(t, c.decode[0].Stats().Decodes)
+
+	c.write(c.yaml(usual+"dispatch: {policy: br0}\n", c.decode[1], c.decode[0]))
+	c.eventually("the file speaks of it", func() bool { return c.gw.Policy() == "br0" })
+	s = c.gw.Status(t.Context())
+	require.Equal(t, []any{second, 16, first, true}, []any{s.Engines[1].ID, s.Engines[1].Slots, s.Engines[2].ID, s.Engines[2].Draining})
+}

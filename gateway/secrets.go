@@ -1,0 +1,233 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/keys"
+)
+
+// watched is a file, or some that belong together, that is read again when it
+// changes. reload tells whether something new is in force; a version that
+// cannot be used is an error once and changes nothing.
+type watched struct {
+	key    string // in the config
+	reload func() (changed bool, err error)
+}
+
+// Keys of the files that change by themselves, as reloads_total labels them.
+const (
+	keyConfig     = "config"
+	keyKeys       = "keys_file"
+	keyToken      = "admin.token_file"
+	keyTLS        = "tls"
+	keyAdminTLS   = "admin.tls"
+	keyAuthority  = "ca_file"
+	keyPredictor  = "predictor.file"
+	reloadUsed    = "used"
+	reloadRefused = "refused"
+)
+
+// secrets are what files hold that a listener checks callers with.
+type secrets struct {
+	keys  *keys.Set
+	token *token
+	tls   [2]*certs.Pair    // of the public and the admin listener; nil: clear text
+	seen  map[string]digest // as the files were read
+	ca    map[string]digest // of authorities; the fleet reads them
+}
+
+// digest tells versions of a small file apart by their contents: some tools
+// keep a file's time when they replace it.
+type digest [sha256.Size]byte
+
+// digestOf is zero for a file that cannot be read.
+func digestOf(file string) digest {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return digest{}
+	}
+	return sha256.Sum256(text)
+}
+
+// token is what admin requests are let in with; nil: nothing is asked for.
+type token struct{ sum digest }
+
+func loadToken(file string) (*token, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("admin.token_file: %w", err)
+	}
+	word := strings.TrimSpace(string(text))
+	if word == "" {
+		return nil, fmt.Errorf("admin.token_file %s is empty; write the token on its first line", file)
+	}
+	return &token{sha256.Sum256([]byte(word))}, nil
+}
+
+// Operator tells whether a token is that of admin.token_file, and whether one is
+// asked for at all.
+func (g *Gateway) Operator(word string) (known, asked bool) {
+	t := g.token.Load()
+	if t == nil {
+		return true, false
+	}
+	got := sha256.Sum256([]byte(word))
+	return subtle.ConstantTimeCompare(got[:], t.sum[:]) == 1, true
+}
+
+// readSecrets reads every secret a config names.
+func readSecrets(cfg *config.Config) (*secrets, error) {
+	s := &secrets{ // digests first, so that no change falls between
+		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile)},
+		ca:   map[string]digest{},
+	}
+	for _, p := range cfg.Profiles {
+		s.ca[p.CAFile] = digestOf(p.CAFile)
+	}
+	var err error
+	if s.keys, err = keys.Load(cfg.KeysFile); err != nil {
+		return nil, err
+	}
+	if s.token, err = loadToken(cfg.Admin.TokenFile); err != nil {
+		return nil, err
+	}
+	for i, t := range []config.TLS{cfg.TLS, cfg.Admin.TLS} {
+		if !t.On() {
+			continue
+		}
+		if s.tls[i], err = certs.Load(t.CertFile, t.KeyFile); err != nil {
+			return nil, fmt.Errorf("%s: %w", []string{keyTLS, keyAdminTLS}[i], err)
+		}
+	}
+	return s, nil
+}
+
+// use puts secrets in force. Requests that run keep their place in the limits of
+// their key, and finish even if it is gone.
+func (g *Gateway) use(s *secrets) {
+	if old := g.keys.Load(); old != nil {
+		s.keys.Succeed(old)
+	}
+	g.keys.Store(s.keys)
+	g.token.Store(s.token)
+	for i, p := range s.tls {
+		if g.tls[i] == nil {
+			g.tls[i] = p
+		} else if p != nil {
+			g.tls[i].Succeed(p)
+		}
+	}
+	for file, now := range s.ca {
+		if was, ok := g.seen[file]; ok { // engines that stay have what was read then
+			now = was
+		}
+		s.seen[file] = now
+	}
+	g.seen = s.seen
+	g.noteExpiry()
+}
+
+func (g *Gateway) noteExpiry() {
+	for i, key := range []string{keyTLS, keyAdminTLS} {
+		if p := g.tls[i]; p != nil {
+			g.metrics.certEnd.WithLabelValues(key).Set(float64(p.Leaf().NotAfter.Unix()))
+		}
+	}
+}
+
+// watchedFiles are what lookAtFiles looks at, besides the config itself.
+func (g *Gateway) watchedFiles() []watched {
+	return []watched{
+		{keyKeys, g.reloadKeys},
+		{keyToken, g.reloadToken},
+		{keyTLS, func() (bool, error) { return g.reloadPair(0) }},
+		{keyAdminTLS, func() (bool, error) { return g.reloadPair(1) }},
+		{keyAuthority, g.fleet.reloadTrust},
+		{keyPredictor, g.reloadFit},
+	}
+}
+
+func (g *Gateway) reloadPair(i int) (bool, error) {
+	if g.tls[i] == nil {
+		return false, nil
+	}
+	defer g.noteExpiry()
+	return g.tls[i].Reload()
+}
+
+// other tells whether a file is another than was read last; of a bad one, too,
+// so that it is told once. One that is gone is between two versions, or will be
+// told by whoever reads it.
+func (g *Gateway) other(file string) bool {
+	now := digestOf(file)
+	if file == "" || now == g.seen[file] {
+		return false
+	}
+	g.seen[file] = now
+	return true
+}
+
+func (g *Gateway) reloadKeys() (bool, error) {
+	file := g.conf().KeysFile
+	if !g.other(file) {
+		return false, nil
+	}
+	set, err := keys.Load(file)
+	if err != nil {
+		return false, err
+	}
+	set.Succeed(g.keys.Load())
+	g.keys.Store(set)
+	return true, nil
+}
+
+func (g *Gateway) reloadToken() (bool, error) {
+	file := g.conf().Admin.TokenFile
+	if !g.other(file) {
+		return false, nil
+	}
+	t, err := loadToken(file)
+	if err != nil {
+		return false, err
+	}
+	g.token.Store(t)
+	return true, nil
+}
+
+func (g *Gateway) reloadFit() (bool, error) {
+	g.fit.path = g.conf().Predictor.File
+	fit, err := g.fit.read()
+	if errors.Is(err, fs.ErrNotExist) || err == nil && fit == nil {
+		return false, nil // between two versions, or none
+	}
+	if err == nil {
+		err = g.dispatcher.SetFit(fit)
+	}
+	if err == nil {
+		g.log.Info("predictions start anew from the fit file", zap.String("predictor.file", g.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
+	}
+	return err == nil, err
+}
+
+// secured puts TLS over a listener that has a certificate.
+func secured(ln net.Listener, p *certs.Pair) net.Listener {
+	if p == nil {
+		return ln
+	}
+	return tls.NewListener(ln, p.Server())
+}
