@@ -1,11 +1,14 @@
 package vectors
 
 import (
+	"bytes"
 	"encoding/json"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -135,5 +138,38 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			got.Outlook = nil
 		}
 		require.Equal(t, s, got)
+	})
+}
+
+// Whatever a snapshot holds, the line that the decision log makes of it is one
+// line of JSON and reads back as the same snapshot.
+func FuzzLogLine(f *testing.F) {
+	f.Add([]byte(snapshot), "main", uint64(7), uint64(3), int32(1))
+	f.Add([]byte(saturated), "a \"group\"\n", uint64(0), uint64(1)<<63, int32(-1))
+	f.Add([]byte(`{"workers":[{"id":1,"up":false,"cost":1e-30,"running":[{"id":18446744073709551615,"age":-1,"rhat":0.1,"slot":0,"key":9}]}],"pool":[{"id":1,"prompt":2,"urgent":true,"age_ms":3e38}]}`), "\xff", uint64(1), uint64(1), int32(1))
+	f.Fuzz(func(t *testing.T, data []byte, group string, tick, entry uint64, worker int32) {
+		s, _, err := ReadSnapshot(data)
+		if err != nil || math.IsInf(float64(s.MaxAgeMs), 0) { // no policy has an age that JSON cannot say
+			return
+		}
+		s.Outlook = nil // the outputs stand beside it
+		l := dispatcher.LogLine{
+			Tick: tick, TimeMs: -1, Group: group, Policy: "br0", Snapshot: &s, Outputs: []int32{1, 5}, Assign: []policy.Assignment{{Entry: entry, Worker: worker}},
+		}
+		line := l.AppendJSON(nil)
+		require.Equal(t, len(line)-1, bytes.IndexByte(line, '\n'), "%q", line)
+		back, p, err := ReadSnapshot(line)
+		require.NoError(t, err, "%s", line)
+		require.Equal(t, "br0", p.Policy)
+		require.NotNil(t, back.Outlook)
+		back.Outlook = nil
+		require.Equal(t, s, back, "%s", line)
+		var was struct {
+			Tick   uint64
+			Assign [][2]json.Number
+		}
+		require.NoError(t, json.Unmarshal(line, &was))
+		require.Equal(t, tick, was.Tick)
+		require.Equal(t, [][2]json.Number{{json.Number(strconv.FormatUint(entry, 10)), json.Number(strconv.Itoa(int(worker)))}}, was.Assign)
 	})
 }
