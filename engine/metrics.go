@@ -55,7 +55,8 @@ func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 // States of an instance, as a label.
 var states = []string{"up", "out", "wedged", "down"}
 
-func (s Status) state() string {
+// State is one of up, out, wedged and down.
+func (s Status) State() string {
 	switch {
 	case !s.Up:
 		return "down"
@@ -71,7 +72,7 @@ func (s Status) state() string {
 func (m *metrics) show(in Instance, s Status) {
 	m.up.WithLabelValues(in.ID, in.Role).Set(truth(s.Up))
 	for _, state := range states {
-		m.state.WithLabelValues(in.ID, in.Role, state).Set(truth(state == s.state()))
+		m.state.WithLabelValues(in.ID, in.Role, state).Set(truth(state == s.State()))
 	}
 }
 

@@ -20,6 +20,7 @@ const (
 	Served  Verdict = iota // the whole answer came
 	Faulted                // the engine failed it
 	Silent                 // nothing came in time: the engine may be wedged
+	Unclear                // it failed, by its own fault or by the request's: only the canary can tell
 )
 
 // Judge tells how a request on an instance ended. An instance that failed
@@ -38,8 +39,9 @@ func (m *Monitor) Judge(id string, v Verdict, why error) {
 // suspicion is what is held against an instance that answers its health check.
 type suspicion struct {
 	circuit circuit.Circuit
-	doubted bool  // the canary is to say whether it computes
-	wedged  bool  // the canary failed, and nothing was served since
+	doubted bool // the canary is to say whether it computes
+	wedged  bool // the canary failed, and nothing was served since
+	tried   time.Time
 	why     error // of the outage
 }
 
@@ -51,9 +53,9 @@ func (w *watch) judge(v Verdict, why error) {
 	case v == Served:
 		s.circuit.Succeed()
 		s.doubted, s.wedged = false, false
-	case s.circuit.Fail(0, now):
+	case v != Unclear && s.circuit.Fail(0, now):
 		w.out(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v == Silent && s.circuit.In():
+	case v != Faulted && s.circuit.In():
 		s.doubted = true
 	}
 	w.judged()
@@ -126,9 +128,13 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	case !s.circuit.In():
 		return s.circuit.Until(), true
 	default:
-		return time.Now(), s.doubted
+		return s.tried.Add(canaryRest), s.doubted
 	}
 }
+
+// canaryRest is the least time between canaries to an engine in service: each is
+// a prompt that its ranks prefill themselves, and while they do their group waits.
+const canaryRest = 5 * time.Second
 
 const theCanary = 1 // its number as the circuit's trial
 
@@ -136,7 +142,7 @@ const theCanary = 1 // its number as the circuit's trial
 func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()
-	s.doubted = false
+	s.doubted, s.tried = false, time.Now()
 	s.circuit.Send(theCanary, time.Now())
 	heard := w.traffic.heard.Load()
 	w.m.mu.Unlock()

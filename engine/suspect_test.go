@@ -149,6 +149,19 @@ func TestWhatACanaryProves(t *testing.T) {
 	}
 }
 
+func TestDoubtsAreTriedOneAtATime(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		for range 60 {
+			judge(m, Unclear, 100)
+			time.Sleep(time.Second)
+		}
+		require.InDelta(t, 12, f.count("/v1/completions"), 1, "one in five seconds")
+		require.NoError(t, m.Status("d0").Out)
+		require.Zero(t, series(t, reg, "evenkeel_engine_outages_total", "d0", "failures"), "what is unclear is not counted")
+	})
+}
+
 func TestARestartIsForgiven(t *testing.T) {
 	f := decodes()
 	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {

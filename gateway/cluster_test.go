@@ -110,6 +110,7 @@ func start(t *testing.T, o options) *cluster {
 	cfg.Dispatch.Window = 200 * time.Microsecond
 	cfg.Prefill.Scrape.Interval = 50 * time.Millisecond
 	cfg.Prefill.Retry.Base = time.Millisecond
+	cfg.Health.Canary = 0 // a fault would strike it, too: health_test.go turns it on
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
 	for _, p := range o.prefill {
 		p.Role = refengine.Prefill
@@ -322,6 +323,20 @@ func (c *cluster) endless(header ...string) (leave func()) {
 	}
 	c.Cleanup(leave)
 	return leave
+}
+
+// sum is the value of all series of a metric.
+func (c *cluster) sum(name string) (sum float64) {
+	c.Helper()
+	for line := range strings.Lines(c.get("/metrics").body) {
+		if strings.HasPrefix(line, name+"{") {
+			var v float64
+			_, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &v)
+			require.NoError(c, err)
+			sum += v
+		}
+	}
+	return sum
 }
 
 // metric is the value of a series as /metrics has it; 0 if there is none.

@@ -68,8 +68,9 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	for try := 1; ; try++ {
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
 			ID: g.nextID(), Model: m.board, Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
-			Deadline: h.Expires().Add(-margin / 2), // the pull takes its time
-			Drain:    true,
+			Deadline:  h.Expires().Add(-margin / 2), // the pull takes its time
+			Prefiller: h.lease.Candidate.Instance,
+			Drain:     true,
 		})
 		if r.Err != nil {
 			return drainUnplaced, errors.Join(r.Err, err)
@@ -107,11 +108,13 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	})
 	if err != nil {
 		g.monitor.Report(rank.Instance, err)
+		end.Lost = g.drainLost(rank, err)
 		var ee *engine.Error
 		return drainFailed, errors.As(err, &ee) && !ee.Sent, err
 	}
 	defer resp.Close()
 	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
+		end.Lost = g.drainLost(rank, err)
 		return drainFailed, false, err
 	}
 	if resp.StatusCode() != http.StatusOK {
@@ -120,6 +123,10 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		}
 	}
 	h.lease.Release()
+	if resp.StatusCode() == http.StatusOK {
+		slot.Started() // the KV came
+		g.monitor.Judge(rank.Instance, engine.Served, nil)
+	}
 	end.Kind = dispatcher.Cancelled
 	return drainDone, false, nil
 }

@@ -36,6 +36,7 @@ type fleet struct {
 	hosts     map[string]bool      // where a prefiller's KV may be pulled from
 	stops     map[string]*stopped  // engines and ranks that drain, by role and id
 	added     int                  // engines that ever were
+	again     *time.Timer          // publishes while an engine gets its load step by step
 }
 
 // Roles of an engine.
@@ -53,6 +54,7 @@ type instance struct {
 	profile *mooncake.Profile
 	status  engine.Status
 	number  int // in the order of arrival
+	standing
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -63,6 +65,7 @@ type rank struct {
 	Instance string // the monitor's id
 	Target   *engine.Target
 	Profile  *mooncake.Profile
+	Traffic  *engine.Traffic
 }
 
 // route is where a model's requests go.
@@ -79,10 +82,13 @@ type route struct {
 const defaultSlots = 32
 
 func newFleet(gw *Gateway) *fleet {
-	return &fleet{
+	f := &fleet{
 		gw: gw, instances: map[string]*instance{}, ranks: map[int32]*rank{}, ids: map[string]int32{},
 		routes: map[string]route{}, hosts: map[string]bool{}, stops: map[string]*stopped{},
 	}
+	f.again = time.AfterFunc(time.Hour, f.publish)
+	f.again.Stop()
+	return f
 }
 
 // add registers an engine. An engine that is known already keeps its state.
@@ -132,7 +138,7 @@ func (f *fleet) build(role string, e config.Engine, set *settings) (*instance, e
 // with f.mu held.
 func (f *fleet) put(in *instance) {
 	if old, ok := f.instances[in.key()]; ok {
-		in.status, in.number = old.status, old.number
+		in.status, in.standing, in.number = old.status, old.standing, old.number
 	} else {
 		f.added++
 		in.number = f.added
@@ -157,6 +163,7 @@ func (f *fleet) remove(role, id string) error {
 	if !ok {
 		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
 	}
+	f.gw.metrics.slowStart.DeleteLabelValues(in.key(), role)
 	f.watch()
 	f.publish()
 	return nil
@@ -195,7 +202,14 @@ func (f *fleet) watch() {
 	var list []engine.Instance
 	for _, k := range f.order {
 		in := f.instances[k]
-		list = append(list, engine.Instance{ID: k, Role: in.role, Target: in.target(-1)})
+		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1)}
+		if in.role == roleDecode { // the prefill tier tries its own with requests
+			watched.Slots = in.conf.Slots
+			for _, r := range ranksOf(in) {
+				watched.Canaries = append(watched.Canaries, in.target(r))
+			}
+		}
+		list = append(list, watched)
 	}
 	f.gw.monitor.Set(list)
 }
@@ -231,11 +245,12 @@ func (f *fleet) publish() {
 	routes := map[string]route{}
 	var candidates []prefill.Candidate
 	var workers []dispatcher.Worker
+	f.appraise(time.Now())
 	for _, k := range f.order {
 		in := f.instances[k]
-		f.route(routes, in, in.status.Up && f.takes(in, -1))
+		f.route(routes, in, in.serving && f.takes(in, -1))
 		for _, r := range ranksOf(in) {
-			up := in.status.Up && f.takes(in, r)
+			up := in.serving && f.takes(in, r)
 			if in.role == rolePrefill {
 				candidates = append(candidates, candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
@@ -266,7 +281,7 @@ func ranksOf(in *instance) []int {
 func candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
-		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Live: up,
+		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Live: up, Limit: in.limit(slowProbes),
 	}
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank
@@ -295,10 +310,10 @@ func capacityOf(in *instance, r int) int64 {
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
 	id := f.number(t.ID)
-	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile}
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key())}
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardOf(in.status.Models), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
-		Slots: in.conf.Slots, Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
+		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
 	}
 	if w.Capacity == 0 {
 		w.Capacity = capacityOf(in, r)
@@ -442,7 +457,7 @@ func parseVersion(v string) (major, minor int, ok bool) {
 
 // up counts the engines that take requests now, count those there are.
 func (f *fleet) up() (prefills, decodes int) {
-	return f.tally(func(in *instance) bool { return in.status.Up && f.takes(in, -1) && len(in.status.Models) > 0 })
+	return f.tally(func(in *instance) bool { return in.serving && f.takes(in, -1) && len(in.status.Models) > 0 })
 }
 
 func (f *fleet) count() (prefills, decodes int) {

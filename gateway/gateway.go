@@ -101,7 +101,10 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.client = engine.NewClient(engine.Options{})
 	g.places = pool.NewPlaces(cfg.Pool.Size)
 	g.fleet = newFleet(g)
-	g.monitor = engine.NewMonitor(engine.MonitorConfig{Client: g.client, Registerer: g.reg, Log: log})
+	g.monitor = engine.NewMonitor(engine.MonitorConfig{
+		Client: g.client, Registerer: g.reg, Log: log,
+		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
+	})
 	g.monitor.OnChange(g.fleet.onStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {
 		return nil, err

@@ -45,6 +45,7 @@ type job struct {
 
 	tries  tries
 	resume resumption
+	blame  blame
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -69,6 +70,7 @@ type client interface {
 func (j *job) serve() (_ *stream, fail *openai.Error) {
 	defer j.freePlace()
 	defer func() {
+		j.find(unclear)
 		if fail != nil && fail.Status == statusGone {
 			j.cancelled()
 		}
@@ -94,6 +96,7 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
 				s.shed()
+				j.find(guilty)
 				return s, nil
 			}
 			if fault.spent {
@@ -244,6 +247,13 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		} else {
 			lease.Failed(false, 0)
 		}
+		if status == http.StatusInternalServerError {
+			j.hold(c.Instance, func(f finding) {
+				if f == innocent {
+					j.gw.tier.Forgive(c.ID)
+				}
+			})
+		}
 		return nil, j.refused("prefill", c.ID, resp, answer)
 	}
 	return j.accept(lease, x, answer, answered)
@@ -325,7 +335,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	j.place = false // the entry has it now
 	e := &pool.Entry{
 		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
-		Avoid: j.tries.decode,
+		Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result
@@ -362,12 +372,13 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	j.reach(phaseTransfer)
 	s := j.newStream(slot)
 	if fault := j.open(h, s); fault != nil {
+		if s.run.moved.Load() && !fault.final {
+			fault.moved = true
+		}
+		j.judge(s.rank, fault)
 		s.settle(dispatcher.Failed)
 		if j.resume.times == 0 {
 			j.forget()
-		}
-		if s.run.moved.Load() && !fault.final {
-			fault.moved = true
 		}
 		return nil, fault
 	}

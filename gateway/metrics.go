@@ -33,6 +33,7 @@ type metrics struct {
 	configOK, configSince, configHash prometheus.Gauge
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
+	slowStart                         *prometheus.GaugeVec
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -63,6 +64,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drained_answers_total", Help: "Answers under way on a rank at the deadline of its drain, by how they went on.",
 		}, []string{"tier"}),
+		slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now; below 1 while it is fresh in service.",
+		}, []string{"engine", "role"}),
 		stages: map[string]prometheus.Observer{}, cancels: map[phase]prometheus.Counter{}, released: map[phase]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
@@ -112,7 +116,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

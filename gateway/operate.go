@@ -43,7 +43,9 @@ type EngineStatus struct {
 	URL      string    `json:"url"`
 	Group    string    `json:"group,omitempty"`
 	Profile  string    `json:"profile"`
-	Up       bool      `json:"up"`
+	Up       bool      `json:"up"`    // answers its health check
+	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down; error says why
+	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool      `json:"draining"`
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error,omitempty"`
@@ -144,11 +146,14 @@ func (f *fleet) statuses() []EngineStatus {
 		in := f.instances[k]
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, Draining: !f.takes(in, -1), Since: in.status.Since, Version: in.status.Version,
+			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		if in.status.Err != nil {
 			s.Error = in.status.Err.Error()
+		}
+		if in.status.Out != nil {
+			s.Error = in.status.Out.Error()
 		}
 		for _, m := range in.status.Models {
 			s.Models = append(s.Models, m.ID)

@@ -99,6 +99,9 @@ func (f *fleet) apply(p *fleetPlan) {
 	var fresh []string
 	f.mu.Lock()
 	for _, key := range p.remove {
+		if in := f.instances[key]; in != nil {
+			f.gw.metrics.slowStart.DeleteLabelValues(key, in.role)
+		}
 		delete(f.instances, key)
 	}
 	for _, in := range p.set {

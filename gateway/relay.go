@@ -52,6 +52,10 @@ type source struct {
 	run   *run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
+
+	heard   bool // its first event; the engine's traffic counts it until release
+	unheard bool // the engine took the request, and no first event came
+	silent  bool // it stopped in the middle without a word
 	*buffers
 }
 
@@ -127,6 +131,10 @@ func (s *stream) first(deadline time.Time) error {
 // opened notes that the first data event is here.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
+	if s.slot != nil { // else all of it came at once
+		s.heard = true
+		s.rank.Traffic.Begin()
+	}
 	j := s.job
 	if j.resume.times > 0 {
 		return // the client has had its first event
@@ -206,6 +214,7 @@ func (s *stream) fill() error {
 		err = errNotWhole
 		s.lose(streamError("upstream_incomplete", err))
 	default:
+		s.silent = silent(err)
 		s.cut(err)
 	}
 	if s.mirror.Started() {
@@ -270,6 +279,9 @@ func (s *stream) event(e sse.Event) {
 // progress tells the board how far the request is; the tick reads it.
 func (s *stream) progress(tokens int) {
 	s.slot.Progress(tokens)
+	if s.heard {
+		s.rank.Traffic.Heard()
+	}
 	s.shed()
 	now := time.Now()
 	if s.tokenFrom.IsZero() {
@@ -290,6 +302,7 @@ func (s *stream) end(fail *openai.Error) {
 		fail = errGone() // that is why it broke
 	}
 	s.ended, s.broken = true, fail
+	s.judge(fail)
 	switch {
 	case fail == nil:
 		s.release(dispatcher.Finished)
@@ -403,6 +416,7 @@ func (s *stream) close(error) {
 	s.end(errGone()) // unless it has ended, the client's side ended first
 	s.account()
 	s.job.forget()
+	s.job.find(unclear)
 	s.settle(dispatcher.Cancelled)
 }
 
@@ -457,8 +471,12 @@ func (s *stream) release(kind dispatcher.Kind) {
 	if kind != dispatcher.Finished {
 		s.part()
 	}
-	s.job.gw.dispatcher.Release(s.slot, dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens()})
+	s.job.gw.dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil
+	if s.heard {
+		s.heard = false
+		s.rank.Traffic.End()
+	}
 	s.job.gw.ended(s.run)
 	if kind == dispatcher.Cancelled {
 		s.job.freed()
@@ -469,6 +487,7 @@ func (s *stream) release(kind dispatcher.Kind) {
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
 	if s.broken == nil {
+		s.unheard = true
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
 	}
 	if errors.Is(err, errRefusal) {

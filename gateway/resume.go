@@ -132,6 +132,7 @@ func (s *stream) lose(fail *openai.Error) {
 		return
 	}
 	s.lost = fail
+	s.judge(fail)
 	s.release(dispatcher.Failed)
 }
 

@@ -23,6 +23,7 @@ type Candidate struct {
 	BlockTokens    int           // of a KV block; 0: 16
 	RTT            time.Duration // to its engine; 0 inside one site
 	Live           bool
+	Limit          int // unanswered probes it may have while it is fresh in service; 0: any number
 }
 
 // phase is where a prompt's KV blocks are in their life on the prefiller.

@@ -32,6 +32,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 	if len(eligible) == 0 {
 		return nil, noGate
 	}
+	eligible = t.filterFresh(eligible)
 	if !slices.ContainsFunc(eligible, t.canStart) {
 		return nil, noRoom
 	}
@@ -184,6 +185,18 @@ func (t *Tier) filterGate(candidates []*candidate) []*candidate {
 		}
 	}
 	return open
+}
+
+// filterFresh keeps, in place, the candidates that are not fresh in service or
+// may have one more probe nevertheless; all where that leaves nobody.
+func (t *Tier) filterFresh(candidates []*candidate) []*candidate {
+	full := func(c *candidate) bool { return c.Limit > 0 && c.account.leases[probing] >= c.Limit }
+	others := slices.ContainsFunc(candidates, func(c *candidate) bool { return !full(c) })
+	if !others {
+		t.metrics.filterSkipped.WithLabelValues("fresh").Inc()
+		return candidates
+	}
+	return slices.DeleteFunc(candidates, full)
 }
 
 // filterTried keeps the candidates on instances that were not tried, else

@@ -163,6 +163,16 @@ func (t *Tier) tellRun() {
 	}
 }
 
+// Forgive takes back a failure that turned out to be the request's own: another
+// engine failed at it, too.
+func (t *Tier) Forgive(id string) {
+	t.lock()
+	defer t.unlock()
+	if c := t.candidates[id]; c != nil {
+		c.circuit.Forgive()
+	}
+}
+
 // configure takes over what the caller says about a candidate.
 func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {

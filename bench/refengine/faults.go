@@ -75,6 +75,7 @@ type Rule struct {
 	Phase       string     `json:"phase,omitempty"`
 	Leg         string     `json:"leg,omitempty"`         // empty: any
 	Rank        *int       `json:"rank,omitempty"`        // nil: any
+	From        string     `json:"from,omitempty"`        // host:port of the prefill engine whose hand-off it is; empty: any
 	Skip        int        `json:"skip,omitempty"`        // matching requests it lets pass first
 	Count       int        `json:"count,omitempty"`       // requests it strikes, 0: no limit
 	Probability float64    `json:"probability,omitempty"` // 0: always

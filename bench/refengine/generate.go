@@ -97,7 +97,8 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
 		return rule.Fault != FrozenGauges && rule.Phase != PhaseAccept &&
-			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank)
+			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank) &&
+			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})
 	if tell := l.engine.cfg.OnStrike; tell != nil {
 		for _, rule := range r.troubles {

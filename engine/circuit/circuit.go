@@ -68,6 +68,13 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 	return true
 }
 
+// Forgive takes back a failure; an outage it began stays.
+func (c *Circuit) Forgive() {
+	if c.In() {
+		c.failures = max(0, c.failures-1)
+	}
+}
+
 // Trip takes it out now, whatever was counted.
 func (c *Circuit) Trip(now time.Time) {
 	c.out = min(max(2*c.out, FirstOut), MaxOut)

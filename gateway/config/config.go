@@ -21,6 +21,7 @@ type Config struct {
 	Dispatch Dispatch                    `yaml:"dispatch"`
 	Pool     Pool                        `yaml:"pool"`
 	Prefill  Prefill                     `yaml:"prefill"`
+	Health   Health                      `yaml:"health"`
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
 	SelfTest bool                        `yaml:"self_test"` // after the start, one tiny request through every pair of engines
@@ -150,6 +151,13 @@ type Calibration struct {
 	HalfLife int     `yaml:"half_life"` // samples
 }
 
+// Health is how engines are watched, and what one that comes back gets at once.
+type Health struct {
+	Interval  time.Duration `yaml:"interval"`   // between two health checks; facts and gauges are read every tenth
+	Canary    time.Duration `yaml:"canary"`     // a request of one token, sent on suspicion, may take so long; 0: none is sent
+	SlowStart time.Duration `yaml:"slow_start"` // until it has all its slots; 0: at once
+}
+
 // Limits bound what a client or an engine may cost us.
 type Limits struct {
 	Body           int           `yaml:"body_bytes"`
@@ -190,6 +198,7 @@ func Default() *Config {
 		},
 		Predictor: Predictor{Kind: "survival"},
 		Pool:      Pool{Size: 1024},
+		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{
 			Body:           32 << 20,
 			Head:           16 << 10,

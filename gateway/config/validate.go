@@ -213,7 +213,7 @@ func (c *Config) checkPrefill(bad report) {
 // checkTimes: where 0 means something it is allowed.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
-		"$.dispatch.window":         c.Dispatch.Window,
+		"$.dispatch.window": c.Dispatch.Window, "$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
 		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
 	} {
 		if d < 0 {
@@ -221,7 +221,7 @@ func (c *Config) checkTimes(bad report) {
 		}
 	}
 	for path, d := range map[string]time.Duration{
-		"$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
+		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
