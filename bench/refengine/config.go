@@ -49,6 +49,11 @@ type Config struct {
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
 	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none
 
+	KVEvents         string        // address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
+	KVEventsEncoding string        // array (default) or map
+	KVEventsHWM      int           // batches a subscriber may be behind before it loses some, default 1000
+	KVEventsDelay    time.Duration // of each batch on its way to a subscriber
+
 	Connector      Connector     // shape of hand-offs, default ascend-mooncake-v1
 	FlatBlockIDs   bool          // one flat list of block ids, as versions up to 0.13 sent
 	KVHoldTimeout  time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
@@ -105,6 +110,8 @@ func (c Config) WithDefaults() Config {
 	def(&c.PrefillBase, 9*time.Millisecond)
 	def(&c.PrefillPerToken, 9*time.Microsecond)
 	def(&c.PrefillConcurrency, 1)
+	def(&c.KVEventsEncoding, "array")
+	def(&c.KVEventsHWM, 1000)
 	def(&c.Connector, AscendMooncake)
 	if c.Connector == NIXLPull {
 		def(&c.KVHoldTimeout, 30*time.Second)
@@ -143,6 +150,7 @@ func (c Config) Validate() error {
 	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both))
 	oneOf("dp mode", c.DPMode, "external", "internal")
 	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque))
+	oneOf("KV events encoding", c.KVEventsEncoding, "array", "map")
 	oneOf("kv load failure", c.KVLoadFailure, "fail", "recompute", "hang")
 	oneOf("error shape", string(c.ErrorShape), string(ShapeNew), string(ShapeOld), string(ShapeRust))
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
@@ -162,6 +170,9 @@ func (c Config) Validate() error {
 	atLeast("prefill concurrency", int64(c.PrefillConcurrency), 1)
 	atLeast("prefix cache", int64(c.PrefixCache), 0)
 	atLeast("step log", int64(c.StepLog), 1)
+	if c.KVEvents != "" && c.PrefixCache == 0 {
+		bad("KV events without a prefix cache; give it a size")
+	}
 	for _, d := range []struct {
 		field string
 		value time.Duration

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-zeromq/zmq4"
 )
 
 // Engine is one deployment: the ranks of a Config.
@@ -26,11 +28,12 @@ type Engine struct {
 	trace  *stepTrace
 	seen   idMemory
 
-	mu     sync.Mutex
-	rng    *rand.Rand
-	addrs  []string // fixed by the first start
-	life   *life    // nil after Kill and Close
-	closed bool
+	mu      sync.Mutex
+	rng     *rand.Rand
+	addrs   []string // fixed by the first start
+	kvAddrs []string // of publishers, then of replays; fixed too
+	life    *life    // nil after Kill and Close
+	closed  bool
 }
 
 // life is an engine between a start and its end. What a crash loses is here.
@@ -41,14 +44,16 @@ type life struct {
 	wg     sync.WaitGroup
 	began  time.Time
 
-	listeners []net.Listener
-	ports     []int
-	pins      *pins
-	prefills  []*prefillRank
-	group     *group
-	pull      *http.Client
-	frozen    frozenGauges
-	blockIDs  atomic.Int64
+	listeners   []net.Listener
+	ports       []int
+	kvListeners []net.Listener // of publishers, then of replays
+	events      []*kvEvents    // of the ranks
+	pins        *pins
+	prefills    []*prefillRank
+	group       *group
+	pull        *http.Client
+	frozen      frozenGauges
+	blockIDs    atomic.Int64
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // nil: the life is over
@@ -66,6 +71,9 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.addrs = addrs
+	if e.kvAddrs, err = cfg.kvAddresses(); err != nil {
+		return nil, err
+	}
 	e.faults.set(cfg.Seed, cfg.Faults)
 	e.trace = startTrace(cfg.StepTrace, cfg.Group)
 	e.log = newStepLog(cfg.StepLog, e.trace)
@@ -124,8 +132,22 @@ func (e *Engine) Revive() error {
 	l.pins = newPins(e.cfg.KVHoldTimeout, &e.count)
 	l.group = newGroup(e.cfg, &e.count, e.log)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
-	for range e.cfg.DPSize {
-		l.prefills = append(l.prefills, newPrefillRank(e.cfg))
+	for i, addr := range e.kvAddrs {
+		ln, err := net.Listen("tcp", addr)
+		if err != nil {
+			l.end(false)
+			return fmt.Errorf("refengine: KV events of rank %d: %w; choose another address", i%e.cfg.DPSize, err)
+		}
+		l.kvListeners = append(l.kvListeners, ln)
+		e.kvAddrs[i] = ln.Addr().String()
+	}
+	for rank := range e.cfg.DPSize {
+		var events *kvEvents
+		if len(e.kvAddrs) > 0 {
+			events = newKVEvents(e.cfg, rank)
+		}
+		l.prefills = append(l.prefills, newPrefillRank(e.cfg, events))
+		l.events = append(l.events, events)
 	}
 	l.start()
 	e.life = l
@@ -141,6 +163,13 @@ func (l *life) start() {
 	}
 	for i, ln := range l.listeners {
 		l.wg.Go(func() { l.accept(ln, i) })
+	}
+	for i, ln := range l.kvListeners {
+		as := zmq4.Pub
+		if i >= len(l.events) {
+			as = zmq4.Router
+		}
+		l.wg.Go(func() { l.acceptKV(ln, l.events[i%len(l.events)], as) })
 	}
 }
 
@@ -161,27 +190,36 @@ func (l *life) accept(ln net.Listener, port int) {
 			resetConn(conn)
 			continue
 		}
-		l.mu.Lock()
-		if l.conns == nil {
-			l.mu.Unlock()
-			_ = conn.Close()
+		if !l.track(conn, func() { l.serve(conn, port) }) {
 			return
 		}
-		l.conns[conn] = struct{}{}
-		l.wg.Go(func() {
-			l.serve(conn, port)
-			l.mu.Lock()
-			delete(l.conns, conn)
-			l.mu.Unlock()
-		})
-		l.mu.Unlock()
 	}
+}
+
+// track serves a connection until the end of this life, and reports whether
+// that is still to come.
+func (l *life) track(conn net.Conn, serve func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns == nil {
+		_ = conn.Close()
+		return false
+	}
+	l.conns[conn] = struct{}{}
+	l.wg.Go(func() {
+		serve()
+		_ = conn.Close()
+		l.mu.Lock()
+		delete(l.conns, conn)
+		l.mu.Unlock()
+	})
+	return true
 }
 
 // end stops everything of this life and waits for its goroutines.
 func (l *life) end(abrupt bool) {
 	l.cancel()
-	for _, ln := range l.listeners {
+	for _, ln := range append(l.listeners, l.kvListeners...) {
 		_ = ln.Close()
 	}
 	l.mu.Lock()

@@ -177,7 +177,7 @@ func TestARankNeverHoldsMoreThanItsKVExceptByOneRequest(t *testing.T) {
 func TestPrefillIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{PrefillBase: 10 * time.Millisecond, PrefillPerToken: time.Millisecond, KVTokens: 2 * blockSize}.WithDefaults()
-		r := newPrefillRank(cfg)
+		r := newPrefillRank(cfg, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.run(ctx) }()

@@ -33,8 +33,8 @@ type prefillRank struct {
 	queries, hits    atomic.Int64 // tokens
 }
 
-func newPrefillRank(cfg Config) *prefillRank {
-	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: newPrefixCache(cfg.PrefixCache)}
+func newPrefillRank(cfg Config, events *kvEvents) *prefillRank {
+	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: newPrefixCache(cfg.PrefixCache, events)}
 }
 
 func (r *prefillRank) add(j *prefillJob) {

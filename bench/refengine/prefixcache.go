@@ -9,18 +9,19 @@ import (
 // When it is full the least recent one goes, of one prompt the last first, as
 // engines do. A nil cache is always empty.
 type prefixCache struct {
-	size int // blocks
+	size   int       // blocks
+	events *kvEvents // nil: nobody is told
 
 	mu     sync.Mutex
 	known  map[uint64]*list.Element
 	recent list.List // of hashes, the newest first
 }
 
-func newPrefixCache(size int) *prefixCache {
+func newPrefixCache(size int, events *kvEvents) *prefixCache {
 	if size <= 0 {
 		return nil
 	}
-	return &prefixCache{size: size, known: map[uint64]*list.Element{}}
+	return &prefixCache{size: size, events: events, known: map[uint64]*list.Element{}}
 }
 
 const chainStart = 1
@@ -62,6 +63,7 @@ func (c *prefixCache) add(ids []int32) {
 		h = chain(h, ids[at:at+blockSize])
 		hashes = append(hashes, h)
 	}
+	stored := c.missing(hashes, ids)
 	for i := len(hashes) - 1; i >= 0; i-- { // the deepest is the least recent
 		if e := c.known[hashes[i]]; e != nil {
 			c.recent.MoveToFront(e)
@@ -69,9 +71,30 @@ func (c *prefixCache) add(ids []int32) {
 		}
 		c.known[hashes[i]] = c.recent.PushFront(hashes[i])
 	}
+	var removed []uint64
 	for c.recent.Len() > c.size {
-		delete(c.known, c.recent.Remove(c.recent.Back()).(uint64))
+		h := c.recent.Remove(c.recent.Back()).(uint64)
+		delete(c.known, h)
+		removed = append(removed, h)
 	}
+	c.events.changed(removed, stored, false)
+}
+
+// missing are the blocks that are not known yet, in rows.
+func (c *prefixCache) missing(hashes []uint64, ids []int32) (runs []kvRun) {
+	parent := uint64(chainStart)
+	for i, h := range hashes {
+		if c.known[h] == nil {
+			if len(runs) == 0 || i > 0 && c.known[hashes[i-1]] != nil {
+				runs = append(runs, kvRun{parent: parent})
+			}
+			run := &runs[len(runs)-1]
+			run.hashes = append(run.hashes, h)
+			run.ids = append(run.ids, ids[i*blockSize:(i+1)*blockSize]...)
+		}
+		parent = h
+	}
+	return runs
 }
 
 func (c *prefixCache) reset() {
@@ -82,4 +105,5 @@ func (c *prefixCache) reset() {
 	defer c.mu.Unlock()
 	clear(c.known)
 	c.recent.Init()
+	c.events.changed(nil, nil, true)
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestTheLeastRecentBlocksLeaveThePrefixCache(t *testing.T) {
-	c := newPrefixCache(6)
+	c := newPrefixCache(6, nil)
 	prompt := func(seed int32, blocks int) []int32 {
 		ids := make([]int32, blocks*blockSize+1)
 		for i := range ids {

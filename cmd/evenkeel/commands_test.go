@@ -165,6 +165,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	c := engineCmd{
 		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
 		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
+		KVEvents: 16, KVEventsEncoding: "map",
 		Connector: "nixl-pull", FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
 		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
 	}
@@ -173,6 +174,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	require.Equal(t, refengine.Config{
 		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
 		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
+		KVEvents: "127.0.0.1:16", KVEventsEncoding: "map",
 		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
 	}, got)

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,6 +44,9 @@ type engineCmd struct {
 	PrefillBase     time.Duration `default:"9ms" help:"Fixed time of a prefill."`
 	PrefillPerToken time.Duration `default:"9us" help:"Time of a prefill per uncached prompt token."`
 	PrefixCache     int           `placeholder:"BLOCKS" help:"Blocks of 128 tokens that a rank's prefix cache keeps; 0: none. As many as --kv-tokens holds is what an engine has."`
+
+	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, of rank i at i above; replays are as many ports above as there are ranks."`
+	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Shape of KV events: array or map."`
 
 	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque" default:"ascend-mooncake-v1" help:"Shape of hand-offs: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque."`
 	FlatBlockIDs   bool          `name:"flat-block-ids" help:"One flat list of block ids, as old versions."`
@@ -88,9 +93,16 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey,
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
 		C0: c.C0, C1: c.C1, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
-		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache,
+		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
 		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout, RejectReleases: c.RejectReleases,
 		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
+	}
+	if c.KVEvents != 0 {
+		host, _, err := net.SplitHostPort(c.Listen)
+		if err != nil {
+			return cfg, usageError{fmt.Errorf("--listen %s: %w; write host:port", c.Listen, err)}
+		}
+		cfg.KVEvents = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
 	}
 	for _, text := range c.Fault {
 		var r refengine.Rule

@@ -1,0 +1,297 @@
+package refengine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// kvEvents publishes what a rank's prefix cache stores and drops, as vLLM does
+// (contract 8): batches to subscribers, and the last of them again to who asks.
+// A restart begins anew at 0.
+type kvEvents struct {
+	cfg  Config
+	rank int
+
+	mu   sync.Mutex
+	next uint64
+	kept [][]byte // the last batches, the newest is next-1
+	subs map[chan kvBatch]struct{}
+}
+
+type kvBatch struct {
+	seq     uint64
+	payload []byte
+}
+
+const keptBatches = 10_000
+
+func newKVEvents(cfg Config, rank int) *kvEvents {
+	return &kvEvents{cfg: cfg, rank: rank, subs: map[chan kvBatch]struct{}{}}
+}
+
+// kvRun is a row of blocks that were stored one behind the other.
+type kvRun struct {
+	parent uint64 // chainStart: none
+	hashes []uint64
+	ids    []int32
+}
+
+// changed publishes one batch. A subscriber that is too far behind loses it.
+func (k *kvEvents) changed(removed []uint64, stored []kvRun, cleared bool) {
+	if k == nil || len(removed) == 0 && len(stored) == 0 && !cleared {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := kvBatch{k.next, k.encode(removed, stored, cleared)}
+	k.next++
+	k.kept = append(k.kept, b.payload)
+	if len(k.kept) > keptBatches {
+		k.kept = append([][]byte(nil), k.kept[keptBatches/2:]...)
+	}
+	for sub := range k.subs {
+		select {
+		case sub <- b:
+		default:
+		}
+	}
+}
+
+// since are the kept batches from one on.
+func (k *kvEvents) since(seq uint64) (batches []kvBatch) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	oldest := k.next - uint64(len(k.kept))
+	for seq = max(seq, oldest); seq < k.next; seq++ {
+		batches = append(batches, kvBatch{seq, k.kept[seq-oldest]})
+	}
+	return batches
+}
+
+// kvEncoder writes one event after the other: arrays with a tag and int64
+// hashes, as up to 2026, or maps and hashes of bytes.
+type kvEncoder struct {
+	*msgpack.Encoder
+	maps bool
+}
+
+func (k *kvEvents) encode(removed []uint64, stored []kvRun, cleared bool) []byte {
+	var out bytes.Buffer
+	e := kvEncoder{msgpack.NewEncoder(&out), k.cfg.KVEventsEncoding == "map"}
+	e.array(3)
+	_ = e.EncodeFloat64(float64(time.Now().UnixMicro()) / 1e6) // a buffer takes everything
+	n := len(stored)
+	if len(removed) > 0 {
+		n++
+	}
+	if cleared {
+		n++
+	}
+	e.array(n)
+	if cleared {
+		e.event("AllBlocksCleared", 0)
+	}
+	if len(removed) > 0 {
+		e.event("BlockRemoved", 2)
+		e.hashes("block_hashes", removed)
+		e.text("medium", "GPU")
+	}
+	for _, run := range stored {
+		e.event("BlockStored", 6)
+		e.hashes("block_hashes", run.hashes)
+		e.key("parent_block_hash")
+		if run.parent == chainStart {
+			_ = e.EncodeNil()
+		} else {
+			e.hash(run.parent)
+		}
+		e.key("token_ids")
+		e.array(len(run.ids))
+		for _, id := range run.ids {
+			_ = e.EncodeInt(int64(id))
+		}
+		e.key("block_size")
+		_ = e.EncodeInt(blockSize)
+		e.key("lora_id")
+		_ = e.EncodeNil()
+		e.text("medium", "GPU")
+	}
+	_ = e.EncodeInt(int64(k.rank))
+	return out.Bytes()
+}
+
+func (e kvEncoder) array(n int) { _ = e.EncodeArrayLen(n) }
+
+// event opens an event of so many members beside its type.
+func (e kvEncoder) event(name string, members int) {
+	if e.maps {
+		_ = e.EncodeMapLen(members + 1)
+		e.key("type")
+	} else {
+		e.array(members + 1)
+	}
+	_ = e.EncodeString(name)
+}
+
+// key names the next member, where members have names.
+func (e kvEncoder) key(name string) {
+	if e.maps {
+		_ = e.EncodeString(name)
+	}
+}
+
+func (e kvEncoder) text(key, value string) {
+	e.key(key)
+	_ = e.EncodeString(value)
+}
+
+func (e kvEncoder) hashes(key string, hashes []uint64) {
+	e.key(key)
+	e.array(len(hashes))
+	for _, h := range hashes {
+		e.hash(h)
+	}
+}
+
+func (e kvEncoder) hash(h uint64) {
+	if e.maps {
+		_ = e.EncodeBytes(binary.BigEndian.AppendUint64(nil, h))
+		return
+	}
+	_ = e.EncodeInt(int64(h))
+}
+
+// kvAddresses are where the ranks publish, then where they replay.
+func (c Config) kvAddresses() ([]string, error) {
+	if c.KVEvents == "" {
+		return nil, nil
+	}
+	host, port, err := net.SplitHostPort(c.KVEvents)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: KV events address: %w", err)
+	}
+	first, err := strconv.Atoi(port)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: KV events address %q: %w", c.KVEvents, err)
+	}
+	var addrs []string
+	for i := range 2 * c.DPSize {
+		p := first
+		if p != 0 {
+			p += i
+		}
+		addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(p)))
+	}
+	return addrs, nil
+}
+
+// KVEvents are the addresses of a rank's publisher and of its replays, empty
+// when it has none.
+func (e *Engine) KVEvents(rank int) (events, replay string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.kvAddrs) == 0 {
+		return "", ""
+	}
+	return e.kvAddrs[rank], e.kvAddrs[e.cfg.DPSize+rank]
+}
+
+// acceptKV serves the subscribers of a rank, or those who ask it for a replay.
+func (l *life) acceptKV(ln net.Listener, k *kvEvents, as zmq4.SocketType) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			if l.ctx.Err() != nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		if !l.track(conn, func() {
+			z, err := zmq4.Open(conn, null.Security(), as, nil, true, nil)
+			if err != nil {
+				return
+			}
+			if as == zmq4.Pub {
+				k.publish(l, z)
+			} else {
+				k.replay(z)
+			}
+		}) {
+			return
+		}
+	}
+}
+
+// publish sends batches to one subscriber until it leaves.
+func (k *kvEvents) publish(l *life, z *zmq4.Conn) {
+	first, err := z.RecvMsg()
+	if err != nil || len(first.Frames) != 1 || len(first.Frames[0]) == 0 || first.Frames[0][0] != 1 || !strings.HasPrefix(kvTopic, string(first.Frames[0][1:])) {
+		return // no subscription to what there is
+	}
+	sub := make(chan kvBatch, k.cfg.KVEventsHWM)
+	k.mu.Lock()
+	k.subs[sub] = struct{}{}
+	k.mu.Unlock()
+	defer func() {
+		k.mu.Lock()
+		delete(k.subs, sub)
+		k.mu.Unlock()
+	}()
+	left := make(chan struct{})
+	l.wg.Go(func() { // what else it says does not matter, that it leaves does
+		defer close(left)
+		for {
+			if _, err := z.RecvMsg(); err != nil {
+				return
+			}
+		}
+	})
+	for {
+		select {
+		case b := <-sub:
+			if k.cfg.KVEventsDelay > 0 {
+				select {
+				case <-time.After(k.cfg.KVEventsDelay):
+				case <-l.ctx.Done():
+				}
+			}
+			if z.SendMsg(zmq4.NewMsgFrom([]byte(kvTopic), binary.BigEndian.AppendUint64(nil, b.seq), b.payload)) != nil {
+				_ = z.Close()
+			}
+		case <-left:
+			return
+		}
+	}
+}
+
+const kvTopic = "kv-events"
+
+// replay answers who asks for batches until they leave.
+func (k *kvEvents) replay(z *zmq4.Conn) {
+	for {
+		ask, err := z.RecvMsg()
+		if err != nil || len(ask.Frames) != 2 || len(ask.Frames[1]) != 8 {
+			return
+		}
+		for _, b := range k.since(binary.BigEndian.Uint64(ask.Frames[1])) {
+			if z.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, b.seq), b.payload)) != nil {
+				return
+			}
+		}
+		if z.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, math.MaxUint64), nil)) != nil {
+			return
+		}
+	}
+}
