@@ -25,9 +25,10 @@ var mayImport = map[string][]string{
 	"dispatcher":        {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
 	"engine":            {"engine/circuit", "mooncake", "sse"},
 	"engine/circuit":    {},
-	"prefill":           {"prefill/policy", "prefill/index", "mooncake", "engine", "engine/circuit"},
+	"prefill":           {"prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
 	"prefill/policy":    {},
 	"prefill/index":     {"mooncake"},
+	"prefill/kvevents":  {"prefill/index"},
 	"geo":               {"prefill", "prefill/index", "engine", "sse"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/edge":      {},

@@ -1,0 +1,312 @@
+package kvevents
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"strconv"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
+)
+
+// engineHash is an engine's name for a block. Integers keep their bits, so that
+// int64 and uint64 of one hash are the same; bytes are hashed twice.
+type engineHash [2]uint64
+
+var secret = maphash.MakeSeed()
+
+type kind uint8
+
+const (
+	unknownType kind = iota
+	blockStored
+	blockRemoved
+	allCleared
+)
+
+// event is one KV event. Its slices are used again for the next.
+type event struct {
+	kind     kind
+	hashes   []engineHash
+	parent   engineHash
+	isRoot   bool // no parent
+	tokens   []int32
+	block    int
+	lora     string
+	loraID   string // decimal, empty when null
+	medium   string
+	extra    []string // of each block: "" none, the one word of it, or odd
+	group    int64
+	hasGroup bool
+	spec     string
+}
+
+// odd stands for extra keys that are more than one word: pictures, a salt.
+const odd = "\x00"
+
+// Fields by their place in a tagged array; later versions append.
+var (
+	storedFields  = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"}
+	removedFields = []string{"block_hashes", "medium", "group_idx"}
+)
+
+// decoder reads payloads. It is used again and again.
+type decoder struct {
+	*msgpack.Decoder
+	from bytes.Reader
+	e    event
+}
+
+func newDecoder() *decoder {
+	d := &decoder{}
+	d.Decoder = msgpack.NewDecoder(&d.from)
+	return d
+}
+
+// batch reads a payload and shows its events in order. After an error those
+// before it were shown.
+func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err error) {
+	d.from.Reset(payload)
+	d.ResetReader(&d.from)
+	n, err := d.DecodeArrayLen()
+	if err != nil {
+		return 0, fmt.Errorf("kvevents: a batch is no array: %w", err)
+	}
+	if n < 2 {
+		return 0, fmt.Errorf("kvevents: a batch of %d parts; it has a time and events", n)
+	}
+	if ts, err = d.DecodeFloat64(); err != nil {
+		return 0, fmt.Errorf("kvevents: a batch's time: %w", err)
+	}
+	events, err := d.DecodeArrayLen()
+	if err != nil {
+		return ts, fmt.Errorf("kvevents: a batch's events: %w", err)
+	}
+	for i := range events {
+		if err := d.event(); err != nil {
+			return ts, fmt.Errorf("kvevents: event %d: %w", i, err)
+		}
+		visit(&d.e)
+	}
+	return ts, nil // the rank and what may follow is not needed
+}
+
+func (d *decoder) event() error {
+	e := &d.e
+	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extra: e.extra[:0]}
+	code, err := d.PeekCode()
+	if err != nil {
+		return err
+	}
+	if isMap(code) {
+		n, err := d.DecodeMapLen()
+		if err != nil {
+			return err
+		}
+		for range n {
+			key, err := d.DecodeString()
+			if err != nil {
+				return err
+			}
+			if err := d.field(key); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+		return nil
+	}
+	n, err := d.DecodeArrayLen()
+	if err != nil {
+		return err
+	}
+	if n < 1 {
+		return errors.New("an array without a tag")
+	}
+	if err := d.field("type"); err != nil {
+		return err
+	}
+	var fields []string
+	switch e.kind {
+	case blockStored:
+		fields = storedFields
+	case blockRemoved:
+		fields = removedFields
+	}
+	for i := range n - 1 {
+		key := ""
+		if i < len(fields) {
+			key = fields[i]
+		}
+		if err := d.field(key); err != nil {
+			return fmt.Errorf("part %d %s: %w", i+1, key, err)
+		}
+	}
+	return nil
+}
+
+// field reads the value of a member; one we do not know is skipped.
+func (d *decoder) field(key string) (err error) {
+	e := &d.e
+	switch key {
+	case "type":
+		name, err := d.DecodeString()
+		switch name {
+		case "BlockStored":
+			e.kind = blockStored
+		case "BlockRemoved":
+			e.kind = blockRemoved
+		case "AllBlocksCleared":
+			e.kind = allCleared
+		}
+		return err
+	case "block_hashes":
+		n, err := d.DecodeArrayLen()
+		for i := 0; i < n && err == nil; i++ {
+			var h engineHash
+			h, _, err = d.hash()
+			e.hashes = append(e.hashes, h)
+		}
+		return err
+	case "parent_block_hash":
+		var null bool
+		e.parent, null, err = d.hash()
+		e.isRoot = null
+		return err
+	case "token_ids":
+		n, err := d.DecodeArrayLen()
+		for i := 0; i < n && err == nil; i++ {
+			var id int64
+			if id, err = d.DecodeInt64(); err == nil && (id < 0 || id > math.MaxInt32) {
+				return fmt.Errorf("%d is no token id", id)
+			}
+			e.tokens = append(e.tokens, int32(id))
+		}
+		return err
+	case "block_size":
+		n, err := d.DecodeInt64()
+		if err == nil && (n < 1 || n > 1<<20) {
+			return fmt.Errorf("%d is no size of a block", n)
+		}
+		e.block = int(n)
+		return err
+	case "lora_id":
+		return d.orNil(func() error {
+			id, err := d.DecodeInt64()
+			e.loraID = strconv.FormatInt(id, 10)
+			return err
+		})
+	case "lora_name":
+		return d.orNil(func() error { e.lora, err = d.DecodeString(); return err })
+	case "medium":
+		return d.orNil(func() error { e.medium, err = d.DecodeString(); return err })
+	case "kv_cache_spec_kind":
+		return d.orNil(func() error { e.spec, err = d.DecodeString(); return err })
+	case "group_idx":
+		return d.orNil(func() error { e.group, err = d.DecodeInt64(); e.hasGroup = true; return err })
+	case "extra_keys":
+		return d.orNil(d.extraKeys)
+	}
+	return d.skip(0)
+}
+
+// orNil reads a value that may be null, which changes nothing.
+func (d *decoder) orNil(read func() error) error {
+	code, err := d.PeekCode()
+	if err != nil {
+		return err
+	}
+	if code == msgpcode.Nil {
+		return d.DecodeNil()
+	}
+	return read()
+}
+
+func (d *decoder) hash() (h engineHash, null bool, err error) {
+	code, err := d.PeekCode()
+	if err != nil {
+		return h, false, err
+	}
+	switch {
+	case code == msgpcode.Nil:
+		return h, true, d.DecodeNil()
+	case msgpcode.IsBin(code) || msgpcode.IsString(code):
+		b, err := d.DecodeBytes()
+		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
+	}
+	n, err := d.DecodeInt64() // of a uint64 too, with its bits
+	return engineHash{uint64(n)}, false, err
+}
+
+// extraKeys reads what besides its tokens makes each block's hash.
+func (d *decoder) extraKeys() error {
+	n, err := d.DecodeArrayLen()
+	for i := 0; i < n && err == nil; i++ {
+		word := ""
+		err = d.orNil(func() error {
+			word, err = d.extraKey()
+			return err
+		})
+		d.e.extra = append(d.e.extra, word)
+	}
+	return err
+}
+
+func (d *decoder) extraKey() (string, error) {
+	code, err := d.PeekCode()
+	if err != nil {
+		return "", err
+	}
+	if !isArray(code) {
+		return odd, d.skip(0)
+	}
+	n, err := d.DecodeArrayLen()
+	if err != nil || n <= 0 {
+		return "", err
+	}
+	word := odd
+	if code, err = d.PeekCode(); err == nil && n == 1 && msgpcode.IsString(code) {
+		return d.DecodeString()
+	}
+	for i := 0; i < n && err == nil; i++ {
+		err = d.skip(1)
+	}
+	return word, err
+}
+
+// skip passes over one value. The library's own would follow any nesting until
+// the stack is used up.
+func (d *decoder) skip(depth int) error {
+	const deepest = 32
+	if depth > deepest {
+		return fmt.Errorf("nested deeper than %d levels", deepest)
+	}
+	code, err := d.PeekCode()
+	if err != nil {
+		return err
+	}
+	n := 0
+	switch {
+	case isArray(code):
+		n, err = d.DecodeArrayLen()
+	case isMap(code):
+		n, err = d.DecodeMapLen()
+		n *= 2
+	default:
+		return d.Skip()
+	}
+	for i := 0; i < n && err == nil; i++ {
+		err = d.skip(depth + 1)
+	}
+	return err
+}
+
+func isArray(code byte) bool {
+	return msgpcode.IsFixedArray(code) || code == msgpcode.Array16 || code == msgpcode.Array32
+}
+
+func isMap(code byte) bool {
+	return msgpcode.IsFixedMap(code) || code == msgpcode.Map16 || code == msgpcode.Map32
+}

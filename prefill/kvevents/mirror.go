@@ -1,0 +1,134 @@
+package kvevents
+
+import (
+	"strings"
+
+	"evenkeel/prefill/index"
+)
+
+// Sink is told what a candidate's engine holds, in the order of its events and
+// from the stream's goroutine. The slices are used again afterwards.
+type Sink interface {
+	Stored(s index.Slot, keys []index.Key)
+	Removed(s index.Slot, keys []index.Key)
+	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine said so; index.Cold: we lost track
+}
+
+// mirror keeps an engine's hashes of the blocks it holds, and what they are in
+// the index: ours are made of tokens and parent, whatever the engine's are made
+// of (prefill P34).
+type mirror struct {
+	slot  index.Slot
+	scope index.Scope
+	sink  Sink
+	most  int // blocks
+	count *counters
+
+	known  map[engineHash]block
+	hasher index.Hasher
+	keys   []index.Key
+}
+
+type block struct {
+	key   index.Key
+	group int64
+}
+
+// mostKnown bounds what a publisher that never removes a block can make us
+// remember: about 100 MiB.
+const mostKnown = 1 << 20
+
+// apply passes one event on.
+func (m *mirror) apply(e *event) {
+	switch e.kind {
+	case blockStored:
+		m.stored(e)
+	case blockRemoved:
+		m.removed(e)
+	case allCleared:
+		m.forget(index.Removed)
+	default:
+		m.count.unknownTypes.Add(1)
+	}
+}
+
+// forget drops all that is known of the candidate.
+func (m *mirror) forget(why index.Reason) {
+	clear(m.known)
+	m.sink.Cleared(m.slot, why)
+}
+
+func onGPU(medium string) bool { return medium == "" || strings.EqualFold(medium, "gpu") }
+
+// fullAttention reports whether a block of such a group is needed, and enough,
+// for a hit. The groups of other layers keep only what their window needs.
+func fullAttention(spec string) bool {
+	return spec == "" || spec == "full_attention" || strings.HasPrefix(spec, "mla")
+}
+
+func (m *mirror) stored(e *event) {
+	if !onGPU(e.medium) || !fullAttention(e.spec) {
+		return
+	}
+	if e.block == 0 || len(e.tokens) != e.block*len(e.hashes) {
+		m.count.decodeErrors.Add(1)
+		return
+	}
+	plain := m.plain(e)
+	if plain == 0 {
+		m.count.skipped.Add(int64(len(e.hashes)))
+		return
+	}
+	var parent index.Key
+	if e.isRoot {
+		scope := m.scope
+		scope.LoRA = e.lora
+		parent = scope.Root(index.Tokens, e.block)
+	} else {
+		b, ok := m.known[e.parent]
+		if !ok {
+			m.count.unknownParents.Add(1)
+			return
+		}
+		parent = b.key
+	}
+	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.block], e.block)
+	for i, k := range m.keys {
+		m.known[e.hashes[i]] = block{k, e.group}
+	}
+	m.count.skipped.Add(int64(len(e.hashes) - plain))
+	m.sink.Stored(m.slot, m.keys)
+}
+
+// plain is how many of the stored blocks, from the first, are made of nothing
+// but tokens and a LoRA whose name is known. Those behind have no known parent.
+func (m *mirror) plain(e *event) int {
+	if e.loraID != "" && e.lora == "" {
+		return 0
+	}
+	for i, word := range e.extra {
+		if word != "" && word != e.lora {
+			return min(i, len(e.hashes))
+		}
+	}
+	return len(e.hashes)
+}
+
+func (m *mirror) removed(e *event) {
+	if !onGPU(e.medium) {
+		return
+	}
+	m.keys = m.keys[:0]
+	for _, h := range e.hashes {
+		b, ok := m.known[h]
+		if ok && (!e.hasGroup || e.group == b.group) {
+			delete(m.known, h)
+			m.keys = append(m.keys, b.key)
+		}
+	}
+	if len(m.keys) > 0 {
+		m.sink.Removed(m.slot, m.keys)
+	}
+}
+
+func (m *mirror) full() bool { return len(m.known) > m.most }

@@ -1,0 +1,74 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"sync"
+)
+
+// message is one batch as it came.
+type message struct {
+	seq     uint64
+	payload []byte
+}
+
+// messageOf reads a topic, live, or nothing, replayed; a number; a payload.
+func messageOf(frames [][]byte) (m message, ok bool) {
+	if len(frames) != 3 || len(frames[1]) != 8 {
+		return m, false
+	}
+	return message{binary.BigEndian.Uint64(frames[1]), frames[2]}, true
+}
+
+const (
+	mostQueued      = 10_000 // batches (prefill P35)
+	mostQueuedBytes = 64 << 20
+)
+
+// queue holds live batches while a replay runs. When it is full it drops all
+// and says so, for then the stream has to begin anew.
+type queue struct {
+	ready chan struct{} // a token: something has changed
+
+	mu    sync.Mutex
+	items []message
+	bytes int
+	over  bool
+	err   error // the connection's end
+}
+
+func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
+
+func (q *queue) push(m message) {
+	q.mu.Lock()
+	if len(q.items) >= mostQueued || q.bytes+len(m.payload) > mostQueuedBytes {
+		q.items, q.bytes, q.over = nil, 0, true
+	}
+	q.items = append(q.items, m)
+	q.bytes += len(m.payload)
+	q.mu.Unlock()
+	q.nudge()
+}
+
+func (q *queue) end(err error) {
+	q.mu.Lock()
+	q.err = err
+	q.mu.Unlock()
+	q.nudge()
+}
+
+func (q *queue) nudge() {
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take returns all that is there, whether something before it was dropped, and
+// the connection's end.
+func (q *queue) take() (items []message, over bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	items, over = q.items, q.over
+	q.items, q.bytes, q.over = nil, 0, false
+	return items, over, q.err
+}

@@ -1,0 +1,294 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+
+	"evenkeel/prefill/index"
+)
+
+// Config describes one stream.
+type Config struct {
+	Events string // host:port of the rank's publisher, see Endpoint
+	Replay string // of its replays; empty: none, so that any gap is a cold candidate
+	Slot   index.Slot
+	Scope  index.Scope // of the candidate's blocks; a LoRA's name comes with the events
+	Sink   Sink
+
+	ReplayTimeout time.Duration // silence after which a replay has failed, default 2 s
+}
+
+// Endpoint is where a rank publishes: each has a port of its own.
+func Endpoint(host string, port, rank int) string {
+	return net.JoinHostPort(host, strconv.Itoa(port+rank))
+}
+
+const (
+	firstBackoff = 100 * time.Millisecond
+	lastBackoff  = 5 * time.Second
+	longReplay   = 15 // times ReplayTimeout: a replay that does not end
+	// silence is how long an engine may answer without an event before its events
+	// are not believed any more (prefill P36).
+	silence = 30 * time.Second
+)
+
+// Stream follows one rank's events until it is closed.
+type Stream struct {
+	cfg    Config
+	cancel context.CancelFunc
+	done   chan struct{}
+	resync chan struct{}
+	count  counters
+
+	up       atomic.Bool  // connected and caught up
+	garbled  atomic.Bool  // the last batch could not be read
+	complete atomic.Bool  // nothing that the engine holds is unknown
+	answered atomic.Int64 // first answer since the last batch, in Unix nanoseconds; 0: none
+	failure  atomic.Pointer[string]
+
+	// Of the goroutine that runs.
+	follow follower
+	mirror mirror
+	decode *decoder
+}
+
+// counters are a stream's, for as long as it lives.
+type counters struct {
+	batches, replayed, cold      atomic.Int64
+	decodeErrors, unknownTypes   atomic.Int64
+	unknownParents, skipped      atomic.Int64
+	connects, known, lagInMicros atomic.Int64
+}
+
+// Start begins to follow a rank's events.
+func Start(cfg Config) *Stream {
+	if cfg.ReplayTimeout <= 0 {
+		cfg.ReplayTimeout = 2 * time.Second
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
+	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{}}
+	s.follow = follower{apply: s.apply, cold: s.cold, count: &s.count,
+		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
+	go s.run(ctx)
+	return s
+}
+
+// Close ends the stream. The sink is not called any more when it returns; what
+// it was told stays as it is.
+func (s *Stream) Close() {
+	s.cancel()
+	<-s.done
+}
+
+// Resync makes the stream forget what it has told and begin anew: the sink has
+// lost it.
+func (s *Stream) Resync() {
+	select {
+	case s.resync <- struct{}{}:
+	default:
+	}
+}
+
+// Answered tells that the engine has answered a probe: it should say something.
+func (s *Stream) Answered(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
+
+// Precise reports whether the events can be relied on. While they cannot, the
+// index is to learn from answers.
+func (s *Stream) Precise(now time.Time) bool {
+	since := s.answered.Load()
+	return s.up.Load() && !s.garbled.Load() && (since == 0 || now.UnixNano()-since < int64(silence))
+}
+
+// Complete reports whether the stream knows all that the engine holds. While it
+// does not, as after a gap, an engine may have more than the index says, and
+// answers that tell of it should be believed too.
+func (s *Stream) Complete() bool { return s.complete.Load() }
+
+// Stats is what a stream has seen.
+type Stats struct {
+	Connects       int64
+	Batches        int64
+	GapsReplayed   int64
+	GapsCold       int64
+	DecodeErrors   int64 // batches and events that cannot be read
+	UnknownTypes   int64 // events of another type
+	UnknownParents int64 // stored events whose parent nobody told of
+	Skipped        int64 // stored blocks that are made of more than tokens
+	Known          int64 // blocks the engine holds
+	Lag            time.Duration
+	Failure        string // why it is not connected, empty when it is
+}
+
+// Stats may be called at any time.
+func (s *Stream) Stats() Stats {
+	c := &s.count
+	stats := Stats{
+		Connects: c.connects.Load(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
+		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
+		Skipped: c.skipped.Load(), Known: c.known.Load(), Lag: time.Duration(c.lagInMicros.Load()) * time.Microsecond,
+	}
+	if why := s.failure.Load(); why != nil {
+		stats.Failure = *why
+	}
+	return stats
+}
+
+// run connects again and again.
+func (s *Stream) run(ctx context.Context) {
+	defer close(s.done)
+	backoff := firstBackoff
+	for {
+		began := time.Now()
+		err := s.session(ctx)
+		s.up.Store(false)
+		if time.Since(began) > lastBackoff { // it was a good one
+			backoff = firstBackoff
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		why := err.Error()
+		s.failure.Store(&why)
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+			return
+		}
+		backoff = min(2*backoff, lastBackoff)
+	}
+}
+
+// session is one connection, from its dial to its end.
+func (s *Stream) session(ctx context.Context) error {
+	w, err := dial(ctx, zmq4.Sub, s.cfg.Events)
+	if err != nil {
+		return err
+	}
+	if err := w.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // to every topic
+		w.close()
+		return fmt.Errorf("kvevents: subscribing at %s: %w", s.cfg.Events, err)
+	}
+	s.count.connects.Add(1)
+	q := newQueue()
+	var reader sync.WaitGroup
+	reader.Go(func() { q.end(s.read(w, q)) })
+	defer reader.Wait()
+	defer w.close()
+
+	s.follow.begin() // after subscribing, so that nothing falls between
+	s.failure.Store(nil)
+	s.up.Store(true)
+	for {
+		items, over, end := q.take()
+		if over {
+			s.follow.lose()
+			s.follow.restart()
+		}
+		for _, m := range items {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			s.follow.live(m.seq, m.payload)
+		}
+		if end != nil {
+			return end
+		}
+		select {
+		case <-q.ready:
+		case <-s.resync:
+			s.follow.restart()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// read fills the queue until the connection ends.
+func (s *Stream) read(w *wire, q *queue) error {
+	for {
+		frames, err := w.frames()
+		if err != nil {
+			return fmt.Errorf("kvevents: %s: %w", s.cfg.Events, err)
+		}
+		if m, ok := messageOf(frames); ok {
+			q.push(m)
+		} else {
+			s.count.decodeErrors.Add(1)
+		}
+	}
+}
+
+// replay asks the publisher for its batches from one on.
+func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
+	if s.cfg.Replay == "" {
+		return fmt.Errorf("kvevents: %s has no replay endpoint", s.cfg.Events)
+	}
+	ctx, cancel := context.WithTimeout(ctx, longReplay*s.cfg.ReplayTimeout)
+	defer cancel()
+	w, err := dial(ctx, zmq4.Dealer, s.cfg.Replay)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	if err := w.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
+		return fmt.Errorf("kvevents: asking %s: %w", s.cfg.Replay, err)
+	}
+	for {
+		_ = w.raw.SetReadDeadline(time.Now().Add(s.cfg.ReplayTimeout))
+		frames, err := w.frames()
+		if err != nil {
+			return fmt.Errorf("kvevents: replay of %s: %w", s.cfg.Replay, err)
+		}
+		m, ok := messageOf(frames)
+		if !ok {
+			return fmt.Errorf("kvevents: replay of %s: a message of %d frames", s.cfg.Replay, len(frames))
+		}
+		if m.seq == endOfReplay || !yield(m.seq, m.payload) {
+			return nil
+		}
+	}
+}
+
+// apply takes in one batch. What cannot be read may have been a removal.
+func (s *Stream) apply(payload []byte) {
+	if s.follow.next == s.follow.first+1 {
+		s.complete.Store(s.follow.first == 0)
+	}
+	ts, err := s.decode.batch(payload, func(e *event) {
+		s.mirror.apply(e)
+		if e.kind == allCleared {
+			s.complete.Store(true)
+		}
+	})
+	s.garbled.Store(err != nil)
+	s.count.batches.Add(1)
+	s.answered.Store(0)
+	switch {
+	case err != nil:
+		s.count.decodeErrors.Add(1)
+		s.cold()
+	case s.mirror.full():
+		s.cold()
+	}
+	s.count.known.Store(int64(len(s.mirror.known)))
+	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
+		s.count.lagInMicros.Store(max(0, lag.Microseconds()))
+	}
+}
+
+// cold drops all that was told.
+func (s *Stream) cold() {
+	s.complete.Store(false)
+	s.mirror.forget(index.Cold)
+	s.count.known.Store(0)
+}

@@ -1,0 +1,134 @@
+package kvevents
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+)
+
+// The library's sockets are not used, only its connections: a socket's reader
+// waits for ever to hand over a message that nobody takes after Close, and its
+// dialler sleeps without looking at the context.
+
+const (
+	mostMessage = 16 << 20 // bytes (prefill P33)
+	dialTimeout = 5 * time.Second
+)
+
+// wire is a ZeroMQ connection that ends with its context.
+type wire struct {
+	*zmq4.Conn
+	raw  net.Conn
+	stop func() bool
+}
+
+func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("kvevents: %w; is the engine started with kv_events_config, and is this its port plus rank?", err)
+	}
+	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
+	_ = raw.SetDeadline(time.Now().Add(dialTimeout))
+	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greeting: greetingBytes}
+	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
+		w.close()
+		return nil, fmt.Errorf("kvevents: %s does not speak ZeroMQ as a publisher does: %w", addr, err)
+	}
+	_ = raw.SetDeadline(time.Time{})
+	return w, nil
+}
+
+func (w *wire) close() {
+	w.stop()
+	_ = w.raw.Close()
+}
+
+// frames reads the next message; heartbeats are answered and left out.
+func (w *wire) frames() ([][]byte, error) {
+	for {
+		msg, err := w.RecvMsg()
+		if err != nil {
+			return nil, err
+		}
+		if msg.Type == zmq4.UsrMsg {
+			return msg.Frames, nil
+		}
+	}
+}
+
+// guard ends a connection on which a message larger than mostMessage is
+// announced: the library would allocate whatever length it reads.
+type guard struct {
+	net.Conn
+	buffered *bufio.Reader
+	greeting int    // bytes of it still to come
+	body     uint64 // bytes of the frame still to come
+	length   int    // bytes of its length still to come; 0: its flags are next
+	size     uint64
+	more     bool
+	total    uint64 // of the message so far
+}
+
+// Of ZMTP 3: a greeting, then frames of flags, length and body.
+const (
+	greetingBytes = 64
+	flagMore      = 1
+	flagLong      = 2
+)
+
+var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
+
+func (g *guard) Read(p []byte) (int, error) {
+	n, err := g.buffered.Read(p)
+	if !g.pass(p[:n]) {
+		return 0, errTooLarge
+	}
+	return n, err
+}
+
+func (g *guard) pass(p []byte) bool {
+	for len(p) > 0 {
+		switch {
+		case g.greeting > 0:
+			n := min(g.greeting, len(p))
+			g.greeting -= n
+			p = p[n:]
+		case g.body > 0:
+			n := min(g.body, uint64(len(p)))
+			g.body -= n
+			p = p[n:]
+		case g.length == 0:
+			g.more, g.size, g.length = p[0]&flagMore != 0, 0, 1
+			if p[0]&flagLong != 0 {
+				g.length = 8
+			}
+			p = p[1:]
+		default:
+			g.size = g.size<<8 | uint64(p[0])
+			p = p[1:]
+			if g.length--; g.length > 0 {
+				continue
+			}
+			if g.size > mostMessage || g.total+g.size > mostMessage {
+				return false
+			}
+			g.body = g.size
+			g.total += g.size
+			if !g.more {
+				g.total = 0
+			}
+		}
+	}
+	return true
+}
+
+// endOfReplay is the sequence number of a replay's end marker.
+const endOfReplay = math.MaxUint64
