@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -124,6 +125,7 @@ func TestDisconnectsStrandNothing(t *testing.T) {
 		configure: func(cfg *config.Config) { cfg.Prefill.Scrape.Interval = 500 * time.Millisecond },
 		dirty:     true, // what decode cuts on purpose is counted as such
 	})
+	before := runtime.NumGoroutine()
 	stay := make(chan *load.Result, 1)
 	go func() {
 		got, err := load.Run(t.Context(), load.Config{
@@ -189,8 +191,13 @@ func TestDisconnectsStrandNothing(t *testing.T) {
 		series := fmt.Sprintf("evenkeel_cancel_release_seconds_%%s{phase=%q%%s}", phase)
 		slow += c.metric(fmt.Sprintf(series, "count", "")) - c.metric(fmt.Sprintf(series, "bucket", `,le="2.5"`))
 	}
+	if proof { // idle workers and kept-alive connections take up to ten seconds to end
+		for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+8; time.Sleep(50 * time.Millisecond) {
+			require.True(t, time.Now().Before(end), "%d goroutines before, %d after", before, runtime.NumGoroutine())
+		}
+	}
 	resumed := c.metric(`evenkeel_decode_losses_total{tier="1"}`) + c.metric(`evenkeel_recomputes_total{tier="1"}`)
 	require.Positive(t, resumed, "nobody was in a second leg")
-	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; everything free %v after the last",
-		n, strings.Join(cancels, ", "), resumed, c.metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Millisecond))
+	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the last; %d goroutines before, %d after",
+		n, strings.Join(cancels, ", "), resumed, c.metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
 }
