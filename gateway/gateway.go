@@ -64,6 +64,7 @@ type Gateway struct {
 	drainsOpen  atomic.Int64   // how many
 	server      *fasthttp.Server
 	listener    *edge.Listener
+	bodies      *edge.Bodies
 	admin       net.Listener
 	service     *service
 	runs        runs
@@ -122,11 +123,13 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		return nil, err
 	}
 	g.routes = g.publicRoutes()
+	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
+	g.registerEdge()
 	g.server = edge.NewServer(edge.Options{
 		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Stranger: g.stranger,
+		Stranger: g.stranger, Bodies: g.bodies, Refused: g.refusedByEdge,
 	})
 	return g, nil
 }
@@ -170,6 +173,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	var err error
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
+		MaxLag: g.conf().Limits.ClientLag, SendBuffer: g.conf().Limits.ClientBacklog,
 		TLS: g.tls[0] != nil, Log: g.log,
 	})
 	if err != nil {

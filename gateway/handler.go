@@ -71,7 +71,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
-	req, m, fail := g.admit(ctx, ep)
+	req, m, fail := g.admit(ctx, ep, rec)
 	g.metrics.stage(stageParse, time.Since(arrive))
 	if req != nil {
 		rec.Model = req.Model
@@ -105,6 +105,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
 	}
 	s, fail := j.serve()
+	g.dropBody(rec) // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
@@ -144,7 +145,7 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 }
 
 // admit checks a request against what can be served at all.
-func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai.Request, route, *openai.Error) {
+func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *record) (*openai.Request, route, *openai.Error) {
 	draining, refusing := g.service.leaving()
 	if draining {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
@@ -153,6 +154,8 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) (*openai
 		return nil, route{}, errLeaving()
 	}
 	raw := ctx.Request.SwapBody(nil) // ours from here on; left in ctx it would stay for the whole stream
+	rec.body = len(raw)
+	g.bodies.Keep(rec.body)
 	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
 		return nil, route{}, fail
@@ -185,10 +188,22 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.TotalMs = ms(time.Since(rec.Arrival))
 	g.open.Add(-1)
 	rec.giveBack()
+	g.dropBody(rec)
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
 	if err := g.requestLog.write(rec); err != nil {
 		g.log.Error("request log", zap.Error(err))
 	}
+}
+
+// dropBody takes a request's body off the account of those in memory.
+func (g *Gateway) dropBody(rec *record) {
+	g.bodies.Give(rec.body)
+	rec.body = 0
+}
+
+// refusedByEdge counts a request that no handler saw.
+func (g *Gateway) refusedByEdge(r edge.Refusal) {
+	g.metrics.requests.WithLabelValues(outcomeOf(&openai.Error{Code: r.Code})).Inc()
 }
 
 // fail writes an error answer.

@@ -36,6 +36,7 @@ type record struct {
 	key      keys.Key
 	priority int
 	booked   int // answers charged to key, given back at the end
+	body     int // bytes on the account of bodies in memory
 	metered  int // tokens taken of its minute beforehand
 }
 

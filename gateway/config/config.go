@@ -161,18 +161,21 @@ type Health struct {
 // Limits bound what a client or an engine may cost us.
 type Limits struct {
 	Body           int           `yaml:"body_bytes"`
+	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet; 0: unlimited
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
-	PerIP          int           `yaml:"connections_per_ip"` // 0: unlimited
-	ReadTimeout    time.Duration `yaml:"read_timeout"`       // first byte of a request to its last
-	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // keep-alive
-	WriteTimeout   time.Duration `yaml:"write_timeout"`      // one write to a client that does not read
-	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
-	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
-	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
-	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
-	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
-	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
+	PerIP          int           `yaml:"connections_per_ip"`   // 0: unlimited
+	ReadTimeout    time.Duration `yaml:"read_timeout"`         // first byte of a request to its last
+	IdleTimeout    time.Duration `yaml:"idle_timeout"`         // keep-alive
+	WriteTimeout   time.Duration `yaml:"write_timeout"`        // one write to a client that does not read
+	ClientLag      time.Duration `yaml:"client_lag"`           // all writes of one answer together
+	ClientBacklog  int           `yaml:"client_backlog_bytes"` // kept for a client that reads slower than it is answered; 0: the kernel's choice
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`      // to an engine
+	ProbeTimeout   time.Duration `yaml:"probe_timeout"`        // whole prefill; long prompts take minutes
+	ProbeGrace     time.Duration `yaml:"probe_grace"`          // a prefill may still end this long after its client left; 0: it is aborted at once
+	EventTimeout   time.Duration `yaml:"event_timeout"`        // between two events of a decode stream
+	DrainGrace     time.Duration `yaml:"drain_grace"`          // SIGTERM: /readyz is false this long before requests are refused
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`        // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
 	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
@@ -201,11 +204,14 @@ func Default() *Config {
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{
 			Body:           32 << 20,
+			Bodies:         2 << 30,
 			Head:           16 << 10,
 			Connections:    65_536,
 			ReadTimeout:    30 * time.Second,
 			IdleTimeout:    90 * time.Second,
 			WriteTimeout:   30 * time.Second,
+			ClientLag:      5 * time.Minute,
+			ClientBacklog:  256 << 10,
 			ConnectTimeout: 3 * time.Second,
 			ProbeTimeout:   10 * time.Minute,
 			ProbeGrace:     time.Second,

@@ -222,7 +222,7 @@ func (c *Config) checkTimes(bad report) {
 	}
 	for path, d := range map[string]time.Duration{
 		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
-		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout,
+		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
 		if d <= 0 {
@@ -244,6 +244,10 @@ func (c *Config) checkNumbers(bad report) {
 	least("$.prefill.scrape.misses", c.Prefill.Scrape.Misses, 1)
 	least("$.limits.body_bytes", c.Limits.Body, 1)
 	least("$.limits.head_bytes", c.Limits.Head, 1)
+	if c.Limits.Bodies != 0 {
+		least("$.limits.bodies_bytes", c.Limits.Bodies, c.Limits.Body)
+	}
+	least("$.limits.client_backlog_bytes", c.Limits.ClientBacklog, 0)
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)

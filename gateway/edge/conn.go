@@ -4,12 +4,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -39,6 +41,7 @@ type Conn struct {
 	goneAt time.Time // set before gone is closed
 
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
+	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
 	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
 	readTimedOut atomic.Bool  // fasthttp's chunk errors hide the timeout that caused them
 	linger       atomic.Bool
@@ -104,6 +107,15 @@ func (c *Conn) call() {
 	c.onGone()
 }
 
+// timedOut says whether the kernel gave the client up in the middle of an
+// answer. What it says it says once: here, or to a Write.
+func (c *Conn) timedOut() bool {
+	c.mu.Lock()
+	answering := c.onGone != nil && !c.fired
+	c.mu.Unlock()
+	return answering && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
+}
+
 // Read notes the errors that end the connection.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
@@ -118,15 +130,21 @@ func (c *Conn) Read(p []byte) (int, error) {
 }
 
 // Write gives every 64 KiB a deadline of its own, so that a client that never
-// reads is let go and one that reads slowly is not.
+// reads is let go and one that reads slowly is not, unless the writes of one
+// answer have waited longer for it than MaxLag altogether.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
-		if err := c.renewWriteDeadline(); err != nil {
+		began := time.Now()
+		if err := c.renewWriteDeadline(began); err != nil {
 			return n, err
 		}
 		k, err := c.Conn.Write(p[n:min(len(p), n+writePiece)])
 		n += k
+		if took := time.Since(began); took > blocked {
+			c.lagged.Add(int64(took))
+		}
 		if err != nil {
+			c.noteCut(err)
 			c.abandon()
 			return n, err
 		}
@@ -136,21 +154,46 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
+// blocked is a write that waited for the client: into a buffer that has room
+// one takes microseconds.
+const blocked = 5 * time.Millisecond
+
+// lagLeft is how long this answer's writes may still wait.
+func (c *Conn) lagLeft() time.Duration {
+	if c.ln.opt.MaxLag <= 0 {
+		return math.MaxInt64
+	}
+	return max(0, c.ln.opt.MaxLag-time.Duration(c.lagged.Load()))
+}
+
 // renewWriteDeadline moves the deadline only when less than 3/4 of it is left:
 // a stream writes hundreds of small events per deadline, and setting one costs
 // a lock in the runtime's poller.
-func (c *Conn) renewWriteDeadline() error {
+func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.opt.WriteTimeout
 	if timeout <= 0 || c.callersOwn.Load() {
 		return nil
 	}
-	now := time.Now()
-	if by := c.writeBy.Load(); by != 0 && by-now.UnixNano() >= int64(timeout)/4*3 {
+	timeout = min(timeout, c.lagLeft())
+	if left := c.writeBy.Load() - now.UnixNano(); left >= int64(timeout)/4*3 && left <= int64(timeout) {
 		return nil
 	}
 	by := now.Add(timeout)
 	c.writeBy.Store(by.UnixNano())
 	return c.Conn.SetWriteDeadline(by)
+}
+
+// noteCut counts a client that was too slow.
+func (c *Conn) noteCut(err error) {
+	switch {
+	case errors.Is(err, syscall.ETIMEDOUT): // by the kernel, to which a full window is silence, too
+		c.ln.cutStalled.Add(1)
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
+	case c.lagLeft() == 0:
+		c.ln.cutLagging.Add(1)
+	default:
+		c.ln.cutStalled.Add(1)
+	}
 }
 
 // abandon gives up on a client that cannot be written to. What the kernel

@@ -112,3 +112,44 @@ func TestAWriteThatFailsMeansTheClientIsGone(t *testing.T) {
 		require.Fail(t, "not gone")
 	}
 }
+
+// slowTape is a client that takes each write after a while.
+type slowTape struct {
+	tape
+	takes time.Duration
+}
+
+func (p *slowTape) Write(b []byte) (int, error) {
+	if by := p.deadlines[len(p.deadlines)-1]; time.Now().Add(p.takes).After(by) {
+		time.Sleep(time.Until(by))
+		return 0, os.ErrDeadlineExceeded
+	}
+	time.Sleep(p.takes)
+	return len(b), nil
+}
+
+func TestAClientThatLagsIsCutInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &slowTape{takes: 20 * time.Second}
+		l := &Listener{opt: ListenOptions{WriteTimeout: 30 * time.Second, MaxLag: time.Minute}, log: zap.NewNop()}
+		c := &Conn{Conn: p, ln: l, gone: make(chan struct{})}
+		began := time.Now()
+		for range 3 {
+			_, err := c.Write([]byte("a"))
+			require.NoError(t, err)
+			time.Sleep(time.Minute) // the answer itself may be slow
+		}
+		_, err := c.Write([]byte("a"))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		require.Equal(t, 4*time.Minute, time.Since(began))
+		require.EqualValues(t, 1, l.cutLagging.Load())
+
+		c.lagged.Store(0) // the next answer
+		_, err = c.Write([]byte("a"))
+		require.NoError(t, err)
+		p.takes = time.Hour
+		_, err = c.Write([]byte("a"))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		require.EqualValues(t, 1, l.cutStalled.Load())
+	})
+}

@@ -28,6 +28,12 @@ type ListenOptions struct {
 	// blocked before it is let go (default 30 s; negative: for ever). TCP gives
 	// up on a peer that acknowledges nothing after the same time.
 	WriteTimeout time.Duration
+	// MaxLag bounds how long the writes of one answer may wait for its client
+	// altogether (0: for ever).
+	MaxLag time.Duration
+	// SendBuffer is how many bytes the kernel keeps for a client that reads slower
+	// than it is answered (0: its own choice, some megabytes). Beyond it writes wait.
+	SendBuffer int
 	// MaxConns is how many connections may be open at once. Keep it below the
 	// server's Concurrency and below half the file limit: a request that runs
 	// needs a second socket.
@@ -49,6 +55,8 @@ type Stats struct {
 	WatchErrors   uint64 // connections closed because they could not be watched
 	RefusedTotal  uint64 // over MaxConns
 	RefusedByAddr uint64 // over MaxConnsPerIP
+	CutStalled    uint64 // clients that left one write blocked for WriteTimeout, or took nothing for as long
+	CutLagging    uint64 // clients whose answer waited for MaxLag altogether
 }
 
 // Listener accepts client connections as *Conn and watches them all with one
@@ -67,7 +75,7 @@ type Listener struct {
 	closed    bool
 	lastNoted time.Time
 
-	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr atomic.Uint64
+	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
 
 // Listen listens on a TCP address and wraps the socket.
@@ -159,6 +167,9 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 		l.turnAway(raw, err)
 		return nil, err
 	}
+	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
+		_ = t.SetWriteBuffer(l.opt.SendBuffer) // a socket that is gone already tells the watcher
+	}
 	sock, ok := raw.(syscall.Conn)
 	err := errors.ErrUnsupported
 	if ok {
@@ -233,7 +244,10 @@ func (l *Listener) fire(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
 	l.mu.Unlock()
-	if c != nil { // closed between the event and now
+	if c != nil { // else closed between the event and now
+		if c.timedOut() {
+			l.cutStalled.Add(1)
+		}
 		c.fire()
 	}
 }
@@ -294,6 +308,7 @@ func (l *Listener) Stats() Stats {
 	return Stats{
 		Open: open, Accepted: l.accepted.Load(), AcceptErrors: l.acceptErrors.Load(), WatchErrors: l.watchErrors.Load(),
 		RefusedTotal: l.refusedTotal.Load(), RefusedByAddr: l.refusedByAddr.Load(),
+		CutStalled: l.cutStalled.Load(), CutLagging: l.cutLagging.Load(),
 	}
 }
 

@@ -22,6 +22,7 @@ var (
 	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see malformed
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time; send it faster, or in smaller parts"}
+	refusedBodies  = Refusal{fasthttp.StatusServiceUnavailable, "overloaded", "the server holds as many bytes of requests as it may; retry later"}
 	refusedPanic   = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
@@ -51,6 +52,9 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusa
 func answerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
 	if r.Status == fasthttp.StatusUnauthorized {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+	}
+	if r.Status == fasthttp.StatusServiceUnavailable {
+		ctx.Response.Header.Set("Retry-After", "1")
 	}
 	ctx.SetStatusCode(r.Status)
 	ctx.SetContentType("application/json")

@@ -23,6 +23,12 @@ type Options struct {
 	// anybody could have MaxBody of memory on each connection.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
 
+	// Bodies, if set, bounds the memory of all bodies together. Those up to 4 KiB
+	// are always read: they are no more than a connection's own buffers.
+	Bodies *Bodies
+	// Refused, if set, hears of every refusal that the handler never saw.
+	Refused func(Refusal)
+
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
 	MaxBody int // bytes of body (32 MiB, contract 10); more: 413
 
@@ -36,6 +42,8 @@ type Options struct {
 	// Concurrency is how many connections are served at once (65,536). Keep the
 	// listener's MaxConns below it: that one refuses without blocking accept.
 	Concurrency int
+
+	reading *reading
 }
 
 func (o Options) withDefaults() Options {
@@ -60,6 +68,13 @@ func (o Options) withDefaults() Options {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
+	if o.Bodies == nil {
+		o.Bodies = NewBodies(0)
+	}
+	if o.Refused == nil {
+		o.Refused = func(Refusal) {}
+	}
+	o.reading = &reading{bodies: o.Bodies, taken: map[*fasthttp.RequestHeader]int{}}
 	return o
 }
 
@@ -106,12 +121,18 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 			c.OnGone(nil)
 		}
 		ctx.Response.Reset() // also closes a stream that was set
+		o.Refused(refusedPanic)
 		o.Answer(ctx, refusedPanic)
 		ctx.SetConnectionClose()
 	}()
+	o.reading.end(&ctx.Request.Header) // the handler has it now
+	if c, ok := ConnOf(ctx); ok {
+		c.lagged.Store(0)
+	}
 	if why := malformed(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders()); why != "" {
 		r := refusedHead
 		r.Message = why
+		o.Refused(r)
 		o.Answer(ctx, r)
 		ctx.SetConnectionClose() // who knows where the next request begins
 		return
@@ -123,26 +144,37 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 // connection is closed after it.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, err error) {
 	r := refusalOf(ctx, err, o.MaxHead, o.MaxBody)
+	if o.reading.end(&ctx.Request.Header) {
+		r = refusedBodies
+	}
 	if stranger := o.stranger(&ctx.Request.Header); stranger != nil && r.Status == fasthttp.StatusRequestEntityTooLarge {
 		r = *stranger
 	}
 	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
 		c.linger.Store(true) // it may be sending still
 	}
+	o.Refused(r)
 	o.Answer(ctx, r)
 }
 
-// strangerBody is what is read of a body whose request will be refused: enough
+// smallBody is what is read of a body whose request will be refused: enough
 // to answer an honest mistake without closing the connection.
-const strangerBody = 4 << 10
+const smallBody = 4 << 10
 
 // maxBody bounds the body of one request. Only those that may be large are
 // looked at twice.
 func (o *Options) maxBody(h *fasthttp.RequestHeader) int {
-	if size := h.ContentLength(); size != -1 && size <= strangerBody || o.stranger(h) == nil {
+	size := h.ContentLength()
+	if size != -1 && size <= smallBody {
 		return o.MaxBody
 	}
-	return min(strangerBody, o.MaxBody)
+	if size == -1 { // chunked
+		size = o.MaxBody
+	}
+	if o.stranger(h) == nil && (size > o.MaxBody || o.reading.begin(h, size)) {
+		return o.MaxBody
+	}
+	return min(smallBody, o.MaxBody)
 }
 
 func (o *Options) stranger(h *fasthttp.RequestHeader) *Refusal {

@@ -459,3 +459,53 @@ func TestNothingOfARequestIsLogged(t *testing.T) {
 		require.NotContains(t, e.Message, "sk-secret")
 	}
 }
+
+func TestBodiesTogetherAreBounded(t *testing.T) {
+	const limit = 100 << 10
+	bodies := NewBodies(limit)
+	inside, leave := make(chan struct{}, 8), make(chan struct{})
+	refused := make(chan Refusal, 8)
+	s := serve(t, Options{Bodies: bodies, Refused: func(r Refusal) { refused <- r }, Handler: func(ctx *fasthttp.RequestCtx) {
+		body := ctx.Request.SwapBody(nil)
+		bodies.Keep(len(body))
+		defer bodies.Give(len(body))
+		inside <- struct{}{}
+		<-leave
+	}}, ListenOptions{})
+	post := func(size int, body string) *client {
+		c := s.dial(t)
+		c.send(t, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", size, body))
+		return c
+	}
+	full := strings.Repeat("x", 40<<10)
+	kept := post(len(full), full)
+	await(t, inside, "a handler that keeps its body")
+	upload := post(len(full), full[:5]) // takes what it declares
+	require.Eventually(t, func() bool { return bodies.Held() == 80<<10 }, patience, time.Millisecond)
+
+	over := post(len(full), full)
+	resp, _ := over.answer(t)
+	require.Equal(t, 503, resp.StatusCode)
+	require.Equal(t, "1", resp.Header.Get("Retry-After"))
+	require.Equal(t, "overloaded", await(t, refused, "word of it").Code)
+	chunked := s.dial(t) // may be as long as any
+	chunked.send(t, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"+strings.Repeat("400\r\n"+full[:1024]+"\r\n", 8))
+	status, code := chunked.errorOf(t)
+	require.Equal(t, 503, status)
+	require.Equal(t, "overloaded", code)
+	<-refused
+	small := post(5, "hello")
+	await(t, inside, "a small body, which is always read")
+
+	_ = upload.Close() // in the middle
+	require.Eventually(t, func() bool { return bodies.Held() == 40<<10+5 }, patience, time.Millisecond)
+	require.Equal(t, "bad_request", await(t, refused, "word of the upload").Code)
+	again := post(len(full), full)
+	await(t, inside, "one for which there is room now")
+	close(leave)
+	for _, c := range []*client{kept, small, again} {
+		resp, _ := c.answer(t)
+		require.Equal(t, 200, resp.StatusCode)
+	}
+	require.Zero(t, bodies.Held())
+}

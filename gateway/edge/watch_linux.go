@@ -3,6 +3,7 @@ package edge
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"syscall"
 	"time"
 
@@ -86,4 +87,22 @@ func (w *watcher) close() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(w.stop, one[:]) // an eventfd at 0 always takes a 1
+}
+
+// pendingError is what happened to a socket that nobody was told of yet, nil if
+// nothing did.
+func pendingError(c net.Conn) error {
+	sock, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := sock.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var code int
+	if err = rc.Control(func(fd uintptr) { code, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) }); err != nil || code == 0 {
+		return nil
+	}
+	return syscall.Errno(code)
 }

@@ -3,6 +3,7 @@
 package edge
 
 import (
+	"net"
 	"syscall"
 	"time"
 )
@@ -17,3 +18,5 @@ func newWatcher(func(id uint64)) (*watcher, error) { return &watcher{}, nil }
 func (*watcher) add(syscall.Conn, uint64, time.Duration) error { return nil }
 
 func (*watcher) close() {}
+
+func pendingError(net.Conn) error { return nil }
