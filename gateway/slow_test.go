@@ -98,13 +98,13 @@ func TestAClientThatSipsIsCutInTheEnd(t *testing.T) {
 	_, br := c.sip(chat("a story", `"stream":true,"ignore_eos":true,`))
 	done := make(chan error, 1)
 	go func() {
-		p := make([]byte, 256)
+		p := make([]byte, 64)
 		for {
 			if _, err := br.Read(p); err != nil {
 				done <- err
 				return
 			}
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 		}
 	}()
 	c.eventually("it is cut", func() bool { return c.metric(`evenkeel_clients_cut_total{reason="lagging"}`) == 1 })

@@ -156,7 +156,7 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 
 // blocked is a write that waited for the client: into a buffer that has room
 // one takes microseconds.
-const blocked = 5 * time.Millisecond
+const blocked = time.Millisecond
 
 // lagLeft is how long this answer's writes may still wait.
 func (c *Conn) lagLeft() time.Duration {
