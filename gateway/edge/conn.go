@@ -140,11 +140,12 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 		}
 		k, err := c.Conn.Write(p[n:min(len(p), n+writePiece)])
 		n += k
-		if took := time.Since(began); took > blocked {
+		took := time.Since(began)
+		if took > blocked {
 			c.lagged.Add(int64(took))
 		}
 		if err != nil {
-			c.noteCut(err)
+			c.noteCut(err, took)
 			c.abandon()
 			return n, err
 		}
@@ -183,13 +184,14 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// noteCut counts a client that was too slow.
-func (c *Conn) noteCut(err error) {
+// noteCut counts a client that was too slow: for one write, or, if that was cut
+// before its time, for all together.
+func (c *Conn) noteCut(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // by the kernel, to which a full window is silence, too
 		c.ln.cutStalled.Add(1)
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
-	case c.lagLeft() == 0:
+	case took < c.ln.opt.WriteTimeout/4*3:
 		c.ln.cutLagging.Add(1)
 	default:
 		c.ln.cutStalled.Add(1)
