@@ -126,6 +126,7 @@ func TestKeys(t *testing.T) {
 			require.NotEmpty(t, r.header.Get("WWW-Authenticate"))
 		}
 	}
+	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`))
 	const key = "Bearer ek-secret"
 	require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", key).status)
 	require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", key).status)

@@ -291,7 +291,46 @@ func TestAStrangersBodyIsNotRead(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, http.StatusUnauthorized, resp.StatusCode, "not 413, and at once")
 	require.Equal(t, "Bearer", resp.Header.Get("WWW-Authenticate"))
+	require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`), "counted, though no handler saw it")
 	require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").status)
+}
+
+// What hides a second request in the first must reach no engine, whichever way a
+// proxy in front of us read it.
+func TestHiddenRequestsReachNoEngine(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	body := chat("a", "")
+	hidden := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n"
+	for name, in := range map[string]string{
+		"CL.TE":                          head + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s", len(hidden)+5, hidden),
+		"TE.CL":                          head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(hidden), hidden),
+		"TE.TE, one of them in disguise": head + "Transfer-Encoding: chunked\r\nTransfer-encoding: cow\r\n\r\n0\r\n\r\n" + hidden,
+		"a coding behind a tab":          head + "Transfer-Encoding:\tchunked, identity\r\n\r\n0\r\n\r\n" + hidden,
+		"a coding with a vertical tab":   head + "Transfer-Encoding: \vchunked\r\n\r\n0\r\n\r\n" + hidden,
+		"two lengths":                    head + fmt.Sprintf("Content-Length: 0\r\nContent-Length: %d\r\n\r\n%s", len(hidden), hidden),
+		"a folded length":                head + fmt.Sprintf("Content-Length: 0\r\nX: y\r\n Content-Length: %d\r\n\r\n%s", len(hidden), hidden),
+		"a chunk line that ends in LF":   head + "Transfer-Encoding: chunked\r\n\r\n0;a\n\r\n" + hidden,
+		"a bare CR in a chunk extension": head + "Transfer-Encoding: chunked\r\n\r\n0;a\rb\r\n\r\n" + hidden,
+		"a space in a chunk size":        head + "Transfer-Encoding: chunked\r\n\r\n0 0\r\n\r\n" + hidden,
+		"a chunk longer than it says":    head + "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n" + hidden,
+		"a trailer that is framing":      head + "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n" + hidden,
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+			require.NoError(t, err)
+			defer func() { _ = conn.Close() }()
+			require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+			_, err = io.WriteString(conn, in)
+			require.NoError(t, err)
+			answer, err := io.ReadAll(conn)
+			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is not used again")
+			require.True(t, strings.HasPrefix(string(answer), "HTTP/1.1 400 "), "%s", answer)
+			require.Equal(t, 1, strings.Count(string(answer), "HTTP/1.1 "), "one answer")
+			require.Zero(t, c.prefill[0].Stats().Requests)
+		})
+	}
 }
 
 func TestFilesThatCannotBeReadKeepTheProxyFromStarting(t *testing.T) {
