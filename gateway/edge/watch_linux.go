@@ -90,18 +90,17 @@ func (w *watcher) close() {
 }
 
 // pendingError is what happened to a socket that nobody was told of yet, nil if
-// nothing did.
+// nothing did or it cannot be asked.
 func pendingError(c net.Conn) error {
 	sock, ok := c.(syscall.Conn)
 	if !ok {
 		return nil
 	}
-	rc, err := sock.SyscallConn()
-	if err != nil {
-		return nil
+	code := 0
+	if rc, err := sock.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) { code, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) })
 	}
-	var code int
-	if err = rc.Control(func(fd uintptr) { code, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) }); err != nil || code == 0 {
+	if code == 0 {
 		return nil
 	}
 	return syscall.Errno(code)
