@@ -350,12 +350,12 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 func TestTheArrivalQueueIsFull(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Max = 1, 1 }})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 300}))
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 1000}))
 	waiting := make(chan reply, 2)
 	for range 2 { // one is probed, one waits for its place in the pool
 		go func() { waiting <- c.post(chatPath, chat("a", "")) }()
 	}
-	c.eventually("one waits", func() bool { return c.metric("evenkeel_requests_open") == 2 })
+	c.eventually("one waits", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 1 })
 	r := c.post(chatPath, chat("a", ""))
 	require.Equal(t, http.StatusTooManyRequests, r.status)
 	code, _, kind := failure(t, r)
