@@ -47,12 +47,15 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Log.Requests = r.Log.Requests },
 	func(n, r *Config) { n.Log.Level = r.Log.Level },
 	func(n, r *Config) { n.Limits.Body = r.Limits.Body },
+	func(n, r *Config) { n.Limits.Bodies = r.Limits.Bodies },
 	func(n, r *Config) { n.Limits.Head = r.Limits.Head },
 	func(n, r *Config) { n.Limits.Connections = r.Limits.Connections },
 	func(n, r *Config) { n.Limits.PerIP = r.Limits.PerIP },
 	func(n, r *Config) { n.Limits.ReadTimeout = r.Limits.ReadTimeout },
 	func(n, r *Config) { n.Limits.IdleTimeout = r.Limits.IdleTimeout },
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
+	func(n, r *Config) { n.Limits.ClientLag = r.Limits.ClientLag },
+	func(n, r *Config) { n.Limits.ClientBacklog = r.Limits.ClientBacklog },
 }
 
 // unlessOn keeps a listener in clear text or under TLS; which certificate it
