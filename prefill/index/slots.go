@@ -1,7 +1,8 @@
 package index
 
 // Add returns the slot of a candidate, a new one if it has none. capacity is
-// how many blocks its engine can hold; 0: not known, and not bounded.
+// how many of the index's blocks its engine can hold (of bytes: Ratio.Blocks);
+// 0: not known, and not bounded.
 func (x *Index) Add(id string, capacity int) Slot {
 	vacant := -1
 	for i := range x.slots {
