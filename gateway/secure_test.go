@@ -172,6 +172,19 @@ func TestEnginesBehindTLS(t *testing.T) {
 		},
 	})
 	require.Equal(t, "right", c.judge("a story from behind TLS", `"stream":true,`))
+
+	mine, err := os.ReadFile(a.File)
+	require.NoError(t, err)
+	other, err := os.ReadFile(certtest.New(t).File)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(a.File, []byte("no PEM"), 0o600))
+	c.eventually("a file without an authority is told", func() bool { return c.metric(`evenkeel_reloads_total{key="ca_file",outcome="refused"}`) == 1 })
+	require.Equal(t, "right", c.judge("and not used", ""))
+	require.NoError(t, os.WriteFile(a.File, other, 0o600))
+	c.eventually("an authority that did not sign is not trusted", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
+	require.NoError(t, os.WriteFile(a.File, mine, 0o600))
+	c.eventually("and the one that did is again", func() bool { return c.get("/readyz").status == http.StatusOK })
+	require.Equal(t, "right", c.judge("another story", ""))
 }
 
 func keyFile(t *testing.T, file string, entries ...string) {

@@ -56,3 +56,19 @@ func TestPlacesNeverExceedTheirSize(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(size))
 	require.Zero(t, p.Used())
 }
+
+func TestResizeKeepsWhatIsReserved(t *testing.T) {
+	p := NewPlaces(2)
+	woken := 0
+	p.OnFree(func() { woken++ })
+	require.True(t, p.TryReserve())
+	require.True(t, p.TryReserve())
+	p.Resize(1)
+	require.Equal(t, []int{1, 2}, []int{p.Size(), p.Used()})
+	p.Release()
+	require.False(t, p.TryReserve(), "still full")
+	woken = 0
+	p.Resize(2)
+	require.Equal(t, 1, woken, "somebody may wait for the room")
+	require.True(t, p.TryReserve())
+}

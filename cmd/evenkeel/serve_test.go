@@ -39,8 +39,19 @@ type process struct {
 // serve starts `evenkeel serve` and waits until it is ready.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
+	return launch(t, append([]string{"--host", "127.0.0.1", "--port", "0"}, args...)...)
+}
+
+// serveFile is serve with a config file.
+func serveFile(t *testing.T, file string) *process {
+	t.Helper()
+	return launch(t, "--config", file)
+}
+
+func launch(t *testing.T, args ...string) *process {
+	t.Helper()
 	p := &process{exited: make(chan error, 1), client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}}
-	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--host", "127.0.0.1", "--port", "0", "--admin", "127.0.0.1:0"}, args...)...)
+	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--admin", "127.0.0.1:0"}, args...)...)
 	p.cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
 	stderr, err := p.cmd.StderrPipe()
 	require.NoError(t, err)
@@ -268,4 +279,22 @@ func TestTwoProxiesCannotHaveOneAddress(t *testing.T) {
 	out, err := exec.Command("env", asEvenkeel+"=1", os.Args[0], "serve", "--host", "127.0.0.1", "--port", port, "--admin", "127.0.0.1:0").CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "another process on 127.0.0.1:"+port)
+}
+
+func TestSIGHUPReadsTheConfigAgain(t *testing.T) {
+	_, engineP, engineD := cluster(t, time.Millisecond)
+	text := func(more string) string {
+		return "listen: \"127.0.0.1:0\"\nself_test: false\nlimits: {drain_grace: 0s}\nengines: {prefill: [{url: " + strconv.Quote(engineP.URLs()[0]) + "}], decode: [{url: " + strconv.Quote(engineD.URLs()[0]) + ", slots: 4}]}\n" + more
+	}
+	file := write(t, text(""))
+	proxy := serveFile(t, file)
+	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGHUP))
+	require.Eventually(t, func() bool { return proxy.find("the config file says what is in force already") != "" }, patience, 5*time.Millisecond)
+	require.NoError(t, os.WriteFile(file, []byte(text("pool: {size: 7}\n")), 0o600))
+	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGHUP))
+	require.Eventually(t, func() bool { return strings.Contains(proxy.find("the new config is in force"), "pool.size: 1024 -> 7") }, patience, 5*time.Millisecond)
+	_, status := proxy.get(proxy.admin + "/status")
+	require.Contains(t, status, `"pool_places": 7`)
+	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 0, proxy.wait(t))
 }

@@ -1,0 +1,99 @@
+package gateway
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"pgregory.net/rapid"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// drawConfig draws a valid config of a few engines, in any order.
+func drawConfig(t *rapid.T, name string) *config.Config {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{}
+	for _, p := range []string{"ascend", "other"} {
+		cfg.Profiles[p] = mooncake.Profile{MaxModelLen: rapid.IntRange(0, 2).Draw(t, name+p), MaxNumSeqs: rapid.IntRange(0, 2).Draw(t, name+p+"slots")}
+	}
+	engines := func(side string) (list []config.Engine) {
+		ports := rapid.SliceOfNDistinct(rapid.IntRange(1, 5), 0, 5, rapid.ID).Draw(t, name+side)
+		for _, port := range ports {
+			list = append(list, config.Engine{
+				URL: fmt.Sprintf("http://127.0.0.1:%d", port), Profile: rapid.SampledFrom([]string{"ascend", "other"}).Draw(t, "profile"),
+			})
+		}
+		return list
+	}
+	cfg.Engines.Prefill, cfg.Engines.Decode = engines("prefill"), engines("decode")
+	for i := range cfg.Engines.Decode {
+		cfg.Engines.Decode[i].Slots = rapid.IntRange(0, 3).Draw(t, "slots")
+		cfg.Engines.Decode[i].Ranks = rapid.IntRange(0, 2).Draw(t, "ranks")
+	}
+	require.NoError(t, cfg.Validate())
+	return cfg
+}
+
+// described is all of a fleet that a config decides.
+func (f *fleet) described() (list []string) {
+	for _, key := range f.order {
+		in := f.instances[key]
+		list = append(list, fmt.Sprintf("%s %+v %v %d", key, in.conf, in.engine.URL, in.profile.MaxModelLen))
+	}
+	return list
+}
+
+// Whatever came before, a reload leaves the fleet as a start would, and every
+// rank who it was.
+func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
+	g, err := New(config.Default(), zap.NewNop())
+	require.NoError(t, err)
+	defer func() {
+		g.stop()
+		g.dispatcher.Status(t.Context()) // once it has ended
+		g.client.Close()
+	}()
+	rapid.Check(t, func(t *rapid.T) {
+		begin := func(cfg *config.Config) *fleet {
+			set, err := newSettings(cfg)
+			require.NoError(t, err)
+			g.current.Store(set)
+			f := newFleet(g)
+			for _, e := range cfg.Engines.Prefill {
+				require.NoError(t, f.add(rolePrefill, e))
+			}
+			for _, e := range cfg.Engines.Decode {
+				require.NoError(t, f.add(roleDecode, e))
+			}
+			return f
+		}
+		next := drawConfig(t, "next")
+		want := begin(next).described()
+		running := drawConfig(t, "running")
+		f := begin(running)
+		ids := map[string]int32{}
+		for rank, id := range f.ids {
+			ids[rank] = id
+		}
+		merged, changes, err := running.Succeed(next)
+		require.NoError(t, err)
+		set, err := newSettings(merged)
+		require.NoError(t, err)
+		plan, err := f.plan(g.conf(), set)
+		require.NoError(t, err)
+		g.current.Store(set)
+		f.apply(plan)
+		require.Equal(t, want, f.described(), "%v", changes)
+		for rank, id := range ids {
+			require.Equal(t, id, f.ids[rank], rank)
+		}
+		again, err := f.plan(set, set)
+		require.NoError(t, err)
+		require.Empty(t, again.set)
+		require.Empty(t, again.remove)
+		require.Empty(t, config.Diff(merged, next))
+	})
+}
