@@ -50,7 +50,7 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			profile := mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}
-			c := start(t, options{decode: []refengine.Config{paced(), paced()}, profile: profile})
+			c := start(t, options{decode: []refengine.Config{{C0: 50 * time.Millisecond}, {}}, profile: profile})
 			c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[1])+"/drain", "")
 			got := make(chan reply, 1)
 			go func() { got <- c.post(row.path, row.body) }()
