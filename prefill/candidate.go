@@ -114,6 +114,7 @@ type candidate struct {
 	newest     *Lease
 	answeredAt time.Time // the last of ours
 	ring       []uint64
+	slots      [units]slot
 	gate       gate
 	circuit    circuit.Circuit
 

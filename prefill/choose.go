@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -43,18 +44,23 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 		eligible = t.filterTried(eligible, r.Exclude)
 	}
 	eligible = t.filterFull(p, eligible)
-	if known := t.look(m, r, eligible); !known && p.Name() == needsLine {
+	known := t.look(m, r, eligible)
+	if !known && p.Name() == needsLine {
 		p = t.withoutLine
 	}
-	query := policy.Query{ID: r.ID, Cursor: m.cursor}
-	choice := p.Choose(&query, t.view)
+	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
+	eligible, watch := t.filterHot(p, &query, r, m, eligible)
+	choice, kept := t.keep(r, eligible)
+	if kept != affinityKept {
+		choice = p.Choose(&query, t.view)
+	}
 	c, v := eligible[choice.Index], &t.view[choice.Index]
-	charge := chargeOf(v, r.promptBytes())
+	weight := chargeOf(v, r.promptBytes())
 	if !t.canStart(c) {
 		if c.held == (account{}) {
 			t.holding = append(t.holding, c)
 		}
-		c.held.queue(charge)
+		c.held.queue(weight)
 		return nil, held
 	}
 	if !r.Reserved && t.cfg.Places != nil && !t.cfg.Places.TryReserve() {
@@ -63,8 +69,11 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 	if p.Rounds() {
 		m.cursor = c.order
 	}
-	lease := t.reserve(c, p, r, charge, since)
-	t.count(lease, choice, len(eligible))
+	lease := t.reserve(c, p, r, weight, since)
+	t.expect(lease, r, v)
+	t.remember(r, c, kept)
+	t.shadow(&query, choice)
+	t.count(lease, choice, kept, watch, len(eligible))
 	t.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
 	return lease, 0
 }
@@ -74,22 +83,27 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 func (t *Tier) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	t.view = slices.Grow(t.view[:0], len(eligible))[:len(eligible)]
 	known = true
+	tokens, unit := t.tokensOf(r), r.Prompt.unit()
+	block := r.Prompt.blockSize(tokens)
+	t.found = t.match(r)
 	for i, c := range eligible {
 		line, fitted := t.line(m.name, c.Hardware)
 		known = known && fitted
 		t.measure(&t.view[i], c, line)
-		t.view[i].Fit(float64(max(1, r.PromptTokens)), 0)
+		t.view[i].Fit(float64(tokens), math.Floor(block*float64(c.blocksOn(t.found, unit))))
 	}
 	policy.Aggregate(t.view)
 	return known
 }
 
 // count tells the metrics of a choice.
-func (t *Tier) count(l *Lease, choice policy.Choice, eligible int) {
+func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotState, eligible int) {
 	reason := "policy"
 	switch {
 	case l.canary:
 		reason = "canary"
+	case kept == affinityKept:
+		reason = "affinity"
 	case eligible == 1:
 		reason = "only"
 	case choice.Fallback:
@@ -100,6 +114,12 @@ func (t *Tier) count(l *Lease, choice policy.Choice, eligible int) {
 	}
 	if choice.FilterSkipped {
 		t.metrics.filterSkipped.WithLabelValues("policy").Inc()
+	}
+	if kept != "" {
+		t.metrics.affinity.WithLabelValues(kept).Inc()
+	}
+	if watch == HotspotFilter {
+		t.metrics.hotFiltered.Inc()
 	}
 	t.metrics.decisions.WithLabelValues(l.Policy, reason).Inc()
 	t.metrics.queueWait.Observe(l.Wait.Seconds())

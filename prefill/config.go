@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +22,10 @@ type Config struct {
 	Policies    map[string]policy.Definition // of the user
 	Push        int                          // unanswered probes that an engine may have
 	Calibration CalibrationConfig
+	Index       IndexConfig
+	Hotspot     HotspotConfig
+	Affinity    AffinityConfig
+	Shadow      []string // policies that are asked about the same candidates, without effect
 
 	Scrape ScrapeConfig
 	Queue  QueueConfig
@@ -58,6 +63,20 @@ type CalibrationConfig struct {
 	Line     policy.Line // zero TPMs and T0Ms: Mistral-7B on an A100
 	Known    bool        // trust it as it is; else it counts for nothing until it was learned
 	HalfLife int         // samples after which one counts half
+}
+
+// IndexConfig bounds what is remembered of prompts.
+type IndexConfig struct {
+	MaxBytes       int64         // 0: 256 MiB
+	SpeculativeTTL time.Duration // of the blocks of a probe whose outcome is not known; 0: 2 s
+}
+
+// AffinityConfig sends a session where it was last, while that is not loaded
+// more than its share.
+type AffinityConfig struct {
+	MaxKeys    int // 0: off
+	TTL        time.Duration
+	LoadFactor float64 // of a candidate's share of all requests
 }
 
 // Places is the room of the pool. A place is reserved before the probe is
@@ -130,6 +149,13 @@ func (c Config) Validate() error {
 		_, err = policies.named(c.Policy)
 	}
 	errs := []error{err}
+	if policies != nil {
+		for _, spec := range c.Shadow {
+			if _, err := policies.named(spec); err != nil {
+				errs = append(errs, fmt.Errorf("prefill.shadow: %w", err))
+			}
+		}
+	}
 	refuse := func(bad bool, format string, args ...any) {
 		if bad {
 			errs = append(errs, fmt.Errorf("prefill."+format, args...))
@@ -137,6 +163,14 @@ func (c Config) Validate() error {
 	}
 	refuse(!(c.KVThreshold > hysteresis && c.KVThreshold <= 1),
 		"kv_threshold is %v: set a share above %v and up to 1, such as 0.9", c.KVThreshold, hysteresis)
+	if h := c.Hotspot; h.Window != 0 {
+		refuse(h.Window < windowBuckets, "hotspot.window is %v: set a minute or so", h.Window)
+		refuse(h.MaxClasses < 1 || h.Least < 0 || h.MaxFilter <= 0, "hotspot is %+v: set max_classes to 1 or more and max_filter to a time", h)
+		refuse(!slices.IsSorted(h.ClassTokens), "hotspot.class_tokens is %v: list them in ascending order", h.ClassTokens)
+	}
+	if a := c.Affinity; a.MaxKeys != 0 {
+		refuse(a.MaxKeys < 0 || a.TTL <= 0 || !(a.LoadFactor >= 1), "affinity is %+v: set max_keys and ttl, and load_factor to 1 or more", a)
+	}
 	refuse(c.Push < 0, "push.max_unanswered is %d: set 1 or more", c.Push)
 	refuse(c.Calibration.HalfLife < 0, "calibration.half_life is %d: set 1 or more", c.Calibration.HalfLife)
 	refuse(c.Calibration.Line.TPMs < 0 || c.Calibration.Line.T0Ms < 0 || c.Calibration.Line.Beta2 < 0,

@@ -23,12 +23,13 @@ type hotspots struct {
 	changes []HotspotChange // since take
 }
 
-// HotspotConfig bounds the detector. Of a zero one nothing is watched.
+// HotspotConfig bounds the detector.
 type HotspotConfig struct {
-	Window     time.Duration // over which shares are taken
-	Least      int           // requests in it before anything is said
-	MaxClasses int
-	MaxFilter  time.Duration // a class is kept off its holders this long at most
+	Window      time.Duration // over which shares are taken; 0: nothing is watched
+	ClassTokens []int         // ascending: how much of their prompts requests of a class share
+	Least       int           // requests in the window before anything is said
+	MaxClasses  int
+	MaxFilter   time.Duration // a class is kept off its holders this long at most
 }
 
 // HotspotState is what a class is.
@@ -201,6 +202,15 @@ func (h *hotspots) take() []HotspotChange {
 	changes := h.changes
 	h.changes = nil
 	return changes
+}
+
+// states counts the classes by state.
+func (h *hotspots) states() map[HotspotState]int {
+	n := map[HotspotState]int{}
+	for _, c := range h.classes {
+		n[c.state]++
+	}
+	return n
 }
 
 // HotspotClass is one that is watched, as operators see it.

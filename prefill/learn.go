@@ -39,11 +39,22 @@ func (t *Tier) learn(l *Lease, u Usage) {
 	fit.Add(float64(int64(u.PromptTokens)-hit), float64(hit), ms)
 }
 
-// forgetFits drops the lines of models that nobody serves any more.
-func (t *Tier) forgetFits() {
+// forgetModels drops what was learned of models that nobody serves any more.
+func (t *Tier) forgetModels() {
+	gone := func(name string) bool { return t.models[name] == nil }
 	for of := range t.fits {
-		if t.models[of.model] == nil {
+		if gone(of.model) {
 			delete(t.fits, of)
+		}
+	}
+	for name := range t.ratios {
+		if gone(name) {
+			delete(t.ratios, name)
+		}
+	}
+	for name := range t.feedback {
+		if gone(name) {
+			delete(t.feedback, name)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/prefill/index"
 )
 
 // Lease is the charge of one prompt on one candidate, from the moment it was
@@ -21,21 +23,24 @@ type Lease struct {
 	Candidate Candidate     // as it was when it was chosen
 	Policy    string        // that chose it
 	Wait      time.Duration // in the arrival queue
+	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
 	Others    int           // probes of ours the candidate had not answered when this one was charged
 
-	tier    *Tier
-	c       *candidate
-	number  uint64
-	phase   phase
-	settled bool // the caller made its last call
-	canary  bool
-	alone   bool // nothing else was on the candidate when it was charged
-	model   string
-	charge  charge
-	sent    time.Time // when it was charged
-	since   time.Time // when it got into this phase
-	expires time.Time // when the engine frees the KV by itself; zero while probing
-	place   int       // in the tier's heap of expiries
+	tier     *Tier
+	c        *candidate
+	number   uint64
+	phase    phase
+	settled  bool // the caller made its last call
+	canary   bool
+	alone    bool // nothing else was on the candidate when it was charged
+	model    string
+	charge   charge
+	prompt   Prompt
+	expected index.Speculation // that the prompt is in the prefix cache
+	sent     time.Time         // when it was charged
+	since    time.Time         // when it got into this phase
+	expires  time.Time         // when the engine frees the KV by itself; zero while probing
+	place    int               // in the tier's heap of expiries
 
 	before, after *Lease // among the candidate's unanswered probes
 }
@@ -72,6 +77,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	l.answered("answered")
 	l.c.circuit.Succeed()
 	t.learn(l, u)
+	t.compute(l, u)
 	t.move(l, pooled, tokens)
 }
 
@@ -120,10 +126,12 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	}
 	if !written {
 		l.answered("failed")
+		t.index.Drop(&l.expected)
 		t.move(l, ended, 0)
 		return out
 	}
 	l.answered("lost")
+	t.index.Linger(&l.expected, t.now)
 	if hold <= 0 {
 		hold = l.hold()
 	}
@@ -143,6 +151,7 @@ func (l *Lease) Orphan() {
 	}
 	if l.phase == probing {
 		l.answered("lost")
+		t.index.Linger(&l.expected, t.now)
 		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
 	}
@@ -161,6 +170,7 @@ func (l *Lease) Release() {
 	}
 	if l.phase == probing {
 		l.answered("dropped")
+		t.index.Drop(&l.expected)
 		l.c.circuit.Neutral(l.number)
 	}
 	t.move(l, ended, 0)

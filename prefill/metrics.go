@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/prefill/index"
 )
 
 // metrics are the events that are counted as they happen; what is a state is
@@ -21,6 +23,13 @@ type metrics struct {
 	filterSkipped   *prometheus.CounterVec
 	policyErrors    *prometheus.CounterVec
 	budgetExhausted prometheus.Counter
+	misprediction   *prometheus.HistogramVec
+	hotFiltered     prometheus.Counter
+	hotTransitions  *prometheus.CounterVec
+	affinity        *prometheus.CounterVec
+
+	shadowDisagreements *prometheus.CounterVec
+	shadowRegret        *prometheus.HistogramVec
 }
 
 func newMetrics() *metrics {
@@ -51,6 +60,18 @@ func newMetrics() *metrics {
 			"Candidates whose score was no finite number, and so ranked last."), []string{"policy"}),
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
 			"Retries refused because retries are too large a share of all requests.")),
+		misprediction: prometheus.NewHistogramVec(histogram("prefix_misprediction_tokens",
+			"How far the hit that was predicted is from what the engine found, where it is at all.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
+		hotFiltered: prometheus.NewCounter(counter("hotspot_filtered_requests_total",
+			"Requests that were kept off the prefillers that hold their prefix.")),
+		hotTransitions: prometheus.NewCounterVec(counter("hotspot_transitions_total",
+			"Changes of state of request classes."), []string{"to"}),
+		affinity: prometheus.NewCounterVec(counter("affinity_total",
+			"Requests of a session, by whether they went where it was last."), []string{"outcome"}),
+		shadowDisagreements: prometheus.NewCounterVec(counter("prefill_shadow_disagreements_total",
+			"Choices that a shadow policy would have made otherwise."), []string{"policy"}),
+		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
+			"How much worse the choice scores than a shadow policy's own, by that policy, as a share of its own.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
 }
 
@@ -64,7 +85,8 @@ func (m *metrics) forget(candidate string) {
 func (t *Tier) register(r prometheus.Registerer) error {
 	m := t.metrics
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
-		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, t} {
+		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.hotTransitions, m.affinity,
+		m.shadowDisagreements, m.shadowRegret, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}
@@ -87,6 +109,17 @@ var (
 	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue by priority, retries not counted.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV by its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls on a lease after its last one; any is a bug.")
+	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefiller.")
+	hitDesc        = describe("prefix_hit_tokens_total", "Of them, in the prefix cache: as predicted, and as engines counted.", "source")
+	feedbackDesc   = describe("prefix_feedback_available", "1 where engines say how much of a prompt they found in their cache.", "model")
+	indexBytesDesc = describe("prefix_index_bytes", "Memory of the prefix index.")
+	entriesDesc    = describe("prefix_index_entries", "Blocks in the prefix index.")
+	evictionsDesc  = describe("prefix_index_evictions_total", "Claims of prefillers on blocks that were dropped.", "reason")
+	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of rendered prompt a token, as learned.", "model")
+	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token.", "model", "hardware")
+	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens.", "model", "hardware")
+	r2Desc         = describe("calibration_r2_ratio", "Share of prefill times that the fit explains.", "model", "hardware")
+	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the prefillers that hold their prefix.", "state")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
 		"Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": "handoffs"})
 )
@@ -94,7 +127,8 @@ var (
 // Describe implements prometheus.Collector.
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
-		gateDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc} {
+		gateDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
+		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, ratioDesc, tpDesc, t0Desc, r2Desc, hotDesc} {
 		ch <- d
 	}
 }
@@ -139,6 +173,50 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	gauge(driftDesc, float64(audit.drift))
 	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.expired))
 	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
+	t.collectLearned(ch)
+}
+
+// collectLearned exports what the tier has learned of prompts and times.
+func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	count(promptDesc, t.prefixes.prompt)
+	count(hitDesc, t.prefixes.predicted, "predicted")
+	count(hitDesc, t.prefixes.actual, "actual")
+	stats := t.index.Stats()
+	gauge(indexBytesDesc, float64(stats.Bytes))
+	gauge(entriesDesc, float64(stats.Entries))
+	for reason, n := range stats.Evictions {
+		count(evictionsDesc, n, index.Reason(reason).String())
+	}
+	for model, told := range t.feedback {
+		available := 0.0
+		if told {
+			available = 1
+		}
+		gauge(feedbackDesc, available, model)
+	}
+	for model, ratio := range t.ratios {
+		gauge(ratioDesc, ratio.BytesPerToken(), model)
+	}
+	for of, fit := range t.fits {
+		if line, known := fit.Line(); known {
+			gauge(tpDesc, line.TPMs/1000, of.model, of.hardware)
+			gauge(t0Desc, line.T0Ms/1000, of.model, of.hardware)
+			gauge(r2Desc, fit.R2(), of.model, of.hardware)
+		}
+	}
+	if t.hotspots != nil {
+		n := t.hotspots.states()
+		gauge(hotDesc, float64(n[HotspotAlarm]), string(HotspotAlarm))
+		gauge(hotDesc, float64(n[HotspotFilter]), string(HotspotFilter))
+	}
 }
 
 // queued counts who waits, by priority; 0 has its zero.

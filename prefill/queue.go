@@ -14,6 +14,9 @@ type Request struct {
 	ID           string // breaks ties
 	Model        string
 	PromptTokens int       // estimate
+	Counted      bool      // it is no estimate
+	Prompt       Prompt    // to find it in prefix caches
+	Session      uint64    // hash of its session's key, 0: none
 	PromptBytes  int       // for vllm-ascend's weight; 0: four a token
 	Arrival      time.Time // the request's first; zero: now
 	Key          string    // whose it is: keys of one priority take turns
@@ -21,6 +24,8 @@ type Request struct {
 	Reserved     bool      // it holds a place in the pool already, as a retry does
 	Exclude      []string  // IDs of the candidates tried before
 	Policy       string    // empty: the tier's
+
+	seen progress
 }
 
 // waiter is a request in the arrival queue.

@@ -128,6 +128,7 @@ func (t *Tier) mark(c *candidate) mark {
 func (t *Tier) take(c *candidate, s Sample, at mark) {
 	if c.startTime > 0 && s.StartTime > 0 && s.StartTime != c.startTime {
 		t.freeOrphans(c, c.sampleSent)
+		t.forgetPrefixes(c)
 	}
 	if s.StartTime > 0 {
 		c.startTime = s.StartTime

@@ -3,9 +3,13 @@ package prefill
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
+	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
 )
 
@@ -32,6 +36,13 @@ type Tier struct {
 	expiries    expiries
 	budget      budget
 	fits        map[kind]*Calibration
+	index       *index.Index
+	ratios      map[string]index.Ratio                     // by model
+	feedback    map[string]bool                            // by model: engines say what they found in their caches
+	prefixes    struct{ prompt, predicted, actual uint64 } // tokens
+	hotspots    *hotspots                                  // nil: off
+	affinity    *affinity                                  // nil: off
+	shadows     []*policy.Policy
 	lastLease   uint64
 	round       uint64 // of looking at who waits
 
@@ -43,6 +54,7 @@ type Tier struct {
 	holding           []*candidate
 	eligible, untried []*candidate
 	view              []policy.Candidate
+	matched, found    []int32
 }
 
 // model is what serves one model name, and who waits for it.
@@ -77,12 +89,28 @@ func New(cfg Config) (*Tier, error) {
 		policy:      chosen,
 		withoutLine: withoutLine,
 		fits:        map[kind]*Calibration{},
+		index:       index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
+		ratios:      map[string]index.Ratio{},
+		feedback:    map[string]bool{},
 		shut:        map[*model]bool{},
 		changed:     make(chan struct{}, 1),
 		candidates:  map[string]*candidate{},
 		models:      map[string]*model{},
 		classes:     map[int]*class{},
 		unknown:     true,
+	}
+	if cfg.Hotspot.Window > 0 {
+		t.hotspots = newHotspots(cfg.Hotspot)
+	}
+	if cfg.Affinity.MaxKeys > 0 {
+		t.affinity = newAffinity(cfg.Affinity.TTL, cfg.Affinity.MaxKeys)
+	}
+	for _, spec := range cfg.Shadow {
+		p, err := policies.library.Parse(spec)
+		if err != nil {
+			return nil, fmt.Errorf("prefill.shadow: %w", err)
+		}
+		t.shadows = append(t.shadows, p)
 	}
 	t.timer = time.AfterFunc(time.Hour, t.Wake)
 	t.timer.Stop()
@@ -105,7 +133,16 @@ func (t *Tier) lock() {
 // unlock lets pass who can pass now, and gives the lock back.
 func (t *Tier) unlock() {
 	t.serveQueues()
+	var changes []HotspotChange
+	if t.hotspots != nil {
+		changes = t.hotspots.take()
+	}
 	t.mu.Unlock()
+	for _, h := range changes {
+		t.metrics.hotTransitions.WithLabelValues(string(h.To)).Inc()
+		t.cfg.Log.Info("hotspot", zap.String("class", strconv.FormatUint(h.Class, 16)), zap.String("to", string(h.To)),
+			zap.Float64("share", h.Share), zap.Int("holders", h.Holders), zap.Int("k", h.K))
+	}
 }
 
 // Wake looks at the queues again. Call it when a place in the pool got free.
@@ -150,7 +187,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for _, c := range t.candidates {
 		t.forget(c)
 	}
-	t.forgetFits()
+	t.forgetModels()
 	t.unlock()
 	t.tellRun()
 }
@@ -177,6 +214,7 @@ func (t *Tier) Forgive(id string) {
 func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
 		c.misses = 0 // what was missed while it was down says nothing
+		t.forgetPrefixes(c)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
@@ -222,6 +260,11 @@ func cursorAfter(passed []*candidate) int {
 func (t *Tier) forget(c *candidate) {
 	if !c.configured && c.account.held() == 0 {
 		delete(t.candidates, c.ID)
+		for _, s := range c.slots {
+			if s.known {
+				t.index.Delete(s.at)
+			}
+		}
 		t.metrics.forget(c.ID)
 	}
 }

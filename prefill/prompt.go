@@ -1,0 +1,202 @@
+package prefill
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/prefill/index"
+	"evenkeel/prefill/policy"
+)
+
+// Prompt is what a prompt is recognised by. The zero one is not looked up.
+type Prompt struct {
+	Keys        []index.Key // of its blocks; must not change any more
+	BlockTokens int         // of each, where they are blocks of token ids
+	Bytes       int         // of the rendering, where they are blocks of that
+	Media       bool        // not all of it is text: its bytes do not tell its tokens
+}
+
+// units of blocks: a candidate has a slot in the index for each that came.
+const (
+	byBytes = iota
+	byTokens
+	units
+)
+
+func (p *Prompt) unit() int {
+	if p.BlockTokens > 0 {
+		return byTokens
+	}
+	return byBytes
+}
+
+// classBytes is how many bytes of a rendering count as a token where classes of
+// requests are told apart: fixed, or a class would change with what is learned.
+const classBytes = 4
+
+// classDepth is how many of the prompt's blocks make its class: as many as the
+// deepest of the configured depths that it reaches, else all.
+func (p *Prompt) classDepth(tokens []int) int {
+	depth := len(p.Keys)
+	for _, n := range slices.Backward(tokens) { // ascending
+		at := n * classBytes / index.BlockBytes
+		if p.BlockTokens > 0 {
+			at = n / p.BlockTokens
+		}
+		if at >= 1 && at <= len(p.Keys) {
+			return at
+		}
+	}
+	return depth
+}
+
+// progress is what the tier remembers of a request from one look to the next.
+type progress struct {
+	counted   bool // by the hotspot detector
+	weighed   bool
+	matched   []int32 // blocks by slot, while the request waits
+	matchedAt time.Time
+}
+
+// matchFor is how long what was found for a waiting request holds: a busy queue
+// is looked at hundreds of times a second, and a long prompt has thousands of
+// blocks.
+const matchFor = 50 * time.Millisecond
+
+// match looks the prompt up: for each slot, how many of its blocks it holds.
+func (t *Tier) match(r *Request) []int32 {
+	switch {
+	case len(r.Prompt.Keys) == 0:
+		return nil
+	case r.seen.matchedAt.IsZero(): // mostly it need not wait
+		t.index.Sweep(t.now)
+		t.matched = t.index.Match(t.matched, r.Prompt.Keys)
+		r.seen.matchedAt = t.now
+		return t.matched
+	case r.seen.matched == nil || t.now.Sub(r.seen.matchedAt) >= matchFor:
+		t.index.Sweep(t.now)
+		r.seen.matched = t.index.Match(r.seen.matched, r.Prompt.Keys)
+		r.seen.matchedAt = t.now
+	}
+	return r.seen.matched
+}
+
+// blocksOn is how many of a prompt's blocks a candidate holds.
+func (c *candidate) blocksOn(matched []int32, unit int) int {
+	if s := c.slots[unit]; s.known && s.at.N < len(matched) {
+		return int(matched[s.at.N])
+	}
+	return 0
+}
+
+// tokensOf is the prompt's length: counted, or by the learned ratio.
+func (t *Tier) tokensOf(r *Request) int {
+	if !r.Counted && r.Prompt.Bytes > 0 && !r.Prompt.Media {
+		return max(1, t.ratios[r.Model].Tokens(r.Prompt.Bytes))
+	}
+	return max(1, r.PromptTokens)
+}
+
+// blockSize is how many tokens one of a prompt's blocks stands for, the prompt
+// being so long.
+func (p *Prompt) blockSize(tokens int) float64 {
+	if p.BlockTokens > 0 {
+		return float64(p.BlockTokens)
+	}
+	return index.BlockBytes * float64(tokens) / float64(max(1, p.Bytes))
+}
+
+// slot is a candidate's place in the index, for blocks of one unit.
+type slot struct {
+	at     index.Slot
+	known  bool
+	blocks int // what it was told it can hold
+}
+
+// place sees to it that the candidate has a slot for the unit and that it
+// promises no more than the engine can hold.
+func (t *Tier) place(c *candidate, unit int, model string) index.Slot {
+	blocks := 0
+	if capacity := c.capacityTokens(); capacity > 0 {
+		blocks = int(capacity) / defaultBlock
+		if unit == byBytes {
+			blocks = int(float64(capacity) * t.ratios[model].BytesPerToken() / index.BlockBytes)
+		}
+		blocks = max(1, blocks)
+	}
+	s := &c.slots[unit]
+	switch {
+	case !s.known:
+		id := c.ID
+		if unit == byTokens {
+			id += " tokens" // a slot of its own, for its blocks have another size
+		}
+		s.at, s.known, s.blocks = t.index.Add(id, blocks), true, blocks
+	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // the ratio moves with every answer
+		t.index.SetCapacity(s.at, blocks)
+		s.blocks = blocks
+	}
+	return s.at
+}
+
+// forgetPrefixes drops what a candidate is thought to have in its cache.
+func (t *Tier) forgetPrefixes(c *candidate) {
+	for _, s := range c.slots {
+		if s.known {
+			t.index.Clear(s.at, index.Removed)
+		}
+	}
+}
+
+// ForgetPrefixes drops what is known of the prefix cache of a candidate, or of
+// all for an empty id. It reports whether there is such a candidate.
+func (t *Tier) ForgetPrefixes(id string) bool {
+	t.lock()
+	defer t.unlock()
+	if id == "" {
+		t.index.Reset()
+		return true
+	}
+	c := t.candidates[id]
+	if c != nil {
+		t.forgetPrefixes(c)
+	}
+	return c != nil
+}
+
+// expect books that the lease's prefill will leave its prompt in the cache.
+func (t *Tier) expect(l *Lease, r *Request, v *policy.Candidate) {
+	l.HitTokens = int(v.HitTokens)
+	l.prompt = r.Prompt
+	t.prefixes.prompt += uint64(v.PromptTokens)
+	t.prefixes.predicted += uint64(v.HitTokens)
+	if len(r.Prompt.Keys) > 0 {
+		l.expected = t.index.Speculate(t.place(l.c, r.Prompt.unit(), r.Model), r.Prompt.Keys)
+	}
+}
+
+// compute is what a probe's end says about the cache (prefill P29, P30).
+func (t *Tier) compute(l *Lease, u Usage) {
+	if u.PromptTokens > 0 && l.prompt.Bytes > 0 && !l.prompt.Media {
+		ratio := t.ratios[l.model]
+		ratio.Learn(l.prompt.Bytes, u.PromptTokens)
+		t.ratios[l.model] = ratio
+	}
+	if u.PromptTokens > 0 {
+		t.feedback[l.model] = u.CachedTokens >= 0
+	}
+	if u.CachedTokens >= 0 && u.PromptTokens > 0 {
+		t.prefixes.actual += uint64(u.CachedTokens)
+		off := float64(l.HitTokens - u.CachedTokens)
+		switch {
+		case off > 0:
+			t.metrics.misprediction.WithLabelValues("over").Observe(off)
+		case off < 0:
+			t.metrics.misprediction.WithLabelValues("under").Observe(-off)
+		}
+		if block := l.prompt.blockSize(u.PromptTokens); len(l.prompt.Keys) > 0 && off >= block {
+			t.index.Correct(l.c.slots[l.prompt.unit()].at, l.prompt.Keys, int(float64(u.CachedTokens)/block))
+		}
+	}
+	t.index.Confirm(&l.expected)
+}

@@ -1,0 +1,183 @@
+package prefill
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill/index"
+)
+
+// prompt is a request whose prompt is a text, four bytes a token.
+func prompt(id, text string) Request {
+	var h index.Hasher
+	quoted := []byte(`"` + text + `"`)
+	keys := h.Prompt(nil, index.Scope{Model: testModel}.Root(index.Bytes, index.BlockBytes), quoted)
+	return Request{ID: id, Model: testModel, PromptTokens: len(text) / 4, Prompt: Prompt{Keys: keys.Keys, Bytes: keys.Bytes, Media: keys.Media}}
+}
+
+func text(word string, bytes int) string { return strings.Repeat(word, bytes/len(word)) }
+
+func TestAPromptGoesWhereItsPrefixIs(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c"), withPolicy("lmetric"))
+	system := text("rule", 8192)
+	first := acquire(t, tier, prompt("1", system+text("x", 512)))
+	require.Zero(t, first.HitTokens)
+	first.Answered(Usage{PromptTokens: 2176, CachedTokens: 0}, time.Time{})
+	for _, id := range []string{"2", "3", "4"} {
+		l := acquire(t, tier, prompt(id, system+text(id, 512)))
+		require.Equal(t, first.Candidate.ID, l.Candidate.ID)
+		require.Equal(t, 2048, l.HitTokens)
+		l.Release()
+	}
+}
+
+func TestAProbeInFlightCountsAsAHolder(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c"), withPolicy("bailian:lambda=1"))
+	p := text("rule", 8192)
+	l := acquire(t, tier, prompt("1", p))
+	require.Equal(t, l.Candidate.ID, acquire(t, tier, prompt("2", p)).Candidate.ID)
+	l.Failed(false, 0)
+	tier.ForgetPrefixes("")
+	require.Zero(t, acquire(t, tier, prompt("3", p)).HitTokens)
+}
+
+func TestAFailedProbeLeavesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		end  func(l *Lease)
+	}{
+		{"refused", func(l *Lease) { l.Failed(false, 0) }},
+		{"the client left", (*Lease).Release},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tier := newTier(t, up("a"))
+			tt.end(acquire(t, tier, prompt("1", text("rule", 8192))))
+			require.Zero(t, acquire(t, tier, prompt("2", text("rule", 8192))).HitTokens)
+		})
+	}
+}
+
+func TestALostProbesPromptCountsForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		acquire(t, tier, prompt("1", text("rule", 8192))).Failed(true, 0)
+		again := acquire(t, tier, prompt("2", text("rule", 8192)))
+		require.NotZero(t, again.HitTokens)
+		again.Release()
+		time.Sleep(2 * time.Second)
+		require.Zero(t, acquire(t, tier, prompt("3", text("rule", 8192))).HitTokens)
+	})
+}
+
+func TestTheEnginesCountCorrectsTheIndex(t *testing.T) {
+	tier := newTier(t, up("a"))
+	p := text("rule", 8192)
+	acquire(t, tier, prompt("1", p)).Answered(Usage{PromptTokens: 2048, CachedTokens: 0}, time.Time{})
+	second := acquire(t, tier, prompt("2", p+text("x", 2048)))
+	require.Equal(t, 2048, second.HitTokens)
+	second.Answered(Usage{PromptTokens: 2560, CachedTokens: 1024}, time.Time{}) // it had evicted half
+	require.InDelta(t, 2560, acquire(t, tier, prompt("3", p+text("x", 2048)+text("y", 1024))).HitTokens, 16, "and has computed it again since")
+	require.Equal(t, uint64(1024), tier.prefixes.actual)
+}
+
+func TestARestartedEngineHasAnEmptyCache(t *testing.T) {
+	tier := newTier(t, up("a"))
+	p := text("rule", 8192)
+	acquire(t, tier, prompt("1", p)).Answered(Usage{}, time.Time{})
+	require.NotZero(t, acquire(t, tier, prompt("2", p)).HitTokens)
+	down := up("a")
+	down[0].Live = false
+	tier.SetCandidates(down)
+	tier.SetCandidates(up("a"))
+	require.Zero(t, acquire(t, tier, prompt("3", p)).HitTokens)
+}
+
+func TestAnEnginePromisesNoMoreThanItHolds(t *testing.T) {
+	small := up("a")
+	small[0].CapacityTokens = 1024
+	tier := newTier(t, small, func(c *Config) { c.KVThreshold = 1 })
+	p := text("rule", 8192)
+	first := acquire(t, tier, prompt("1", p))
+	first.Answered(Usage{PromptTokens: 100, CachedTokens: -1}, time.Time{})
+	first.Release()
+	require.LessOrEqual(t, acquire(t, tier, prompt("2", p)).HitTokens, 1024*4)
+	require.LessOrEqual(t, tier.index.Stats().Entries, 1024*16/index.BlockBytes)
+}
+
+// G26.
+func TestTheLengthOfATokenIsLearned(t *testing.T) {
+	tier := newTier(t, up("a"))
+	acquire(t, tier, prompt("1", text("x", 9000))).Answered(Usage{PromptTokens: 3000, CachedTokens: -1}, time.Time{})
+	r := prompt("2", text("y", 7900))
+	require.Equal(t, 2000, tier.tokensOf(&r))
+	r.Counted, r.PromptTokens = true, 1234
+	require.Equal(t, 1234, tier.tokensOf(&r))
+}
+
+func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"), withPolicy("finish"))
+		require.Equal(t, "lmetric", acquire(t, tier, request(0)).Policy, "no line is known")
+		tier = newTier(t, up("a"), withPolicy("finish"))
+		for n := range 30 {
+			tokens := 1000 * (1 + n%4)
+			l := acquire(t, tier, Request{ID: "r", PromptTokens: tokens, Counted: true})
+			time.Sleep(time.Duration(100+tokens/10) * time.Millisecond)
+			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
+			l.Release()
+		}
+		line, known := tier.line(testModel, "")
+		require.True(t, known)
+		require.InDelta(t, 0.1, line.TPMs, 1e-6)
+		require.InDelta(t, 100, line.T0Ms, 1e-3)
+		require.Equal(t, "finish", acquire(t, tier, request(1)).Policy)
+	})
+}
+
+func TestAHotClassIsSentToOthers(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), func(c *Config) {
+		c.Hotspot = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512, 4096}}
+	})
+	used := map[string]int{}
+	for n := range 60 {
+		l := acquire(t, tier, prompt("r", text("rule", 8192)+text(string(rune('a'+n%26)), 512)))
+		used[l.Candidate.ID]++
+		l.Answered(Usage{}, time.Time{})
+		l.Release()
+	}
+	require.Len(t, used, 4, "with hits alone, one would have them all")
+	require.InDelta(t, 3, testutil.ToFloat64(tier.metrics.hotFiltered), 0, "each time until it is held there, too")
+	require.InDelta(t, 1, testutil.ToFloat64(tier.metrics.hotTransitions.WithLabelValues("ok")), 0)
+}
+
+func TestASessionStays(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("round-robin"), func(c *Config) {
+		c.Affinity = AffinityConfig{MaxKeys: 10, TTL: time.Minute, LoadFactor: 1.25}
+	})
+	of := func(id string) *Lease { return acquire(t, tier, Request{ID: id, PromptTokens: 10, Session: 7}) }
+	first := of("1")
+	first.Release()
+	second := of("2")
+	require.Equal(t, first.Candidate.ID, second.Candidate.ID)
+	third := of("3") // a second one there while the others are idle is more than its share
+	require.NotEqual(t, first.Candidate.ID, third.Candidate.ID)
+	second.Release()
+	third.Release()
+	require.Equal(t, third.Candidate.ID, of("4").Candidate.ID, "the session has moved")
+	for outcome, want := range map[string]float64{"new": 1, "kept": 2, "overloaded": 1} {
+		require.InDelta(t, want, testutil.ToFloat64(tier.metrics.affinity.WithLabelValues(outcome)), 0, outcome)
+	}
+}
+
+func TestShadowsOnlyWatch(t *testing.T) {
+	tier := newTier(t, up("a", "b"), withPolicy("round-robin"), func(c *Config) { c.Shadow = []string{"lmetric"} })
+	hold(t, tier, "a", probing, 1000)
+	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+	require.InDelta(t, 1, testutil.ToFloat64(tier.metrics.shadowDisagreements.WithLabelValues("lmetric")), 0)
+	require.Equal(t, 1, testutil.CollectAndCount(tier.metrics.shadowRegret))
+}
