@@ -182,6 +182,7 @@ func (f *fanned) settle(fail *openai.Error) {
 		}
 		r.Attempts += l.rec.Attempts
 		r.Prefill, r.Rank, r.Policy = l.rec.Prefill, l.rec.Rank, l.rec.Policy
+		r.prefilledBy, r.hitTokens = l.rec.prefilledBy, l.rec.hitTokens
 	}
 	f.gw.account(r, fail)
 }

@@ -41,6 +41,7 @@ type Gateway struct {
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
+	recognizer recognizer
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet
@@ -140,8 +141,19 @@ func (g *Gateway) prefillConfig(s *settings) prefill.Config {
 	if spec == "least-tokens" && p.Work != "" {
 		spec += ":work=" + p.Work
 	}
+	var hotspot prefill.HotspotConfig
+	if h := p.Hotspot; h.Enabled {
+		hotspot = prefill.HotspotConfig{Window: h.Window, ClassTokens: h.ClassTokens, Least: h.MinRequests, MaxClasses: h.MaxClasses, MaxFilter: h.MaxFilter}
+	}
+	var affinity prefill.AffinityConfig
+	if a := p.Affinity; a.Enabled {
+		affinity = prefill.AffinityConfig{MaxKeys: a.MaxKeys, TTL: a.TTL, LoadFactor: a.LoadFactor}
+	}
 	return prefill.Config{
-		Policy: spec, KVThreshold: p.KVThreshold, Policies: p.Policies, Push: p.Push.MaxUnanswered,
+		Affinity: affinity, Shadow: p.Shadow,
+		Index:   prefill.IndexConfig{MaxBytes: p.Index.MaxBytes, SpeculativeTTL: p.Index.SpeculativeTTL},
+		Hotspot: hotspot,
+		Policy:  spec, KVThreshold: p.KVThreshold, Policies: p.Policies, Push: p.Push.MaxUnanswered,
 		Calibration: prefill.CalibrationConfig{
 			Line:  prefillpolicy.Line{TPMs: p.Calibration.TPMs, T0Ms: p.Calibration.T0Ms, Beta2: p.Calibration.Beta2},
 			Known: p.Calibration.TPMs > 0, HalfLife: p.Calibration.HalfLife,

@@ -85,6 +85,10 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
 		return
 	}
+	if fail := g.steer(ctx, rec, &req.Body); fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
 	legs, body := req.Legs(), req.Body
 	fail = rec.book(len(legs) - 1)
 	if fail == nil {
@@ -105,6 +109,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
 	}
 	s, fail := j.serve()
+	g.expose(ctx, rec)
 	g.dropBody(rec) // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
 		g.refuse(ctx, rec, fail)
@@ -212,6 +217,9 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.SetContentType(cmp.Or(e.ContentType, "application/json"))
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	if g.conf().ExposeRoute && e.Code != "" {
+		ctx.Response.Header.Set(reasonHeader, e.Code)
 	}
 	ctx.SetBody(e.JSON())
 }

@@ -43,6 +43,9 @@ type job struct {
 	phase   phase
 	counted bool // among those whose client left
 
+	hashed     bool
+	recognized prefill.Prompt // what prefix caches know the prompt by, once hashed
+
 	tries  tries
 	resume resumption
 	blame  blame
@@ -189,14 +192,19 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 	}
 	j.place = true
 	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
+	j.rec.prefilledBy, j.rec.hitTokens = lease.Policy, lease.HitTokens
 	return lease, nil
 }
 
 // turn is what the arrival queue knows of a request. A retry has its first
 // arrival.
 func (j *job) turn() prefill.Request {
+	if !j.hashed {
+		j.recognized, j.hashed = j.gw.recognizer.prompt(j), true
+	}
 	return prefill.Request{
-		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || j.leg.Prompt == nil && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		Prompt: j.recognized, Session: j.rec.session, Policy: j.rec.prefillPolicy,
 		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill,
 	}
 }

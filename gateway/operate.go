@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
@@ -79,6 +82,33 @@ func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 // SetPolicy changes the decode policy; an unknown one changes nothing.
 func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
 
+// Prefill is the prefill tier, for operators.
+func (g *Gateway) Prefill() *prefill.Tier { return g.tier }
+
+// ScorePrefill asks every prefill policy where the request of a body would go,
+// without sending it.
+func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
+	var is struct {
+		Messages json.RawMessage `json:"messages"`
+	}
+	if err := json.Unmarshal(raw, &is); err != nil {
+		return nil, fmt.Errorf("the body is not JSON: %w", err)
+	}
+	ep := mooncake.Completions
+	if is.Messages != nil {
+		ep = mooncake.Chat
+	}
+	req, fail := openai.Parse(ep, raw, g.conf().accept)
+	if fail != nil {
+		return nil, errors.New(fail.Message)
+	}
+	m, _, _ := g.fleet.lookup(req.Model)
+	m.name = req.Model
+	legs := req.Legs()
+	j := &job{gw: g, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: newID(), rec: &record{}}
+	return g.tier.Score(j.turn())
+}
+
 // ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.
 var ErrNoSuchEngine = errors.New("no such engine")
 
@@ -107,6 +137,7 @@ func (g *Gateway) Remove(role, id string) error { return g.fleet.remove(role, id
 // ResetPrefixCache asks every engine to forget its prefix cache and returns
 // what each that failed answered.
 func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
+	defer g.tier.ForgetPrefixes("") // after the engines: what finishes meanwhile is gone, too
 	var mu sync.Mutex
 	var failed []error
 	var wg sync.WaitGroup

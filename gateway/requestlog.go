@@ -38,6 +38,11 @@ type record struct {
 	booked   int // answers charged to key, given back at the end
 	body     int // bytes on the account of bodies in memory
 	metered  int // tokens taken of its minute beforehand
+
+	session       uint64 // hash of its name, 0: none
+	prefillPolicy string // that a trusted caller asked for
+	prefilledBy   string // the policy that chose
+	hitTokens     int    // predicted by it
 }
 
 // requestLog writes records as JSON lines; a nil one writes nothing.

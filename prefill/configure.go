@@ -1,8 +1,8 @@
 package prefill
 
 // Configure replaces what a running tier may change: policies, KV threshold,
-// push, calibration, scraping, queue and retries; the rest of c is not looked
-// at. Accounts, gates, learned lines and requests that wait keep what they have.
+// push, calibration, hotspots, affinity, shadows, scraping, queue and retries;
+// the rest of c is not looked at. Accounts, gates, learned lines and requests that wait keep what they have.
 // A config that cannot work changes nothing.
 func (t *Tier) Configure(c Config) error {
 	c.Scraper = t.cfg.Scraper // of those that never change
@@ -18,8 +18,13 @@ func (t *Tier) Configure(c Config) error {
 	if err != nil {
 		return err
 	}
+	shadows, err := policies.all(c.Shadow)
+	if err != nil {
+		return err
+	}
 	t.lock()
-	t.policies, t.policy = policies, chosen
+	t.policies, t.policy, t.shadows = policies, chosen, shadows
+	t.steerBy(c)
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	t.cfg.Scrape, t.cfg.Queue, t.cfg.Retry = c.Scrape, c.Queue, c.Retry
 	for _, c := range t.candidates {

@@ -3,6 +3,7 @@ package prefill
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -215,7 +216,7 @@ func (h *hotspots) states() map[HotspotState]int {
 
 // HotspotClass is one that is watched, as operators see it.
 type HotspotClass struct {
-	Class    uint64       `json:"class"`
+	Class    string       `json:"class"` // its hash
 	State    HotspotState `json:"state"`
 	Requests int          `json:"requests"` // in the window
 	Share    float64      `json:"share"`
@@ -231,7 +232,7 @@ func (h *hotspots) list(now time.Time) []HotspotClass {
 	for _, c := range h.classes {
 		c.seen.roll(n)
 		list = append(list, HotspotClass{
-			Class: c.hash, State: c.state, Requests: c.seen.sum,
+			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
 			Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k,
 		})
 	}

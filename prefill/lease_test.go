@@ -91,16 +91,18 @@ func TestACallAfterTheLastIsCountedAndChangesNothing(t *testing.T) {
 	for first, end := range last {
 		for second, again := range calls {
 			t.Run(first+" then "+second, func(t *testing.T) {
-				tier := newTier(t, up("a"))
-				hold(t, tier, "a", probing, 300) // a neighbour that must not be hit
-				l := acquire(t, tier, Request{PromptTokens: 100})
-				end(l)
-				before, _ := tier.status()
-				again(l)
-				after, audit := tier.status()
-				require.Equal(t, before, after)
-				require.EqualValues(t, 1, audit.misuses)
-				require.Zero(t, audit.drift)
+				synctest.Test(t, func(t *testing.T) { // no time passes
+					tier := newTier(t, up("a"))
+					hold(t, tier, "a", probing, 300) // a neighbour that must not be hit
+					l := acquire(t, tier, Request{PromptTokens: 100})
+					end(l)
+					before, _ := tier.status()
+					again(l)
+					after, audit := tier.status()
+					require.Equal(t, before, after)
+					require.EqualValues(t, 1, audit.misuses)
+					require.Zero(t, audit.drift)
+				})
 			})
 		}
 	}

@@ -46,6 +46,27 @@ func (p *policies) named(spec string) (*policy.Policy, error) {
 	return made, nil
 }
 
+// all makes policies for themselves, one for each of the specs.
+func (p *policies) all(specs []string) ([]*policy.Policy, error) {
+	made := make([]*policy.Policy, 0, len(specs))
+	for _, spec := range specs {
+		one, err := p.library.Parse(spec)
+		if err != nil {
+			return nil, fmt.Errorf("prefill.shadow: %w", err)
+		}
+		made = append(made, one)
+	}
+	return made, nil
+}
+
+// CheckPolicy says what is wrong with a policy that a request names.
+func (t *Tier) CheckPolicy(spec string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err := t.policies.named(spec)
+	return err
+}
+
 // SetPolicy changes the policy of requests that name none.
 func (t *Tier) SetPolicy(spec string) error {
 	t.lock()

@@ -1,6 +1,13 @@
 package prefill
 
-import "slices"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/prefill/policy"
+)
 
 // CandidateStatus is what the admin API shows of a candidate.
 type CandidateStatus struct {
@@ -21,6 +28,17 @@ type CandidateStatus struct {
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 	Failures        int      `json:"failures"` // in a row
+
+	Batch       float64  `json:"bs"`
+	BacklogMs   float64  `json:"backlog_ms"`
+	Waiting     float64  `json:"waiting"` // in the engine's queue and running, ours since the scrape included
+	Running     float64  `json:"running"`
+	HeldTokens  int64    `json:"held_tokens"`
+	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of what the engine said of itself; null: nothing yet
+	AnswerAgeMs *float64 `json:"answer_age_ms"` // of its last answer to a probe; null: none yet
+	OldestMs    *float64 `json:"oldest_ms"`     // since its oldest unanswered probe was sent; null: none
+	CanStart    bool     `json:"can_start"`     // one more probe
+	IndexBlocks int      `json:"index_blocks"`  // that the prefix index counts as its
 
 	account account
 }
@@ -82,6 +100,137 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		Foreign:         c.foreign,
 		ScrapeMisses:    c.misses,
 		Failures:        c.circuit.Failures(),
+		Batch:           c.batch(t.now, t.cfg.Scrape.Interval),
+		BacklogMs:       c.backlog(t.now),
+		Waiting:         c.queued,
+		Running:         c.running,
+		HeldTokens:      c.account.kvTokens() - c.account.tokens[probing],
+		ScrapeAgeMs:     age(t.now, c.sampleSent),
+		AnswerAgeMs:     age(t.now, c.answeredAt),
+		OldestMs:        c.oldestAge(t.now),
+		CanStart:        t.canStart(c),
+		IndexBlocks:     t.blocksOf(c),
 		account:         c.account,
 	}
+}
+
+// age is how long ago a moment was, in ms; nil for one that never was.
+func age(now, then time.Time) *float64 {
+	if then.IsZero() {
+		return nil
+	}
+	ms := float64(now.Sub(then)) / float64(time.Millisecond)
+	return &ms
+}
+
+func (c *candidate) oldestAge(now time.Time) *float64 {
+	if c.oldest == nil {
+		return nil
+	}
+	return age(now, c.oldest.sent)
+}
+
+func (t *Tier) blocksOf(c *candidate) (n int) {
+	for _, s := range c.slots {
+		if s.known {
+			n += t.index.Held(s.at)
+		}
+	}
+	return n
+}
+
+// Overview is the tier as operators see it.
+type Overview struct {
+	Policy     string            `json:"policy"`
+	Policies   []string          `json:"policies"` // there are
+	Waiting    int               `json:"waiting_requests"`
+	Candidates []CandidateStatus `json:"candidates"`
+	Lines      []LineStatus      `json:"lines"`
+	Index      IndexStatus       `json:"index"`
+}
+
+// LineStatus is how long prefills take, as learned.
+type LineStatus struct {
+	Model    string  `json:"model"`
+	Hardware string  `json:"hardware"`
+	Known    bool    `json:"known"` // false: only where learning starts from
+	TPMs     float64 `json:"tp_ms"`
+	T0Ms     float64 `json:"t0_ms"`
+	Beta2Ms  float64 `json:"beta2_ms"`
+	R2       float64 `json:"r2"`
+	Samples  int     `json:"samples"`
+}
+
+// IndexStatus is how much the prefix index remembers.
+type IndexStatus struct {
+	Bytes           int64  `json:"bytes"`
+	Blocks          int    `json:"blocks"`
+	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests so far, and of them hits
+	PredictedTokens uint64 `json:"predicted_hit_tokens"`
+	ActualTokens    uint64 `json:"actual_hit_tokens"`
+}
+
+// Overview copies what the tier knows.
+func (t *Tier) Overview() Overview {
+	o := Overview{Candidates: t.Status(), Lines: []LineStatus{}}
+	t.lock()
+	defer t.unlock()
+	o.Policy, o.Policies, o.Waiting = t.policy.String(), t.policies.library.Names(), t.waiting
+	for of, fit := range t.fits {
+		line, known := t.line(of.model, of.hardware)
+		o.Lines = append(o.Lines, LineStatus{of.model, of.hardware, known, line.TPMs, line.T0Ms, line.Beta2, fit.R2(), fit.Samples()})
+	}
+	slices.SortFunc(o.Lines, func(a, b LineStatus) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Hardware, b.Hardware))
+	})
+	stats := t.index.Stats()
+	o.Index = IndexStatus{stats.Bytes, stats.Entries, t.prefixes.prompt, t.prefixes.predicted, t.prefixes.actual}
+	return o
+}
+
+// Hotspots lists the classes of requests that are watched, the most frequent
+// first.
+func (t *Tier) Hotspots() []HotspotClass {
+	t.lock()
+	defer t.unlock()
+	if t.hotspots == nil {
+		return []HotspotClass{}
+	}
+	return t.hotspots.list(t.now)
+}
+
+// Scored is what one policy would do with a request.
+type Scored struct {
+	Policy    string       `json:"policy"`
+	Candidate string       `json:"candidate"`
+	Scores    []policy.Row `json:"scores"` // the chosen first, then by score
+}
+
+// mostRows bounds the candidates of a score table.
+const mostRows = 64
+
+// Score asks every policy about a request, without sending or booking it.
+func (t *Tier) Score(r Request) ([]Scored, error) {
+	t.lock()
+	defer t.unlock()
+	if err := t.servable(r.Model); err != nil {
+		return nil, err
+	}
+	m := t.models[r.Model]
+	eligible, _ := t.filterCircuit(m.servers)
+	eligible = t.filterGate(eligible)
+	if len(eligible) == 0 {
+		return nil, fmt.Errorf("%w: nobody is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
+	}
+	t.look(m, &r, eligible)
+	all := make([]Scored, 0, len(t.policies.library.Names()))
+	for _, name := range t.policies.library.Names() {
+		p, err := t.policies.named(name)
+		if err != nil {
+			return nil, err
+		}
+		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, t.view)
+		all = append(all, Scored{name, t.view[choice.Index].ID, p.Explain(t.view, choice.Index, mostRows)})
+	}
+	return all, nil
 }

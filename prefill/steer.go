@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"math"
+	"reflect"
 	"slices"
 
 	"evenkeel/prefill/policy"
@@ -16,6 +17,24 @@ const (
 	affinityGone       = "gone"
 	affinityNew        = "new"
 )
+
+// steerBy makes what overrules the policy as the config has it. What a config
+// leaves as it was keeps what it has seen.
+func (t *Tier) steerBy(c Config) {
+	switch {
+	case c.Hotspot.Window == 0:
+		t.hotspots = nil
+	case t.hotspots == nil || !reflect.DeepEqual(t.hotspots.cfg, c.Hotspot):
+		t.hotspots = newHotspots(c.Hotspot)
+	}
+	switch a := c.Affinity; {
+	case a.MaxKeys == 0:
+		t.affinity = nil
+	case t.affinity == nil || t.affinity.ttl != a.TTL || t.affinity.most != a.MaxKeys:
+		t.affinity = newAffinity(a.TTL, a.MaxKeys)
+	}
+	t.cfg.Hotspot, t.cfg.Affinity = c.Hotspot, c.Affinity
+}
 
 // tracked is the least share of a prompt that somebody must hold for its class
 // to be watched: only classes that hit much can gather at their holders.

@@ -83,7 +83,12 @@ func New(cfg Config) (*Tier, error) {
 	if err != nil {
 		return nil, err
 	}
+	shadows, err := policies.all(cfg.Shadow)
+	if err != nil {
+		return nil, err
+	}
 	t := &Tier{
+		shadows:     shadows,
 		cfg:         cfg,
 		policies:    policies,
 		policy:      chosen,
@@ -99,19 +104,7 @@ func New(cfg Config) (*Tier, error) {
 		classes:     map[int]*class{},
 		unknown:     true,
 	}
-	if cfg.Hotspot.Window > 0 {
-		t.hotspots = newHotspots(cfg.Hotspot)
-	}
-	if cfg.Affinity.MaxKeys > 0 {
-		t.affinity = newAffinity(cfg.Affinity.TTL, cfg.Affinity.MaxKeys)
-	}
-	for _, spec := range cfg.Shadow {
-		p, err := policies.library.Parse(spec)
-		if err != nil {
-			return nil, fmt.Errorf("prefill.shadow: %w", err)
-		}
-		t.shadows = append(t.shadows, p)
-	}
+	t.steerBy(cfg)
 	t.timer = time.AfterFunc(time.Hour, t.Wake)
 	t.timer.Stop()
 	t.metrics = newMetrics()

@@ -36,7 +36,7 @@ var mayImport = map[string][]string{
 	"gateway/keys":      {},
 	"gateway/openai":    {"mooncake"},
 	"gateway/config":    {"gateway/certs", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
-	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
 	"bench":             {"bench", "geo", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},

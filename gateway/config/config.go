@@ -24,7 +24,9 @@ type Config struct {
 	Health   Health                      `yaml:"health"`
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
-	SelfTest bool                        `yaml:"self_test"` // after the start, one tiny request through every pair of engines
+	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
+	ExposeRoute bool `yaml:"expose_route_headers"`
+	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
 	Predictor Predictor `yaml:"predictor"`
 	Geo       Later     `yaml:"geo"`
@@ -126,7 +128,14 @@ type Prefill struct {
 		MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
 	} `yaml:"push"`
 	Calibration Calibration `yaml:"calibration"`
-	Scrape      struct {
+	Index       struct {
+		MaxBytes       int64         `yaml:"max_bytes"`
+		SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe that ended nobody knows how
+	} `yaml:"index"`
+	Hotspot  Hotspot  `yaml:"hotspot"`
+	Affinity Affinity `yaml:"affinity"`
+	Shadow   []string `yaml:"shadow"` // policies that are asked about the same candidates, without effect
+	Scrape   struct {
 		Interval time.Duration `yaml:"interval"` // 0: never, own accounts alone gate
 		Timeout  time.Duration `yaml:"timeout"`
 		Misses   int           `yaml:"misses"`
@@ -140,6 +149,25 @@ type Prefill struct {
 		Base     time.Duration `yaml:"base"`
 		Budget   float64       `yaml:"budget"` // retries as a share of requests over 10 s
 	} `yaml:"retry"`
+}
+
+// Hotspot keeps classes of requests that share a prefix off the engines that
+// hold it while these get too many of them.
+type Hotspot struct {
+	Enabled     bool          `yaml:"enabled"`
+	Window      time.Duration `yaml:"window"`
+	ClassTokens []int         `yaml:"class_tokens"` // how much of their prompts requests of a class share; the deepest that fits counts
+	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
+	MaxClasses  int           `yaml:"max_classes"`
+	MaxFilter   time.Duration `yaml:"max_filter"`
+}
+
+// Affinity sends the requests of a session to the engine of the last one.
+type Affinity struct {
+	Enabled    bool          `yaml:"enabled"`
+	LoadFactor float64       `yaml:"load_factor"` // of an engine's share of all requests, beyond which the session moves
+	TTL        time.Duration `yaml:"ttl"`
+	MaxKeys    int           `yaml:"max_keys"`
 }
 
 // Calibration is how long a prefill takes: t0 + tp * its new tokens + beta2 * the
@@ -229,6 +257,10 @@ func Default() *Config {
 	c.Prefill.KVThreshold = 0.90
 	c.Prefill.Push.MaxUnanswered = 8
 	c.Prefill.Calibration.HalfLife = 500
+	c.Prefill.Index.MaxBytes = 256 << 20
+	c.Prefill.Index.SpeculativeTTL = 2 * time.Second
+	c.Prefill.Hotspot = Hotspot{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
+	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}
 	c.Prefill.Scrape.Interval = 500 * time.Millisecond
 	c.Prefill.Scrape.Timeout = 500 * time.Millisecond
 	c.Prefill.Scrape.Misses = 3

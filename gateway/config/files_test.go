@@ -46,6 +46,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Limits.MediaHosts = nil
 	require.Empty(t, c.Admin.WorkerHosts)
 	c.Admin.WorkerHosts = nil
+	require.Empty(t, c.Prefill.Shadow)
+	c.Prefill.Shadow = nil
 	require.Empty(t, c.Prefill.Policies)
 	c.Prefill.Policies = nil
 	c.source, want.source = source{}, source{}

@@ -187,10 +187,27 @@ func (c *Config) checkPool(bad report) {
 
 func (c *Config) checkPrefill(bad report) {
 	p := c.Prefill
-	if library := c.checkPolicies(bad); library != nil {
+	library := c.checkPolicies(bad)
+	if library != nil {
 		if _, err := library.Parse(p.Policy); err != nil {
 			bad("$.prefill.policy", "%v", err)
 		}
+	}
+	if library != nil {
+		for i, spec := range p.Shadow {
+			if _, err := library.Parse(spec); err != nil {
+				bad(fmt.Sprintf("$.prefill.shadow[%d]", i), "%v", err)
+			}
+		}
+	}
+	if !slices.IsSorted(p.Hotspot.ClassTokens) || len(p.Hotspot.ClassTokens) > 0 && p.Hotspot.ClassTokens[0] < 1 {
+		bad("$.prefill.hotspot.class_tokens", "%v; write numbers of tokens in ascending order", p.Hotspot.ClassTokens)
+	}
+	if p.Hotspot.Window < time.Second {
+		bad("$.prefill.hotspot.window", "%v is too short to tell shares; write 1m", p.Hotspot.Window)
+	}
+	if !(p.Affinity.LoadFactor >= 1) {
+		bad("$.prefill.affinity.load_factor", "%v is less than its share; write 1 or more", p.Affinity.LoadFactor)
 	}
 	for key, v := range map[string]float64{"tp_ms": p.Calibration.TPMs, "t0_ms": p.Calibration.T0Ms, "beta2_ms": p.Calibration.Beta2} {
 		if !(v >= 0) {
@@ -222,6 +239,7 @@ func (c *Config) checkTimes(bad report) {
 	}
 	for path, d := range map[string]time.Duration{
 		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
+		"$.prefill.index.speculative_ttl": c.Prefill.Index.SpeculativeTTL, "$.prefill.hotspot.max_filter": c.Prefill.Hotspot.MaxFilter, "$.prefill.affinity.ttl": c.Prefill.Affinity.TTL,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
@@ -239,6 +257,10 @@ func (c *Config) checkNumbers(bad report) {
 	}
 	least("$.prefill.queue.max", c.Prefill.Queue.Max, 1)
 	least("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 1)
+	least("$.prefill.index.max_bytes", int(c.Prefill.Index.MaxBytes), 1<<20)
+	least("$.prefill.hotspot.max_classes", c.Prefill.Hotspot.MaxClasses, 1)
+	least("$.prefill.hotspot.min_requests", c.Prefill.Hotspot.MinRequests, 1)
+	least("$.prefill.affinity.max_keys", c.Prefill.Affinity.MaxKeys, 1)
 	least("$.prefill.calibration.half_life", c.Prefill.Calibration.HalfLife, 1)
 	least("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 1)
 	least("$.prefill.scrape.misses", c.Prefill.Scrape.Misses, 1)

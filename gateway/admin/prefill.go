@@ -1,0 +1,57 @@
+package admin
+
+import (
+	"io"
+	"net/http"
+
+	"go.uber.org/zap"
+)
+
+func (h *handler) prefill(w http.ResponseWriter, _ *http.Request) { reply(w, h.g.Prefill().Overview()) }
+
+func (h *handler) setPrefillPolicy(w http.ResponseWriter, r *http.Request) {
+	var in struct {
+		Policy string `json:"policy"`
+	}
+	if !read(w, r, &in) {
+		return
+	}
+	tier := h.g.Prefill()
+	before := tier.Policy()
+	if err := tier.SetPolicy(in.Policy); err != nil {
+		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
+		return
+	}
+	h.log.Info("prefill policy changed", zap.String("from", before), zap.String("to", tier.Policy()))
+	reply(w, map[string]string{"policy": tier.Policy()})
+}
+
+// scorePrefill takes the body of a request to /v1/... and sends it nowhere.
+func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		fail(w, http.StatusBadRequest, "bad_body", err.Error())
+		return
+	}
+	scores, err := h.g.ScorePrefill(body)
+	if err != nil {
+		fail(w, http.StatusBadRequest, "bad_request", err.Error())
+		return
+	}
+	reply(w, scores)
+}
+
+func (h *handler) hotspots(w http.ResponseWriter, _ *http.Request) {
+	reply(w, h.g.Prefill().Hotspots())
+}
+
+// forgetPrefixes empties the prefix index, or what it has of ?candidate=.
+func (h *handler) forgetPrefixes(w http.ResponseWriter, r *http.Request) {
+	id := r.URL.Query().Get("candidate")
+	if !h.g.Prefill().ForgetPrefixes(id) {
+		fail(w, http.StatusNotFound, "not_found", "no prefill candidate is named "+id+"; GET /prefill lists them")
+		return
+	}
+	h.log.Info("prefix index emptied by an operator", zap.String("candidate", id))
+	w.WriteHeader(http.StatusNoContent)
+}

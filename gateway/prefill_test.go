@@ -1,0 +1,87 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/config"
+	"evenkeel/prefill"
+)
+
+func TestOperatorsSeeAndChangeThePrefillTier(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Prefill.Policy = "lmetric" }})
+	require.Equal(t, "right", c.judge("one", `"stream":true,`))
+
+	var o prefill.Overview
+	require.NoError(t, json.Unmarshal([]byte(c.get("/prefill").body), &o))
+	require.Equal(t, "lmetric", o.Policy)
+	require.Contains(t, o.Policies, "finish")
+	require.Len(t, o.Candidates, 1)
+	require.True(t, o.Candidates[0].CanStart)
+	require.NotNil(t, o.Candidates[0].AnswerAgeMs)
+	require.NotZero(t, o.Index.PromptTokens)
+
+	require.JSONEq(t, `{"policy":"gorgo:qs=2"}`, c.ask("PUT", c.admin+"/prefill/policy", `{"policy":"gorgo:qs=2"}`).body)
+	r := c.ask("PUT", c.admin+"/prefill/policy", `{"policy":"best"}`)
+	require.Equal(t, http.StatusBadRequest, r.status)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "bad_policy", code)
+	require.Contains(t, r.body, "there are round-robin")
+
+	var scores []prefill.Scored
+	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}]}`, model)
+	require.NoError(t, json.Unmarshal([]byte(c.ask("POST", c.admin+"/prefill/score", body).body), &scores))
+	require.Len(t, scores, 12)
+	for _, s := range scores {
+		require.Equal(t, o.Candidates[0].ID, s.Candidate)
+		require.True(t, s.Scores[0].Chosen)
+	}
+	require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/prefill/score", `{"model":"none","prompt":"x"}`).status)
+	require.JSONEq(t, `[]`, c.get("/prefill/hotspots").body)
+	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/prefill/index", "").status)
+	require.Equal(t, http.StatusNotFound, c.ask("DELETE", c.admin+"/prefill/index?candidate=p9", "").status)
+}
+
+func TestAnswersSayWhichWayTheyCame(t *testing.T) {
+	t.Parallel()
+	body := fmt.Sprintf(`{"model":%q,"max_tokens":4,"messages":[{"role":"user","content":%q}]}`, model, strings.Repeat("the same long story ", 200))
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.ExposeRoute = true }})
+	first := c.post(chatPath, body)
+	require.Equal(t, http.StatusOK, first.status)
+	require.Equal(t, "0", first.header.Get("X-Evenkeel-Hit-Tokens"))
+	second := c.post(chatPath, body)
+	require.NotEqual(t, "0", second.header.Get("X-Evenkeel-Hit-Tokens"))
+	require.Equal(t, "1", second.header.Get("X-Evenkeel-Attempts"))
+	require.Equal(t, "least-tokens", second.header.Get("X-Evenkeel-Policy"))
+	require.Equal(t, "disaggregated", second.header.Get("X-Evenkeel-Route"))
+	require.NotEmpty(t, second.header.Get("X-Evenkeel-Prefill"))
+	require.Equal(t, "model_not_found", c.post(chatPath, strings.Replace(body, model, "none", 1)).header.Get("X-Evenkeel-Reason"))
+
+	hidden := start(t, options{})
+	for name := range hidden.post(chatPath, body).header {
+		require.NotContains(t, strings.ToLower(name), "evenkeel")
+	}
+}
+
+func TestATrustedCallerChoosesThePrefillPolicy(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile, cfg.ExposeRoute = file, true }})
+	body := fmt.Sprintf(`{"model":%q,"max_tokens":2,"messages":[{"role":"user","content":"hi"}]}`, model)
+	ask := func(key, policy string) reply {
+		return c.post(chatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Policy", policy)
+	}
+	require.Equal(t, "gorgo", ask("ek-ops", "gorgo:qs=2").header.Get("X-Evenkeel-Policy"))
+	require.Equal(t, "least-tokens", ask("ek-team", "gorgo").header.Get("X-Evenkeel-Policy"), "not trusted: without effect")
+	r := ask("ek-ops", "best")
+	require.Equal(t, http.StatusBadRequest, r.status)
+	require.Equal(t, "bad_policy", r.header.Get("X-Evenkeel-Reason"))
+}

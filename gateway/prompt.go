@@ -1,0 +1,116 @@
+package gateway
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/index"
+)
+
+// A recognizer turns prompts into what the prefix index knows them by.
+type recognizer struct {
+	hashers sync.Pool // of *index.Hasher: a prompt is hashed outside of every lock
+	mu      sync.Mutex
+	salts   index.Salts
+}
+
+// idBlock is how many token ids a block has: as many as a KV block of vLLM.
+const idBlock = 16
+
+// prompt hashes a job's prompt. One that no other will ever share has no keys:
+// its salt was made for it alone, or it is several prompts.
+func (r *recognizer) prompt(j *job) prefill.Prompt {
+	body := &j.body
+	scope := index.Scope{Model: j.model.board}
+	if j.model.name != j.model.board {
+		scope.LoRA = j.model.name
+	}
+	if salt, ok := body.Get("cache_salt"); ok {
+		scope.Salt = string(salt)
+		r.mu.Lock()
+		shared := r.salts.Shared(scope.Salt)
+		r.mu.Unlock()
+		if !shared {
+			return prefill.Prompt{}
+		}
+	}
+	h, _ := r.hashers.Get().(*index.Hasher)
+	if h == nil {
+		h = new(index.Hasher)
+	}
+	defer r.hashers.Put(h)
+	var text index.Text
+	if j.req.Endpoint == mooncake.Completions {
+		written, _ := body.Get("prompt")
+		if j.leg != nil && j.leg.Prompt != nil {
+			written = j.leg.Prompt
+		}
+		if ids, ok := index.PromptTokens(nil, written); ok {
+			return prefill.Prompt{Keys: h.Tokens(nil, scope.Root(index.Tokens, idBlock), ids, idBlock), BlockTokens: idBlock}
+		}
+		text = h.Prompt(nil, scope.Root(index.Bytes, index.BlockBytes), written)
+	} else {
+		messages, _ := body.Get("messages")
+		tools, _ := body.Get("tools")
+		text = h.Chat(nil, scope.Root(index.Bytes, index.BlockBytes), messages, tools)
+	}
+	// What a resumed answer adds to the prompt is not in its text.
+	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Media: text.Media || j.resume.times > 0}
+}
+
+// Headers of a request that steer it, and of an answer that say where it went.
+const (
+	sessionHeader  = "X-Evenkeel-Session"
+	policyHeader   = "X-Evenkeel-Policy"
+	prefillHeader  = "X-Evenkeel-Prefill"
+	hitHeader      = "X-Evenkeel-Hit-Tokens"
+	attemptsHeader = "X-Evenkeel-Attempts"
+	routeHeader    = "X-Evenkeel-Route"
+	reasonHeader   = "X-Evenkeel-Reason"
+)
+
+// steer reads what a request says about its way: its session, which anybody may
+// name, and the prefill policy, which only a trusted caller may.
+func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Body) *openai.Error {
+	session := ctx.Request.Header.Peek(sessionHeader)
+	for _, key := range [...]string{"prompt_cache_key", "user"} {
+		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
+			session = value
+		}
+	}
+	if len(session) > 0 {
+		var d xxhash.Digest
+		d.Reset()
+		_, _ = d.WriteString(rec.Key) // the same name of another caller is another session
+		_, _ = d.Write([]byte{0})
+		_, _ = d.Write(session)
+		rec.session = max(1, d.Sum64())
+	}
+	if spec := ctx.Request.Header.Peek(policyHeader); len(spec) > 0 && rec.key.Trusted {
+		rec.prefillPolicy = string(spec)
+		if err := g.tier.CheckPolicy(rec.prefillPolicy); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+policyHeader+" out")
+		}
+	}
+	return nil
+}
+
+// expose says in an answer's headers which way the request went.
+func (g *Gateway) expose(ctx *fasthttp.RequestCtx, rec *record) {
+	if !g.conf().ExposeRoute || rec.Prefill == "" {
+		return
+	}
+	h := &ctx.Response.Header
+	h.Set(prefillHeader, rec.Prefill)
+	h.Set(policyHeader, rec.prefilledBy)
+	h.Set(hitHeader, strconv.Itoa(rec.hitTokens))
+	h.Set(attemptsHeader, strconv.Itoa(rec.Attempts))
+	h.Set(routeHeader, "disaggregated")
+}
