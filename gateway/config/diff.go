@@ -44,6 +44,7 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.Dispatch.Shadow = r.Dispatch.Shadow },
 	func(n, r *Config) { n.Dispatch.Log = r.Dispatch.Log },
+	func(n, r *Config) { n.Prefill.Index = r.Prefill.Index },
 	func(n, r *Config) { n.Log.Requests = r.Log.Requests },
 	func(n, r *Config) { n.Log.Level = r.Log.Level },
 	func(n, r *Config) { n.Limits.Body = r.Limits.Body },
