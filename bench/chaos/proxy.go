@@ -48,7 +48,7 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 	}
 	p.settings = settings{
 		dir: p.dir, listen: "127.0.0.1:" + freePort(), admin: "127.0.0.1:" + freePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
-		slots: f.of("decode")[0].Config().Slots,
+		budget: max(0.2, 3*s.rate), slots: f.of("decode")[0].Config().Slots,
 	}
 	p.url, p.admin = "http://"+p.settings.listen, "http://"+p.settings.admin
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers)); err != nil {

@@ -47,7 +47,7 @@ var scenarios = []scenario{
 		prefill: 3, decode: 3, ranks: 2, step: 10 * time.Millisecond, output: [2]int{8, 64}, hold: 2 * time.Minute, settle: 2 * time.Second,
 	},
 	{
-		name: "kill", count: 600, streams: 200, stream: 1, killAll: true,
+		name: "kill", count: 1200, streams: 200, stream: 1, killAll: true,
 		prefill: 2, decode: 3, ranks: 2, step: 25 * time.Millisecond, output: [2]int{80, 160}, hold: 8 * time.Second, settle: 20 * time.Second,
 	},
 	{

@@ -15,6 +15,7 @@ type settings struct {
 	dir, listen, admin string
 	hold               time.Duration
 	pool, slots        int
+	budget             float64 // of retries: enough for the faults there are
 	fleet              *fleet
 }
 
@@ -56,11 +57,11 @@ profiles:
 pool: {size: %[5]d}
 prefill:
   scrape: {interval: 200ms}
-  retry: {base: 20ms}
+  retry: {base: 20ms, budget: %[7]v}
 limits: {connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
 log: {level: info, requests: %[6]q}
 engines:
-`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"))
+`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget)
 	for _, role := range []string{"prefill", "decode"} {
 		fmt.Fprintf(&b, "  %s:\n", role)
 		for _, m := range s.fleet.of(role) {
