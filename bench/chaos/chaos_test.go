@@ -44,7 +44,7 @@ func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
 	}{
 		{"nothing happened", nil, nil, saved{Share: 1}},
 		{"a fault once is savable, and was saved", map[uint64][]refengine.Rule{1: {reset}}, nil, saved{Struck: 1, Savable: 1, Share: 1}},
-		{"and was not", map[uint64][]refengine.Rule{1: {reset}, 2: {reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 2, Savable: 2, Lost: []load.Failure{{Answer: 1}}, Share: 0.5}},
+		{"and was not", map[uint64][]refengine.Rule{1: {reset}, 2: {reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 2, Savable: 2, Lost: []load.Failure{{Answer: 1, Detail: " [reset  ]"}}, Share: 0.5}},
 		{"a no is the client's", map[uint64][]refengine.Rule{1: {reject}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Final: 1, Share: 1}},
 		{"two faults may be too many", map[uint64][]refengine.Rule{1: {reset, reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Often: 1, Share: 1}},
 		{"one of them harmless is one", map[uint64][]refengine.Rule{1: {reset, comments}}, nil, saved{Struck: 1, Savable: 1, Share: 1}},

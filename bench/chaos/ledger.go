@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
@@ -86,6 +87,9 @@ func (l *ledger) saved(failures []load.Failure) (s saved) {
 			continue // the caller's own limits, and keys that were taken away
 		}
 		if ok, struck := fine[f.Answer]; ok || !struck {
+			for _, r := range l.strikes[f.Answer] {
+				f.Detail += fmt.Sprintf(" [%s %s %s]", r.Fault, r.Phase, r.Leg)
+			}
 			s.Lost = append(s.Lost, f)
 		}
 	}
