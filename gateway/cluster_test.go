@@ -292,6 +292,10 @@ func (c *cluster) ask(method, url, body string, header ...string) reply {
 		}
 		req.Header.Set(header[i], header[i+1])
 	}
+	return c.do(req)
+}
+
+func (c *cluster) do(req *http.Request) reply {
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return reply{err: err}

@@ -494,9 +494,13 @@ func (s *stream) failure(err error) *fault {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
 	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
-	if s.broken.Status/100 == 4 { // a client that left is one of them
+	var call *engine.Error
+	switch {
+	case s.broken.Status/100 == 4: // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
-	} else {
+	case errors.As(err, &call) && call.Timeout:
+		f.answer = transportError("decode", err)
+	default:
 		f.answer = badGateway("decode", s.broken.Message)
 	}
 	return f
