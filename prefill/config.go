@@ -31,8 +31,9 @@ type Config struct {
 	Queue  QueueConfig
 	Retry  RetryConfig
 
-	Places  Places  // room in the pool; nil: unlimited
-	Scraper Scraper // needed unless Scrape.Interval is 0
+	Clock   func() time.Time // of a simulation; nil: the real one
+	Places  Places           // room in the pool; nil: unlimited
+	Scraper Scraper          // needed unless Scrape.Interval is 0
 
 	Registerer prometheus.Registerer // nil: metrics are kept but not exported
 	Log        *zap.Logger           // nil: silent

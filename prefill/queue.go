@@ -35,7 +35,8 @@ type waiter struct {
 	number uint64 // breaks ties of arrival
 	since  time.Time
 	until  time.Time
-	done   chan struct{} // closed with lease or err set
+	done   chan struct{}       // closed with lease or err set
+	tell   func(*Lease, error) // the same for who does not wait for it; nil: nobody
 	lease  *Lease
 	err    error
 
@@ -305,6 +306,9 @@ func (t *Tier) conclude(w *waiter, lease *Lease, err error) {
 	t.waiting--
 	w.lease, w.err = lease, err
 	close(w.done)
+	if w.tell != nil {
+		w.tell(lease, err)
+	}
 }
 
 // armTimer wakes the queues when a hold timeout, a canary, the end of an outage
@@ -328,9 +332,5 @@ func (t *Tier) armTimer() {
 			sooner(at)
 		}
 	}
-	if next.IsZero() {
-		t.timer.Stop()
-		return
-	}
-	t.timer.Reset(next.Sub(t.now))
+	t.wake(next)
 }

@@ -32,7 +32,9 @@ type Tier struct {
 	waiting     int  // requests in all queues
 	classes     map[int]*class
 	arrivals    uint64
+	clock       func() time.Time
 	timer       *time.Timer // wakes the queues when time alone lets one pass
+	wakeAt      time.Time   // what the timer is set to
 	expiries    expiries
 	budget      budget
 	fits        map[kind]*Calibration
@@ -89,6 +91,7 @@ func New(cfg Config) (*Tier, error) {
 	}
 	t := &Tier{
 		shadows:     shadows,
+		clock:       cfg.Clock,
 		cfg:         cfg,
 		policies:    policies,
 		policy:      chosen,
@@ -105,8 +108,11 @@ func New(cfg Config) (*Tier, error) {
 		unknown:     true,
 	}
 	t.steerBy(cfg)
-	t.timer = time.AfterFunc(time.Hour, t.Wake)
-	t.timer.Stop()
+	if cfg.Clock == nil {
+		t.clock = time.Now
+		t.timer = time.AfterFunc(time.Hour, t.Wake)
+		t.timer.Stop()
+	}
 	t.metrics = newMetrics()
 	if cfg.Registerer != nil {
 		if err := t.register(cfg.Registerer); err != nil {
@@ -119,7 +125,7 @@ func New(cfg Config) (*Tier, error) {
 // lock takes the lock and brings the accounts up to the present.
 func (t *Tier) lock() {
 	t.mu.Lock()
-	t.now = time.Now()
+	t.now = t.clock()
 	t.expire()
 }
 
