@@ -59,7 +59,7 @@ func TestAnswersSayWhichWayTheyCame(t *testing.T) {
 	second := c.post(chatPath, body)
 	require.NotEqual(t, "0", second.header.Get("X-Evenkeel-Hit-Tokens"))
 	require.Equal(t, "1", second.header.Get("X-Evenkeel-Attempts"))
-	require.Equal(t, "least-tokens", second.header.Get("X-Evenkeel-Policy"))
+	require.Equal(t, "lmetric", second.header.Get("X-Evenkeel-Policy"), "finish knows no times yet")
 	require.Equal(t, "disaggregated", second.header.Get("X-Evenkeel-Route"))
 	require.NotEmpty(t, second.header.Get("X-Evenkeel-Prefill"))
 	require.Equal(t, "model_not_found", c.post(chatPath, strings.Replace(body, model, "none", 1)).header.Get("X-Evenkeel-Reason"))
@@ -80,7 +80,7 @@ func TestATrustedCallerChoosesThePrefillPolicy(t *testing.T) {
 		return c.post(chatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Policy", policy)
 	}
 	require.Equal(t, "gorgo", ask("ek-ops", "gorgo:qs=2").header.Get("X-Evenkeel-Policy"))
-	require.Equal(t, "least-tokens", ask("ek-team", "gorgo").header.Get("X-Evenkeel-Policy"), "not trusted: without effect")
+	require.Equal(t, "lmetric", ask("ek-team", "gorgo").header.Get("X-Evenkeel-Policy"), "not trusted: without effect")
 	r := ask("ek-ops", "best")
 	require.Equal(t, http.StatusBadRequest, r.status)
 	require.Equal(t, "bad_policy", r.header.Get("X-Evenkeel-Reason"))

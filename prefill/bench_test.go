@@ -3,6 +3,8 @@ package prefill
 import (
 	"fmt"
 	"testing"
+
+	"evenkeel/prefill/index"
 )
 
 func fleet(n int) []Candidate {
@@ -19,7 +21,7 @@ func fleet(n int) []Candidate {
 
 // Target: 50 µs at 64 candidates (prefill P10), nothing allocated but the lease.
 func BenchmarkChooseAndReserve(b *testing.B) {
-	for _, policy := range []string{"least-tokens", "round-robin"} {
+	for _, policy := range []string{"finish", "lmetric", "least-tokens", "round-robin"} {
 		b.Run(policy, func(b *testing.B) {
 			tier := newTier(b, fleet(64), withPolicy(policy))
 			for n := range 640 {
@@ -62,5 +64,31 @@ func TestADecisionAllocatesOnlyTheLease(t *testing.T) {
 	})
 	if allocs > 1 {
 		t.Errorf("a decision and its release allocate %v times, want 1", allocs)
+	}
+}
+
+// Target: 250 µs with the index walk of a prompt of 2,048 blocks (hashing is
+// index's), all of which every candidate holds.
+func BenchmarkChooseWithALongPrompt(b *testing.B) {
+	tier := newTier(b, fleet(64), withPolicy("lmetric"))
+	ids := make([]int32, 32_768)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	var h index.Hasher
+	keys := h.Tokens(nil, index.Scope{Model: testModel}.Root(index.Tokens, 16), ids, 16)
+	r := Request{ID: "req-1", Model: testModel, PromptTokens: len(ids), Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: 16}}
+	tier.lock()
+	for _, c := range tier.candidates {
+		tier.index.Insert(tier.place(c, byTokens, testModel), keys)
+	}
+	tier.unlock()
+	b.ReportAllocs()
+	for b.Loop() {
+		lease, err := tier.Acquire(b.Context(), r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		lease.Release()
 	}
 }

@@ -129,6 +129,7 @@ type candidate struct {
 	answers      int
 	startTime    float64
 	misses       int       // failed scrapes in a row
+	unbounded    bool      // said that its capacity is not known
 	sampleSent   time.Time // when the last good scrape was sent
 }
 

@@ -103,7 +103,7 @@ type Sample struct {
 // interval to configure unless told otherwise (prefill 9).
 func Default() Config {
 	return Config{
-		Policy:      "least-tokens",
+		Policy:      "finish",
 		KVThreshold: 0.90,
 		Push:        8,
 		Calibration: CalibrationConfig{Line: policy.Line{TPMs: 0.0938, T0Ms: 150.72}, HalfLife: 500}, // GORGO's Table 1

@@ -34,7 +34,7 @@ func up(ids ...string) []Candidate {
 // newTier returns a tier that does not scrape, with the candidates set.
 func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tier {
 	t.Helper()
-	cfg := Config{Push: 1_000_000} // engines that can always start one more
+	cfg := Config{Policy: "least-tokens", Push: 1_000_000} // engines that can always start one more
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -100,9 +100,15 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 		t.take(c, sample, at)
 	}
 	fails := c.misses >= s.Misses
+	unbounded := err == nil && c.capacityTokens() == 0 && !c.unbounded
+	c.unbounded = c.unbounded || unbounded
 	t.updateGate(c)
 	t.unlock()
 
+	if unbounded {
+		t.cfg.Log.Warn("nobody says how many KV tokens a prefiller holds, so that the prefix index may promise more than it has; set kv_tokens_per_rank in its profile",
+			zap.String("candidate", target.ID))
+	}
 	switch {
 	case fails && !failed:
 		t.cfg.Log.Warn("prefiller gets no new probes: its metrics cannot be read",

@@ -252,7 +252,7 @@ func Default() *Config {
 		Log:      Log{Level: "info"},
 		SelfTest: true,
 	}
-	c.Prefill.Policy = "least-tokens"
+	c.Prefill.Policy = "finish"
 	c.Prefill.Work = "tokens"
 	c.Prefill.KVThreshold = 0.90
 	c.Prefill.Push.MaxUnanswered = 8

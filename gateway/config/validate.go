@@ -217,7 +217,7 @@ func (c *Config) checkPrefill(bad report) {
 	if p.Work != "tokens" && p.Work != "vllm-ascend" {
 		bad("$.prefill.work", "%q weighs nothing; write tokens or vllm-ascend", p.Work)
 	} else if p.Work != "tokens" && p.Policy != "least-tokens" {
-		bad("$.prefill.work", "only policy least-tokens weighs work, and the policy is %s; remove it", p.Policy)
+		bad("$.prefill.work", "only policy least-tokens weighs work, and the policy is %s; remove it, or write policy: least-tokens", p.Policy)
 	}
 	if err := (prefill.Config{KVThreshold: p.KVThreshold}).Validate(); err != nil || p.KVThreshold == 0 {
 		bad("$.prefill.kv_threshold", "%v is no share of a KV cache at which to stop; write a number up to 1, such as 0.9", p.KVThreshold)

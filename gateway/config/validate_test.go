@@ -108,7 +108,7 @@ func TestValidateAccepts(t *testing.T) {
 		{"no scrapes", "prefill: {scrape: {interval: 0s}}"},
 		{"a policy with settings", "dispatch: {policy: \"br0,theta=64\"}"},
 		{"a number where a text may be one", "profiles: {a: {probe_min_tokens: 1}}"},
-		{"the weight of vllm-ascend", "prefill: {work: vllm-ascend}"},
+		{"the weight of vllm-ascend", "prefill: {policy: least-tokens, work: vllm-ascend}"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := Parse("f.yaml", []byte(tc.text))
