@@ -43,9 +43,6 @@ type job struct {
 	phase   phase
 	counted bool // among those whose client left
 
-	hashed     bool
-	recognized prefill.Prompt // what prefix caches know the prompt by, once hashed
-
 	tries  tries
 	resume resumption
 	blame  blame
@@ -199,12 +196,9 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 // turn is what the arrival queue knows of a request. A retry has its first
 // arrival.
 func (j *job) turn() prefill.Request {
-	if !j.hashed {
-		j.recognized, j.hashed = j.gw.recognizer.prompt(j), true
-	}
 	return prefill.Request{
-		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || j.leg.Prompt == nil && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Prompt: j.recognized, Session: j.rec.session, Policy: j.rec.prefillPolicy,
+		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		Prompt: j.gw.recognizer.prompt(j), Session: j.rec.session, Policy: j.rec.prefillPolicy,
 		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill,
 	}
 }

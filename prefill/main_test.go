@@ -108,6 +108,11 @@ func requireIdle(t require.TestingT, tier *Tier) {
 	for _, c := range status {
 		require.Equal(t, account{}, c.account, "candidate %s still holds something", c.ID)
 	}
+	for _, c := range tier.candidates {
+		require.Equal(t, account{}, c.held, "held for %s between rounds", c.ID)
+		require.Nil(t, c.oldest, "candidate %s has an unanswered probe", c.ID)
+		require.Nil(t, c.newest)
+	}
 	require.Empty(t, tier.expiries)
 	require.Zero(t, tier.waiting)
 }

@@ -199,4 +199,5 @@ func (t *Tier) compute(l *Lease, u Usage) {
 		}
 	}
 	t.index.Confirm(&l.expected)
+	l.prompt = Prompt{} // a hand-off may wait for minutes
 }

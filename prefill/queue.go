@@ -199,7 +199,7 @@ func (t *Tier) giveUp(w *waiter) error {
 func (t *Tier) timeout(m *model) error {
 	for _, c := range m.servers {
 		if c.Live && !c.gate.closed {
-			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller in service for %v; add decode slots, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
+			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
 		}
 	}
 	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, t.cfg.Queue.Timeout)
