@@ -29,7 +29,8 @@ var mayImport = map[string][]string{
 	"prefill/policy":    {},
 	"prefill/index":     {"mooncake"},
 	"prefill/kvevents":  {"prefill/index"},
-	"geo":               {"prefill", "prefill/index", "engine", "sse"},
+	"geo":               {"geo/policy", "prefill", "prefill/index", "engine", "sse"},
+	"geo/policy":        {"prefill/policy"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/edge":      {},
 	"gateway/files":     {},
@@ -39,12 +40,12 @@ var mayImport = map[string][]string{
 	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
-	"bench":             {"bench", "geo", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
+	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
 	"cmd":               {"*"},
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"sse", "mooncake", "predictor", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
+var pure = []string{"sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

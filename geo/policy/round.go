@@ -1,0 +1,233 @@
+package policy
+
+import "math"
+
+// Policy decides for one region and one model. It has scratch of its own, so
+// one goroutine at a time may use it; Parse makes as many as are needed.
+type Policy struct {
+	name, spec string
+	rule       rule
+	set        Settings
+
+	// The round.
+	places    []Place
+	charges   []charge // beside places
+	localLeft int      // replicas that still take a request
+	peersLeft int
+	ahead     int // requests that were asked for and still wait
+	drainMs   float64
+	blocked   bool // a forwardable request found nothing: those behind it are not forwarded either
+
+	turn  [2]int  // round-robin: the place after the last, of replicas and of peers
+	rings [2]ring // by replicas and peers
+}
+
+// charge is what this round has put on a place.
+type charge struct {
+	left   int
+	tokens float64 // new tokens of requests sent to it or held for it
+	held   int
+}
+
+// ring is a Ring with the ids it was made of.
+type ring struct {
+	Ring
+	ids    []string
+	places []int // by owner
+}
+
+// Name is the policy's bounded name, for metrics and headers.
+func (p *Policy) Name() string { return p.name }
+
+// String is the policy as Parse takes it.
+func (p *Policy) String() string { return p.spec }
+
+// Settings are those that the policy decides by.
+func (p *Policy) Settings() *Settings { return &p.set }
+
+// Act is what becomes of a request now.
+type Act uint8
+
+// The acts.
+const (
+	Hold    Act = iota // it waits
+	Send               // to a local replica
+	Forward            // to a peer
+)
+
+var actWords = [...]string{"wait", "local", "forward"}
+
+func (a Act) String() string { return actWords[a] }
+
+// Decision is what a policy wants of one request.
+type Decision struct {
+	Act     Act
+	Place   int     // where it goes; held: whom it waits for and is charged to, or -1
+	Terms   Terms   // what it is predicted to cost at Place
+	LocalMs float64 // what it would cost at the best replica; +Inf without one. Only of a policy that compares, and of forwards
+	UntilMs float64 // held in patience: decide again once it has waited so long; 0: at the next event
+}
+
+// Begin takes the state of all places, local replicas and peers, which the
+// caller leaves alone until the round is over. drainMs is that of the region's
+// arrival queue.
+func (p *Policy) Begin(places []Place, drainMs float64) {
+	p.places, p.drainMs = places, drainMs
+	p.localLeft, p.peersLeft, p.ahead, p.blocked = 0, 0, 0, false
+	p.charges = p.charges[:0]
+	for i := range places {
+		x := &places[i]
+		c := charge{}
+		if x.Why == Available && x.Left > 0 {
+			c.left = x.Left
+			if x.Peer {
+				p.peersLeft++
+			} else {
+				p.localLeft++
+			}
+		}
+		p.charges = append(p.charges, c)
+	}
+	if p.rule.local == byRing {
+		p.rings[0].keep(places, false)
+		p.rings[1].keep(places, true)
+	}
+}
+
+// Done says that no request of this round goes anywhere any more.
+func (p *Policy) Done() bool {
+	return p.localLeft == 0 && (p.peersLeft == 0 || p.blocked || p.rule.never)
+}
+
+// Next decides for the next request in the order of arrival, and charges what
+// it decides.
+func (p *Policy) Next(r *Request) Decision {
+	d := p.decide(r)
+	if d.Act == Hold {
+		p.ahead++
+		if d.Place >= 0 && p.rule.compare {
+			p.charges[d.Place].tokens += r.newTokens(d.Place)
+			p.charges[d.Place].held++
+		}
+		return d
+	}
+	d.Terms = p.terms(r, d.Place)
+	c := &p.charges[d.Place]
+	c.tokens += r.newTokens(d.Place)
+	if c.left--; c.left == 0 {
+		if d.Act == Forward {
+			p.peersLeft--
+		} else {
+			p.localLeft--
+		}
+	}
+	return d
+}
+
+func (p *Policy) decide(r *Request) Decision {
+	if p.rule.compare {
+		return p.finish(r)
+	}
+	if p.localLeft > 0 {
+		i := p.choose(r, p.rule.local, false)
+		if until, holder := p.patience(r, i); until > r.Waited {
+			return Decision{Place: holder, UntilMs: until}
+		}
+		p.took(i, false)
+		return Decision{Act: Send, Place: i}
+	}
+	if r.Stay || p.rule.never {
+		return Decision{Place: -1}
+	}
+	if p.blocked || p.peersLeft == 0 {
+		p.blocked = true
+		return Decision{Place: -1}
+	}
+	i := p.choose(r, p.rule.remote, true)
+	if i < 0 { // residency bars it from all that are free
+		return Decision{Place: -1}
+	}
+	local := p.bestLocal(r)
+	if p.rule.stays && !(p.terms(r, i).Total()+p.set.MinGainMs+p.places[i].DistrustMs < local) {
+		p.blocked = true
+		return Decision{Place: -1, LocalMs: local}
+	}
+	p.took(i, true)
+	return Decision{Act: Forward, Place: i, LocalMs: local}
+}
+
+// finish compares all places, free or not, and waits for the best (geo R2).
+func (p *Policy) finish(r *Request) Decision {
+	local, peer := -1, -1
+	var localTerms, peerTerms Terms
+	localMs, peerMs := math.Inf(1), math.Inf(1)
+	for i := range p.places {
+		x := &p.places[i]
+		if x.Why != Available && !x.Why.passing() {
+			continue
+		}
+		if !x.Peer {
+			t := p.terms(r, i)
+			if total := t.Total(); local < 0 || p.beats(r, i, total, local, localMs) {
+				local, localMs, localTerms = i, total, t
+			}
+			continue
+		}
+		if r.Stay || r.barred(i) {
+			continue
+		}
+		t := p.terms(r, i)
+		if total := t.Total() + x.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
+			peer, peerMs, peerTerms = i, total, t
+		}
+	}
+	d := Decision{Place: local, Terms: localTerms, LocalMs: localMs}
+	act := Send
+	if peer >= 0 && peerMs+p.set.MinGainMs < localMs {
+		d.Place, d.Terms, act = peer, peerTerms, Forward
+	}
+	if d.Place >= 0 && p.charges[d.Place].left > 0 {
+		d.Act = act
+	}
+	return d
+}
+
+// beats says that a place with its cost goes before the best so far: cheaper,
+// else nearer, else as the hash has it (geo 4).
+func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
+	if !same(cost, bestCost) {
+		return cost < bestCost
+	}
+	a, b := &p.places[i], &p.places[best]
+	if !same(a.RTTMs, b.RTTMs) {
+		return a.RTTMs < b.RTTMs
+	}
+	return first(r, a, b)
+}
+
+// bestLocal is what the request would cost at the best replica, busy ones too.
+func (p *Policy) bestLocal(r *Request) float64 {
+	least := math.Inf(1)
+	for i := range p.places {
+		if x := &p.places[i]; !x.Peer && (x.Why == Available || x.Why.passing()) {
+			least = min(least, p.terms(r, i).Total())
+		}
+	}
+	return least
+}
+
+// patience is how long the request may wait for a busy replica that holds more
+// of its prompt than i, the one that would take it (geo R7b); 0: not at all.
+func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
+	if p.set.Patience == 0 {
+		return 0, -1
+	}
+	hit := r.hit(i)
+	holder = i
+	for k := range p.places {
+		if x := &p.places[k]; !x.Peer && x.Why.passing() && r.hit(k) > hit {
+			hit, holder = r.hit(k), k
+		}
+	}
+	return p.set.Patience * p.places[i].TPMs * (hit - r.hit(i)), holder
+}

@@ -1,0 +1,338 @@
+package policy
+
+import (
+	"fmt"
+	"go/build"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestImportsArePure(t *testing.T) { // a policy that can reach the network or the clock is no longer a policy
+	pkg, err := build.ImportDir(".", 0)
+	require.NoError(t, err)
+	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/prefill/policy"}
+	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Place or Request")
+}
+
+func acts(p *Policy, drainMs float64, places []Place, requests ...*Request) []string {
+	var got []string
+	p.Begin(places, drainMs)
+	for _, r := range requests {
+		if p.Done() {
+			got = append(got, "-")
+			continue
+		}
+		d := p.Next(r)
+		at := "nowhere"
+		if d.Place >= 0 {
+			at = places[d.Place].ID
+		}
+		got = append(got, d.Act.String()+" "+at)
+	}
+	return got
+}
+
+func TestARoundAnswersInTheOrderOfArrival(t *testing.T) {
+	one := func(x Place) Place { return with(x, func(x *Place) { x.Left = 1 }) }
+	stay, may := &Request{ID: "stay", Tokens: 100, Stay: true}, &Request{ID: "may", Tokens: 100}
+	for _, row := range []struct {
+		name     string
+		policy   string
+		places   []Place
+		requests []*Request
+		want     []string
+	}{
+		{
+			"local capacity goes to the oldest, the next one to the peer, and then nobody goes", "skylb",
+			[]Place{one(replica("l")), one(peer("p", 100))},
+			[]*Request{may, may, may, may},
+			[]string{"local l", "forward p", "-", "-"},
+		},
+		{
+			"one that may not be forwarded does not block one that may", "skylb",
+			[]Place{full(replica("l")), one(peer("p", 100))},
+			[]*Request{stay, may, may},
+			[]string{"wait nowhere", "forward p", "-"},
+		},
+		{
+			"what gorgo does not forward, blocks those behind it", "gorgo",
+			[]Place{full(replica("l")), one(peer("p", 100))},
+			[]*Request{may, may},
+			[]string{"wait nowhere", "-"},
+		},
+		{
+			"local-only never forwards", "local-only",
+			[]Place{one(replica("l")), one(peer("p", 100))},
+			[]*Request{may, may},
+			[]string{"local l", "-"},
+		},
+		{
+			"round-robin goes round, and skips who is full", "round-robin",
+			[]Place{replica("a"), full(replica("b")), replica("c")},
+			[]*Request{may, may, may},
+			[]string{"local a", "local c", "local a"},
+		},
+		{
+			"least-load counts what the round has sent", "least-load",
+			[]Place{with(replica("a"), func(x *Place) { x.Outstanding = 1.5 }), replica("b")},
+			[]*Request{may, stay, may},
+			[]string{"local b", "local b", "local a"},
+		},
+		{
+			"who waits for the best is charged to it, until another place is better", "finish:load=0",
+			[]Place{full(replica("l")), with(one(peer("p", 15)), func(x *Place) { x.Left = 2 })},
+			[]*Request{may, may, may, may},
+			[]string{"wait l", "wait l", "wait l", "forward p"}, // 3 times 9.38 ms is more than 15 + 10
+		},
+		{
+			"finish waits for a busy peer if that is the best", "finish",
+			[]Place{with(replica("l"), func(x *Place) { x.QueuedTokens = 9000 }), full(peer("p", 15))},
+			[]*Request{may, stay},
+			[]string{"wait p", "local l"},
+		},
+	} {
+		require.Equal(t, row.want, acts(must(t, row.policy), 0, row.places, row.requests...), row.name)
+	}
+}
+
+func TestResidencyBarsPeersOnlyForItsRequest(t *testing.T) {
+	places := []Place{full(replica("l")), peer("eu", 100), peer("us", 10)}
+	for _, name := range []string{"skylb", "gorgo:min_gain_ms=0", "skylb-ch", "least-load", "round-robin"} {
+		p := must(t, name)
+		places[0].QueuedTokens = 1e6
+		got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}}, &Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}}, &Request{ID: "c", Tokens: 10, Barred: []bool{false, true, false}})
+		require.Equal(t, []string{"forward eu", "wait nowhere", "forward us"}, got, name)
+	}
+	p := must(t, "finish")
+	got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}}, &Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}})
+	require.Equal(t, []string{"forward eu", "wait l"}, got)
+}
+
+func TestAPeerThatWasTooOptimisticMustGainMore(t *testing.T) {
+	local := with(replica("l"), func(x *Place) { x.QueuedTokens = 3000 }) // 281 ms
+	p := must(t, "finish")
+	r := &Request{ID: "r", Tokens: 100}
+	require.Equal(t, Forward, next(p, r, 0, local, peer("p", 100)).Act)
+	var d Distrust
+	for range 100 {
+		d.Add(400)
+	}
+	require.Equal(t, Send, next(p, r, 0, local, with(peer("p", 100), func(x *Place) { x.DistrustMs = d.Ms() })).Act)
+	require.InDelta(t, 400, d.Ms(), 10)
+	var noise Distrust
+	for i := range 100 {
+		noise.Add(float64(i%3-1) * 80)
+	}
+	require.Zero(t, noise.Ms())
+}
+
+func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
+	a := with(replica("a"), func(x *Place) { x.QueuedTokens, x.Running, x.Outstanding = 500, 10, 12 })
+	b := with(replica("b"), func(x *Place) { x.QueuedTokens, x.Running, x.Outstanding, x.Left = 100, 20, 21, 3 })
+	o := NewOffer([]Place{a, b, peer("p", 3)}, 0, 0, 50, 100)
+	require.Equal(t, Offer{Replicas: 2, NAvail: 2, Free: 11, QueuedTokens: 100, QueueWaitMs: 100 * b.TPMs, Running: 10, Load: 0.33, TPMs: 0.0938, T0Ms: 150.72}, o)
+	o = NewOffer([]Place{full(a), full(b)}, 3, 400, 50, 100)
+	require.Equal(t, Offer{Replicas: 2, Queue: 3, QueuedTokens: 500, QueueWaitMs: 200, Running: 10, Load: 0.36, TPMs: 0.0938, T0Ms: 150.72}, o, "none available: all of it, shared")
+	require.Equal(t, Offer{Queue: 2}, NewOffer(nil, 2, 100, 50, 0))
+}
+
+func TestADrainIsTheTimeBetweenDepartures(t *testing.T) {
+	var d Drain
+	d.Departed(1000, 0)
+	require.Zero(t, d.Ms(), "one that did not wait says nothing")
+	d.Began(2000)
+	d.Departed(2100, 1)
+	require.Equal(t, 100.0, d.Ms())
+	d.Departed(2300, 0)
+	require.Equal(t, 120.0, d.Ms())
+	d.Departed(9000, 0)
+	require.Equal(t, 120.0, d.Ms(), "an idle queue is not a slow one")
+}
+
+func TestAutoUnanswered(t *testing.T) {
+	require.Equal(t, 8, AutoUnanswered(0, 0))
+	require.Equal(t, 8, AutoUnanswered(math.NaN(), 5))
+	require.Equal(t, 30, AutoUnanswered(20, 1000))
+	require.Equal(t, 64, AutoUnanswered(1e9, 1e9))
+}
+
+func TestAFewPlacesMoveWithOneOfARing(t *testing.T) {
+	ids := []string{"eu", "us", "asia", "af"}
+	all, fewer := NewRing(ids), NewRing(ids[:3])
+	moved, total, counts := 0, 20_000, map[int]int{}
+	for i := range total {
+		k := RingKey(fmt.Sprint("session ", i), "", "")
+		a := all.Find(k, func(int) bool { return true })
+		counts[a]++
+		if b := fewer.Find(k, func(int) bool { return true }); a != b {
+			moved++
+			require.Equal(t, 3, a, "only what was on the one that left moves")
+		}
+	}
+	require.Equal(t, counts[3], moved)
+	for owner, n := range counts {
+		require.InDelta(t, total/4, n, float64(total)/8, ids[owner])
+	}
+	require.Equal(t, RingKey("s", "u", "a"), RingKey("s", "", ""), "a session before a user before an address")
+	require.Equal(t, RingKey("", "u", "a"), RingKey("u", "", ""))
+}
+
+func drawPlaces(t *rapid.T) []Place {
+	var places []Place
+	for i := range rapid.IntRange(0, 4).Draw(t, "replicas") {
+		places = append(places, Place{ID: fmt.Sprint("r", i)})
+	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "peers") {
+		places = append(places, Place{ID: fmt.Sprint("p", i), Peer: true, Replicas: 2, RTTMs: rapid.Float64Range(0, 300).Draw(t, "rtt")})
+	}
+	for i := range places {
+		x := &places[i]
+		x.TPMs, x.T0Ms = 0.1, 10
+		x.QueuedTokens = rapid.Float64Range(0, 5000).Draw(t, "queued")
+		x.Running = rapid.Float64Range(0, 40).Draw(t, "running")
+		if x.Why = Reason(rapid.IntRange(0, int(Budget)).Draw(t, "why")); x.Why > Full+4 || x.Why == Available {
+			x.Why, x.Left = Available, rapid.IntRange(1, 3).Draw(t, "left")
+		}
+	}
+	return places
+}
+
+func TestNoPlaceTakesMoreThanItHasLeft(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, err := Parse(rapid.SampledFrom(Names()).Draw(t, "policy"))
+		require.NoError(t, err)
+		places := drawPlaces(t)
+		taken := make([]int, len(places))
+		passed := map[int]bool{} // places that an older forwardable request is held for
+		p.Begin(places, 20)
+		for i := range 12 {
+			r := &Request{ID: fmt.Sprint(i), Key: uint64(i) << 60, Tokens: 1000, Stay: rapid.Bool().Draw(t, "stay")}
+			for range places {
+				r.Hits = append(r.Hits, rapid.Int32Range(0, 999).Draw(t, "hit"))
+			}
+			done := p.Done()
+			d := p.Next(r)
+			if d.Act == Hold {
+				if p.name == "finish" && d.Place >= 0 {
+					passed[d.Place] = true
+				}
+				continue
+			}
+			require.False(t, done, "a round that is done sends nobody")
+			x := &places[d.Place]
+			taken[d.Place]++
+			require.LessOrEqual(t, taken[d.Place], x.Left)
+			require.Equal(t, d.Act == Forward, x.Peer)
+			require.False(t, x.Peer && (r.Stay || p.name == "local-only"), "it may not be forwarded")
+			require.False(t, passed[d.Place], "an older one waits for that place")
+			if p.name != "finish" && x.Peer {
+				for k := range places {
+					require.False(t, !places[k].Peer && taken[k] < places[k].Left, "local first")
+				}
+			}
+		}
+	})
+}
+
+func TestExplainChangesNothing(t *testing.T) {
+	for _, name := range Names() {
+		p := must(t, name)
+		places := []Place{replica("a"), with(replica("b"), func(x *Place) { x.QueuedTokens = 50 }), peer("p", 100)}
+		p.Begin(places, 0)
+		r := &Request{ID: "r", Tokens: 100, Hits: []int32{16, 32}}
+		rows := p.Explain(r, 2)
+		require.Len(t, rows, 2)
+		d := p.Next(r)
+		require.Equal(t, places[d.Place].ID, rows[0].Place, name)
+		require.True(t, rows[0].Chosen)
+		require.InDelta(t, d.Terms.Total(), rows[0].CostMs, 1e-9)
+		require.Equal(t, "available", rows[0].Why)
+	}
+	p := must(t, "finish")
+	p.Begin([]Place{full(replica("a")), peer("p", 1)}, 0)
+	rows := p.Explain(&Request{ID: "r", Tokens: 10, Stay: true}, 9)
+	require.Equal(t, []string{"full", "residency"}, []string{rows[0].Why, rows[1].Why})
+}
+
+func TestParse(t *testing.T) {
+	for _, text := range append(Names(), "finish:push=sp-p,load=0", "skylb:push=sp-o,max_outstanding=8,tau=0", "gorgo:push=sp-p,load=50,patience=2") {
+		require.Equal(t, text, must(t, text).String())
+	}
+	require.Equal(t, "finish", must(t, " finish:load=50 ").String(), "what is the default is not said again")
+	require.Zero(t, must(t, "gorgo").Settings().Load)
+	for _, row := range []struct{ name, text, want string }{
+		{"an unknown policy", "sky", `unknown policy "sky"; there are finish, gorgo, skylb, skylb-ch, least-load, round-robin, local-only`},
+		{"a key of another policy", "skylb:load=1", `policy skylb: unknown key "load"; it takes push, max_unanswered, max_outstanding, credit_max, tau`},
+		{"no value", "finish:load", `policy finish: "load" is no setting; write key=value`},
+		{"twice", "finish:w=1,w=2", `policy finish: w is set twice`},
+		{"a word for a number", "finish:w=x", `policy finish: w=x: write a number from 0 to 1e+06`},
+		{"no number", "finish:w=NaN", `policy finish: w=NaN: write a number from 0 to 1e+06`},
+		{"half a request", "finish:max_unanswered=1.5", `policy finish: max_unanswered=1.5: write a whole number from 1 to 1e+06`},
+		{"another word", "finish:push=eager", `policy finish: push=eager: write one of sp-e, sp-p, sp-o, blind`},
+		{"patience without what makes it safe", "gorgo:patience=2", `policy gorgo: patience=2 needs push=sp-p and a load above 0: without them it waits for replicas that are full for long`},
+		{"a colon and nothing", "finish:", `policy finish: "" is no setting; write key=value`},
+	} {
+		_, err := Parse(row.text)
+		require.EqualError(t, err, row.want, row.name)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, text := range []string{"finish", "skylb:tau=3", "gorgo:push=sp-p,load=50,patience=2", "finish:w=1e9", ":", "finish:b_ms=0x1p-3"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := Parse(text)
+		if err != nil {
+			return
+		}
+		again, err := Parse(p.String())
+		require.NoError(t, err)
+		require.Equal(t, p.String(), again.String())
+		require.Equal(t, *p.Settings(), *again.Settings())
+	})
+}
+
+// crowd is a region of 64 replicas with 8 peers.
+func crowd() ([]Place, *Request) {
+	var places []Place
+	r := &Request{ID: "0123456789abcdef", Key: 42, Tokens: 3000}
+	for i := range 72 {
+		x := replica(fmt.Sprint("replica ", i))
+		if i >= 64 {
+			x = peer(fmt.Sprint("peer ", i), float64(i))
+		}
+		x.Running, x.QueuedTokens, x.Left = float64(i*7%40), float64(i*331%4000), unlimited
+		places, r.Hits = append(places, x), append(r.Hits, int32(i*97%2048))
+	}
+	return places, r
+}
+
+func BenchmarkDecide(b *testing.B) {
+	for _, name := range Names() {
+		b.Run(name, func(b *testing.B) {
+			p := must(b, name)
+			places, r := crowd()
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Begin(places, 20)
+				p.Next(r)
+			}
+		})
+	}
+}
+
+func TestADecisionAllocatesNothing(t *testing.T) {
+	for _, name := range Names() {
+		p := must(t, name)
+		places, r := crowd()
+		require.Zero(t, testing.AllocsPerRun(50, func() {
+			p.Begin(places, 20)
+			p.Next(r)
+			p.Next(r)
+		}), name)
+	}
+}

@@ -1,0 +1,162 @@
+package policy
+
+import (
+	prefill "evenkeel/prefill/policy"
+)
+
+// rule is what makes one policy another.
+type rule struct {
+	compare bool // all places, always; the others take a local replica if one is available
+	local   by   // which available replica
+	remote  by   // which available peer
+	stays   bool // it does not go to a peer that costs more than staying
+	never   bool // it does not go to a peer
+	tau     bool // a peer with a longer queue is not available
+}
+
+// by is how one of the available places is chosen.
+type by uint8
+
+const (
+	byHit  by = iota // most of the prompt cached, then nearer, then the shorter queue
+	byCost           // least cost, then nearer
+	byLoad           // fewest outstanding, then nearer
+	byTurn           // the next one
+	byRing           // the next one on the ring
+)
+
+// choose among what still takes a request, replicas or peers; -1: residency
+// bars the request from all of them.
+func (p *Policy) choose(r *Request, how by, peers bool) int {
+	switch how {
+	case byRing:
+		return p.rings[side(peers)].find(p, r)
+	case byTurn:
+		return p.next(r, peers)
+	}
+	best, value := -1, 0.0
+	for i := range p.places {
+		if !p.open(r, i, peers) {
+			continue
+		}
+		v := p.value(r, how, i)
+		if best < 0 || p.goesBefore(r, how, i, v, best, value) {
+			best, value = i, v
+		}
+	}
+	return best
+}
+
+// open says that a place of the kind takes the request.
+func (p *Policy) open(r *Request, i int, peers bool) bool {
+	return p.places[i].Peer == peers && p.charges[i].left > 0 && !(peers && r.barred(i))
+}
+
+// value is what a rule wants least of.
+func (p *Policy) value(r *Request, how by, i int) float64 {
+	switch how {
+	case byCost:
+		return p.terms(r, i).Total() + p.places[i].DistrustMs
+	case byLoad:
+		return p.places[i].Outstanding + p.sent(i)
+	}
+	return -r.hit(i)
+}
+
+// sent is what this round has sent to a replica; a peer's load is a share, and
+// counts no single requests.
+func (p *Policy) sent(i int) float64 {
+	if x := &p.places[i]; !x.Peer {
+		return float64(x.Left - p.charges[i].left)
+	}
+	return 0
+}
+
+// goesBefore breaks ties as geo 4 says.
+func (p *Policy) goesBefore(r *Request, how by, i int, v float64, best int, value float64) bool {
+	if !same(v, value) {
+		return v < value
+	}
+	a, b := &p.places[i], &p.places[best]
+	if !same(a.RTTMs, b.RTTMs) {
+		return a.RTTMs < b.RTTMs
+	}
+	if how == byHit {
+		if x, y := p.queue(i), p.queue(best); x != y {
+			return x < y
+		}
+	}
+	return first(r, a, b)
+}
+
+// queue is how many requests stand before one at a place.
+func (p *Policy) queue(i int) float64 {
+	if x := &p.places[i]; x.Peer {
+		return float64(x.Queue)
+	}
+	return p.places[i].Outstanding + p.sent(i)
+}
+
+// first decides what nothing else does, the same way in every process.
+func first(r *Request, a, b *Place) bool {
+	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
+}
+
+// next is round-robin.
+func (p *Policy) next(r *Request, peers bool) int {
+	for k := range p.places {
+		if i := (p.turn[side(peers)] + k) % len(p.places); p.open(r, i, peers) {
+			return i
+		}
+	}
+	return -1
+}
+
+// took moves the turn on.
+func (p *Policy) took(i int, peers bool) { p.turn[side(peers)] = i + 1 }
+
+func side(peers bool) int {
+	if peers {
+		return 1
+	}
+	return 0
+}
+
+// keep makes the ring again when the places are others.
+func (g *ring) keep(places []Place, peers bool) {
+	n := 0
+	for i := range places {
+		if places[i].Peer != peers {
+			continue
+		}
+		if n >= len(g.ids) || g.ids[n] != places[i].ID || g.places[n] != i {
+			g.make(places, peers)
+			return
+		}
+		n++
+	}
+	if n != len(g.ids) {
+		g.make(places, peers)
+	}
+}
+
+func (g *ring) make(places []Place, peers bool) {
+	g.ids, g.places = nil, nil
+	for i := range places {
+		if places[i].Peer == peers {
+			g.ids, g.places = append(g.ids, places[i].ID), append(g.places, i)
+		}
+	}
+	g.Ring = NewRing(g.ids)
+}
+
+func (g *ring) find(p *Policy, r *Request) int {
+	owner := g.Find(r.Key, func(owner int) bool {
+		i := g.places[owner]
+		return p.open(r, i, p.places[i].Peer)
+	})
+	if owner < 0 {
+		return -1
+	}
+	return g.places[owner]
+}
