@@ -1,0 +1,142 @@
+package geo
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Headers between dispatchers; clients' are dropped (geo 6).
+const (
+	HopHeader       = "X-Evenkeel-Hop"
+	TenantHeader    = "X-Evenkeel-Tenant"
+	SignatureHeader = "X-Evenkeel-Signature"
+	ServedByHeader  = "X-Evenkeel-Served-By"
+	CachedHeader    = "X-Evenkeel-Cached-Tokens"
+	RejectHeader    = "X-Evenkeel-Reject"
+)
+
+// What RejectHeader says.
+const (
+	RejectBusy      = "peer_busy"
+	RejectDraining  = "draining"
+	RejectHop       = "hop"
+	RejectSignature = "signature"
+	RejectStale     = "stale"
+	RejectModel     = "model"
+	RejectVersion   = "version"
+	RejectPeer      = "peer_not_allowed"
+	RejectDeadline  = "deadline"
+)
+
+// Hop is what a forwarded request says of its way so far.
+type Hop struct {
+	N        int      // dispatchers it has left
+	Max      int      // that it may leave
+	Origin   string   // the one its client came to
+	Via      []string // those it left, oldest first
+	RID      string   // its id at the origin
+	Time     int64    // when it was sent, Unix ms
+	Nonce    string   // 32 hex digits, never used twice
+	Deadline int64    // Unix ms; nobody waits for its first event after it
+}
+
+const (
+	maxHop  = 1 << 10 // bytes of the header
+	maxName = 64      // of a dispatcher, request or tenant
+	maxVia  = 8
+)
+
+// ErrHop is a hop header that says nothing one could believe.
+var ErrHop = errors.New("the hop header is not that of a dispatcher")
+
+// String writes the header: one way to write a hop, and one only.
+func (h *Hop) String() string {
+	return "v1;n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
+		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10)
+}
+
+func (h *Hop) via() string { return strings.Join(h.Via, ",") }
+
+// Sender is the dispatcher that the request came from last.
+func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
+
+// ParseHop reads the header as String writes it, and nothing else: two readers
+// that differ about a header differ about who signed what.
+func ParseHop(text string) (Hop, error) {
+	var h Hop
+	if len(text) > maxHop {
+		return h, fmt.Errorf("%w: over %d bytes", ErrHop, maxHop)
+	}
+	rest, ok := strings.CutPrefix(text, "v1;")
+	if !ok {
+		return h, fmt.Errorf("%w: it does not begin with v1", ErrHop)
+	}
+	var err error
+	field := func(name string) string {
+		var value string
+		value, rest, _ = strings.Cut(rest, ";")
+		v, ok := strings.CutPrefix(value, name+"=")
+		if !ok && err == nil {
+			err = fmt.Errorf("%w: %s is missing or not in its place", ErrHop, name)
+		}
+		return v
+	}
+	number := func(name string, limit int64) int64 {
+		text := field(name)
+		n, bad := strconv.ParseInt(text, 10, 64)
+		if err == nil && (bad != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text) {
+			err = fmt.Errorf("%w: %s is no number from 0 to %d", ErrHop, name, limit)
+		}
+		return n
+	}
+	name := func(name string) string {
+		text := field(name)
+		if err == nil && !ValidName(text) {
+			err = fmt.Errorf("%w: %s is no name", ErrHop, name)
+		}
+		return text
+	}
+	h.N, h.Max = int(number("n", 99)), int(number("max", 99))
+	h.Origin = name("origin")
+	h.Via = strings.SplitN(field("via"), ",", maxVia+1)
+	for _, v := range h.Via {
+		if err == nil && !ValidName(v) || len(h.Via) > maxVia {
+			err = fmt.Errorf("%w: via is no list of up to %d names", ErrHop, maxVia)
+		}
+	}
+	h.RID = name("rid")
+	h.Time = number("ts", maxMillis)
+	h.Nonce = field("nonce")
+	if err == nil && (len(h.Nonce) != 32 || strings.Trim(h.Nonce, "0123456789abcdef") != "") {
+		err = fmt.Errorf("%w: nonce is not 32 hex digits", ErrHop)
+	}
+	h.Deadline = number("deadline", maxMillis)
+	if err == nil && rest != "" || strings.HasSuffix(text, ";") {
+		err = fmt.Errorf("%w: something stands behind the deadline", ErrHop)
+	}
+	if err != nil {
+		return Hop{}, err
+	}
+	return h, nil
+}
+
+// maxMillis is the year 5138: any later time is nonsense.
+const maxMillis = 99_999_999_999_999
+
+// ValidName says whether a name may stand in headers, metrics and hash rings.
+func ValidName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		digit := c >= '0' && c <= '9'
+		if !letter && !digit && strings.IndexByte("-._:/@", c) < 0 {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxName
+}
+
+func millis(ms int64) time.Time { return time.UnixMilli(ms) }

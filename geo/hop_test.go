@@ -1,0 +1,235 @@
+package geo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// golden is the hop of geo E13.
+var golden = Hop{
+	N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "rid-0001", Time: 1767225600000,
+	Nonce: "00112233445566778899aabbccddeeff", Deadline: 1767225660000,
+}
+
+const goldenSum = "aa97998a389556578913b5729053ee4c811bedeaec260e91ee4a890e419aaadd"
+
+func goldenMessage() Message {
+	return Message{
+		Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "tenant-a",
+		Body: [][]byte{[]byte(`{"model":"m","messages":[`), []byte(`{"role":"user","content":"hi"}]}`)},
+	}
+}
+
+func goldenKeys(t testing.TB) *Keys {
+	k, err := ParseKeys("a 0123456789abcdef0123456789abcdef\n")
+	require.NoError(t, err)
+	return k
+}
+
+// door is that of eu-1, whose peers are us-1 and asia-1.
+func door(keys *Keys, maxHops int) *Door {
+	d := &Door{self: "eu-1", maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
+		return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
+	}}
+	d.keys.Store(keys)
+	return d
+}
+
+func TestTheSignatureIsThatOfTheSpecification(t *testing.T) {
+	m := goldenMessage()
+	keys := goldenKeys(t)
+	require.Equal(t, "kid=a;v1="+goldenSum, keys.Sign(&m, &golden))
+	require.True(t, keys.Signed("kid=a;v1="+goldenSum, &m, &golden))
+}
+
+func TestNothingASignatureCoversCanBeChanged(t *testing.T) { // geo R23
+	keys := goldenKeys(t)
+	for name, change := range map[string]func(m *Message, h *Hop){
+		"the method":   func(m *Message, _ *Hop) { m.Method = "GET" },
+		"the path":     func(m *Message, _ *Hop) { m.Target = "/v1/completions" },
+		"the query":    func(m *Message, _ *Hop) { m.Target += "?a=b" },
+		"the tenant":   func(m *Message, _ *Hop) { m.Tenant = "tenant-b" },
+		"the body":     func(m *Message, _ *Hop) { m.Body[1] = []byte(strings.ToUpper(string(m.Body[1]))) },
+		"the id":       func(_ *Message, h *Hop) { h.RID = "rid-0002" },
+		"the origin":   func(_ *Message, h *Hop) { h.Origin = "asia-1" },
+		"the way":      func(_ *Message, h *Hop) { h.Via = []string{"asia-1"} },
+		"the hops":     func(_ *Message, h *Hop) { h.N = 0 },
+		"the limit":    func(_ *Message, h *Hop) { h.Max = 2 },
+		"the time":     func(_ *Message, h *Hop) { h.Time++ },
+		"the nonce":    func(_ *Message, h *Hop) { h.Nonce = strings.Repeat("0", 32) },
+		"the deadline": func(_ *Message, h *Hop) { h.Deadline++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, h := goldenMessage(), golden
+			change(&m, &h)
+			require.False(t, keys.Signed("kid=a;v1="+goldenSum, &m, &h))
+		})
+	}
+	for _, header := range []string{"", "kid=a", "kid=a;v1=", "kid=b;v1=" + goldenSum, "v1=" + goldenSum, "kid=a;v1=" + strings.ToUpper(goldenSum), "kid=a;v1=" + goldenSum[2:], "kid=a;v1=" + goldenSum + "00"} {
+		m := goldenMessage()
+		require.False(t, keys.Signed(header, &m, &golden), header)
+	}
+}
+
+func TestAKeyIsChangedWithoutAPause(t *testing.T) {
+	old, err := ParseKeys("old " + strings.Repeat("o", 32))
+	require.NoError(t, err)
+	both, err := ParseKeys("# since monday\nnew " + strings.Repeat("n", 32) + "\nold " + strings.Repeat("o", 32))
+	require.NoError(t, err)
+	m := goldenMessage()
+	require.True(t, both.Signed(old.Sign(&m, &golden), &m, &golden))
+	require.False(t, old.Signed(both.Sign(&m, &golden), &m, &golden), "signed by the first")
+}
+
+func TestKeysThatCannotBeUsedAreRefusedWithoutQuotingThem(t *testing.T) {
+	for name, text := range map[string]string{
+		"there is none":     "\n# nothing\n",
+		"a key is short":    "a secret",
+		"a line has no id":  strings.Repeat("s", 40),
+		"an id comes twice": "a " + strings.Repeat("s", 32) + "\na " + strings.Repeat("t", 32),
+		"there are three":   "a " + strings.Repeat("s", 32) + "\nb " + strings.Repeat("t", 32) + "\nc " + strings.Repeat("u", 32),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseKeys(text)
+			require.ErrorIs(t, err, ErrKeys)
+			require.NotContains(t, err.Error(), "ssss")
+			require.NotContains(t, err.Error(), "secret")
+		})
+	}
+}
+
+func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
+	now := millis(golden.Time)
+	for _, row := range []struct {
+		name   string
+		hop    func(h *Hop)
+		knock  func(k *Knock)
+		late   time.Duration
+		again  bool // the same request was here before
+		status int
+		reject string
+	}{
+		{name: "a hop of one allowed is accepted"},
+		{name: "two hops of one allowed", hop: func(h *Hop) { h.N = 2; h.Via = []string{"us-1", "asia-1"} }, knock: func(k *Knock) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 508, reject: RejectHop},
+		{name: "more hops than are allowed here", hop: func(h *Hop) { h.Max = 5 }, status: 508, reject: RejectHop},
+		{name: "via contains ourselves", hop: func(h *Hop) { h.N, h.Via = 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: RejectHop},
+		{name: "hops and via disagree", hop: func(h *Hop) { h.N = 0 }, status: 508, reject: RejectHop},
+		{name: "no hop at all", knock: func(k *Knock) { k.Hop = "" }, status: 508, reject: RejectHop},
+		{name: "another version", knock: func(k *Knock) { k.Hop = "v2" + k.Hop[2:] }, status: 508, reject: RejectHop},
+		{name: "31 seconds old", late: 31 * time.Second, status: 401, reject: RejectStale},
+		{name: "31 seconds ahead", late: -31 * time.Second, status: 401, reject: RejectStale},
+		{name: "30 seconds old is believed", late: 30 * time.Second},
+		{name: "the same nonce again", again: true, status: 401, reject: RejectSignature},
+		{name: "no signature", knock: func(k *Knock) { k.Signature = "" }, status: 401, reject: RejectSignature},
+		{name: "another tenant than was signed", knock: func(k *Knock) { k.Tenant = "tenant-b" }, status: 401, reject: RejectSignature},
+		{name: "a stranger with the key", hop: func(h *Hop) { h.Origin, h.Via = "mars-1", []string{"mars-1"} }, status: 403, reject: RejectPeer},
+		{name: "a peer that speaks for a stranger", hop: func(h *Hop) { h.Origin = "mars-1" }, status: 403, reject: RejectPeer},
+		{name: "a peer with another peer's certificate", knock: func(k *Knock) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 403, reject: RejectPeer},
+		{name: "ourselves", hop: func(h *Hop) { h.Origin, h.Via = "eu-1", []string{"eu-1"} }, status: 403, reject: RejectPeer},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			keys := goldenKeys(t)
+			d, h := door(keys, 1), golden
+			if row.hop != nil {
+				row.hop(&h)
+			}
+			m := goldenMessage()
+			k := Knock{Message: m, Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
+			if row.knock != nil {
+				row.knock(&k)
+			}
+			if row.again {
+				_, refusal := d.Open(&k, now)
+				require.Nil(t, refusal)
+			}
+			got, refusal := d.Open(&k, now.Add(row.late))
+			if row.status == 0 {
+				require.Nil(t, refusal)
+				require.Equal(t, golden, got)
+				return
+			}
+			require.NotNil(t, refusal)
+			require.Equal(t, row.status, refusal.Status)
+			require.Equal(t, row.reject, refusal.Reject)
+		})
+	}
+}
+
+func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
+	d := door(nil, 1)
+	k := Knock{Message: goldenMessage(), Hop: golden.String()}
+	_, refusal := d.Open(&k, millis(golden.Time))
+	require.Equal(t, 401, refusal.Status)
+	k.Certified, k.Names = true, []string{"spiffe://ek/us-1"}
+	_, refusal = d.Open(&k, millis(golden.Time))
+	require.Nil(t, refusal)
+}
+
+func TestNoncesAreForgottenOldestFirst(t *testing.T) {
+	n := newNonces(time.Minute)
+	start := time.Unix(1000, 0)
+	nonce := func(i int) string { return fmt.Sprintf("%032x", i) }
+	for i := range maxNonces {
+		require.True(t, n.first(nonce(i), start))
+	}
+	require.False(t, n.first(nonce(1), start), "still known")
+	require.True(t, n.first(nonce(-1), start))
+	require.LessOrEqual(t, len(n.known), maxNonces)
+	require.True(t, n.first(nonce(0), start), "the oldest had to go")
+	require.True(t, n.first(nonce(maxNonces-1), start.Add(time.Minute)), "its time is over")
+	require.Len(t, n.known, 1)
+}
+
+func TestAHopIsReadAsItWasWritten(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.StringMatching(`[a-zA-Z0-9._:/@-]{1,64}`)
+		h := Hop{
+			N: rapid.IntRange(0, 99).Draw(t, "n"), Max: rapid.IntRange(0, 99).Draw(t, "max"), Origin: name.Draw(t, "origin"),
+			Via: rapid.SliceOfN(name, 1, maxVia).Draw(t, "via"), RID: name.Draw(t, "rid"), Time: rapid.Int64Range(0, maxMillis).Draw(t, "ts"),
+			Nonce: rapid.StringMatching(`[0-9a-f]{32}`).Draw(t, "nonce"), Deadline: rapid.Int64Range(0, maxMillis).Draw(t, "deadline"),
+		}
+		got, err := ParseHop(h.String())
+		if len(h.String()) > maxHop {
+			require.ErrorIs(t, err, ErrHop)
+			return
+		}
+		require.NoError(t, err)
+		require.Equal(t, h, got)
+	})
+}
+
+func FuzzParseHop(f *testing.F) {
+	f.Add(golden.String())
+	f.Add("v1;n=01;max=1")
+	f.Add(golden.String() + ";")
+	f.Add(strings.Replace(golden.String(), "via=us-1", "via=us-1,,", 1))
+	f.Fuzz(func(t *testing.T, text string) {
+		h, err := ParseHop(text)
+		if err != nil {
+			return
+		}
+		if got := h.String(); got != text { // else the signature would cover what nobody read
+			t.Fatalf("%q was read as %q", text, got)
+		}
+	})
+}
+
+func BenchmarkSign(b *testing.B) {
+	keys, m := goldenKeys(b), goldenMessage()
+	body := make([]byte, 16<<10)
+	for i := range body {
+		body[i] = byte(rand.Int())
+	}
+	m.Body = [][]byte{body}
+	b.ReportAllocs()
+	for b.Loop() {
+		keys.Sign(&m, &golden)
+	}
+}

@@ -1,0 +1,105 @@
+package geo
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Keys sign hops and check signatures: the first signs, all that are there are
+// believed, so that a key is changed by putting the new one second everywhere,
+// then first everywhere, then taking the old one out.
+type Keys struct{ all []key }
+
+type key struct {
+	id     string
+	secret []byte
+}
+
+const (
+	minKey  = 32 // bytes
+	maxKeys = 2
+)
+
+// ErrKeys is a set of keys that cannot be used.
+var ErrKeys = errors.New("the keys between dispatchers cannot be used")
+
+// ParseKeys reads one key a line, its id, a space and at least 32 bytes without
+// spaces; empty lines and those that begin with # say nothing. Errors quote no
+// key.
+func ParseKeys(text string) (*Keys, error) {
+	k := &Keys{}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		f := strings.Fields(line)
+		switch {
+		case len(f) != 2:
+			return nil, fmt.Errorf("%w: line %d; write the key's id, a space and the key", ErrKeys, n)
+		case !ValidName(f[0]) || strings.ContainsAny(f[0], ";="):
+			return nil, fmt.Errorf("%w: line %d: the key's id; write letters and digits", ErrKeys, n)
+		case len(f[1]) < minKey:
+			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, f[0], len(f[1]), minKey)
+		case len(k.all) == 1 && k.all[0].id == f[0]:
+			return nil, fmt.Errorf("%w: line %d: a second key %s; give it another id", ErrKeys, n, f[0])
+		case len(k.all) == maxKeys:
+			return nil, fmt.Errorf("%w: line %d: a third key; %d are enough to change one", ErrKeys, n, maxKeys)
+		}
+		k.all = append(k.all, key{f[0], []byte(f[1])})
+	}
+	if len(k.all) == 0 {
+		return nil, fmt.Errorf("%w: there is none; write one line with an id, a space and a key", ErrKeys)
+	}
+	return k, nil
+}
+
+// A Message is what a signature covers beside the hop.
+type Message struct {
+	Method, Target string // Target is the path with its query
+	Tenant         string
+	Body           [][]byte
+}
+
+// sum is the MAC over the lines of geo 6.
+func (k *key) sum(m *Message, h *Hop) []byte {
+	body := sha256.New()
+	for _, part := range m.Body {
+		_, _ = body.Write(part) // never fails, by its documentation
+	}
+	mac := hmac.New(sha256.New, k.secret)
+	_, _ = mac.Write([]byte(strings.Join([]string{
+		"v1", m.Method, m.Target, h.RID, h.Origin, h.via(), strconv.Itoa(h.N), strconv.Itoa(h.Max), strconv.FormatInt(h.Time, 10), h.Nonce,
+		strconv.FormatInt(h.Deadline, 10), m.Tenant, hex.EncodeToString(body.Sum(nil)),
+	}, "\n")))
+	return mac.Sum(nil)
+}
+
+// Sign returns the signature header.
+func (k *Keys) Sign(m *Message, h *Hop) string {
+	first := &k.all[0]
+	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))
+}
+
+// Signed tells whether the header is a signature of one of the keys, taking as
+// long whichever byte is wrong.
+func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
+	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
+	given, err := hex.DecodeString(sum)
+	if !ok || err != nil || !strings.HasPrefix(header, "kid=") || hex.EncodeToString(given) != sum {
+		return false
+	}
+	for i := range k.all {
+		if one := &k.all[i]; one.id == id {
+			return hmac.Equal(given, one.sum(m, h))
+		}
+	}
+	return false
+}
