@@ -69,6 +69,9 @@ func (p *Places) freed() {
 // must not block.
 func (p *Places) OnFree(f func()) { p.onFree.Store(&f) }
 
+// Room says whether a place is free.
+func (p *Places) Room() bool { return p.used.Load() < p.size.Load() }
+
 // Used is the number of places reserved now.
 func (p *Places) Used() int { return int(p.used.Load()) }
 

@@ -16,18 +16,36 @@ const (
 	noGate                     // all gates closed
 	noRoom                     // no prefiller can start it
 	held                       // its best one cannot; it is charged there for those behind it
+	away                       // it goes to another region
 )
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
 // requests at once never see the same state (prefill P3). The order of the
 // filters is live, circuit, KV gate, tried before, stalled; all but liveness
-// and the gate give way when they would leave nobody (P4). There must be a live
-// one.
+// and the gate give way when they would leave nobody (P4).
 //
 // All that are left are scored, the busy ones too. If the best cannot start the
 // request, it waits for that one rather than go to a worse one that is free.
 func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
 	start := time.Now()
+	switch t.elsewhere(m, r, since) {
+	case ToHere:
+	case ToThere:
+		return nil, away
+	case Waits:
+		return nil, held
+	case AllWait:
+		return nil, noRoom
+	}
+	lease, why := t.serve(m, p, r, since, start)
+	if why != 0 && r.Elsewhere != nil {
+		why = held // who may go elsewhere must not wait behind it (geo R3)
+	}
+	return lease, why
+}
+
+// serve is tryServe for a request that is served here if at all.
+func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
 	eligible, skipped := t.filterCircuit(m.servers)
 	eligible = t.filterGate(eligible)
 	if len(eligible) == 0 {

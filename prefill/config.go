@@ -81,10 +81,11 @@ type AffinityConfig struct {
 }
 
 // Places is the room of the pool. A place is reserved before the probe is
-// sent, so that a prefill is never thrown away for lack of one. Neither call
+// sent, so that a prefill is never thrown away for lack of one. No call
 // may wait or call back into the Tier.
 type Places interface {
 	TryReserve() bool
+	Room() bool // whether TryReserve would succeed
 	Release()
 }
 

@@ -56,7 +56,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 	}
 	for i := range legs {
-		lease := t.atOnce(m, p, &legs[i])
+		lease, _ := t.atOnce(m, p, &legs[i]) // the legs of a request stay together, here
 		if lease == nil {
 			break
 		}

@@ -137,6 +137,8 @@ func (p *places) TryReserve() bool {
 	return true
 }
 
+func (p *places) Room() bool { return p.free.Load() > 0 }
+
 func (p *places) Release() {
 	p.free.Add(1)
 	if p.wake != nil {

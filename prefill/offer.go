@@ -17,8 +17,8 @@ func (t *Tier) Offer(r Request, served func(*Lease, error)) {
 		served(nil, err)
 		return
 	}
-	if lease := t.atOnce(m, p, &r); lease != nil {
-		served(lease, nil)
+	if lease, err := t.atOnce(m, p, &r); lease != nil || err != nil {
+		served(lease, err)
 		return
 	}
 	if err := t.mayWait(m, &r, 1); err != nil {

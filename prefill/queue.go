@@ -3,6 +3,7 @@ package prefill
 import (
 	"container/list"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,6 +25,8 @@ type Request struct {
 	Reserved     bool      // it holds a place in the pool already, as a retry does
 	Exclude      []string  // IDs of the candidates tried before
 	Policy       string    // empty: the tier's
+	Returned     bool      // another region gave it back: a full queue takes it, at its first arrival
+	Elsewhere    Elsewhere // nil: it is served here
 
 	seen progress
 }
@@ -89,8 +92,8 @@ func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if lease := t.atOnce(m, p, &r); lease != nil {
-		return nil, lease, nil
+	if lease, err := t.atOnce(m, p, &r); lease != nil || err != nil {
+		return nil, lease, err
 	}
 	if err := t.mayWait(m, &r, 1); err != nil {
 		return nil, nil, err
@@ -110,7 +113,7 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	if !r.Reserved && len(r.Exclude) == 0 {
 		t.budget.request(t.now)
 	}
-	if err := t.servable(r.Model); err != nil {
+	if err := t.servable(r.Model); err != nil && !r.offered() {
 		return nil, p, err
 	}
 	if r.Arrival.IsZero() {
@@ -119,18 +122,23 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	if t.waiting > 0 {
 		t.serveQueues()
 	}
-	return t.models[r.Model], p, nil
+	return t.modelOf(r.Model), p, nil
 }
 
 // atOnce serves a request that nobody is ahead of. Any other may still pass
 // those in front, from the queue.
-func (t *Tier) atOnce(m *model, p *policy.Policy, r *Request) *Lease {
+func (t *Tier) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.queue.next(!r.Reserved) != nil {
-		return nil
+		return nil, nil
 	}
-	lease, _ := t.tryServe(m, p, r, t.now)
+	t.round++
+	lease, why := t.tryServe(m, p, r, t.now)
 	t.letGo()
-	return lease
+	if why == away {
+		t.forgetEmpty(m)
+		return nil, ErrElsewhere
+	}
+	return lease, nil
 }
 
 // mayWait makes room in the queue for n requests like this one.
@@ -138,7 +146,7 @@ func (t *Tier) mayWait(m *model, r *Request, n int) error {
 	if !t.now.Before(r.Arrival.Add(t.cfg.Queue.Timeout)) {
 		return t.timeout(m)
 	}
-	if !r.Reserved && !t.makeRoom(m, r, n) {
+	if !r.Reserved && !r.Returned && !t.makeRoom(m, r, n) {
 		return t.full(r.Model)
 	}
 	return nil
@@ -180,6 +188,7 @@ func (t *Tier) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, until: r.Arrival.Add(t.cfg.Queue.Timeout), done: make(chan struct{}), place: -1}
 	m.queue.add(w, t.classes)
 	t.waiting++
+	t.moved(m, &w.Request, true)
 	return w
 }
 
@@ -197,6 +206,9 @@ func (t *Tier) giveUp(w *waiter) error {
 
 // timeout says what a request waited for in vain.
 func (t *Tier) timeout(m *model) error {
+	if len(m.servers) == 0 {
+		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
+	}
 	for _, c := range m.servers {
 		if c.Live && !c.gate.closed {
 			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
@@ -243,7 +255,7 @@ func (t *Tier) serveQueues() {
 		if w == nil {
 			break
 		}
-		if err := t.servable(m.name); err != nil {
+		if err := t.servable(m.name); err != nil && !w.offered() {
 			t.answer(m, w, nil, err)
 			continue
 		}
@@ -251,6 +263,8 @@ func (t *Tier) serveQueues() {
 		switch why {
 		case 0:
 			t.answer(m, w, lease, nil)
+		case away:
+			t.answer(m, w, nil, ErrElsewhere)
 		case noPlace:
 			places = false
 		case held:
@@ -288,14 +302,20 @@ func (t *Tier) next(places bool) (from *model, first *waiter) {
 
 // answer takes a waiter out of its queue with what became of it.
 func (t *Tier) answer(m *model, w *waiter, lease *Lease, err error) {
-	if lease != nil {
+	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.served()
 		for _, o := range w.siblings { // half a request must not be displaced
 			m.queue.fix(o)
 		}
 	}
 	m.queue.remove(w, t.classes)
+	t.moved(m, &w.Request, false)
 	t.conclude(w, lease, err)
+	t.forgetEmpty(m)
+}
+
+// forgetEmpty drops a model that nobody serves here and nobody waits for.
+func (t *Tier) forgetEmpty(m *model) {
 	if len(m.servers) == 0 && m.queue.empty() {
 		delete(t.models, m.name)
 	}

@@ -57,6 +57,7 @@ type Tier struct {
 	eligible, untried []*candidate
 	view              []policy.Candidate
 	matched, found    []int32
+	prefillers        []Prefiller
 }
 
 // model is what serves one model name, and who waits for it.

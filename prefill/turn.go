@@ -21,6 +21,7 @@ type queue struct {
 	turns   ordered[*lane] // the first is served next
 	longest ordered[*lane] // the first gives way
 	fresh   int            // in all lanes
+	tokens  int64          // of their prompts
 }
 
 func newQueue() queue {
@@ -164,6 +165,7 @@ func (q *queue) add(w *waiter, classes map[int]*class) {
 	}
 	w.lane = l
 	q.fresh++
+	q.tokens += int64(w.PromptTokens)
 	f.class.waiting++
 	if !w.fixed {
 		l.loose++
@@ -206,6 +208,7 @@ func (q *queue) remove(w *waiter, classes map[int]*class) bool {
 	}
 	w.lane, w.at = nil, nil
 	q.fresh--
+	q.tokens -= int64(w.PromptTokens)
 	if l.class.waiting--; l.class.waiting == 0 {
 		delete(classes, l.priority)
 	}

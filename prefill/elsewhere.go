@@ -1,0 +1,135 @@
+package prefill
+
+import (
+	"errors"
+	"math"
+	"time"
+
+	"evenkeel/prefill/policy"
+)
+
+// Elsewhere is what other regions could do for one request. Every call comes
+// under the tier's lock: none may wait, do I/O or call the tier.
+type Elsewhere interface {
+	// Offered says whether another region serves the request's model.
+	Offered() bool
+	// Where is asked when it is the request's turn, at every event, as long as it
+	// waits.
+	Where(h *Here) Where
+	// Queued tells that a request of its model entered or left the arrival queue,
+	// and how many are there now.
+	Queued(now time.Time, entered bool, waiting int)
+}
+
+// Where a request goes.
+type Where uint8
+
+// The places.
+const (
+	ToHere  Where = iota // the tier's own policy says to which prefiller
+	ToThere              // to another region: Acquire returns ErrElsewhere
+	Waits                // those behind it may pass
+	AllWait              // nor can anybody behind it go anywhere
+)
+
+// ErrElsewhere is Acquire's answer to a request that its Elsewhere took.
+var ErrElsewhere = errors.New("prefill: the request goes to another region")
+
+// Here is this region as a request finds it. It is valid during the call only.
+type Here struct {
+	Model  string
+	Now    time.Time
+	Round  uint64 // of decisions: nothing but what they charge changes within one
+	Tokens int    // of the prompt
+	Since  time.Time
+	Local
+}
+
+// Local is what prefills a model here.
+type Local struct {
+	Prefillers []Prefiller
+	Waiting    int // requests in the arrival queue
+	Tokens     int // of their prompts
+}
+
+// Prefiller is one candidate as it was measured.
+type Prefiller struct {
+	policy.Candidate
+	Live       bool // and not out for its failures
+	Open       bool // its KV gate, and the pool has room
+	Unanswered int  // our probes
+	Held       int  // the same, and prompts that it still holds
+	Foreign    int  // requests of others that wait there
+	Samples    int  // prefills that its line was learned from
+}
+
+// elsewhere asks where a request goes, if there is a choice.
+func (t *Tier) elsewhere(m *model, r *Request, since time.Time) Where {
+	if r.Elsewhere == nil {
+		return ToHere
+	}
+	h := Here{Model: m.name, Now: t.now, Round: t.round, Tokens: t.tokensOf(r), Since: since, Local: t.local(m, r)}
+	return r.Elsewhere.Where(&h)
+}
+
+// local measures all prefillers of a model for a request; nil: for none.
+func (t *Tier) local(m *model, r *Request) Local {
+	l := Local{Waiting: m.queue.fresh, Tokens: int(m.queue.tokens), Prefillers: t.prefillers[:0]}
+	room := r != nil && r.Reserved || t.cfg.Places == nil || t.cfg.Places.Room()
+	if r == nil {
+		r = &Request{Model: m.name}
+	}
+	t.look(m, r, m.servers)
+	for i, c := range m.servers {
+		open, _ := c.gate.passes(t.now)
+		p := Prefiller{
+			Candidate: t.view[i], Live: c.Live && c.circuit.Allows(t.now), Open: open && room,
+			Unanswered: c.account.leases[probing], Held: c.account.live(),
+		}
+		if c.Limit > 0 {
+			p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
+		}
+		if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
+			p.Foreign = max(p.Foreign, int(math.Ceil(c.foreignQueue)))
+		}
+		if fit := t.fits[kind{m.name, c.Hardware}]; fit != nil {
+			p.Samples = fit.Samples()
+		}
+		l.Prefillers = append(l.Prefillers, p)
+	}
+	t.prefillers = l.Prefillers
+	return l
+}
+
+// Offers calls f with each model and what prefills it here, under the tier's
+// lock.
+func (t *Tier) Offers(f func(model string, l *Local)) {
+	t.lock()
+	defer t.unlock()
+	for name, m := range t.models {
+		if len(m.servers) > 0 {
+			l := t.local(m, nil)
+			f(name, &l)
+		}
+	}
+}
+
+// modelOf is the queue of a model that may be served nowhere but elsewhere.
+func (t *Tier) modelOf(name string) *model {
+	m := t.models[name]
+	if m == nil {
+		m = &model{name: name, cursor: -1, queue: newQueue()}
+		t.models[name] = m
+	}
+	return m
+}
+
+// offered says that another region may serve what nobody here can.
+func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offered() }
+
+// moved tells who follows how the arrival queue moves.
+func (t *Tier) moved(m *model, r *Request, entered bool) {
+	if r.Elsewhere != nil {
+		r.Elsewhere.Queued(t.now, entered, m.queue.fresh)
+	}
+}

@@ -1,0 +1,146 @@
+package prefill
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// region is another one, as a test wants it.
+type region struct {
+	offers bool
+	where  func(*Here) Where
+	moves  []int // requests in the queue, after each that came or went
+}
+
+func (r *region) Offered() bool                           { return r.offers }
+func (r *region) Where(h *Here) Where                     { return r.where(h) }
+func (r *region) Queued(_ time.Time, _ bool, waiting int) { r.moves = append(r.moves, waiting) }
+func always(w Where) func(*Here) Where                    { return func(*Here) Where { return w } }
+func (r *region) ask(n int) Request                       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
+
+// untilWaiting waits until so many requests are in the queue.
+func untilWaiting(t *testing.T, tier *Tier, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		tier.mu.Lock()
+		defer tier.mu.Unlock()
+		return tier.waiting == n
+	}, 10*time.Second, time.Millisecond)
+}
+
+func acquired(ctx context.Context, tier *Tier, q Request) chan error {
+	done := make(chan error, 1)
+	go func() {
+		l, err := tier.Acquire(ctx, q)
+		if l != nil {
+			l.Release()
+		}
+		done <- err
+	}()
+	return done
+}
+
+func TestARequestMayGoToAnotherRegion(t *testing.T) {
+	tier := newTier(t, up("a"))
+	r := &region{offers: true, where: func(h *Here) Where {
+		require.Len(t, h.Prefillers, 1)
+		require.True(t, h.Prefillers[0].Live && h.Prefillers[0].Open)
+		return ToThere
+	}}
+	_, err := tier.Acquire(t.Context(), r.ask(0))
+	require.ErrorIs(t, err, ErrElsewhere)
+	r.where = always(ToHere)
+	l, err := tier.Acquire(t.Context(), r.ask(1))
+	require.NoError(t, err)
+	l.Release()
+	requireIdle(t, tier)
+}
+
+func TestAModelOfAnotherRegionIsWaitedForAndForgotten(t *testing.T) {
+	tier := newTier(t, up("a"))
+	r := &region{offers: true, where: always(Waits)}
+	q := r.ask(0)
+	q.Model = "far"
+	done := acquired(t.Context(), tier, q)
+	untilWaiting(t, tier, 1)
+	tier.mu.Lock()
+	r.where = always(ToThere)
+	tier.mu.Unlock()
+	tier.Wake()
+	require.ErrorIs(t, <-done, ErrElsewhere)
+	require.Nil(t, tier.models["far"])
+	r.offers = false
+	_, err := tier.Acquire(t.Context(), q)
+	require.ErrorIs(t, err, ErrModelNotFound)
+}
+
+func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) { // geo R3
+	room := newPlaces(0)
+	tier := newTier(t, up("a"), withPlaces(room))
+	full := false
+	stay := &region{where: func(h *Here) Where {
+		full = full || !h.Prefillers[0].Open
+		return ToHere
+	}}
+	held := acquired(t.Context(), tier, stay.ask(0))
+	untilWaiting(t, tier, 1)
+	gone := &region{offers: true, where: always(ToThere)}
+	require.ErrorIs(t, <-acquired(t.Context(), tier, gone.ask(1)), ErrElsewhere)
+	room.Release()
+	tier.Wake()
+	require.NoError(t, <-held)
+	require.True(t, full, "a pool without room is no place to go")
+	require.Equal(t, []int{1, 0}, stay.moves[:2])
+}
+
+func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) { // geo R28, E14
+	room := newPlaces(0)
+	tier := newTier(t, up("a"), withPlaces(room), func(c *Config) { c.Queue.Max = 1 })
+	start := time.Now()
+	later := request(1)
+	later.Model, later.Arrival = testModel, start
+	second := acquired(t.Context(), tier, later)
+	untilWaiting(t, tier, 1)
+	back := request(0)
+	back.Model, back.Arrival = testModel, start.Add(-time.Second)
+	_, err := tier.Acquire(t.Context(), back)
+	require.ErrorIs(t, err, ErrQueueFull, "another one does not pass")
+	back.Returned = true
+	first := acquired(t.Context(), tier, back)
+	untilWaiting(t, tier, 2)
+	room.Release()
+	tier.Wake()
+	require.NoError(t, <-first)
+	select {
+	case <-second:
+		t.Fatal("the younger one was served, too")
+	default:
+	}
+	room.Release()
+	tier.Wake()
+	require.NoError(t, <-second)
+}
+
+func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
+	tier := newTier(t, up("a"))
+	asked := 0
+	r := &region{offers: true, where: func(*Here) Where { asked++; return AllWait }}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	first, second := acquired(ctx, tier, r.ask(0)), acquired(ctx, tier, r.ask(1))
+	untilWaiting(t, tier, 2)
+	tier.mu.Lock()
+	asked = 0
+	tier.mu.Unlock()
+	tier.Wake()
+	tier.mu.Lock()
+	require.Equal(t, 1, asked)
+	tier.mu.Unlock()
+	cancel()
+	require.ErrorIs(t, <-first, context.Canceled)
+	require.ErrorIs(t, <-second, context.Canceled)
+	requireIdle(t, tier)
+}
