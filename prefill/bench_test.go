@@ -80,7 +80,7 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 	r := Request{ID: "req-1", Model: testModel, PromptTokens: len(ids), Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: 16}}
 	tier.lock()
 	for _, c := range tier.candidates {
-		tier.index.Insert(tier.place(c, byTokens, testModel), keys)
+		tier.index.Insert(tier.place(c, &r.Prompt, testModel), keys)
 	}
 	tier.unlock()
 	b.ReportAllocs()

@@ -113,13 +113,14 @@ type slot struct {
 	blocks int // what it was told it can hold
 }
 
-// place sees to it that the candidate has a slot for the unit and that it
-// promises no more than the engine can hold.
-func (t *Tier) place(c *candidate, unit int, model string) index.Slot {
-	blocks := 0
+// place sees to it that the candidate has a slot for blocks like the prompt's
+// and that it promises no more than the engine can hold.
+func (t *Tier) place(c *candidate, p *Prompt, model string) index.Slot {
+	blocks, unit := 0, p.unit()
 	if capacity := c.capacityTokens(); capacity > 0 {
-		blocks = int(capacity) / defaultBlock
-		if unit == byBytes {
+		if unit == byTokens {
+			blocks = int(capacity) / p.BlockTokens
+		} else {
 			blocks = int(float64(capacity) * t.ratios[model].BytesPerToken() / index.BlockBytes)
 		}
 		blocks = max(1, blocks)
@@ -171,7 +172,7 @@ func (t *Tier) expect(l *Lease, r *Request, v *policy.Candidate) {
 	t.prefixes.prompt += uint64(v.PromptTokens)
 	t.prefixes.predicted += uint64(v.HitTokens)
 	if len(r.Prompt.Keys) > 0 {
-		l.expected = t.index.Speculate(t.place(l.c, r.Prompt.unit(), r.Model), r.Prompt.Keys)
+		l.expected = t.index.Speculate(t.place(l.c, &r.Prompt, r.Model), r.Prompt.Keys)
 	}
 }
 

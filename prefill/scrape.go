@@ -80,6 +80,16 @@ func (t *Tier) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	}
 }
 
+// Scrape reads a candidate's gauges now: for who does without Run.
+func (t *Tier) Scrape(ctx context.Context, id string) {
+	t.mu.Lock()
+	c, settings := t.candidates[id], t.cfg.Scrape
+	t.mu.Unlock()
+	if c != nil {
+		t.scrape(ctx, c, settings)
+	}
+}
+
 func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
 	target, at := c.Candidate, t.mark(c)

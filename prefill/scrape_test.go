@@ -212,3 +212,17 @@ func TestWithoutAnIntervalNothingIsScraped(t *testing.T) {
 		acquire(t, tier, request(1)).Release()
 	})
 }
+
+func TestACallerMayScrapeForItself(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 5000}}
+	tier := newTier(t, up("a"), func(c *Config) {
+		c.Scrape.Interval = 500 * time.Millisecond
+		c.Scraper = g.scrape
+		c.Clock = func() time.Time { return now }
+	})
+	tier.Scrape(t.Context(), "a")
+	tier.Scrape(t.Context(), "nobody")
+	require.Equal(t, 1, g.asked)
+	require.EqualValues(t, 3, tier.Status()[0].Foreign)
+}
