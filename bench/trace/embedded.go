@@ -17,8 +17,7 @@ func Azure() *Trace { return embedded("azure-2023-conv.csv.gz", AzureCSV, azureC
 
 // Mooncake returns an embedded real trace: 12,031 requests, an hour of
 // Mooncake's conversation trace (see NOTICE). Its prompts are ten times as long
-// as Azure's. Hash ids end after keyBlocks, which PromptKey reads; the trace's
-// own file has all.
+// as Azure's, and their hash ids tell which blocks they share.
 func Mooncake() *Trace {
 	return embedded("mooncake-conversation.jsonl.gz", MooncakeJSONL, mooncakeLines)
 }
