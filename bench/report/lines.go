@@ -20,6 +20,22 @@ const (
 	Rounds    Metric = "rounds"
 )
 
+// Metrics of the prefill tier's simulation, beside those of architecture 4.
+const (
+	TTFTMean    Metric = "ttft_mean_ms"
+	TTFTP90     Metric = "ttft_p90_ms"
+	HitRatio    Metric = "hit_ratio" // of the prompts' tokens, found in a prefix cache
+	Load        Metric = "load"      // that was asked for
+	Utilisation Metric = "utilisation"
+	Uneven      Metric = "imbalance" // mean of the sum over engines of (most prompt tokens to be computed - the engine's)
+	HitError    Metric = "hit_error" // sum of |predicted - found| over the sum of predicted tokens
+	TPOTMean    Metric = "tpot_mean_ms"
+	BurstMean   Metric = "burst_ttft_mean_ms" // requests of the burst's class
+)
+
+// compared are the metrics that Lines shows beside the first run's.
+var compared = []Metric{Imbalance, TTFTMean}
+
 // blank is a cell of a column that holds numbers; an empty one has no column.
 const blank = " "
 
@@ -45,7 +61,7 @@ func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 			cell := "-"
 			if v, ok := run.Metrics[c.metric]; ok {
 				cell = c.show(v)
-				if x, ok := r.ratio(i, c.metric); ok && c.metric == Imbalance {
+				if x, ok := r.ratio(i, c.metric); ok && slices.Contains(compared, c.metric) {
 					cell += " " + showRatio(x)
 				}
 			}

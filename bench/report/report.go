@@ -68,7 +68,7 @@ const (
 )
 
 // order is that of JSON.
-var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTP50, TTFTP99, PoolWaitMax, TickP99, OK, Failed,
+var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTMean, TTFTP50, TTFTP90, TTFTP99, HitRatio, PoolWaitMax, TickP99, OK, Failed,
 	StepMean, KVShare, KVTokens, Running, StepLateP50, StepLateP99, WindowS, Steps}
 
 // Value is a metric over the seeds of a run.

@@ -12,6 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"evenkeel/bench/refengine"
+	prefillpolicy "evenkeel/prefill/policy"
 )
 
 // commands is the whole command line; one file a subcommand.
@@ -109,5 +110,5 @@ func commandName(command string) string {
 
 // helpWords are the lists that help texts name.
 func helpWords() kong.Vars {
-	return kong.Vars{"policies": policyNames(), "faults": strings.Join(refengine.FaultNames(), ", "), "synths": synthNames()}
+	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "), "faults": strings.Join(refengine.FaultNames(), ", "), "synths": synthNames()}
 }

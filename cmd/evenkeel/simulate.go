@@ -31,10 +31,10 @@ type simulateCmd struct {
 	Format    string        `enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
 	Workers   int           `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
 	Slots     int           `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
-	Capacity  int64         `placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited)."`
-	Load      string        `default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default})."`
+	Capacity  int64         `placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited; a prefill engine 1000000)."`
+	Load      string        `default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). --tier prefill: shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
 	Pool      *int          `placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
-	Policies  string        `default:"jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
+	Policies  string        `placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${decodepolicies}; --tier prefill: all). There are: ${policies}; for prefill: ${prefillpolicies}."`
 	Predictor string        `placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
 	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy; a seed begins elsewhere in a trace, or draws another (default: ${default})."`
 	Requests  int           `placeholder:"N" help:"Requests of a run (default: all but those that predictors learn from; 12000 drawn ones)."`
@@ -43,7 +43,8 @@ type simulateCmd struct {
 	Scenario  string        `placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers."`
 	C0        time.Duration `name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
 	C1        time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
-	Tier      string        `enum:"decode" default:"decode" help:"What is simulated: decode."`
+	Tier      string        `enum:"decode,prefill" default:"decode" help:"What is simulated: decode, or prefill (default: ${default})."`
+	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
 	Log       string        `placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
 	Out       string        `placeholder:"DIR" help:"Write a page with plots and the numbers there."`
 	JSON      bool          `name:"json" help:"Print one JSON document."`
@@ -53,13 +54,15 @@ type simulateCmd struct {
 func (c *simulateCmd) Run(std streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if c.Tier == "prefill" {
+		return ended(ctx, std, c.simulatePrefill(ctx, std))
+	}
+	if c.Policies == "" {
+		c.Policies = decodePolicies
+	}
 	r, metrics, err := c.report(ctx, std.err)
 	if err != nil {
-		if ctx.Err() != nil {
-			fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
-			return errFailed
-		}
-		return err
+		return ended(ctx, std, err)
 	}
 	if c.Out != "" {
 		if err := os.MkdirAll(c.Out, 0o755); err != nil {
@@ -83,6 +86,18 @@ func (c *simulateCmd) Run(std streams) error {
 		writeWrapped(&b, note)
 	}
 	_, err = b.WriteTo(std.out)
+	return err
+}
+
+// decodePolicies are those that are compared unless told otherwise.
+const decodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
+
+// ended puts a signal in the place of the error that it led to.
+func ended(ctx context.Context, std streams, err error) error {
+	if err != nil && ctx.Err() != nil {
+		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
+		return errFailed
+	}
 	return err
 }
 

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/bench/prefillsim"
+	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/policy"
+	prefillpolicy "evenkeel/prefill/policy"
+)
+
+// prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,
+// capacity and requests it shares with the decode tier.
+type prefillFlags struct {
+	Prefills      int               `default:"8" placeholder:"P" help:"Prefill engines (default: ${default})."`
+	Tp            float64           `default:"0.0938" placeholder:"MS" help:"Time of a prefill per token that is not cached, ms (default: ${default})."`
+	T0            float64           `name:"t0" default:"150.72" placeholder:"MS" help:"Fixed time of a prefill, ms (default: ${default})."`
+	Beta2         float64           `name:"beta2" placeholder:"MS" help:"Time per pair of tokens that attention looks at, ms: times N*(H+N/2) for N new tokens behind H cached ones (default: 0)."`
+	Learn         bool              `help:"The tier learns the line of prefill times from answers; else it knows it."`
+	Hold          time.Duration     `default:"500ms" help:"From the end of a prefill until a decode rank has fetched its KV (default: ${default})."`
+	WrongCapacity float64           `default:"1" placeholder:"FACTOR" help:"Tell the tier so many times the engines' capacity (default: ${default})."`
+	Push          int               `placeholder:"N" help:"Unanswered probes that an engine may have (default: as in the config file)."`
+	Both          bool              `help:"Engines decode what they prefilled, too: in steps of --c0 and --c1 with a chunk of a prompt in front."`
+	Chunk         int               `default:"2048" placeholder:"TOKENS" help:"Tokens of that chunk (default: ${default})."`
+	Burst         float64           `placeholder:"SHARE" help:"In the second third of the trace, so many of the requests are of one class, 0.6 for 60 %."`
+	Hotspots      bool              `default:"true" negatable:"" help:"Keep hot classes off the engines that hold them (default: yes)."`
+	Affinity      bool              `help:"Sessions go back where they were while load allows."`
+	Define        map[string]string `placeholder:"NAME=SCORE" help:"A policy of your own: an expression over indicators, smaller is better; may be repeated."`
+}
+
+// defaultCapacity is that of a prefill engine: KV tokens.
+const defaultCapacity = 1_000_000
+
+// prefilled are the columns of the table; JSON has all.
+var prefilled = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
+	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
+
+func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
+	plan, source, err := c.prefillPlan()
+	if err != nil {
+		return err
+	}
+	loads, err := c.loads()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	fmt.Fprintf(std.err, "%s, %d seeds; %s\n", source, c.Seeds, c.enginesWords())
+	all := report.Report{Bound: report.Metrics{}}
+	var b bytes.Buffer
+	for _, plan.Load = range loads {
+		told := time.Now()
+		plan.Progress = func(done, total int) {
+			if time.Since(told) > 5*time.Second {
+				told = time.Now()
+				fmt.Fprintf(std.err, "load %g: %d of %d runs done\n", plan.Load, done, total)
+			}
+		}
+		result, err := plan.Run(ctx)
+		if err != nil {
+			return err
+		}
+		all.Runs = append(all.Runs, result.Runs...)
+		fmt.Fprintf(&b, "load %g, %.0f requests an hour\n", plan.Load, result.PerHour)
+		if err := (&report.Report{Runs: result.Runs}).Lines(&b, prefilled...); err != nil {
+			return err
+		}
+		b.WriteByte('\n')
+	}
+	if c.JSON {
+		return all.JSON(std.out)
+	}
+	fmt.Fprintf(&b, "%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.prefillLine())
+	for _, note := range c.prefillNotes(plan) {
+		writeWrapped(&b, note)
+	}
+	_, err = b.WriteTo(std.out)
+	return err
+}
+
+// prefillPlan checks the flags.
+func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
+	f := &c.Prefill
+	switch {
+	case c.Log != "":
+		return nil, "", errors.New("--log with --tier prefill: decision logs are of the decode tier")
+	case c.Out != "":
+		return nil, "", errors.New("--out with --tier prefill: there are no decode steps to plot; take --json")
+	}
+	plan := &prefillsim.Plan{
+		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, Learn: f.Learn,
+		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
+		Engines: prefillsim.Engines{
+			Ranks: f.Prefills, Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold,
+			Line: prefillpolicy.Line{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
+		},
+		Definitions: map[string]prefillpolicy.Definition{},
+	}
+	if f.Both {
+		plan.Engines.Decode = &prefillsim.Decode{C0: c.C0, C1: c.C1, Chunk: f.Chunk}
+	}
+	for name, score := range f.Define {
+		plan.Definitions[name] = prefillpolicy.Definition{Score: score}
+	}
+	if c.Policies == "" {
+		plan.Policies = append(prefillsim.Policies(), slices.Sorted(maps.Keys(f.Define))...)
+	} else {
+		plan.Policies = policy.SplitList(c.Policies)
+	}
+	source := "Mooncake's conversation trace"
+	switch name, synth := strings.CutPrefix(c.Trace, trace.SynthPrefix); {
+	case synth:
+		source = c.Trace
+		var err error
+		if plan.Trace, err = trace.Synth(name, cmp.Or(c.Requests, 12_000), 1); err != nil {
+			return nil, "", err
+		}
+	case c.Trace == "":
+		plan.Trace = trace.Mooncake()
+	default:
+		source = c.Trace
+		var err error
+		if plan.Trace, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)}); err != nil {
+			return nil, "", err
+		}
+	}
+	plan.Load = 1 // of each table its own
+	return plan, source, plan.Validate()
+}
+
+// loads are what --load lists.
+func (c *simulateCmd) loads() ([]float64, error) {
+	if c.Load == "closed" {
+		return []float64{0.7}, nil
+	}
+	var loads []float64
+	for item := range strings.SplitSeq(c.Load, ",") {
+		load, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
+		if err != nil || !(load > 0) {
+			return nil, fmt.Errorf("--load %q: want shares of time in which engines prefill, like 0.7 or 0.5,0.85", c.Load)
+		}
+		loads = append(loads, load)
+	}
+	return loads, nil
+}
+
+func (c *simulateCmd) enginesWords() string {
+	f := &c.Prefill
+	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", f.Prefills, cmp.Or(c.Capacity, defaultCapacity), f.T0, f.Tp)
+	if f.Beta2 > 0 {
+		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
+	}
+	if f.Both {
+		return words + fmt.Sprintf("; they decode too, in steps of %s + %s per KV token, with at most %d tokens of a prompt", millis(c.C0), millis(c.C1), f.Chunk)
+	}
+	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
+}
+
+// prefillLine makes the same numbers again.
+func (c *simulateCmd) prefillLine() string {
+	f := &c.Prefill
+	line := "evenkeel simulate --tier prefill"
+	add := func(given bool, format string, args ...any) {
+		if given {
+			line += " " + fmt.Sprintf(format, args...)
+		}
+	}
+	add(c.Trace != "", "--trace %s", c.Trace)
+	add(c.Load != "closed", "--load %s", c.Load)
+	add(true, "--prefills %d --seeds %d", f.Prefills, c.Seeds)
+	add(c.Policies != "", "--policies %s", c.Policies)
+	add(c.Requests > 0, "--requests %d", c.Requests)
+	add(c.Capacity > 0, "--capacity %d", c.Capacity)
+	add(true, "--t0 %g --tp %g", f.T0, f.Tp)
+	add(f.Beta2 > 0, "--beta2 %g", f.Beta2)
+	add(f.Learn, "--learn")
+	add(!f.Both, "--hold %v", f.Hold)
+	add(f.WrongCapacity != 1, "--wrong-capacity %g", f.WrongCapacity)
+	add(f.Push > 0, "--push %d", f.Push)
+	add(f.Both, "--both --c0 %v --c1 %v --chunk %d", c.C0, c.C1, f.Chunk)
+	add(f.Burst > 0, "--burst %g", f.Burst)
+	add(!f.Hotspots, "--no-hotspots")
+	add(f.Affinity, "--affinity")
+	for _, name := range slices.Sorted(maps.Keys(f.Define)) {
+		add(true, "--define '%s=%s'", name, f.Define[name])
+	}
+	return line
+}
+
+// prefillNotes say how far the numbers carry.
+func (c *simulateCmd) prefillNotes(p *prefillsim.Plan) []string {
+	var notes []string
+	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {
+		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look for hits have none to look for.")
+	}
+	return append(notes,
+		"A load is the share of time in which an engine prefills under lmetric; the trace is stretched until it is that. All policies get the same arrivals; busy is what each of them made of it.",
+		"TTFT is from arrival to the end of the prefill. Measured are the requests after the first eighth. ± is the deviation between seeds, which spread arrivals over the trace's clock.",
+		"The server's own tier chose; engines take prompts first come, first served, drop the least recent blocks of their caches, and never fail.")
+}
