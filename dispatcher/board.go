@@ -57,12 +57,13 @@ type waiting struct {
 	entry  *pool.Entry
 	slot   *Slot
 	result chan Result // room for one, sent to once
+	local  *Local      // it has no hand-off, and does not wait; nil: it has one
 }
 
 // leave answers the entry and frees its place.
 func (w waiting) leave(places *pool.Places, r Result) {
 	w.result <- r
-	if places != nil && !w.entry.Drain {
+	if places != nil && !w.entry.Drain && w.local == nil {
 		places.Release()
 	}
 }
@@ -120,6 +121,10 @@ func (b *board) enqueue(w waiting, now time.Time) {
 	}
 	if err != nil {
 		w.leave(b.cfg.Places, Result{Err: err})
+		return
+	}
+	if w.local != nil {
+		b.placeLocal(w, now)
 		return
 	}
 	b.pool.Add(w.entry, now)

@@ -19,6 +19,7 @@ type Slot struct {
 	Score      float64
 	Wait       time.Duration // in the pool
 	Decide     time.Duration // of Wait, the round that admitted it
+	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
 	id, key     uint64
 	prefiller   string

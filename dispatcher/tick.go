@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
 )
 
 // slowRounds is how long the fallback decides after a round over the limit
@@ -52,13 +53,7 @@ func (b *board) immediate() bool {
 // tick decides for every group that can take an entry, the one with the fewest
 // KV tokens a rank first; each sees the pool that is left.
 func (b *board) tick(now time.Time) {
-	b.order = b.order[:0]
-	for _, g := range b.groups {
-		if g.open() {
-			g.refresh()
-			b.order = append(b.order, g)
-		}
-	}
+	b.arrange()
 	if len(b.order) == 0 {
 		return
 	}
@@ -66,15 +61,27 @@ func (b *board) tick(now time.Time) {
 	if b.avoiding > 0 {
 		b.placeShy(now)
 	}
-	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
-		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
-	})
 	for _, g := range b.order {
 		if b.pool.Len() == 0 {
 			break
 		}
 		b.decide(g, now)
 	}
+}
+
+// arrange puts the groups that can take an entry in the order in which they
+// decide, their ranks refreshed.
+func (b *board) arrange() {
+	b.order = b.order[:0]
+	for _, g := range b.groups {
+		if g.open() {
+			g.refresh()
+			b.order = append(b.order, g)
+		}
+	}
+	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
+		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
+	})
 }
 
 func (g *group) inForce() *decider {
@@ -152,14 +159,7 @@ func (b *board) fallBack(g *group, now time.Time) {
 func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, invalid int, failure error) {
 	start := time.Now()
 	b.fill(g, p, now)
-	b.foresee(g, p)
-	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
-	took = time.Since(start)
-	p.seconds.Observe(took.Seconds())
-	b.publish(g, p, now)
-	if failure != nil {
-		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
-	}
+	took, failure = b.consult(g, p, start, now)
 	for i := range b.assignments {
 		if b.pairs.out > 0 && !b.steer(g, p, i, now) {
 			continue
@@ -173,6 +173,19 @@ func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, 
 		}
 	}
 	return took, invalid, failure
+}
+
+// consult asks a policy about the snapshot, which was begun at start.
+func (b *board) consult(g *group, p *decider, start, now time.Time) (took time.Duration, failure error) {
+	b.foresee(g, p)
+	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
+	took = time.Since(start)
+	p.seconds.Observe(took.Seconds())
+	b.publish(g, p, now)
+	if failure != nil {
+		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
+	}
+	return took, failure
 }
 
 // fill writes the group and the pool into the board's one Snapshot. Running
@@ -197,10 +210,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
-		s.Pool = append(s.Pool, policy.Entry{
-			ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
-			WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
-		})
+		s.Pool = append(s.Pool, policyEntry(e, now))
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
@@ -210,6 +220,14 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.stepMs(model, g.most)
 	s.Budget = g.budget.evaluations()
+}
+
+// policyEntry is what policies see of an entry.
+func policyEntry(e *pool.Entry, now time.Time) policy.Entry {
+	return policy.Entry{
+		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
+		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
+	}
 }
 
 // publish shows a round to those who look at it afterwards. They copy it.

@@ -1,0 +1,166 @@
+package dispatcher
+
+import (
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// ErrNotLocal says that no rank may compute a prompt by itself now.
+var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
+
+// Local is what a decode rank may compute of a prompt that comes without a
+// hand-off (prefill P43, P44).
+type Local struct {
+	Ranks []LocalRank // that may, and how much of it each would have to compute
+
+	// Threshold is the longest part that a rank may compute, in tokens. 0: what
+	// takes longer than a hand-off may not be computed, see BreakEven.
+	Threshold int
+	// BreakEven is how many tokens an idle rank computes in the time of a
+	// hand-off. Each request that runs beside it makes that an eighth longer.
+	BreakEven float64
+	// InFlight bounds the tokens that a rank has to compute at once, these
+	// included.
+	InFlight int
+}
+
+// LocalRank is a rank with what it would have to compute.
+type LocalRank struct {
+	Worker int32
+	Tokens int // of the prompt, those that its prefix cache does not have
+}
+
+const (
+	leastThreshold = 64 // what break-even may say
+	mostThreshold  = 1024
+)
+
+// Allows is the rule: whether a rank with so many running requests and so many
+// tokens to compute may have so many more.
+func (l *Local) Allows(tokens, running, inFlight int) bool {
+	switch {
+	case inFlight+tokens > l.InFlight:
+		return false
+	case l.Threshold > 0:
+		return tokens <= l.Threshold
+	case tokens <= leastThreshold:
+		return true
+	}
+	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
+}
+
+// EnqueueLocal offers a prompt without a hand-off to the ranks that may compute
+// it. It is decided at once, by the policy and within the limits that every
+// admission has, but it goes behind those that wait: their KV is pinned
+// already. The answer is a slot, charged with the whole prompt, or an error.
+func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
+	if e.Entered.IsZero() {
+		e.Entered = time.Now()
+	}
+	w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1), local: l}
+	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
+		w.leave(d.cfg.Places, Result{Err: ErrDraining})
+	}
+	return w.result
+}
+
+// placeLocal binds a prompt without a hand-off to the rank that has to compute
+// the least of it, of several to the one the policy takes, or turns it away.
+func (b *board) placeLocal(w waiting, now time.Time) {
+	b.waiting[w.entry.ID] = w
+	if b.pool.Len() == 0 && b.decideLocal(w, now) {
+		return
+	}
+	b.answer(w.entry, Result{Err: ErrNotLocal})
+}
+
+func (b *board) decideLocal(w waiting, now time.Time) (bound bool) {
+	b.arrange()
+	least := 0 // tokens
+	for _, g := range b.order {
+		watermark := policy.Watermark(g.inForce().Policy)
+		for _, r := range g.ranks {
+			if n, ok := r.local(w, watermark, now); ok && (least == 0 || n < least) {
+				least = n
+			}
+		}
+	}
+	if least == 0 {
+		return false
+	}
+	b.ticks++
+	w.slot.NewTokens = least
+	for _, g := range b.order {
+		if b.roundLocal(g, w, least, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// roundLocal is one call of the group's policy that sees this entry alone, and
+// only the ranks that have to compute so little of it as able to take it.
+func (b *board) roundLocal(g *group, w waiting, least int, now time.Time) (bound bool) {
+	start, p := time.Now(), g.inForce()
+	watermark := policy.Watermark(p.Policy)
+	b.fill(g, p, now)
+	able := 0
+	for i, r := range g.ranks {
+		if n, ok := r.local(w, watermark, now); ok && n == least {
+			able++
+			continue
+		}
+		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
+	}
+	if able == 0 {
+		return false
+	}
+	b.snapshot.Pool = append(b.snapshot.Pool, policyEntry(w.entry, now))
+	took, failure := b.consult(g, p, start, now)
+	if failure != nil {
+		b.metrics.fallbacks.WithLabelValues("panic").Inc()
+		g.chosen = b.choose(g.barrier) // its scratch may be half written
+		return false
+	}
+	for _, a := range b.assignments {
+		r := g.rank(a.Worker)
+		if a.Entry != w.entry.ID || r == nil {
+			continue
+		}
+		if n, ok := r.local(w, watermark, now); ok && n == least {
+			return b.bind(g, p, a, now, took) == ""
+		}
+		b.cfg.Log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", p.name), zap.Int32("worker", a.Worker))
+	}
+	return false // none suits it: it would hold the request back
+}
+
+// local says whether the rank may compute the prompt now, and how much of it
+// that is, 1 at least.
+func (r *rank) local(w waiting, watermark float64, now time.Time) (tokens int, ok bool) {
+	for _, offer := range w.local.Ranks {
+		if offer.Worker != r.ID {
+			continue
+		}
+		tokens = max(1, offer.Tokens)
+		capacity := r.capacity(watermark, now)
+		return tokens, r.Up && r.free() > 0 && (capacity == 0 || r.kv+int64(w.slot.prompt) <= room(capacity, watermark)) &&
+			w.local.Allows(tokens, len(r.slots), r.computing())
+	}
+	return 0, false
+}
+
+// computing are the prompt tokens that the rank has to compute now.
+func (r *rank) computing() (tokens int) {
+	for _, s := range r.slots {
+		if s.NewTokens > 0 && !s.started.Load() {
+			tokens += s.NewTokens
+		}
+	}
+	return tokens
+}
