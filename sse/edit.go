@@ -76,12 +76,15 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		}
 		return null // what OpenAI sends before the final usage
 	case detailsValue:
-		if m.ask.Cached < 0 && k.n == 0 {
+		if m.ask.Cached == -1 && k.n == 0 {
 			return remove
 		}
 		return keep
 	case cachedValue:
-		if m.ask.Cached < 0 {
+		switch m.ask.Cached {
+		case OwnCached:
+			return keep
+		case -1:
 			return remove
 		}
 	case foreign, roleValue:

@@ -10,7 +10,8 @@ type Ask struct {
 	TokenIDs        bool // return_token_ids
 
 	// Cached is the prefill engine's cached_tokens, which replaces decode's: that
-	// one counts the KV it pulled as cached. -1: not known, decode's is removed.
+	// one counts the KV it pulled as cached. -1: not known, decode's is removed;
+	// OwnCached: decode computed the prompt, and its count is right.
 	Cached int
 
 	// TokensPerChunk is what this decode engine's streams had on average; it
@@ -27,6 +28,9 @@ type Ask struct {
 	Trail *Trail // keeps what another leg would need to go on; nil: nothing is kept
 	Seam  *Seam  // the leg goes on with an answer; nil: it begins one
 }
+
+// OwnCached leaves cached_tokens as decode counts them.
+const OwnCached = -2
 
 // Verdict is what an event means for its stream.
 type Verdict uint8
@@ -148,7 +152,9 @@ func (m *Mirror) count() {
 	if f.hasUsage {
 		m.usageSeen = true
 		m.usage = f.usage
-		m.usage.Cached = m.ask.Cached
+		if m.ask.Cached != OwnCached {
+			m.usage.Cached = m.ask.Cached
+		}
 	}
 	var now int
 	switch {

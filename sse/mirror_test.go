@@ -69,6 +69,7 @@ func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
 		{"the last usage stays, with prefill's cached tokens", usage, counted, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":7}}}`},
 		{"continuous usage has prefill's cached tokens too", all, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":9},"completion_tokens":1}}`, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":7},"completion_tokens":1}}`},
 		{"unknown cached tokens take their details with them", Ask{Usage: true, Cached: -1, Choice: -1}, final, `{"choices":[],"usage":{"prompt_tokens":9}}`},
+		{"decode's own count stays where it computed the prompt", Ask{Usage: true, Cached: OwnCached, Choice: -1}, final, final},
 		{"other details stay", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1,"cached_tokens":9}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1}}}`},
 		{"details without cached tokens are left alone", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`},
 		{"null details are left alone", usage, `{"choices":[],"usage":{"prompt_tokens_details":null}}`, `{"choices":[],"usage":{"prompt_tokens_details":null}}`},
@@ -199,6 +200,22 @@ func TestDriftComparesWithTheFinalUsage(t *testing.T) {
 	u, ok := m.Usage()
 	require.True(t, ok)
 	require.Equal(t, Usage{Prompt: 2, Completion: 4, Total: 6, Cached: -1}, u)
+}
+
+func TestWhatDecodeSaysOfAPromptItComputed(t *testing.T) {
+	ask := nothing
+	trail := Trail{KeepPrompt: true}
+	ask.Cached, ask.Trail = OwnCached, &trail
+	m := NewMirror(ask)
+	m.Event(event(t, `{"choices":[{"text":"a","token_ids":[9],"prompt_token_ids":[1,2, 3]}]}`), nil)
+	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}}}`), nil)
+	require.Equal(t, "[1,2, 3]", string(trail.PromptIDs))
+	u, _ := m.Usage()
+	require.Equal(t, 2, u.Cached)
+	m.Reset(ask)
+	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}`), nil)
+	u, _ = m.Usage()
+	require.Equal(t, -1, u.Cached, "it did not say")
 }
 
 func TestResetForgetsTheLegBefore(t *testing.T) {

@@ -21,6 +21,8 @@ type facts struct {
 	role            bool // the delta has a role
 	idsAt           int  // the list of token ids
 	promptIDs       int  // tokens of the prompt, where they came
+
+	promptAt, promptEnd int // the list of them
 }
 
 // what names a place that may have to change.
@@ -124,6 +126,7 @@ func (m *Mirror) foreignIDs(level uint8, o *object) int {
 	}
 	if (m.ask.Trail != nil || m.ask.Seam != nil) && end-o.val > len("[]") {
 		m.f.promptIDs = bytes.Count(o.b[o.val:end], []byte{','}) + 1
+		m.f.promptAt, m.f.promptEnd = o.val, end
 	}
 	return end
 }
@@ -287,12 +290,12 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 	if b[i] != '{' {
 		return valueEnd(b, i)
 	}
-	var u Usage
+	u := Usage{Cached: -1}
 	counts, total := false, false
 	o := at(b, i)
 	for o.next() {
 		if string(o.key) == "prompt_tokens_details" {
-			o.pos = m.readDetails(&o)
+			o.pos = m.readDetails(&o, &u)
 			continue
 		}
 		switch string(o.key) {
@@ -318,7 +321,7 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 	return o.pos
 }
 
-func (m *Mirror) readDetails(usage *object) int {
+func (m *Mirror) readDetails(usage *object, u *Usage) int {
 	b := usage.b
 	if b[usage.val] != '{' {
 		return valueEnd(b, usage.val)
@@ -331,6 +334,9 @@ func (m *Mirror) readDetails(usage *object) int {
 		if string(o.key) == "cached_tokens" {
 			cached++
 			o.pos = m.marked(cachedValue, 2, &o)
+			if n, ok := intAt(b, o.val, o.pos); ok {
+				u.Cached = n
+			}
 		} else {
 			o.pos = valueEnd(b, o.val)
 		}

@@ -6,12 +6,14 @@ import "bytes"
 // (contract 5.3). The mirror adds what reaches the client, event by event; it
 // allocates only where the trail grows.
 type Trail struct {
-	KeepText bool // keep Text as well
+	KeepText   bool // keep Text as well
+	KeepPrompt bool // keep PromptIDs as well
 
 	Head      Head
 	IDs       []int32 // of the tokens, in order
 	Shown     int     // of IDs: those up to the last event that had text
 	Text      []byte  // the content as it stands inside a JSON string
+	PromptIDs []byte  // the list of the prompt's token ids, as an event had it
 	Runes     int     // of the content
 	Content   bool    // an event said something
 	MoreThan  bool    // more than plain text was said: reasoning, a tool call
@@ -67,6 +69,9 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 			t.Unread = t.Unread || !ok
 			t.IDs = append(t.IDs, int32(id))
 		}
+	}
+	if t.KeepPrompt && f.promptEnd > 0 {
+		t.PromptIDs = append(t.PromptIDs[:0], b[f.promptAt:f.promptEnd]...)
 	}
 	t.Completed = m.tokens
 	if m.usageSeen {

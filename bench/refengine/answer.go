@@ -96,6 +96,7 @@ func (a *answer) relay(j *job) bool {
 		made := int(j.made.Load())
 		if made > 0 && !opened {
 			opened = true
+			a.countCached(j)
 			if a.breaks && a.rule.AfterTokens == 0 && !a.rule.Role {
 				return a.breakOff()
 			}
@@ -293,6 +294,7 @@ func (a *answer) collect(j *job) bool {
 		}
 		switch end {
 		case finished:
+			a.countCached(j)
 			return a.whole(a.want, a.finish, a.stopReason, nil)
 		case recomputed:
 			return a.whole(made, "stop", `"recomputed"`, nil)
@@ -300,6 +302,13 @@ func (a *answer) collect(j *job) bool {
 		if !waitFor(a, j.wake) {
 			return false
 		}
+	}
+}
+
+// countCached takes over what a request without a hand-off found in the cache.
+func (a *answer) countCached(j *job) {
+	if a.r.leg != LegDecode {
+		a.cached = int(j.cached.Load())
 	}
 }
 

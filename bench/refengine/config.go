@@ -47,7 +47,7 @@ type Config struct {
 	PrefillBase        time.Duration // default 9 ms
 	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
-	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none
+	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there
 
 	KVEvents         string        // address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
 	KVEventsEncoding string        // array (default) or map

@@ -146,7 +146,9 @@ func (e *Engine) Revive() error {
 		if len(e.kvAddrs) > 0 {
 			events = newKVEvents(e.cfg, rank)
 		}
-		l.prefills = append(l.prefills, newPrefillRank(e.cfg, events))
+		rank := newPrefillRank(e.cfg, events)
+		l.prefills = append(l.prefills, rank)
+		l.group.caches[len(l.prefills)-1] = rank.cache
 		l.events = append(l.events, events)
 	}
 	l.start()

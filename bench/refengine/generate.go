@@ -287,7 +287,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 	if r.stream && !a.open() { // 200 before the pull starts
 		return false
 	}
-	j := newJob(r.rank, r.prompt.Tokens(), remote, p.want)
+	j := newJob(r.rank, r.prompt.IDs, remote, p.want)
 	l.group.inbox.post(message{kind: submit, job: j})
 	defer func() {
 		if j.end.Load() == goingOn {
@@ -307,6 +307,9 @@ func (l *life) decode(x *exchange, r *request) bool {
 			return a.failed(err, l.engine.cfg.ErrorShape)
 		}
 		a.plan = r.plan(answer)
+		if !local { // its blocks are in the prefix cache like any others
+			l.prefills[r.rank].cache.add(r.prompt.IDs)
+		}
 		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})
 	}
 	if r.stream {

@@ -12,11 +12,14 @@ type job struct {
 	rank    int
 	prompt  int  // tokens
 	remote  bool // its KV comes from a prefill engine
+	ids     []int32
 	granted chan struct{}
 	wake    chan struct{} // nudged when made or end changed
 
 	made atomic.Int64 // tokens of the answer so far
 	end  atomic.Int32
+
+	cached atomic.Int64 // of a local prefill: tokens it found in the prefix cache
 
 	// The group's own.
 	phase phase
@@ -41,8 +44,8 @@ const (
 	recomputed // preempted, and the recompute scheduler gives it back
 )
 
-func newJob(rank, prompt int, remote bool, want int) *job {
-	return &job{rank: rank, prompt: prompt, remote: remote, want: want, granted: make(chan struct{}), wake: make(chan struct{}, 1)}
+func newJob(rank int, ids []int32, remote bool, want int) *job {
+	return &job{rank: rank, prompt: len(ids), ids: ids, remote: remote, want: want, granted: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
 func (j *job) kvTokens() int { return j.prompt + int(j.made.Load()) }
@@ -72,7 +75,8 @@ type group struct {
 	inbox    *mailbox[message]
 	spare    []message
 	ranks    []decodeRank
-	loads    []RankLoad // scratch of a step
+	caches   []*prefixCache // by rank; nil: none
+	loads    []RankLoad     // scratch of a step
 	step     int64
 	prefills time.Duration // local prefill time of the step being put together
 }
@@ -91,7 +95,7 @@ type gauges struct {
 
 func newGroup(cfg Config, count *counters, log *stepLog) *group {
 	return &group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
-		ranks: make([]decodeRank, cfg.DPSize), loads: make([]RankLoad, cfg.DPSize)}
+		ranks: make([]decodeRank, cfg.DPSize), loads: make([]RankLoad, cfg.DPSize), caches: make([]*prefixCache, cfg.DPSize)}
 }
 
 // run is the clock. A step's end is the last one's end plus its length, not a
@@ -246,7 +250,7 @@ func (g *group) admit() {
 			}
 			if j.local {
 				g.count.localPrefills.Add(1)
-				prefills += g.cfg.PrefillBase + time.Duration(j.kvTokens())*g.cfg.PrefillPerToken
+				prefills += g.prefill(j)
 				j.local = false
 			}
 			j.phase = running
@@ -256,6 +260,15 @@ func (g *group) admit() {
 		r.waiting = kept
 		g.prefills = max(g.prefills, prefills)
 	}
+}
+
+// prefill computes a prompt on its decode rank and returns what that adds to the
+// step, of all ranks of the group.
+func (g *group) prefill(j *job) time.Duration {
+	cached := g.caches[j.rank].match(j.ids)
+	j.cached.Store(int64(cached))
+	g.caches[j.rank].add(j.ids)
+	return g.cfg.PrefillBase + time.Duration(j.kvTokens()-cached)*g.cfg.PrefillPerToken
 }
 
 // grant gives a queued request its KV blocks, if they and, for a local

@@ -134,7 +134,7 @@ func (r *prefillRank) reserve(ctx context.Context, need int64) (waited, ok bool)
 
 func (r *prefillRank) lookUp(ids []int32) (cached int) {
 	if r.cache == nil {
-		return 0
+		return 0 // not a query
 	}
 	cached = r.cache.match(ids)
 	r.queries.Add(int64(len(ids)))

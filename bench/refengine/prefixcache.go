@@ -37,6 +37,9 @@ func chain(h uint64, ids []int32) uint64 {
 // match counts the tokens of the blocks that are known from the start. The
 // last token is always computed, as engines do.
 func (c *prefixCache) match(ids []int32) (tokens int) {
+	if c == nil {
+		return 0
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := uint64(chainStart)
