@@ -187,9 +187,9 @@ func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	spent, freed := j.gw.fleet.rejects(s.rank)
 	if f.spent = spent; spent {
 		if freed {
-			h.lease.Release()
+			h.release()
 		} else {
-			h.lease.Orphan()
+			h.orphan()
 		}
 	}
 	return f

@@ -207,15 +207,18 @@ func (c *cluster) settled(dirty bool) {
 	require.Zero(c, c.metric("evenkeel_double_releases_total"))
 	require.Zero(c, c.metric("evenkeel_prefill_double_releases_total"))
 	require.Zero(c, c.metric("evenkeel_requests_open"))
+	locals := int64(c.sum("evenkeel_local_prefill_requests_total"))
 	for _, e := range append(c.prefill, c.decode...) {
 		st := e.Stats()
+		locals -= st.LocalPrefills
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(c, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch})
 		if !dirty {
-			type loss struct{ Leaks, Unknown, KeyMismatches, LocalPrefills, InTransfer, Unpinned, OverAdmitted int64 }
-			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.LocalPrefills, st.InTransfer, st.Unpinned, st.OverAdmitted})
+			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned, OverAdmitted int64 }
+			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned, st.OverAdmitted})
 		}
 	}
+	require.True(c, dirty || locals >= 0, "engines prefilled %d prompts on decode ranks that the proxy did not count", -locals)
 }
 
 // busy lists what is not given back yet.
@@ -375,6 +378,8 @@ type record struct {
 	ID           string  `json:"id"`
 	Key          string  `json:"key"`
 	Prefill      string  `json:"prefill"`
+	Route        string  `json:"route"`
+	LocalTokens  int     `json:"local_prefill_tokens"`
 	Rank         string  `json:"rank"`
 	PromptTokens int     `json:"prompt_tokens"`
 	CachedTokens int     `json:"cached_tokens"`

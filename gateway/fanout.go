@@ -1,11 +1,13 @@
 package gateway
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/dispatcher"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -96,17 +98,9 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 			},
 		}})
 	}
-	turns := make([]prefill.Request, len(f.legs))
-	for i, l := range f.legs {
-		turns[i] = l.turn()
-	}
-	tickets, err := g.tier.EnterAll(turns)
-	if err != nil {
+	if err := f.enter(); err != nil {
 		g.refuse(ctx, rec, g.chooseError(err, m.name))
 		return
-	}
-	for i, l := range f.legs {
-		l.ticket = &tickets[i]
 	}
 	conn.OnGone(f.leave)
 	if req.Stream {
@@ -114,6 +108,33 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 	} else {
 		f.collect(ctx)
 	}
+}
+
+// enter has the legs that decode ranks do not serve whole enter the arrival
+// queue together.
+func (f *fanned) enter() error {
+	var rest []leg
+	var turns []prefill.Request
+	for _, l := range f.legs {
+		if l.local.slot = l.bindLocal(); l.local.slot == nil {
+			rest, turns = append(rest, l), append(turns, l.turn())
+		}
+	}
+	if len(rest) == 0 {
+		return nil
+	}
+	tickets, err := f.gw.tier.EnterAll(turns)
+	for i, l := range rest {
+		if err == nil {
+			l.ticket = &tickets[i]
+		}
+	}
+	for _, l := range f.legs {
+		if s := l.local.slot; err != nil && s != nil {
+			f.gw.dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+		}
+	}
+	return err
 }
 
 // letters numbers legs in a request id: aa, ab, ...
@@ -181,6 +202,8 @@ func (f *fanned) settle(fail *openai.Error) {
 			r.TTFTMs = l.rec.TTFTMs
 		}
 		r.Attempts += l.rec.Attempts
+		r.LocalTokens += l.rec.LocalTokens
+		r.Route = cmp.Or(l.rec.Route, r.Route)
 		r.Prefill, r.Rank, r.Policy = l.rec.Prefill, l.rec.Rank, l.rec.Policy
 		r.prefilledBy, r.hitTokens = l.rec.prefilledBy, l.rec.hitTokens
 	}

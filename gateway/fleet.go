@@ -17,6 +17,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
+	"evenkeel/prefill/local"
 )
 
 // A fleet knows the engines: who they are, which models and ranks they have,
@@ -130,6 +131,10 @@ func (f *fleet) build(role string, e config.Engine, set *settings) (*instance, e
 		in.conf.Slots = defaultSlots
 		f.gw.log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
+	}
+	if role == roleDecode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
+		f.gw.log.Warn("decode engines on Ascend are usually started with few tokens a step and without a prefix cache, so that a prompt computed there makes its whole group wait; set max_num_batched_tokens of the profile to theirs, or allow_local_prefill to false",
+			zap.String("engine", id), zap.String("profile", e.Profile))
 	}
 	return in, nil
 }
@@ -245,6 +250,7 @@ func (f *fleet) publish() {
 	routes := map[string]route{}
 	var candidates []prefill.Candidate
 	var workers []dispatcher.Worker
+	var locals []local.Rank
 	f.appraise(time.Now())
 	for _, k := range f.order {
 		in := f.instances[k]
@@ -254,13 +260,18 @@ func (f *fleet) publish() {
 			if in.role == rolePrefill {
 				candidates = append(candidates, candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
-				workers = append(workers, f.worker(in, r, up))
+				w := f.worker(in, r, up)
+				workers = append(workers, w)
+				if in.profile.AllowLocalPrefill {
+					locals = append(locals, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up})
+				}
 			}
 		}
 	}
 	f.routes = routes
 	f.mu.Unlock()
 	f.gw.tier.SetCandidates(candidates)
+	f.gw.locals.Set(locals)
 	f.gw.dispatcher.SetWorkers(workers)
 }
 

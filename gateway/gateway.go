@@ -26,6 +26,7 @@ import (
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
+	"evenkeel/prefill/local"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -41,6 +42,7 @@ type Gateway struct {
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
+	locals     *local.Ranks
 	recognizer recognizer
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
@@ -101,6 +103,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		return nil, fmt.Errorf("predictor.file: %w", err)
 	}
 	g.client = engine.NewClient(engine.Options{})
+	g.locals = local.New(cfg.Prefill.Index.MaxBytes)
 	g.places = pool.NewPlaces(cfg.Pool.Size)
 	g.fleet = newFleet(g)
 	g.monitor = engine.NewMonitor(engine.MonitorConfig{

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +45,7 @@ type job struct {
 	counted bool // among those whose client left
 
 	tries  tries
+	local  locally
 	resume resumption
 	blame  blame
 }
@@ -61,6 +63,8 @@ type client interface {
 //	choose prefill → probe → wait for a slot → decode
 //	       ↑                                      ↓
 //	       └────── what the client has ←── lost in the middle
+//
+// A prompt that a decode rank computes itself begins with decode (local.go).
 //
 // The caller relays the rest and settles by closing the stream. Before the
 // first event nothing has reached the client, so a failure may start over: with
@@ -80,7 +84,8 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 	for {
 		j.rec.Attempts++
 		var fault *fault
-		if held == nil {
+		slot := j.bindLocal() // to a rank that needs no hand-off
+		if slot == nil && held == nil {
 			lease, fail := j.choose()
 			if fail != nil {
 				return nil, fail
@@ -89,9 +94,11 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			held, fault = j.probe(lease)
 		}
 		if fault == nil {
-			slot, fail := j.wait(held)
-			if fail != nil {
-				return nil, fail
+			if slot == nil {
+				var fail *openai.Error
+				if slot, fail = j.wait(held); fail != nil {
+					return nil, fail
+				}
 			}
 			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
@@ -145,6 +152,20 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 	return h.kv, err
 }
 
+// release and orphan end the lease of a hand-off that a decode request consumed;
+// nil is none.
+func (h *handoff) release() {
+	if h != nil {
+		h.lease.Release()
+	}
+}
+
+func (h *handoff) orphan() {
+	if h != nil {
+		h.lease.Orphan()
+	}
+}
+
 func (j *job) left() bool {
 	select {
 	case <-j.client.Gone():
@@ -188,6 +209,7 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 		return nil, j.gw.chooseError(err, j.model.name)
 	}
 	j.place = true
+	j.rec.Route, j.rec.LocalTokens = routeDisaggregated, 0
 	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
 	j.rec.prefilledBy, j.rec.hitTokens = lease.Policy, lease.HitTokens
 	return lease, nil
@@ -198,7 +220,7 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 func (j *job) turn() prefill.Request {
 	return prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Prompt: j.gw.recognizer.prompt(j), Session: j.rec.session, Policy: j.rec.prefillPolicy,
+		Prompt: j.recognize(), Session: j.rec.session, Policy: j.rec.prefillPolicy,
 		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill,
 	}
 }
@@ -274,7 +296,7 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 		// name may be held, so they stay on its budget.
 		lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
 		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
-			j.ignoreEOS() // its first token was the end of the answer (contract 1.3)
+			j.endsAtOnce(got.PromptTokens)
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
@@ -317,8 +339,14 @@ func (j *job) tooLong() *openai.Error {
 	}
 }
 
-// ignoreEOS makes later probes mask the end-of-sequence token.
-func (j *job) ignoreEOS() {
+// endsAtOnce notes that the first token was the end of the answer (contract 1.3).
+// Later probes mask the end-of-sequence token; where that does not help, a decode
+// rank may do without a hand-off.
+func (j *job) endsAtOnce(tokens int) {
+	if j.leg != nil && j.leg.IgnoreEOS {
+		j.local.ended = cmp.Or(tokens, j.estimate())
+		return
+	}
 	leg := mooncake.Leg{}
 	if j.leg != nil {
 		leg = *j.leg
@@ -367,25 +395,32 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	return r.Slot, nil
 }
 
-// decode consumes the hand-off and returns with the first data event in hand:
+// decode consumes the hand-off, if there is one, and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line
 // (contract 0.6).
 func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
-	j.reach(phaseTransfer)
+	if j.reach(phaseTransfer); h == nil {
+		j.reach(phasePrefill)
+	}
 	s := j.newStream(slot)
 	if fault := j.open(h, s); fault != nil {
 		if s.run.moved.Load() && !fault.final {
 			fault.moved = true
 		}
 		j.judge(s.rank, fault)
-		s.settle(dispatcher.Failed)
+		kind := dispatcher.Failed
+		if h == nil {
+			kind = j.localFailed(s, fault)
+		}
+		s.settle(kind)
 		if j.resume.times == 0 {
 			j.forget()
 		}
 		return nil, fault
 	}
-	h.lease.Release() // the prefiller has its blocks back (contract 2.3)
+	h.release() // the prefiller has its blocks back (contract 2.3)
 	slot.Started()
+	j.arrived(h, s)
 	s.opened()
 	s.run.settle()
 	j.reach(phaseStreaming)
@@ -397,12 +432,17 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides (contract 2.6).
 func (j *job) open(h *handoff, s *stream) *fault {
-	kv, err := h.take(s.began)
-	if err != nil {
-		h.lease.Orphan()
-		return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+	var kv json.RawMessage
+	if h == nil {
+		j.leaveAtOnce(s.call)
+	} else {
+		var err error
+		if kv, err = h.take(s.began); err != nil {
+			h.orphan()
+			return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+		}
+		h.lease.Dispatched()
 	}
-	h.lease.Dispatched()
 	profile, limits := s.rank.Profile, &j.gw.conf().Limits
 	silence := profile.FirstEventTimeout
 	if s.whole { // nothing comes before all of it has
@@ -416,7 +456,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		var ee *engine.Error
 		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
 		if spent {
-			h.lease.Orphan()
+			h.orphan()
 		}
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
 	}
@@ -426,14 +466,14 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
 		if s.mirror.Started() {
-			h.lease.Release() // the pull was over when it broke
+			h.release() // the pull was over when it broke
 		} else {
-			h.lease.Orphan()
+			h.orphan()
 		}
 		return s.failure(err)
 	}
 	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
-		h.lease.Release()
+		h.release()
 		return &fault{answer: fail, final: true, spent: true}
 	}
 	return nil

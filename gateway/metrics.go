@@ -34,6 +34,9 @@ type metrics struct {
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
 	slowStart                         *prometheus.GaugeVec
+
+	localRequests                             *prometheus.CounterVec
+	localTokens, localFailures, localDeclined prometheus.Counter
 }
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
@@ -67,10 +70,25 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now; below 1 while it is fresh in service.",
 		}, []string{"engine", "role"}),
+		localRequests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_local_prefill_requests_total", Help: "Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.",
+		}, []string{"reason"}),
+		localTokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_local_prefill_tokens_total", Help: "Prompt tokens that decode ranks were to compute themselves, as predicted.",
+		}),
+		localFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_local_prefill_failures_total", Help: "Of those requests, the ones whose rank failed before the first event; each is prefilled then.",
+		}),
+		localDeclined: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_local_prefill_declined_total", Help: "Requests that a decode rank might have served whole, but none had room.",
+		}),
 		stages: map[string]prometheus.Observer{}, cancels: map[phase]prometheus.Counter{}, released: map[phase]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
 		m.requests.WithLabelValues(outcome)
+	}
+	for _, why := range []string{localShort, localAsked, localEnded} {
+		m.localRequests.WithLabelValues(why)
 	}
 	for _, outcome := range []string{drainDone, drainUnplaced, drainCrowded, drainExpired, drainFailed, drainRefused} {
 		m.drains.WithLabelValues(outcome)
@@ -116,7 +134,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

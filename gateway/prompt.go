@@ -74,6 +74,8 @@ const (
 	attemptsHeader = "X-Evenkeel-Attempts"
 	routeHeader    = "X-Evenkeel-Route"
 	reasonHeader   = "X-Evenkeel-Reason"
+
+	disaggregateHeader = "X-Evenkeel-Disaggregate"
 )
 
 // steer reads what a request says about its way: its session, which anybody may
@@ -93,6 +95,12 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Bo
 		_, _ = d.Write(session)
 		rec.session = max(1, d.Sum64())
 	}
+	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && rec.key.Trusted {
+		rec.disaggregate = string(said)
+		if fail := checkDisaggregate(rec.disaggregate); fail != nil {
+			return fail
+		}
+	}
 	if spec := ctx.Request.Header.Peek(policyHeader); len(spec) > 0 && rec.key.Trusted {
 		rec.prefillPolicy = string(spec)
 		if err := g.tier.CheckPolicy(rec.prefillPolicy); err != nil {
@@ -104,13 +112,15 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Bo
 
 // expose says in an answer's headers which way the request went.
 func (g *Gateway) expose(ctx *fasthttp.RequestCtx, rec *record) {
-	if !g.conf().ExposeRoute || rec.Prefill == "" {
+	if !g.conf().ExposeRoute || rec.Route == "" {
 		return
 	}
 	h := &ctx.Response.Header
-	h.Set(prefillHeader, rec.Prefill)
-	h.Set(policyHeader, rec.prefilledBy)
+	if rec.Route == routeDisaggregated {
+		h.Set(prefillHeader, rec.Prefill)
+		h.Set(policyHeader, rec.prefilledBy)
+	}
 	h.Set(hitHeader, strconv.Itoa(rec.hitTokens))
 	h.Set(attemptsHeader, strconv.Itoa(rec.Attempts))
-	h.Set(routeHeader, "disaggregated")
+	h.Set(routeHeader, rec.Route)
 }

@@ -52,6 +52,7 @@ type source struct {
 	run   *run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
+	local bool // it computes the prompt itself
 
 	heard   bool // its first event; the engine's traffic counts it until release
 	unheard bool // the engine took the request, and no first event came
@@ -75,19 +76,22 @@ var buffersPool = sync.Pool{New: func() any {
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.gw.fleet.rank(slot.Worker)
-	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), buffers: buffersPool.Get().(*buffers)}}
+	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
-	ask.Cached = j.cached
+	if ask.Cached = j.cached; s.local {
+		ask.Cached = sse.OwnCached
+	}
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage = true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
 	}
-	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole) // the first event of a whole answer is its last
+	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
 	s.framer.Reset()
 	if s.trail.Reset(j.resume.how == mooncake.ChatResumeContinue); !s.whole && j.resume.keeping != keepNothing {
+		s.trail.KeepPrompt = s.local
 		ask.Trail = &s.trail
 	}
 	s.mirror.Reset(ask)
@@ -428,6 +432,7 @@ func (s *stream) account() {
 		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.tokenFrom).Seconds() / float64(tokens-1))
 	}
 	j.rec.OutputTokens = tokens
+	s.reportLocal()
 	if !j.isLeg() {
 		j.gw.account(j.rec, s.broken)
 	}

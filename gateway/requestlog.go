@@ -23,6 +23,8 @@ type record struct {
 	Policy       string    `json:"policy"`
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
+	Route        string    `json:"route,omitempty"`                // disaggregated or local-prefill; empty: no engine began
+	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the decode rank had to compute, as predicted
 	OutputTokens int       `json:"output_tokens"`
 	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
 	ProbeMs      float64   `json:"probe_ms"`
@@ -41,6 +43,7 @@ type record struct {
 
 	session       uint64 // hash of its name, 0: none
 	prefillPolicy string // that a trusted caller asked for
+	disaggregate  string // that a trusted caller asked for
 	prefilledBy   string // the policy that chose
 	hitTokens     int    // predicted by it
 }

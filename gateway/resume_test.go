@@ -102,6 +102,9 @@ func readSeamless(t *testing.T, body string) *seamless {
 // slow keeps the answer from coming in one read, before which all begins anew.
 var slow = refengine.Rule{Fault: refengine.Slow, DelayMS: 25, Leg: refengine.LegDecode}
 
+// slowLocal is that of a rank that computes the prompt.
+var slowLocal = refengine.Rule{Fault: refengine.Slow, DelayMS: 25, Leg: refengine.LegPlain}
+
 func lossOf(r refengine.Rule, tier string) string {
 	if r.Fault == refengine.Recomputed {
 		return fmt.Sprintf("evenkeel_recomputes_total{tier=%q}", tier)
@@ -123,36 +126,50 @@ func TestALostAnswerGoesOn(t *testing.T) {
 		rule   refengine.Rule
 		tier   string
 		fail   string // code of the error; empty: the answer is whole
+		local  bool   // the decode rank computed the prompt
 	}{
-		{"a completion given back", false, "", everything, given, "1", ""},
-		{"a completion given back with text held back so far", false, "", `"max_tokens":300,`, rule(given, func(r *refengine.Rule) { r.Text = true }), "1", ""},
-		{"a completion given back three times", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 3 }), "1", ""},
-		{"a completion given back four times ends", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 4 }), "4", "recompute_unresumable"},
-		{"a completion whose engine dies", false, "", everything, died, "1", ""},
-		{"a completion cut inside a chunk", false, "", everything, rule(died, func(r *refengine.Rule) { r.Phase = refengine.PhaseInsideChunk }), "1", ""},
-		{"a completion that ends in silence", false, "", everything, refengine.Rule{Fault: refengine.SilentEnd, AfterTokens: 4, Count: 1}, "1", ""},
-		{"a completion that ends with an error event", false, "", everything, refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 4, Count: 1}, "1", ""},
-		{"a completion without its finish_reason", false, "", everything, refengine.Rule{Fault: refengine.MissingFinish, AfterTokens: 4, Count: 1}, "1", ""},
-		{"a completion ended by finish_reason error", false, "", everything, refengine.Rule{Fault: refengine.FinishError, AfterTokens: 4, Count: 1}, "1", ""},
-		{"min_tokens and max_tokens count both parts", false, "", `"max_tokens":7,"min_tokens":7,`, given, "1", ""},
-		{"no token left to go is the end by length", false, "", `"max_tokens":5,"ignore_eos":true,`, given, "finished", ""},
-		{"a completion with a stop string ends", false, "", `"max_tokens":300,"stop":"zzz",`, died, "4", "upstream_broken"},
-		{"a chat that nobody may resume ends", true, "none", "", given, "4", "recompute_unresumable"},
-		{"a chat with its role only begins anew", true, "none", "", rule(given, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", ""},
-		{"a chat whose engine dies with its role only", true, "none", "", rule(died, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", ""},
-		{"a chat by token ids", true, mooncake.ChatResumeVLLM, `"logprobs":true,"top_logprobs":1,"return_token_ids":true,`, given, "2", ""},
-		{"a chat by token ids, text held back", true, mooncake.ChatResumeVLLM, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "2", ""},
-		{"a chat by token ids whose engine dies", true, mooncake.ChatResumeVLLM, `"max_completion_tokens":150,`, died, "2", ""},
-		{"a chat by vllm-ascend's key", true, mooncake.ChatResumeAscend, "", died, "2", ""},
-		{"a chat by its text", true, mooncake.ChatResumeContinue, "", died, "3", ""},
-		{"a chat by its text, given back", true, mooncake.ChatResumeContinue, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "3", ""},
-		{"a grammar has no way back into its middle", true, mooncake.ChatResumeVLLM, `"response_format":{"type":"json_object"},`, given, "4", "recompute_unresumable"},
-		{"nor has a tool call", true, mooncake.ChatResumeVLLM, `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required",`, given, "4", "recompute_unresumable"},
-		{"nor logprobs by text", true, mooncake.ChatResumeContinue, `"logprobs":true,`, given, "4", "recompute_unresumable"},
+		{"a completion given back", false, "", everything, given, "1", "", false},
+		{"a completion given back with text held back so far", false, "", `"max_tokens":300,`, rule(given, func(r *refengine.Rule) { r.Text = true }), "1", "", false},
+		{"a completion given back three times", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 3 }), "1", "", false},
+		{"a completion given back four times ends", false, "", everything, rule(given, func(r *refengine.Rule) { r.Count = 4 }), "4", "recompute_unresumable", false},
+		{"a completion whose engine dies", false, "", everything, died, "1", "", false},
+		{"a completion cut inside a chunk", false, "", everything, rule(died, func(r *refengine.Rule) { r.Phase = refengine.PhaseInsideChunk }), "1", "", false},
+		{"a completion that ends in silence", false, "", everything, refengine.Rule{Fault: refengine.SilentEnd, AfterTokens: 4, Count: 1}, "1", "", false},
+		{"a completion that ends with an error event", false, "", everything, refengine.Rule{Fault: refengine.ErrorEvent, AfterTokens: 4, Count: 1}, "1", "", false},
+		{"a completion without its finish_reason", false, "", everything, refengine.Rule{Fault: refengine.MissingFinish, AfterTokens: 4, Count: 1}, "1", "", false},
+		{"a completion ended by finish_reason error", false, "", everything, refengine.Rule{Fault: refengine.FinishError, AfterTokens: 4, Count: 1}, "1", "", false},
+		{"min_tokens and max_tokens count both parts", false, "", `"max_tokens":7,"min_tokens":7,`, given, "1", "", false},
+		{"no token left to go is the end by length", false, "", `"max_tokens":5,"ignore_eos":true,`, given, "finished", "", false},
+		{"a completion with a stop string ends", false, "", `"max_tokens":300,"stop":"zzz",`, died, "4", "upstream_broken", false},
+		{"a chat that nobody may resume ends", true, "none", "", given, "4", "recompute_unresumable", false},
+		{"a chat with its role only begins anew", true, "none", "", rule(given, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", "", false},
+		{"a chat whose engine dies with its role only", true, "none", "", rule(died, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", "", false},
+		{"a chat by token ids", true, mooncake.ChatResumeVLLM, `"logprobs":true,"top_logprobs":1,"return_token_ids":true,`, given, "2", "", false},
+		{"a chat by token ids, text held back", true, mooncake.ChatResumeVLLM, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "2", "", false},
+		{"a chat by token ids whose engine dies", true, mooncake.ChatResumeVLLM, `"max_completion_tokens":150,`, died, "2", "", false},
+		{"a chat by vllm-ascend's key", true, mooncake.ChatResumeAscend, "", died, "2", "", false},
+		{"a chat by its text", true, mooncake.ChatResumeContinue, "", died, "3", "", false},
+		{"a chat by its text, given back", true, mooncake.ChatResumeContinue, "", rule(given, func(r *refengine.Rule) { r.Text = true }), "3", "", false},
+		{"a grammar has no way back into its middle", true, mooncake.ChatResumeVLLM, `"response_format":{"type":"json_object"},`, given, "4", "recompute_unresumable", false},
+		{"nor has a tool call", true, mooncake.ChatResumeVLLM, `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required",`, given, "4", "recompute_unresumable", false},
+		{"nor logprobs by text", true, mooncake.ChatResumeContinue, `"logprobs":true,`, given, "4", "recompute_unresumable", false},
+		{"a completion of a local prefill", false, "", everything, given, "1", "", true},
+		{"a completion of a local prefill whose engine dies twice", false, "", everything, rule(died, func(r *refengine.Rule) { r.Count = 2 }), "1", "", true},
+		{"a chat of a local prefill by token ids", true, mooncake.ChatResumeVLLM, `"logprobs":true,"top_logprobs":1,"return_token_ids":true,`, died, "2", "", true},
+		{"a chat of a local prefill by its text", true, mooncake.ChatResumeContinue, "", given, "3", "", true},
+		{"a chat of a local prefill with its role only", true, "none", "", rule(died, func(r *refengine.Rule) { r.AfterTokens, r.Role = 0, true }), "0", "", true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{profile: mooncake.Profile{ChatResume: row.resume}, dirty: true})
+			o := options{profile: mooncake.Profile{ChatResume: row.resume}, dirty: true}
+			if row.local {
+				o = conditional(nil)
+				o.profile.ChatResume, o.dirty = row.resume, true
+			}
+			c := start(t, o)
+			if row.local {
+				defer func() { require.EqualValues(t, 2, c.sum("evenkeel_local_prefill_requests_total")) }()
+			}
 			path, bodyOf := completionPath, completion
 			if row.chat {
 				path, bodyOf = chatPath, chat
@@ -167,7 +184,7 @@ func TestALostAnswerGoesOn(t *testing.T) {
 			}
 			stream := strings.Replace(body, "{", `{"stream":true,"stream_options":{"include_usage":true},`, 1)
 			for i, body := range []string{stream, body} {
-				require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
+				require.NoError(t, c.decode[0].SetFaults(row.rule, slow, slowLocal))
 				r := c.post(path, body)
 				require.NoError(t, r.err)
 				if row.fail != "" {

@@ -72,9 +72,10 @@ type Profile struct {
 	MaxNumSeqs        int           `yaml:"max_num_seqs"`
 	KVTokensPerRank   int64         `yaml:"kv_tokens_per_rank"` // 0: from the engine's metrics
 	NumSpecTokens     int           `yaml:"num_spec_tokens"`
-	VocabSize         int           `yaml:"vocab_size"`    // 0: unknown
-	MaxModelLen       int           `yaml:"max_model_len"` // 0: from the engine's /v1/models
-	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`
+	VocabSize         int           `yaml:"vocab_size"`             // 0: unknown
+	MaxModelLen       int           `yaml:"max_model_len"`          // 0: from the engine's /v1/models
+	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may get prompts without a handoff
+	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // of a decode engine's step; 0: unknown
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`
@@ -169,6 +170,7 @@ func (p Profile) Validate() error {
 	notNegative("num_spec_tokens", int64(p.NumSpecTokens))
 	notNegative("vocab_size", int64(p.VocabSize))
 	notNegative("max_model_len", int64(p.MaxModelLen))
+	notNegative("max_num_batched_tokens", int64(p.MaxBatchedTokens))
 	if p.RecomputeMax != nil {
 		notNegative("recompute_max", int64(*p.RecomputeMax))
 	}

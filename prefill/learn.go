@@ -19,6 +19,24 @@ func (t *Tier) line(model, hardware string) (line policy.Line, known bool) {
 	return t.cfg.Calibration.Line, t.cfg.Calibration.Known
 }
 
+// Line is how long prefills of the model take where they begin soonest, and how
+// far away that is; known is false while nothing tells.
+func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.models[name]
+	if m == nil {
+		return line, 0, false
+	}
+	for _, c := range m.servers {
+		next, told := t.line(name, c.Hardware)
+		if told && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
+			line, rtt, known = next, c.RTT, true
+		}
+	}
+	return line, rtt, known
+}
+
 // learn takes what a probe's answer shows about times. Only a probe that had
 // the engine to itself from its start tells how long its prefill takes.
 func (t *Tier) learn(l *Lease, u Usage) {

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"strconv"
 	"time"
 
 	"evenkeel/mooncake"
@@ -134,8 +135,11 @@ type Prefill struct {
 	} `yaml:"index"`
 	Hotspot  Hotspot  `yaml:"hotspot"`
 	Affinity Affinity `yaml:"affinity"`
-	Shadow   []string `yaml:"shadow"` // policies that are asked about the same candidates, without effect
-	Scrape   struct {
+
+	Disaggregation Disaggregation `yaml:"disaggregation"`
+
+	Shadow []string `yaml:"shadow"` // policies that are asked about the same candidates, without effect
+	Scrape struct {
 		Interval time.Duration `yaml:"interval"` // 0: never, own accounts alone gate
 		Timeout  time.Duration `yaml:"timeout"`
 		Misses   int           `yaml:"misses"`
@@ -261,6 +265,7 @@ func Default() *Config {
 	c.Prefill.Index.SpeculativeTTL = 2 * time.Second
 	c.Prefill.Hotspot = Hotspot{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
 	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}
+	c.Prefill.Disaggregation = Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512}
 	c.Prefill.Scrape.Interval = 500 * time.Millisecond
 	c.Prefill.Scrape.Timeout = 500 * time.Millisecond
 	c.Prefill.Scrape.Misses = 3

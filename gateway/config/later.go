@@ -29,12 +29,6 @@ func (c *Config) checkLater(bad report) {
 			}
 		}
 	}
-	for name, p := range c.Profiles {
-		path := "$.profiles." + name
-		if p.AllowLocalPrefill {
-			bad(path+".allow_local_prefill", "prefilling on a decode rank is not in this version; leave it out, or write false")
-		}
-	}
 }
 
 // offText writes the harmless values as YAML, such as `mode: off`.

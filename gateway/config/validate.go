@@ -29,6 +29,7 @@ func (c *Config) Validate() error {
 	c.checkEngines(bad)
 	c.checkPool(bad)
 	c.checkPrefill(bad)
+	c.checkDisaggregation(bad)
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkLater(bad)

@@ -72,7 +72,11 @@ func TestValidateRefuses(t *testing.T) {
 		{"a file nobody reads", "predictor: {kind: none, file: fit.json}", "predictor.file", "or remove the file"},
 		{"a predictor the policy cannot use", "predictor: {kind: learned, file: fit.json}\ndispatch: {policy: evenkeel}", "dispatch.policy", "that is predictor.kind"},
 		{"no time for a decision", "dispatch: {tick_limit: 0s}", "dispatch.tick_limit", "above 0"},
-		{"a prefill on a decode rank, of a later version", "profiles: {a: {allow_local_prefill: true}}", "profiles.a.allow_local_prefill", "not in this version"},
+		{"a prompt on a decode rank of several steps", "profiles: {ascend: {allow_local_prefill: true, max_num_batched_tokens: 256}}\nengines: {decode: [{url: \"http://d:1\"}]}", "profiles.ascend.allow_local_prefill", "compute 256 tokens a step"},
+		{"no decode rank may compute a prompt", "prefill: {disaggregation: {mode: conditional}}\nengines: {decode: [{url: \"http://d:1\"}]}", "prefill.disaggregation.mode", "no decode engine has a profile with allow_local_prefill"},
+		{"a mode of disaggregation that is none", "prefill: {disaggregation: {mode: auto}}", "prefill.disaggregation.mode", "write always, or conditional"},
+		{"a threshold in words", "prefill: {disaggregation: {threshold_tokens: few}}", "prefill.disaggregation.threshold_tokens", "1 or more, or auto"},
+		{"a bound below one prompt", "prefill: {disaggregation: {threshold_tokens: 600}}", "prefill.disaggregation.max_local_tokens_per_rank", "less than one prompt"},
 		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

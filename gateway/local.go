@@ -1,0 +1,232 @@
+package gateway
+
+import (
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Why a prompt was computed whole by a decode rank, as metrics label it.
+const (
+	localShort = "short" // little of it is new there
+	localAsked = "asked" // a trusted caller wants no hand-off
+	localEnded = "ended" // its probes end with the answer's end and hand nothing off (contract 1.3)
+)
+
+// Values of disaggregateHeader.
+const (
+	disaggregateAuto   = "auto"
+	disaggregateAlways = "always"
+	disaggregateNever  = "never"
+)
+
+// Ways of a request, as routeHeader and the request log name them.
+const (
+	routeDisaggregated = "disaggregated"
+	routeLocal         = "local-prefill"
+)
+
+// locally is a job's share of being served whole by a decode rank.
+type locally struct {
+	asked bool             // whether that may be was looked at; a failed attempt is not made again
+	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
+	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
+	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
+}
+
+// recognize hashes the prompt, once where decode ranks may compute prompts.
+func (j *job) recognize() prefill.Prompt {
+	if j.resume.times > 0 {
+		return j.gw.recognizer.prompt(j) // it is longer now
+	}
+	if j.local.known != nil {
+		return *j.local.known
+	}
+	p := j.gw.recognizer.prompt(j)
+	if j.gw.locals.Serve(j.model.board) {
+		j.local.known = &p
+	}
+	return p
+}
+
+// bindLocal binds the request to a decode rank that computes its prompt, if that
+// may be and a rank has room. What is nil goes the usual way.
+func (j *job) bindLocal() *dispatcher.Slot {
+	if s := j.local.slot; s != nil {
+		j.local.slot = nil
+		return s
+	}
+	conf := &j.gw.conf().Prefill.Disaggregation
+	why := j.localWhy(conf)
+	if why == "" || j.left() || !j.gw.locals.Serve(j.model.board) {
+		return nil
+	}
+	p := local.Prompt{Prompt: j.recognize(), Model: j.model.board, Tokens: j.local.ended}
+	j.local.ended = 0
+	if p.Tokens == 0 {
+		if p.Media {
+			return nil // nobody knows how long it is
+		}
+		if p.Bytes == 0 || j.req.PromptTokens > 0 {
+			p.Tokens = j.estimate()
+		}
+	}
+	tokens := j.gw.locals.Length(&p)
+	rule := j.gw.localRule(conf, &p, why, tokens)
+	hits := map[int32]int{}
+	for _, o := range j.gw.locals.Offers(&p, j.tries.decode) {
+		if rule.Allows(o.New, 0, 0) {
+			rule.Ranks = append(rule.Ranks, dispatcher.LocalRank{Worker: o.Rank, Tokens: o.New})
+			hits[o.Rank] = o.Hit
+		}
+	}
+	if len(rule.Ranks) == 0 {
+		return nil
+	}
+	e := &pool.Entry{ID: j.gw.nextID(), Model: j.model.board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
+	r := <-j.gw.dispatcher.EnqueueLocal(e, rule)
+	if r.Err != nil {
+		j.gw.metrics.localDeclined.Inc()
+		return nil
+	}
+	j.gw.metrics.localRequests.WithLabelValues(why).Inc()
+	j.gw.metrics.localTokens.Add(float64(r.Slot.NewTokens))
+	j.rec.Route, j.rec.Rank, j.rec.Policy = routeLocal, r.Slot.WorkerName, r.Slot.Policy
+	j.rec.LocalTokens, j.rec.hitTokens = r.Slot.NewTokens, hits[r.Slot.Worker]
+	return r.Slot
+}
+
+// localWhy is why the request may be served whole now; empty: it may not. It is
+// asked once, and no failed prefill comes back here (contract 9) but one: an
+// engine that finds the prompt's answer empty hands nothing off.
+func (j *job) localWhy(conf *config.Disaggregation) string {
+	switch {
+	case j.resume.times > 0:
+		return ""
+	case j.local.ended > 0:
+		return localEnded
+	case j.local.asked:
+		return ""
+	}
+	j.local.asked = true
+	switch j.rec.disaggregate {
+	case disaggregateNever:
+		return localAsked
+	case disaggregateAuto:
+		return localShort
+	case "":
+		if conf.Mode == config.DisaggregateConditional {
+			return localShort
+		}
+	}
+	return ""
+}
+
+// localRule is what a rank may compute of a prompt.
+func (g *Gateway) localRule(conf *config.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
+	rule := &dispatcher.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
+	switch {
+	case why != localShort: // however long it is, but then alone
+		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
+	case rule.Threshold == 0:
+		if line, rtt, known := g.tier.Line(p.Model); known {
+			rule.BreakEven = g.locals.BreakEven(p, line, rtt)
+		} else {
+			rule.Threshold = config.DefaultLocalThreshold
+		}
+	}
+	return rule
+}
+
+// leaveAtOnce has a call end with its client: no pull of KV is under way.
+func (j *job) leaveAtOnce(call *engine.Call) {
+	j.client.OnGone(func() { call.Leave(notice) })
+}
+
+// localFailed takes note of a rank that did not come to a first event with a
+// prompt, and returns how its slot ends.
+func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
+	j.client.OnGone(nil)
+	if j.left() {
+		return dispatcher.Cancelled
+	}
+	j.gw.metrics.localFailures.Inc()
+	j.rec.Route = ""
+	j.gw.log.Warn("decode rank failed at a prompt without a hand-off", zap.String("id", j.id), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
+	return dispatcher.Failed
+}
+
+// arrived notes with the first event that the prompt's KV is on the rank.
+func (j *job) arrived(h *handoff, s *stream) {
+	if j.resume.times > 0 {
+		return // the KV is not the prompt's alone
+	}
+	if h == nil {
+		j.countLocal(s)
+	}
+	known := j.local.known
+	if known == nil {
+		return
+	}
+	p := local.Prompt{Prompt: *known, Model: j.model.board}
+	j.gw.locals.Holds(s.rank.Worker, &p, j.prompt)
+	if h != nil {
+		j.local.known = nil // a long prompt has thousands of keys
+		j.gw.locals.Moved(p.Model, j.prompt, time.Since(s.began))
+	}
+}
+
+// countLocal takes the prompt's length, and its token ids, from the rank that
+// computed it.
+func (j *job) countLocal(s *stream) {
+	j.prompt = s.mirror.Prompt()
+	if j.prompt == 0 {
+		j.prompt = j.estimate()
+	}
+	j.resume.alone, j.cached = j.prompt, -1
+	j.rec.PromptTokens = j.prompt
+	if !s.whole {
+		if j.wantsIDs(s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
+			j.resume.ids = slices.Clone(s.trail.PromptIDs)
+		}
+		j.keep(s.rank) // what it could not know before
+	}
+}
+
+// reportLocal takes what the engine says in the end of its prefix cache.
+func (s *stream) reportLocal() {
+	j := s.job
+	if !s.local || s.broken != nil {
+		return
+	}
+	u, ok := s.mirror.Usage()
+	if !ok {
+		u.Cached = -1
+	}
+	j.rec.CachedTokens = max(0, u.Cached)
+	if known := j.local.known; known != nil {
+		p := local.Prompt{Prompt: *known, Model: j.model.board}
+		j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.rec.hitTokens, u.Cached)
+	}
+}
+
+// checkDisaggregate reads a trusted caller's word about the way of a request.
+func checkDisaggregate(said string) *openai.Error {
+	switch said {
+	case disaggregateAuto, disaggregateAlways, disaggregateNever:
+		return nil
+	}
+	return openai.NewError(http.StatusBadRequest, "bad_target", strconv.Quote(said)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
+}

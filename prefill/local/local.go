@@ -1,0 +1,277 @@
+// Package local finds decode ranks that may compute a prompt themselves: it
+// remembers what each one's prefix cache should hold, and so how little of the
+// prompt is new there (prefill P43). Which rank does it is the dispatcher's
+// decision, for only that knows their slots.
+package local
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"evenkeel/prefill"
+	"evenkeel/prefill/index"
+	"evenkeel/prefill/policy"
+)
+
+// Rank is a decode rank that may compute prompts.
+type Rank struct {
+	ID       int32
+	Name     string
+	Model    string // its board
+	Engine   string // API server it is part of
+	Capacity int64  // KV tokens; 0: not known
+	Up       bool
+}
+
+// Prompt is one to be computed somewhere.
+type Prompt struct {
+	prefill.Prompt
+	Model  string // board
+	Tokens int    // counted or estimated; 0: not known
+}
+
+// Offer is a rank with what it would have to do.
+type Offer struct {
+	Rank int32
+	Hit  int // tokens that its prefix cache should have
+	New  int // tokens to be computed, 1 at least
+}
+
+// Ranks is what is known of the decode ranks' prefix caches. One lock guards it,
+// held for a look-up and never for I/O.
+type Ranks struct {
+	mu        sync.Mutex
+	index     *index.Index
+	ranks     map[int32]*rank
+	engines   map[string]*trust
+	ratios    map[string]index.Ratio
+	transfers map[string]*prefill.Calibration // by model
+	matched   []int32
+}
+
+type rank struct {
+	Rank
+	slots [2]slot // of byte and of token blocks
+}
+
+type slot struct {
+	at     index.Slot
+	known  bool
+	blocks int // what it was told it can hold
+}
+
+// engineBlock is the KV block of an engine that does not say: vLLM's.
+const engineBlock = 16
+
+// New returns an empty one whose index has so many bytes.
+func New(maxBytes int64) *Ranks {
+	return &Ranks{
+		index: index.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
+		ratios: map[string]index.Ratio{}, transfers: map[string]*prefill.Calibration{},
+	}
+}
+
+// Set replaces the ranks. One that comes back up has an empty cache.
+func (l *Ranks) Set(ranks []Rank) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
+	for _, given := range ranks {
+		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
+		r := l.ranks[given.ID]
+		if r == nil {
+			r = &rank{}
+			l.ranks[given.ID] = r
+		} else if given.Up && !r.Up {
+			l.clear(r)
+			delete(l.engines, given.Engine)
+		}
+		r.Rank = given
+		if l.engines[given.Engine] == nil {
+			l.engines[given.Engine] = &trust{}
+		}
+	}
+	for id, r := range l.ranks {
+		if !present[id] {
+			for _, s := range r.slots {
+				l.index.Delete(s.at)
+			}
+			delete(l.ranks, id)
+		}
+	}
+	forget(l.engines, engines)
+	forget(l.ratios, models)
+	forget(l.transfers, models)
+}
+
+func forget[V any](all map[string]V, present map[string]bool) {
+	for k := range all {
+		if !present[k] {
+			delete(all, k)
+		}
+	}
+}
+
+func (l *Ranks) clear(r *rank) {
+	for _, s := range r.slots {
+		if s.known {
+			l.index.Clear(s.at, index.Removed)
+		}
+	}
+}
+
+// Serve says whether any rank may compute prompts of the model.
+func (l *Ranks) Serve(model string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.ranks {
+		if r.Model == model {
+			return true
+		}
+	}
+	return false
+}
+
+// Length is how many tokens the prompt has, by the learned ratio where it is not
+// known.
+func (l *Ranks) Length(p *Prompt) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.length(p)
+}
+
+func (l *Ranks) length(p *Prompt) int {
+	if p.Tokens > 0 {
+		return p.Tokens
+	}
+	return max(1, l.ratios[p.Model].Tokens(p.Bytes))
+}
+
+// Offers lists the ranks that are up and not among those to avoid, by ID. What
+// an engine's cache should hold counts only while its answers bear that out.
+func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	tokens := l.length(p)
+	l.matched = l.index.Match(l.matched, p.Keys)
+	for _, r := range l.ranks {
+		if r.Model != p.Model || !r.Up || slices.Contains(avoid, r.ID) {
+			continue
+		}
+		o := Offer{Rank: r.ID, New: tokens}
+		if s := r.slots[unit(p)]; s.known && s.at.N < len(l.matched) {
+			o.Hit = index.Usable(int(float64(l.matched[s.at.N])*blockTokens(p, tokens)), tokens, engineBlock)
+		}
+		if l.engines[r.Engine].holds() {
+			o.New = max(1, tokens-o.Hit)
+		}
+		offers = append(offers, o)
+	}
+	slices.SortFunc(offers, func(a, b Offer) int { return int(a.Rank - b.Rank) })
+	return offers
+}
+
+// Holds says that a rank has the prompt's KV: it computed it, or pulled it. The
+// prompt has so many tokens.
+func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.ranks[id]
+	if r == nil {
+		return
+	}
+	if tokens > 0 && p.Bytes > 0 && !p.Media {
+		ratio := l.ratios[p.Model]
+		ratio.Learn(p.Bytes, tokens)
+		l.ratios[p.Model] = ratio
+	}
+	if len(p.Keys) > 0 {
+		l.index.Insert(l.place(r, unit(p)), p.Keys)
+	}
+}
+
+// Computed takes what an engine said of a prompt that one of its ranks computed:
+// so many tokens it found in its cache, where hit were expected. -1: it did not
+// say.
+func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.ranks[id]
+	if r == nil || tokens <= 0 {
+		return
+	}
+	l.engines[r.Engine].note(hit, cached)
+	if s := r.slots[unit(p)]; s.known && cached >= 0 {
+		if block := blockTokens(p, tokens); float64(hit-cached) >= block {
+			l.index.Correct(s.at, p.Keys, int(float64(cached)/block))
+			l.index.Insert(s.at, p.Keys) // it has them now
+		}
+	}
+}
+
+// Moved takes how long a hand-off of so many tokens took from the decode request
+// to the first event.
+func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fit := l.transfers[model]
+	if fit == nil {
+		fit = prefill.NewCalibration(policy.Line{}, 500)
+		l.transfers[model] = fit
+	}
+	fit.Add(float64(tokens), 0, took.Seconds()*1000)
+}
+
+// BreakEven is how many tokens an idle rank computes in the time that a hand-off
+// of the prompt takes (prefill P44). line is that of the model's prefills.
+func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	handoff := rtt.Seconds()*1000 + line.T0Ms/2
+	if fit := l.transfers[p.Model]; fit != nil {
+		move, _ := fit.Line()
+		handoff += move.TPMs * float64(l.length(p))
+	}
+	return handoff / line.TPMs
+}
+
+// place sees to it that the rank has a slot and promises no more than it can hold.
+func (l *Ranks) place(r *rank, unit int) index.Slot {
+	s, blocks := &r.slots[unit], 0
+	if r.Capacity > 0 {
+		blocks = int(r.Capacity) / engineBlock
+		if unit == byBytes {
+			blocks = l.ratios[r.Model].Blocks(int(r.Capacity))
+		}
+		blocks = max(1, blocks)
+	}
+	switch {
+	case !s.known:
+		s.at, s.known, s.blocks = l.index.Add(r.Name+[...]string{"", " tokens"}[unit], blocks), true, blocks
+	case blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16: // the ratio moves with every answer
+		l.index.SetCapacity(s.at, blocks)
+		s.blocks = blocks
+	}
+	return s.at
+}
+
+const (
+	byBytes = iota
+	byTokens
+)
+
+func unit(p *Prompt) int {
+	if p.BlockTokens > 0 {
+		return byTokens
+	}
+	return byBytes
+}
+
+// blockTokens is how many tokens one of the prompt's blocks stands for.
+func blockTokens(p *Prompt, tokens int) float64 {
+	if p.BlockTokens > 0 {
+		return float64(p.BlockTokens)
+	}
+	return index.BlockBytes * float64(tokens) / float64(max(1, p.Bytes))
+}

@@ -1,0 +1,150 @@
+package local
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/prefill"
+	"evenkeel/prefill/index"
+	"evenkeel/prefill/policy"
+)
+
+func two() *Ranks {
+	l := New(1 << 20)
+	l.Set(pair(true, true))
+	return l
+}
+
+func pair(a, b bool) []Rank {
+	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b}}
+}
+
+// ids is a prompt of so many token ids that begins as all of the same seed do.
+func ids(seed, tokens int) *Prompt {
+	list := make([]int32, tokens)
+	for i := range list {
+		list[i] = int32(seed*100_000 + i)
+	}
+	var h index.Hasher
+	keys := h.Tokens(nil, index.Scope{Model: "m"}.Root(index.Tokens, 16), list, 16)
+	return &Prompt{Prompt: prefill.Prompt{Keys: keys, BlockTokens: 16}, Model: "m", Tokens: tokens}
+}
+
+func TestARankIsOfferedWhatItDoesNotHold(t *testing.T) {
+	l := two()
+	l.Holds(1, ids(7, 2816), 2816)
+	require.Equal(t, []Offer{{1, 2816, 184}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil)) // G23
+	require.Equal(t, []Offer{{1, 0, 200}, {2, 0, 200}}, l.Offers(ids(8, 200), nil))
+	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), []int32{1}))
+	require.Equal(t, Offer{1, 2800, 16}, l.Offers(ids(7, 2816), nil)[0], "the last block is always computed")
+	require.Empty(t, l.Offers(&Prompt{Model: "other", Tokens: 5}, nil))
+	require.True(t, l.Serve("m"))
+	require.False(t, l.Serve("other"))
+}
+
+func TestARankThatComesBackHoldsNothing(t *testing.T) {
+	l := two()
+	l.Holds(1, ids(7, 2816), 2816)
+	l.Set(pair(false, true))
+	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
+	l.Set(pair(true, true))
+	require.Equal(t, 3000, l.Offers(ids(7, 3000), nil)[0].New)
+	l.Set(pair(true, true)[1:])
+	require.Len(t, l.Offers(ids(7, 3000), nil), 1)
+	l.Holds(1, ids(7, 2816), 2816) // what it still ran ends
+	l.Computed(1, ids(7, 2816), 2816, 2800, 0)
+}
+
+func TestAnEngineIsTakenAtItsWord(t *testing.T) {
+	l := two()
+	l.Holds(1, ids(7, 2816), 2816)
+	l.Computed(1, ids(7, 3000), 3000, 2816, -1)
+	require.Equal(t, Offer{1, 2816, 3000}, l.Offers(ids(7, 3000), nil)[0], "it does not say what it found: no long prompt for it")
+	for range 60 { // short prompts show that it has a cache
+		l.Computed(1, ids(9, 100), 100, 96, 96)
+	}
+	require.Equal(t, 184, l.Offers(ids(7, 3000), nil)[0].New)
+
+	l.Holds(2, ids(5, 960), 960)
+	l.Computed(2, ids(5, 1000), 1000, 960, 480)
+	require.Equal(t, 992, l.Offers(ids(5, 1000), nil)[1].Hit, "it had half of it and has all of it now")
+	require.Equal(t, 8, l.Offers(ids(5, 1000), nil)[1].New)
+}
+
+func TestTheLengthOfAPromptIsLearned(t *testing.T) {
+	l := two()
+	p := &Prompt{Prompt: prefill.Prompt{Bytes: 4000}, Model: "m"}
+	require.Equal(t, 1000, l.Length(p))
+	for range 200 {
+		l.Holds(1, p, 500)
+	}
+	require.InDelta(t, 500, l.Length(p), 2)
+	require.Equal(t, 700, l.Length(&Prompt{Model: "m", Tokens: 700}))
+}
+
+func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) { // P44
+	l := two()
+	line := policy.Line{TPMs: 0.1, T0Ms: 20}
+	p := &Prompt{Model: "m", Tokens: 1000}
+	require.InDelta(t, 150, l.BreakEven(p, line, 5*time.Millisecond), 1e-9)
+	for i := range 40 {
+		tokens := 100 * (1 + i%10)
+		l.Moved("m", tokens, time.Duration(tokens)*20*time.Microsecond+3*time.Millisecond)
+	}
+	require.InDelta(t, 350, l.BreakEven(p, line, 5*time.Millisecond), 1, "and 20 µs a token of the pull")
+}
+
+// Whatever is held, told and taken away: an offer is within the prompt, and one
+// for every rank that is up.
+func TestOffersAddUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := two()
+		up := []bool{true, true}
+		for range rapid.IntRange(1, 40).Draw(t, "events") {
+			rank := rapid.Int32Range(1, 3).Draw(t, "rank")
+			p := ids(rapid.IntRange(1, 3).Draw(t, "seed"), rapid.IntRange(1, 600).Draw(t, "tokens"))
+			switch rapid.IntRange(0, 3).Draw(t, "event") {
+			case 0:
+				l.Holds(rank, p, p.Tokens)
+			case 1:
+				l.Computed(rank, p, p.Tokens, rapid.IntRange(0, p.Tokens).Draw(t, "hit"), rapid.IntRange(-1, p.Tokens).Draw(t, "cached"))
+			case 2:
+				up[rapid.IntRange(0, 1).Draw(t, "which")] = rapid.Bool().Draw(t, "up")
+				l.Set(pair(up[0], up[1]))
+			}
+			offers := l.Offers(p, nil)
+			n := 0
+			for _, u := range up {
+				if u {
+					n++
+				}
+			}
+			require.Len(t, offers, n)
+			for _, o := range offers {
+				require.GreaterOrEqual(t, o.Hit, 0)
+				require.Less(t, o.Hit, p.Tokens)
+				require.Contains(t, []int{p.Tokens, p.Tokens - o.Hit}, o.New)
+			}
+		}
+	})
+}
+
+func BenchmarkOffers(b *testing.B) {
+	l := New(64 << 20)
+	var ranks []Rank
+	for i := range int32(144) {
+		ranks = append(ranks, Rank{ID: i, Name: string(rune('a' + i)), Model: "m", Engine: string(rune('a' + i/16)), Up: true})
+	}
+	l.Set(ranks)
+	for i := range int32(144) {
+		l.Holds(i, ids(int(i%9), 4000), 4000)
+	}
+	p := ids(3, 4100)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Offers(p, nil)
+	}
+}
