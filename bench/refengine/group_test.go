@@ -68,6 +68,18 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 	})
 }
 
+func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
+	clocked(t, Config{DPSize: 2, PrefillBase: time.Second, PrefillPerToken: time.Millisecond}, func(g *group) {
+		g.caches[0] = newPrefixCache(100, nil)
+		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} { // three blocks
+			j := g.put(0, 500, 1)
+			time.Sleep(10 * time.Second)
+			require.Equal(t, want, g.log.all()[i].Length)
+			require.EqualValues(t, 384*i, j.cached.Load())
+		}
+	})
+}
+
 func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
 	clocked(t, Config{Slots: 2}, func(g *group) {
 		a, b, c, d := g.put(0, 10, 5), g.put(0, 10, 3), g.put(0, 10, 1), g.put(0, 10, 1)

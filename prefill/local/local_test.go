@@ -136,7 +136,7 @@ func BenchmarkOffers(b *testing.B) {
 	l := New(64 << 20)
 	var ranks []Rank
 	for i := range int32(144) {
-		ranks = append(ranks, Rank{ID: i, Name: string(rune('a' + i)), Model: "m", Engine: string(rune('a' + i/16)), Up: true})
+		ranks = append(ranks, Rank{ID: i, Name: string('a' + i), Model: "m", Engine: string('a' + i/16), Up: true})
 	}
 	l.Set(ranks)
 	for i := range int32(144) {
