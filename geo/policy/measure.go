@@ -54,7 +54,8 @@ func (d *Drain) Departed(nowAt float64, waiting int) {
 	d.lastAt, d.busy = nowAt, waiting > 0
 }
 
-// Began says that the queue was empty and is no longer: nothing departs before.
+// Began says that a request is left in the queue, which could not go when it
+// came.
 func (d *Drain) Began(nowAt float64) {
 	if !d.busy {
 		d.lastAt, d.busy = nowAt, true

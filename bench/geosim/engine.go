@@ -1,0 +1,274 @@
+package geosim
+
+import (
+	"fmt"
+	"math"
+
+	"evenkeel/prefill/index"
+)
+
+// Engine is how fast a replica is and what it holds (geo 11, M2).
+type Engine struct {
+	TPMs     float64 // prefill, a token that is not cached
+	T0Ms     float64 // until a first token on an idle engine, beside its prefill
+	BusyMs   float64 // of it, beyond a step, in which the engine does nothing else; in the rest it does
+	StepMs   float64 // a decode step
+	StepPer  float64 // and a request of its batch
+	KVTokens int
+}
+
+// presets of the sources: S0 2.1 and 3.3, S1 table 1.
+var presets = map[string]Engine{
+	"l4-llama8b":     {TPMs: 0.586, T0Ms: 55, StepMs: 55, StepPer: 0.5, KVTokens: 32_000},
+	"l4-llama8b-24k": {TPMs: 0.586, T0Ms: 55, StepMs: 55, StepPer: 0.5, KVTokens: 24_000},
+	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 139.22, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000},
+}
+
+// Validate says what no engine is like.
+func (e *Engine) Validate() error {
+	for _, x := range []struct {
+		name string
+		v    float64
+	}{{"tp_ms", e.TPMs}, {"t0_ms", e.T0Ms}, {"busy_ms", e.BusyMs}, {"step_ms", e.StepMs}, {"step_per_request_ms", e.StepPer}} {
+		if !(x.v >= 0) || math.IsInf(x.v, 0) {
+			return fmt.Errorf("engine: %s %g: a number from 0", x.name, x.v)
+		}
+	}
+	if e.StepMs <= 0 {
+		return fmt.Errorf("engine: step_ms %g: above 0", e.StepMs)
+	}
+	if e.KVTokens < mostPrompt+mostOutput {
+		return fmt.Errorf("engine: kv_tokens %d: at least %d, or the longest request never runs", e.KVTokens, mostPrompt+mostOutput)
+	}
+	return nil
+}
+
+const (
+	blockTokens = 16
+	chunkTokens = 8192 // new tokens that are prefilled in one iteration, unless one prompt alone has more
+)
+
+// replica is one engine. Its iterations follow each other as long as it has
+// something to do; those in which nothing can change are one event.
+type replica struct {
+	Engine
+	s      *simulation
+	number int // among all
+	region int
+
+	waiting []*job // FCFS
+	batch   []*job
+	tokens  int // prompts and answers of the batch
+	steps   int // iterations so far
+	run     iteration
+	cache   *index.Index
+	slot    index.Slot
+
+	made float64 // tokens generated in the measured window
+}
+
+// iteration is what runs now: so many steps of equal length. A new plan has
+// another number, and what was planned for the old one does nothing.
+type iteration struct {
+	number  int
+	busy    bool
+	start   float64
+	step    float64 // ms
+	count   int
+	prefill bool
+}
+
+// job is a request in an engine.
+type job struct {
+	v       *visit
+	r       *request
+	end     int // of steps, when it has generated all
+	got     int
+	hit     int
+	started bool // its first token was made
+	gone    bool // its dispatcher no longer wants it
+}
+
+func newReplica(s *simulation, e Engine, number, region int) *replica {
+	r := &replica{Engine: e, s: s, number: number, region: region, cache: index.New(index.Config{})}
+	r.slot = r.cache.Add("own", e.KVTokens/blockTokens)
+	return r
+}
+
+// submit takes a request, and looks at it at the end of the step that runs.
+func (r *replica) submit(v *visit) *job {
+	j := &job{v: v, r: v.r}
+	r.waiting = append(r.waiting, j)
+	v.r.executions++
+	switch {
+	case !r.run.busy:
+		r.iterate()
+	case !r.run.prefill && len(r.waiting) == 1 && r.fits(j):
+		r.cut()
+	}
+	return j
+}
+
+// withdraw lets the engine forget a request: its connection was closed.
+func (r *replica) withdraw(j *job) {
+	j.gone = true
+	if r.run.busy && !r.run.prefill {
+		r.cut()
+	}
+}
+
+// cut ends the run after the step that is under way.
+func (r *replica) cut() {
+	done := math.Ceil((r.s.now - r.run.start) / r.run.step)
+	if count := max(1, int(done)); count < r.run.count {
+		r.plan(r.run.start, r.run.step, count, false)
+	}
+}
+
+func (r *replica) plan(start, step float64, count int, prefill bool) {
+	r.run = iteration{r.run.number + 1, true, start, step, count, prefill}
+	number := r.run.number
+	r.s.after(start+step*float64(count)-r.s.now, func() {
+		if r.run.number == number {
+			r.finish()
+			r.iterate()
+		}
+	})
+}
+
+// need is what a job holds once it is in the batch.
+func (j *job) need() int { return j.r.tokens + j.got }
+
+func (r *replica) fits(j *job) bool { return r.tokens+len(r.batch)+j.need()+1 <= r.KVTokens }
+
+// iterate begins what comes next: admissions with their prefill, else decode
+// steps until somebody ends or memory does.
+func (r *replica) iterate() {
+	r.run.busy = false
+	r.drop()
+	fresh, admitted := 0, 0
+	for len(r.waiting) > 0 && r.fits(r.waiting[0]) && admitted == 0 {
+		j := r.waiting[0]
+		r.waiting = append(r.waiting[:0], r.waiting[1:]...)
+		fresh += r.admit(j)
+		admitted++
+	}
+	n := len(r.batch)
+	if n == 0 {
+		return
+	}
+	step := r.StepMs + r.StepPer*float64(n)
+	if admitted > 0 {
+		r.plan(r.s.now, step+r.BusyMs+r.TPMs*float64(fresh), 1, true)
+		return
+	}
+	count := math.MaxInt
+	for _, j := range r.batch {
+		count = min(count, j.end-r.steps)
+	}
+	for r.tokens+n > r.KVTokens {
+		r.preempt()
+		n = len(r.batch)
+	}
+	count = min(count, (r.KVTokens-r.tokens)/n)
+	r.plan(r.s.now, r.StepMs+r.StepPer*float64(n), max(1, count), false)
+}
+
+// admit puts a job into the batch and returns the tokens to prefill.
+func (r *replica) admit(j *job) int {
+	r.cache.SetCapacity(r.slot, r.room())
+	match := r.cache.Match(r.s.match, j.r.keys)
+	r.s.match = match
+	j.hit = index.Usable(int(match[r.slot.N])*blockTokens, j.r.tokens, blockTokens)
+	r.cache.Insert(r.slot, j.r.keys)
+	r.tokens += j.need()
+	j.end = r.steps + j.r.output - j.got
+	r.batch = append(r.batch, j)
+	return j.need() - j.hit
+}
+
+// room is what the batch's answers leave to prompts, its own and those of
+// finished requests, in blocks.
+func (r *replica) room() int {
+	answers := 0
+	for _, j := range r.batch {
+		answers += j.got
+	}
+	return max(1, (r.KVTokens-answers)/blockTokens)
+}
+
+// preempt throws the latest request out, to be prefilled again.
+func (r *replica) preempt() {
+	last := len(r.batch) - 1
+	j := r.batch[last]
+	r.batch = r.batch[:last]
+	r.tokens -= j.need()
+	r.waiting = append([]*job{j}, r.waiting...)
+	r.s.meter.preempted++
+}
+
+// finish counts the steps that ran, and lets go who has all.
+func (r *replica) finish() {
+	count := r.run.count
+	r.steps += count
+	n := 0
+	if r.s.now > r.s.scenario.warmMs() {
+		r.made += float64(len(r.batch) * count)
+	}
+	ended := false
+	for _, j := range r.batch {
+		j.got += count
+		if !j.started {
+			j.started = true
+			r.s.firstToken(r, j)
+		}
+		if j.end <= r.steps {
+			ended = true
+		}
+		n++
+	}
+	r.tokens += n * count
+	if !ended {
+		return
+	}
+	kept := r.batch[:0]
+	for _, j := range r.batch {
+		if j.end > r.steps {
+			kept = append(kept, j)
+			continue
+		}
+		r.tokens -= j.need()
+		if !j.gone {
+			r.cache.SetCapacity(r.slot, r.room())
+			r.cache.Insert(r.slot, j.r.all)
+			r.s.lastToken(r, j)
+		}
+	}
+	clear(r.batch[len(kept):])
+	r.batch = kept
+}
+
+// drop lets go of what nobody wants any more.
+func (r *replica) drop() {
+	keep := func(j *job) bool { return !j.gone }
+	n := 0
+	for _, j := range r.waiting {
+		if keep(j) {
+			r.waiting[n] = j
+			n++
+		}
+	}
+	clear(r.waiting[n:])
+	r.waiting = r.waiting[:n]
+	n = 0
+	for _, j := range r.batch {
+		if keep(j) {
+			r.batch[n] = j
+			n++
+		} else {
+			r.tokens -= j.need()
+		}
+	}
+	clear(r.batch[n:])
+	r.batch = r.batch[:n]
+}

@@ -1,0 +1,168 @@
+package geosim
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// plain is an engine whose times can be added up by hand: a token of a prompt
+// takes 1 ms, a step 10 ms.
+var plain = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000}
+
+// quiet is a scenario without clients: so many replicas in each region, 2 ms
+// between a client and its dispatcher, 100 ms between regions.
+func quiet(e Engine, replicas ...int) *Scenario {
+	s := &Scenario{Name: "quiet", Engine: e, WarmS: 0, MeasureS: 60, ProbeMs: 500, ScrapeMs: 500}
+	for i, n := range replicas {
+		s.Regions = append(s.Regions, Region{Name: string(rune('a' + i)), Replicas: n, Load: Load{Turns: 1, Prompt: 1, Output: 1}})
+		row := make([]float64, len(replicas))
+		for k := range row {
+			row[k] = 100
+		}
+		row[i] = 2
+		s.RTTMs = append(s.RTTMs, row)
+	}
+	return s
+}
+
+// ask is one request by hand.
+type ask struct {
+	at             float64
+	region         int
+	tokens, output int
+	id             uint64 // the same: the same prompt
+}
+
+type answer struct{ ttft, e2e float64 }
+
+// play runs requests and returns when clients had their first and last tokens.
+func play(t *testing.T, sc *Scenario, policy string, asks ...ask) ([]answer, *simulation) {
+	t.Helper()
+	require.NoError(t, sc.Validate())
+	a, err := parseArm(policy)
+	require.NoError(t, err)
+	s, err := newSimulation(sc, a, 1)
+	require.NoError(t, err)
+	answers := make([]answer, len(asks))
+	for i, x := range asks {
+		c := &client{s: s, region: x.region}
+		s.clients = append(s.clients, c)
+		prompt := text{}.grow(x.id, x.tokens)
+		s.after(x.at, func() {
+			r := &request{client: c, keys: prompt.keys, all: prompt.grow(x.id, x.output).keys, tokens: x.tokens, output: x.output, key: x.id}
+			began := s.now
+			r.then = func(ok bool) {
+				if ok {
+					answers[i].e2e = s.now - began
+				}
+			}
+			s.send(r)
+			s.watch(r, func() { answers[i].ttft = s.now - began })
+		})
+	}
+	require.NoError(t, s.run(context.Background()))
+	require.Zero(t, s.meter.violations)
+	return answers, s
+}
+
+// watch calls once the client has its first token.
+func (s *simulation) watch(r *request, seen func()) {
+	if r.first {
+		seen()
+		return
+	}
+	if r.ends == 0 {
+		s.after(0.25, func() { s.watch(r, seen) })
+	}
+}
+
+func TestByHand(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		sc     *Scenario
+		policy string
+		asks   []ask
+		want   []answer
+	}{
+		{
+			"one request: way, prefill, and a step for each further token", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 3, 1}},
+			[]answer{{2 + 110, 2 + 110 + 20}},
+		},
+		{
+			"the same prompt again: all blocks but the last token's are cached", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 3, 1}, {1000, 0, 100, 1, 1}},
+			[]answer{{112, 132}, {2 + 10 + 4, 2 + 10 + 4}},
+		},
+		{
+			"two at once: the second is prefilled after the first, which gets a token meanwhile", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 3, 1}, {0, 0, 200, 1, 2}},
+			[]answer{{112, 112 + 210 + 10}, {112 + 210, 112 + 210}},
+		},
+		{
+			"one that comes in a step waits for its end", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 9, 1}, {115, 0, 50, 1, 2}}, // steps end at 111, 121
+			[]answer{{112, 1 + 121 + 60 + 60 + 0}, {1 + 121 + 60 - 115, 1 + 121 + 60 - 115}},
+		},
+		{
+			"a region without replicas forwards: half a round trip there, half back", quiet(plain, 0, 1), "finish",
+			[]ask{{5000, 0, 100, 2, 1}},
+			[]answer{{112 + 100, 112 + 100 + 10}},
+		},
+		{
+			"a batch is bounded by KV tokens: the second waits until the first is gone",
+			quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1), "local-only:push=blind",
+			[]ask{{0, 0, 8000, 5, 1}, {0, 0, 3000, 1, 2}},
+			[]answer{{2 + 90, 2 + 90 + 40}, {2 + 90 + 40 + 40, 2 + 90 + 40 + 40}},
+		},
+		{
+			"a central balancer: its own way to the replica is in both directions", quiet(plain, 1, 0), "rr",
+			[]ask{{0, 1, 100, 1, 1}},
+			[]answer{{100 + 110, 100 + 110}},
+		},
+	} {
+		got, _ := play(t, row.sc, row.policy, row.asks...)
+		for i, want := range row.want {
+			require.InDelta(t, want.ttft, got[i].ttft, 0.3, "%s: first token of %d", row.name, i)
+			require.InDelta(t, want.e2e, got[i].e2e, 1e-6, "%s: last token of %d", row.name, i)
+		}
+	}
+}
+
+func TestKVOverflowThrowsTheLatestOut(t *testing.T) {
+	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1)
+	got, s := play(t, sc, "local-only:push=blind", ask{0, 0, 5000, 200, 1}, ask{0, 0, 5000, 200, 2})
+	require.Positive(t, s.meter.preempted)
+	require.Positive(t, got[0].e2e)
+	require.Greater(t, got[1].e2e, got[0].e2e, "it began again after the first had ended, or nearly")
+}
+
+func TestAForwardThatIsRefusedFallsBackOnce(t *testing.T) {
+	sc := quiet(plain, 1, 1)
+	a, err := parseArm("finish:min_gain_ms=0")
+	require.NoError(t, err)
+	s, err := newSimulation(sc, a, 1)
+	require.NoError(t, err)
+	c := &client{s: s, region: 0}
+	s.clients = append(s.clients, c)
+	var r *request
+	ended := 0
+	s.after(4000, func() {
+		for i := range 3 { // long ones, so that the peer is better
+			p := text{}.grow(uint64(90+i), 3000)
+			s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: 1, then: func(bool) {}})
+		}
+		p := text{}.grow(7, 100)
+		r = &request{client: c, keys: p.keys, all: p.keys, tokens: 100, output: 5, then: func(ok bool) { require.True(t, ok); ended++ }}
+		s.send(r)
+		s.dispatchers[1].draining = true // the probe has not said so yet
+	})
+	require.NoError(t, s.run(context.Background()))
+	require.Equal(t, 1, ended)
+	require.Equal(t, 1, r.forwards)
+	require.Equal(t, 1, r.executions)
+	require.GreaterOrEqual(t, s.meter.fallbacks, 1)
+	require.Zero(t, s.meter.violations)
+}

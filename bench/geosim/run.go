@@ -1,0 +1,225 @@
+package geosim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+
+	"evenkeel/bench/report"
+)
+
+// simulation is one run.
+type simulation struct {
+	clock
+	scenario *Scenario
+	arm      *arm
+	probeMs  float64
+	rng      *rand.Rand // of probes: clients have their own
+
+	replicas    []*replica
+	dispatchers []*dispatcher
+	clients     []*client
+	requests    int
+	match       []int32
+	meter       meter
+
+	cut  map[[2]int]bool // pairs of regions between which nothing passes
+	held []heldMessage
+}
+
+var replicaNames = func() (names [512]string) {
+	for i := range names {
+		names[i] = fmt.Sprintf("replica %d", i)
+	}
+	return names
+}()
+
+func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
+	s := &simulation{scenario: sc, arm: a, probeMs: sc.ProbeMs, rng: rand.New(rand.NewPCG(seed, 77)), cut: map[[2]int]bool{}}
+	if a.probeMs > 0 {
+		s.probeMs = a.probeMs
+	}
+	s.meter.s = s
+	byRegion := make([][]*replica, len(sc.Regions))
+	add := func(region int) {
+		r := newReplica(s, sc.Engine, len(s.replicas), region)
+		s.replicas, byRegion[region] = append(s.replicas, r), append(byRegion[region], r)
+	}
+	if a.replicas > 0 {
+		for i := range a.replicas {
+			add(i % len(sc.Regions))
+		}
+	} else {
+		for i := range sc.Regions {
+			for range sc.Regions[i].Replicas {
+				add(i)
+			}
+		}
+	}
+	if a.central {
+		byRegion = [][]*replica{s.replicas}
+	}
+	for i, replicas := range byRegion {
+		d, err := newDispatcher(s, i, replicas)
+		if err != nil {
+			return nil, err
+		}
+		s.dispatchers = append(s.dispatchers, d)
+	}
+	for _, d := range s.dispatchers {
+		for _, to := range s.dispatchers {
+			if to != d {
+				d.peers = append(d.peers, &peer{to: to})
+			}
+		}
+		d.forget()
+		for _, p := range d.peers {
+			s.after(s.probeMs*s.rng.Float64(), func() { d.probe(p) })
+		}
+		s.after(s.scenario.ScrapeMs*s.rng.Float64(), d.scrape)
+	}
+	for i := range sc.Regions {
+		for n := range sc.Regions[i].Load.most() {
+			c := &client{s: s, region: i, number: n, rng: rand.New(rand.NewPCG(seed, uint64(i)<<32|uint64(n)))}
+			s.clients = append(s.clients, c)
+			s.after(2000*c.rng.Float64(), c.begin)
+		}
+	}
+	for i := range sc.Faults {
+		sc.Faults[i].plan(s)
+	}
+	s.after(1000, s.wake)
+	s.after(0, s.meter.sample)
+	return s, nil
+}
+
+// wake lets clients begin that sleep while the day has work for them.
+func (s *simulation) wake() {
+	for _, c := range s.clients {
+		if c.asleep {
+			c.begin()
+		}
+	}
+	s.after(1000, s.wake)
+}
+
+// run is over at the end of the measured part.
+func (s *simulation) run(ctx context.Context) error {
+	end := s.scenario.endMs()
+	for n := 0; s.next(end); n++ {
+		if n%4096 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	s.now = end
+	s.audit()
+	return nil
+}
+
+// audit compares what is with what was counted: no request vanishes.
+func (s *simulation) audit() {
+	live := 0
+	for _, c := range s.clients {
+		live += c.live
+	}
+	ended := 0
+	for _, n := range s.meter.outcomes {
+		ended += n
+	}
+	if s.meter.sent != live+ended {
+		s.meter.violations++
+	}
+	for _, r := range s.replicas {
+		tokens := 0
+		for _, j := range r.batch {
+			tokens += j.need()
+		}
+		if tokens != r.tokens || tokens > r.KVTokens {
+			s.meter.violations++
+		}
+	}
+}
+
+// Plan is what is compared: arms on a scenario, over seeds.
+type Plan struct {
+	Scenario *Scenario
+	Arms     []string
+	Seeds    int
+	Progress func(done, total int)
+}
+
+// Run runs all arms, each with the same seeds, on all processors.
+func (p *Plan) Run(ctx context.Context) ([]report.Run, error) {
+	if p.Seeds < 1 {
+		return nil, fmt.Errorf("%d seeds: at least 1", p.Seeds)
+	}
+	if len(p.Arms) == 0 {
+		return nil, errors.New("no policy to compare")
+	}
+	arms := make([]*arm, len(p.Arms))
+	for i, text := range p.Arms {
+		var err error
+		if arms[i], err = parseArm(text); err != nil {
+			return nil, err
+		}
+	}
+	samples := make([][]report.Sample, len(arms))
+	for i := range samples {
+		samples[i] = make([]report.Sample, p.Seeds)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan int)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	done, total := 0, len(arms)*p.Seeds
+	for range min(runtime.GOMAXPROCS(0), total) {
+		wg.Go(func() {
+			for i := range next {
+				a, seed := i/p.Seeds, i%p.Seeds
+				sample, err := runOnce(ctx, p.Scenario, arms[a], uint64(seed+1))
+				if err != nil {
+					cancel(err)
+					continue
+				}
+				samples[a][seed] = sample
+				mu.Lock()
+				done++
+				if p.Progress != nil {
+					p.Progress(done, total)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range total {
+		if ctx.Err() != nil {
+			break
+		}
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	runs := make([]report.Run, len(arms))
+	for i, a := range arms {
+		runs[i] = report.Run{Policy: a.name, Seeds: p.Seeds, Metrics: report.Summarize(samples[i]...)}
+	}
+	return runs, nil
+}
+
+func runOnce(ctx context.Context, sc *Scenario, a *arm, seed uint64) (report.Sample, error) {
+	s, err := newSimulation(sc, a, seed)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.run(ctx); err != nil {
+		return nil, err
+	}
+	return s.meter.result(), nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"evenkeel/bench/geosim"
+	"evenkeel/bench/report"
+	"evenkeel/dispatcher/policy"
+)
+
+// geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
+// with the other tiers.
+type geoFlags struct {
+	Preset string `placeholder:"NAME" help:"Engines of the scenario: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
+}
+
+// geoPolicies are those that are compared unless told otherwise.
+const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
+
+func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
+	switch {
+	case c.Log != "":
+		return errors.New("--log with --tier geo: decision logs are of the decode tier")
+	case c.Out != "":
+		return errors.New("--out with --tier geo: there are no decode steps to plot; take --json")
+	case c.Trace != "":
+		return errors.New("--trace with --tier geo: its clients draw their programs; take --scenario")
+	}
+	if c.Scenario == "" {
+		c.Scenario = "skew"
+	}
+	if c.Policies == "" {
+		c.Policies = geoPolicies
+	}
+	scenario, err := geosim.Read(c.Scenario, c.Geo.Preset)
+	if err != nil {
+		return fmt.Errorf("--scenario: %w", err)
+	}
+	told := time.Now()
+	plan := &geosim.Plan{Scenario: scenario, Arms: policy.SplitList(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
+		if time.Since(told) > 5*time.Second {
+			told = time.Now()
+			fmt.Fprintf(std.err, "%d of %d runs done\n", done, total)
+		}
+	}}
+	began := time.Now()
+	runs, err := plan.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return (&report.Report{Runs: runs, Bound: report.Metrics{}}).JSON(std.out)
+	}
+	var b bytes.Buffer
+	geoTable(&b, runs, c.Seeds)
+	fmt.Fprintf(&b, "\n%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.geoLine())
+	writeWrapped(&b, "± is the 95 % interval of the mean over seeds. Clients send a request when the one before it is answered: throughput follows latency. "+
+		"TTFT and E2E are as a client sees them, its own round trip counted. Measured after the warm-up.")
+	_, err = b.WriteTo(std.out)
+	return err
+}
+
+// geoTable shows what geo 11, M5 names.
+func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell back\tlost\tfailed\tviolations\t")
+	for _, r := range runs {
+		m := r.Metrics
+		show := func(name report.Metric, scale float64, digits int) string {
+			v, ok := m[name]
+			if !ok {
+				return "-"
+			}
+			text := fmt.Sprintf("%.*f", digits, v.Mean*scale)
+			if name == report.TokensPerS || name == report.TTFTMean {
+				text += fmt.Sprintf(" ± %.*f", digits, geosim.Interval(v, seeds)*scale)
+			}
+			return text
+		}
+		fmt.Fprintln(w, strings.Join([]string{
+			r.Policy, show(report.TokensPerS, 1, 0), show(report.TTFTMean, 1, 0), show(report.TTFTP50, 1, 0), show(report.TTFTP90, 1, 0), show(report.TTFTP99, 1, 0),
+			show(geosim.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(geosim.Forwards, 1, 0), show(geosim.Egress, 1e-6, 1),
+			show(geosim.EgressUSD, 1, 5), show(geosim.Spread, 1, 2), show(geosim.Fallbacks, 1, 0), show(geosim.Lost, 1, 0), show(report.Failed, 1, 0), show(geosim.Violations, 1, 0),
+		}, "\t")+"\t")
+	}
+	_ = w.Flush() // into a buffer
+	for _, r := range runs {
+		if v := r.Metrics[geosim.Violations].Mean; v > 0 || math.IsNaN(v) {
+			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, ran three times, or was passed.\n", r.Policy)
+		}
+	}
+}
+
+// geoLine makes the same numbers again.
+func (c *simulateCmd) geoLine() string {
+	line := "evenkeel simulate --tier geo --scenario " + c.Scenario
+	if c.Geo.Preset != "" {
+		line += " --preset " + c.Geo.Preset
+	}
+	return fmt.Sprintf("%s --policies %s --seeds %d", line, c.Policies, c.Seeds)
+}
