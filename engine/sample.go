@@ -47,6 +47,8 @@ type MetricNames struct{ KVUsage, Running, Waiting string }
 type Sample struct {
 	// StartTime is the process's in Unix seconds, 0 unknown.
 	StartTime float64
+	// BlockTokens is the size of a KV block, 0 unknown.
+	BlockTokens int
 
 	kvUsage, running, waiting, capacity, generated map[string]float64
 }
@@ -93,6 +95,9 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	for _, m := range families[cacheConfigName].GetMetric() {
 		if tokens, ok := cacheTokens(m); ok {
 			s.capacity[label(m, "engine")] = tokens
+		}
+		if size, err := strconv.Atoi(label(m, "block_size")); err == nil && size > 0 {
+			s.BlockTokens = size
 		}
 	}
 	for _, m := range families[startTimeName].GetMetric() {

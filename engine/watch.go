@@ -52,13 +52,15 @@ type watch struct {
 	stop    context.CancelFunc
 	traffic *Traffic
 
-	factsAt time.Time // last read; only run's goroutine
-	facts   facts     // only run's goroutine
-	pulse   pulse     // only run's goroutine
+	factsAt  time.Time // last read; only run's goroutine
+	facts    facts     // only run's goroutine
+	pulse    pulse     // only run's goroutine
+	answered time.Time // the last good health check; only run's goroutine
 
 	// Under m.mu:
 	status  Status
 	suspect suspicion
+	rtt     time.Duration
 	failed  int    // checks in a row
 	reports uint64 // failures to connect that callers told of
 	alarmed bool   // the credential alarm was given and stands
@@ -102,7 +104,12 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reports, up := w.reports, w.status.Up
 	w.m.mu.Unlock()
+	began := time.Now()
 	_, err := w.get(ctx, "/health")
+	if err == nil {
+		now := time.Now()
+		w.noteRTT(now.Sub(began), now)
+	}
 	if err == nil && (!up || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {
 		w.readFacts(ctx, !up)
 	}

@@ -8,9 +8,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +118,8 @@ func start(t *testing.T, o options) *cluster {
 		p.Role = refengine.Prefill
 		e := c.engine(p)
 		c.prefill = append(c.prefill, e)
-		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0]})
+		events, replay := kvPorts(e)
+		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0], KVEventsPort: events, KVReplayPort: replay})
 	}
 	for _, d := range o.decode {
 		d.Role = refengine.Decode
@@ -178,6 +181,18 @@ func start(t *testing.T, o options) *cluster {
 	})
 	c.eventually("the proxy is ready", func() bool { return c.get("/readyz").status == http.StatusOK })
 	return c
+}
+
+// kvPorts are where an engine publishes KV events, 0 where it does not.
+func kvPorts(e *refengine.Engine) (events, replay int) {
+	port := func(address string) (n int) {
+		if _, p, err := net.SplitHostPort(address); err == nil {
+			n, _ = strconv.Atoi(p)
+		}
+		return n
+	}
+	a, b := e.KVEvents(0)
+	return port(a), port(b)
 }
 
 func (c *cluster) engine(cfg refengine.Config) *refengine.Engine {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
 	"evenkeel/prefill/local"
 )
 
@@ -37,6 +39,7 @@ type fleet struct {
 	hosts     map[string]bool      // where a prefiller's KV may be pulled from
 	stops     map[string]*stopped  // engines and ranks that drain, by role and id
 	added     int                  // engines that ever were
+	asked     int                  // times a prefill engine was asked for token ids
 	again     *time.Timer          // publishes while an engine gets its load step by step
 }
 
@@ -258,7 +261,7 @@ func (f *fleet) publish() {
 		for _, r := range ranksOf(in) {
 			up := in.serving && f.takes(in, r)
 			if in.role == rolePrefill {
-				candidates = append(candidates, candidate(in, r, up))
+				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
@@ -289,7 +292,7 @@ func ranksOf(in *instance) []int {
 	return ranks
 }
 
-func candidate(in *instance, r int, up bool) prefill.Candidate {
+func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
 		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Live: up, Limit: in.limit(slowProbes),
@@ -300,7 +303,27 @@ func candidate(in *instance, r int, up bool) prefill.Candidate {
 	for _, m := range in.status.Models {
 		c.Models = append(c.Models, m.ID)
 	}
+	if len(c.Models) > 0 {
+		c.Events = eventsOf(in, r, f.gw.conf().Prefill.KVEvents)
+	}
 	return c
+}
+
+// eventsOf is where a rank says what its prefix cache holds. Without an entry of
+// its own an engine has the ports that all have.
+func eventsOf(in *instance, r int, all config.KVEvents) prefill.EventSource {
+	if !all.Enabled {
+		return prefill.EventSource{}
+	}
+	host, rank := in.engine.URL.Hostname(), max(0, r)
+	s := prefill.EventSource{
+		Events: kvevents.Endpoint(host, cmp.Or(in.conf.KVEventsPort, all.Port), rank),
+		Model:  boardOf(in.status.Models), ReplayTimeout: all.ReplayTimeout,
+	}
+	if port := cmp.Or(in.conf.KVReplayPort, all.ReplayPort); port != 0 {
+		s.Replay = kvevents.Endpoint(host, port, rank)
+	}
+	return s
 }
 
 // capacityOf is what the engine reports for the rank; the only series of a

@@ -44,6 +44,7 @@ type Gateway struct {
 	tier       *prefill.Tier
 	locals     *local.Ranks
 	recognizer recognizer
+	tokenizer  tokenizer
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet

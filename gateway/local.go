@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"math"
 	"net/http"
 	"slices"
@@ -49,12 +50,12 @@ type locally struct {
 // recognize hashes the prompt, once where decode ranks may compute prompts.
 func (j *job) recognize() prefill.Prompt {
 	if j.resume.times > 0 {
-		return j.gw.recognizer.prompt(j) // it is longer now
+		return j.gw.hashPrompt(j) // it is longer now
 	}
 	if j.local.known != nil {
 		return *j.local.known
 	}
-	p := j.gw.recognizer.prompt(j)
+	p := j.gw.hashPrompt(j)
 	if j.gw.locals.Serve(j.model.board) {
 		j.local.known = &p
 	}
@@ -80,7 +81,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 			return nil // nobody knows how long it is
 		}
 		if p.Bytes == 0 || j.req.PromptTokens > 0 {
-			p.Tokens = j.estimate()
+			p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
 		}
 	}
 	tokens := j.gw.locals.Length(&p)

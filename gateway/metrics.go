@@ -34,6 +34,7 @@ type metrics struct {
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
 	slowStart                         *prometheus.GaugeVec
+	tokenize                          *prometheus.CounterVec
 
 	localRequests                             *prometheus.CounterVec
 	localTokens, localFailures, localDeclined prometheus.Counter
@@ -82,6 +83,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		localDeclined: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_declined_total", Help: "Requests that a decode rank might have served whole, but none had room.",
 		}),
+		tokenize: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were wanted, by who told them: an engine had, an engine, or nobody.",
+		}, []string{"outcome"}),
 		stages: map[string]prometheus.Observer{}, cancels: map[phase]prometheus.Counter{}, released: map[phase]prometheus.Observer{},
 	}
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
@@ -134,7 +138,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

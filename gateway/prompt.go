@@ -8,6 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -21,12 +22,10 @@ type recognizer struct {
 	salts   index.Salts
 }
 
-// idBlock is how many token ids a block has: as many as a KV block of vLLM.
-const idBlock = 16
-
-// prompt hashes a job's prompt. One that no other will ever share has no keys:
+// hashPrompt hashes a job's prompt. One that no other will ever share has no keys:
 // its salt was made for it alone, or it is several prompts.
-func (r *recognizer) prompt(j *job) prefill.Prompt {
+func (g *Gateway) hashPrompt(j *job) prefill.Prompt {
+	r, size := &g.recognizer, g.conf().Prefill.Index.BlockBytes
 	body := &j.body
 	scope := index.Scope{Model: j.model.board}
 	if j.model.name != j.model.board {
@@ -45,24 +44,33 @@ func (r *recognizer) prompt(j *job) prefill.Prompt {
 	if h == nil {
 		h = new(index.Hasher)
 	}
+	h.BlockBytes = size
 	defer r.hashers.Put(h)
+	ids, bytes := g.tier.BlockTokens(j.model.name), scope.Root(index.Bytes, size)
+	tokens := scope.Root(index.Tokens, ids)
+	salted := scope.Salt != ""
 	var text index.Text
 	if j.req.Endpoint == mooncake.Completions {
 		written, _ := body.Get("prompt")
 		if j.leg != nil && j.leg.Prompt != nil {
 			written = j.leg.Prompt
 		}
-		if ids, ok := index.PromptTokens(nil, written); ok {
-			return prefill.Prompt{Keys: h.Tokens(nil, scope.Root(index.Tokens, idBlock), ids, idBlock), BlockTokens: idBlock}
+		if list, ok := index.PromptTokens(nil, written); ok {
+			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 		}
-		text = h.Prompt(nil, scope.Root(index.Bytes, index.BlockBytes), written)
+		text = h.Prompt(nil, bytes, written)
 	} else {
 		messages, _ := body.Get("messages")
-		tools, _ := body.Get("tools")
-		text = h.Chat(nil, scope.Root(index.Bytes, index.BlockBytes), messages, tools)
+		listed, _ := body.Get("tools")
+		text = h.Chat(nil, bytes, messages, listed)
+	}
+	if g.conf().Prefill.Index.Tokenize == config.TokenizeEngine && !text.Media && j.resume.times == 0 && text.Bytes > 0 {
+		if keys, n, ok := g.tokenize(j, h, tokens, ids); ok {
+			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
+		}
 	}
 	// What a resumed answer adds to the prompt is not in its text.
-	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Media: text.Media || j.resume.times > 0}
+	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, BlockBytes: size, Salted: salted, Media: text.Media || j.resume.times > 0}
 }
 
 // Headers of a request that steer it, and of an answer that say where it went.

@@ -58,6 +58,6 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 	capacity, _ := p.sample.CacheTokens(rank)
 	return prefill.Sample{
 		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
-		CapacityTokens: capacity, StartTime: p.sample.StartTime,
+		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: g.monitor.RTT(c.Instance),
 	}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
+	"evenkeel/prefill/kvevents"
 	"evenkeel/prefill/policy"
 )
 
@@ -20,10 +21,11 @@ type Candidate struct {
 	Models         []string      // base models and LoRA names; empty: not known yet, so not eligible
 	Hardware       string        // candidates of one model and label share a line of prefill times
 	CapacityTokens int64         // KV tokens it can hold; 0: what the scrape says
-	BlockTokens    int           // of a KV block; 0: 16
-	RTT            time.Duration // to its engine; 0 inside one site
+	BlockTokens    int           // of a KV block; 0: what the scrape says, else 16
+	RTT            time.Duration // to its engine, until a scrape says what was measured; 0 inside one site
 	Live           bool
 	Limit          int // unanswered probes it may have while it is fresh in service; 0: any number
+	Events         EventSource
 }
 
 // phase is where a prompt's KV blocks are in their life on the prefiller.
@@ -115,6 +117,9 @@ type candidate struct {
 	answeredAt time.Time // the last of ours
 	ring       []uint64
 	slots      [units]slot
+	accuracy   accuracy
+	events     *kvevents.Stream // nil: it publishes none
+	guessed    bool             // the index has blocks of token ids that its events did not tell of
 	gate       gate
 	circuit    circuit.Circuit
 
@@ -128,8 +133,10 @@ type candidate struct {
 	sends        int     // of ours, ever
 	answers      int
 	startTime    float64
-	misses       int       // failed scrapes in a row
-	unbounded    bool      // said that its capacity is not known
+	misses       int  // failed scrapes in a row
+	unbounded    bool // said that its capacity is not known
+	block        int  // scraped tokens of a KV block, 0: not told
+	rtt          time.Duration
 	sampleSent   time.Time // when the last good scrape was sent
 }
 

@@ -94,10 +94,12 @@ type Scraper func(ctx context.Context, c Candidate) (Sample, error)
 
 // Sample is what one scrape says about a candidate.
 type Sample struct {
-	KVUsage          float64 // 0..1, NaN: not reported
-	Running, Waiting float64 // requests, NaN: not reported
-	CapacityTokens   int64   // KV tokens the candidate can hold, 0: not reported
-	StartTime        float64 // Unix seconds of the engine's process, 0: not reported
+	KVUsage          float64       // 0..1, NaN: not reported
+	Running, Waiting float64       // requests, NaN: not reported
+	CapacityTokens   int64         // KV tokens the candidate can hold, 0: not reported
+	BlockTokens      int           // of a KV block, 0: not reported
+	RTT              time.Duration // to the engine, 0: not measured
+	StartTime        float64       // Unix seconds of the engine's process, 0: not reported
 }
 
 // Default returns the values that a zero field stands for, and the scrape

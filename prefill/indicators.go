@@ -12,10 +12,25 @@ const defaultBlock = 16
 
 // blockTokens is the size of the candidate's KV blocks.
 func (c *candidate) blockTokens() int {
+	if said := c.saidBlock(); said > 0 {
+		return said
+	}
+	return defaultBlock
+}
+
+// saidBlock is what anybody said of them, 0: nobody did.
+func (c *candidate) saidBlock() int {
 	if c.BlockTokens > 0 {
 		return c.BlockTokens
 	}
-	return defaultBlock
+	return c.block
+}
+
+func (c *candidate) rttMs() float64 {
+	if c.rtt > 0 {
+		return float64(c.rtt) / float64(time.Millisecond)
+	}
+	return float64(c.RTT) / float64(time.Millisecond)
 }
 
 // measure sets all of a candidate's indicators that do not depend on the
@@ -32,7 +47,7 @@ func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	v.KVUsage = c.kvUsage()
 	v.HeldTokens = kv - active
 	v.ActiveBlocks = math.Ceil(kv / block)
-	v.RTTMs = float64(c.RTT) / float64(time.Millisecond)
+	v.RTTMs = c.rttMs()
 	v.TPMs, v.T0Ms, v.Beta2 = line.TPMs, line.T0Ms, line.Beta2
 	v.BlockTokens = block
 	v.QueuedAttention = float64(a.attention+c.held.attention) / 2

@@ -33,6 +33,7 @@ type Lease struct {
 	settled  bool // the caller made its last call
 	canary   bool
 	alone    bool // nothing else was on the candidate when it was charged
+	hung     bool // what was predicted to be cached was being computed then
 	model    string
 	charge   charge
 	prompt   Prompt

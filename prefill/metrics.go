@@ -120,6 +120,13 @@ var (
 	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens.", "model", "hardware")
 	r2Desc         = describe("calibration_r2_ratio", "Share of prefill times that the fit explains.", "model", "hardware")
 	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the prefillers that hold their prefix.", "state")
+	suspectDesc    = describe("prefix_capacity_suspect", "1 where an engine's prefix cache looks smaller or larger than its capacity says.", "candidate", "holds")
+	offDesc        = describe("prefix_misprediction_ratio", "Predicted hit tokens that were not there and those there that were not predicted, as a share of the predicted, lately.")
+	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on, 0 while its cache is known from answers alone.", "candidate")
+	batchesDesc    = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
+	gapsDesc       = describe("kv_events_gaps_total", "Gaps in KV events: made good by a replay, or not, so that all that was known of the candidate was dropped.", "candidate", "result")
+	unreadableDesc = describe("kv_events_decode_errors_total", "Batches and events that could not be read.", "candidate")
+	lagDesc        = describe("kv_events_lag_seconds", "Age of the last batch when it was taken in, by the engine's clock.", "candidate")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
 		"Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": "handoffs"})
 )
@@ -128,6 +135,7 @@ var (
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
+		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, unreadableDesc, lagDesc,
 		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, ratioDesc, tpDesc, t0Desc, r2Desc, hotDesc} {
 		ch <- d
 	}
@@ -161,6 +169,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 			handoffs[p] += c.account.leases[p]
 		}
 	}
+	t.collectCaches(ch, status)
 	for _, state := range candidateStates {
 		gauge(candidatesDesc, float64(states[state]), state)
 	}
@@ -174,6 +183,40 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.expired))
 	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
 	t.collectLearned(ch)
+}
+
+// collectCaches exports how well the candidates' prefix caches are known.
+func (t *Tier) collectCaches(ch chan<- prometheus.Metric, status []CandidateStatus) {
+	var all accuracy
+	of := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	for _, c := range status {
+		all.predicted += c.accuracy.predicted
+		all.over += c.accuracy.over
+		all.under += c.accuracy.under
+		for _, s := range []suspicion{holdsLess, holdsMore} {
+			of(suspectDesc, prometheus.GaugeValue, one(c.CapacitySuspect == s), c.ID, string(s))
+		}
+		e := c.Events
+		if e == nil {
+			continue
+		}
+		of(preciseDesc, prometheus.GaugeValue, one(c.Mode == precise), c.ID)
+		of(batchesDesc, prometheus.CounterValue, float64(e.Batches), c.ID)
+		of(gapsDesc, prometheus.CounterValue, float64(e.GapsReplayed), c.ID, "replayed")
+		of(gapsDesc, prometheus.CounterValue, float64(e.GapsCold), c.ID, "cold")
+		of(unreadableDesc, prometheus.CounterValue, float64(e.Unreadable), c.ID)
+		of(lagDesc, prometheus.GaugeValue, e.LagMs/1000, c.ID)
+	}
+	of(offDesc, prometheus.GaugeValue, all.off())
+}
+
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // collectLearned exports what the tier has learned of prompts and times.

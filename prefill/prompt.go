@@ -12,7 +12,10 @@ import (
 type Prompt struct {
 	Keys        []index.Key // of its blocks; must not change any more
 	BlockTokens int         // of each, where they are blocks of token ids
+	Tokens      int         // counted; 0: not
 	Bytes       int         // of the rendering, where they are blocks of that
+	BlockBytes  int         // of each of those; 0: index.BlockBytes
+	Salted      bool        // its blocks are those of a cache_salt, which engines' events do not tell
 	Media       bool        // not all of it is text: its bytes do not tell its tokens
 }
 
@@ -39,7 +42,7 @@ const classBytes = 4
 func (p *Prompt) classDepth(tokens []int) int {
 	depth := len(p.Keys)
 	for _, n := range slices.Backward(tokens) { // ascending
-		at := n * classBytes / index.BlockBytes
+		at := n * classBytes / p.blockBytes()
 		if p.BlockTokens > 0 {
 			at = n / p.BlockTokens
 		}
@@ -91,8 +94,12 @@ func (c *candidate) blocksOn(matched []int32, unit int) int {
 
 // tokensOf is the prompt's length: counted, or by the learned ratio.
 func (t *Tier) tokensOf(r *Request) int {
-	if !r.Counted && r.Prompt.Bytes > 0 && !r.Prompt.Media {
-		return max(1, t.ratios[r.Model].Tokens(r.Prompt.Bytes))
+	switch p := &r.Prompt; {
+	case r.Counted:
+	case p.Tokens > 0:
+		return p.Tokens
+	case p.Bytes > 0 && !p.Media:
+		return max(1, t.ratios[r.Model].Tokens(p.Bytes))
 	}
 	return max(1, r.PromptTokens)
 }
@@ -103,7 +110,14 @@ func (p *Prompt) blockSize(tokens int) float64 {
 	if p.BlockTokens > 0 {
 		return float64(p.BlockTokens)
 	}
-	return index.BlockBytes * float64(tokens) / float64(max(1, p.Bytes))
+	return float64(p.blockBytes()) * float64(tokens) / float64(max(1, p.Bytes))
+}
+
+func (p *Prompt) blockBytes() int {
+	if p.BlockBytes > 0 {
+		return p.BlockBytes
+	}
+	return index.BlockBytes
 }
 
 // slot is a candidate's place in the index, for blocks of one unit.
@@ -118,10 +132,13 @@ type slot struct {
 func (t *Tier) place(c *candidate, p *Prompt, model string) index.Slot {
 	blocks, unit := 0, p.unit()
 	if capacity := c.capacityTokens(); capacity > 0 {
-		if unit == byTokens {
+		switch {
+		case unit == byBytes:
+			blocks = t.ratios[model].Blocks(int(capacity), p.blockBytes())
+		case c.mode(t.now) == precise:
+			blocks = 2 * int(capacity) / p.BlockTokens // its events say what goes; this only bounds an engine that says nothing of that
+		default:
 			blocks = int(capacity) / p.BlockTokens
-		} else {
-			blocks = int(float64(capacity) * t.ratios[model].BytesPerToken() / index.BlockBytes)
 		}
 		blocks = max(1, blocks)
 	}
@@ -140,12 +157,25 @@ func (t *Tier) place(c *candidate, p *Prompt, model string) index.Slot {
 	return s.at
 }
 
-// forgetPrefixes drops what a candidate is thought to have in its cache.
+// forgetPrefixes drops what a candidate is thought to have in its cache: its
+// engine may have started anew. Its events tell that by themselves.
 func (t *Tier) forgetPrefixes(c *candidate) {
+	for unit, s := range c.slots {
+		if s.known && (unit == byBytes || c.mode(t.now) != precise) {
+			t.index.Clear(s.at, index.Removed)
+		}
+	}
+}
+
+// dropPrefixes does so whatever is known, and has it told anew.
+func (t *Tier) dropPrefixes(c *candidate) {
 	for _, s := range c.slots {
 		if s.known {
 			t.index.Clear(s.at, index.Removed)
 		}
+	}
+	if c.events != nil {
+		c.events.Resync()
 	}
 }
 
@@ -156,11 +186,14 @@ func (t *Tier) ForgetPrefixes(id string) bool {
 	defer t.unlock()
 	if id == "" {
 		t.index.Reset()
+		for _, c := range t.candidates {
+			t.dropPrefixes(c)
+		}
 		return true
 	}
 	c := t.candidates[id]
 	if c != nil {
-		t.forgetPrefixes(c)
+		t.dropPrefixes(c)
 	}
 	return c != nil
 }
@@ -172,6 +205,7 @@ func (t *Tier) expect(l *Lease, r *Request, v *policy.Candidate) {
 	t.prefixes.prompt += uint64(v.PromptTokens)
 	t.prefixes.predicted += uint64(v.HitTokens)
 	if len(r.Prompt.Keys) > 0 {
+		l.hung = l.c.hangs(&r.Prompt, l.c.blocksOn(t.found, r.Prompt.unit()))
 		l.expected = t.index.Speculate(t.place(l.c, &r.Prompt, r.Model), r.Prompt.Keys)
 	}
 }
@@ -195,10 +229,27 @@ func (t *Tier) compute(l *Lease, u Usage) {
 		case off < 0:
 			t.metrics.misprediction.WithLabelValues("under").Observe(-off)
 		}
-		if block := l.prompt.blockSize(u.PromptTokens); len(l.prompt.Keys) > 0 && off >= block {
-			t.index.Correct(l.c.slots[l.prompt.unit()].at, l.prompt.Keys, int(float64(u.CachedTokens)/block))
-		}
+		t.judge(l, u)
+	}
+	l.c.expectEvents(u, t.now)
+	if l.c.told(&l.prompt, t.now) {
+		t.hear(l, u)
+	} else {
+		t.correct(l, u)
+	}
+	l.prompt = Prompt{} // a hand-off may wait for minutes
+}
+
+// correct takes an answer of a candidate of whose cache nothing else tells: it
+// held no more than it says, and holds the prompt now (prefill P30).
+func (t *Tier) correct(l *Lease, u Usage) {
+	p := &l.prompt
+	if len(p.Keys) == 0 {
+		return
+	}
+	if block := p.blockSize(u.PromptTokens); u.CachedTokens >= 0 && u.PromptTokens > 0 && float64(l.HitTokens-u.CachedTokens) >= block {
+		t.index.Correct(l.c.slots[p.unit()].at, p.Keys, int(float64(u.CachedTokens)/block))
 	}
 	t.index.Confirm(&l.expected)
-	l.prompt = Prompt{} // a hand-off may wait for minutes
+	l.c.guessed = l.c.guessed || l.c.events != nil && p.BlockTokens > 0 && !p.Salted
 }

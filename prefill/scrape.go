@@ -9,14 +9,20 @@ import (
 	"go.uber.org/zap"
 )
 
-// Run scrapes the live candidates until ctx is done, and waits for the scrapes
-// to end.
+// Run scrapes the live candidates and follows the KV events of those that have
+// some, until ctx is done, and waits for all that to end.
 func (t *Tier) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	running := map[*candidate]context.CancelFunc{}
+	running, followed := map[*candidate]context.CancelFunc{}, streams{}
+	defer func() {
+		for c, s := range followed {
+			t.unfollow(c, s)
+		}
+	}()
 	var current ScrapeConfig
 	for {
+		t.follow(followed)
 		wanted, settings := t.liveCandidates()
 		if settings != current { // every loop has an interval of its own
 			for c, stop := range running {
@@ -151,6 +157,12 @@ func (t *Tier) take(c *candidate, s Sample, at mark) {
 	}
 	if s.CapacityTokens > 0 {
 		c.capacity = s.CapacityTokens
+	}
+	if s.BlockTokens > 0 {
+		c.block = s.BlockTokens
+	}
+	if s.RTT > 0 {
+		c.rtt = s.RTT
 	}
 	c.usage = s.KVUsage
 	c.foreign, c.foreignQueue = 0, 0

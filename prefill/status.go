@@ -40,7 +40,14 @@ type CandidateStatus struct {
 	CanStart    bool     `json:"can_start"`     // one more probe
 	IndexBlocks int      `json:"index_blocks"`  // that the prefix index counts as its
 
-	account account
+	Mode            string        `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
+	Events          *EventsStatus `json:"kv_events,omitempty"` // nil: it publishes none
+	RTTMs           float64       `json:"rtt_ms"`
+	Mispredicted    float64       `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
+	CapacitySuspect suspicion     `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
+
+	account  account
+	accuracy accuracy
 }
 
 // audit compares what was charged and released with what the accounts hold.
@@ -110,6 +117,12 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		OldestMs:        c.oldestAge(t.now),
 		CanStart:        t.canStart(c),
 		IndexBlocks:     t.blocksOf(c),
+		Mode:            c.mode(t.now),
+		Events:          c.eventsStatus(),
+		RTTMs:           c.rttMs(),
+		Mispredicted:    c.accuracy.off(),
+		CapacitySuspect: c.accuracy.suspect,
+		accuracy:        c.accuracy,
 		account:         c.account,
 	}
 }

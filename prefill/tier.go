@@ -45,6 +45,7 @@ type Tier struct {
 	hotspots    *hotspots                                  // nil: off
 	affinity    *affinity                                  // nil: off
 	shadows     []*policy.Policy
+	suspected   []suspected // to be logged
 	lastLease   uint64
 	round       uint64 // of looking at who waits
 
@@ -137,7 +138,12 @@ func (t *Tier) unlock() {
 	if t.hotspots != nil {
 		changes = t.hotspots.take()
 	}
+	suspected := t.suspected
+	t.suspected = nil
 	t.mu.Unlock()
+	for _, s := range suspected {
+		s.tell(t.cfg.Log)
+	}
 	for _, h := range changes {
 		t.metrics.hotTransitions.WithLabelValues(string(h.To)).Inc()
 		t.cfg.Log.Info("hotspot", zap.String("class", strconv.FormatUint(h.Class, 16)), zap.String("to", string(h.To)),

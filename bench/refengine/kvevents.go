@@ -172,6 +172,16 @@ func (e kvEncoder) hash(h uint64) {
 	_ = e.EncodeInt(int64(h))
 }
 
+// published counts the batches there were; those of nil are none.
+func (k *kvEvents) published() int64 {
+	if k == nil {
+		return 0
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return int64(k.next)
+}
+
 // kvAddresses are where the ranks publish, then where they replay.
 func (c Config) kvAddresses() ([]string, error) {
 	if c.KVEvents == "" {

@@ -64,7 +64,8 @@ type RankStats struct {
 	Running    int64 `json:"running"`
 	Waiting    int64 `json:"waiting"`
 	KVUsed     int64 `json:"kv_used_tokens"`
-	Concurrent int64 `json:"max_concurrent"` // most decode requests present at once
+	Concurrent int64 `json:"max_concurrent"`   // most decode requests present at once
+	KVBatches  int64 `json:"kv_event_batches"` // published since the rank started
 }
 
 // Stats reads the counters now.
@@ -106,6 +107,7 @@ func (l *life) rankStats(rank int) RankStats {
 		Waiting:    p.waiting.Load() + g.waiting.Load(),
 		KVUsed:     (p.used.Load() + g.kvBlocks.Load()) * blockSize,
 		Concurrent: g.most.Load(),
+		KVBatches:  l.events[rank].published(),
 	}
 }
 

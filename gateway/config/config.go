@@ -67,6 +67,9 @@ type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
+	// Prefill only.
+	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, where prefill.kv_events.port is not its own; 0: it is
+	KVReplayPort int `yaml:"kv_replay_port"`
 	// Decode only.
 	Group   string  `yaml:"group"`
 	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks
@@ -132,7 +135,10 @@ type Prefill struct {
 	Index       struct {
 		MaxBytes       int64         `yaml:"max_bytes"`
 		SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe that ended nobody knows how
+		BlockBytes     int           `yaml:"block_bytes"`     // of a prompt whose token ids are not known
+		Tokenize       string        `yaml:"tokenize"`        // who tells a prompt's token ids: off, engine
 	} `yaml:"index"`
+	KVEvents KVEvents `yaml:"kv_events"`
 	Hotspot  Hotspot  `yaml:"hotspot"`
 	Affinity Affinity `yaml:"affinity"`
 
@@ -154,6 +160,22 @@ type Prefill struct {
 		Budget   float64       `yaml:"budget"` // retries as a share of requests over 10 s
 	} `yaml:"retry"`
 }
+
+// KVEvents are what engines publish of their prefix caches. Rank i of an engine
+// has the ports i above these.
+type KVEvents struct {
+	Enabled       bool          `yaml:"enabled"`
+	Port          int           `yaml:"port"`
+	ReplayPort    int           `yaml:"replay_port"` // 0: none, any gap is a cold cache
+	ReplayTimeout time.Duration `yaml:"replay_timeout"`
+}
+
+// Who tells a prompt's token ids where the client does not.
+const (
+	TokenizeOff    = "off"
+	TokenizeEngine = "engine"
+	tokenizeLocal  = "local" // by a tokenizer of our own: there is none
+)
 
 // Hotspot keeps classes of requests that share a prefix off the engines that
 // hold it while these get too many of them.
@@ -263,6 +285,9 @@ func Default() *Config {
 	c.Prefill.Calibration.HalfLife = 500
 	c.Prefill.Index.MaxBytes = 256 << 20
 	c.Prefill.Index.SpeculativeTTL = 2 * time.Second
+	c.Prefill.Index.BlockBytes = 256
+	c.Prefill.Index.Tokenize = TokenizeOff
+	c.Prefill.KVEvents = KVEvents{Port: 5557, ReplayPort: 5558, ReplayTimeout: 2 * time.Second}
 	c.Prefill.Hotspot = Hotspot{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
 	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}
 	c.Prefill.Disaggregation = Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,6 +74,9 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		at, typ := path+"."+name, types[name]
 		if path == "$.engines.prefill[0]" && (name == "group" || name == "barrier" || name == "slots" || name == "kv_tokens" || name == "cost") {
 			continue // decode only
+		}
+		if path == "$.engines.decode[0]" && strings.HasPrefix(name, "kv_") && strings.HasSuffix(name, "_port") {
+			continue // prefill only
 		}
 		keys = append(keys, at)
 		switch {

@@ -135,6 +135,14 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if e.Ranks < 0 || e.Ranks > maxRanks {
 		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)
 	}
+	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
+		if port < 0 || port > 65535 {
+			bad(path+"."+key, "%d is no port; write the one in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
+		}
+		if role == "decode" && port != 0 {
+			bad(path+"."+key, "only the events of prefill engines are followed; remove it")
+		}
+	}
 	if role == "prefill" {
 		for key, set := range map[string]bool{
 			"group": e.Group != "", "barrier": e.Barrier != "", "slots": e.Slots != 0, "kv_tokens": e.KV != 0, "cost": e.Cost != 0,
@@ -207,6 +215,21 @@ func (c *Config) checkPrefill(bad report) {
 	if p.Hotspot.Window < time.Second {
 		bad("$.prefill.hotspot.window", "%v is too short to tell shares; write 1m", p.Hotspot.Window)
 	}
+	switch p.Index.Tokenize {
+	case TokenizeOff, TokenizeEngine:
+	case tokenizeLocal:
+		bad("$.prefill.index.tokenize", "local: this build has no tokenizer; write engine, which asks a prefill engine's /tokenize, or off")
+	default:
+		bad("$.prefill.index.tokenize", "%q tells no token ids; write off or engine", p.Index.Tokenize)
+	}
+	if b := p.Index.BlockBytes; b < 16 || b > 64<<10 {
+		bad("$.prefill.index.block_bytes", "%d; write a size from 16 to 65536, such as 256", b)
+	}
+	for key, port := range map[string]int{"port": p.KVEvents.Port, "replay_port": p.KVEvents.ReplayPort} {
+		if port < 0 || port > 65535 || port == 0 && key == "port" {
+			bad("$.prefill.kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
+		}
+	}
 	if !(p.Affinity.LoadFactor >= 1) {
 		bad("$.prefill.affinity.load_factor", "%v is less than its share; write 1 or more", p.Affinity.LoadFactor)
 	}
@@ -240,7 +263,7 @@ func (c *Config) checkTimes(bad report) {
 	}
 	for path, d := range map[string]time.Duration{
 		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
-		"$.prefill.index.speculative_ttl": c.Prefill.Index.SpeculativeTTL, "$.prefill.hotspot.max_filter": c.Prefill.Hotspot.MaxFilter, "$.prefill.affinity.ttl": c.Prefill.Affinity.TTL,
+		"$.prefill.index.speculative_ttl": c.Prefill.Index.SpeculativeTTL, "$.prefill.kv_events.replay_timeout": c.Prefill.KVEvents.ReplayTimeout, "$.prefill.hotspot.max_filter": c.Prefill.Hotspot.MaxFilter, "$.prefill.affinity.ttl": c.Prefill.Affinity.TTL,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {

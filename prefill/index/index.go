@@ -197,6 +197,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		c := x.claim(s.N, keys[i])
 		x.claims[c].spec |= confirmed
 	}
+	x.settleLingering(s)
 }
 
 // Remove says that the slot's engine no longer holds one block. Those behind it

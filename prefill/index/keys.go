@@ -39,6 +39,9 @@ func (s Scope) Root(unit Unit, block int) Key {
 	return Key{xxhash.Sum64(buf), maphash.Bytes(secret, buf)}
 }
 
+// Fingerprint is a hash of text with a secret of this process.
+func Fingerprint(text []byte) uint64 { return maphash.Bytes(secret, text) }
+
 // Unit is what a block is counted in.
 type Unit byte
 
@@ -48,12 +51,14 @@ const (
 	Tokens Unit = 't'
 )
 
-// BlockBytes is the size of a block of rendered bytes (prefill 6.2).
+// BlockBytes is the usual size of a block of rendered bytes (prefill 6.2).
 const BlockBytes = 256
 
 // Hasher turns prompts into keys. It is used again and again, by one goroutine
 // at a time; what it returns does not point into it.
 type Hasher struct {
+	BlockBytes int // of a block of a rendering, 0: the constant; the root must be of the same
+
 	buf   []byte // check and hash of the block before, then the block
 	fill  int    // bytes of buf that are set
 	keys  []Key

@@ -57,7 +57,7 @@ func TestASaltOfOneRequestIsNotIndexed(t *testing.T) {
 func TestRatio(t *testing.T) {
 	var r Ratio
 	require.Equal(t, 1000, r.Tokens(4000))
-	require.Equal(t, 8192, r.Blocks(4096*128))
+	require.Equal(t, 8192, r.Blocks(4096*128, BlockBytes))
 	r.Learn(9000, 3000)
 	require.InDelta(t, 3.95, r.BytesPerToken(), 1e-12)
 	require.Equal(t, 2000, r.Tokens(7900)) // G26

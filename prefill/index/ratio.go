@@ -33,10 +33,10 @@ func (r *Ratio) Learn(bytes, tokens int) {
 // Tokens is how many tokens so many bytes are, to the nearest.
 func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
 
-// Blocks is how many blocks of rendered bytes an engine's cache of so many
+// Blocks is how many blocks of so many rendered bytes an engine's cache of
 // tokens is: the capacity of a slot whose prompts are hashed as bytes.
-func (r Ratio) Blocks(tokens int) int {
-	return int(float64(tokens) * r.BytesPerToken() / BlockBytes)
+func (r Ratio) Blocks(tokens, bytes int) int {
+	return int(float64(tokens) * r.BytesPerToken() / float64(bytes))
 }
 
 // Usable is how many of matched tokens a prompt of prompt tokens can use: whole

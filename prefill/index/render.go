@@ -30,7 +30,7 @@ type Text struct {
 // Chat appends the keys of a chat's rendering. messages and tools are members
 // of a scanned mooncake.Body; either may be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
-	h.start(dst, root, BlockBytes)
+	h.start(dst, root, h.blockBytes())
 	if len(tools) > 0 && tools[0] == '[' {
 		for tool := range mooncake.Elements(tools) {
 			h.compact(tool)
@@ -43,11 +43,18 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	return h.text()
 }
 
+func (h *Hasher) blockBytes() int {
+	if h.BlockBytes > 0 {
+		return h.BlockBytes
+	}
+	return BlockBytes
+}
+
 // Prompt appends the keys of a completion's prompt, a member of a scanned
 // mooncake.Body. Only a string has some; token ids go to PromptTokens, and of a
 // list of prompts nobody can say where it will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
-	h.start(dst, root, BlockBytes)
+	h.start(dst, root, h.blockBytes())
 	if len(prompt) > 0 && prompt[0] == '"' {
 		h.unquote(prompt)
 	}

@@ -60,11 +60,45 @@ func (x *Index) Drop(p *Speculation) {
 
 // Linger says that nobody knows, or that the engine's events will tell: the
 // blocks count until the TTL is over, and then those that were not inserted go.
+// It vouches no more for what was, from the prompt's start: that can be removed.
 func (x *Index) Linger(p *Speculation, now time.Time) {
 	if x.vouches(p) {
-		x.lingering = append(x.lingering, lingering{*p, now.Add(x.cfg.Linger)})
+		x.settle(p)
+		if len(p.keys) > 0 {
+			x.lingering = append(x.lingering, lingering{*p, now.Add(x.cfg.Linger)})
+		}
 	}
 	*p = Speculation{}
+}
+
+// settleLingering ends what lingers of a slot and was confirmed meanwhile.
+func (x *Index) settleLingering(s Slot) {
+	kept := x.lingering[:0]
+	for i := range x.lingering {
+		l := &x.lingering[i]
+		if l.slot == s && x.vouches(&l.Speculation) {
+			x.settle(&l.Speculation)
+		}
+		if len(l.keys) > 0 {
+			kept = append(kept, *l)
+		}
+	}
+	clear(x.lingering[len(kept):]) // their keys may go
+	x.lingering = kept
+}
+
+// settle ends p's part in the first blocks, as many as are confirmed.
+func (x *Index) settle(p *Speculation) {
+	for len(p.keys) > 0 {
+		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
+		if c.spec&confirmed == 0 { // claim 0 is nobody's
+			return
+		}
+		if p.owns(c) {
+			c.spec--
+		}
+		p.keys = p.keys[1:]
+	}
 }
 
 // Sweep ends what has lingered long enough. The owner calls it before it

@@ -71,6 +71,27 @@ func TestSpeculation(t *testing.T) {
 			x.Speculate(s, keys)
 			x.Remove(s, keys[2])
 		}, 8},
+		{"and no longer once it has been told of", func(x *Index, s Slot) {
+			p := x.Speculate(s, keys)
+			x.Insert(s, keys[:5])
+			x.Linger(&p, now)
+			x.Remove(s, keys[4])
+			x.Remove(s, keys[6]) // not told of yet
+		}, 4},
+		{"told of after its answer", func(x *Index, s Slot) {
+			p := x.Speculate(s, keys)
+			x.Linger(&p, now)
+			x.Insert(s, keys[:5])
+			x.Remove(s, keys[4])
+		}, 4},
+		{"a settled part is not ended twice", func(x *Index, s Slot) {
+			x.Insert(s, keys[:5])
+			p := x.Speculate(s, keys)
+			x.Speculate(s, keys)
+			x.Linger(&p, now)
+			x.Sweep(now.Add(time.Hour))
+			x.Remove(s, keys[2])
+		}, 8},
 		{"a restart ends it", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
 			x.Clear(s, Removed)

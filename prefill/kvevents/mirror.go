@@ -74,6 +74,7 @@ func (m *mirror) stored(e *event) {
 		m.count.decodeErrors.Add(1)
 		return
 	}
+	m.count.block.Store(int64(e.block))
 	plain := m.plain(e)
 	if plain == 0 {
 		m.count.skipped.Add(int64(len(e.hashes)))

@@ -67,6 +67,7 @@ type counters struct {
 	decodeErrors, unknownTypes   atomic.Int64
 	unknownParents, skipped      atomic.Int64
 	connects, known, lagInMicros atomic.Int64
+	block                        atomic.Int64 // tokens of the last stored block
 }
 
 // Start begins to follow a rank's events.
@@ -113,6 +114,10 @@ func (s *Stream) Precise(now time.Time) bool {
 // does not, as after a gap, an engine may have more than the index says, and
 // answers that tell of it should be believed too.
 func (s *Stream) Complete() bool { return s.complete.Load() }
+
+// BlockTokens is how many tokens a block of the engine has, 0 before it stored
+// one.
+func (s *Stream) BlockTokens() int { return int(s.count.block.Load()) }
 
 // Stats is what a stream has seen.
 type Stats struct {

@@ -5,6 +5,7 @@
 package local
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -187,7 +188,7 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
 		l.ratios[p.Model] = ratio
 	}
 	if len(p.Keys) > 0 {
-		l.index.Insert(l.place(r, unit(p)), p.Keys)
+		l.index.Insert(l.place(r, p), p.Keys)
 	}
 }
 
@@ -237,12 +238,14 @@ func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float6
 }
 
 // place sees to it that the rank has a slot and promises no more than it can hold.
-func (l *Ranks) place(r *rank, unit int) index.Slot {
+func (l *Ranks) place(r *rank, p *Prompt) index.Slot {
+	unit := unit(p)
 	s, blocks := &r.slots[unit], 0
 	if r.Capacity > 0 {
-		blocks = int(r.Capacity) / engineBlock
 		if unit == byBytes {
-			blocks = l.ratios[r.Model].Blocks(int(r.Capacity))
+			blocks = l.ratios[r.Model].Blocks(int(r.Capacity), blockBytes(p))
+		} else {
+			blocks = int(r.Capacity) / p.BlockTokens
 		}
 		blocks = max(1, blocks)
 	}
@@ -273,5 +276,7 @@ func blockTokens(p *Prompt, tokens int) float64 {
 	if p.BlockTokens > 0 {
 		return float64(p.BlockTokens)
 	}
-	return index.BlockBytes * float64(tokens) / float64(max(1, p.Bytes))
+	return float64(blockBytes(p)) * float64(tokens) / float64(max(1, p.Bytes))
 }
+
+func blockBytes(p *Prompt) int { return cmp.Or(p.BlockBytes, index.BlockBytes) }

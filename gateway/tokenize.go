@@ -1,0 +1,192 @@
+package gateway
+
+import (
+	"container/list"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/mooncake"
+	"evenkeel/prefill/index"
+)
+
+// A tokenizer asks prefill engines for the token ids of prompts (contract 7).
+// It must never hold a request up for long: what it does not learn in time is
+// found by the bytes of its text, as without it.
+type tokenizer struct {
+	mu     sync.Mutex
+	known  map[promptDigest]*list.Element
+	recent list.List // of tokenized, the last used first
+	quiet  time.Time // nobody is asked before: the last one failed
+}
+
+// promptDigest is 128 bits of everything that takes part in a prompt.
+type promptDigest [2]uint64
+
+type tokenized struct {
+	of     promptDigest
+	block  int
+	keys   []index.Key
+	tokens int
+}
+
+const (
+	tokenizeTimeout = 250 * time.Millisecond
+	tokenizeQuiet   = time.Second
+	tokenizeAnswer  = 16 << 20 // bytes
+	mostTokenized   = 512      // prompts; of 32k tokens each 32 KiB
+)
+
+// Outcomes of asking for token ids, as metrics name them.
+const (
+	tokenizeKnown  = "cached"
+	tokenizeAsked  = "engine"
+	tokenizeFailed = "failed"
+)
+
+// templated are the members of a body that make its prompt.
+var templated = map[mooncake.Endpoint][]string{
+	mooncake.Chat: {"messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
+		"continue_final_message", "add_special_tokens", "reasoning_effort", "documents", "tool_choice"},
+	mooncake.Completions: {"prompt", "add_special_tokens"},
+}
+
+// tokenize returns the keys of a job's prompt in blocks of token ids, and how
+// many tokens it has; false where nobody tells.
+func (g *Gateway) tokenize(j *job, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+	body, digest := j.templated(root)
+	if t, ok := g.tokenizer.find(digest, block); ok {
+		g.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
+		return t.keys, t.tokens, true
+	}
+	ids, err := g.askForIDs(j.model.name, body)
+	if err != nil {
+		g.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
+		return nil, 0, false
+	}
+	g.metrics.tokenize.WithLabelValues(tokenizeAsked).Inc()
+	keys = h.Tokens(nil, root, ids, block)
+	g.tokenizer.note(tokenized{digest, block, keys, len(ids)})
+	return keys, len(ids), true
+}
+
+// templated is the body that asks for a job's token ids, and its digest.
+func (j *job) templated(root index.Key) ([]byte, promptDigest) {
+	out := []byte(`{"model":`)
+	name, _ := json.Marshal(j.model.name)
+	out = append(out, name...)
+	for _, key := range templated[j.req.Endpoint] {
+		value, ok := j.body.Get(key)
+		if key == "prompt" && j.leg != nil && j.leg.Prompt != nil {
+			value, ok = j.leg.Prompt, true
+		}
+		if ok {
+			out = append(out, `,"`...)
+			out = append(out, key...)
+			out = append(out, `":`...)
+			out = append(out, value...)
+		}
+	}
+	out = append(out, '}')
+	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
+}
+
+func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
+	now := time.Now()
+	target := g.fleet.anyPrefill(model)
+	if target == nil || !g.tokenizer.mayAsk(now) {
+		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
+	}
+	ids, err := g.postTokenize(target, body)
+	if err != nil {
+		g.log.Warn("prompts are looked up by their bytes: an engine did not tell token ids", zap.String("engine", target.ID), zap.Error(err))
+		g.tokenizer.rest(now.Add(tokenizeQuiet))
+	}
+	return ids, err
+}
+
+func (g *Gateway) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
+	call := g.client.NewCall(target)
+	timer := time.AfterFunc(tokenizeTimeout, call.Abort)
+	defer timer.Stop()
+	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
+		engine.Deadlines{Connect: tokenizeTimeout, FirstByte: tokenizeTimeout, Idle: tokenizeTimeout})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Close()
+	answer, err := resp.ReadAll(tokenizeAnswer)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode() != http.StatusOK:
+		return nil, &engine.StatusError{Target: target.ID, Method: http.MethodPost, Path: "/tokenize", Status: resp.StatusCode()}
+	}
+	var said struct {
+		Tokens []int32 `json:"tokens"`
+	}
+	if err := json.Unmarshal(answer, &said); err != nil || len(said.Tokens) == 0 {
+		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer (%w)", target.ID, err)
+	}
+	return said.Tokens, nil
+}
+
+// anyPrefill is a prefill engine that serves a model, nil if none is up.
+func (f *fleet) anyPrefill(model string) *engine.Target {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++ // the next time another
+	for i := range f.order {
+		in := f.instances[f.order[(i+f.asked)%len(f.order)]]
+		serves := func(m engine.Model) bool { return m.ID == model }
+		if in.role == rolePrefill && in.serving && slices.ContainsFunc(in.status.Models, serves) {
+			return in.target(-1)
+		}
+	}
+	return nil
+}
+
+func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.known[of]
+	if e == nil || e.Value.(tokenized).block != block {
+		return tokenized{}, false
+	}
+	t.recent.MoveToFront(e)
+	return e.Value.(tokenized), true
+}
+
+func (t *tokenizer) note(k tokenized) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[promptDigest]*list.Element{}
+	}
+	if e := t.known[k.of]; e != nil {
+		t.recent.Remove(e)
+	}
+	t.known[k.of] = t.recent.PushFront(k)
+	if t.recent.Len() > mostTokenized {
+		delete(t.known, t.recent.Remove(t.recent.Back()).(tokenized).of)
+	}
+}
+
+func (t *tokenizer) mayAsk(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !now.Before(t.quiet)
+}
+
+func (t *tokenizer) rest(until time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.quiet = until
+}
