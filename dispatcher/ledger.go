@@ -39,6 +39,15 @@ func (b *board) charge(r *rank, s *Slot) {
 	r.kv += int64(s.prompt)
 }
 
+// recount corrects the prompt that a slot is charged with.
+func (b *board) recount(s *Slot, prompt int32) {
+	if b.ledger.table[s.index] != s {
+		return // given back
+	}
+	b.ledger.charged.kvTokens += int64(prompt - s.prompt)
+	s.prompt, s.rank.running[s.pos].Prompt = prompt, prompt
+}
+
 func (b *board) discharge(s *Slot) {
 	l := &b.ledger
 	l.table[s.index] = nil

@@ -69,6 +69,12 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 	return w.result
 }
 
+// Counted tells how many tokens the prompt really has that a slot was charged
+// with: nobody had counted them before its rank did.
+func (d *Dispatcher) Counted(s *Slot, prompt int) {
+	d.inbox.push(func(*loop) { s.rank.board.recount(s, tokens(prompt)) })
+}
+
 // placeLocal binds a prompt without a hand-off to the rank that has to compute
 // the least of it, of several to the one the policy takes, or turns it away.
 func (b *board) placeLocal(w waiting, now time.Time) {

@@ -131,7 +131,12 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 		places := pool.NewPlaces(1)
 		h.cfg.Places = places
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
-			switch rapid.IntRange(0, 3).Draw(t, "event") {
+			switch rapid.IntRange(0, 4).Draw(t, "event") {
+			case 4:
+				if len(held) > 0 {
+					s := held[rapid.IntRange(0, len(held)-1).Draw(t, "counted")]
+					h.do(func(*loop) { s.rank.board.recount(s, s.prompt-rapid.Int32Range(0, s.prompt-1).Draw(t, "fewer")) })
+				}
 			case 0, 1:
 				l := Local{Threshold: 256, InFlight: 512}
 				for i := range n {
@@ -183,6 +188,11 @@ func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
 	require.EqualValues(t, 0, r.Slot.Worker)
 	r2 := <-d.EnqueueLocal(&pool.Entry{ID: 2, Model: "m", Prompt: 300}, &Local{Threshold: 256, InFlight: 512})
 	require.ErrorIs(t, r2.Err, ErrNotLocal)
+	d.Counted(r.Slot, 250)
+	status := d.Status(t.Context())
+	require.Zero(t, status.Drift)
+	require.EqualValues(t, 250, status.Models[0].Workers[0].KVTokens, "as the rank counted")
 	d.Release(r.Slot, Outcome{})
+	d.Counted(r.Slot, 400)
 	require.Zero(t, d.Status(t.Context()).Drift)
 }

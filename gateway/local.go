@@ -196,6 +196,9 @@ func (j *job) countLocal(s *stream) {
 	if j.prompt == 0 {
 		j.prompt = j.estimate()
 	}
+	if s.slot != nil { // else all of the answer came at once
+		j.gw.dispatcher.Counted(s.slot, j.prompt)
+	}
 	j.resume.alone, j.cached = j.prompt, -1
 	j.rec.PromptTokens = j.prompt
 	if !s.whole {
@@ -219,7 +222,10 @@ func (s *stream) reportLocal() {
 	j.rec.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: j.model.board}
-		j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.rec.hitTokens, u.Cached)
+		if turned, holds := j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.rec.hitTokens, u.Cached); turned {
+			j.gw.log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
+				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
+		}
 	}
 }
 

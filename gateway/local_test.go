@@ -82,10 +82,13 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	}
 	_, route = c.say(talk("", reftext.MakePrompt(2, 3000)))
 	require.Equal(t, "disaggregated", route)
+	require.Equal(t, http.StatusOK, c.ask("POST", c.admin+"/reset_prefix_cache", "").status)
+	_, route = c.say(talk("", first, "well", "once more"))
+	require.Equal(t, "disaggregated", route, "no engine has anything any more")
 	require.EqualValues(t, 2, c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`))
 	require.Positive(t, c.metric("evenkeel_local_prefill_tokens_total"))
 	require.EqualValues(t, 2, c.decode[0].Stats().LocalPrefills)
-	require.EqualValues(t, 2, c.prefill[0].Stats().Probes)
+	require.EqualValues(t, 3, c.prefill[0].Stats().Probes)
 }
 
 func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
@@ -267,6 +270,7 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 		_, route = c.say(talk("", fmt.Sprint("hi ", i)))
 		require.Equal(t, "local-prefill", route, "it is short, cache or not")
 	}
+	require.Equal(t, 1, c.logs.FilterMessageSnippet("what a decode engine's prefix cache holds").Len())
 }
 
 func TestAClientThatLeavesALocalPrefillStopsItAtOnce(t *testing.T) {

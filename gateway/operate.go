@@ -134,10 +134,20 @@ func (g *Gateway) Add(role string, e config.Engine) error {
 // Remove takes an engine out by host:port. What runs on it finishes.
 func (g *Gateway) Remove(role, id string) error { return g.fleet.remove(role, id) }
 
+// ForgetPrefixes drops what is known of the prefix cache of a prefill candidate,
+// or of all engines for an empty id. It reports whether there is such a
+// candidate.
+func (g *Gateway) ForgetPrefixes(id string) bool {
+	if id == "" {
+		g.locals.Forget()
+	}
+	return g.tier.ForgetPrefixes(id)
+}
+
 // ResetPrefixCache asks every engine to forget its prefix cache and returns
 // what each that failed answered.
 func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
-	defer g.tier.ForgetPrefixes("") // after the engines: what finishes meanwhile is gone, too
+	defer g.ForgetPrefixes("") // after the engines: what finishes meanwhile is gone, too
 	var mu sync.Mutex
 	var failed []error
 	var wg sync.WaitGroup

@@ -48,7 +48,7 @@ func (h *handler) hotspots(w http.ResponseWriter, _ *http.Request) {
 // forgetPrefixes empties the prefix index, or what it has of ?candidate=.
 func (h *handler) forgetPrefixes(w http.ResponseWriter, r *http.Request) {
 	id := r.URL.Query().Get("candidate")
-	if !h.g.Prefill().ForgetPrefixes(id) {
+	if !h.g.ForgetPrefixes(id) {
 		fail(w, http.StatusNotFound, "not_found", "no prefill candidate is named "+id+"; GET /prefill lists them")
 		return
 	}

@@ -194,21 +194,32 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
 
 // Computed takes what an engine said of a prompt that one of its ranks computed:
 // so many tokens it found in its cache, where hit were expected. -1: it did not
-// say.
-func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) {
+// say. turned: from here on the engine is believed to hold what it should, or no
+// longer.
+func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, holds bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
 	if r == nil || tokens <= 0 {
-		return
+		return false, false
 	}
-	l.engines[r.Engine].note(hit, cached)
+	engine := l.engines[r.Engine]
+	held := engine.holds()
+	engine.note(hit, cached)
 	if s := r.slots[unit(p)]; s.known && cached >= 0 {
 		if block := blockTokens(p, tokens); float64(hit-cached) >= block {
 			l.index.Correct(s.at, p.Keys, int(float64(cached)/block))
 			l.index.Insert(s.at, p.Keys) // it has them now
 		}
 	}
+	return held != engine.holds(), engine.holds()
+}
+
+// Forget drops what is known of all prefix caches.
+func (l *Ranks) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.index.Reset()
 }
 
 // Moved takes how long a hand-off of so many tokens took from the decode request
