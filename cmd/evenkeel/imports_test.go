@@ -30,6 +30,9 @@ var mayImport = map[string][]string{
 	"prefill/index":     {"mooncake"},
 	"prefill/local":     {"prefill", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":  {"prefill/index"},
+	"lease":             {},
+	"lease/kube":        {"lease"},
+	"lease/etcd":        {"lease"},
 	"geo":               {"geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":        {"prefill/policy"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
@@ -38,7 +41,7 @@ var mayImport = map[string][]string{
 	"gateway/keys":      {},
 	"gateway/openai":    {"mooncake"},
 	"gateway/config":    {"gateway/certs", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
-	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},

@@ -1,0 +1,170 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest"
+)
+
+var errLate = errors.New("no answer in time")
+
+// shelf is a store of one lease in memory.
+type shelf struct {
+	mu    sync.Mutex
+	rec   Record
+	write int
+}
+
+// hand is the engine of one who shares a shelf.
+type hand struct {
+	*shelf
+	self string
+	seen string
+	cut  bool
+}
+
+func (h *hand) do(ctx context.Context, f func() error) error {
+	h.mu.Lock()
+	cut := h.cut
+	h.mu.Unlock()
+	if cut { // it hangs
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return f()
+}
+
+func (h *hand) put(holder string, epoch int64) {
+	h.write++
+	h.rec = Record{Holder: holder, Epoch: epoch, Stamp: string(rune('a' + h.write%26))}
+	h.seen = h.rec.Stamp
+}
+
+func (h *hand) Look(ctx context.Context) (r Record, err error) {
+	err = h.do(ctx, func() error {
+		r, h.seen = h.rec, h.rec.Stamp
+		return nil
+	})
+	return r, err
+}
+
+func (h *hand) Acquire(ctx context.Context) (r Record, err error) {
+	err = h.do(ctx, func() error {
+		if h.seen != h.rec.Stamp {
+			return ErrTaken
+		}
+		h.put(h.self, h.rec.Epoch+1)
+		r = h.rec
+		return nil
+	})
+	return r, err
+}
+
+func (h *hand) Renew(ctx context.Context, epoch int64) error {
+	return h.keep(ctx, epoch, h.self)
+}
+
+func (h *hand) Release(ctx context.Context, epoch int64) error {
+	return h.keep(ctx, epoch, "")
+}
+
+func (h *hand) keep(ctx context.Context, epoch int64, holder string) error {
+	return h.do(ctx, func() error {
+		if h.rec.Holder != h.self || h.rec.Epoch != epoch {
+			return ErrLost
+		}
+		h.put(holder, epoch)
+		return nil
+	})
+}
+
+// desk is a dispatcher with a claim.
+type desk struct {
+	*Claim
+	hand *hand
+	mu   sync.Mutex
+	view View
+}
+
+func (d *desk) admits() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.view.Admits
+}
+
+func (d *desk) cutOff(cut bool) {
+	d.hand.mu.Lock()
+	defer d.hand.mu.Unlock()
+	d.hand.cut = cut
+}
+
+// Claims against one store: the owner is cut off, is fenced by its own timer
+// though its call hangs, another takes over, gives back when asked, and the
+// lease is released at the end.
+func TestClaimsTakeOverAndGiveBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{rec: Record{Epoch: 6, Stamp: "z"}}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		desks := map[string]*desk{}
+		var mu sync.Mutex
+		both, admitting := false, map[string]bool{}
+		var running sync.WaitGroup
+		join := func(id string, home bool) *desk {
+			d := &desk{hand: &hand{shelf: s, self: Identity(id, "x")}}
+			d.Claim = NewClaim(Config{Self: d.hand.self, Home: home, Times: DefaultTimes}, d.hand, Hooks{
+				OnChange: func(v View) {
+					d.mu.Lock()
+					d.view = v
+					d.mu.Unlock()
+					mu.Lock()
+					defer mu.Unlock()
+					delete(admitting, id)
+					if v.Admits {
+						admitting[id] = true
+					}
+					both = both || len(admitting) > 1
+				},
+				AskBack: func(_ context.Context, holder string, epoch int64) error {
+					return desks[holder].GiveBack(epoch, func() { require.False(t, desks[holder].admits(), "it has stopped before it answers") })
+				},
+			}, zaptest.NewLogger(t))
+			desks[id] = d
+			running.Go(func() { d.Run(ctx) })
+			return d
+		}
+		us := join("us-1", true)
+		synctest.Wait()
+		require.True(t, us.admits(), "it was given back to nobody: its home takes it at once")
+		eu := join("eu-1", false)
+		eu.SetFit(true)
+		time.Sleep(30 * time.Second)
+
+		us.cutOff(true)
+		time.Sleep(10*time.Second + time.Millisecond)
+		require.False(t, us.admits())
+		time.Sleep(13 * time.Second)
+		require.True(t, eu.admits())
+		require.EqualValues(t, 8, eu.View().Epoch)
+		us.cutOff(false)
+		time.Sleep(8 * time.Second)
+		require.True(t, us.admits(), "handed back")
+		require.EqualValues(t, 9, us.View().Epoch)
+		us.Claimed(12)
+		time.Sleep(time.Second)
+		require.True(t, us.admits())
+		us.Leave(ctx)
+		require.Empty(t, s.rec.Holder)
+		require.False(t, both, "two admitted")
+		stop()
+		running.Wait()
+	})
+}

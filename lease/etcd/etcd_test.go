@@ -1,0 +1,96 @@
+package etcd
+
+import (
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"evenkeel/lease"
+)
+
+// server runs etcd in this process.
+func server(t *testing.T) *clientv3.Client {
+	if testing.Short() {
+		t.Skip("needs an etcd of a few seconds; run without -short")
+	}
+	cfg := embed.NewConfig()
+	cfg.Dir, cfg.LogLevel, cfg.LogOutputs = t.TempDir(), "error", []string{"/dev/null"}
+	local := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg.ListenClientUrls, cfg.ListenPeerUrls = []url.URL{local}, []url.URL{local}
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	e, err := embed.StartEtcd(cfg)
+	require.NoError(t, err)
+	t.Cleanup(e.Close)
+	<-e.Server.ReadyNotify()
+	c, err := Connect([]string{e.Clients[0].Addr().String()}, nil, zap.NewNop())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func look(t *testing.T, e *Engine) lease.Record {
+	r, err := e.Look(t.Context())
+	require.NoError(t, err)
+	return r
+}
+
+func acquire(t *testing.T, e *Engine) lease.Record {
+	r, err := e.Acquire(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, lease.Running, r.Term)
+	return r
+}
+
+func TestKeyGoesFromHandToHand(t *testing.T) {
+	c := server(t)
+	ctx := t.Context()
+	us, eu := New(c, "evenkeel/us", "us-1_a", 2*time.Second), New(c, "evenkeel/us", "eu-1_a", 2*time.Second)
+	require.Zero(t, look(t, us))
+	first := acquire(t, us)
+	_, err := eu.Acquire(ctx)
+	require.ErrorIs(t, err, lease.ErrTaken)
+	require.Equal(t, first, look(t, eu), "etcd vouches for the holder")
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+	require.ErrorIs(t, us.Renew(ctx, first.Epoch-1), lease.ErrLost)
+
+	require.NoError(t, us.Release(ctx, first.Epoch))
+	r := look(t, eu)
+	require.Empty(t, r.Holder, "given back")
+	require.Equal(t, lease.Unsaid, r.Term)
+	require.ErrorIs(t, us.Renew(ctx, first.Epoch), lease.ErrLost)
+	require.ErrorIs(t, us.Release(ctx, first.Epoch), lease.ErrLost)
+
+	second := acquire(t, eu)
+	require.Greater(t, second.Epoch, first.Epoch)
+	require.Eventually(t, func() bool { return look(t, us).Term == lease.Over }, 10*time.Second, 50*time.Millisecond, "nobody renewed")
+	require.Equal(t, "eu-1_a", look(t, us).Holder, "who died is told from who gave it back")
+	require.ErrorIs(t, eu.Renew(ctx, second.Epoch), lease.ErrLost)
+	require.Greater(t, acquire(t, us).Epoch, second.Epoch)
+}
+
+func TestCallsWhoseAnswerWasLost(t *testing.T) {
+	c := server(t)
+	ctx := t.Context()
+	us := New(c, "evenkeel/us", "us-1_a", 10*time.Second)
+	first := acquire(t, us)
+
+	us.held = 0 // the answer of the acquisition never came
+	require.Equal(t, first, look(t, us))
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+
+	late := *us // a release is on its way
+	us.doubt = true
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+	require.Error(t, late.Release(ctx, first.Epoch))
+	require.Equal(t, "us-1_a", look(t, us).Holder, "a renewal after it makes it void")
+
+	us.seen = 1 // a write of ours came to pass unheard
+	require.ErrorContains(t, us.Release(ctx, first.Epoch), "answer was lost")
+	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
+}

@@ -1,0 +1,153 @@
+// Package kube keeps a lease as a Kubernetes Lease object, with client-go.
+//
+// It writes the object itself and does not use client-go's LeaderElector, which
+// does not give what geo R33 needs: it counts the renew deadline from the end of
+// its wait and so stops up to one wait late, a leader starts the moment it
+// acquires, a holder of the same name that acquires again gets no new
+// leaseTransitions, and a callback learns neither epoch nor clean release. It
+// claims no fencing itself. The object's fields keep their meaning, so kubectl
+// and other tools read it.
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"evenkeel/lease"
+)
+
+// Connect finds the API server: in a kubeconfig, or, without one, where a pod
+// is told. A request gets at most timeout.
+func Connect(kubeconfig string, timeout time.Duration) (coordination.LeasesGetter, error) {
+	var cfg *rest.Config
+	var err error
+	if kubeconfig == "" {
+		cfg, err = rest.InClusterConfig()
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
+	}
+	cfg.Timeout = timeout
+	return coordination.NewForConfig(cfg)
+}
+
+// Engine is one Lease object. It implements lease.Engine.
+type Engine struct {
+	client   coordination.LeaseInterface
+	name     string
+	identity string
+	duration time.Duration
+	last     *coordinationv1.Lease // as read or written last; nil: there is none
+}
+
+var _ lease.Engine = (*Engine)(nil)
+
+// New makes the engine of a lease, which the first to acquire it creates.
+func New(client coordination.LeasesGetter, namespace, name, identity string, duration time.Duration) *Engine {
+	return &Engine{client: client.Leases(namespace), name: name, identity: identity, duration: duration}
+}
+
+// Look reads the object.
+func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
+	l, err := e.client.Get(ctx, e.name, metav1.GetOptions{})
+	switch {
+	case errors.IsNotFound(err):
+		e.last = nil
+		return lease.Record{}, nil
+	case err != nil:
+		return lease.Record{}, fmt.Errorf("read Lease %s: %w", e.name, err)
+	}
+	e.last = l
+	return e.record(), nil
+}
+
+func (e *Engine) record() lease.Record {
+	s := e.last.Spec
+	r := lease.Record{Stamp: e.last.ResourceVersion}
+	if s.HolderIdentity != nil {
+		r.Holder = *s.HolderIdentity
+	}
+	if s.LeaseTransitions != nil {
+		r.Epoch = int64(*s.LeaseTransitions)
+	}
+	return r
+}
+
+// Acquire writes the object over the one that was read last. The API server
+// refuses if its resourceVersion is another by then.
+func (e *Engine) Acquire(ctx context.Context) (lease.Record, error) {
+	next, epoch := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name, Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}, int64(1)
+	if e.last != nil {
+		next, epoch = e.last.DeepCopy(), e.record().Epoch+1
+	}
+	now := metav1.NowMicro()
+	next.Spec = coordinationv1.LeaseSpec{
+		HolderIdentity: &e.identity, AcquireTime: &now, RenewTime: &now,
+		LeaseDurationSeconds: new(int32(e.duration.Seconds())), LeaseTransitions: new(int32(epoch)),
+	}
+	var err error
+	if e.last != nil {
+		next, err = e.client.Update(ctx, next, metav1.UpdateOptions{})
+	} else {
+		next, err = e.client.Create(ctx, next, metav1.CreateOptions{})
+	}
+	switch {
+	case errors.IsConflict(err), errors.IsAlreadyExists(err), errors.IsNotFound(err):
+		return lease.Record{}, lease.ErrTaken
+	case err != nil:
+		return lease.Record{}, fmt.Errorf("acquire Lease %s: %w", e.name, err)
+	}
+	e.last = next
+	return e.record(), nil
+}
+
+// Renew writes another renewTime.
+func (e *Engine) Renew(ctx context.Context, epoch int64) error {
+	return e.write(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
+		s.RenewTime = new(metav1.NowMicro())
+	})
+}
+
+// Release empties the holder, as client-go does.
+func (e *Engine) Release(ctx context.Context, epoch int64) error {
+	return e.write(ctx, "release", epoch, func(s *coordinationv1.LeaseSpec) {
+		s.HolderIdentity, s.RenewTime, s.LeaseDurationSeconds = new(""), new(metav1.NowMicro()), new(int32(1))
+	})
+}
+
+// write changes an object that is ours. If it was written since, by a call of
+// ours whose answer was lost or by another, it is read again.
+func (e *Engine) write(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
+	for range 2 {
+		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
+			return lease.ErrLost
+		}
+		next := e.last.DeepCopy()
+		change(&next.Spec)
+		next, err := e.client.Update(ctx, next, metav1.UpdateOptions{})
+		switch {
+		case err == nil:
+			e.last = next
+			return nil
+		case errors.IsNotFound(err):
+			e.last = nil
+			return lease.ErrLost
+		case !errors.IsConflict(err):
+			return fmt.Errorf("%s Lease %s: %w", what, e.name, err)
+		}
+		if _, err := e.Look(ctx); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s Lease %s: something else keeps writing it", what, e.name)
+}

@@ -1,0 +1,121 @@
+package kube
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"evenkeel/lease"
+)
+
+// server is a clientset whose leases have resource versions that count, as an
+// API server's do; client-go's fake has none.
+func server(t *testing.T) (*fake.Clientset, *func(verb string) error) {
+	c := fake.NewClientset()
+	version := 0
+	var fault func(string) error
+	for _, verb := range []string{"create", "update"} {
+		c.PrependReactor(verb, "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
+			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			if verb == "update" {
+				old, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), l.Name)
+				if err != nil {
+					return true, nil, err
+				}
+				if old.(*coordinationv1.Lease).ResourceVersion != l.ResourceVersion {
+					return true, nil, errors.NewConflict(a.GetResource().GroupResource(), l.Name, nil)
+				}
+			}
+			version++
+			l.ResourceVersion = strconv.Itoa(version)
+			if fault == nil {
+				return false, nil, nil
+			}
+			err := fault(verb)
+			if err != nil && verb == "update" { // written, and the answer lost
+				require.NoError(t, c.Tracker().Update(a.GetResource(), l, a.GetNamespace()))
+			}
+			return err != nil, nil, err
+		})
+	}
+	return c, &fault
+}
+
+func TestLeaseGoesFromHandToHand(t *testing.T) {
+	c, _ := server(t)
+	us := New(c.CoordinationV1(), "ek", "evenkeel-owner-us", "us-1_a", 15*time.Second)
+	eu := New(c.CoordinationV1(), "ek", "evenkeel-owner-us", "eu-1_a", 15*time.Second)
+	ctx := t.Context()
+
+	r, err := us.Look(ctx)
+	require.NoError(t, err)
+	require.Zero(t, r, "there is none")
+	_, err = eu.Look(ctx)
+	require.NoError(t, err)
+	r, err = us.Acquire(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "us-1_a", r.Holder)
+	require.EqualValues(t, 1, r.Epoch)
+	_, err = eu.Acquire(ctx)
+	require.ErrorIs(t, err, lease.ErrTaken, "it was made meanwhile")
+
+	seen, err := eu.Look(ctx)
+	require.NoError(t, err)
+	require.NoError(t, us.Renew(ctx, 1))
+	renewed, err := eu.Look(ctx)
+	require.NoError(t, err)
+	require.NotEqual(t, seen.Stamp, renewed.Stamp, "a renewal can be seen")
+	require.NoError(t, us.Renew(ctx, 1))
+	_, err = eu.Acquire(ctx)
+	require.ErrorIs(t, err, lease.ErrTaken, "it was renewed meanwhile")
+
+	_, err = eu.Look(ctx)
+	require.NoError(t, err)
+	r, err = eu.Acquire(ctx) // whether it may is the machine's to say
+	require.NoError(t, err)
+	require.EqualValues(t, 2, r.Epoch)
+	require.ErrorIs(t, us.Renew(ctx, 1), lease.ErrLost)
+	require.ErrorIs(t, us.Release(ctx, 1), lease.ErrLost)
+	require.ErrorIs(t, eu.Renew(ctx, 1), lease.ErrLost, "another epoch of its own")
+
+	require.NoError(t, eu.Release(ctx, 2))
+	r, err = us.Look(ctx)
+	require.NoError(t, err)
+	require.Empty(t, r.Holder)
+	require.EqualValues(t, 2, r.Epoch, "the epoch outlives its holder")
+	require.ErrorIs(t, eu.Renew(ctx, 2), lease.ErrLost)
+	r, err = us.Acquire(ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, r.Epoch)
+}
+
+func TestWriteWhoseAnswerWasLostIsReadAgain(t *testing.T) {
+	c, fault := server(t)
+	us := New(c.CoordinationV1(), "ek", "l", "us-1_a", 15*time.Second)
+	_, err := us.Acquire(t.Context())
+	require.NoError(t, err)
+	*fault = func(string) error { return errors.NewTimeoutError("slow", 1) }
+	require.Error(t, us.Renew(t.Context(), 1))
+	*fault = nil
+	require.NoError(t, us.Renew(t.Context(), 1), "its resource version was another: read, still ours, written")
+	require.NoError(t, c.Tracker().Delete(coordinationv1.SchemeGroupVersion.WithResource("leases"), "ek", "l"))
+	require.ErrorIs(t, us.Renew(t.Context(), 1), lease.ErrLost, "an operator deleted it")
+}
+
+func TestConnectSaysWhatIsMissing(t *testing.T) {
+	_, err := Connect("", time.Second)
+	require.ErrorContains(t, err, "a kubeconfig is needed")
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, []byte(`{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600))
+	_, err = Connect(file, time.Second)
+	require.NoError(t, err)
+}

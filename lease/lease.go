@@ -1,0 +1,87 @@
+// Package lease decides which dispatcher owns an area of engines: a region that
+// a peer may take over, a decode group that a standby may. The lease itself is
+// kept by an engine that has a consensus, a Kubernetes Lease or an etcd key; here
+// is what must be true on top of that, which neither gives: an owner that cannot
+// renew stops before another starts, a taker waits, an area is handed back in
+// two steps (geo 8).
+//
+// Machine is pure: the time and what was learned go in, what to do comes out.
+// Claim runs one against an Engine. Static is ownership without a lease.
+package lease
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+)
+
+// Record is what an engine says of a lease.
+type Record struct {
+	Holder string // identity; empty: never held, or given back
+	Epoch  int64  // of the last acquisition, higher with each; 0: never held
+	Stamp  string // another with every write: acquisition, renewal, release
+	Term   Term
+}
+
+// Term is what the engine itself knows of the holder's time.
+type Term int
+
+// Terms.
+const (
+	Unsaid  Term = iota // it keeps no time: the holder lives while Stamp changes
+	Running             // it vouches for the holder
+	Over                // the holder's time ran out, nobody has acquired since
+)
+
+// Engine is one lease in a store that compares and swaps. Its calls are made one
+// at a time. One that fails by its context may still come to pass, even after
+// others were made: that is safe, for each holds only while nothing was written
+// since the engine last read the lease.
+type Engine interface {
+	// Look reads the lease.
+	Look(context.Context) (Record, error)
+	// Acquire takes the lease with a higher epoch, if it is as Look saw it.
+	Acquire(context.Context) (Record, error)
+	// Renew keeps a lease that is held with this epoch, even if its time had run
+	// out, as long as nobody took it. Else ErrLost.
+	Renew(ctx context.Context, epoch int64) error
+	// Release gives it back. ErrLost if it was not held with this epoch any more.
+	Release(ctx context.Context, epoch int64) error
+}
+
+// ErrLost says that the lease is another's, or nobody's.
+var ErrLost = errors.New("the lease is not held with this epoch any more")
+
+// ErrTaken says that the lease was written since it was looked at.
+var ErrTaken = errors.New("the lease was written by another meanwhile")
+
+// Identity names one process of a dispatcher. A process that starts again is
+// another holder: the one before may still live somewhere.
+func Identity(id, boot string) string { return id + "_" + boot }
+
+// Dispatcher is the dispatcher's id in a holder's identity.
+func Dispatcher(holder string) string {
+	if i := strings.LastIndexByte(holder, '_'); i >= 0 {
+		return holder[:i]
+	}
+	return holder
+}
+
+// Times are the waits that make two owners impossible. With Duration +
+// StartDelay at twice RenewDeadline, clocks may run at rates that differ by up
+// to a factor of two.
+type Times struct {
+	Duration      time.Duration // a lease that nobody renews for so long may be taken
+	RenewDeadline time.Duration // an owner that cannot renew for so long admits nothing
+	Retry         time.Duration // between renewals, and between looks
+	StartDelay    time.Duration // from a lease's expiry to its taker's first admission
+	RankDelay     time.Duration // a candidate of rank k waits k of these more
+	Step          time.Duration // a step of the hand-back that takes longer has failed
+}
+
+// DefaultTimes are those of geo R32 to R36.
+var DefaultTimes = Times{
+	Duration: 15 * time.Second, RenewDeadline: 10 * time.Second, Retry: 2 * time.Second,
+	StartDelay: 5 * time.Second, RankDelay: 5 * time.Second, Step: 10 * time.Second,
+}

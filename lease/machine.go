@@ -1,0 +1,315 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Call is what a machine wants done next: one call of its engine, or the
+// question to the holder whether it gives the area back.
+type Call int
+
+// Calls.
+const (
+	None Call = iota
+	Look
+	Acquire
+	Renew
+	Release
+	AskBack
+)
+
+func (c Call) String() string {
+	return [...]string{"none", "look", "acquire", "renew", "release", "ask back"}[c]
+}
+
+// Phase is where a dispatcher stands towards an area.
+type Phase string
+
+// Phases.
+const (
+	Watching   Phase = "watching"   // another holds it, or nobody
+	Recovering Phase = "recovering" // this is its home, and another holds it
+	Starting   Phase = "starting"   // holds it, waits until the one before must have stopped
+	Owner      Phase = "owner"      // holds it and admits
+	Fenced     Phase = "fenced"     // holds it as far as it knows and cannot be sure: admits nothing
+	Giving     Phase = "giving"     // hands it back
+)
+
+// Config says who a machine speaks for.
+type Config struct {
+	Self string // identity
+	Home bool   // the area is this dispatcher's by configuration
+	Rank int    // among those that may take it over, 0 first
+	Times
+}
+
+// View is what a machine holds true at a moment.
+type View struct {
+	Phase  Phase
+	Admits bool   // may bind new requests to the area's engines
+	Holder string // identity, as last read; empty: nobody
+	Epoch  int64  // highest known
+}
+
+// ErrNotHolder is the answer to who asks for an area that is not held here with
+// that epoch.
+var ErrNotHolder = errors.New("not held here with this epoch")
+
+// Machine decides when a dispatcher looks at a lease, takes it, renews it and
+// gives it back, and whether it may admit meanwhile. All times are of its own
+// clock. Next names one call, whose outcome is told before Next is asked again;
+// the other methods may come at any time.
+type Machine struct {
+	cfg Config
+
+	rec     Record // as last looked at
+	looked  bool
+	stale   bool      // it has been written since
+	changed time.Time // when another Stamp or Term was last seen
+	try     time.Time // no call before
+
+	held    bool
+	epoch   int64     // ours, while held
+	renewed time.Time // when the last acquisition or renewal that succeeded was sent
+	start   time.Time // nothing is admitted before
+
+	claimed   int64 // an epoch above ours that somebody named; 0: none
+	claimedAt time.Time
+	refuted   int64 // those up to here were named and are false
+
+	fit     bool
+	leaving bool
+	giveBy  time.Time // the release must be done by then; zero: nothing is given back
+	hurry   time.Time // looks often until then: a release is expected
+	asked   time.Time // when the holder may be asked for the area again
+}
+
+// NewMachine begins to watch.
+func NewMachine(cfg Config) *Machine { return &Machine{cfg: cfg, fit: cfg.Home} }
+
+// Next is the call to make now, or None and when to ask again.
+func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
+	if now.Before(m.try) {
+		return None, m.until(now, m.try)
+	}
+	if m.held {
+		if m.leaving || now.Before(m.giveBy) {
+			return Release, now
+		}
+		return Renew, now
+	}
+	if m.leaving {
+		return None, now.Add(m.cfg.Duration)
+	}
+	switch at, ok := m.mayAcquire(); {
+	case ok && !now.Before(at):
+		return Acquire, now
+	case m.wantsBack() && !now.Before(m.asked):
+		return AskBack, now
+	}
+	return Look, now
+}
+
+// until is when the view changes by itself, at most at.
+func (m *Machine) until(now, at time.Time) time.Time {
+	if m.held {
+		for _, t := range []time.Time{m.start, m.renewed.Add(m.cfg.RenewDeadline)} {
+			if t.After(now) && t.Before(at) {
+				at = t
+			}
+		}
+	}
+	return at
+}
+
+// released says whether the last holder gave the lease back. It had stopped
+// before. Who finds no lease at all does not know whether one was deleted.
+func (m *Machine) released() bool { return m.rec.Holder == "" && m.rec.Epoch > 0 }
+
+// expiry is when the holder that was seen last lost the lease, by this clock.
+func (m *Machine) expiry() time.Time {
+	if m.rec.Term == Over || m.released() {
+		return m.changed
+	}
+	return m.changed.Add(m.cfg.Duration)
+}
+
+// mayAcquire is when the lease may be taken.
+func (m *Machine) mayAcquire() (at time.Time, ok bool) {
+	if !m.looked || m.stale || !m.fit || m.leaving || m.rec.Term == Running {
+		return time.Time{}, false
+	}
+	at = m.expiry()
+	if m.cfg.Home {
+		return at, true
+	}
+	if m.released() { // its home goes first
+		at = at.Add(m.cfg.Step)
+	}
+	return at.Add(time.Duration(m.cfg.Rank) * m.cfg.RankDelay), true
+}
+
+// mayAdmit is when who acquires what was looked at may admit.
+func (m *Machine) mayAdmit() time.Time {
+	if m.released() {
+		return m.changed
+	}
+	return m.expiry().Add(m.cfg.StartDelay)
+}
+
+// wantsBack says whether the area is to be asked back from its holder.
+func (m *Machine) wantsBack() bool {
+	return m.cfg.Home && m.fit && !m.leaving && m.looked && m.rec.Holder != "" && m.rec.Term != Over &&
+		Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+}
+
+// Looked tells what Look, sent and answered at these moments, read.
+func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
+	if err != nil {
+		m.try = sent.Add(m.cfg.Retry)
+		return
+	}
+	m.see(now, rec)
+	m.again(sent, now)
+	if rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held { // an acquisition whose answer was lost
+		m.take(sent, now.Add(m.cfg.StartDelay), rec.Epoch)
+		m.renewed = time.Time{} // nothing is known of its age before it is renewed
+		m.try = now
+	}
+}
+
+// see keeps what a look or an acquisition found.
+func (m *Machine) see(now time.Time, rec Record) {
+	if !m.looked || rec.Stamp != m.rec.Stamp || rec.Term != m.rec.Term || rec.Term == Running {
+		m.changed = now
+	}
+	m.rec, m.looked, m.stale = rec, true, false
+}
+
+// again spaces the calls, by when they were sent.
+func (m *Machine) again(sent, now time.Time) {
+	every := m.cfg.Retry
+	if now.Before(m.hurry) {
+		every /= 10
+	}
+	m.try = sent.Add(every)
+	if !m.held {
+		if at, ok := m.mayAcquire(); ok && at.Before(m.try) {
+			m.try = at
+		}
+	}
+}
+
+// Acquired tells what came of Acquire.
+func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
+	if err != nil { // even one that failed may have been written
+		m.stale = true
+		if m.again(sent, now); errors.Is(err, ErrTaken) {
+			m.try = now
+		}
+		return
+	}
+	start := m.mayAdmit()
+	m.see(now, rec)
+	m.take(sent, start, rec.Epoch)
+	m.again(sent, now)
+}
+
+func (m *Machine) take(sent, start time.Time, epoch int64) {
+	m.held, m.epoch, m.renewed, m.start = true, epoch, sent, start
+	m.giveBy, m.claimed = time.Time{}, 0
+}
+
+// Renewed tells what came of Renew. A renewal counts from when it was sent: the
+// lease was ours at no moment before, for all we know, and some time after.
+func (m *Machine) Renewed(sent, now time.Time, err error) {
+	m.again(sent, now)
+	switch {
+	case errors.Is(err, ErrLost):
+		m.lose(now)
+	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // it says nothing of what was claimed since
+		m.try = now
+	case err == nil:
+		m.renewed = sent
+		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the store knows of no such epoch
+		if !now.Before(m.giveBy) {
+			m.giveBy = time.Time{} // the hand-back did not happen in time
+		}
+	}
+}
+
+// Released tells what came of Release.
+func (m *Machine) Released(sent, now time.Time, err error) {
+	if err == nil || errors.Is(err, ErrLost) {
+		m.lose(now)
+		return
+	}
+	m.try = sent.Add(m.cfg.Retry / 2)
+}
+
+func (m *Machine) lose(now time.Time) {
+	m.held, m.looked, m.giveBy = false, false, time.Time{}
+	m.try = now
+}
+
+// Asked tells whether the holder has agreed to give the area back.
+func (m *Machine) Asked(now time.Time, err error) {
+	m.asked = now.Add(m.cfg.Step)
+	if err == nil {
+		m.hurry = now.Add(m.cfg.Step)
+	}
+	m.try = now
+}
+
+// GiveBack stops admission and begins the release, on behalf of who names the
+// epoch. If it is not done within a step, this dispatcher stays the owner.
+func (m *Machine) GiveBack(now time.Time, epoch int64) error {
+	if !m.held || epoch != m.epoch {
+		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
+	}
+	if m.giveBy.IsZero() {
+		m.giveBy = now.Add(m.cfg.Step)
+	}
+	m.try = now
+	return nil
+}
+
+// Leave gives the area up for good: the process ends.
+func (m *Machine) Leave(now time.Time) {
+	m.leaving, m.try = true, now
+}
+
+// SetFit says whether this dispatcher could serve the area, were it to take it.
+func (m *Machine) SetFit(fit bool) { m.fit = fit }
+
+// SetRank changes this dispatcher's place among those that may take the area.
+func (m *Machine) SetRank(rank int) { m.cfg.Rank = rank }
+
+// Claimed tells that somebody named an epoch. One above ours stops admission at
+// once, until a renewal that is sent later proves it false.
+func (m *Machine) Claimed(now time.Time, epoch int64) {
+	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
+		m.claimed, m.claimedAt, m.try = epoch, now, now.Add(1)
+		m.renewed = time.Time{} // what was renewed before proves nothing
+	}
+}
+
+// View is what holds now.
+func (m *Machine) View(now time.Time) View {
+	v := View{Phase: Watching, Holder: m.rec.Holder, Epoch: max(m.epoch, m.rec.Epoch)}
+	switch {
+	case m.held && (m.leaving || !m.giveBy.IsZero()):
+		v.Phase = Giving
+	case m.held && !now.Before(m.renewed.Add(m.cfg.RenewDeadline)):
+		v.Phase = Fenced
+	case m.held && now.Before(m.start):
+		v.Phase = Starting
+	case m.held:
+		v.Phase, v.Admits = Owner, true
+	case m.wantsBack():
+		v.Phase = Recovering
+	}
+	return v
+}

@@ -1,0 +1,85 @@
+package lease
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func seconds(s float64) time.Time {
+	return time.Unix(0, 0).Add(time.Duration(s * float64(time.Second)))
+}
+
+func owner(t *testing.T) *Machine {
+	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	call, _ := m.Next(seconds(0))
+	require.Equal(t, Look, call)
+	m.Looked(seconds(0), seconds(0), Record{Epoch: 7, Stamp: "1"}, nil)
+	call, _ = m.Next(seconds(0))
+	require.Equal(t, Acquire, call)
+	m.Acquired(seconds(0), seconds(0), Record{Holder: "us-1_a", Epoch: 8, Stamp: "2"}, nil)
+	require.Equal(t, View{Phase: Owner, Admits: true, Holder: "us-1_a", Epoch: 8}, m.View(seconds(0)), "given back: nothing to wait for")
+	return m
+}
+
+func TestRenewalCountsFromWhenItWasSent(t *testing.T) {
+	m := owner(t)
+	m.Renewed(seconds(2), seconds(6.5), nil)
+	require.True(t, m.View(seconds(11.9)).Admits)
+	require.Equal(t, Fenced, m.View(seconds(12)).Phase, "others count from when it was written, which may have been at once")
+	m.Renewed(seconds(14), seconds(14), nil)
+	require.True(t, m.View(seconds(14)).Admits, "nobody took it: the epoch is still this one")
+}
+
+func TestLeaseThatIsNotThereMayHaveBeenDeleted(t *testing.T) {
+	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	m.Looked(seconds(0), seconds(0), Record{}, nil)
+	call, _ := m.Next(seconds(14))
+	require.Equal(t, Look, call)
+	m.Looked(seconds(14), seconds(14), Record{}, nil)
+	call, _ = m.Next(seconds(15))
+	require.Equal(t, Acquire, call)
+	m.Acquired(seconds(15), seconds(15), Record{Holder: "us-1_a", Epoch: 1, Stamp: "1"}, nil)
+	require.Equal(t, Starting, m.View(seconds(19.9)).Phase)
+	require.Equal(t, Owner, m.View(seconds(20)).Phase)
+}
+
+func TestAcquisitionWhoseAnswerWasLostIsOursOnceRenewed(t *testing.T) {
+	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	m.Looked(seconds(0), seconds(0), Record{Epoch: 7, Stamp: "1"}, nil)
+	m.Acquired(seconds(0), seconds(5), Record{}, errLate)
+	call, _ := m.Next(seconds(5))
+	require.Equal(t, Look, call, "not another acquisition: it may have come to pass")
+	m.Looked(seconds(5), seconds(5), Record{Holder: "us-1_a", Epoch: 8, Stamp: "2"}, nil)
+	require.False(t, m.View(seconds(5)).Admits)
+	call, _ = m.Next(seconds(5))
+	require.Equal(t, Renew, call)
+	m.Renewed(seconds(5), seconds(5), nil)
+	require.Equal(t, Starting, m.View(seconds(5)).Phase)
+	require.True(t, m.View(seconds(10)).Admits)
+}
+
+func TestHolderOfTheSameNameIsAnotherProcess(t *testing.T) {
+	m := NewMachine(Config{Self: "us-1_b", Home: true, Times: DefaultTimes})
+	m.Looked(seconds(0), seconds(0), Record{Holder: "us-1_a", Epoch: 7, Stamp: "1"}, nil)
+	require.Equal(t, Watching, m.View(seconds(0)).Phase, "itself it need not ask")
+	call, _ := m.Next(seconds(14))
+	require.Equal(t, Look, call)
+	call, _ = m.Next(seconds(15))
+	require.Equal(t, Acquire, call)
+}
+
+func TestWhoLeavesTakesNothingAgain(t *testing.T) {
+	m := owner(t)
+	m.Leave(seconds(1))
+	require.False(t, m.View(seconds(1)).Admits)
+	call, _ := m.Next(seconds(1))
+	require.Equal(t, Release, call)
+	m.Released(seconds(1), seconds(3), errLate)
+	call, _ = m.Next(seconds(3))
+	require.Equal(t, Release, call, "as often as it takes")
+	m.Released(seconds(3), seconds(3), nil)
+	call, _ = m.Next(seconds(30))
+	require.Equal(t, None, call)
+}
