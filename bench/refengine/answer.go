@@ -72,7 +72,7 @@ func (a *answer) sendComment() bool {
 
 // send writes one event. build appends it.
 func (a *answer) send(build func(dst []byte) []byte) bool {
-	if rule, hit := a.r.troubles.find(Slow, ""); hit && !a.x.pause(rule.delay()) {
+	if rule, hit := a.r.troubles.find(Slow, ""); hit && (rule.Tokens == 0 || a.sent < rule.Tokens) && !a.x.pause(rule.delay()) {
 		return false
 	}
 	if a.r.troubles.has(Comments) && !a.sendComment() {

@@ -30,7 +30,7 @@ const (
 	Garbage       Fault = "garbage"        // 200 with a body that is no JSON and no event
 	WrongType     Fault = "wrong-type"     // the right body under content type text/plain
 	FrozenGauges  Fault = "frozen-gauges"  // /metrics stands still; Value > 0: KV usage stands there
-	Slow          Fault = "slow"           // Delay before the headers and before every event
+	Slow          Fault = "slow"           // Delay before the headers and before every event; with Tokens before the first so many only
 	Swallow       Fault = "swallow"        // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
 	Comments      Fault = "comments"       // ": keep-alive" before every event
 	CRLF          Fault = "crlf"           // events end in \r\n\r\n

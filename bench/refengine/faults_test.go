@@ -1,6 +1,8 @@
 package refengine
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -202,6 +204,24 @@ func TestFaultsOfAHandoff(t *testing.T) {
 	s, _ := streamOf(t, c, d.URLs()[0]+"/v1/chat/completions", chatBody("a b", decodeMore(probe(t, c, p, "a b"), `"stream":true,`)))
 	_, err := reftext.Check(reftext.OfUser("a b").Answer, 0, s.content)
 	require.Error(t, err)
+}
+
+// min_tokens keeps the end of the sequence from being drawn, also where an
+// answer that ignored it goes on behind its natural end.
+func TestAProbeBehindTheNaturalEndHandsOff(t *testing.T) {
+	p := start(t, Config{Role: Prefill})
+	q := reftext.OfUser("a b")
+	ids := q.IDs
+	for i := range reftext.NaturalLength(q.Answer) + 3 {
+		ids = append(ids, reftext.TokenID(q.Answer, i))
+	}
+	list, err := json.Marshal(ids)
+	require.NoError(t, err)
+	for more, hands := range map[string]bool{`"min_tokens":1,`: true, "": false} {
+		r := do(client(t), "POST", p.URLs()[0]+"/v1/completions", fmt.Sprintf(`{%s"prompt":%s,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`, more, list))
+		require.Equal(t, 200, r.status, r.body)
+		require.Equal(t, hands, strings.Contains(r.body, "do_remote_prefill"), r.body)
+	}
 }
 
 func TestARejectionFreesThePrefillOnlyWithCleanup(t *testing.T) {

@@ -304,7 +304,9 @@ type plan struct {
 // token, length; stop strings are the detokeniser's.
 func (r *request) plan(answer uint64) plan {
 	p := plan{answer: answer, from: r.prompt.Resumed, want: r.maxTokens, finish: "length", stopReason: "null"}
-	if natural := max(1, r.minTokens, reftext.NaturalLength(answer)-p.from); !r.ignoreEOS && natural <= p.want {
+	natural := max(1, r.minTokens, reftext.NaturalLength(answer)-p.from)
+	forced := natural == r.minTokens && natural == p.want // no end of sequence is drawn up to min_tokens, so the length ends it
+	if !r.ignoreEOS && natural <= p.want && !forced {
 		p.want, p.finish = natural, "stop"
 	}
 	for i := max(0, r.minTokens-1); i < p.want && len(r.stopIDs) > 0; i++ {
