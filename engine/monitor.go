@@ -168,11 +168,12 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 
 // Report tells how a call to an instance failed. If no connection could be
 // made the instance is down from now to its next good check, which is made at
-// once. Anything else (a timeout, a broken stream) may be the request's own
-// fault: the checks find out.
+// once. So it is after a connection that broke; then the instance is down if
+// that check cannot connect either. Anything else (a timeout, bytes that are no
+// answer) may be the request's own fault: the checks find out in their time.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
-	if !errors.As(err, &e) || e.Phase != PhaseConnect || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) {
+	if !errors.As(err, &e) || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge) {
 		return
 	}
 	m.mu.Lock()
@@ -181,17 +182,31 @@ func (m *Monitor) Report(id string, err error) {
 	if w == nil {
 		return
 	}
-	w.reports++ // a check begun before this cannot take the instance up
-	if w.status.Up {
+	if unreachable(err) {
+		w.reports++ // a check begun before this cannot take the instance up
+	}
+	if !w.status.Up {
+		return
+	}
+	if unreachable(err) {
 		next := w.status
 		next.Up, next.Err = false, err
 		w.become(next)
 		w.failed = misses
-		select {
-		case w.kick <- struct{}{}:
-		default: // one is due already
-		}
+	} else {
+		w.broke = true
 	}
+	select {
+	case w.kick <- struct{}{}:
+	default: // one is due already
+	}
+}
+
+// unreachable says that nobody took the connection: the process is gone, or its
+// machine. An engine that is only busy lets the time pass.
+func unreachable(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
 // notify calls back for what changed since it was last called.

@@ -298,6 +298,7 @@ func TestReport(t *testing.T) {
 		{"our own abort says nothing", &Error{Phase: PhaseConnect, Aborted: true, Err: ErrAborted}, false},
 		{"our own closed client says nothing", &Error{Phase: PhaseConnect, Err: ErrClosed}, false},
 		{"a broken stream is left to the checks", &Error{Phase: PhaseBody, Err: io.ErrUnexpectedEOF}, false},
+		{"nor does what is no answer", &Error{Phase: PhaseHead, Sent: true, Err: ErrMalformed}, false},
 		{"another error says nothing", errors.New("x"), false},
 		{"no error says nothing", nil, false},
 	} {
@@ -309,6 +310,34 @@ func TestReport(t *testing.T) {
 				require.Equal(t, !tt.down, m.Status("p0").Up)
 				time.Sleep(3 * time.Second)
 				require.True(t, m.Status("p0").Up, "the next good check takes it up")
+			})
+		})
+	}
+}
+
+// A process that dies cuts what it served. Nobody waits for the next check then.
+func TestABrokenConnectionIsLookedIntoAtOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		fail func(*fake)
+		down bool
+	}{
+		{"the engine is gone", func(f *fake) { f.refuseAll(true) }, true},
+		{"it serves others", func(*fake) {}, false},
+		{"it is ill: that takes two checks, as ever", func(f *fake) { f.set("/health", status(503)) }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFake()
+			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+				tt.fail(f)
+				m.cfg.Client.idle.drop(target(t, "http://p0:8000").key())
+				before := f.count("/health")
+				m.Report("p0", &Error{Phase: PhaseBody, Sent: true, Err: io.ErrUnexpectedEOF})
+				synctest.Wait() // no time passes
+				require.Equal(t, !tt.down, m.Status("p0").Up)
+				if !tt.down {
+					require.Equal(t, before+1, f.count("/health"))
+				}
 			})
 		})
 	}

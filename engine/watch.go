@@ -63,6 +63,7 @@ type watch struct {
 	rtt     time.Duration
 	failed  int    // checks in a row
 	reports uint64 // failures to connect that callers told of
+	broke   bool   // a caller lost its connection since the last check began
 	alarmed bool   // the credential alarm was given and stands
 	gone    bool   // not watched any more: a check still under way changes nothing
 }
@@ -102,7 +103,8 @@ func (w *watch) run(ctx context.Context) {
 // check asks once and draws the conclusion.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	reports, up := w.reports, w.status.Up
+	reports, up, broke := w.reports, w.status.Up, w.broke
+	w.broke = false
 	w.m.mu.Unlock()
 	began := time.Now()
 	_, err := w.get(ctx, "/health")
@@ -134,6 +136,9 @@ func (w *watch) check(ctx context.Context) {
 		w.judged()
 	default:
 		w.failed++
+		if broke && unreachable(err) { // two signs of one death
+			w.failed = misses
+		}
 		next := w.status
 		if refused || w.failed >= misses {
 			next.Up = false
