@@ -16,11 +16,12 @@ type Call struct {
 	fresh  bool
 	resp   Response
 
-	mu      sync.Mutex
-	done    bool               // Do was called
-	aborted bool               // never unset
-	cancel  context.CancelFunc // while dialling
-	conn    *conn              // from connected to released
+	mu       sync.Mutex
+	done     bool               // Do was called
+	aborted  bool               // never unset
+	heedless bool               // the engine let Leave's time pass
+	cancel   context.CancelFunc // while dialling
+	conn     *conn              // from connected to released
 }
 
 // NewCall prepares a call; nothing happens before Do.
@@ -196,7 +197,16 @@ func (k *Call) fail(p Phase, c *conn, cause error) *Error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted {
+		k.heedless = k.heedless || e.Timeout
 		e.Aborted, e.Timeout, e.Err = true, false, ErrAborted
 	}
 	return e
+}
+
+// Heedless says that the engine had not closed its side when the time of Leave
+// was over: it may still work on the request.
+func (k *Call) Heedless() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.heedless
 }

@@ -223,17 +223,22 @@ func (c *cluster) settled(dirty bool) {
 	require.Zero(c, c.metric("evenkeel_prefill_double_releases_total"))
 	require.Zero(c, c.metric("evenkeel_requests_open"))
 	locals := int64(c.sum("evenkeel_local_prefill_requests_total"))
+	surplus := int64(0)
 	for _, e := range append(c.prefill, c.decode...) {
 		st := e.Stats()
 		locals -= st.LocalPrefills
+		surplus += st.OverAdmitted
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(c, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch})
 		if !dirty {
-			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned, OverAdmitted int64 }
-			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned, st.OverAdmitted})
+			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned int64 }
+			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned})
 		}
 	}
 	require.True(c, dirty || locals >= 0, "engines prefilled %d prompts on decode ranks that the proxy did not count", -locals)
+	if !dirty {
+		require.LessOrEqual(c, float64(surplus), c.metric("evenkeel_heedless_engines_total"), "over-admitted by engines that had let go in time")
+	}
 }
 
 // busy lists what is not given back yet.
@@ -268,13 +273,16 @@ func (c *cluster) busy(dirty bool) (held []string) {
 	return held
 }
 
-// patience is how long a test waits for what should be there in milliseconds.
-const patience = 10 * time.Second
+// patience is how long a test waits for what should be there in milliseconds:
+// nobody waits so long but on a machine that has much else to do.
+const patience = time.Minute
 
 func (c *cluster) eventually(what string, ok func() bool) {
 	c.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	pause := time.Millisecond // most reads are whole pages of metrics, and other tests want the processor, too
+	for end := time.Now().Add(patience); !ok(); pause = min(pause*5/4, 20*time.Millisecond) {
 		require.True(c, time.Now().Before(end), "in vain: %s", what)
+		time.Sleep(pause)
 	}
 }
 
@@ -339,8 +347,14 @@ func (c *cluster) endless(header ...string) (leave func()) {
 	require.Equal(c, http.StatusOK, resp.StatusCode)
 	_, err = resp.Body.Read(make([]byte, 1))
 	require.NoError(c, err)
+	read := make(chan struct{})
+	go func() { // a client that does not read is cut
+		defer close(read)
+		_, _ = io.Copy(io.Discard, resp.Body)
+	}()
 	leave = func() {
 		cancel()
+		<-read
 		_ = resp.Body.Close()
 	}
 	c.Cleanup(leave)

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 )
 
@@ -48,10 +49,10 @@ func (g *Gateway) drain(h *handoff, m route) {
 	g.drains.Go(func() {
 		defer g.drainsOpen.Add(-1)
 		outcome, err := g.drainNow(h, m)
-		end(outcome, err)
 		if err == nil && abandoned {
 			h.job.freed()
 		}
+		end(outcome, err)
 	})
 }
 
@@ -64,11 +65,10 @@ const drainTries = 3
 // drainNow drains and says what became of it; an error leaves the hand-off to
 // the hold timeout.
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
-	margin := h.Expires().Sub(h.Deadline())
 	for try := 1; ; try++ {
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
 			ID: g.nextID(), Model: m.board, Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
-			Deadline:  h.Expires().Add(-margin / 2), // the pull takes its time
+			Deadline:  h.drainBy(),
 			Prefiller: h.lease.Candidate.Instance,
 			Drain:     true,
 		})
@@ -93,8 +93,12 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	j := h.job
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
 	defer func() { g.dispatcher.Release(slot, end) }()
+	now := time.Now()
+	if !now.Before(h.drainBy()) { // also of one that comes back from another rank
+		return drainExpired, false, mooncake.ErrExpired
+	}
 	if h.kv == nil {
-		if h.kv, err = h.Discard(time.Now()); err != nil {
+		if h.kv, err = h.Discard(now); err != nil {
 			return drainExpired, false, err
 		}
 	}
@@ -114,6 +118,7 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	}
 	defer resp.Close()
 	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
+		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)
 		return drainFailed, false, err
 	}

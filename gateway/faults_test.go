@@ -233,10 +233,10 @@ func (c *cluster) settledRequests(n int) {
 // requests wait too long. They are refused; none is decoded from expired KV.
 func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	t.Parallel()
-	const hold = 2 * time.Second // of it one in the pool
+	const hold, margin = 13 * time.Second, 12 * time.Second // a second in the pool; the pull has its time on a busy machine, too
 	c := start(t, options{
 		dirty:   true, // what cannot be drained in time the engine frees by itself
-		profile: mooncake.Profile{KVHoldTimeout: hold},
+		profile: mooncake.Profile{KVHoldTimeout: hold, HoldMargin: margin},
 		prefill: []refengine.Config{{KVHoldTimeout: hold, PrefillConcurrency: 8}},
 		decode:  []refengine.Config{{Slots: 2, DPSize: 2, C0: 8 * time.Millisecond}},
 	})
@@ -254,4 +254,20 @@ func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	c.settled(true) // no replay, no expired pull
 	require.EqualValues(t, count["right"], c.metric(`evenkeel_requests_total{outcome="ok"}`))
 	require.EqualValues(t, count["503"], c.metric(`evenkeel_requests_total{outcome="pool_timeout"}`))
+}
+
+// A decode engine that reads the KV too late reads somebody else's by then, and
+// answers 200. Nobody gets to see that.
+func TestALatePullIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	const hold = 2 * time.Second
+	c := start(t, options{
+		dirty:     true,
+		profile:   mooncake.Profile{KVHoldTimeout: hold},
+		prefill:   []refengine.Config{{KVHoldTimeout: hold}},
+		decode:    []refengine.Config{{TransferBase: hold + time.Second}},
+		configure: func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 1 },
+	})
+	require.Equal(t, "504", c.judge("a prompt", `"stream":true,`))
+	require.Equal(t, "504", c.judge("another", ""))
 }

@@ -166,6 +166,21 @@ func (h *handoff) orphan() {
 	}
 }
 
+// pulledBy is until when a first event is believed: the KV it was made of was
+// read while the prefiller still had the blocks. What comes later may be made of
+// blocks that are somebody else's by then (contract 2.4). A quarter of the margin
+// is for what the two clocks disagree on: the engine counts from the end of the
+// prefill, we from its answer. An answer in one piece does not tell when its pull
+// was, and is not held to it.
+func (h *handoff) pulledBy() time.Time {
+	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
+}
+
+// drainBy is until when a decode of it may begin that nobody reads.
+func (h *handoff) drainBy() time.Time {
+	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 2) // the pull takes its time
+}
+
 func (j *job) left() bool {
 	select {
 	case <-j.client.Gone():
@@ -445,6 +460,9 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	profile, limits := s.rank.Profile, &j.gw.conf().Limits
 	silence := profile.FirstEventTimeout
+	if h != nil {
+		silence = min(silence, h.pulledBy().Sub(s.began))
+	}
 	if s.whole { // nothing comes before all of it has
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell

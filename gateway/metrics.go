@@ -34,6 +34,7 @@ type metrics struct {
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
 	slowStart                         *prometheus.GaugeVec
+	heedless                          prometheus.Counter
 	tokenize                          *prometheus.CounterVec
 
 	localRequests                             *prometheus.CounterVec
@@ -71,6 +72,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now; below 1 while it is fresh in service.",
 		}, []string{"engine", "role"}),
+		heedless: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_heedless_engines_total", Help: "Decode calls that we left and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many.",
+		}),
 		localRequests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_requests_total", Help: "Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.",
 		}, []string{"reason"}),
@@ -138,7 +142,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
 	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open))
 	return m

@@ -219,6 +219,7 @@ func (s *stream) fill() error {
 		s.lose(streamError("upstream_incomplete", err))
 	default:
 		s.silent = silent(err)
+		s.job.gw.monitor.Report(s.rank.Instance, err)
 		s.cut(err)
 	}
 	if s.mirror.Started() {
@@ -475,6 +476,9 @@ func (s *stream) release(kind dispatcher.Kind) {
 	}
 	if kind != dispatcher.Finished {
 		s.part()
+		if s.call.Heedless() {
+			s.job.gw.metrics.heedless.Inc()
+		}
 	}
 	s.job.gw.dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil
