@@ -316,10 +316,9 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{configure: func(cfg *config.Config) {
 				if row.rule.Fault == refengine.Hang {
-					cfg.Limits.EventTimeout = 500 * time.Millisecond
+					cfg.Limits.EventTimeout = 2 * time.Second
 				}
 			}})
-			slow := refengine.Rule{Fault: refengine.Slow, DelayMS: 15} // else all of it may come in one read, and the request begins anew
 			require.NoError(t, c.decode[0].SetFaults(row.rule, slow))
 
 			r := c.post(chatPath, chat(prompt, `"stream":true,`))
@@ -349,28 +348,22 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 
 func TestTheArrivalQueueIsFull(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Max = 1, 1 }})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 1000}))
-	waiting := make(chan reply, 2)
-	for range 2 { // one is probed, one waits for its place in the pool
-		go func() { waiting <- c.post(chatPath, chat("a", "")) }()
-	}
-	c.eventually("one waits", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 1 })
-	r := c.post(chatPath, chat("a", ""))
+	c, free := jam(t, 1, "team ek-team")
+	waiting := c.queued("ek-team", chat("a", ""))
+	r := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-team")
 	require.Equal(t, http.StatusTooManyRequests, r.status)
 	code, _, kind := failure(t, r)
 	require.Equal(t, "queue_full", code)
 	require.Equal(t, "rate_limit_error", kind)
 	require.NotEmpty(t, r.header.Get("Retry-After"))
-	for range 2 {
-		require.Equal(t, 200, (<-waiting).status)
-	}
+	free()
+	require.Equal(t, 200, (<-waiting).status)
 }
 
 func TestTheArrivalQueueTimesOut(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Pool.Size, cfg.Prefill.Queue.Timeout = 1, 100*time.Millisecond }})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 400}))
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3000}))
 	first := make(chan reply, 1)
 	go func() { first <- c.post(chatPath, chat("a", "")) }()
 	c.eventually("the place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })

@@ -50,7 +50,7 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			profile := mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}
-			c := start(t, options{decode: []refengine.Config{{C0: 50 * time.Millisecond}, {}}, profile: profile})
+			c := start(t, options{decode: []refengine.Config{{C0: 500 * time.Millisecond}, {}}, profile: profile})
 			c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[1])+"/drain", "")
 			got := make(chan reply, 1)
 			go func() { got <- c.post(row.path, row.body) }()
@@ -147,12 +147,24 @@ func TestADrainedPrefiller(t *testing.T) {
 	c.eventually("it is done", func() bool { return c.drains()[0].State == "done" })
 }
 
-// Load balancers are told first, clients later, and what runs has its time.
+// Load balancers are told first, clients later.
+func TestADrainIsAnnouncedFirst(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.DrainGrace = patience }})
+	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/drain", "").status)
+	require.Equal(t, http.StatusServiceUnavailable, c.get("/readyz").status)
+	require.Equal(t, http.StatusOK, c.ask("GET", c.url+"/v1/models", "").status)
+	require.Equal(t, "right", c.judge("its client has not heard of it", `"stream":true,`))
+	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/drain", "").status)
+	require.Equal(t, http.StatusOK, c.get("/readyz").status)
+}
+
+// What runs has its time, and what comes is refused.
 func TestTheProxyDrains(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
 		decode:    []refengine.Config{{C0: 5 * time.Millisecond, Slots: 2}},
-		configure: func(cfg *config.Config) { cfg.Limits.DrainGrace = time.Second },
+		configure: func(cfg *config.Config) { cfg.Limits.DrainGrace = 100 * time.Millisecond },
 	})
 	var running sync.WaitGroup
 	bodies := make(chan reply, 3)
@@ -164,12 +176,7 @@ func TestTheProxyDrains(t *testing.T) {
 	c.eventually("two run", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 2 })
 	c.eventually("one waits", func() bool { return c.prefill[0].Stats().Pins == 1 })
 	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/drain", `{"deadline":"3s"}`).status)
-	require.Equal(t, http.StatusServiceUnavailable, c.get("/readyz").status)
-	r := c.ask("GET", c.url+"/v1/models", "")
-	require.Equal(t, 200, r.status)
-	r = c.post(chatPath, `{`)
-	require.Equal(t, http.StatusBadRequest, r.status, "looked at, for the load balancer may not know yet")
-	c.eventually("then refused", func() bool { return c.post(chatPath, `{`).status == http.StatusServiceUnavailable })
+	c.eventually("others are refused", func() bool { return c.post(chatPath, `{`).status == http.StatusServiceUnavailable })
 	require.NotEmpty(t, c.post(chatPath, `{`).header.Get("Retry-After"))
 	running.Wait()
 	cut, refused := 0, 0

@@ -25,7 +25,7 @@ func (c *cell) prepare(o *options) {
 		}
 	case c.phase == opened:
 		for i := range o.decode {
-			o.decode[i].TransferBase, o.decode[i].C0 = 300*time.Millisecond, 20*time.Millisecond
+			o.decode[i].TransferBase, o.decode[i].C0 = time.Second, 50*time.Millisecond
 		}
 	}
 	if c.setup != nil {
@@ -123,7 +123,7 @@ func whileOpened(do func(*cluster)) func(*cell, *cluster, *request) {
 
 func whileStreaming(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
-		require.NoError(k, k.decode[0].SetFaults(slow))
+		require.NoError(k, k.decode[0].SetFaults(halting))
 		q.send()
 		k.eventually("it is decoded", func() bool { return k.metric("evenkeel_ttft_seconds_count") == 1 })
 		c.happens(k, q, do)

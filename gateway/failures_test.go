@@ -144,7 +144,7 @@ func cells() []cell {
 		cell{phase: inPool, fault: "restart", other: right, again: waits + "; where the prefill engine died, decode fails and " + both, kv: firstEvent, attempts: 1, probes: 1, act: whilePooled((*cluster).killDecode)},
 		cell{phase: inPool, fault: "client gone", other: "", again: nothing, kv: drained, attempts: 1, probes: 1, act: whilePooled(nil)},
 		cell{phase: inPool, fault: "deadline", other: "503 `pool_timeout`", again: nothing, kv: drained, attempts: 1, probes: 1, act: whilePooled(nil),
-			setup: func(o *options) { o.profile.KVHoldTimeout = 4 * time.Second }},
+			setup: func(o *options) { o.profile.KVHoldTimeout, o.profile.HoldMargin = 122*time.Second, 2*time.Minute }},
 		cell{phase: inPool, fault: "drain", other: right, again: waits + " for another rank", kv: firstEvent, attempts: 1, probes: 1, act: whilePooled((*cluster).drainDecode)},
 	)
 	all = append(all, two(inProbe, true, false)...)
@@ -315,7 +315,7 @@ func (c cell) run(t *testing.T, stream bool, engines int) {
 	}
 	o.configure = turns
 	if c.rule.Fault == refengine.Hang { // the phase's own limit
-		const limit = time.Second
+		const limit = 2 * time.Second
 		switch c.phase {
 		case inProbe:
 			o.with(func(cfg *config.Config) { cfg.Limits.ProbeTimeout = limit })

@@ -99,7 +99,7 @@ func TestClientsThatLeave(t *testing.T) {
 
 		t.Run(name+", at the end of prefill", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{prefill: []refengine.Config{{PrefillBase: 200 * time.Millisecond, PrefillConcurrency: 3}}})
+			c := start(t, options{prefill: []refengine.Config{{PrefillBase: time.Second, PrefillConcurrency: 3}}, configure: func(cfg *config.Config) { cfg.Limits.ProbeGrace = patience }})
 			leave, _ := c.send(body)
 			c.eventually("it is computed", func() bool { return c.prefill[0].Stats().Running == legs })
 			leave()
@@ -126,7 +126,7 @@ func TestClientsThatLeave(t *testing.T) {
 
 		t.Run(name+", in transfer", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: []refengine.Config{{TransferBase: 300 * time.Millisecond}}})
+			c := start(t, options{decode: []refengine.Config{{TransferBase: time.Second}}})
 			leave, _ := c.send(body)
 			c.eventually("the KV is on its way", func() bool { return c.decode[0].Stats().Waiting == legs })
 			leave()
@@ -176,25 +176,31 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 
 		t.Run(name+", pooled", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{Slots: 1, C0: 10 * time.Millisecond}, 40)})
+			one := refengine.Config{Slots: 1, C0: 10 * time.Millisecond}
+			c := start(t, options{decode: []refengine.Config{one, one}})
+			c.allUp()
+			blocker := c.endless()
+			mine := c.decode[0]
+			if mine.Stats().Running == 1 {
+				mine = c.decode[1]
+			}
 			leave, _ := c.send(body)
-			c.eventually("it is decoded", func() bool { return c.decode[0].Stats().Running == 1 })
-			next, _ := c.send(chat("another", `"stream":true,"ignore_eos":true,`))
-			c.eventually("the other waits for it", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+			c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 2 })
+			c.drainOut(mine)
 			c.eventually("it waits for the other", func() bool {
 				return c.prefill[0].Stats().Probes == 3 && c.metric("evenkeel_pool_entries") == 1
 			})
 			leave()
 			c.noticed()
-			c.eventually("it holds its KV, the other has pulled", func() bool { return c.prefill[0].Stats().Pins == 1 })
-			next()
+			c.eventually("it holds its KV", func() bool { return c.prefill[0].Stats().Pins == 1 })
+			blocker()
 			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 1 })
 			require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="pooled"}`))
 		})
 
 		t.Run(name+", in transfer", func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{decode: given(refengine.Config{TransferBase: 300 * time.Millisecond}, 20)})
+			c := start(t, options{decode: given(refengine.Config{TransferBase: time.Second}, 20)})
 			leave, _ := c.send(body)
 			c.eventually("the KV is on its way again", func() bool { s := c.decode[0].Stats(); return s.Decodes == 2 && s.Waiting == 1 })
 			leave()

@@ -99,8 +99,12 @@ func readSeamless(t *testing.T, body string) *seamless {
 	return s
 }
 
-// slow keeps the answer from coming in one read, before which all begins anew.
-var slow = refengine.Rule{Fault: refengine.Slow, DelayMS: 25, Leg: refengine.LegDecode}
+// slow keeps the answer's beginning from coming in one read, before which all
+// begins anew; halting, all of it.
+var (
+	slow    = refengine.Rule{Fault: refengine.Slow, DelayMS: 120, Tokens: 6, Leg: refengine.LegDecode}
+	halting = refengine.Rule{Fault: refengine.Slow, DelayMS: 250, Leg: refengine.LegDecode}
+)
 
 // slowLocal is that of a rank that computes the prompt.
 var slowLocal = refengine.Rule{Fault: refengine.Slow, DelayMS: 25, Leg: refengine.LegPlain}
@@ -323,11 +327,12 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 	t.Parallel()
 	for name, resume := range map[string]string{"by token ids": mooncake.ChatResumeVLLM, "by text": mooncake.ChatResumeContinue, "none": mooncake.ChatResumeNone} {
 		t.Run(name, func(t *testing.T) {
-			engine := refengine.Config{Slots: 128, DPSize: 2, C0: 20 * time.Millisecond}
+			// What the one that dies has begun is far from its end.
+			dies, lives := refengine.Config{Slots: 128, DPSize: 2, C0: time.Second}, refengine.Config{Slots: 256, DPSize: 2, C0: 5 * time.Millisecond}
 			c := start(t, options{
-				decode: []refengine.Config{engine, engine}, dirty: true, profile: mooncake.Profile{ChatResume: resume},
+				decode: []refengine.Config{dies, lives}, dirty: true, profile: mooncake.Profile{ChatResume: resume},
 				configure: func(cfg *config.Config) {
-					cfg.Pool.Size = 1024
+					cfg.Pool.Size, cfg.Dispatch.Policy = 1024, "prr"
 					cfg.Prefill.Retry.Base = 50 * time.Millisecond // three attempts must outlast the news that the engine is down
 				},
 			})
@@ -340,8 +345,12 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 				}
 				return up == 4
 			})
-			const streams = 200
+			streams := 200
+			if raceEnabled {
+				streams = 100
+			}
 			var wg sync.WaitGroup
+			t.Cleanup(wg.Wait) // they fail the test, so they end before it
 			fails := make(chan string, streams)
 			for i := range streams {
 				wg.Go(func() {
@@ -369,8 +378,10 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 					}
 				})
 			}
-			c.eventually("all have begun", func() bool { return c.metric("evenkeel_ttft_seconds_count") == streams })
-			require.Greater(t, c.decode[0].Stats().Running, int64(streams/8))
+			c.eventually("many have begun there", func() bool {
+				dispatched := c.decodes()
+				return c.metric("evenkeel_ttft_seconds_count") >= float64(dispatched) && c.decode[0].Stats().Running > int64(streams/8)
+			})
 			c.decode[0].Kill()
 			wg.Wait()
 			close(fails)

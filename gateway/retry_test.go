@@ -279,7 +279,7 @@ func TestARefusalAfterASiblingBegan(t *testing.T) {
 	began := make(chan struct{})
 	var birds atomic.Pointer[parrot]
 	c := start(t, options{configure: func(cfg *config.Config) { inFront(t, &cfg.Engines.Prefill[0], &birds) }, dirty: true})
-	require.NoError(t, c.decode[0].SetFaults(slow))
+	require.NoError(t, c.decode[0].SetFaults(halting))
 	var probes atomic.Int64
 	second := parrot(func(w http.ResponseWriter, body string) bool {
 		if !strings.Contains(body, "do_remote_decode") || probes.Add(1) == 1 {
