@@ -305,8 +305,8 @@ type plan struct {
 func (r *request) plan(answer uint64) plan {
 	p := plan{answer: answer, from: r.prompt.Resumed, want: r.maxTokens, finish: "length", stopReason: "null"}
 	natural := max(1, r.minTokens, reftext.NaturalLength(answer)-p.from)
-	forced := natural == r.minTokens && natural == p.want // no end of sequence is drawn up to min_tokens, so the length ends it
-	if !r.ignoreEOS && natural <= p.want && !forced {
+	early := natural < p.want || r.minTokens < p.want // up to min_tokens no end of sequence is drawn: the length ends the answer then
+	if !r.ignoreEOS && natural <= p.want && early {
 		p.want, p.finish = natural, "stop"
 	}
 	for i := max(0, r.minTokens-1); i < p.want && len(r.stopIDs) > 0; i++ {
