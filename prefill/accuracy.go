@@ -12,6 +12,7 @@ type accuracy struct {
 	answers                        float64
 	predicted, actual, over, under float64 // tokens
 	suspect                        suspicion
+	told                           int64 // capacity in tokens while these answers came
 }
 
 // suspicion is what predictions that go wrong say about a capacity.
@@ -89,11 +90,14 @@ func (t *Tier) judge(l *Lease, u Usage) {
 	}
 	c := l.c
 	s := c.slots[l.prompt.unit()]
+	if told := c.capacityTokens(); told != c.accuracy.told { // what was seen before speaks of another
+		c.accuracy = accuracy{told: told, suspect: c.accuracy.suspect}
+	}
 	c.accuracy.add(float64(l.HitTokens), float64(u.CachedTokens))
 	found := c.accuracy.verdict(s.blocks > 0 && float64(t.index.Held(s.at)) >= bindingShare*float64(s.blocks))
 	if found != c.accuracy.suspect {
 		c.accuracy.suspect = found
-		t.suspected = append(t.suspected, suspected{c.ID, found, c.capacityTokens(), c.accuracy})
+		t.suspected = append(t.suspected, suspected{c.ID, found, c.accuracy})
 	}
 }
 
@@ -101,7 +105,6 @@ func (t *Tier) judge(l *Lease, u Usage) {
 type suspected struct {
 	candidate string
 	suspicion
-	told int64 // tokens
 	accuracy
 }
 

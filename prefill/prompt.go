@@ -201,11 +201,11 @@ func (t *Tier) ForgetPrefixes(id string) bool {
 // expect books that the lease's prefill will leave its prompt in the cache.
 func (t *Tier) expect(l *Lease, r *Request, v *policy.Candidate) {
 	l.HitTokens = int(v.HitTokens)
+	l.hung = l.c.hangs(&r.Prompt, l.c.blocksOn(t.found, r.Prompt.unit())) // before it is among those that are looked at
 	l.prompt = r.Prompt
 	t.prefixes.prompt += uint64(v.PromptTokens)
 	t.prefixes.predicted += uint64(v.HitTokens)
 	if len(r.Prompt.Keys) > 0 {
-		l.hung = l.c.hangs(&r.Prompt, l.c.blocksOn(t.found, r.Prompt.unit()))
 		l.expected = t.index.Speculate(t.place(l.c, &r.Prompt, r.Model), r.Prompt.Keys)
 	}
 }

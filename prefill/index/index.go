@@ -61,6 +61,7 @@ type Index struct {
 	claims    []claim // number 0 is not used
 	recency   []link  // in the order of the slot
 	freeClaim uint32
+	last      uint32 // the claim that was looked up last
 	held      int
 
 	slots     []slot
@@ -246,11 +247,21 @@ func (x *Index) lookUp(n int, k Key) uint32 {
 	return x.claimOf(e, n)
 }
 
+// claimOf returns the slot's claim on an entry that it holds. A prompt's claims
+// were made one after the other, so that the next is mostly beside the last;
+// else all that hold the entry are looked at.
 func (x *Index) claimOf(e uint32, n int) uint32 {
+	for _, c := range [...]uint32{x.last - 1, x.last + 1} {
+		if int(c) < len(x.claims) && x.claims[c].entry == e && int(x.claims[c].slot) == n {
+			x.last = c
+			return c
+		}
+	}
 	c := x.claimed[e]
 	for int(x.claims[c].slot) != n {
 		c = x.claims[c].sibling
 	}
+	x.last = c
 	return c
 }
 
