@@ -162,6 +162,10 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 		lease.Release()
 		return &fault{answer: j.movedOut(), err: errDrained, moved: true}
 	}
+	if ee != nil && ee.Aborted { // in the middle of its answer: the engine may hold a prefill, and has not failed
+		lease.Orphan()
+		return &fault{answer: j.movedOut(), err: errDrained, moved: run.moved.Load()}
+	}
 	// Any other silence may hide a finished prefill (prefill P46).
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)

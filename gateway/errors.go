@@ -74,6 +74,9 @@ func engineError(f sse.Failure) *openai.Error {
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
 		e.Status = http.StatusBadGateway
 	}
+	if e.Status == http.StatusTooManyRequests {
+		e.RetryAfter = 1
+	}
 	return e
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -175,6 +176,23 @@ func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
 	c.settled(false)
 	require.Equal(t, 2, c.records()[0].Attempts)
 	require.EqualValues(t, 1, c.prefill[0].Stats().NullHandoffs)
+	require.Zero(t, c.metric(`evenkeel_prefill_attempts_total{outcome="failed"}`), "it is the prompt's doing, and no client may take engines out with it")
+}
+
+// What a client can bring about must not take an engine from all others.
+func TestRefusedRequestsTakeNoPrefillEngineOut(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{400, 422, 501} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{})
+			require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Status, Value: float64(status)}))
+			for i := range 6 {
+				require.NotEqual(t, "right", c.judge(fmt.Sprint("prompt ", i), ""))
+			}
+			require.Zero(t, c.metric(`evenkeel_prefill_attempts_total{outcome="failed"}`))
+		})
+	}
 }
 
 func fault(r refengine.Rule) func(*testing.T, *refengine.Engine) {

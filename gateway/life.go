@@ -281,7 +281,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	j.rec.ProbeMs += ms(time.Since(began))
 	j.gw.metrics.stage(stageProbe, time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
-		if status/100 == 4 && status != http.StatusTooManyRequests {
+		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
 			lease.Release() // the request's fault, not the engine's
 		} else {
 			lease.Failed(false, 0)
@@ -309,9 +309,11 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 	if err = errors.Join(err, budgetErr); err != nil {
 		// Without a hand-off the engine keeps nothing; blocks that we cannot
 		// name may be held, so they stay on its budget.
-		lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
 		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
+			lease.Release() // its first token was the end of the answer (contract 1.3): the prompt's doing
 			j.endsAtOnce(got.PromptTokens)
+		} else {
+			lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
@@ -483,7 +485,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		return j.decodeRefused(h, s)
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		if s.mirror.Started() {
+		if s.mirror.Started() || s.tooLong(err) {
 			h.release() // the pull was over when it broke
 		} else {
 			h.orphan()

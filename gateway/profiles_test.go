@@ -1,6 +1,8 @@
 package gateway_test
 
 import (
+	"fmt"
+	"net/http"
 	"net/url"
 	"strconv"
 	"testing"
@@ -104,4 +106,22 @@ func TestPassthrough(t *testing.T) {
 			require.Equal(t, "right", c.judge("one two", ""), "nothing has reached the client: it is tried again")
 		})
 	}
+}
+
+// A client may ask for more than fits one piece. That is no failure of the
+// engine, and every other one would answer the same.
+func TestAWholeAnswerThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough},
+		configure: func(cfg *config.Config) { cfg.Limits.EventBytes = 300 },
+	})
+	for i := range 8 {
+		r := c.post(chatPath, chat(fmt.Sprint("prompt ", i), `"max_tokens":50,`))
+		require.Equal(t, http.StatusBadGateway, r.status)
+		require.Contains(t, r.body, "limits.event_bytes")
+	}
+	require.EqualValues(t, 8, c.decode[0].Stats().Decodes+c.decode[1].Stats().Decodes, "none is tried again")
+	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+	require.Zero(t, c.sum("evenkeel_handoffs"), "the KV was pulled")
 }

@@ -188,6 +188,10 @@ func (s *stream) readWhole() error {
 	return nil
 }
 
+// tooLong tells whether a whole answer is larger than allowed: as it was asked
+// for, so that no other engine would answer otherwise.
+func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
+
 // fill reads one arrival and turns its complete events into bytes for the
 // client. An error is returned only before the first data event; afterwards it
 // becomes the stream's last event.
@@ -495,6 +499,9 @@ func (s *stream) release(kind dispatcher.Kind) {
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
+	if s.tooLong(err) {
+		return &fault{answer: badGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
+	}
 	if s.broken == nil {
 		s.unheard = true
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
