@@ -17,7 +17,8 @@ const (
 	// pairLimit is how many first-event failures in a row quarantine a pair.
 	pairLimit = 3
 
-	// pairMemory is how long a row of failures that was never enough is kept.
+	// pairMemory is how long a row of failures is kept that was never enough, or
+	// that nobody tries again: one of its ends may be gone.
 	pairMemory = 5 * time.Minute
 )
 
@@ -71,11 +72,7 @@ func (b *board) pairEnded(s *Slot, o Outcome, now time.Time) {
 // lost notes that a hand-off's first event did not come.
 func (b *board) lost(s *Slot, now time.Time) {
 	p, key := b.pairs, s.pair()
-	for k, sus := range p.suspects {
-		if sus.circuit.In() && now.Sub(sus.last) > pairMemory {
-			delete(p.suspects, k)
-		}
-	}
+	p.forget(now)
 	sus := p.suspects[key]
 	if sus == nil {
 		sus = &suspect{}
@@ -109,6 +106,7 @@ func (b *board) quarantined(key pair, sus *suspect) {
 // what fails with another one.
 func (b *board) reached(key pair, now time.Time) {
 	p := b.pairs
+	p.forget(now)
 	if sus := p.suspects[key]; sus != nil {
 		b.changed = b.changed || !sus.circuit.In() // what was left may go now
 		delete(p.suspects, key)
@@ -119,6 +117,20 @@ func (b *board) reached(key pair, now time.Time) {
 		b.consider(k, sus, now)
 	}
 	p.count()
+}
+
+// forget drops what nothing was heard of for long. Those that are watched are
+// few, so whoever comes by looks at all.
+func (p *pairs) forget(now time.Time) {
+	for k, sus := range p.suspects {
+		quiet := sus.last
+		if !sus.circuit.In() {
+			quiet = sus.circuit.Until()
+		}
+		if now.Sub(quiet) > pairMemory {
+			delete(p.suspects, k)
+		}
+	}
 }
 
 func (p *pairs) count() {

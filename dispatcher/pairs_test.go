@@ -118,6 +118,16 @@ func TestAQuarantinedPairIsAvoided(t *testing.T) {
 	require.EqualValues(t, 1, count(t, h.metrics.steered.WithLabelValues(steerMoved)))
 }
 
+// A request that comes back from one rank does not go to where its hand-off
+// would not arrive.
+func TestAShyEntryAvoidsAQuarantinedPair(t *testing.T) {
+	h := twoEngines(t, 4)
+	h.quarantine(t)
+	h.put(pool.Entry{Prompt: 1000, Prefiller: "p0"}).slotNow(t) // makes rank 2 the fullest
+	require.EqualValues(t, 2, h.put(pool.Entry{Prompt: 10, Prefiller: "p0", Avoid: []int32{1}}).slotNow(t).Worker)
+	require.EqualValues(t, 0, h.put(pool.Entry{Prompt: 10, Prefiller: "p1", Avoid: []int32{1}}).slotNow(t).Worker)
+}
+
 func TestWithoutAnotherRankAQuarantinedPairIsUsed(t *testing.T) {
 	h := twoEngines(t, 4)
 	h.quarantine(t)
@@ -301,4 +311,19 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 			},
 		})
 	})
+}
+
+// An end that is gone says nothing any more, so neither its failures nor its
+// quarantine may stay.
+func TestAPairThatNobodyTriesAgainIsForgotten(t *testing.T) {
+	h := twoEngines(t, 4)
+	h.quarantine(t)
+	h.lose(h.from("p9").slotNow(t))
+	h.pass(pairMemory)
+	h.arrive(h.from("p1").slotNow(t))
+	require.Len(t, h.status(h.at).Models[0].Pairs, 2)
+	h.pass(time.Minute)
+	h.arrive(h.from("p1").slotNow(t))
+	require.Empty(t, h.status(h.at).Models[0].Pairs)
+	require.Zero(t, h.board().pairs.out)
 }
