@@ -118,9 +118,6 @@ func (m *Monitor) Start(ctx context.Context) {
 // Set replaces the watched instances. One that stays, with the same target,
 // keeps its state; one whose target changed is a new one.
 func (m *Monitor) Set(instances []Instance) {
-	for _, in := range instances {
-		m.Traffic(in.ID)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	stay := make(map[string]*watch, len(instances))
@@ -137,6 +134,9 @@ func (m *Monitor) Set(instances []Instance) {
 			w.gone = true
 			w.stop()
 			m.metrics.forget(w.in)
+		}
+		if stay[id] == nil {
+			delete(m.traffic, id) // streams that outlive it hold theirs
 		}
 	}
 	for id, w := range stay {

@@ -253,3 +253,16 @@ func TestAnInstanceWithoutCanariesIsNotJudged(t *testing.T) {
 		m.Judge("nobody", Faulted, errBroke)
 	})
 }
+
+func TestTrafficOfAnInstanceThatIsGoneIsForgotten(t *testing.T) {
+	m := NewMonitor(MonitorConfig{})
+	in := Instance{ID: "d0", Role: "decode", Target: &Target{}}
+	m.Set([]Instance{in})
+	was := m.Traffic("d0")
+	was.Begin()
+	m.Set([]Instance{in})
+	require.Same(t, was, m.Traffic("d0"))
+	m.Set(nil)
+	require.Empty(t, m.traffic)
+	was.End()
+}

@@ -24,10 +24,15 @@ func (t *Traffic) Heard() { t.heard.Add(1) }
 // End tells that the stream is over.
 func (t *Traffic) End() { t.running.Add(-1) }
 
-// Traffic of an instance. It outlives the instance: streams do.
+// Traffic of an instance. Streams that outlive the instance count on in theirs.
 func (m *Monitor) Traffic(id string) *Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.trafficOf(id)
+}
+
+// trafficOf needs mu.
+func (m *Monitor) trafficOf(id string) *Traffic {
 	t := m.traffic[id]
 	if t == nil {
 		t = &Traffic{}

@@ -81,7 +81,7 @@ type facts struct {
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, kick: make(chan struct{}, 1), doubt: make(chan struct{}, 1), stop: func() {},
-		traffic: m.traffic[in.ID], status: Status{Since: time.Now()},
+		traffic: m.trafficOf(in.ID), status: Status{Since: time.Now()},
 	}
 }
 
