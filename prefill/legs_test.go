@@ -102,6 +102,8 @@ func TestLegsAreDisplacedOnlyBeforeOneIsServed(t *testing.T) {
 		require.ErrorIs(t, (<-equal).err, ErrQueueFull, "not the leg, though it is no younger")
 		_, err = tier.Acquire(t.Context(), Request{Model: testModel, Key: "x"})
 		require.ErrorIs(t, err, ErrQueueFull)
+		_, err = tier.Acquire(t.Context(), Request{Model: testModel, Priority: 1})
+		require.ErrorIs(t, err, ErrQueueFull, "the leg does not give way to a higher priority either")
 		for range 2 {
 			pool.Release()
 		}
