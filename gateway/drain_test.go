@@ -25,6 +25,27 @@ func (c *cluster) drains() (list []gateway.DrainStatus) {
 	return w.Drains
 }
 
+// A drain that is over as its engine is removed leaves nothing behind; one that
+// still has a deadline ends what runs, and then goes, too.
+func TestDrainsOfEnginesThatAreRemoved(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{{}, paced(), {}}})
+	first, second := addressOf(c.decode[0]), addressOf(c.decode[1])
+	c.ask("POST", c.admin+"/workers/"+first+"/drain", "")
+	c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[2])+"/drain", "")
+	got := make(chan string, 1)
+	go func() { got <- c.judge("a long story", `"stream":true,"max_tokens":300,`) }()
+	c.eventually("it is decoded", func() bool { return c.decode[1].Stats().Running > 0 && c.metric("evenkeel_ttft_seconds_count") > 0 })
+	c.ask("DELETE", c.admin+"/workers/"+addressOf(c.decode[2])+"/drain", "")
+	c.ask("POST", c.admin+"/workers/"+second+"/drain", `{"deadline":"50ms"}`)
+	for _, gone := range []string{first, second} {
+		require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/workers/"+gone, "").status)
+	}
+	c.eventually("no drain is left", func() bool { return len(c.drains()) == 0 })
+	<-got
+	require.Equal(t, 1.0, c.sum("evenkeel_drained_answers_total"), "the deadline ended it")
+}
+
 func addressOf(e *refengine.Engine) string { return strings.TrimPrefix(e.URLs()[0], "http://") }
 
 // long is a completion that runs for seconds, by tokens of 5 ms.

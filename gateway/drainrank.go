@@ -137,6 +137,16 @@ func (f *fleet) resume(meant func(*stopped) bool) (found bool) {
 	return found
 }
 
+// abandon forgets the drains of an engine that is gone, but for those whose
+// deadline will end what still runs there. It is called with f.mu held.
+func (f *fleet) abandon(key string) {
+	for k, s := range f.stops {
+		if s.at.instance == key && (s.timer == nil || s.passed) {
+			delete(f.stops, k)
+		}
+	}
+}
+
 // takes says whether a rank gets new work, as far as drains go; -1: any rank of
 // the engine. It is called with f.mu held.
 func (f *fleet) takes(in *instance, r int) bool {
@@ -154,6 +164,9 @@ func (f *fleet) overtime(s *stopped) {
 	f.mu.Lock()
 	current := f.stops[s.key()] == s
 	s.passed = current
+	if f.instances[s.at.instance] == nil {
+		f.abandon(s.at.instance)
+	}
 	f.mu.Unlock()
 	if current {
 		n := f.gw.runs.move(s.covers)

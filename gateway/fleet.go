@@ -165,6 +165,7 @@ func (f *fleet) remove(role, id string) error {
 	in, ok := f.instances[role+" "+id]
 	if ok {
 		delete(f.instances, in.key())
+		f.abandon(in.key())
 		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == in.key() })
 	}
 	f.mu.Unlock()

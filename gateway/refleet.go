@@ -103,6 +103,7 @@ func (f *fleet) apply(p *fleetPlan) {
 			f.gw.metrics.slowStart.DeleteLabelValues(key, in.role)
 		}
 		delete(f.instances, key)
+		f.abandon(key)
 	}
 	for _, in := range p.set {
 		if f.instances[in.key()] == nil {

@@ -57,8 +57,13 @@ func (g *Gateway) Drain(limit time.Duration) (taken time.Duration) {
 	}
 	s.limit = time.Time{}
 	if limit > 0 {
-		s.limit = time.Now().Add(limit)
-		s.timers = append(s.timers, time.AfterFunc(limit, g.endService))
+		end := time.Now().Add(limit)
+		s.limit = end
+		s.timers = append(s.timers, time.AfterFunc(limit, func() {
+			if s.ends(end) {
+				g.endService()
+			}
+		}))
 	}
 	return taken
 }
@@ -85,6 +90,14 @@ func (g *Gateway) endService() {
 	if n := g.runs.move(func(place) bool { return true }); n > 0 {
 		g.log.Warn("the drain's time is over; what still runs ends with an error", zap.Int("calls", n))
 	}
+}
+
+// ends says whether a deadline still is the drain's: it may have been taken back
+// or got another when its timer had gone off already.
+func (s *service) ends(at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining && s.limit.Equal(at)
 }
 
 // refuse turns new requests away, unless that drain was taken back meanwhile.
