@@ -114,6 +114,29 @@ func TestAKeyThatWasAwayHasNoTurnsToMakeUp(t *testing.T) {
 	require.Equal(t, []string{"b", "a", "b", "a", "b"}, got)
 }
 
+// What a key was served stays noted while its turn is yet to come, so that it
+// cannot leave and be new; once others have passed it, it is no worse than new.
+func TestAKeyThatIsRememberedHasNoTurnsToMakeUp(t *testing.T) {
+	l := newLine()
+	l.enter(Request{Key: "a", PromptTokens: 100})
+	l.enter(Request{Key: "b", PromptTokens: 100})
+	l.serve()
+	for range 9 {
+		l.enter(Request{Key: "b", PromptTokens: 100})
+	}
+	for range 7 {
+		l.serve()
+	}
+	for range 3 {
+		l.enter(Request{Key: "a", PromptTokens: 100})
+	}
+	var got []string
+	for w := l.serve(); w != nil; w = l.serve() {
+		got = append(got, w.Key)
+	}
+	require.Equal(t, []string{"a", "b", "a", "b", "a", "b"}, got)
+}
+
 func TestAKeyThatComesBackAtOnceGainsNoTurn(t *testing.T) {
 	l := newLine()
 	for range 10 {
