@@ -16,7 +16,7 @@ TOOLS    := $(CURDIR)/$(BIN)/tools
 
 .PHONY: help
 help: ## print this
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## one static binary: bin/evenkeel
@@ -53,6 +53,10 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 .PHONY: reproduce
 reproduce: ## the tables of docs/policies.md, 5 minutes; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
 	go run ./bench/reproduce $(TRACES)
+
+.PHONY: reproduce-prefill
+reproduce-prefill: ## the tables of docs/prefill.md, 2 minutes; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
+	go run ./bench/reproduce --tier prefill $(TRACES)
 
 .PHONY: bench-relay
 bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory

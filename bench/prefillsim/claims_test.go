@@ -44,7 +44,8 @@ func TestFinishBeatsTheProductOnPurePrefillers(t *testing.T) {
 }
 
 func TestTheDetectorHelpsWhoFollowsHits(t *testing.T) {
-	on := mooncake(0.85, "bailian", "lmetric", "finish")
+	on := mooncake(0.75, "bailian", "lmetric", "finish")
+	on.Requests = 6000
 	on.Burst = 0.6
 	off := *on
 	off.NoHotspots = true

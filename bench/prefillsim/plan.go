@@ -206,6 +206,7 @@ func (p *Plan) pace(ctx context.Context, pr *prompts) (float64, error) {
 	if p.Engines.Decode != nil {
 		stretch *= 2 // a chunk shares its step
 	}
+	slow, fast := 0.0, 0.0 // the nearest that are known to be so; 0: none
 	for range paceRounds {
 		s, err := p.try(ctx, pr, reference, pr.draw(1, stretch, 0))
 		if err != nil {
@@ -213,14 +214,24 @@ func (p *Plan) pace(ctx context.Context, pr *prompts) (float64, error) {
 		}
 		off := s[report.Utilisation] / p.Load
 		if math.Abs(off-1) < paceSlack {
-			break
+			return stretch, nil
 		}
-		stretch *= off
+		if off < 1 {
+			slow = stretch
+		} else {
+			fast = stretch
+		}
+		if stretch *= off; slow > 0 && fast > 0 && (stretch >= slow || stretch <= fast) {
+			stretch = math.Sqrt(slow * fast)
+		}
+	}
+	if slow > 0 {
+		return slow, nil // full engines that decode get slower: not every load has a pace
 	}
 	return stretch, nil
 }
 
 const (
-	paceRounds = 6
+	paceRounds = 12
 	paceSlack  = 0.005
 )

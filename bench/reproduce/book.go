@@ -30,7 +30,7 @@ var blocks = []block{
 	{"claims", "What should be seen", (*book).claims},
 }
 
-func blockNames() []string {
+func namesOf(blocks []block) []string {
 	names := make([]string, len(blocks))
 	for i := range blocks {
 		names[i] = blocks[i].name
@@ -56,6 +56,8 @@ type book struct {
 	simulations
 	traces *bookSources
 	opts   options
+
+	prefills map[prefillScenario]*prefillOutcome
 }
 
 // A quick run has one seed, of requests that fill 64 ranks of 16 slots twice.
@@ -69,7 +71,7 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 	if err != nil {
 		return nil, err
 	}
-	b := &book{traces: traces, opts: o}
+	b := &book{traces: traces, opts: o, prefills: map[prefillScenario]*prefillOutcome{}}
 	b.simulations = simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[scenario]*outcome{}}
 	if o.quick {
 		b.seeds, b.most = 1, quickRequests
@@ -86,7 +88,11 @@ func (b *book) write(bl block) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	line := "go run ./bench/reproduce --only " + bl.name
+	line := "go run ./bench/reproduce"
+	if b.opts.tier == "prefill" {
+		line += " --tier prefill"
+	}
+	line += " --only " + bl.name
 	if b.opts.quick {
 		line += " --quick"
 	}

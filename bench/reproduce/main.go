@@ -1,7 +1,8 @@
 // Command reproduce writes the tables of docs/policies.md: policies side by side
 // on real and drawn traces in the barrier simulator, what algorithm.md says they
-// should show, and how good the predictors are. Other traces of the same formats
-// may be given in place of the two embedded ones.
+// should show, and how good the predictors are; with --tier prefill those of
+// docs/prefill.md. Other traces of the same formats may be given in place of the
+// two embedded ones.
 //
 // The same program gives the same tables to the bit; nothing outside the marked
 // parts of the document changes.
@@ -23,11 +24,14 @@ import (
 // Where tables go: our own document, or, when it is not about our traces at full
 // length, a file that is not kept.
 const (
-	document = "docs/policies.md"
-	scratch  = "out/reproduce.md"
+	document        = "docs/policies.md"
+	scratch         = "out/reproduce.md"
+	prefillDocument = "docs/prefill.md"
+	prefillScratch  = "out/reproduce-prefill.md"
 )
 
 type options struct {
+	tier   string // decode or prefill
 	out    string
 	quick  bool
 	only   []string // blocks; nil: all
@@ -56,36 +60,54 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f := flag.NewFlagSet("reproduce", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.Usage = func() {
-		fmt.Fprintf(stderr, "usage: go run ./bench/reproduce [--out FILE] [--quick] [--only NAMES] [TRACE...]\n\n"+
-			"Writes the tables of %s between their markers. A file that is not there is made, with\n"+
+		fmt.Fprintf(stderr, "usage: go run ./bench/reproduce [--tier decode|prefill] [--out FILE] [--quick] [--only NAMES] [TRACE...]\n\n"+
+			"Writes the tables of %s or %s between their markers. A file that is not there is made, with\n"+
 			"the tables alone. TRACE is Azure CSV or Mooncake JSON lines, gzipped or not, in place of the\n"+
-			"two embedded ones.\n\n", document)
+			"two embedded ones.\n\n", document, prefillDocument)
 		f.PrintDefaults()
 	}
-	f.StringVar(&o.out, "out", "", "document to write (default "+document+"; "+scratch+" with --quick or TRACE)")
+	f.StringVar(&o.tier, "tier", "decode", "whose tables: decode or prefill")
+	f.StringVar(&o.out, "out", "", "document to write (default "+document+" or "+prefillDocument+"; below out/ with --quick or TRACE)")
 	f.BoolVar(&o.quick, "quick", false, "one seed of 2,500 requests and fewer sizes, to see that it works")
-	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(blockNames(), ", "))
+	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(namesOf(blocks), ", ")+"; of prefill "+strings.Join(namesOf(prefillBlocks), ", "))
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.traces = f.Args()
+	if o.tier != "decode" && o.tier != "prefill" {
+		err := fmt.Errorf("--tier %s: there are decode and prefill", o.tier)
+		fmt.Fprintln(stderr, err)
+		return o, err
+	}
 	if *only != "" {
 		o.only = strings.Split(*only, ",")
 	}
 	for _, name := range o.only {
-		if !slices.Contains(blockNames(), name) {
-			err := fmt.Errorf("--only %s: there are %s", name, strings.Join(blockNames(), ", "))
+		if there := namesOf(o.blocks()); !slices.Contains(there, name) {
+			err := fmt.Errorf("--only %s: there are %s", name, strings.Join(there, ", "))
 			fmt.Fprintln(stderr, err)
 			return o, err
 		}
 	}
 	if o.out == "" {
-		o.out = document
+		ours, another := document, scratch
+		if o.tier == "prefill" {
+			ours, another = prefillDocument, prefillScratch
+		}
+		o.out = ours
 		if o.quick || len(o.traces) > 0 {
-			o.out = scratch
+			o.out = another
 		}
 	}
 	return o, nil
+}
+
+// blocks are those of the tier.
+func (o options) blocks() []block {
+	if o.tier == "prefill" {
+		return prefillBlocks
+	}
+	return blocks
 }
 
 // run makes the tables and, when all are there, writes them.
@@ -103,7 +125,7 @@ func (b *book) fill(path string, only []string) error {
 	if err != nil {
 		return err
 	}
-	for _, bl := range blocks {
+	for _, bl := range b.opts.blocks() {
 		if only != nil && !slices.Contains(only, bl.name) {
 			continue
 		}

@@ -21,11 +21,12 @@ func TestWhereTablesGo(t *testing.T) {
 		args []string
 		want options
 	}{
-		{"our traces fill our document", nil, options{out: document}},
-		{"a quick run does not", []string{"--quick"}, options{out: scratch, quick: true, traces: []string{}}},
-		{"nor do a user's traces", []string{"a.csv", "b.jsonl"}, options{out: scratch, traces: []string{"a.csv", "b.jsonl"}}},
-		{"unless that is said", []string{"--quick", "--out", "x.md", "a.csv"}, options{out: "x.md", quick: true, traces: []string{"a.csv"}}},
-		{"some tables", []string{"--only", "open,claims"}, options{out: document, only: []string{"open", "claims"}, traces: []string{}}},
+		{"our traces fill our document", nil, options{tier: "decode", out: document}},
+		{"a quick run does not", []string{"--quick"}, options{tier: "decode", out: scratch, quick: true, traces: []string{}}},
+		{"nor do a user's traces", []string{"a.csv", "b.jsonl"}, options{tier: "decode", out: scratch, traces: []string{"a.csv", "b.jsonl"}}},
+		{"unless that is said", []string{"--quick", "--out", "x.md", "a.csv"}, options{tier: "decode", out: "x.md", quick: true, traces: []string{"a.csv"}}},
+		{"the other tier's go to its own", []string{"--tier", "prefill"}, options{tier: "prefill", out: prefillDocument, traces: []string{}}},
+		{"some tables", []string{"--only", "open,claims"}, options{tier: "decode", out: document, only: []string{"open", "claims"}, traces: []string{}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := parse(c.args, io.Discard)
@@ -51,10 +52,10 @@ func small(t *testing.T, o options) (*book, *bytes.Buffer) {
 }
 
 // parts cuts a document into text and blocks.
-func parts(t *testing.T, doc string) (prose string, tables map[string]string) {
+func parts(t *testing.T, doc string, blocks []block) (prose string, tables map[string]string) {
 	t.Helper()
 	tables = map[string]string{}
-	for _, name := range blockNames() {
+	for _, name := range namesOf(blocks) {
 		before, rest, found := strings.Cut(doc, opening(name))
 		inside, after, closed := strings.Cut(rest, closing(name))
 		require.True(t, found && closed, "the document has no place for %s", name)
@@ -70,8 +71,8 @@ func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
 	require.NoError(t, b.fill(path, nil))
 	require.Contains(t, says.String(), "azure, 8 x 16, closed: ")
 	filled := text(t, path)
-	prose, tables := parts(t, filled)
-	was, _ := parts(t, ours)
+	prose, tables := parts(t, filled, blocks)
+	was, _ := parts(t, ours, blocks)
 	require.Equal(t, was, prose)
 
 	for name, body := range tables {
@@ -130,7 +131,7 @@ func TestOtherTraces(t *testing.T) {
 	out := filepath.Join(dir, "out.md")
 	b, _ := small(t, options{traces: []string{long, short}})
 	require.NoError(t, b.fill(out, nil))
-	_, tables := parts(t, text(t, out))
+	_, tables := parts(t, text(t, out), blocks)
 	require.Contains(t, tables["closed"], "`go run ./bench/reproduce --only closed --quick "+long+" "+short+"`")
 	require.Contains(t, tables["closed"], "long.csv, 8 x 16, closed")
 	require.Contains(t, tables["closed"], "Left out: 30 requests", "a trace too short for the fleet is no reason to show nothing")
@@ -189,7 +190,7 @@ func TestCommandsAreOfTheScenario(t *testing.T) {
 // TestSettingsAreDocumented holds the table of docs/policies.md against the
 // policies: every key, its default and who takes it.
 func TestSettingsAreDocumented(t *testing.T) {
-	prose, _ := parts(t, text(t, filepath.Join("..", "..", document)))
+	prose, _ := parts(t, text(t, filepath.Join("..", "..", document)), blocks)
 	_, prose, _ = strings.Cut(prose, "## Settings")
 	prose, _, _ = strings.Cut(prose, "## Predictors")
 	type entry struct{ key, value string }

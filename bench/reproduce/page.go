@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -29,7 +30,14 @@ func openPage(path string) (*page, error) {
 	return &page{path: path, text: string(text)}, nil
 }
 
-func opening(name string) string { return "<!-- " + name + ": written by `make reproduce` -->\n" }
+func opening(name string) string {
+	target := "reproduce"
+	if slices.Contains(namesOf(prefillBlocks), name) {
+		target = "reproduce-prefill"
+	}
+	return "<!-- " + name + ": written by `make " + target + "` -->\n"
+}
+
 func closing(name string) string { return "<!-- end of " + name + " -->\n" }
 
 // set puts a block between its markers.

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"evenkeel/bench/prefillsim"
+	"evenkeel/bench/report"
+	"evenkeel/prefill/policy"
+)
+
+// prefillBlocks are the tables of docs/prefill.md.
+var prefillBlocks = []block{
+	{"prefill-claims", "What should be seen", (*book).prefillClaims},
+	{"prefill-loads", "Every policy at four loads", (*book).prefillLoads},
+	{"prefill-caches", "Caches of other sizes, and told wrongly", (*book).prefillCaches},
+	{"prefill-burst", "A burst of one class", (*book).prefillBurst},
+	{"prefill-both", "Engines that also decode", (*book).prefillBoth},
+	{"prefill-push", "Holding back", (*book).prefillPush},
+}
+
+// prefillScenario is a load on prefill engines. Zero fields are as evenkeel
+// simulate has them.
+type prefillScenario struct {
+	on       *source
+	load     float64
+	capacity int64
+	told     float64 // times the capacity
+	burst    float64
+	unwatch  bool // no hotspot detector
+	both     bool
+	push     int
+}
+
+const (
+	prefillEngines  = 8
+	prefillCapacity = 1_000_000
+)
+
+// What engines that also decode have: the step of evenkeel simulate.
+const (
+	bothC0    = 55 * time.Millisecond
+	bothC1    = 200 * time.Nanosecond
+	bothChunk = 2048
+)
+
+// own is a policy as users write them, in the tables beside the built-in ones.
+const (
+	own      = "own"
+	ownScore = "p_tokens*(bs+1)*(1+kv_usage)"
+)
+
+var prefillLoads = []float64{0.5, 0.7, 0.85, 0.95}
+
+// Columns of the prefill tables.
+var (
+	prefillMean = column{report.TTFTMean, "TTFT mean, ms", 1, 0}
+	prefillCols = []column{
+		{report.TTFTP50, "p50", 1, 0}, {report.TTFTP90, "p90", 1, 0}, {report.TTFTP99, "p99", 1, 0},
+		{report.HitRatio, "hits, %", 100, 1}, {report.Utilisation, "busy, %", 100, 1}, {report.Uneven, "imbalance, 1,000 tokens", 1e-3, 0},
+	}
+	hitError   = column{report.HitError, "predicted wrongly, %", 100, 1}
+	tpotMean   = column{report.TPOTMean, "TPOT mean, ms", 1, 1}
+	burstTTFT  = column{report.BurstMean, "TTFT of the class, ms", 1, 0}
+	prefillP99 = prefillCols[2]
+)
+
+// prefillOutcome is what policies did in a scenario.
+type prefillOutcome struct {
+	metrics map[string]report.Metrics
+	refused string
+}
+
+func (o *prefillOutcome) of(policy string, m report.Metric) float64 { return o.metrics[policy][m].Mean }
+
+// prefill simulates what of the policies was not simulated yet.
+func (b *book) prefill(sc prefillScenario, policies ...string) (*prefillOutcome, error) {
+	out := b.prefills[sc]
+	if out == nil {
+		out = &prefillOutcome{metrics: map[string]report.Metrics{}}
+		b.prefills[sc] = out
+	}
+	plan := prefillsim.Plan{
+		Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
+		Engines: prefillsim.Engines{
+			Ranks: prefillEngines, Capacity: prefillCapacity, Hold: 500 * time.Millisecond, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938},
+		},
+		Definitions: map[string]policy.Definition{own: {Score: ownScore}},
+	}
+	if b.most > 0 && b.most < len(plan.Trace.Requests) {
+		plan.Requests = b.most
+	}
+	if sc.capacity > 0 {
+		plan.Engines.Capacity = sc.capacity
+	}
+	if sc.both {
+		plan.Engines.Decode = &prefillsim.Decode{C0: bothC0, C1: bothC1, Chunk: bothChunk}
+	}
+	for _, p := range policies {
+		if _, ok := out.metrics[p]; !ok {
+			plan.Policies = append(plan.Policies, p)
+		}
+	}
+	if out.refused != "" || len(plan.Policies) == 0 {
+		return out, nil
+	}
+	if err := plan.Validate(); err != nil {
+		out.refused = err.Error()
+		return out, nil //nolint:nilerr // the tables say it
+	}
+	began := time.Now()
+	result, err := plan.Run(b.ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", sc, err)
+	}
+	for _, r := range result.Runs {
+		out.metrics[r.Policy] = r.Metrics
+	}
+	fmt.Fprintf(b.progress, "%s: %.0f s\n", sc, time.Since(began).Seconds())
+	return out, nil
+}
+
+func (sc prefillScenario) String() string {
+	s := fmt.Sprintf("%s, load %g", sc.on.name, sc.load)
+	add := func(given bool, format string, args ...any) {
+		if given {
+			s += fmt.Sprintf(format, args...)
+		}
+	}
+	add(sc.capacity > 0, ", caches of %s tokens", grouped(float64(sc.capacity), 0))
+	add(sc.told > 0, ", told %g times as many", sc.told)
+	add(sc.burst > 0, ", a burst of %.0f %%", 100*sc.burst)
+	add(sc.unwatch, ", no detector")
+	add(sc.both, ", engines that also decode")
+	add(sc.push > 0, ", %d probes an engine", sc.push)
+	return s
+}
+
+// command simulates the scenario by itself.
+func (b *book) prefillCommand(sc prefillScenario, policies []string) string {
+	line := fmt.Sprintf("evenkeel simulate --tier prefill --load %g", sc.load)
+	add := func(given bool, format string, args ...any) {
+		if given {
+			line += " " + fmt.Sprintf(format, args...)
+		}
+	}
+	add(true, "--trace %s", sc.on.flag)
+	add(b.most > 0 && b.most < len(sc.on.from.Trace.Requests), "--requests %d", b.most)
+	add(sc.capacity > 0, "--capacity %d", sc.capacity)
+	add(sc.told > 0, "--wrong-capacity %g", sc.told)
+	add(sc.burst > 0, "--burst %g", sc.burst)
+	add(sc.unwatch, "--no-hotspots")
+	add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
+	add(sc.push > 0, "--push %d", sc.push)
+	add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	for _, p := range policies {
+		add(p == own, "--define '%s=%s'", own, ownScore)
+	}
+	return line
+}
+
+// prefillSources are the traces whose prompts share blocks.
+func (b *book) prefillSources() []*source {
+	var out []*source
+	for _, s := range b.traces.real {
+		for _, r := range s.from.Trace.Requests {
+			if len(r.HashIDs) > 0 {
+				out = append(out, s)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// eachPrefill makes a part of a block for each trace.
+func (b *book) eachPrefill(part func(*source) (string, error)) (string, error) {
+	var parts []string
+	for _, s := range b.prefillSources() {
+		text, err := part(s)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	if parts == nil {
+		return "No trace says which prompts share blocks.", nil
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// beside is a mean, and its ratio to another.
+func beside(o *prefillOutcome, p, reference string) string {
+	return fmt.Sprintf("%s (%.2f)", prefillMean.show(o.metrics[p][report.TTFTMean]), o.of(p, report.TTFTMean)/o.of(reference, report.TTFTMean))
+}
+
+// prefillTable is a line a policy; the first is what others are measured by.
+func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...column) (string, error) {
+	o, err := b.prefill(sc, policies...)
+	if err != nil {
+		return "", err
+	}
+	if o.refused != "" {
+		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
+	}
+	t := table{head: []string{"policy", prefillMean.title + " (of `" + policies[0] + "`)"}}
+	for _, c := range columns {
+		t.head = append(t.head, c.title)
+	}
+	for _, p := range policies {
+		row := []string{"`" + p + "`", beside(o, p, policies[0])}
+		for _, c := range columns {
+			row = append(row, c.alone(o.metrics[p][c.metric]))
+		}
+		t.add(row...)
+	}
+	return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", sc, &t, b.prefillCommand(sc, policies)), nil
+}

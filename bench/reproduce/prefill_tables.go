@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"evenkeel/bench/prefillsim"
+	"evenkeel/bench/report"
+)
+
+func (b *book) prefillLoads() (string, error) {
+	return b.eachPrefill(func(s *source) (string, error) {
+		var parts []string
+		for _, load := range prefillLoads {
+			text, err := b.prefillTable(prefillScenario{on: s, load: load}, append(prefillsim.Policies(), own), prefillCols...)
+			if err != nil {
+				return "", err
+			}
+			parts = append(parts, text)
+		}
+		return strings.Join(parts, "\n"), nil
+	})
+}
+
+// Sizes of caches, and by how much the tier is told wrongly.
+var (
+	cacheSizes = []int64{300_000, 1_000_000, 3_000_000}
+	wrongly    = []float64{0.25, 1, 4}
+)
+
+func (b *book) prefillCaches() (string, error) {
+	policies := []string{"lmetric", "finish"}
+	return b.eachPrefill(func(s *source) (string, error) {
+		t := table{head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %", "`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
+		for _, size := range cacheSizes {
+			for _, told := range wrongly {
+				sc := prefillScenario{on: s, load: 0.7, capacity: size, told: told}
+				o, err := b.prefill(sc, policies...)
+				if err != nil {
+					return "", err
+				}
+				if o.refused != "" {
+					t.add(grouped(float64(size), 0), "left out: "+o.refused, "", "", "", "", "", "")
+					break
+				}
+				hits := prefillCols[3]
+				t.add(grouped(float64(size), 0), fmt.Sprintf("x %g", told), fmt.Sprint(sc.load),
+					prefillMean.show(o.metrics["lmetric"][report.TTFTMean]), hits.alone(o.metrics["lmetric"][hits.metric]),
+					beside(o, "finish", "lmetric"), hits.alone(o.metrics["finish"][hits.metric]), hitError.alone(o.metrics["finish"][hitError.metric]))
+			}
+		}
+		return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", s.name, &t, b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies)), nil
+	})
+}
+
+// burstShare is how many of the requests are of one class in the second third.
+const burstShare = 0.6
+
+var inBurst = []string{"lmetric", "finish", "ttft-sim", "bailian", "aibrix-filter", own}
+
+func (b *book) prefillBurst() (string, error) {
+	return b.eachPrefill(func(s *source) (string, error) {
+		var parts []string
+		for _, load := range []float64{0.7, 0.85} {
+			on, off, err := b.burst(s, load)
+			if err != nil {
+				return "", err
+			}
+			if on.refused != "" {
+				parts = append(parts, "Left out: "+on.refused+".\n")
+				continue
+			}
+			t := table{head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it", burstTTFT.title + ", no detector", "with it"}}
+			for _, p := range inBurst {
+				t.add("`"+p+"`", prefillMean.show(off.metrics[p][report.TTFTMean]), prefillMean.show(on.metrics[p][report.TTFTMean]),
+					fmt.Sprintf("%.2f", on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean)),
+					prefillP99.alone(off.metrics[p][prefillP99.metric]), prefillP99.alone(on.metrics[p][prefillP99.metric]),
+					burstTTFT.alone(off.metrics[p][burstTTFT.metric]), burstTTFT.alone(on.metrics[p][burstTTFT.metric]))
+			}
+			sc := prefillScenario{on: s, load: load, burst: burstShare}
+			parts = append(parts, fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", sc, &t, b.prefillCommand(sc, inBurst)))
+		}
+		return strings.Join(parts, "\n"), nil
+	})
+}
+
+func (b *book) burst(s *source, load float64) (on, off *prefillOutcome, err error) {
+	if on, err = b.prefill(prefillScenario{on: s, load: load, burst: burstShare}, inBurst...); err != nil {
+		return nil, nil, err
+	}
+	off, err = b.prefill(prefillScenario{on: s, load: load, burst: burstShare, unwatch: true}, inBurst...)
+	return on, off, err
+}
+
+func (b *book) prefillBoth() (string, error) {
+	return b.eachPrefill(func(s *source) (string, error) {
+		var parts []string
+		for _, load := range []float64{0.5, 0.7} {
+			text, err := b.prefillTable(prefillScenario{on: s, load: load, both: true}, append(prefillsim.Policies(), own),
+				prefillCols[0], prefillCols[2], tpotMean, tpot, prefillCols[3], prefillCols[4])
+			if err != nil {
+				return "", err
+			}
+			parts = append(parts, text)
+		}
+		return strings.Join(parts, "\n"), nil
+	})
+}
+
+func (b *book) prefillPush() (string, error) {
+	policies := []string{"lmetric", "finish", "bailian", "round-robin"}
+	return b.eachPrefill(func(s *source) (string, error) {
+		t := table{head: []string{"probes an engine may have", "load"}}
+		for _, p := range policies {
+			t.head = append(t.head, "`"+p+"`, "+prefillMean.title)
+		}
+		last := prefillScenario{on: s}
+		for _, load := range []float64{0.7, 0.85} {
+			for _, push := range []int{1, 2, 8, 1000} {
+				last.load, last.push = load, push
+				o, err := b.prefill(last, policies...)
+				if err != nil {
+					return "", err
+				}
+				if o.refused != "" {
+					return "Left out: " + o.refused + ".\n", nil
+				}
+				row := []string{fmt.Sprint(push), fmt.Sprint(load)}
+				for _, p := range policies {
+					row = append(row, prefillMean.show(o.metrics[p][report.TTFTMean]))
+				}
+				t.add(row...)
+			}
+		}
+		return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", s.name, &t, b.prefillCommand(last, policies)), nil
+	})
+}
+
+// prefillClaims holds what prefill.md and the issue expect against what came out.
+func (b *book) prefillClaims() (string, error) {
+	return b.eachPrefill(func(s *source) (string, error) {
+		t := table{head: []string{"claim", "came out", ""}, text: 2}
+		for _, c := range []struct{ load, most float64 }{{0.7, 0.97}, {0.85, 0.95}} {
+			o, err := b.prefill(prefillScenario{on: s, load: c.load}, "lmetric", "finish")
+			if err != nil {
+				return "", err
+			}
+			if o.refused != "" {
+				return "Left out: " + o.refused + ".\n", nil
+			}
+			ratio := func(m report.Metric) float64 { return o.of("finish", m) / o.of("lmetric", m) }
+			t.add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)), verdict(ratio(report.TTFTMean) <= c.most))
+			t.add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
+		}
+		for _, load := range []float64{0.7, 0.85} {
+			on, off, err := b.burst(s, load)
+			if err != nil {
+				return "", err
+			}
+			change := func(p string) float64 { return on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean) - 1 }
+			t.add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare), fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
+			for _, p := range []string{"finish", "lmetric"} {
+				t.add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", load, p), fmt.Sprintf("%+.1f %%", 100*change(p)), verdict(math.Abs(change(p)) < 0.05))
+			}
+		}
+		return fmt.Sprintf("**%s**\n\n%s", s.name, &t), nil
+	})
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill/policy"
+)
+
+func TestThePrefillDocumentIsFilledAndItsTextKept(t *testing.T) {
+	ours := text(t, filepath.Join("..", "..", prefillDocument))
+	path := written(t, "prefill.md", ours)
+	b, says := small(t, options{tier: "prefill"})
+	b.most = 300
+	require.NoError(t, b.fill(path, nil))
+	require.Contains(t, says.String(), "mooncake, load 0.95: ")
+	prose, tables := parts(t, text(t, path), prefillBlocks)
+	was, _ := parts(t, ours, prefillBlocks)
+	require.Equal(t, was, prose)
+	for name, body := range tables {
+		require.True(t, strings.HasPrefix(body, "`go run ./bench/reproduce --tier prefill --only "+name+" --quick`\n"), name)
+		require.NotContains(t, body, "NaN", name)
+		require.NotContains(t, body, "Left out", name)
+	}
+	for _, p := range append(policy.Names(), own) {
+		require.Equal(t, len(prefillLoads), strings.Count(tables["prefill-loads"], "\n| `"+p+"` |"), "%s at every load", p)
+	}
+	require.Contains(t, tables["prefill-loads"], "evenkeel simulate --tier prefill --load 0.5 --trace bench/trace/mooncake-conversation.jsonl.gz --requests 300 --seeds 1 --policies lmetric,")
+	require.Equal(t, 10, strings.Count(tables["prefill-claims"], pass)+strings.Count(tables["prefill-claims"], fails))
+}
+
+func TestPrefillTablesNeedBlocks(t *testing.T) {
+	var lines strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&lines, `{"timestamp":%d,"input_length":600,"output_length":9}`+"\n", 3000*(i/4))
+	}
+	b, _ := small(t, options{tier: "prefill", traces: []string{written(t, "plain.jsonl", lines.String())}})
+	text, err := b.prefillClaims()
+	require.NoError(t, err)
+	require.Contains(t, text, "No trace says which prompts share blocks")
+}
