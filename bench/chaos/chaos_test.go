@@ -47,6 +47,7 @@ func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
 		{"and was not", map[uint64][]refengine.Rule{1: {reset}, 2: {reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 2, Savable: 2, Lost: []load.Failure{{Answer: 1, Detail: " [reset  ]"}}, Share: 0.5}},
 		{"a no is the client's", map[uint64][]refengine.Rule{1: {reject}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Final: 1, Share: 1}},
 		{"two faults may be too many", map[uint64][]refengine.Rule{1: {reset, reset}}, []load.Failure{{Answer: 1}}, saved{Struck: 1, Often: 1, Share: 1}},
+		{"an answer without its ids is not taken up when it is lost", map[uint64][]refengine.Rule{1: {{Fault: refengine.Swallow}, reset}}, nil, saved{Struck: 1, Often: 1, Share: 1}},
 		{"one of them harmless is one", map[uint64][]refengine.Rule{1: {reset, comments}}, nil, saved{Struck: 1, Savable: 1, Share: 1}},
 		{"a failure without a fault is not saved", map[uint64][]refengine.Rule{1: {reset}}, []load.Failure{{Answer: 9}}, saved{Struck: 1, Savable: 1, Lost: []load.Failure{{Answer: 9}}, Share: 0}},
 		{"a caller over its limit is no failure", nil, []load.Failure{{Answer: 9, Kind: "http_429/queue_full"}}, saved{Share: 1}},

@@ -35,9 +35,11 @@ func (l *ledger) reset() {
 	clear(l.kinds)
 }
 
-// harmless are faults that change nothing a client may notice.
+// harmless are faults that change nothing a client may notice, and no retry.
+// Swallow is none of them: the ids of what a parser kept back are gone, so an
+// answer that is lost after it cannot go on by its ids.
 var harmless = []refengine.Fault{
-	refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Swallow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
+	refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
 	refengine.UsageAlways, refengine.EOSFirst,
 }
 
