@@ -22,6 +22,8 @@ type Call struct {
 	heedless bool               // the engine let Leave's time pass
 	cancel   context.CancelFunc // while dialling
 	conn     *conn              // from connected to released
+
+	wrote, read int64 // of the connection, once it is released
 }
 
 // NewCall prepares a call; nothing happens before Do.
@@ -144,6 +146,9 @@ func (k *Call) release(keep bool) {
 	c := k.conn
 	k.conn = nil
 	keep = keep && !k.aborted
+	if c != nil {
+		k.wrote, k.read = c.wrote, c.read
+	}
 	k.mu.Unlock()
 	switch {
 	case c == nil:
@@ -154,6 +159,17 @@ func (k *Call) release(keep bool) {
 		c.close()
 		c.park()
 	}
+}
+
+// Bytes is how much was sent and received, heads included, TLS not. It is for
+// the goroutine that made the call.
+func (k *Call) Bytes() (sent, received int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn != nil {
+		return k.conn.wrote, k.conn.read
+	}
+	return k.wrote, k.read
 }
 
 // Abort ends the call in whatever phase it is: the connection is closed, and

@@ -47,6 +47,20 @@ func NewClient(o Options) *Client {
 	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }
 
+// Warm sees to it that so many connections to a target are idle, so that the
+// next calls need not dial; ctx bounds each dial.
+func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
+	for c.idle.count(t.key()) < n && !c.idle.isClosed() {
+		nc, err := c.dial(ctx, t)
+		if err != nil {
+			return err
+		}
+		nc.park()
+		c.idle.put(nc)
+	}
+	return nil
+}
+
 // Close closes the idle connections and refuses new calls. Calls in flight go
 // on; their connections are closed when they end.
 func (c *Client) Close() { c.idle.close() }

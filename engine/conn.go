@@ -45,6 +45,7 @@ type conn struct {
 	vec    [][]byte    // request head and body
 	queue  net.Buffers // vec while writev eats it
 	wrote  int64       // request bytes the socket took
+	read   int64       // response bytes
 	got    bool        // a response byte came
 	failed error       // last read error: fasthttp's header parser hides it
 
@@ -123,7 +124,7 @@ func (c *conn) sendListening() (unsent, err error) {
 
 // begin forgets the last exchange.
 func (c *conn) begin(d Deadlines, head []byte, body [][]byte) {
-	c.wrote, c.got, c.failed = 0, false, nil
+	c.wrote, c.read, c.got, c.failed = 0, 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,6 +180,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := c.nc.Read(p)
+	c.read += int64(n)
 	c.got = c.got || n > 0
 	if err != nil {
 		c.failed = err

@@ -67,6 +67,18 @@ func (p *idlePool) put(c *conn) {
 	}
 }
 
+// count is how many a host has that may still be used.
+func (p *idlePool) count(k key) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.stacks[k] {
+		if time.Since(c.idleAt) < p.ttl {
+			n++
+		}
+	}
+	return n
+}
+
 // drop closes a host's idle connections: one was found stale, so the engine has
 // most likely restarted and all of them are.
 func (p *idlePool) drop(k key) {

@@ -72,6 +72,10 @@ func (r *Response) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Reused says that the connection had served a request before, so that none of
+// the time until the head was spent on dialling.
+func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
+
 // Ended says that nothing more can be read: the body is whole, or broke off.
 func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
 

@@ -173,5 +173,6 @@ var outcomes = []string{
 	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
 	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
 	"bad_request_head", "bad_request", "head_too_large", "body_too_large", "request_timeout", "overloaded",
+	"peer_busy", "peer_lost", "no_region_available",
 	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
 }

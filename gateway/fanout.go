@@ -117,6 +117,7 @@ func (f *fanned) enter() error {
 	var turns []prefill.Request
 	for _, l := range f.legs {
 		if l.local.slot = l.bindLocal(); l.local.slot == nil {
+			l.question = l.elsewhere(true)
 			rest, turns = append(rest, l), append(turns, l.turn())
 		}
 	}

@@ -55,7 +55,7 @@ type Gateway struct {
 	source    configSource
 	fit       fitFile
 	seen      map[string]digest // small files, as they were read last
-	tls       [2]*certs.Pair    // of the public and the admin listener; nil: clear text
+	tls       [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
 
 	exchanges exchanges
 	pages     pages
@@ -71,6 +71,7 @@ type Gateway struct {
 	bodies      *edge.Bodies
 	admin       net.Listener
 	service     *service
+	regions     *regions // nil: there are no others
 	runs        runs
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
@@ -125,6 +126,9 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		Shadow:      cfg.Dispatch.Shadow,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if g.regions, err = newRegions(g); err != nil {
 		return nil, err
 	}
 	g.routes = g.publicRoutes()
@@ -199,6 +203,11 @@ func (g *Gateway) Start(admin http.Handler) error {
 		_ = g.listener.Close()
 		return fmt.Errorf("admin.listen: %w; is another process on %s?", err, g.conf().Admin.Listen)
 	}
+	if g.regions != nil {
+		if err := g.regions.start(); err != nil {
+			return err
+		}
+	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
 	g.background.Go(func() { g.watchFiles(g.ctx) })
@@ -259,6 +268,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	})
 	err := edge.Drain(cut, g.server, g.listener)
 	_ = g.listener.Close() // a server that is stopped before it accepts anything does not
+	if g.regions != nil {
+		err = errors.Join(err, g.regions.drain(cut))
+	}
 	drained := make(chan struct{})
 	go func() {
 		g.drains.Wait()
@@ -274,6 +286,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		}
 	}
 	g.stop()
+	if g.regions != nil {
+		g.regions.node.Close()
+	}
 	g.service.close()
 	g.fleet.stopTimers()
 	<-drained
@@ -291,6 +306,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	switch p, d := g.fleet.up(); {
 	case draining:
 		return false, "draining"
+	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
 	case p == 0:
 		return false, "no healthy prefill engine"
 	case d == 0:

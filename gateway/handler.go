@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -71,10 +72,21 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
+	g.answer(ctx, ep, rec, nil)
+}
+
+// answer serves a request whose sender may send it: a client, or another
+// dispatcher.
+func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *record, from *hop) {
+	arrive := rec.Arrival
+	rec.from = from
 	req, m, fail := g.admit(ctx, ep, rec)
 	g.metrics.stage(stageParse, time.Since(arrive))
 	if req != nil {
 		rec.Model = req.Model
+	}
+	if from != nil && fail == nil {
+		fail = g.regions.busy(m.name)
 	}
 	if fail != nil {
 		g.refuse(ctx, rec, fail)
@@ -89,6 +101,7 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
+	rec.locate(ctx)
 	legs, body := req.Legs(), req.Body
 	fail = rec.book(len(legs) - 1)
 	if fail == nil {
@@ -108,12 +121,19 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: rec.ID, model: m, arrive: arrive, patience: patience, rec: rec,
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
 	}
+	if j.abroad(ctx) {
+		return
+	}
 	s, fail := j.serve()
 	g.expose(ctx, rec)
+	g.markRoute(ctx, rec)
 	g.dropBody(rec) // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
+	}
+	if from != nil {
+		g.regions.explain(ctx, rec, nil)
 	}
 	if req.Stream {
 		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
@@ -166,7 +186,14 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 		return nil, route{}, fail
 	}
 	m, ok, known := g.fleet.lookup(req.Model)
+	far := rec.from == nil && g.regions != nil && g.regions.node.Offered(req.Model)
+	if !ok && far {
+		m = route{name: req.Model, board: req.Model}
+	}
 	switch {
+	case far && req.N*max(1, len(req.Prompts)) == 1: // several answers are put together where they are asked for
+	case !ok && g.regions != nil && !(known && g.regions.node.AllUp()):
+		return req, m, unavailable("no_region_available", "no engine here serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, &openai.Error{
 			Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
@@ -182,6 +209,9 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 
 // refuse ends a request that never had an answer.
 func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error) {
+	if rec.from != nil {
+		g.regions.explain(ctx, rec, e)
+	}
 	g.account(rec, e)
 	g.fail(ctx, e)
 }
@@ -195,6 +225,9 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.giveBack()
 	g.dropBody(rec)
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
+	if rec.from != nil {
+		g.regions.node.Received(rec.Origin, rec.Outcome)
+	}
 	if err := g.requestLog.write(rec); err != nil {
 		g.log.Error("request log", zap.Error(err))
 	}
@@ -245,6 +278,13 @@ func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
 	}{"list", []model{}}
 	for _, r := range g.fleet.models() {
 		list.Data = append(list.Data, model{r.name, "model", g.started.Unix(), "evenkeel", r.board, r.maxLen})
+	}
+	if g.regions != nil {
+		for _, name := range g.regions.node.Models() {
+			if !slices.ContainsFunc(list.Data, func(m model) bool { return m.ID == name }) {
+				list.Data = append(list.Data, model{name, "model", g.started.Unix(), "evenkeel", name, 0})
+			}
+		}
 	}
 	writeJSON(ctx, http.StatusOK, list)
 }

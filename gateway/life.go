@@ -14,6 +14,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -40,9 +41,13 @@ type job struct {
 	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached  int             // of these, found in its prefix cache; -1 unknown
 	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	leased  *prefill.Lease  // of a turn that might have ended in another region
 	place   bool            // a reserved place in the pool is ours to give back
 	phase   phase
 	counted bool // among those whose client left
+
+	question *geo.Question // where it goes, if there are other regions
+	returned bool          // another region gave it back
 
 	tries  tries
 	local  locally
@@ -84,7 +89,10 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 	for {
 		j.rec.Attempts++
 		var fault *fault
-		slot := j.bindLocal() // to a rank that needs no hand-off
+		var slot *dispatcher.Slot
+		if j.leased == nil {
+			slot = j.bindLocal() // to a rank that needs no hand-off
+		}
 		if slot == nil && held == nil {
 			lease, fail := j.choose()
 			if fail != nil {
@@ -200,6 +208,28 @@ func (j *job) reach(p phase) {
 // choose waits in the arrival queue for a place in the pool and an engine that
 // may take the prompt.
 func (j *job) choose() (*prefill.Lease, *openai.Error) {
+	if lease := j.leased; lease != nil {
+		j.leased = nil
+		return lease, nil
+	}
+	lease, err := j.acquire()
+	if err != nil {
+		return nil, j.notChosen(err)
+	}
+	return lease, nil
+}
+
+// notChosen is the answer to a request that got no turn.
+func (j *job) notChosen(err error) *openai.Error {
+	if j.left() {
+		j.freed()
+		return errGone()
+	}
+	return j.gw.chooseError(err, j.model.name)
+}
+
+// acquire takes the request's turn.
+func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.reach(phaseQueued)
 	ctx, cancel := context.WithCancel(j.gw.service.context())
@@ -217,11 +247,7 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 	}
 	j.gw.metrics.stage(stageChoose, time.Since(began))
 	if err != nil {
-		if j.left() {
-			j.freed()
-			return nil, errGone()
-		}
-		return nil, j.gw.chooseError(err, j.model.name)
+		return nil, err
 	}
 	j.place = true
 	j.rec.Route, j.rec.LocalTokens = routeDisaggregated, 0
@@ -233,11 +259,18 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 // turn is what the arrival queue knows of a request. A retry has its first
 // arrival.
 func (j *job) turn() prefill.Request {
-	return prefill.Request{
+	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Prompt: j.recognize(), Session: j.rec.session, Policy: j.rec.prefillPolicy,
-		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill,
+		Session: j.rec.session, Policy: j.rec.prefillPolicy,
+		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned,
 	}
+	if j.question != nil && !j.place { // what has a place in the pool stays
+		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
+	}
+	if r.Prompt.Keys == nil {
+		r.Prompt = j.recognize()
+	}
+	return r
 }
 
 func (j *job) freePlace() {

@@ -109,7 +109,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.configOK = gauge("evenkeel_config_last_reload_successful", "0 after a config that was refused.")
 	m.configSince = gauge("evenkeel_config_last_reload_success_timestamp_seconds", "Since when the config in force is.")
 	m.configHash = gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force: equal on proxies with equal files.")
-	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor} {
+	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyGeoTLS, keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{reloadUsed, reloadRefused} {
 			m.reloads.WithLabelValues(key, outcome)
 		}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/config"
 )
 
 // documented is a row of docs/metrics.md: name, type, labels, unit, meaning.
@@ -51,7 +53,7 @@ var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variab
 // docs/metrics.md has every metric there is, and no other.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{})
+	c := start(t, options{configure: func(cfg *config.Config) { region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1") }})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	c.settled(false)
 

@@ -84,6 +84,7 @@ const (
 	reasonHeader   = "X-Evenkeel-Reason"
 
 	disaggregateHeader = "X-Evenkeel-Disaggregate"
+	geoHeader          = "X-Evenkeel-Geo"
 )
 
 // steer reads what a request says about its way: its session, which anybody may
@@ -116,6 +117,13 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Bo
 		}
 	}
 	return nil
+}
+
+// locate notes where a request comes from and whether it may leave.
+func (r *record) locate(ctx *fasthttp.RequestCtx) {
+	r.address = ctx.RemoteIP().String()
+	r.stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+	r.route = wayLocal
 }
 
 // expose says in an answer's headers which way the request went.

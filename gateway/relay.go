@@ -146,6 +146,9 @@ func (s *stream) opened() {
 	j.rec.TransferMs, j.rec.TTFTMs = ms(s.firstAt.Sub(s.began)), ms(s.firstAt.Sub(j.arrive))
 	j.gw.metrics.stage(stageTransfer, s.firstAt.Sub(s.began))
 	j.gw.metrics.ttft.Observe(s.firstAt.Sub(j.arrive).Seconds())
+	if j.gw.regions != nil {
+		j.gw.regions.node.Served(s.firstAt.Sub(j.arrive))
+	}
 }
 
 // notAStream reads a 200 that is no event stream: some routes answer so with

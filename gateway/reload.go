@@ -265,6 +265,7 @@ func (g *Gateway) fileList() (list []string) {
 	cfg := g.conf()
 	all := []string{
 		g.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File,
+		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
 	}
 	for _, p := range cfg.Profiles {
 		all = append(all, p.CAFile)

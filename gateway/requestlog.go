@@ -34,6 +34,13 @@ type record struct {
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
 	Outcome      string    `json:"outcome"`
+	Peer         string    `json:"peer,omitempty"`   // another dispatcher that it was sent to
+	Origin       string    `json:"origin,omitempty"` // the one that it came from
+
+	from    *hop   // how it came from there; nil: from a client
+	route   string // where it was served; empty: nowhere
+	stays   bool   // its client wants it to
+	address string // of the client
 
 	key      keys.Key
 	priority int

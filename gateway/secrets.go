@@ -35,6 +35,9 @@ const (
 	keyAdminTLS   = "admin.tls"
 	keyAuthority  = "ca_file"
 	keyPredictor  = "predictor.file"
+	keyGeoTLS     = "geo.tls"
+	keyGeoCA      = "geo.tls.ca"
+	keyGeoKeys    = "geo.hmac.keys_file"
 	reloadUsed    = "used"
 	reloadRefused = "refused"
 )
@@ -43,7 +46,7 @@ const (
 type secrets struct {
 	keys  *keys.Set
 	token *token
-	tls   [2]*certs.Pair    // of the public and the admin listener; nil: clear text
+	tls   [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
 	seen  map[string]digest // as the files were read
 	ca    map[string]digest // of authorities; the fleet reads them
 }
@@ -106,12 +109,17 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	if s.token, err = loadToken(cfg.Admin.TokenFile); err != nil {
 		return nil, err
 	}
-	for i, t := range []config.TLS{cfg.TLS, cfg.Admin.TLS} {
+	listeners := []config.TLS{cfg.TLS, cfg.Admin.TLS}
+	if cfg.Geo.On() {
+		listeners = append(listeners, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
+		s.seen[cfg.Geo.TLS.CA], s.seen[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
+	}
+	for i, t := range listeners {
 		if !t.On() {
 			continue
 		}
 		if s.tls[i], err = certs.Load(t.CertFile, t.KeyFile); err != nil {
-			return nil, fmt.Errorf("%s: %w", []string{keyTLS, keyAdminTLS}[i], err)
+			return nil, fmt.Errorf("%s: %w", tlsKeys[i], err)
 		}
 	}
 	return s, nil
@@ -143,12 +151,18 @@ func (g *Gateway) use(s *secrets) {
 }
 
 func (g *Gateway) noteExpiry() {
-	for i, key := range []string{keyTLS, keyAdminTLS} {
+	for i, key := range tlsKeys {
 		if p := g.tls[i]; p != nil {
 			g.metrics.certEnd.WithLabelValues(key).Set(float64(p.Leaf().NotAfter.Unix()))
 		}
 	}
 }
+
+// tlsKeys are those of the listeners' certificates, and geoTLS is the place of
+// the one that other dispatchers are shown.
+var tlsKeys = [...]string{keyTLS, keyAdminTLS, keyGeoTLS}
+
+const geoTLS = 2
 
 // watchedFiles are what lookAtFiles looks at, besides the config itself.
 func (g *Gateway) watchedFiles() []watched {
@@ -157,6 +171,9 @@ func (g *Gateway) watchedFiles() []watched {
 		{keyToken, g.reloadToken},
 		{keyTLS, func() (bool, error) { return g.reloadPair(0) }},
 		{keyAdminTLS, func() (bool, error) { return g.reloadPair(1) }},
+		{keyGeoTLS, func() (bool, error) { return g.reloadPair(geoTLS) }},
+		{keyGeoCA, g.reloadGeoCA},
+		{keyGeoKeys, g.reloadGeoKeys},
 		{keyAuthority, g.fleet.reloadTrust},
 		{keyPredictor, g.reloadFit},
 	}
@@ -209,6 +226,27 @@ func (g *Gateway) reloadToken() (bool, error) {
 	return true, nil
 }
 
+func (g *Gateway) reloadGeoCA() (bool, error) {
+	file := g.conf().Geo.TLS.CA
+	if g.regions == nil || !g.other(file) {
+		return false, nil
+	}
+	return true, g.regions.authority.Load(file)
+}
+
+func (g *Gateway) reloadGeoKeys() (bool, error) {
+	c := &g.conf().Geo
+	if g.regions == nil || !g.other(c.HMAC.KeysFile) {
+		return false, nil
+	}
+	keys, err := readGeoKeys(c)
+	if err != nil {
+		return false, err
+	}
+	g.regions.node.SetKeys(keys)
+	return true, nil
+}
+
 func (g *Gateway) reloadFit() (bool, error) {
 	g.fit.path = g.conf().Predictor.File
 	fit, err := g.fit.read()
@@ -230,4 +268,9 @@ func secured(ln net.Listener, p *certs.Pair) net.Listener {
 		return ln
 	}
 	return tls.NewListener(ln, p.Server())
+}
+
+// securedBoth has the callers show certificates, too.
+func securedBoth(ln net.Listener, p *certs.Pair, a *certs.Authority) net.Listener {
+	return tls.NewListener(ln, p.MutualServer(a))
 }

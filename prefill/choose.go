@@ -17,6 +17,7 @@ const (
 	noRoom                     // no prefiller can start it
 	held                       // its best one cannot; it is charged there for those behind it
 	away                       // it goes to another region
+	nobody                     // nor can any other that has no lease yet
 )
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
@@ -35,7 +36,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 	case Waits:
 		return nil, held
 	case AllWait:
-		return nil, noRoom
+		return nil, nobody
 	}
 	lease, why := t.serve(m, p, r, since, start)
 	if why != 0 && r.Elsewhere != nil {

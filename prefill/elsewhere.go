@@ -29,7 +29,7 @@ const (
 	ToHere  Where = iota // the tier's own policy says to which prefiller
 	ToThere              // to another region: Acquire returns ErrElsewhere
 	Waits                // those behind it may pass
-	AllWait              // nor can anybody behind it go anywhere
+	AllWait              // nor can anybody else go anywhere but a retry
 )
 
 // ErrElsewhere is Acquire's answer to a request that its Elsewhere took.
@@ -112,6 +112,16 @@ func (t *Tier) Offers(f func(model string, l *Local)) {
 			f(name, &l)
 		}
 	}
+}
+
+// Waiting is how many requests are in a model's arrival queue.
+func (t *Tier) Waiting(model string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m := t.models[model]; m != nil {
+		return m.queue.fresh
+	}
+	return 0
 }
 
 // modelOf is the queue of a model that may be served nowhere but elsewhere.

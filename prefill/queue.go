@@ -263,6 +263,8 @@ func (t *Tier) serveQueues() {
 		switch why {
 		case 0:
 			t.answer(m, w, lease, nil)
+		case nobody:
+			m.settled = t.round
 		case away:
 			t.answer(m, w, nil, ErrElsewhere)
 		case noPlace:
@@ -293,7 +295,7 @@ func (t *Tier) next(places bool) (from *model, first *waiter) {
 		if t.shut[m] {
 			continue
 		}
-		if w := m.queue.nextBut(t.round, places); w != nil && (first == nil || w.before(first)) {
+		if w := m.queue.nextBut(t.round, places && m.settled != t.round); w != nil && (first == nil || w.before(first)) {
 			from, first = m, w
 		}
 	}

@@ -67,6 +67,7 @@ type model struct {
 	servers []*candidate // in configured order
 	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
 	queue   queue
+	settled uint64 // round in which its first attempts cannot go anywhere
 }
 
 // New returns a tier without candidates.

@@ -43,7 +43,7 @@ var mayImport = map[string][]string{
 	"gateway/config":    {"gateway/certs", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
 	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
-	"gateway/admin":     {"gateway", "gateway/config", "gateway/openai"},
+	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/openai"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
 	"cmd":               {"*"},
 }

@@ -30,7 +30,7 @@ type Config struct {
 	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
 	Predictor Predictor `yaml:"predictor"`
-	Geo       Later     `yaml:"geo"`
+	Geo       Geo       `yaml:"geo"`
 
 	source source // so that Validate can point at the line
 }
@@ -254,6 +254,7 @@ func Default() *Config {
 			Log:       DecisionLog{MaxBytes: 256 << 20},
 		},
 		Predictor: Predictor{Kind: "survival"},
+		Geo:       defaultGeo(),
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{

@@ -40,7 +40,10 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	require.Equal(t, want.Profiles, profilesWithoutEmpty(c.Profiles))
 	c.Engines, want.Engines = Engines{}, Engines{}
 	c.Profiles, want.Profiles = nil, nil
-	c.Geo = nil
+	require.Len(t, c.Geo.Peers, 1, "as an example")
+	c.Geo.Peers, c.Geo.Residency, c.Geo.Ownership = nil, nil, nil
+	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
+	c.Geo.Self = GeoSelf{}
 	require.Empty(t, c.Dispatch.Shadow)
 	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
@@ -80,7 +83,7 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 		keys = append(keys, at)
 		switch {
-		case typ == reflect.TypeFor[map[string]policy.Definition]():
+		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string]():
 			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map && typ != laterType:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)

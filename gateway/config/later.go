@@ -18,7 +18,7 @@ var laterParts = []struct {
 	part func(*Config) Later
 	off  map[string]string // what each key may say
 }{
-	{"$.geo", "forwarding to other regions", func(c *Config) Later { return c.Geo }, map[string]string{"mode": "off"}},
+	{"$.geo.ownership", "taking over another region's engines", func(c *Config) Later { return c.Geo.Ownership }, map[string]string{"engine": "off"}},
 }
 
 func (c *Config) checkLater(bad report) {

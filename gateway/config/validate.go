@@ -32,6 +32,7 @@ func (c *Config) Validate() error {
 	c.checkDisaggregation(bad)
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
+	c.checkGeo(bad)
 	c.checkLater(bad)
 	c.checkDecision(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {

@@ -77,7 +77,17 @@ func TestValidateRefuses(t *testing.T) {
 		{"a mode of disaggregation that is none", "prefill: {disaggregation: {mode: auto}}", "prefill.disaggregation.mode", "write always, or conditional"},
 		{"a threshold in words", "prefill: {disaggregation: {threshold_tokens: few}}", "prefill.disaggregation.threshold_tokens", "1 or more, or auto"},
 		{"a bound below one prompt", "prefill: {disaggregation: {threshold_tokens: 600}}", "prefill.disaggregation.max_local_tokens_per_rank", "less than one prompt"},
-		{"regions of a later version", "geo: {mode: off, peers: []}", "geo.peers", "not in this version; leave geo out, or write {mode: off}"},
+		{"owners of a later version", "geo: {mode: off, ownership: {engine: etcd}}", "geo.ownership.engine", "not in this version; leave geo.ownership out, or write {engine: off}"},
+		{"regions without a name", "geo: {mode: distributed, self: {region: us}, hmac: {keys_file: k}}", "geo.self.id", "cannot name a dispatcher"},
+		{"regions that anybody could call", "geo: {mode: distributed, self: {id: us-1, region: us}}", "geo.tls", "anybody could send requests here"},
+		{"a peer in clear text", "geo: {mode: distributed, self: {id: us-1, region: us}, tls: {cert: c, key: k, ca: a}, peers: [{id: eu-1, region: eu, url: 'http://eu:9443', san: eu}]}", "geo.peers[0].url", "clear text and nothing is signed"},
+		{"a peer that could have any certificate", "geo: {mode: distributed, self: {id: us-1, region: us}, tls: {cert: c, key: k, ca: a}, peers: [{id: eu-1, region: eu, url: 'https://eu:9443'}]}", "geo.peers[0].san", "spiffe://ek/eu-1"},
+		{"two of one name", "geo: {mode: distributed, self: {id: us-1, region: us}, hmac: {keys_file: k}, peers: [{id: us-1, region: eu, url: 'http://eu:9443'}]}", "geo.peers[0].id", "each needs its own"},
+		{"a centre that nobody knows", "geo: {mode: central, central: eu-1, self: {id: us-1, region: us}, hmac: {keys_file: k}}", "geo.central", "neither geo.self.id nor one of geo.peers"},
+		{"a policy of another tier", "geo: {policy: lmetric}", "geo.policy", "there are finish"},
+		{"no way to push", "geo: {push: {mode: sp-x}}", "geo.push.mode", "write sp-e, sp-p, sp-o or blind"},
+		{"a snapshot without a size", "geo: {snapshot: {max_bytes_per_peer: many}}", "geo.snapshot.max_bytes_per_peer", "such as 32MiB"},
+		{"an average of nothing", "geo: {cost: {rtt_alpha: 0}}", "geo.cost.rtt_alpha", "up to 1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := Parse("f.yaml", []byte(tc.text))

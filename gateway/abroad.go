@@ -1,0 +1,171 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// Ways of a request, as x-evenkeel-route names them.
+const (
+	wayLocal     = "local"
+	wayForwarded = "forwarded"
+	wayFallback  = "fallback"
+)
+
+// abroad takes the request's turn, which may end in another region, and answers
+// from there; false: it is to be served here. A peer that fails before the
+// client has anything gives the request back, once: it takes its old place in
+// the queue and stays (geo R28).
+func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
+	if j.question = j.elsewhere(false); j.question == nil {
+		return false
+	}
+	if j.gw.conf().Geo.Mode != config.GeoCentral {
+		if j.local.slot = j.bindLocal(); j.local.slot != nil {
+			return false
+		}
+	}
+	lease, err := j.acquire()
+	f := j.question.Forward()
+	switch {
+	case err == nil:
+		j.leased = lease
+		return false
+	case errors.Is(err, prefill.ErrElsewhere) && !j.left():
+	default:
+		if f != nil {
+			f.Drop()
+		}
+		j.end(ctx, j.notChosen(err))
+		return true
+	}
+	j.rec.Attempts++
+	j.rec.Peer = f.PeerID()
+	j.reach(phaseTransfer)
+	j.client.OnGone(f.Leave)
+	whole, failure := f.Send(&geo.Request{
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.passedOn(ctx), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Stream: j.req.Stream, Deadline: j.patience,
+	})
+	switch {
+	case failure != nil:
+		j.client.OnGone(nil)
+		return j.cameBack(ctx, failure)
+	case whole != nil:
+		j.client.OnGone(nil)
+		j.tookWhole(ctx, f, whole)
+	default:
+		j.relay(ctx, f)
+	}
+	return true
+}
+
+// passedOn are the client's headers that mean something in another region.
+func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
+	if s := ctx.Request.Header.Peek(sessionHeader); len(s) > 0 {
+		return []engine.Header{{Name: sessionHeader, Value: string(s)}}
+	}
+	return nil
+}
+
+// cameBack handles a forward that gave the client nothing.
+func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool) {
+	switch {
+	case x.Gone || j.left():
+		j.end(ctx, errGone())
+	case x.Relay != nil:
+		j.rec.route = wayForwarded
+		j.end(ctx, &openai.Error{Status: x.Relay.Status, Code: "engine_refused", Raw: x.Relay.Body, ContentType: x.Relay.ContentType})
+	default:
+		j.gw.log.Info("another region gave a request back, it is served here", zap.String("id", j.id), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.rec.route, j.returned = wayFallback, true
+		j.question = j.elsewhere(true)
+		return false
+	}
+	return true
+}
+
+// end answers with an error, on behalf of a request that was never served here.
+func (j *job) end(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	if fail.Status == statusGone {
+		j.cancelled()
+		j.freed()
+	}
+	j.gw.markRoute(ctx, j.rec)
+	j.gw.refuse(ctx, j.rec, fail)
+}
+
+// began notes the first event, or all, of a forwarded answer.
+func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
+	j.reach(phaseStreaming)
+	j.rec.route, j.rec.TTFTMs = wayForwarded, ms(f.FirstAt().Sub(j.arrive))
+	j.rec.PromptTokens, j.rec.CachedTokens = j.estimate(), max(0, f.Cached())
+	j.gw.metrics.ttft.Observe(f.FirstAt().Sub(j.arrive).Seconds())
+	j.body = mooncake.Body{} // the peer has it
+	j.gw.dropBody(j.rec)
+	j.gw.markRoute(ctx, j.rec)
+}
+
+// tookWhole answers with what came in one piece.
+func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Relay) {
+	j.began(ctx, f)
+	f.Close()
+	var says struct {
+		Usage struct {
+			Prompt     int `json:"prompt_tokens"`
+			Completion int `json:"completion_tokens"`
+		} `json:"usage"`
+	}
+	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 {
+		j.rec.PromptTokens, j.rec.OutputTokens = says.Usage.Prompt, says.Usage.Completion
+	}
+	j.gw.account(j.rec, nil)
+	ctx.SetStatusCode(whole.Status)
+	ctx.SetContentType(whole.ContentType)
+	ctx.SetBody(whole.Body)
+}
+
+// relay hands the client's connection the peer's stream, event by event as it
+// comes.
+func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
+	j.began(ctx, f)
+	j.gw.startStream(ctx, edge.NewPull(f, func(error) {
+		j.client.OnGone(nil)
+		var fail *openai.Error
+		switch {
+		case f.Lost():
+			fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
+		case !f.Whole():
+			fail = errGone()
+			j.cancelled()
+		}
+		j.rec.OutputTokens = f.Events()
+		f.Close()
+		if !f.Whole() {
+			j.freed()
+		}
+		j.gw.metrics.stage(stageRelay, time.Since(f.FirstAt()))
+		j.gw.account(j.rec, fail)
+	}, j.gw.log), f.ContentType())
+}
+
+// markRoute says in the answer where the request was served, where there is
+// more than one place.
+func (g *Gateway) markRoute(ctx *fasthttp.RequestCtx, rec *record) {
+	if g.regions != nil && rec.from == nil && rec.route != "" {
+		ctx.Response.Header.Set(routeHeader, rec.route)
+	}
+}

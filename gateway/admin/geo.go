@@ -1,0 +1,58 @@
+package admin
+
+import (
+	"cmp"
+	"net/http"
+	"strconv"
+
+	"go.uber.org/zap"
+
+	"evenkeel/geo"
+)
+
+// node is this proxy among those of other regions; without others the request
+// is answered.
+func (h *handler) node(w http.ResponseWriter) *geo.Node {
+	n := h.g.Geo()
+	if n == nil {
+		fail(w, http.StatusNotFound, "not_found", "there are no other regions: geo.mode is off")
+	}
+	return n
+}
+
+func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
+	if n := h.node(w); n != nil {
+		reply(w, n.Status())
+	}
+}
+
+// tuneGeo takes {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}, each of
+// which may be left out.
+func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
+	n := h.node(w)
+	var t geo.Tuning
+	if n == nil || !read(w, r, &t) {
+		return
+	}
+	before := n.PolicyText()
+	if err := n.Tune(t); err != nil {
+		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
+		return
+	}
+	h.log.Info("geo policy changed", zap.String("from", before), zap.String("to", n.PolicyText()), zap.Any("tuning", t))
+	reply(w, n.Status())
+}
+
+// receipts lists the last forwards, ?n= of them.
+func (h *handler) receipts(w http.ResponseWriter, r *http.Request) {
+	n := h.node(w)
+	if n == nil {
+		return
+	}
+	most, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("n"), "100"))
+	if err != nil || most < 1 {
+		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on")
+		return
+	}
+	reply(w, map[string]any{"receipts": n.Receipts(most)})
+}

@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"cmp"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+)
+
+// hop is what a request on the peer listener showed of its way; nil for a
+// client's.
+type hop struct {
+	geo.Hop
+	tenant string
+}
+
+// stranger refuses by its head what no dispatcher sent, before its body is read.
+func (r *regions) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+	if _, err := geo.ParseHop(string(h.Peek(geo.HopHeader))); err == nil {
+		return nil
+	}
+	r.node.Rejected(geo.RejectHop)
+	return &edge.Refusal{Status: http.StatusLoopDetected, Code: geo.RejectHop, Message: "this listener is for other dispatchers; clients have their own"}
+}
+
+// handle serves the peer listener.
+func (r *regions) handle(ctx *fasthttp.RequestCtx) {
+	came := time.Now()
+	ctx.Response.Header.Set(geo.ServedByHeader, r.node.ID())
+	from, refusal := r.open(ctx, came)
+	if refusal != nil {
+		r.reject(ctx, refusal)
+		return
+	}
+	path := string(ctx.Path())
+	ep := mooncake.Completions
+	switch {
+	case string(ctx.Method()) != http.MethodPost:
+		r.gw.fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "dispatchers POST"))
+		return
+	case path == geo.ProbePath:
+		answer, refusal := r.node.Answer(ctx.PostBody(), came)
+		if refusal != nil {
+			r.reject(ctx, refusal)
+			return
+		}
+		ctx.SetContentType("application/json")
+		ctx.SetBody(answer)
+		return
+	case path == mooncake.Chat.Path():
+		ep = mooncake.Chat
+	case path != mooncake.Completions.Path():
+		r.reject(ctx, &geo.Refusal{Status: http.StatusNotFound, Reject: geo.RejectVersion, Message: "no such path between dispatchers: " + path})
+		return
+	}
+	r.receive(ctx, ep, from, came)
+}
+
+// open asks the door.
+func (r *regions) open(ctx *fasthttp.RequestCtx, now time.Time) (*hop, *geo.Refusal) {
+	h := &ctx.Request.Header
+	k := geo.Knock{
+		Message: geo.Message{
+			Method: string(ctx.Method()), Target: string(ctx.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader)), Body: [][]byte{ctx.PostBody()},
+		},
+		Hop: string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader)),
+	}
+	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.authority != nil {
+		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
+	}
+	got, refusal := r.node.Door().Open(&k, now)
+	return &hop{got, k.Tenant}, refusal
+}
+
+// receive serves a request that another dispatcher sent: its origin has checked
+// who sent it and what they may.
+func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *hop, came time.Time) {
+	g := r.gw
+	left := time.UnixMilli(from.Deadline).Sub(came)
+	switch _, refusing := g.service.leaving(); {
+	case refusing:
+		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
+		return
+	case left <= 0:
+		r.reject(ctx, &geo.Refusal{Status: http.StatusGatewayTimeout, Reject: geo.RejectDeadline, Message: "nobody waits for this any more"})
+		return
+	}
+	if conn, ok := edge.ConnOf(ctx); ok { // the origin has gone on without us by then
+		late := time.AfterFunc(left, func() { _ = conn.Close() })
+		defer late.Stop()
+	}
+	g.open.Add(1)
+	rec := &record{ID: newID(), Arrival: came, Key: from.tenant, Origin: from.Origin}
+	ctx.Response.Header.Set("X-Request-Id", from.RID)
+	g.answer(ctx, ep, rec, from)
+}
+
+// busy refuses a request for whose model too many wait here already.
+func (r *regions) busy(model string) *openai.Error {
+	if r.node.Accepts(r.gw.tier.Waiting(model)) {
+		return nil
+	}
+	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
+}
+
+// reject answers another dispatcher so that it serves the request itself.
+func (r *regions) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
+	r.node.Rejected(x.Reject)
+	r.gw.fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
+	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
+}
+
+// explain marks an answer to another dispatcher with what it needs to know of
+// the refusal: which of them are its own to mend.
+func (r *regions) explain(ctx *fasthttp.RequestCtx, rec *record, fail *openai.Error) {
+	if fail == nil {
+		if rec.PromptTokens > 0 {
+			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(rec.CachedTokens))
+		}
+		return
+	}
+	switch fail.Code {
+	case geo.RejectBusy, geo.RejectDraining:
+		r.node.Rejected(fail.Code)
+		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
+	case "model_not_found":
+		r.node.Rejected(geo.RejectModel)
+		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
+	}
+}
+
+// elsewhere is what the arrival queue asks about the request; nil: nothing.
+func (j *job) elsewhere(stay bool) *geo.Question {
+	r := j.gw.regions
+	if r == nil {
+		return nil
+	}
+	a := geo.Ask{
+		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Stay: stay || j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
+	}
+	if from := j.rec.from; from != nil {
+		a.Came = &from.Hop
+		a.Stay = a.Stay || from.N >= from.Max
+		a.ID = cmp.Or(from.RID, a.ID)
+	}
+	if !a.Stay {
+		a.Prompt = j.recognize()
+	}
+	return r.node.Question(a)
+}

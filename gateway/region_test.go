@@ -1,0 +1,487 @@
+package gateway_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+)
+
+const geoKey = "a 0123456789abcdef0123456789abcdef\n"
+
+// region makes a config that of a dispatcher with peers, id and address each,
+// who sign with one key.
+func region(t *testing.T, cfg *config.Config, id, listen string, peers ...string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(file, []byte(geoKey), 0o600))
+	g := &cfg.Geo
+	g.Mode, g.Listen, g.HMAC.KeysFile = config.GeoDistributed, listen, file
+	g.Self = config.GeoSelf{ID: id, Region: id[:2]}
+	g.Probe.Interval = 200 * time.Millisecond
+	for i := 0; i+1 < len(peers); i += 2 {
+		g.Peers = append(g.Peers, config.GeoPeer{ID: peers[i], Region: peers[i][:2], URL: "http://" + peers[i+1], PriceOut: 0.02, PriceIn: 0.05})
+	}
+}
+
+// freePorts are addresses nobody listens on, below those that the kernel gives
+// to whoever asks for any.
+func freePorts(t *testing.T, n int) (addresses []string) {
+	t.Helper()
+	for len(addresses) < n {
+		at := fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))
+		if ln, err := net.Listen("tcp", at); err == nil {
+			_ = ln.Close()
+			addresses = append(addresses, at)
+		}
+	}
+	return addresses
+}
+
+// pair is two regions that know each other: us-1, to which clients come, and
+// eu-1. Clients' requests go to eu-1 where that is said.
+func pair(t *testing.T, us, eu options) (*cluster, *cluster) {
+	t.Helper()
+	at := freePorts(t, 2)
+	withRegion := func(o options, id string, peers ...string) options {
+		more := o.configure
+		o.configure = func(cfg *config.Config) {
+			region(t, cfg, id, map[string]string{"us-1": at[0], "eu-1": at[1]}[id], peers...)
+			if more != nil {
+				more(cfg)
+			}
+		}
+		return o
+	}
+	b := start(t, withRegion(eu, "eu-1", "us-1", at[0]))
+	a := start(t, withRegion(us, "us-1", "eu-1", at[1]))
+	a.eventually("eu-1 is available", func() bool { return a.availability("eu-1") == "available" })
+	a.hasEngines()
+	b.hasEngines()
+	return a, b
+}
+
+// hasEngines waits until the region could serve by itself: it is ready as soon
+// as another one could.
+func (c *cluster) hasEngines() {
+	c.Helper()
+	c.eventually("its own engines are up", func() bool {
+		if c.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 {
+			return false
+		}
+		for _, m := range c.gw.Status(context.Background()).Dispatch.Models {
+			for _, w := range m.Workers {
+				if w.Up {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+func (c *cluster) availability(peer string) string {
+	for _, p := range c.gw.Geo().Status().Peers {
+		if p.ID == peer {
+			return p.Available[model]
+		}
+	}
+	return ""
+}
+
+func (c *cluster) receipts() []geo.Receipt { return c.gw.Geo().Receipts(100) }
+
+// remote has every request of a client forwarded, as long as the peer takes it.
+func remote(cfg *config.Config) {
+	cfg.Geo.Mode, cfg.Geo.Central = config.GeoCentral, "eu-1"
+}
+
+var varying = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)
+
+func constant(body string) string { return varying.ReplaceAllString(body, `"$1":0`) }
+
+func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{})
+	for name, body := range map[string]string{
+		"a stream":                 chat("one two three", `"stream":true,`),
+		"a stream with its usage":  chat("four five", `"stream":true,"stream_options":{"include_usage":true},`),
+		"a completion":             completion("six seven", `"stream":true,"max_tokens":20,`),
+		"an answer in one piece":   chat("eight nine", ""),
+		"a refusal of the request": chat("ten", `"temperature":"hot",`),
+	} {
+		path := "/v1/chat/completions"
+		if strings.Contains(body, `"prompt"`) {
+			path = "/v1/completions"
+		}
+		local, forwarded := eu.post(path, body), us.post(path, body)
+		require.NoError(t, forwarded.err, name)
+		require.Equal(t, local.status, forwarded.status, name)
+		require.Equal(t, local.header.Get("Content-Type"), forwarded.header.Get("Content-Type"), name)
+		require.Equal(t, constant(local.body), constant(forwarded.body), name)
+		if local.status == http.StatusOK {
+			require.Equal(t, "forwarded", forwarded.header.Get("X-Evenkeel-Route"), name)
+			require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+		}
+	}
+	require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+	require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+	for _, r := range us.receipts() {
+		if r.Outcome == geo.OutcomeRelayed {
+			continue
+		}
+		require.Equal(t, "ok", r.Outcome)
+		require.Positive(t, r.BytesOut)
+		require.Positive(t, r.BytesIn)
+		require.InDelta(t, (float64(r.BytesOut)*0.02+float64(r.BytesIn)*0.05)/1e9, r.USD, 1e-15)
+		require.GreaterOrEqual(t, r.Actual.CachedTokens, 0)
+		require.Positive(t, r.Actual.TTFTMs)
+	}
+}
+
+func TestARequestThatWantsToStayDoes(t *testing.T) { // geo R22
+	t.Parallel()
+	us, _ := pair(t, options{configure: remote}, options{})
+	got := us.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
+	require.Equal(t, http.StatusOK, got.status)
+	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+	require.Empty(t, us.receipts())
+}
+
+func TestAClientThatLeavesFreesEverythingInTheOtherRegion(t *testing.T) { // geo R26
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{})
+	leave := us.endless()
+	require.Equal(t, 1, us.gw.Geo().Status().Peers[0].InFlight)
+	leave()
+	us.eventually("the forward has ended", func() bool { return len(us.receipts()) == 1 })
+	require.Equal(t, geo.OutcomeGone, us.receipts()[0].Outcome)
+	eu.settled(false)
+	eu.eventually("the other region has counted it", func() bool { return eu.metric(`evenkeel_requests_total{outcome="client_closed"}`) == 1 })
+}
+
+func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	us, _ := pair(t, options{}, options{})
+	us.prefill[0].Close()
+	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+	got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+	require.Equal(t, http.StatusOK, us.get("/readyz").status)
+}
+
+// dishonest starts a peer eu-1 that offers everything for nothing.
+func dishonest(t *testing.T, offer string, serve http.HandlerFunc) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc(geo.ProbePath, func(w http.ResponseWriter, r *http.Request) {
+		var q struct{ Seq uint64 }
+		_ = json.NewDecoder(r.Body).Decode(&q)
+		_, _ = fmt.Fprintf(w, `{"v":"1.7","id":"eu-1","region":"eu","boot":"b","seq":%d,"proc_us":5,"later":true,"models":{%q:%s}}`, q.Seq, model, offer)
+	})
+	mux.HandleFunc("/v1/", serve)
+	s := &http.Server{Handler: mux}
+	go func() { _ = s.Serve(ln) }()
+	t.Cleanup(func() { _ = s.Close() })
+	return ln.Addr().String()
+}
+
+const honest = `{"replicas":4,"n_avail":4,"free":30,"queue":0,"queue_wait_ms":0,"queued_new_tokens":0,"running":0,"load":0,"tp_ms":0.001,"t0_ms":0.1}`
+
+// toStub is us-1 alone, whose requests all go to a peer of that kind.
+func toStub(t *testing.T, offer string, serve http.HandlerFunc) *cluster {
+	t.Helper()
+	peer := dishonest(t, offer, serve)
+	us := start(t, options{configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", peer)
+		remote(cfg)
+	}})
+	us.hasEngines()
+	return us
+}
+
+func event(n int) string {
+	return fmt.Sprintf("data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d \"}}]}\n\n", n)
+}
+
+func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) { // geo R28, R29, E14, E16
+	t.Parallel()
+	reset := func(w http.ResponseWriter) {
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err == nil {
+			_ = c.(*net.TCPConn).SetLinger(0)
+			_ = c.Close()
+		}
+	}
+	for name, row := range map[string]struct {
+		serve http.HandlerFunc
+		cause string
+	}{
+		"it resets the connection": {func(w http.ResponseWriter, _ *http.Request) { reset(w) }, "broken"},
+		"it sends headers and a comment, and breaks": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, ": wait\n\n")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}, "broken"},
+		"it is busy": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Evenkeel-Reject", "peer_busy")
+			w.WriteHeader(503)
+		}, "peer_busy"},
+		"it drains": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Evenkeel-Reject", "draining")
+			w.WriteHeader(503)
+		}, "draining"},
+		"it does not have the model": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Evenkeel-Reject", "model")
+			w.WriteHeader(404)
+		}, "model"},
+		"its engines fail":                {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "status"},
+		"it does not know us":             {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }, "status"},
+		"it answers a stream with a page": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "broken"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			us := toStub(t, honest, row.serve)
+			us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+			require.Equal(t, 1.0, us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause)))
+			require.Len(t, us.receipts(), 1, "it is forwarded once")
+			require.Equal(t, geo.OutcomeFallback, us.receipts()[0].Outcome)
+			require.Equal(t, []string{"ok"}, us.outcomes())
+		})
+	}
+}
+
+func TestTheClientSeesItsOwnFaults(t *testing.T) { // geo R29, E16
+	t.Parallel()
+	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(400)
+		_, _ = io.WriteString(w, `{"error":{"message":"too hot"}}`)
+	})
+	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
+	require.Equal(t, 400, got.status)
+	require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
+	require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
+}
+
+func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) { // geo R30, E15
+	t.Parallel()
+	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for n := range 3 {
+			_, _ = io.WriteString(w, event(n))
+			w.(http.Flusher).Flush()
+		}
+		_, _ = io.WriteString(w, `data: {"id":"half of an ev`)
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
+	require.Equal(t, 200, got.status)
+	require.Error(t, got.err, "the connection is closed in the middle of the body")
+	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"upstream region lost","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
+	us.eventually("it is accounted", func() bool { return len(us.receipts()) == 1 })
+	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
+	require.Equal(t, []string{"peer_lost"}, us.outcomes())
+}
+
+func TestAPeerThatLiesHarmsNobody(t *testing.T) { // geo R9, R11
+	t.Parallel()
+	for name, offer := range map[string]string{
+		"a queue below nothing":         `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`,
+		"more available than there are": `{"replicas":1,"n_avail":9,"free":30,"queue":0}`,
+		"a wait below nothing":          `{"replicas":4,"n_avail":4,"free":30,"queue_wait_ms":-1e9}`,
+		"a number nobody can read":      `{"replicas":4,"n_avail":4,"free":30,"load":1e999}`,
+		"text for a number":             `{"replicas":"many"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			us := toStub(t, offer, func(http.ResponseWriter, *http.Request) { t.Error("it got a request") })
+			us.eventually("it was probed", func() bool {
+				p := us.gw.Geo().Status().Peers[0]
+				return p.Fault != "" || p.AgeMs >= 0 && p.Up
+			})
+			require.NotEqual(t, "available", us.availability("eu-1"))
+			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+			require.Empty(t, us.receipts())
+		})
+	}
+	t.Run("it offers everything and takes nothing", func(t *testing.T) {
+		t.Parallel()
+		us := toStub(t, `{"replicas":1000000,"n_avail":1000000,"free":9007199254740992,"queue":0,"tp_ms":0,"t0_ms":0}`, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(500)
+		})
+		us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+		for range 12 {
+			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+		}
+		require.LessOrEqual(t, len(us.receipts()), 7, "five fallbacks in a row take it out")
+	})
+}
+
+func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E13
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{})
+	keys, err := geo.ParseKeys(geoKey)
+	require.NoError(t, err)
+	stranger, err := geo.ParseKeys("a ffffffffffffffffffffffffffffffff\n")
+	require.NoError(t, err)
+	body := chat("one two", "")
+	send := func(k *geo.Keys, change func(h *geo.Hop), header ...string) reply {
+		now := time.Now()
+		h := geo.Hop{N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "r", Time: now.UnixMilli(), Nonce: fmt.Sprintf("%032x", now.UnixNano()), Deadline: now.Add(time.Minute).UnixMilli()}
+		if change != nil {
+			change(&h)
+		}
+		m := geo.Message{Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "t", Body: [][]byte{[]byte(body)}}
+		return eu.ask(http.MethodPost, "http://"+eu.gw.GeoAddr()+"/v1/chat/completions", body,
+			append([]string{geo.HopHeader, h.String(), geo.TenantHeader, "t", geo.SignatureHeader, k.Sign(&m, &h)}, header...)...)
+	}
+	got := send(keys, nil)
+	require.Equal(t, 200, got.status, got.body)
+	require.Equal(t, "eu-1", got.header.Get("X-Evenkeel-Served-By"))
+	require.NotEmpty(t, got.header.Get("X-Evenkeel-Cached-Tokens"))
+	for name, row := range map[string]struct {
+		keys   *geo.Keys
+		change func(h *geo.Hop)
+		header []string
+		status int
+		reject string
+	}{
+		"signed by a stranger": {keys: stranger, status: 401, reject: "signature"},
+		"an old one":           {keys: keys, change: func(h *geo.Hop) { h.Time -= 31_000 }, status: 401, reject: "stale"},
+		"another tenant":       {keys: keys, header: []string{geo.TenantHeader, "rich"}, status: 401, reject: "signature"},
+		"a second hop":         {keys: keys, change: func(h *geo.Hop) { h.N = 2; h.Via = append(h.Via, "us-1") }, status: 508, reject: "hop"},
+		"one that was here":    {keys: keys, change: func(h *geo.Hop) { h.Max, h.N, h.Via = 3, 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: "hop"},
+		"too many hops":        {keys: keys, change: func(h *geo.Hop) { h.Max = 5 }, status: 508, reject: "hop"},
+		"a stranger's name":    {keys: keys, change: func(h *geo.Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, status: 403, reject: "peer_not_allowed"},
+		"nobody waits for it":  {keys: keys, change: func(h *geo.Hop) { h.Deadline = h.Time - 1 }, status: 504, reject: "deadline"},
+		"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
+	} {
+		got := send(row.keys, row.change, row.header...)
+		require.Equal(t, row.status, got.status, name)
+		require.Equal(t, row.reject, got.header.Get("X-Evenkeel-Reject"), name)
+	}
+	same := func(h *geo.Hop) { h.Nonce = strings.Repeat("ab", 16) }
+	require.Equal(t, 200, send(keys, same).status)
+	require.Equal(t, 401, send(keys, same).status, "a replay")
+
+	// On the listener for clients the headers mean nothing.
+	h := geo.Hop{N: 1, Max: 1, Origin: "eu-1", Via: []string{"eu-1"}, RID: "r", Time: 1, Nonce: strings.Repeat("0", 32)}
+	got = us.post("/v1/chat/completions", body, geo.HopHeader, h.String(), geo.TenantHeader, "rich")
+	require.Equal(t, 200, got.status)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
+	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
+}
+
+func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) { // geo R11
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var q struct{ Seq uint64 }
+		_ = json.NewDecoder(r.Body).Decode(&q)
+		_, _ = fmt.Fprintf(w, `{"v":"2.0","id":"eu-1","boot":"b","seq":%d,"models":{%q:%s}}`, q.Seq, model, honest)
+	})}
+	go func() { _ = s.Serve(ln) }()
+	t.Cleanup(func() { _ = s.Close() })
+	us := start(t, options{configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", ln.Addr().String())
+		remote(cfg)
+	}})
+	us.hasEngines()
+	us.eventually("it was probed", func() bool { return us.gw.Geo().Status().Peers[0].Up })
+	require.Equal(t, "version", us.availability("eu-1"))
+	require.Equal(t, 0.0, us.metric(`evenkeel_geo_peer_up{peer="eu-1"}`))
+	require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+	require.Empty(t, us.receipts())
+}
+
+func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{})
+	eu.gw.Drain(0)
+	us.eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
+	got := us.post("/v1/chat/completions", chat("one", ""))
+	require.Equal(t, 200, got.status)
+	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+}
+
+func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) { // geo R28, R30
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
+	streaming := us.endless()
+	defer streaming()
+	type result struct {
+		reply
+	}
+	results := make(chan result, 4)
+	for n := range cap(results) {
+		go func() {
+			results <- result{us.post("/v1/chat/completions", chat(fmt.Sprintf("prompt number %d", n), `"stream":true,`))}
+		}()
+	}
+	us.eventually("they are there", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 1+cap(results) })
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // at once
+	_ = eu.gw.Shutdown(ctx)
+	for range cap(results) {
+		r := <-results
+		require.NoError(t, r.err)
+		require.Equal(t, 200, r.status)
+		require.Equal(t, "fallback", r.header.Get("X-Evenkeel-Route"))
+		got := read(t, r.body)
+		require.True(t, got.whole(0))
+	}
+	us.eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
+}
+
+func TestThePolicyCanBeChangedWhileItRuns(t *testing.T) { // geo R18
+	t.Parallel()
+	us, _ := pair(t, options{}, options{})
+	put := func(body string) reply { return us.ask(http.MethodPut, us.admin+"/geo", body) }
+	got := put(`{"policy":"skylb:tau=2","qs":2}`)
+	require.Equal(t, 200, got.status, got.body)
+	var s geo.Status
+	require.NoError(t, json.Unmarshal([]byte(us.get("/geo").body), &s))
+	require.Equal(t, "skylb:tau=2", s.Policy)
+	require.Equal(t, 2.0, s.QS)
+	require.Equal(t, 400, put(`{"policy":"nonsense"}`).status)
+	require.Equal(t, 400, put(`{"qs":-1}`).status)
+	us.eventually("it decides", func() bool {
+		return us.post("/v1/chat/completions", chat("one", "")).status == 200 && us.metric(`evenkeel_geo_decisions_total{policy="skylb",route="local"}`) > 0
+	})
+	require.Equal(t, 200, us.get("/geo/receipts?n=5").status)
+}
+
+func TestWithoutOtherRegionsThereIsNothingOfThem(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	require.Equal(t, 404, c.get("/geo").status)
+	require.NotContains(t, c.get("/metrics").body, "evenkeel_geo_")
+	got := c.post("/v1/chat/completions", chat("one", ""))
+	require.Equal(t, 200, got.status)
+	require.Empty(t, got.header.Get("X-Evenkeel-Route"))
+}

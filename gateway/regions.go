@@ -1,0 +1,228 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/geo"
+)
+
+// regions is this proxy among those of other regions; a Gateway without others
+// has none, and nothing of it costs anything then.
+type regions struct {
+	gw        *Gateway
+	node      *geo.Node
+	authority *certs.Authority // nil: others show no certificates
+	server    *fasthttp.Server
+	listener  *edge.Listener
+	decoding  atomic.Pointer[map[string]decoding] // by model
+}
+
+// decoding is how busy the ranks of a model are.
+type decoding struct {
+	running float64 // requests on the rank that has fewest
+	slots   int     // of all ranks
+}
+
+const (
+	decodingEvery = 250 * time.Millisecond
+	firstByte     = 120 * time.Second // of a forward (geo R28)
+	wholeAnswer   = 16 << 20          // bytes of one that is not streamed (geo R27)
+)
+
+// newRegions wires the node; nil without other regions.
+func newRegions(g *Gateway) (*regions, error) {
+	c := &g.conf().Geo
+	if !c.On() {
+		return nil, nil
+	}
+	r := &regions{gw: g}
+	var err error
+	if c.TLS.CA != "" {
+		if r.authority, err = certs.LoadAuthority(c.TLS.CA); err != nil {
+			return nil, fmt.Errorf("geo.tls.ca: %w", err)
+		}
+	}
+	snapshot, _ := c.SnapshotBytes()
+	limits := &g.conf().Limits
+	cfg := geo.Config{
+		ID: c.Self.ID, Region: c.Self.Region, Policy: c.Policy, Settings: c.Settings(),
+		Interval: c.Probe.Interval, Misses: c.Probe.Misses, RTTAlpha: c.Cost.RTTAlpha, SnapshotBytes: snapshot, MaxHops: c.MaxHops,
+		FirstByte: firstByte, Idle: limits.EventTimeout, Connect: limits.ConnectTimeout, WholeBytes: wholeAnswer, EventBytes: limits.EventBytes,
+		DailyUSD: c.Egress.DailyUSD, Residency: c.Residency, Skew: c.HMAC.Skew,
+		Tier: g.tier, Running: r.running, Draining: func() bool { draining, _ := g.service.leaving(); return draining },
+		Registerer: g.reg, Log: g.log,
+	}
+	if c.Mode == config.GeoCentral {
+		cfg.Central = c.Central
+	}
+	if cfg.Keys, err = readGeoKeys(c); err != nil {
+		return nil, err
+	}
+	for _, p := range c.Peers {
+		one, err := r.peer(p)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Peers = append(cfg.Peers, one)
+	}
+	if r.node, err = geo.New(cfg); err != nil {
+		return nil, err
+	}
+	r.decoding.Store(&map[string]decoding{})
+	r.server = edge.NewServer(edge.Options{
+		Handler: r.handle, Log: g.log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Bodies: g.bodies,
+	})
+	return r, nil
+}
+
+// readGeoKeys reads what hops are signed with; nil: nothing.
+func readGeoKeys(c *config.Geo) (*geo.Keys, error) {
+	if !c.Signed() {
+		return nil, nil
+	}
+	text, err := c.KeysText()
+	if err != nil {
+		return nil, err
+	}
+	keys, err := geo.ParseKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("geo.hmac: %w", err)
+	}
+	return keys, nil
+}
+
+// peer is how calls to a peer are made.
+func (r *regions) peer(p config.GeoPeer) (geo.PeerConfig, error) {
+	u, err := url.Parse(p.URL)
+	if err != nil {
+		return geo.PeerConfig{}, fmt.Errorf("geo.peers: %s: %w", p.ID, err)
+	}
+	one := geo.PeerConfig{
+		ID: p.ID, Region: p.Region, URL: u, Discover: geo.Discovery(p.Discover), PriceOut: p.PriceOut, PriceIn: p.PriceIn,
+		Target: &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1},
+	}
+	if p.SAN != "" {
+		one.SANs = []string{p.SAN}
+	}
+	if u.Scheme == "https" && r.authority != nil {
+		one.Target.TLS = r.gw.tls[geoTLS].MutualClient(r.authority, u.Hostname(), one.SANs)
+	}
+	return one, nil
+}
+
+// start opens the listener for other dispatchers and begins to probe them.
+func (r *regions) start() error {
+	g := r.gw
+	limits := &g.conf().Limits
+	var err error
+	r.listener, err = edge.Listen(g.conf().Geo.Listen, edge.ListenOptions{
+		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
+		TLS: g.tls[geoTLS] != nil, Log: g.log,
+	})
+	if err != nil {
+		return fmt.Errorf("geo.listen: %w; is another process on %s?", err, g.conf().Geo.Listen)
+	}
+	ln := secured(r.listener, g.tls[geoTLS])
+	if r.authority != nil {
+		ln = securedBoth(r.listener, g.tls[geoTLS], r.authority)
+	}
+	g.background.Go(func() {
+		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {
+			g.log.Error("peer listener", zap.Error(err))
+		}
+	})
+	g.background.Go(func() { r.followDecoding(g.ctx) })
+	r.node.Start()
+	g.log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(g.conf().Geo.Peers)))
+	return nil
+}
+
+// followDecoding keeps what decisions need of the dispatcher: it must not be
+// asked under the tier's lock.
+func (r *regions) followDecoding(ctx context.Context) {
+	tick := time.NewTicker(decodingEvery)
+	defer tick.Stop()
+	for {
+		r.look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *regions) look(ctx context.Context) {
+	boards := map[string]decoding{}
+	for _, m := range r.gw.dispatcher.Status(ctx).Models {
+		boards[m.Model] = decodingOf(m.Workers)
+	}
+	all := map[string]decoding{}
+	for _, route := range r.gw.fleet.models() {
+		all[route.name] = boards[route.board]
+	}
+	before := r.decoding.Swap(&all)
+	for name, now := range all {
+		if now.slots > 0 && (*before)[name].slots == 0 { // it can be served here again
+			r.gw.tier.Wake()
+			return
+		}
+	}
+}
+
+func decodingOf(workers []dispatcher.WorkerStatus) (d decoding) {
+	first := true
+	for _, w := range workers {
+		if !w.Up {
+			continue
+		}
+		d.slots += w.Slots
+		if first || float64(w.Used) < d.running {
+			d.running, first = float64(w.Used), false
+		}
+	}
+	return d
+}
+
+func (r *regions) running(model string) (perReplica float64, seqs int) {
+	d := (*r.decoding.Load())[model]
+	return d.running, d.slots
+}
+
+// drain ends the listener, as Shutdown does that of clients.
+func (r *regions) drain(ctx context.Context) error {
+	err := edge.Drain(ctx, r.server, r.listener)
+	_ = r.listener.Close() // a server that is stopped before it accepts anything does not
+	return err
+}
+
+// Geo is this proxy among others, for operators; nil without others.
+func (g *Gateway) Geo() *geo.Node {
+	if g.regions == nil {
+		return nil
+	}
+	return g.regions.node
+}
+
+// GeoAddr is where other dispatchers connect; empty without others.
+func (g *Gateway) GeoAddr() string {
+	if g.regions == nil || g.regions.listener == nil {
+		return ""
+	}
+	return g.regions.listener.Addr().String()
+}

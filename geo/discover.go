@@ -1,0 +1,92 @@
+package geo
+
+import (
+	"context"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// resolveEvery is how often the names of peers are looked up again.
+const resolveEvery = 30 * time.Second
+
+// lookup finds the addresses behind a name, host:port each.
+func lookup(ctx context.Context, d Discovery, host, port string) ([]string, error) {
+	var found []string
+	if d == BySRV {
+		_, records, err := net.DefaultResolver.LookupSRV(ctx, "", "", host)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range records {
+			found = append(found, net.JoinHostPort(r.Target, strconv.Itoa(int(r.Port))))
+		}
+		return found, nil
+	}
+	addresses, err := net.DefaultResolver.LookupHost(ctx, host)
+	for _, a := range addresses {
+		found = append(found, net.JoinHostPort(a, port))
+	}
+	return found, err
+}
+
+// follow looks an entry's name up again and again: who is new is probed, who is
+// gone is forgotten once its forwards have ended. A name that cannot be
+// resolved changes nothing.
+func (n *Node) follow(c *PeerConfig) {
+	tick := time.NewTicker(resolveEvery)
+	defer tick.Stop()
+	for {
+		ctx, cancel := context.WithTimeout(n.ctx, resolveEvery/2)
+		found, err := n.cfg.Lookup(ctx, c.Discover, c.URL.Hostname(), c.URL.Port())
+		cancel()
+		switch {
+		case n.ctx.Err() != nil:
+			return
+		case err != nil:
+			n.cfg.Log.Warn("the name of peers does not resolve; those found before stay", zap.String("peer", c.ID), zap.Error(err))
+		default:
+			n.found(c, found)
+		}
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// found makes the peers of an entry those at the addresses.
+func (n *Node) found(c *PeerConfig, addresses []string) {
+	at := map[string]bool{}
+	for _, a := range addresses {
+		at[c.ID+"@"+a] = true
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.peers = slices.DeleteFunc(n.peers, func(p *peer) bool {
+		if p.conf != c || at[p.id] {
+			delete(at, p.id)
+			return false
+		}
+		p.stop()
+		n.metrics.forget(p.id)
+		return true
+	})
+	for _, id := range slices.Sorted(maps.Keys(at)) {
+		target := *c.Target
+		target.ID, target.URL = id, &url.URL{Scheme: c.URL.Scheme, Host: id[len(c.ID)+1:]}
+		p := n.newPeer(c, id, &target)
+		n.peers = append(n.peers, p)
+		n.probeLoop(p)
+		n.cfg.Log.Info("peer found", zap.String("peer", id))
+	}
+	for _, s := range n.models {
+		s.round = 0
+	}
+}

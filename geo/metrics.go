@@ -1,0 +1,142 @@
+package geo
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/geo/policy"
+)
+
+// Routes as metrics and x-evenkeel-route name them.
+const (
+	routeLocal   = "local"
+	routeForward = "forward"
+)
+
+type metrics struct {
+	up, peerAvailable, rtt, age                           *prometheus.GaugeVec
+	unavailable, decisions, forwards, fallbacks, received *prometheus.CounterVec
+	rejects, hits, bytes, dollars, patience               *prometheus.CounterVec
+	queue, inflight, available, snapshot                  *prometheus.GaugeVec
+	probe, wait, ttft, costError                          *prometheus.HistogramVec
+	node                                                  *Node
+}
+
+var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120}
+
+// errorBuckets are of differences: what came earlier than predicted is below 0.
+var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
+
+func newMetrics() *metrics {
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels)
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels)
+	}
+	return &metrics{
+		up:            gauge("peer_up", "1 while a peer answers its probes and speaks our version.", "peer"),
+		peerAvailable: gauge("peer_available", "1 while a peer takes forwards for the model.", "peer", "model"),
+		unavailable:   counter("peer_unavailable_total", "Times a peer became unavailable for a model, by why.", "peer", "reason"),
+		rtt:           gauge("rtt_seconds", "Round trip to a peer, an average of its probes.", "peer"),
+		probe:         histogram("probe_seconds", "Probes of a peer that were answered.", secondsBuckets, "peer"),
+		age:           gauge("probe_age_seconds", "Since a peer's last good probe.", "peer"),
+		queue:         gauge("queue_requests", "Requests in the arrival queue.", "model"),
+		wait:          histogram("queue_wait_seconds", "Time in the arrival queue until a request went somewhere.", secondsBuckets, "route"),
+		decisions:     counter("decisions_total", "Decisions: to a local replica, to a peer, or to wait, the last once a request.", "policy", "route"),
+		forwards:      counter("forwards_total", "Requests sent to a peer, by how they ended.", "peer", "outcome"),
+		inflight:      gauge("forwards_inflight", "Requests that are at a peer.", "peer"),
+		fallbacks:     counter("fallbacks_total", "Requests that came back and were served here, by why.", "peer", "cause"),
+		received:      counter("received_total", "Requests of other dispatchers, by how they ended here.", "origin", "outcome"),
+		rejects:       counter("rejects_total", "Requests on the peer listener that were refused, by why.", "reason"),
+		ttft:          histogram("ttft_seconds", "From a request's arrival in the queue to the first event of its answer, by where.", secondsBuckets, "route", "peer"),
+		costError:     histogram("cost_error_seconds", "Time to first token at a peer less what was predicted.", errorBuckets, "peer"),
+		hits:          counter("hit_tokens_total", "Prompt tokens thought to be cached at a peer, and those it says were.", "peer", "source"),
+		snapshot:      gauge("snapshot_bytes", "Memory of what is remembered of the prompts sent to a peer.", "peer"),
+		bytes:         counter("egress_bytes_total", "Bytes of forwards: out to a peer, in from it.", "peer", "direction"),
+		dollars:       counter("egress_usd_total", "What those bytes cost by the configured prices.", "peer"),
+		patience:      counter("patience_total", "Requests that waited for the replica that holds their prefix, by whether it took them.", "outcome"),
+		available:     gauge("n_avail", "Local replicas that take a request now.", "model"),
+	}
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{
+		m.peerAvailable, m.unavailable, m.probe, m.queue, m.wait, m.decisions, m.forwards, m.inflight, m.fallbacks,
+		m.received, m.rejects, m.ttft, m.costError, m.hits, m.bytes, m.dollars, m.available, m.patience,
+	}
+}
+
+// gauges are set when they are read.
+func (m *metrics) gauges() []*prometheus.GaugeVec {
+	return []*prometheus.GaugeVec{m.up, m.rtt, m.age, m.snapshot}
+}
+
+func (m *metrics) register(reg prometheus.Registerer, n *Node) error {
+	m.node = n
+	var errs []error
+	for _, c := range append(m.all(), m) {
+		errs = append(errs, reg.Register(c))
+	}
+	return errors.Join(errs...)
+}
+
+// Describe and Collect are prometheus.Collector's, for what is looked up.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, g := range m.gauges() {
+		g.Describe(ch)
+	}
+}
+
+// Collect reads what the node knows of its peers now.
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	n, now := m.node, time.Now()
+	n.mu.Lock()
+	for _, p := range n.peers {
+		m.up.WithLabelValues(p.id).Set(oneIf(p.up && p.major == policy.Protocol))
+		rtt, _ := p.rtt.Ms()
+		m.rtt.WithLabelValues(p.id).Set(rtt / 1000)
+		m.snapshot.WithLabelValues(p.id).Set(float64(p.sent.Stats().Bytes))
+		if p.probed {
+			m.age.WithLabelValues(p.id).Set(now.Sub(p.good).Seconds())
+		}
+	}
+	n.mu.Unlock()
+	for _, g := range m.gauges() {
+		g.Collect(ch)
+	}
+}
+
+// forget drops the series of a peer that is gone.
+func (m *metrics) forget(peer string) {
+	of := prometheus.Labels{"peer": peer}
+	for _, v := range []*prometheus.GaugeVec{m.up, m.peerAvailable, m.rtt, m.age, m.snapshot} {
+		v.DeletePartialMatch(of)
+	}
+}
+
+func (m *metrics) decided(policyName string, act policy.Act) {
+	m.decisions.WithLabelValues(policyName, act.String()).Inc()
+}
+
+func (m *metrics) waited(route string, d time.Duration) {
+	m.wait.WithLabelValues(route).Observe(d.Seconds())
+}
+
+// Received counts a request of another dispatcher by how it ended here.
+func (n *Node) Received(origin, outcome string) {
+	n.metrics.received.WithLabelValues(origin, outcome).Inc()
+}
+
+// Rejected counts a refusal on the peer listener.
+func (n *Node) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reason).Inc() }
+
+// Served observes the first event of a request that was served here.
+func (n *Node) Served(ttft time.Duration) {
+	n.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
+}

@@ -1,0 +1,292 @@
+package geo
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+)
+
+// Config of a Node.
+type Config struct {
+	ID, Region string
+	Central    string // the dispatcher that decides for all; empty: each for itself
+	Policy     string // as policy.Parse takes it
+	Settings   policy.Settings
+
+	Interval      time.Duration // between two probes of a peer
+	Misses        int           // in a row that take it down
+	RTTAlpha      float64
+	SnapshotBytes int64 // of what is remembered of the prompts sent to a peer
+	MaxHops       int
+	FirstByte     time.Duration       // a forward's first event may take so long
+	Idle          time.Duration       // and each later one
+	Connect       time.Duration       // to a peer
+	WholeBytes    int                 // of an answer that is not streamed
+	EventBytes    int                 // of one event
+	DailyUSD      float64             // a peer, a day; 0: any
+	Residency     map[string][]string // regions by tenant or model; none: all
+
+	Keys  *Keys         // nil: certificates alone
+	Skew  time.Duration // of clocks, for what is signed
+	Peers []PeerConfig
+
+	Tier     Tier
+	Running  func(model string) (perReplica float64, seqs int) // decode requests; must not wait
+	Draining func() bool
+	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error)
+
+	Registerer prometheus.Registerer
+	Log        *zap.Logger
+}
+
+// Tier is this region's arrival queue.
+type Tier interface {
+	Offers(func(model string, l *prefill.Local))
+	Wake()
+}
+
+// Node is this dispatcher among the others: it knows its peers, decides which
+// request goes to one, and carries it there.
+type Node struct {
+	cfg     Config
+	boot    string
+	started time.Time
+	traffic *engine.Client
+	metrics *metrics
+	door    *Door
+	papers  receipts
+	probers sync.WaitGroup
+	ctx     context.Context // of the probers
+	stop    context.CancelFunc
+
+	mu       sync.Mutex
+	text     string // of the policy
+	settings policy.Settings
+	models   map[string]*modelState
+	peers    []*peer
+	number   uint64 // of the last forward
+}
+
+// modelState is how the requests of one model are decided.
+type modelState struct {
+	policy *policy.Policy
+	drain  policy.Drain
+	round  uint64
+	places []policy.Place
+	peers  []*peer // of the places behind the local ones
+	local  int     // how many those are
+	hits   []int32
+	barred []bool
+}
+
+// maxModelStates bounds what requests for models that nobody has could make.
+const maxModelStates = 1024
+
+// New returns a node; nothing is probed before Start.
+func New(cfg Config) (*Node, error) {
+	if cfg.Lookup == nil {
+		cfg.Lookup = lookup
+	}
+	n := &Node{
+		cfg: cfg, boot: newBoot(), started: time.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings,
+		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
+	}
+	if _, err := cfg.Settings.Parse(cfg.Policy); err != nil {
+		return nil, fmt.Errorf("geo.policy: %w", err)
+	}
+	n.door = &Door{self: cfg.ID, maxHops: cfg.MaxHops, skew: cfg.Skew, nonces: newNonces(2 * cfg.Skew), known: n.known}
+	n.door.keys.Store(cfg.Keys)
+	n.metrics = newMetrics()
+	if cfg.Registerer != nil {
+		if err := n.metrics.register(cfg.Registerer, n); err != nil {
+			return nil, err
+		}
+	}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	for i := range cfg.Peers {
+		if c := &n.cfg.Peers[i]; c.Discover == Static {
+			n.peers = append(n.peers, n.newPeer(c, c.ID, c.Target))
+		}
+	}
+	return n, nil
+}
+
+// trafficIdle is how long a connection to a peer waits for its next request:
+// less than its listener keeps it.
+const trafficIdle = 60 * time.Second
+
+func newBoot() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	return hex.EncodeToString(b[:])
+}
+
+// Start begins to probe the peers.
+func (n *Node) Start() {
+	n.mu.Lock()
+	for _, p := range n.peers {
+		n.probeLoop(p)
+	}
+	n.mu.Unlock()
+	for i := range n.cfg.Peers {
+		if c := &n.cfg.Peers[i]; c.Discover != Static {
+			n.probers.Go(func() { n.follow(c) })
+		}
+	}
+}
+
+// Close ends the probing; forwards under way go on.
+func (n *Node) Close() {
+	n.stop()
+	n.probers.Wait()
+	n.traffic.Close()
+}
+
+// SetKeys replaces the keys between dispatchers.
+func (n *Node) SetKeys(k *Keys) {
+	n.door.keys.Store(k)
+}
+
+// Door is who may come in.
+func (n *Node) Door() *Door { return n.door }
+
+// ID is how other dispatchers know this one.
+func (n *Node) ID() string { return n.cfg.ID }
+
+// known is the door's: the names in the certificate of a peer.
+func (n *Node) known(id string) (sans []string, ok bool) {
+	for i := range n.cfg.Peers {
+		if c := &n.cfg.Peers[i]; c.answersTo(id) && id != n.cfg.ID {
+			sans, ok = append(sans, c.SANs...), true
+		}
+	}
+	return sans, ok
+}
+
+// at is a time as policies count it.
+func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
+
+// model is the state of one model's decisions; nil: there are too many.
+func (n *Node) model(name string) *modelState {
+	s := n.models[name]
+	if s == nil && len(n.models) < maxModelStates {
+		p, err := n.settings.Parse(n.text)
+		if err != nil { // it was parsed before
+			return nil
+		}
+		s = &modelState{policy: p}
+		n.models[name] = s
+	}
+	return s
+}
+
+// Offered says whether some peer that is up serves a model.
+func (n *Node) Offered(model string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.ContainsFunc(n.peers, func(p *peer) bool {
+		_, ok := p.offers[model]
+		return ok && p.up && !p.draining
+	})
+}
+
+// AllUp says whether every peer answers, so that what none of them serves is
+// served nowhere.
+func (n *Node) AllUp() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up })
+}
+
+// Models are the names that peers which are up serve.
+func (n *Node) Models() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var names []string
+	for _, p := range n.peers {
+		for name := range p.offers {
+			if p.up && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Tuning is what may be changed while the node runs; nil leaves it.
+type Tuning struct {
+	Policy  *string  `json:"policy"`
+	QS      *float64 `json:"qs"`
+	W       *float64 `json:"w"`
+	Load    *float64 `json:"load"`
+	MinGain *float64 `json:"min_gain_ms"`
+}
+
+// ErrTuning is a change that cannot be.
+var ErrTuning = errors.New("geo: nothing was changed")
+
+// Tune changes policy and weights, from the next round on.
+func (n *Node) Tune(t Tuning) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	set, text := n.settings, n.text
+	for _, v := range []struct {
+		key  string
+		from *float64
+		to   *float64
+	}{{"qs", t.QS, &set.QS}, {"w", t.W, &set.W}, {"load", t.Load, &set.Load}, {"min_gain_ms", t.MinGain, &set.MinGainMs}} {
+		if v.from == nil {
+			continue
+		}
+		if !(*v.from >= 0 && *v.from <= 1e6) {
+			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.from)
+		}
+		*v.to = *v.from
+	}
+	if t.Policy != nil {
+		text = *t.Policy
+	}
+	if _, err := set.Parse(text); err != nil {
+		return fmt.Errorf("%w: %w", ErrTuning, err)
+	}
+	n.settings, n.text = set, text
+	for _, s := range n.models {
+		s.policy, _ = set.Parse(text)
+		s.round = 0
+	}
+	return nil
+}
+
+// PolicyText is the policy in force.
+func (n *Node) PolicyText() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.text
+}
+
+// Receipts returns up to n of the last forwards, the latest first.
+func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
+
+// Accepts says whether one more forwarded request may wait here, and counts it
+// if not (geo R10).
+func (n *Node) Accepts(waiting int) bool {
+	if n.cfg.Central == n.cfg.ID { // it holds the queue of all
+		return true
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.settings.Accepts(waiting)
+}

@@ -1,0 +1,146 @@
+package geo
+
+import (
+	"net/url"
+	"strings"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/engine/circuit"
+	"evenkeel/geo/policy"
+	"evenkeel/prefill/index"
+)
+
+// PeerConfig is one entry of geo.peers: one dispatcher, or all that a name
+// leads to.
+type PeerConfig struct {
+	ID                string
+	Region            string
+	URL               *url.URL
+	Discover          Discovery
+	SANs              []string // names its certificate may have
+	PriceOut, PriceIn float64  // USD per GB
+	Target            *engine.Target
+}
+
+// Discovery is how the dispatchers of an entry are found.
+type Discovery string
+
+// The ways.
+const (
+	Static Discovery = ""    // the URL's host is one dispatcher
+	ByA    Discovery = "a"   // every address of the host is one
+	BySRV  Discovery = "srv" // the host is a name of SRV records, each is one
+)
+
+// answersTo says whether a dispatcher of that id may speak for the entry: of a
+// name that stands for several, all ids that begin with the entry's and a dash.
+func (c *PeerConfig) answersTo(id string) bool {
+	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
+}
+
+// peer is what a Node knows of another dispatcher. All of it is under the
+// Node's lock.
+type peer struct {
+	conf   *PeerConfig
+	id     string // of the entry, with the address where that has several
+	target *engine.Target
+	stop   func() // ends its prober
+
+	// From its probes.
+	name     string // that it gave itself
+	boot     string
+	major    int
+	probed   bool
+	up       bool
+	misses   int
+	goods    int
+	fault    string // why the last probe was missed
+	asked    time.Time
+	good     time.Time // when the last good one was answered
+	draining bool
+	offers   map[string]policy.Offer
+	rtt      policy.RTT
+
+	// Of our forwards.
+	reserved policy.Reservations
+	circuit  circuit.Circuit
+	distrust policy.Distrust
+	spent    spending
+	inflight map[*Forward]struct{}
+	sent     *index.Index // what was forwarded there (geo R13)
+	slot     index.Slot
+	reasons  map[string]policy.Reason // last judged, by model
+}
+
+// misses in a row and good ones in a row that change a peer's standing.
+const goodsUp = 2
+
+func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
+	p := &peer{
+		conf: conf, id: id, target: target, rtt: policy.NewRTT(n.cfg.RTTAlpha), inflight: map[*Forward]struct{}{},
+		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1,
+	}
+	p.forget()
+	p.sent = index.New(index.Config{MaxBytes: n.cfg.SnapshotBytes, Evict: index.Oldest})
+	p.slot = p.sent.Add(id, 0)
+	return p
+}
+
+// forget drops what was known of another process (geo R11).
+func (p *peer) forget() {
+	p.reserved.Forget()
+	if p.sent != nil {
+		p.sent.Clear(p.slot, index.Removed)
+	}
+}
+
+// answered takes a good probe, sent and answered at these times; it reports
+// whether the peer came up.
+func (p *peer) answered(a *answer, sent, got time.Time, sinceMs float64, dialled bool) (up bool) {
+	if p.boot != a.Boot {
+		if p.boot != "" {
+			p.forget()
+			p.goods, p.circuit = 0, circuit.Circuit{}
+		}
+		p.boot = a.Boot
+	}
+	p.name, p.major, p.draining, p.offers = a.ID, major(a.Version), a.Draining, a.Models
+	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, got, 0, ""
+	p.rtt.Add(ms(got.Sub(sent)), min(a.ProcUs, us(got.Sub(sent))), dialled)
+	p.reserved.Answered(sinceMs)
+	p.goods++
+	if !p.up && p.goods >= goodsUp {
+		p.up = true
+		return true
+	}
+	return false
+}
+
+// missed takes a probe without a good answer; it reports whether the peer went
+// down.
+func (p *peer) missed(why string, misses int) (down bool) {
+	p.goods, p.fault = 0, why
+	p.misses++
+	if p.up && p.misses >= misses {
+		p.up = false
+		return true
+	}
+	return false
+}
+
+// view is the peer as a policy sees it.
+func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
+	offer, offers := p.offers[model]
+	reserved, tokens := p.reserved.Reserved()
+	rtt, _ := p.rtt.Ms()
+	return policy.Peer{
+		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
+		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Interval), Draining: p.draining, Offers: offers,
+		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.DailyUSD,
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(),
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

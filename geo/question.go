@@ -1,0 +1,302 @@
+package geo
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+	"evenkeel/prefill/index"
+)
+
+// Question is where one request goes, as its arrival queue asks it.
+type Question struct {
+	node   *Node
+	ask    Ask
+	waits  bool   // it was told to wait before
+	holder string // and for whom, in patience
+	answer *Forward
+}
+
+// Ask is what is known of a request whose place is asked for.
+type Ask struct {
+	ID, Model, Tenant string
+	Prompt            prefill.Prompt
+	RingKey           uint64
+	Stay              bool // it may not be forwarded
+	Came              *Hop // how it came, of a request that another dispatcher sent; nil: from a client
+}
+
+// Question returns the question of a request, for prefill.Request.Elsewhere.
+func (n *Node) Question(a Ask) *Question { return &Question{node: n, ask: a} }
+
+// Forward is the way that was found for it; nil: it stays here.
+func (q *Question) Forward() *Forward { return q.answer }
+
+// Prompt is what the request was asked about with.
+func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
+
+// Offered is prefill.Elsewhere's.
+func (q *Question) Offered() bool { return !q.ask.Stay && q.node.Offered(q.ask.Model) }
+
+// Queued is prefill.Elsewhere's.
+func (q *Question) Queued(now time.Time, entered bool, waiting int) {
+	n := q.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s := n.model(q.ask.Model); s == nil {
+		return
+	} else if entered {
+		s.drain.Began(n.at(now))
+	} else {
+		s.drain.Departed(n.at(now), waiting)
+	}
+	n.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
+}
+
+// Where is prefill.Elsewhere's: the decision at the head (geo R2, R3).
+func (q *Question) Where(h *prefill.Here) prefill.Where {
+	n := q.node
+	running, seqs := n.cfg.Running(h.Model)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.model(h.Model)
+	if s == nil {
+		return prefill.ToHere
+	}
+	if s.round != h.Round {
+		n.begin(s, h, running, seqs > 0)
+	}
+	if !q.ask.Stay {
+		i := n.central(s)
+		if i < 0 && n.cfg.Draining() {
+			i = q.nearest(s)
+		}
+		if i >= 0 && q.mayGo(s.peers[i-s.local]) {
+			return q.forward(s, i, h, policy.Decision{Place: i, LocalMs: math.Inf(1)})
+		}
+	}
+	if s.policy.Done() {
+		return prefill.AllWait
+	}
+	r := q.request(s, h)
+	d := s.policy.Next(&r)
+	switch d.Act {
+	case policy.Send:
+		n.metrics.decided(s.policy.Name(), policy.Send)
+		q.patient(s.places[d.Place].ID)
+		n.metrics.waited(routeLocal, h.Now.Sub(h.Since))
+		return prefill.ToHere
+	case policy.Forward:
+		return q.forward(s, d.Place, h, d)
+	}
+	if !q.waits {
+		q.waits = true
+		n.metrics.decided(s.policy.Name(), policy.Hold)
+	}
+	if d.UntilMs > 0 {
+		q.holder = s.places[d.Place].ID
+		time.AfterFunc(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
+	}
+	return prefill.Waits
+}
+
+// patient counts what waiting for one replica came to.
+func (q *Question) patient(took string) {
+	switch q.holder {
+	case "":
+	case took:
+		q.node.metrics.patience.WithLabelValues("holder").Inc()
+	default:
+		q.node.metrics.patience.WithLabelValues("expired").Inc()
+	}
+}
+
+// begin makes the places of a round. Called with n.mu held, as are those below.
+func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bool) {
+	s.round = h.Round
+	s.places = n.localPlaces(s.places[:0], s.policy, &h.Local, running, decodes)
+	s.local, s.peers = len(s.places), s.peers[:0]
+	for _, p := range n.peers {
+		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Interval))
+		v := p.view(n, h.Model, h.Now)
+		place := s.policy.PeerPlace(&v)
+		n.noteReason(p, h.Model, place.Why)
+		s.places, s.peers = append(s.places, place), append(s.peers, p)
+	}
+	s.policy.Begin(s.places, s.drain.Ms())
+}
+
+// localPlaces are this region's prefillers as places, of no use unless somebody
+// decodes what they prefill.
+func (n *Node) localPlaces(dst []policy.Place, p *policy.Policy, l *prefill.Local, running float64, decodes bool) []policy.Place {
+	set := p.Settings()
+	for i := range l.Prefillers {
+		f := &l.Prefillers[i]
+		left, why := set.Replica(&policy.Replica{
+			Healthy: f.Live && decodes, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
+			Pending: f.Foreign, Credit: set.Credit(int(f.Running), f.Foreign, math.MaxInt32) - f.Unanswered,
+		})
+		dst = append(dst, policy.Place{
+			ID: f.ID, Why: why, Left: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
+			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
+		})
+	}
+	return dst
+}
+
+// central is the place of the dispatcher that decides for all, as long as it
+// can (geo R17); -1: we decide.
+func (n *Node) central(s *modelState) int {
+	if n.cfg.Central == "" || n.cfg.Central == n.cfg.ID {
+		return -1
+	}
+	for i, p := range s.peers {
+		switch why := s.places[s.local+i].Why; {
+		case p.conf.ID != n.cfg.Central:
+		case why == policy.Available, why == policy.Queued, why == policy.NoReplica, why == policy.Full:
+			return s.local + i
+		}
+	}
+	return -1
+}
+
+// nearest is the available peer that answers soonest, for what a region that
+// drains sends away (geo R38); -1: none.
+func (q *Question) nearest(s *modelState) int {
+	best := -1
+	for i := s.local; i < len(s.places); i++ {
+		x := &s.places[i]
+		if x.Why == policy.Available && q.mayGo(s.peers[i-s.local]) && (best < 0 || x.RTTMs+x.WaitMs < s.places[best].RTTMs+s.places[best].WaitMs) {
+			best = i
+		}
+	}
+	return best
+}
+
+// request is the question in a policy's words.
+func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
+	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay, Waited: ms(h.Now.Sub(h.Since))}
+	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
+	s.barred = slices.Grow(s.barred[:0], len(s.places))[:len(s.places)]
+	for i := range s.places {
+		s.hits[i], s.barred[i] = 0, false
+		if i < s.local && i < len(h.Prefillers) {
+			s.hits[i] = int32(h.Prefillers[i].HitTokens)
+		}
+	}
+	for i, p := range s.peers {
+		if !r.Stay {
+			s.hits[s.local+i] = int32(q.hit(p, h.Tokens))
+			s.barred[s.local+i] = !q.mayGo(p)
+		}
+	}
+	r.Hits, r.Barred = s.hits, s.barred
+	return r
+}
+
+// hit is how many of the prompt's tokens a peer has by what we sent it.
+func (q *Question) hit(p *peer, tokens int) int {
+	keys := q.ask.Prompt.Keys
+	if len(keys) == 0 {
+		return 0
+	}
+	matched := p.sent.Match(nil, keys)
+	if p.slot.N >= len(matched) {
+		return 0
+	}
+	return min(int(float64(matched[p.slot.N])*q.blockTokens(tokens)), max(0, tokens-1))
+}
+
+// blockTokens is how many tokens one of the prompt's blocks stands for.
+func (q *Question) blockTokens(tokens int) float64 {
+	if b := q.ask.Prompt.BlockTokens; b > 0 {
+		return float64(b)
+	}
+	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
+}
+
+// mayGo says whether residency lets the request go to a peer, each list that
+// names its tenant or model (geo R40), and whether it has not been there.
+func (q *Question) mayGo(p *peer) bool {
+	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.answersTo) {
+		return false
+	}
+	for _, of := range [...]string{q.ask.Tenant, q.ask.Model} {
+		if regions := q.node.cfg.Residency[of]; len(regions) > 0 && !slices.Contains(regions, p.conf.Region) {
+			return false
+		}
+	}
+	return true
+}
+
+// forward books the request on a peer.
+func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
+	n, p := q.node, s.peers[place-s.local]
+	hit := q.hit(p, h.Tokens)
+	fresh := max(1, h.Tokens-hit)
+	n.number++
+	f := &Forward{
+		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, came: q.ask.Came, tenant: q.ask.Tenant, hit: hit, predicted: d.Terms, localMs: d.LocalMs,
+		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
+	}
+	if math.IsInf(f.localMs, 0) {
+		f.localMs = -1
+	}
+	p.reserved.Forwarded(n.at(h.Now), float64(fresh))
+	p.circuit.Send(f.number, h.Now)
+	p.inflight[f] = struct{}{}
+	if len(f.prompt.Keys) > 0 {
+		f.expected = p.sent.Speculate(p.slot, f.prompt.Keys)
+	}
+	q.answer = f
+	n.metrics.decided(s.policy.Name(), policy.Forward)
+	n.metrics.waited(routeForward, h.Now.Sub(h.Since))
+	n.metrics.inflight.WithLabelValues(p.id).Inc()
+	n.metrics.hits.WithLabelValues(p.id, "predicted").Add(float64(hit))
+	return prefill.ToThere
+}
+
+// noteReason counts when a peer becomes unavailable for a model.
+func (n *Node) noteReason(p *peer, model string, why policy.Reason) {
+	before, known := p.reasons[model]
+	if known && before == why {
+		return
+	}
+	if len(p.reasons) < maxModels || known {
+		p.reasons[model] = why
+		n.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
+	}
+	if why != policy.Available {
+		n.metrics.unavailable.WithLabelValues(p.id, why.String()).Inc()
+	}
+}
+
+// judge notes a peer's availability for all it offers.
+func (n *Node) judge(p *peer) {
+	now := time.Now()
+	for model := range n.models {
+		if s := n.models[model]; s != nil {
+			v := p.view(n, model, now)
+			n.noteReason(p, model, s.policy.Judge(&v))
+		}
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// RingKeyOf is where a request stands on a hash ring (geo R16): by its session,
+// else the client's address.
+func RingKeyOf(session uint64, address string) uint64 {
+	if session != 0 {
+		return policy.RingKey(strconv.FormatUint(session, 16), "", "")
+	}
+	return policy.RingKey("", "", address)
+}

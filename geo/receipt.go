@@ -1,0 +1,104 @@
+package geo
+
+import (
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Receipt is what became of one forward (geo R39).
+type Receipt struct {
+	At        time.Time `json:"at"`
+	RID       string    `json:"rid"`
+	Origin    string    `json:"origin"`
+	Peer      string    `json:"peer"`
+	Model     string    `json:"model"`
+	Predicted struct {
+		RTT       float64 `json:"rtt"`
+		T0        float64 `json:"t0"`
+		Prefill   float64 `json:"prefill"`
+		Wait      float64 `json:"wait"`
+		LocalCost float64 `json:"local_cost"` // -1: nobody here could have served it
+	} `json:"predicted"`
+	Actual struct {
+		TTFTMs       float64 `json:"ttft_ms"` // 0: no first event came
+		TotalMs      float64 `json:"total_ms"`
+		CachedTokens int     `json:"cached_tokens"` // -1: the peer did not say
+	} `json:"actual"`
+	BytesOut int64   `json:"bytes_out"`
+	BytesIn  int64   `json:"bytes_in"`
+	USD      float64 `json:"usd"`
+	Outcome  string  `json:"outcome"`
+	Cause    string  `json:"cause,omitempty"`
+}
+
+// How a forward ended.
+const (
+	OutcomeOK       = "ok"
+	OutcomeFallback = "fallback"
+	OutcomeLost     = "lost"
+	OutcomeGone     = "client_gone"
+	OutcomeRelayed  = "relayed_error"
+)
+
+// usd is what so many bytes cost at prices in USD per GB.
+func usd(out, in int64, priceOut, priceIn float64) float64 {
+	return (float64(out)*priceOut + float64(in)*priceIn) / 1e9
+}
+
+// maxReceipts is how many are kept.
+const maxReceipts = 10_000
+
+// receipts are the last ones, in a ring that grows until it is full.
+type receipts struct {
+	mu   sync.Mutex
+	ring []Receipt
+	next int
+}
+
+func (r *receipts) add(one *Receipt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ring) < maxReceipts {
+		r.ring = append(r.ring, *one)
+		return
+	}
+	r.ring[r.next] = *one
+	r.next = (r.next + 1) % maxReceipts
+}
+
+// last returns up to n, the latest first.
+func (r *receipts) last(n int) []Receipt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n = max(0, min(n, len(r.ring)))
+	list := make([]Receipt, 0, n)
+	for i := range n {
+		list = append(list, r.ring[(r.next+len(r.ring)-1-i)%len(r.ring)])
+	}
+	return list
+}
+
+func (r *Receipt) fields() []zap.Field {
+	return []zap.Field{
+		zap.String("rid", r.RID), zap.String("origin", r.Origin), zap.String("peer", r.Peer), zap.String("model", r.Model),
+		zap.Any("predicted", r.Predicted), zap.Any("actual", r.Actual), zap.Int64("bytes_out", r.BytesOut), zap.Int64("bytes_in", r.BytesIn),
+		zap.Float64("usd", r.USD), zap.String("outcome", r.Outcome), zap.String("cause", r.Cause),
+	}
+}
+
+// spending is a peer's egress of the present day, UTC.
+type spending struct {
+	day string
+	usd float64
+}
+
+// add counts money, and today's is what is returned.
+func (s *spending) add(usd float64, now time.Time) float64 {
+	if day := now.UTC().Format(time.DateOnly); day != s.day {
+		s.day, s.usd = day, 0
+	}
+	s.usd += usd
+	return s.usd
+}

@@ -1,0 +1,80 @@
+package geo
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"evenkeel/geo/policy"
+)
+
+// Status is what a Node knows, for operators.
+type Status struct {
+	ID      string       `json:"id"`
+	Region  string       `json:"region"`
+	Central string       `json:"central,omitempty"`
+	Policy  string       `json:"policy"`
+	QS      float64      `json:"qs"`
+	W       float64      `json:"w"`
+	Load    float64      `json:"load"`
+	MinGain float64      `json:"min_gain_ms"`
+	Peers   []PeerStatus `json:"peers"`
+}
+
+// PeerStatus is one peer.
+type PeerStatus struct {
+	ID        string                  `json:"id"`
+	Name      string                  `json:"name,omitempty"` // that it gives itself
+	Region    string                  `json:"region"`
+	URL       string                  `json:"url"`
+	Up        bool                    `json:"up"`
+	Draining  bool                    `json:"draining,omitempty"`
+	Version   int                     `json:"version"` // major, -1 unknown
+	Fault     string                  `json:"fault,omitempty"`
+	RTTMs     float64                 `json:"rtt_ms"`
+	AgeMs     float64                 `json:"probe_age_ms"` // -1: no good probe yet
+	Reserved  int                     `json:"reserved"`
+	InFlight  int                     `json:"in_flight"`
+	USDToday  float64                 `json:"usd_today"`
+	MinGainUp float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
+	Circuit   string                  `json:"circuit"`     // closed, or open
+	Models    map[string]policy.Offer `json:"models"`
+	Available map[string]string       `json:"available"` // by model: available, or why not
+}
+
+// Status copies what is known.
+func (n *Node) Status() Status {
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := Status{
+		ID: n.cfg.ID, Region: n.cfg.Region, Central: n.cfg.Central, Policy: n.text,
+		QS: n.settings.QS, W: n.settings.W, Load: n.settings.Load, MinGain: n.settings.MinGainMs, Peers: []PeerStatus{},
+	}
+	judge, err := n.settings.Parse(n.text)
+	if err != nil { // it was parsed before
+		return s
+	}
+	for _, p := range n.peers {
+		p.reserved.Expire(n.at(now), ms(n.cfg.Interval))
+		rtt, _ := p.rtt.Ms()
+		reserved, _ := p.reserved.Reserved()
+		one := PeerStatus{
+			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major, Fault: p.fault,
+			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(),
+			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
+		}
+		if p.probed {
+			one.AgeMs = ms(now.Sub(p.good))
+		}
+		if !p.circuit.Allows(now) {
+			one.Circuit = "open"
+		}
+		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
+			v := p.view(n, model, now)
+			one.Available[model] = judge.Judge(&v).String()
+		}
+		s.Peers = append(s.Peers, one)
+	}
+	return s
+}
