@@ -1,0 +1,161 @@
+package gateway_test
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/certs/certtest"
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+)
+
+// slowRegion and fastRegion are regions by what they think a prefill takes them.
+func slowRegion(cfg *config.Config) {
+	cfg.Prefill.Calibration.TPMs, cfg.Prefill.Calibration.T0Ms = 1, 5000
+}
+func fastRegion(cfg *config.Config) {
+	cfg.Prefill.Calibration.TPMs, cfg.Prefill.Calibration.T0Ms = 0.01, 0.1
+}
+
+func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) { // geo R2
+	t.Parallel()
+	us, eu := pair(t, options{configure: slowRegion}, options{configure: fastRegion})
+	us.eventually("it goes to the faster region", func() bool {
+		return us.post("/v1/chat/completions", chat("one two", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
+	})
+	r := us.receipts()[0]
+	require.Equal(t, "eu-1", r.Peer)
+	require.Greater(t, r.Predicted.LocalCost, 4000.0)
+	require.Less(t, r.Predicted.RTT+r.Predicted.T0+r.Predicted.Prefill, 1000.0)
+	require.Equal(t, "local", eu.post("/v1/chat/completions", chat("one two", "")).header.Get("X-Evenkeel-Route"), "nobody is better")
+}
+
+func TestAModelOrTenantThatMayNotLeaveStays(t *testing.T) { // geo R40
+	t.Parallel()
+	us, _ := pair(t, options{configure: func(cfg *config.Config) {
+		slowRegion(cfg)
+		cfg.Geo.Residency = map[string][]string{model: {"us"}}
+	}}, options{configure: fastRegion})
+	for range 3 {
+		require.Equal(t, "local", us.post("/v1/chat/completions", chat("one", "")).header.Get("X-Evenkeel-Route"))
+	}
+}
+
+func TestThreeRegions(t *testing.T) { // geo 4, R13
+	t.Parallel()
+	at := freePorts(t, 3)
+	ids := []string{"us-1", "eu-1", "as-1"}
+	var all []*cluster
+	for i, id := range ids {
+		var peers []string
+		for k := range ids {
+			if k != i {
+				peers = append(peers, ids[k], at[k])
+			}
+		}
+		all = append(all, start(t, options{configure: func(cfg *config.Config) {
+			region(t, cfg, id, at[i], peers...)
+			cfg.Geo.Policy = "skylb"
+		}}))
+	}
+	us := all[0]
+	for _, c := range all {
+		c.hasEngines()
+	}
+	us.prefill[0].Close()
+	us.eventually("both peers are available and the own engine is not", func() bool {
+		return us.availability("eu-1") == "available" && us.availability("as-1") == "available" && us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0
+	})
+	long := strings.Repeat("the same long beginning of a conversation ", 60)
+	for n := range 4 {
+		got := us.post("/v1/chat/completions", chat(long+fmt.Sprint(n), `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+	}
+	receipts := us.receipts()
+	require.Len(t, receipts, 4)
+	for _, r := range receipts {
+		require.Equal(t, receipts[3].Peer, r.Peer, "where the prefix is")
+	}
+	require.Positive(t, us.metric(fmt.Sprintf(`evenkeel_geo_hit_tokens_total{peer=%q,source="predicted"}`, receipts[0].Peer)))
+	require.Positive(t, us.metric(fmt.Sprintf(`evenkeel_geo_hit_tokens_total{peer=%q,source="actual"}`, receipts[0].Peer)))
+	require.Positive(t, us.metric(fmt.Sprintf(`evenkeel_geo_snapshot_bytes{peer=%q}`, receipts[0].Peer)))
+}
+
+func TestRegionsThatShowCertificates(t *testing.T) { // geo R23
+	t.Parallel()
+	ca := certtest.New(t)
+	until := time.Now().Add(time.Hour)
+	at := freePorts(t, 2)
+	mutual := func(id, peer, listen, peerAt string) func(*config.Config) {
+		return func(cfg *config.Config) {
+			region(t, cfg, id, listen, peer, peerAt)
+			g := &cfg.Geo
+			g.HMAC.KeysFile = ""
+			g.TLS.Cert, g.TLS.Key = ca.Issue(t, id+".mesh", until)
+			g.TLS.CA = ca.File
+			g.Peers[0].URL, g.Peers[0].SAN = "https://"+peerAt, peer+".mesh"
+			g.Mode, g.Central = config.GeoCentral, "eu-1"
+		}
+	}
+	eu := start(t, options{configure: mutual("eu-1", "us-1", at[1], at[0])})
+	us := start(t, options{configure: mutual("us-1", "eu-1", at[0], at[1])})
+	us.hasEngines()
+	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+	require.Equal(t, geo.OutcomeOK, us.receipts()[0].Outcome)
+
+	now := time.Now()
+	h := geo.Hop{N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "r", Time: now.UnixMilli(), Nonce: strings.Repeat("0", 32), Deadline: now.Add(time.Minute).UnixMilli()}
+	call := func(c *tls.Config) (int, error) {
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}}
+		req, err := http.NewRequest(http.MethodPost, "https://"+eu.gw.GeoAddr()+geo.ProbePath, strings.NewReader(`{"v":"1.0","id":"us-1"}`))
+		require.NoError(t, err)
+		req.Header.Set(geo.HopHeader, h.String())
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode, nil
+	}
+	with := func(name string, authority *certtest.Authority) *tls.Config {
+		pair, err := tls.LoadX509KeyPair(authority.Issue(t, name, until))
+		require.NoError(t, err)
+		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}}
+	}
+	status, err := call(with("us-1.mesh", ca))
+	require.NoError(t, err)
+	require.Equal(t, 200, status)
+	status, err = call(with("mars.mesh", ca))
+	require.NoError(t, err)
+	require.Equal(t, 403, status, "a certificate of the group, but not that peer's")
+	_, err = call(with("us-1.mesh", certtest.New(t)))
+	require.Error(t, err, "somebody else signed it")
+	_, err = call(&tls.Config{RootCAs: ca.Pool()})
+	require.Error(t, err, "no certificate")
+	old := with("us-1.mesh", ca)
+	old.MaxVersion = tls.VersionTLS12
+	_, err = call(old)
+	require.Error(t, err, "TLS 1.2")
+}
+
+func TestTheKeysBetweenRegionsAreReadAgain(t *testing.T) { // geo R23
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys")
+	other := "b " + strings.Repeat("b", 32) + "\n"
+	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
+	us, _ := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.HMAC.KeysFile = file }})
+	require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
+	us.eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
+	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
+	us.eventually("it is again", func() bool { return us.availability("eu-1") == "available" })
+}
