@@ -19,6 +19,22 @@ const (
 
 var phases = []phase{phaseQueued, phasePrefill, phasePooled, phaseTransfer, phaseStreaming}
 
+func (j *job) left() bool {
+	select {
+	case <-j.client.Gone():
+		return true
+	default:
+		return false
+	}
+}
+
+// reach notes how far the request is, as long as there is a client.
+func (j *job) reach(p phase) {
+	if j.phase == "" || !j.left() {
+		j.phase = p
+	}
+}
+
 // notice is how long an engine may take to notice that we left. One that does
 // not close its side by then is cut off.
 const notice = 250 * time.Millisecond

@@ -1,0 +1,61 @@
+package gateway
+
+import (
+	"encoding/json"
+	"time"
+
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// handoff is a prefilled prompt with everything that must be settled with it.
+type handoff struct {
+	*mooncake.Handoff
+	lease *prefill.Lease
+	job   *job
+	kv    json.RawMessage // the taken params, while no engine has accepted them
+}
+
+// take returns the params for a decode request. The hand-off is taken once;
+// until an engine accepts it the params may go to another rank, before the same
+// deadline.
+func (h *handoff) take(now time.Time) (json.RawMessage, error) {
+	if h.kv != nil {
+		if !now.Before(h.Deadline()) {
+			return nil, mooncake.ErrExpired
+		}
+		return h.kv, nil
+	}
+	var err error
+	h.kv, err = h.Take(now)
+	return h.kv, err
+}
+
+// release and orphan end the lease of a hand-off that a decode request consumed;
+// nil is none.
+func (h *handoff) release() {
+	if h != nil {
+		h.lease.Release()
+	}
+}
+
+func (h *handoff) orphan() {
+	if h != nil {
+		h.lease.Orphan()
+	}
+}
+
+// pulledBy is until when a first event is believed: the KV it was made of was
+// read while the prefiller still had the blocks. What comes later may be made of
+// blocks that are somebody else's by then (contract 2.4). A quarter of the margin
+// is for what the two clocks disagree on: the engine counts from the end of the
+// prefill, we from its answer. An answer in one piece does not tell when its pull
+// was, and is not held to it.
+func (h *handoff) pulledBy() time.Time {
+	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
+}
+
+// drainBy is until when a decode of it may begin that nobody reads.
+func (h *handoff) drainBy() time.Time {
+	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 2) // the pull takes its time
+}
