@@ -33,7 +33,7 @@ type fleet struct {
 	mu        sync.RWMutex
 	instances map[string]*instance // by role and host:port
 	order     []string             // as configured, then as added
-	ranks     map[int32]*rank      // every rank that ever was: its requests may outlive it
+	ranks     map[int32]*rank      // those of engines that are gone for a while, too: assignments may be on their way
 	ids       map[string]int32     // rank name → worker id, never reused
 	routes    map[string]route     // model or LoRA name → board
 	hosts     map[string]bool      // where a prefiller's KV may be pulled from
@@ -70,6 +70,8 @@ type rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
+
+	gone time.Time // its engine is, since then; under the fleet's mu
 }
 
 // route is where a model's requests go.
@@ -273,6 +275,7 @@ func (f *fleet) publish() {
 		}
 	}
 	f.routes = routes
+	f.forgetRanks(time.Now())
 	f.mu.Unlock()
 	f.gw.tier.SetCandidates(candidates)
 	f.gw.locals.Set(locals)
@@ -426,8 +429,28 @@ func (f *fleet) models() []route {
 	return list
 }
 
+// rankMemory is how long a rank is known after its engine: far longer than an
+// assignment takes to become a call. Calls hold the rank themselves.
+const rankMemory = 10 * time.Minute
+
+// forgetRanks drops the ranks of engines that are gone for long, for in a cluster
+// that rolls they come under new names for ever. Their numbers stay theirs. It is
+// called with f.mu held.
+func (f *fleet) forgetRanks(now time.Time) {
+	for id, r := range f.ranks {
+		switch {
+		case f.instances[r.Instance] != nil:
+			r.gone = time.Time{}
+		case r.gone.IsZero():
+			r.gone = now
+		case now.Sub(r.gone) > rankMemory:
+			delete(f.ranks, id)
+		}
+	}
+}
+
 // rank finds where a worker is. Assignments name only workers the fleet has
-// published, and those are never forgotten.
+// published.
 func (f *fleet) rank(worker int32) *rank {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -439,9 +462,12 @@ func (f *fleet) rank(worker int32) *rank {
 func (f *fleet) beside(worker int32, list []int32) []int32 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	instance := f.ranks[worker].Instance
+	one := f.ranks[worker]
+	if one == nil { // gone, and nobody is sent there
+		return list
+	}
 	for id, r := range f.ranks {
-		if r.Instance == instance && !slices.Contains(list, id) {
+		if r.Instance == one.Instance && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
 	}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -96,4 +97,19 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		require.Empty(t, again.remove)
 		require.Empty(t, config.Diff(merged, next))
 	})
+}
+
+func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
+	f := newFleet(nil)
+	f.instances["decode stays"] = &instance{}
+	f.ranks[1], f.ranks[2] = &rank{Instance: "decode stays"}, &rank{Instance: "decode gone"}
+	now := time.Now()
+	f.forgetRanks(now)
+	f.forgetRanks(now.Add(rankMemory))
+	require.NotNil(t, f.rank(2), "an assignment may be on its way")
+	require.Equal(t, []int32{2}, f.beside(2, nil))
+	f.forgetRanks(now.Add(rankMemory + 1))
+	require.Nil(t, f.rank(2))
+	require.NotNil(t, f.rank(1))
+	require.Empty(t, f.beside(2, nil))
 }
