@@ -29,7 +29,7 @@ func (c *cluster) drains() (list []gateway.DrainStatus) {
 // still has a deadline ends what runs, and then goes, too.
 func TestDrainsOfEnginesThatAreRemoved(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{{}, paced(), {}}})
+	c := start(t, options{decode: []refengine.Config{{}, {C0: 50 * time.Millisecond}, {}}})
 	first, second := addressOf(c.decode[0]), addressOf(c.decode[1])
 	c.ask("POST", c.admin+"/workers/"+first+"/drain", "")
 	c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[2])+"/drain", "")
