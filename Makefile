@@ -58,6 +58,10 @@ reproduce: ## the tables of docs/policies.md, 5 minutes; TRACES="a.csv b.jsonl":
 reproduce-prefill: ## the tables of docs/prefill.md, 2 minutes; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
 	go run ./bench/reproduce --tier prefill $(TRACES)
 
+.PHONY: reproduce-geo
+reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other, simulated, 2 to 6 minutes
+	go run ./bench/geosim/reproduce
+
 .PHONY: bench-relay
 bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory
 	go run ./bench/relay

@@ -16,6 +16,7 @@ type arm struct {
 	policy   string // as policy.Parse takes it
 	settings policy.Settings
 	central  bool    // one dispatcher, in the first region, with the replicas of all
+	alone    bool    // dispatchers know no peers
 	sglang   bool    // longest match unless the load is uneven, as SGLang's router
 	probeMs  float64 // 0: the scenario's
 	replicas int     // of all regions; 0: the scenario's
@@ -27,6 +28,7 @@ var others = []struct {
 	name, policy string
 	push         policy.Push
 	central      bool
+	alone        bool
 	sglang       bool
 }{
 	{name: "rr", policy: "round-robin", push: policy.Blind, central: true},
@@ -35,7 +37,8 @@ var others = []struct {
 	{name: "prefix-blind", policy: "skylb", push: policy.Blind, central: true, sglang: true},
 	{name: "central-queue", policy: "skylb", push: policy.SPP, central: true},
 	{name: "central-gorgo", policy: "gorgo", push: policy.SPE, central: true},
-	{name: "region-local", policy: "local-only", push: policy.SPE},
+	{name: "region-local", policy: "local-only", push: policy.SPE, alone: true},
+	{name: "skylb-local", policy: "skylb", push: policy.SPP, alone: true},
 }
 
 // Arms lists what may be compared.
@@ -59,7 +62,7 @@ func parseArm(text string) (*arm, error) {
 	a := &arm{name: strings.TrimSpace(text), policy: name, settings: policy.Defaults()}
 	for i := range others {
 		if o := &others[i]; o.name == name {
-			a.policy, a.settings.Push, a.central, a.sglang = o.policy, o.push, o.central, o.sglang
+			a.policy, a.settings.Push, a.central, a.alone, a.sglang = o.policy, o.push, o.central, o.alone, o.sglang
 		}
 	}
 	if !options {

@@ -121,7 +121,7 @@ func (d *dispatcher) decide() {
 	}
 	d.look()
 	d.policy.Begin(d.places, d.drain.Ms())
-	order := fcfs{strict: d.policy.Name() != "finish"}
+	order := fcfs{strict: !d.policy.Passes()}
 	kept := d.queue[:0]
 	rest := len(d.queue)
 	for i, v := range d.queue {

@@ -43,10 +43,7 @@ func (e *Engine) Validate() error {
 	return nil
 }
 
-const (
-	blockTokens = 16
-	chunkTokens = 8192 // new tokens that are prefilled in one iteration, unless one prompt alone has more
-)
+const blockTokens = 16
 
 // replica is one engine. Its iterations follow each other as long as it has
 // something to do; those in which nothing can change are one event.
@@ -146,20 +143,15 @@ func (r *replica) fits(j *job) bool { return r.tokens+len(r.batch)+j.need()+1 <=
 func (r *replica) iterate() {
 	r.run.busy = false
 	r.drop()
-	fresh, admitted := 0, 0
-	for len(r.waiting) > 0 && r.fits(r.waiting[0]) && admitted == 0 {
+	if len(r.waiting) > 0 && r.fits(r.waiting[0]) { // one prompt at a time
 		j := r.waiting[0]
 		r.waiting = append(r.waiting[:0], r.waiting[1:]...)
-		fresh += r.admit(j)
-		admitted++
+		fresh := r.admit(j)
+		r.plan(r.s.now, r.StepMs+r.StepPer*float64(len(r.batch))+r.BusyMs+r.TPMs*float64(fresh), 1, true)
+		return
 	}
 	n := len(r.batch)
 	if n == 0 {
-		return
-	}
-	step := r.StepMs + r.StepPer*float64(n)
-	if admitted > 0 {
-		r.plan(r.s.now, step+r.BusyMs+r.TPMs*float64(fresh), 1, true)
 		return
 	}
 	count := math.MaxInt
@@ -211,7 +203,6 @@ func (r *replica) preempt() {
 func (r *replica) finish() {
 	count := r.run.count
 	r.steps += count
-	n := 0
 	if r.s.now > r.s.scenario.warmMs() {
 		r.made += float64(len(r.batch) * count)
 	}
@@ -225,9 +216,8 @@ func (r *replica) finish() {
 		if j.end <= r.steps {
 			ended = true
 		}
-		n++
 	}
-	r.tokens += n * count
+	r.tokens += len(r.batch) * count
 	if !ended {
 		return
 	}

@@ -80,7 +80,7 @@ const (
 )
 
 // begin starts the client's next program, or sleeps while the load of its
-// region is lower than its number.
+// region is lower than its number. For that it also leaves a conversation.
 func (c *client) begin() {
 	w := &c.s.scenario.Regions[c.region].Load
 	if c.number >= w.active(c.s.now, c.s.scenario) {
@@ -111,7 +111,7 @@ func (c *client) say() {
 	c.chat.history = prompt.grow(c.rng.Uint64(), logNormal(c.rng, w.Output, 0.9, mostOutput))
 	user := uint64(c.region)<<32 | uint64(c.number)
 	c.ask(prompt, c.chat.history, mix(user), func(ok bool) {
-		if ok && c.chat.turns > 0 && c.chat.history.tokens < mostPrompt-mostOutput {
+		if ok && c.chat.turns > 0 && c.number < w.active(c.s.now, c.s.scenario) && c.chat.history.tokens < mostPrompt-mostOutput {
 			c.s.after(w.ThinkMs*c.rng.ExpFloat64(), c.say)
 			return
 		}

@@ -71,7 +71,7 @@ func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
 	}
 	for _, d := range s.dispatchers {
 		for _, to := range s.dispatchers {
-			if to != d {
+			if to != d && !a.alone {
 				d.peers = append(d.peers, &peer{to: to})
 			}
 		}

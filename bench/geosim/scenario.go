@@ -111,9 +111,28 @@ func (l *Load) active(nowMs float64, s *Scenario) int {
 	return int(math.Round(float64(l.Clients) * (1 + l.swing()*math.Sin(2*math.Pi*(day+l.Phase)))))
 }
 
+// Peaks are the most clients of all regions at once in a day, and the sum of
+// each region's most.
+func (s *Scenario) Peaks() (most, sum int) {
+	const steps = 1440
+	tops := make([]int, len(s.Regions))
+	for i := range steps {
+		now, all := s.warmMs()+1000*s.MeasureS*float64(i)/steps, 0
+		for k := range s.Regions {
+			n := s.Regions[k].Load.active(now, s)
+			tops[k], all = max(tops[k], n), all+n
+		}
+		most = max(most, all)
+	}
+	for _, n := range tops {
+		sum += n
+	}
+	return most, sum
+}
+
 // Names lists the scenarios that need no file.
 func Names() []string {
-	return []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo", "tot-uniform", "dies", "partition", "drains", "version"}
+	return []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo", "tot-uniform", "one-region", "dies", "partition", "drains", "version"}
 }
 
 // Presets lists the engines that have a name.
@@ -183,8 +202,13 @@ func Named(name, preset string) (*Scenario, error) {
 	case "gorgo":
 		loads, replicas = [3]Load{chat(4), chat(3), chat(3)}, 1
 		s.WarmS, s.MeasureS = 0, 60
+	case "one-region":
 	default:
 		return nil, fmt.Errorf("unknown scenario %q; there are %s, or give a file", name, strings.Join(Names(), ", "))
+	}
+	if name == "one-region" { // S0 figure 9
+		s.Regions, s.RTTMs = []Region{{Name: "a", Replicas: 4, Load: tot(30, 2)}}, [][]float64{{3}}
+		return s, s.Validate()
 	}
 	for i, l := range loads {
 		s.Regions = append(s.Regions, Region{Name: string(rune('a' + i)), Replicas: replicas, Load: l})
@@ -292,6 +316,7 @@ type file struct {
 type engineFile struct {
 	TPMs     *float64 `yaml:"tp_ms"`
 	T0Ms     *float64 `yaml:"t0_ms"`
+	BusyMs   *float64 `yaml:"busy_ms"`
 	StepMs   *float64 `yaml:"step_ms"`
 	StepPer  *float64 `yaml:"step_per_request_ms"`
 	KVTokens *int     `yaml:"kv_tokens"`
@@ -382,6 +407,7 @@ func set[T any](to *T, from *T) {
 func (in *file) into(s *Scenario) error {
 	set(&s.Engine.TPMs, in.Engine.TPMs)
 	set(&s.Engine.T0Ms, in.Engine.T0Ms)
+	set(&s.Engine.BusyMs, in.Engine.BusyMs)
 	set(&s.Engine.StepMs, in.Engine.StepMs)
 	set(&s.Engine.StepPer, in.Engine.StepPer)
 	set(&s.Engine.KVTokens, in.Engine.KVTokens)

@@ -6,7 +6,7 @@ import (
 
 // rule is what makes one policy another.
 type rule struct {
-	compare bool // all places, always; the others take a local replica if one is available
+	compare bool // all places, always, and wait for the best; the others take a local replica if one is available
 	local   by   // which available replica
 	remote  by   // which available peer
 	stays   bool // it does not go to a peer that costs more than staying

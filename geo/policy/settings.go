@@ -102,7 +102,7 @@ var forms = []form{
 	{name: "skylb-ch", rule: rule{local: byRing, remote: byRing, tau: true}, keys: slices.Concat(pushKeys, tauKeys)},
 	{name: "least-load", rule: rule{local: byLoad, remote: byLoad}, keys: pushKeys},
 	{name: "round-robin", rule: rule{local: byTurn, remote: byTurn}, keys: pushKeys},
-	{name: "local-only", rule: rule{local: byHit, never: true}, keys: pushKeys},
+	{name: "local-only", rule: rule{compare: true, never: true}, keys: slices.Concat(pushKeys, costKeys)},
 }
 
 // Names lists the policies.

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"evenkeel/bench/geosim"
+	"evenkeel/bench/report"
+)
+
+var (
+	presets  = []string{"l4-llama8b", "l4-llama8b-24k", "a100-mistral7b"}
+	crossed  = []string{"multi-turn", "multi-turn-uneven", "tot", "skew", "diurnal"}
+	original = []string{"l4-llama8b", "a100-mistral7b"} // with the source's KV
+)
+
+const (
+	ours   = "finish"
+	skylb  = "skylb:push=sp-p"
+	blind  = "finish:push=blind"
+	seldom = "finish:probe_ms=2000"
+)
+
+// defaults holds our default against what it must beat.
+func (b *book) defaults() (string, error) {
+	var rows [][]string
+	arms := []string{ours, skylb, "region-local", "skylb-local", blind, seldom}
+	for _, name := range []string{"skew", "diurnal", "multi-turn"} {
+		for _, preset := range presets {
+			if err := b.need(name, preset, arms...); err != nil {
+				return "", err
+			}
+			r := func(other string, m report.Metric) float64 { return b.ratio(name, preset, ours, other, m) }
+			add := func(what string, ttft, tokens float64, want string, ok bool) {
+				met := "met"
+				if !ok {
+					met = "**not met**"
+				}
+				rows = append(rows, []string{name, preset, what, fmt.Sprintf("%.2f", ttft), fmt.Sprintf("%.2f", tokens), want, met})
+			}
+			if name == "multi-turn" {
+				for _, other := range []string{"region-local", "skylb-local"} {
+					ttft, tokens := r(other, report.TTFTMean), r(other, report.TokensPerS)
+					add(other, ttft, tokens, "≤ 1.00, ≥ 0.98", ttft <= 1.004 && tokens >= 0.975)
+				}
+			} else {
+				ttft, tokens := r(skylb, report.TTFTMean), r(skylb, report.TokensPerS)
+				add(skylb, ttft, tokens, "≤ 0.75, ≥ 1.05", ttft <= 0.754 && tokens >= 1.045)
+			}
+			ttft, tokens := r(blind, report.TTFTMean), r(blind, report.TokensPerS)
+			add(blind, ttft, tokens, "0.97 to 1.03 both", math.Abs(ttft-1) < 0.035 && math.Abs(tokens-1) < 0.035)
+			late := b.ratio(name, preset, seldom, ours, report.TTFTMean)
+			add("itself, probed every 2 s instead of 0.5", 1/late, 1/b.ratio(name, preset, seldom, ours, report.TokensPerS), "≥ 0.87", late <= 1.15)
+		}
+	}
+	return b.command("skew", presets[0], arms...) + "\n\n" + table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows), nil
+}
+
+// claims are C1 to C10.
+func (b *book) claims() (string, error) {
+	var rows [][]string
+	add := func(id, source, want, measured string, ok bool) {
+		rows = append(rows, []string{id, source, want, measured, verdict(ok)})
+	}
+	balancers := []string{"rr", "central-least-load", "ch", "prefix-blind"}
+	all := append([]string{ours, skylb}, balancers...)
+	overRR, overLL, overPrefix := newSpan(), newSpan(), newSpan()
+	best, worst, theirs := newSpan(), newSpan(), newSpan()
+	roomyBest, roomyWorst := newSpan(), newSpan() // where memory is not short in all regions
+	for _, name := range crossed {
+		for _, preset := range presets {
+			if err := b.need(name, preset, all...); err != nil {
+				return "", err
+			}
+			overRR.add(b.ratio(name, preset, skylb, "rr", report.TokensPerS))
+			overLL.add(b.ratio(name, preset, skylb, "central-least-load", report.TokensPerS))
+			overPrefix.add(b.ratio(name, preset, skylb, "prefix-blind", report.TokensPerS))
+			least, most := math.Inf(1), 0.0
+			for _, a := range balancers {
+				v := b.of(name, preset, a, report.TTFTMean)
+				least, most = min(least, v), max(most, v)
+			}
+			mine := b.of(name, preset, ours, report.TTFTMean)
+			best.add(least / mine)
+			worst.add(most / mine)
+			if slices.Contains(original, preset) {
+				roomyBest.add(least / mine)
+				roomyWorst.add(most / mine)
+			}
+			theirs.add(least / b.of(name, preset, skylb, report.TTFTMean))
+		}
+	}
+	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
+		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target)", overRR, overLL, overPrefix), overRR.least >= 1.05 && overLL.least >= 0.95)
+	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
+		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst), best.least >= 1.2 && worst.least >= 2)
+
+	p90 := newSpan()
+	for _, preset := range original {
+		for _, a := range []string{"rr", "prefix-blind"} {
+			p90.add(b.ratio("tot", preset, ours, a, report.TTFTP90))
+		}
+	}
+	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", p90.String(), p90.most <= 0.5)
+
+	one := []string{"skylb:push=blind", skylb, "skylb:push=sp-e", "skylb:push=sp-o,max_outstanding=8", "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
+	if err := b.need("one-region", presets[0], one...); err != nil {
+		return "", err
+	}
+	to := func(a, c string) float64 { return b.ratio("one-region", presets[0], a, c, report.TokensPerS) }
+	spp, spe, spo8 := to("finish:push=sp-p", "finish:push=blind"), to("finish:push=sp-e", "finish:push=sp-p"), to("finish:push=sp-p", "finish:push=sp-o,max_outstanding=8")
+	add("C4", "S0: SP-P has 1.27 times the throughput of blind, 1.4 times that of SP-O; P90 TTFT 18 times lower than blind",
+		"4 replicas, 30 clients, one region, local choice as in finish: SP-P within 10 % of blind, SP-E ≥ 0.98 of SP-P, SP-P ≥ 1.1 of SP-O(8)",
+		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone in place of a cost, SP-P has %.1f times blind's throughput: S0's gain is there where the choice itself does not look at load; of SGLang's router, which does, it is %.2f",
+			spp, spe, spo8, to(skylb, "skylb:push=blind"), to(skylb, "prefix-blind")), math.Abs(spp-1) <= 0.1 && spe >= 0.98 && spo8 >= 1.1)
+
+	if err := b.need("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9"); err != nil {
+		return "", err
+	}
+	sk := func(a, c string, m report.Metric) float64 { return b.ratio("skew", presets[0], a, c, m) }
+	gain := sk(skylb, "skylb-local", report.TokensPerS)
+	p, tokens := sk("finish:replicas=9", "region-local", report.TTFTP90), sk("finish:replicas=9", "region-local", report.TokensPerS)
+	add("C5", "S0: 1.07 to 1.18 over region-local; 9 replicas do as 12", "skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
+		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84)
+
+	apart := newSpan()
+	for _, preset := range original {
+		if err := b.need("tot-uniform", preset, ours, "ch"); err != nil {
+			return "", err
+		}
+		apart.add(b.ratio("tot-uniform", preset, "ch", ours, report.TokensPerS))
+	}
+	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", apart.String(), apart.least >= 0.9 && apart.most <= 1.1)
+
+	share, err := peaks()
+	if err != nil {
+		return "", err
+	}
+	add("C7", "S0: provisioning for the global peak saves 40.5 %", "printed; by construction of the sinusoids", fmt.Sprintf("%.1f %% fewer clients at the peak of all than at all peaks", 100*(1-share)), true)
+
+	a100 := "a100-mistral7b"
+	if err := b.need("gorgo", a100, ours, "gorgo", "central-gorgo", "central-least-load"); err != nil {
+		return "", err
+	}
+	g := func(a, c string, m report.Metric) float64 { return b.ratio("gorgo", a100, a, c, m) }
+	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
+	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine), central >= 1.2 && mine >= 2)
+	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99), g("gorgo", "central-least-load", report.TokensPerS)
+	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
+		"both ≥ 2, throughput not lower at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 0.995)
+
+	noWait, noRTT := newSpan(), newSpan()
+	for _, preset := range presets {
+		for _, name := range []string{"skew", "diurnal"} {
+			if err := b.need(name, preset, "finish:without=wait"); err != nil {
+				return "", err
+			}
+			noWait.add(b.ratio(name, preset, "finish:without=wait", ours, report.TTFTMean))
+		}
+		if err := b.need("multi-turn", preset, ours, "finish:without=rtt"); err != nil {
+			return "", err
+		}
+		noRTT.add(b.ratio("multi-turn", preset, "finish:without=rtt", ours, report.TTFTMean))
+	}
+	add("C10", "ours: the peer's wait and the round trip belong into the cost", "without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip worse on multi-turn",
+		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least >= 2 && noRTT.least > 1)
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows), nil
+}
+
+// peaks is the peak of all clients over the sum of the regions' peaks.
+func peaks() (float64, error) {
+	s, err := geosim.Named("diurnal", presets[0])
+	if err != nil {
+		return 0, err
+	}
+	most, sum := s.Peaks()
+	return float64(most) / float64(sum), nil
+}
+
+// arms show every arm on every scenario.
+func (b *book) arms() (string, error) {
+	var out strings.Builder
+	list := []string{ours, "finish:push=sp-p", blind, "gorgo", "gorgo:push=sp-p", "skylb", skylb, "skylb-ch:push=sp-p", "region-local", "skylb-local", "rr", "central-least-load", "ch", "prefix-blind", "central-gorgo", "central-queue"}
+	for _, name := range []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo"} {
+		for _, preset := range original {
+			if name == "gorgo" && preset != "a100-mistral7b" {
+				continue
+			}
+			if err := b.need(name, preset, list...); err != nil {
+				return "", err
+			}
+			var rows [][]string
+			for _, a := range list {
+				m := b.runs[key{name, preset, a}]
+				v := func(m report.Metric, digits int, scale float64) string {
+					return fmt.Sprintf("%.*f", digits, scale*b.of(name, preset, a, m))
+				}
+				rows = append(rows, []string{
+					"`" + a + "`", fmt.Sprintf("%.0f ± %.0f", m[report.TokensPerS].Mean, geosim.Interval(m[report.TokensPerS], b.seeds)),
+					fmt.Sprintf("%.0f ± %.0f", m[report.TTFTMean].Mean, geosim.Interval(m[report.TTFTMean], b.seeds)), v(report.TTFTP50, 0, 1), v(report.TTFTP90, 0, 1), v(report.TTFTP99, 0, 1),
+					v(geosim.E2EMean, 1, 1e-3), v(geosim.E2EP90, 1, 1e-3), v(report.HitRatio, 2, 1), v(geosim.Forwards, 0, 1), v(geosim.Egress, 1, 1e-6), v(geosim.EgressUSD, 5, 1), v(geosim.Spread, 2, 1),
+				})
+			}
+			out.WriteString("\n#### " + name + ", " + preset + "\n\n" + b.command(name, preset, list...) + "\n\n" +
+				table("policy | tokens/s | TTFT mean, ms | p50 | p90 | p99 | E2E mean, s | p90 | hits | forwards | egress, MB | USD | spread", rows))
+		}
+	}
+	return out.String(), nil
+}
+
+// sweeps are the parameters that C10 wants printed.
+func (b *book) sweeps() (string, error) {
+	var out strings.Builder
+	for _, sweep := range []struct {
+		scenario string
+		arms     []string
+	}{
+		{"skew", []string{"finish:probe_ms=100", ours, seldom, "skylb:push=sp-p,probe_ms=100", skylb, "skylb:push=sp-p,probe_ms=2000"}},
+		{"skew", []string{"skylb:push=sp-p,tau=0", skylb, "skylb:push=sp-p,tau=16", "skylb:push=sp-p,tau=1000"}},
+		{"skew", []string{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24", "finish:push=sp-o"}},
+		{"skew", []string{"finish:load=0", ours, "finish:b_ms=0.3", "finish:w=2", "finish:min_gain_ms=0", "finish:min_gain_ms=100"}},
+	} {
+		var rows [][]string
+		for _, preset := range original {
+			if err := b.need(sweep.scenario, preset, sweep.arms...); err != nil {
+				return "", err
+			}
+			for _, a := range sweep.arms {
+				rows = append(rows, []string{
+					preset, "`" + a + "`", fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, report.TTFTMean)),
+					fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, report.TokensPerS)), fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, geosim.Forwards)),
+				})
+			}
+		}
+		out.WriteString("\n" + b.command(sweep.scenario, presets[0], sweep.arms...) + "\n\n" + table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
+	}
+	return out.String(), nil
+}
+
+// cost is how many replicas give the same latency.
+func (b *book) cost() (string, error) {
+	var out strings.Builder
+	alone := []int{9, 12, 15, 18, 21, 24, 27, 30}
+	together := []int{6, 7, 8, 9, 10, 11, 12}
+	arms := func(name string, counts []int) (list []string) {
+		for _, n := range counts {
+			list = append(list, fmt.Sprintf("%s:replicas=%d", name, n))
+		}
+		return list
+	}
+	for _, name := range []string{"skew", "diurnal"} {
+		local, shared := arms("region-local", alone), arms(ours, together)
+		if err := b.need(name, presets[0], append(append([]string(nil), local...), shared...)...); err != nil {
+			return "", err
+		}
+		var rows [][]string
+		for i, a := range shared {
+			p90 := b.of(name, presets[0], a, report.TTFTP90)
+			same := fmt.Sprintf("more than %d", alone[len(alone)-1])
+			saved := "-"
+			for k, l := range local {
+				if b.of(name, presets[0], l, report.TTFTP90) <= p90 {
+					same, saved = fmt.Sprint(alone[k]), fmt.Sprintf("%.0f %%", 100*(1-float64(together[i])/float64(alone[k])))
+					break
+				}
+			}
+			rows = append(rows, []string{fmt.Sprint(together[i]), fmt.Sprintf("%.0f", p90), fmt.Sprintf("%.0f", b.of(name, presets[0], a, report.TokensPerS)), same, saved})
+		}
+		var others []string
+		for k, l := range local {
+			others = append(others, fmt.Sprintf("%d: %.0f ms", alone[k], b.of(name, presets[0], l, report.TTFTP90)))
+		}
+		out.WriteString("\n" + b.command(name, presets[0], append(append([]string(nil), shared...), local...)...) + "\n\n" +
+			table("replicas with `finish` | TTFT p90, ms | tokens/s | `region-local` needs | saved", rows) + "\nTTFT p90 of `region-local` by replicas: " + strings.Join(others, ", ") + ".\n")
+	}
+	return out.String(), nil
+}
+
+// faults are what breaks, and that no invariant does.
+func (b *book) faults() (string, error) {
+	arms := []string{ours, "gorgo", skylb}
+	var rows [][]string
+	for _, name := range []string{"dies", "partition", "drains", "version"} {
+		if err := b.need(name, presets[0], arms...); err != nil {
+			return "", err
+		}
+		for _, a := range arms {
+			v := func(m report.Metric) string { return fmt.Sprintf("%.1f", b.of(name, presets[0], a, m)) }
+			rows = append(rows, []string{name, "`" + a + "`", v(report.OK), v(geosim.Forwards), v(geosim.Fallbacks), v(report.Failed), v(geosim.Lost), v(geosim.Violations)})
+		}
+	}
+	return b.command("dies", presets[0], arms...) + "\n\n" + table("fault of region b | policy | answered | forwards | fell back | failed | lost | invariants broken", rows), nil
+}
