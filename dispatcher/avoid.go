@@ -12,16 +12,31 @@ import (
 // then health checks have found out about the others.
 const avoidFor = time.Second
 
+// particular says whether an entry does not go to any rank.
+func particular(e *pool.Entry) bool { return len(e.Avoid)+len(e.Only) > 0 }
+
+// wants says whether an entry may go to a rank as long as it is shy.
+func wants(e *pool.Entry, rank int32) bool {
+	if len(e.Only) > 0 {
+		return slices.Contains(e.Only, rank)
+	}
+	return !slices.Contains(e.Avoid, rank)
+}
+
 // shy says whether an entry must not go to the ranks it avoids now: there is
-// another, and it has not waited for that too long.
+// another, and it has not waited for that too long. One that may go to some
+// ranks only never stops being shy.
 func (b *board) shy(e *pool.Entry, now time.Time) bool {
+	if len(e.Only) > 0 {
+		return true
+	}
 	if len(e.Avoid) == 0 || e.Wait(now) >= avoidFor {
 		return false
 	}
 	for _, g := range b.groups {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
-			if r.Up && !slices.Contains(e.Avoid, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
+			if r.Up && wants(e, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
 				return true
 			}
 		}
@@ -42,7 +57,7 @@ func (b *board) placeShy(now time.Time) {
 		if r := b.roomFor(e, now); r != nil && b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now, 0) == "" {
 			continue // it has left the pool
 		}
-		if until := e.Entered.Add(avoidFor); b.wakeShy.IsZero() || until.Before(b.wakeShy) {
+		if until := e.Entered.Add(avoidFor); len(e.Only) == 0 && (b.wakeShy.IsZero() || until.Before(b.wakeShy)) {
 			b.wakeShy = until
 		}
 		i++
@@ -57,7 +72,7 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 		for _, r := range g.ranks {
 			capacity := r.capacity(watermark, now)
 			fits := p.Immediate() || r.free() > 0 && (capacity == 0 || r.kv+int64(e.Prompt) <= room(capacity, watermark))
-			if r.Up && fits && !slices.Contains(e.Avoid, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.cost() < best.cost()) {
+			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.cost() < best.cost()) {
 				best = r
 			}
 		}

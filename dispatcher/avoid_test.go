@@ -104,3 +104,18 @@ func TestAvoidingLosesNobody(t *testing.T) {
 		require.Zero(t, h.boards["m"].avoiding)
 	})
 }
+
+func TestARequestForOneRankWaitsForIt(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(2, 1, 0))
+	busy := h.put(pool.Entry{Only: []int32{1}}).slotNow(t)
+	require.EqualValues(t, 1, busy.Worker, "though 0 would be chosen")
+	second := h.put(pool.Entry{Only: []int32{1}, Avoid: []int32{1}})
+	h.pass(2 * avoidFor)
+	require.True(t, second.waits(), "0 is free")
+	require.EqualValues(t, 0, h.put(pool.Entry{}).slotNow(t).Worker, "nobody else waits for that")
+	h.release(busy)
+	h.pass(0)
+	require.EqualValues(t, 1, second.slotNow(t).Worker)
+	require.Zero(t, h.boards["m"].avoiding)
+}

@@ -35,7 +35,7 @@ type board struct {
 	stepped    bool      // a group that holds entries back began a step
 	pairs      *pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
-	avoiding   int       // waiting entries that avoid some rank
+	avoiding   int       // waiting entries that do not go to any rank
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
@@ -130,7 +130,7 @@ func (b *board) enqueue(w waiting, now time.Time) {
 	b.pool.Add(w.entry, now)
 	b.waiting[w.entry.ID] = w
 	b.arrived = true
-	if len(w.entry.Avoid) > 0 {
+	if particular(w.entry) {
 		b.avoiding++
 	}
 }
@@ -157,7 +157,7 @@ func (b *board) fail(e *pool.Entry, err error) {
 func (b *board) answer(e *pool.Entry, r Result) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
-	if len(e.Avoid) > 0 {
+	if particular(e) {
 		b.avoiding--
 	}
 	w.leave(b.cfg.Places, r)

@@ -457,6 +457,19 @@ func (f *fleet) rank(worker int32) *rank {
 	return f.ranks[worker]
 }
 
+// decodes finds the decode rank of a name that serves a board.
+func (f *fleet) decodes(name, board string) (worker int32, ok bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	id, ok := f.ids[name]
+	r := f.ranks[id]
+	if !ok || r == nil {
+		return 0, false
+	}
+	in := f.instances[r.Instance]
+	return id, in != nil && len(in.status.Models) > 0 && boardOf(in.status.Models) == board
+}
+
 // beside adds to list the workers behind the same API server as one of them,
 // itself included, that are not there yet.
 func (f *fleet) beside(worker int32, list []int32) []int32 {

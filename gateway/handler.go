@@ -97,7 +97,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
 		return
 	}
-	if fail := g.steer(ctx, rec, &req.Body); fail != nil {
+	if fail := g.steer(ctx, rec, m, &req.Body); fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
 	}

@@ -193,10 +193,10 @@ func (j *job) acquire() (*prefill.Lease, error) {
 func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Session: j.rec.session, Policy: j.rec.prefillPolicy,
+		Session: j.rec.session, Policy: j.rec.prefillPolicy, Target: j.rec.toPrefill,
 		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned,
 	}
-	if j.question != nil && !j.place { // what has a place in the pool stays
+	if j.question != nil && !j.place && !j.rec.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
 	if r.Prompt.Keys == nil {
@@ -347,7 +347,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	j.place = false // the entry has it now
 	e := &pool.Entry{
 		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
-		Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
+		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result

@@ -114,7 +114,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 // engine that finds the prompt's answer empty hands nothing off.
 func (j *job) localWhy(conf *config.Disaggregation) string {
 	switch {
-	case j.resume.times > 0:
+	case j.resume.times > 0, j.rec.aimed():
 		return ""
 	case j.local.ended > 0:
 		return localEnded

@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/prefill"
 )
@@ -84,4 +86,44 @@ func TestATrustedCallerChoosesThePrefillPolicy(t *testing.T) {
 	r := ask("ek-ops", "best")
 	require.Equal(t, http.StatusBadRequest, r.status)
 	require.Equal(t, "bad_policy", r.header.Get("X-Evenkeel-Reason"))
+}
+
+func TestATrustedCallerChoosesTheEngines(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	c := start(t, options{
+		prefill:   []refengine.Config{{}, {}},
+		configure: func(cfg *config.Config) { cfg.KeysFile, cfg.ExposeRoute = file, true },
+	})
+	body := fmt.Sprintf(`{"model":%q,"max_tokens":2,"messages":[{"role":"user","content":"hi"}]}`, model)
+	ask := func(key, header, value string) reply {
+		return c.post(chatPath, body, "Authorization", "Bearer "+key, header, value)
+	}
+	for _, s := range c.candidates() {
+		for range 3 {
+			require.Equal(t, s.ID, ask("ek-ops", "X-Evenkeel-Target-Prefill", s.ID).header.Get("X-Evenkeel-Prefill"))
+		}
+	}
+	for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
+		before := c.finished(w.Name)
+		for range 3 {
+			require.Equal(t, http.StatusOK, ask("ek-ops", "X-Evenkeel-Target-Decode", w.Name).status)
+		}
+		require.EqualValues(t, before+3, c.finished(w.Name))
+	}
+	for _, header := range []string{"X-Evenkeel-Target-Prefill", "X-Evenkeel-Target-Decode"} {
+		r := ask("ek-ops", header, "p9/0")
+		require.Equal(t, http.StatusBadRequest, r.status)
+		require.Equal(t, "bad_target", r.header.Get("X-Evenkeel-Reason"))
+		require.Equal(t, http.StatusOK, ask("ek-team", header, "p9/0").status, "not trusted: without effect")
+	}
+}
+
+// finished counts the answers of a decode rank, by the request log.
+func (c *cluster) finished(rank string) (n int) {
+	c.Helper()
+	text, err := os.ReadFile(c.requestLog)
+	require.NoError(c, err)
+	return strings.Count(string(text), fmt.Sprintf("%q:%q", "rank", rank))
 }

@@ -83,13 +83,15 @@ const (
 	routeHeader    = "X-Evenkeel-Route"
 	reasonHeader   = "X-Evenkeel-Reason"
 
-	disaggregateHeader = "X-Evenkeel-Disaggregate"
-	geoHeader          = "X-Evenkeel-Geo"
+	disaggregateHeader  = "X-Evenkeel-Disaggregate"
+	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
+	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
+	geoHeader           = "X-Evenkeel-Geo"
 )
 
 // steer reads what a request says about its way: its session, which anybody may
-// name, and the prefill policy, which only a trusted caller may.
-func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Body) *openai.Error {
+// name, and the prefill policy and the engines, which only a trusted caller may.
+func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, m route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(sessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
@@ -115,6 +117,28 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, body *mooncake.Bo
 		if err := g.tier.CheckPolicy(rec.prefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+policyHeader+" out")
 		}
+	}
+	return g.aim(ctx, rec, m)
+}
+
+// aimed says whether a trusted caller named an engine.
+func (r *record) aimed() bool { return r.toPrefill != "" || r.toDecode != nil }
+
+// aim reads which engines a trusted caller wants.
+func (g *Gateway) aim(ctx *fasthttp.RequestCtx, rec *record, m route) *openai.Error {
+	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && rec.key.Trusted {
+		rec.toPrefill = string(id)
+		if err := g.tier.CheckTarget(m.name, rec.toPrefill); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
+		}
+	}
+	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && rec.key.Trusted {
+		worker, ok := g.fleet.decodes(string(name), m.board)
+		if !ok {
+			return openai.NewError(http.StatusBadRequest, "bad_target",
+				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
+		}
+		rec.toDecode = []int32{worker}
 	}
 	return nil
 }

@@ -51,6 +51,8 @@ type record struct {
 	session       uint64 // hash of its name, 0: none
 	prefillPolicy string // that a trusted caller asked for
 	disaggregate  string // that a trusted caller asked for
+	toPrefill     string // the candidate, and the decode rank, that a trusted caller named; none: any
+	toDecode      []int32
 	prefilledBy   string // the policy that chose
 	hitTokens     int    // predicted by it
 }

@@ -41,6 +41,10 @@ type Entry struct {
 	// the entry waits a moment for that.
 	Avoid []int32
 
+	// Only are the workers that may have it, whatever it avoids; none: any may. It
+	// waits for one of these as long as it may wait.
+	Only []int32
+
 	// Set by Add.
 	seq      uint64
 	expires  time.Time // zero = never

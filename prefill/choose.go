@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -39,7 +40,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 		return nil, nobody
 	}
 	lease, why := t.serve(m, p, r, since, start)
-	if why != 0 && r.Elsewhere != nil {
+	if why != 0 && (r.Elsewhere != nil || r.Target != "") {
 		why = held // who may go elsewhere must not wait behind it (geo R3)
 	}
 	return lease, why
@@ -47,7 +48,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 
 // serve is tryServe for a request that is served here if at all.
 func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
-	eligible, skipped := t.filterCircuit(m.servers)
+	eligible, skipped := t.filterCircuit(m.reachable(r))
 	eligible = t.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, noGate
@@ -193,6 +194,30 @@ func (t *Tier) filterFull(p *policy.Policy, candidates []*candidate) []*candidat
 		}
 	}
 	return kept
+}
+
+// reachable are the candidates that a request may go to at all.
+func (m *model) reachable(r *Request) []*candidate {
+	if r.Target == "" {
+		return m.servers
+	}
+	for i, c := range m.servers {
+		if c.ID == r.Target {
+			return m.servers[i : i+1]
+		}
+	}
+	return nil
+}
+
+// CheckTarget says what is wrong with a candidate that a request for the model
+// names.
+func (t *Tier) CheckTarget(model, id string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m := t.models[model]; m != nil && len(m.reachable(&Request{Target: id})) > 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %q is no prefill candidate for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
 // filterCircuit keeps the live candidates that are not out. If all are out,

@@ -25,6 +25,7 @@ type Request struct {
 	Reserved     bool      // it holds a place in the pool already, as a retry does
 	Exclude      []string  // IDs of the candidates tried before
 	Policy       string    // empty: the tier's
+	Target       string    // ID of the one candidate it may go to; empty: any
 	Returned     bool      // another region gave it back: a full queue takes it, at its first arrival
 	Elsewhere    Elsewhere // nil: it is served here
 

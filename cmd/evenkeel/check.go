@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"evenkeel/gateway/config"
@@ -15,6 +16,7 @@ type checkCmd struct {
 	Config  string `required:"" short:"c" placeholder:"FILE" help:"Config file."`
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with this file."`
 	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
+	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the file's prefill policies, as configs/prefill-cases.json has them; fails where another engine is chosen."`
 	JSON    bool   `name:"json" help:"Print one JSON document."`
 }
 
@@ -37,6 +39,12 @@ func (c *checkCmd) Run(std streams) error {
 		}
 		changes = append(changes, found...)
 	}
+	cases := []verdict{}
+	if c.Fixture != "" {
+		if cases, err = runFixture(c.Fixture, cfg); err != nil {
+			return err
+		}
+	}
 	findings := []selftest.Finding{}
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -47,6 +55,9 @@ func (c *checkCmd) Run(std streams) error {
 		answer := map[string]any{"config": c.Config, "findings": findings}
 		if c.Against != "" {
 			answer["changes"] = changes
+		}
+		if c.Fixture != "" {
+			answer["cases"] = cases
 		}
 		enc := json.NewEncoder(std.out)
 		enc.SetIndent("", "  ")
@@ -59,14 +70,16 @@ func (c *checkCmd) Run(std streams) error {
 		for _, change := range changes {
 			fmt.Fprintln(std.out, change)
 		}
+		for _, v := range cases {
+			fmt.Fprintln(std.out, v)
+		}
 		for _, f := range findings {
 			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
 		}
 	}
-	for _, f := range findings {
-		if f.Level == selftest.Bad {
-			return errFailed
-		}
+	bad := func(f selftest.Finding) bool { return f.Level == selftest.Bad }
+	if slices.ContainsFunc(findings, bad) || slices.ContainsFunc(cases, func(v verdict) bool { return !v.OK }) {
+		return errFailed
 	}
 	return nil
 }

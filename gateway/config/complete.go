@@ -25,9 +25,23 @@ func (c *Config) finish() {
 			side[i].Profile = cmp.Or(side[i].Profile, DefaultProfile)
 		}
 	}
+	if c.Prefill.Policy == "" {
+		c.Prefill.Policy = "finish"
+		if c.aggregated() {
+			c.Prefill.Policy = "lmetric"
+		}
+	}
 	for i := range c.Engines.Decode {
 		c.finishDecode(&c.Engines.Decode[i])
 	}
+}
+
+// aggregated says whether some engine both prefills and decodes: what it has to
+// do is not told by its prefills alone then (prefill P16b).
+func (c *Config) aggregated() bool {
+	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
+		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
+	})
 }
 
 func (c *Config) finishDecode(e *Engine) {

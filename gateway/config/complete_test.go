@@ -82,3 +82,16 @@ func TestTarget(t *testing.T) {
 	_, err = Target(Engine{URL: "p0"}, &mooncake.Profile{})
 	require.Error(t, err)
 }
+
+func TestTheDefaultPrefillPolicyDependsOnWhoDecodes(t *testing.T) {
+	for _, tt := range []struct{ name, yaml, want string }{
+		{"prefill engines that only prefill", "engines: {prefill: [{url: http://p0:1}], decode: [{url: http://d0:1}]}", "finish"},
+		{"an engine in both lists", "engines: {prefill: [{url: http://p0:1}, {url: http://b0:1}], decode: [{url: http://b0:1}]}", "lmetric"},
+		{"but what is written counts", "engines: {prefill: [{url: http://b0:1}], decode: [{url: http://b0:1}]}\nprefill: {policy: finish}", "finish"},
+	} {
+		c, err := Parse("x.yaml", []byte(tt.yaml))
+		require.NoError(t, err, tt.name)
+		require.NoError(t, c.Validate())
+		require.Equal(t, tt.want, c.Prefill.Policy, tt.name)
+	}
+}

@@ -123,8 +123,8 @@ type Pool struct {
 
 // Prefill is the prefill tier (prefill 9).
 type Prefill struct {
-	Policy      string  `yaml:"policy"`
-	Work        string  `yaml:"work"` // least-tokens weight: tokens | vllm-ascend (prefill P17)
+	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists
+	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend (prefill P17)
 	KVThreshold float64 `yaml:"kv_threshold"`
 	// Policies of the user, in expressions over the indicators.
 	Policies map[string]policy.Definition `yaml:"policies"`
@@ -279,7 +279,6 @@ func Default() *Config {
 		Log:      Log{Level: "info"},
 		SelfTest: true,
 	}
-	c.Prefill.Policy = "finish"
 	c.Prefill.Work = "tokens"
 	c.Prefill.KVThreshold = 0.90
 	c.Prefill.Push.MaxUnanswered = 8

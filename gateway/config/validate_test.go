@@ -149,7 +149,9 @@ func TestAFlagIsNamedInPlaceOfTheFile(t *testing.T) {
 // TestWhatIsValidHereIsValidThere: the prefill tier refuses nothing at its start
 // that this package let pass, and no value means another default there.
 func TestWhatIsValidHereIsValidThere(t *testing.T) {
-	c, d := Default().Prefill, prefill.Default()
+	whole := Default()
+	require.NoError(t, whole.Validate())
+	c, d := whole.Prefill, prefill.Default()
 	require.Equal(t, d.Policy, c.Policy)
 	require.Equal(t, d.KVThreshold, c.KVThreshold)
 	require.Equal(t, d.Scrape, prefill.ScrapeConfig(c.Scrape))

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+
+	"evenkeel/gateway/config"
+	"evenkeel/prefill"
+	"evenkeel/prefill/policy"
+)
+
+// A fixture is a list of cases: what is known of some prefill engines, and who
+// is to get a request then (prefill P23).
+type fixtureCase struct {
+	Name       string             `json:"name"`
+	Policy     string             `json:"policy"` // empty: the config's
+	Request    fixtureRequest     `json:"request"`
+	Candidates []fixtureCandidate `json:"candidates"`
+	Want       string             `json:"want"` // id of a candidate
+}
+
+type fixtureRequest struct {
+	ID           string  `json:"id"`
+	Session      string  `json:"session"`
+	PromptTokens float64 `json:"prompt_tokens"`
+	Last         string  `json:"last"` // whom round-robin chose last
+}
+
+// fixtureCandidate is an id and numbers: the names of expressions, and those of
+// extra.
+type fixtureCandidate map[string]any
+
+// extra are the numbers that no expression sees.
+var extra = map[string]func(*policy.Candidate) *float64{
+	"block_tokens":     func(c *policy.Candidate) *float64 { return &c.BlockTokens },
+	"beta2_ms":         func(c *policy.Candidate) *float64 { return &c.Beta2 },
+	"queued_attention": func(c *policy.Candidate) *float64 { return &c.QueuedAttention },
+	"active_work":      func(c *policy.Candidate) *float64 { return &c.ActiveWork },
+	"kv_work":          func(c *policy.Candidate) *float64 { return &c.KVWork },
+}
+
+// matched is what a candidate has of the prompt, before whole blocks are counted.
+const matched = "matched_tokens"
+
+// verdict is what became of a case.
+type verdict struct {
+	Name   string       `json:"name"`
+	Policy string       `json:"policy"`
+	OK     bool         `json:"ok"`
+	Chosen string       `json:"chosen"`
+	Want   string       `json:"want"`
+	Scores []policy.Row `json:"scores"`
+}
+
+func (v verdict) String() string {
+	if v.OK {
+		return fmt.Sprintf("ok   %s: %s chooses %s", v.Name, v.Policy, v.Chosen)
+	}
+	var scores []string
+	for _, r := range v.Scores {
+		score := "none"
+		if r.Score != nil {
+			score = fmt.Sprintf("%.6g", *r.Score)
+		}
+		scores = append(scores, r.Candidate+" "+score)
+	}
+	return fmt.Sprintf("FAIL %s: %s chooses %s, not %s; scores: %s", v.Name, v.Policy, v.Chosen, v.Want, strings.Join(scores, ", "))
+}
+
+// runFixture decides every case of a file with the policies of a config.
+func runFixture(file string, cfg *config.Config) ([]verdict, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var cases []fixtureCase
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&cases); err != nil {
+		return nil, fmt.Errorf("%s: not a list of cases: %w; configs/prefill-cases.json is one", file, err)
+	}
+	library, err := policy.NewLibrary(cfg.Prefill.Policies)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]verdict, 0, len(cases))
+	for i, c := range cases {
+		v, err := c.decide(library, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("%s: case %d (%s): %w", file, i+1, c.Name, err)
+		}
+		all = append(all, v)
+	}
+	return all, nil
+}
+
+func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdict, error) {
+	p, err := library.Parse(cmp.Or(f.Policy, cfg.Prefill.Policy))
+	switch {
+	case err != nil:
+		return verdict{}, err
+	case len(f.Candidates) == 0:
+		return verdict{}, fmt.Errorf("there are no candidates; list at least one")
+	case !(f.Request.PromptTokens >= 1):
+		return verdict{}, fmt.Errorf("request.prompt_tokens is %v; write the length of a prompt", f.Request.PromptTokens)
+	}
+	query := policy.Query{ID: f.Request.ID, Cursor: -1}
+	if f.Request.Session != "" {
+		query.Key = xxhash.Sum64String(f.Request.Session)
+	}
+	view := make([]policy.Candidate, len(f.Candidates))
+	known := false
+	for i, given := range f.Candidates {
+		if err := given.read(&view[i], f.Request.PromptTokens, cfg); err != nil {
+			return verdict{}, err
+		}
+		view[i].Order = i
+		if view[i].ID == f.Request.Last {
+			query.Cursor = i
+		}
+		known = known || view[i].ID == f.Want
+	}
+	if !known {
+		return verdict{}, fmt.Errorf("want is %q; name one of the candidates", f.Want)
+	}
+	policy.Aggregate(view)
+	choice := p.Choose(&query, view)
+	chosen := view[choice.Index].ID
+	return verdict{f.Name, p.String(), chosen == f.Want, chosen, f.Want, p.Explain(view, choice.Index, len(view))}, nil
+}
+
+// read sets a candidate's indicators. What is not given is as of an idle engine,
+// its times those of the config.
+func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.Config) error {
+	id, _ := f["id"].(string)
+	if id == "" {
+		return fmt.Errorf("a candidate has no id")
+	}
+	line := prefill.Default().Calibration.Line
+	if cfg.Prefill.Calibration.TPMs > 0 {
+		line = policy.Line{TPMs: cfg.Prefill.Calibration.TPMs, T0Ms: cfg.Prefill.Calibration.T0Ms, Beta2: cfg.Prefill.Calibration.Beta2}
+	}
+	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
+	c.TPMs, c.T0Ms, c.Beta2 = line.TPMs, line.T0Ms, line.Beta2
+	has, indicators := 0.0, indicatorsOf(&c.Indicators)
+	for _, key := range slices.Sorted(maps.Keys(f)) {
+		if key == "id" {
+			continue
+		}
+		n, ok := f[key].(float64)
+		if !ok || math.IsNaN(n) {
+			return fmt.Errorf("candidate %s: %s is no number", id, key)
+		}
+		switch {
+		case key == matched:
+			has = n
+		case extra[key] != nil:
+			*extra[key](c) = n
+		case indicators[key] != nil:
+			*indicators[key] = n
+		default:
+			names := slices.Sorted(maps.Keys(indicators))
+			return fmt.Errorf("candidate %s: nothing is called %q; there are %s, %s, %s", id, key,
+				matched, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extra)), ", "))
+		}
+	}
+	c.Fit(prompt, has)
+	return nil
+}
+
+// derived are the indicators that follow from the others and the prompt.
+var derived = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
+
+// indicatorsOf are the numbers that a case may give, by their names.
+func indicatorsOf(i *policy.Indicators) map[string]*float64 {
+	all, v := map[string]*float64{}, reflect.ValueOf(i).Elem()
+	for at := range v.NumField() {
+		name := v.Type().Field(at).Tag.Get("expr")
+		if p, ok := v.Field(at).Addr().Interface().(*float64); ok && !slices.Contains(derived, name) {
+			all[name] = p
+		}
+	}
+	return all
+}
