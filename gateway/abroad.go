@@ -38,8 +38,9 @@ func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
 			return false
 		}
 	}
+	q := j.question
 	lease, err := j.acquire()
-	f := j.question.Forward()
+	f := q.Forward()
 	switch {
 	case err == nil:
 		j.leased = lease

@@ -182,6 +182,10 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		return nil, err
 	}
 	j.place = true
+	if j.question != nil {
+		j.question.Stayed(lease.Wait)
+		j.question = nil // a retry stays
+	}
 	j.rec.Route, j.rec.LocalTokens = routeDisaggregated, 0
 	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
 	j.rec.prefilledBy, j.rec.hitTokens = lease.Policy, lease.HitTokens

@@ -33,7 +33,7 @@ func region(t *testing.T, cfg *config.Config, id, listen string, peers ...string
 	g := &cfg.Geo
 	g.Mode, g.Listen, g.HMAC.KeysFile = config.GeoDistributed, listen, file
 	g.Self = config.GeoSelf{ID: id, Region: id[:2]}
-	g.Probe.Interval = 200 * time.Millisecond
+	g.Probe.Interval = 500 * time.Millisecond
 	for i := 0; i+1 < len(peers); i += 2 {
 		g.Peers = append(g.Peers, config.GeoPeer{ID: peers[i], Region: peers[i][:2], URL: "http://" + peers[i+1], PriceOut: 0.02, PriceIn: 0.05})
 	}
@@ -117,7 +117,7 @@ func constant(body string) string { return varying.ReplaceAllString(body, `"$1":
 
 func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
 	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
+	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
 	for name, body := range map[string]string{
 		"a stream":                 chat("one two three", `"stream":true,`),
 		"a stream with its usage":  chat("four five", `"stream":true,"stream_options":{"include_usage":true},`),

@@ -17,6 +17,8 @@ type Question struct {
 	ask    Ask
 	waits  bool   // it was told to wait before
 	holder string // and for whom, in patience
+	sends  string // where it may go here, and by which policy
+	by     string
 	answer *Forward
 }
 
@@ -79,23 +81,19 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 		}
 	}
 	if s.policy.Done() {
+		q.noteWait(s)
 		return prefill.AllWait
 	}
 	r := q.request(s, h)
 	d := s.policy.Next(&r)
 	switch d.Act {
 	case policy.Send:
-		n.metrics.decided(s.policy.Name(), policy.Send)
-		q.patient(s.places[d.Place].ID)
-		n.metrics.waited(routeLocal, h.Now.Sub(h.Since))
+		q.sends, q.by = s.places[d.Place].ID, s.policy.Name()
 		return prefill.ToHere
 	case policy.Forward:
 		return q.forward(s, d.Place, h, d)
 	}
-	if !q.waits {
-		q.waits = true
-		n.metrics.decided(s.policy.Name(), policy.Hold)
-	}
+	q.noteWait(s)
 	if d.UntilMs > 0 {
 		q.holder = s.places[d.Place].ID
 		time.AfterFunc(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
@@ -103,14 +101,25 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// patient counts what waiting for one replica came to.
-func (q *Question) patient(took string) {
+// noteWait counts a request that has to wait, once.
+func (q *Question) noteWait(s *modelState) {
+	if !q.waits {
+		q.waits = true
+		q.node.metrics.decided(s.policy.Name(), policy.Hold)
+	}
+}
+
+// Stayed counts a request that was taken here after so long in the queue.
+func (q *Question) Stayed(wait time.Duration) {
+	m := q.node.metrics
+	m.decided(q.by, policy.Send)
+	m.waited(routeLocal, wait)
 	switch q.holder {
 	case "":
-	case took:
-		q.node.metrics.patience.WithLabelValues("holder").Inc()
+	case q.sends:
+		m.patience.WithLabelValues("holder").Inc()
 	default:
-		q.node.metrics.patience.WithLabelValues("expired").Inc()
+		m.patience.WithLabelValues("expired").Inc()
 	}
 }
 

@@ -1,0 +1,225 @@
+package geo
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")) // one for the process
+}
+
+// queue is an arrival queue that serves nobody and counts who wakes it.
+type queue struct{ wakes atomic.Int64 }
+
+func (q *queue) Offers(f func(string, *prefill.Local)) {
+	l := prefill.Local{Waiting: 3, Tokens: 600, Prefillers: []prefill.Prefiller{{Live: true, Open: true, Unanswered: 2, Samples: 7}}}
+	l.Prefillers[0].ID, l.Prefillers[0].TPMs = "a/0", 0.1
+	f("m", &l)
+}
+func (q *queue) Wake() { q.wakes.Add(1) }
+
+// far is a dispatcher of another region, as a test wants it.
+type far struct {
+	*httptest.Server
+	change atomic.Pointer[func(a *answer)] // of its answers
+	asked  atomic.Int64
+}
+
+func newFar(t *testing.T) *far {
+	t.Helper()
+	f := &far{}
+	f.says(func(*answer) {})
+	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.asked.Add(1)
+		var q question
+		_ = json.NewDecoder(r.Body).Decode(&q)
+		a := answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 2, NAvail: 2, Free: 8}}}
+		(*f.change.Load())(&a)
+		text, _ := json.Marshal(a)
+		_, _ = w.Write(text)
+	}))
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *far) says(change func(a *answer)) { f.change.Store(&change) }
+
+// node is us-1 with peers.
+func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Node, *queue) {
+	t.Helper()
+	q := &queue{}
+	c := Config{
+		ID: "us-1", Region: "us", Policy: "finish", Settings: policy.Defaults(), Interval: 50 * time.Millisecond, Misses: 3, RTTAlpha: 0.3,
+		SnapshotBytes: 1 << 20, MaxHops: 1, FirstByte: time.Second, Idle: time.Second, Connect: time.Second, WholeBytes: 1 << 20, EventBytes: 1 << 20,
+		Skew: 30 * time.Second, Peers: peers, Tier: q, Log: zap.NewNop(),
+		Running: func(string) (float64, int) { return 5, 64 }, Draining: func() bool { return false },
+	}
+	if change != nil {
+		change(&c)
+	}
+	n, err := New(c)
+	require.NoError(t, err)
+	n.Start()
+	t.Cleanup(n.Close)
+	return n, q
+}
+
+func entry(t *testing.T, id, at string) PeerConfig {
+	t.Helper()
+	u, err := url.Parse(at)
+	require.NoError(t, err)
+	return PeerConfig{ID: id, Region: id[:2], URL: u, Target: &engine.Target{ID: id, URL: u, Rank: -1}}
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, 10*time.Second, 2*time.Millisecond)
+}
+
+func first(n *Node) PeerStatus { return n.Status().Peers[0] }
+
+func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) { // geo 3, R11
+	f := newFar(t)
+	n, q := node(t, nil, entry(t, "eu-1", f.URL))
+	require.Equal(t, -1.0, first(n).AgeMs)
+	require.False(t, n.Offered("m"), "before the first probe")
+	eventually(t, func() bool { return first(n).Up })
+	require.True(t, n.Offered("m"))
+	require.False(t, n.Offered("other"))
+	require.Equal(t, []string{"m"}, n.Models())
+	require.True(t, n.AllUp())
+	eventually(t, func() bool { return first(n).RTTMs > 0 }) // not by the probe that dialled
+	require.Positive(t, q.wakes.Load())
+
+	n.mu.Lock()
+	n.peers[0].reserved.Forwarded(n.at(time.Now().Add(time.Hour)), 100)
+	n.mu.Unlock()
+	f.says(func(a *answer) { a.Boot = "another" })
+	eventually(t, func() bool { return first(n).Reserved == 0 })
+
+	f.CloseClientConnections()
+	f.Close()
+	eventually(t, func() bool { return !first(n).Up })
+	require.NotEmpty(t, first(n).Fault)
+	require.False(t, n.Offered("m"))
+}
+
+func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
+	for name, row := range map[string]struct {
+		change func(a *answer)
+		fault  string
+	}{
+		"of another dispatcher":     {func(a *answer) { a.ID = "as-1" }, "it calls itself"},
+		"to another question":       {func(a *answer) { a.Seq++ }, "to question"},
+		"our own":                   {func(a *answer) { a.ID = "us-1" }, "ourselves"},
+		"without a name":            {func(a *answer) { a.ID = "" }, "its id, boot"},
+		"larger than it may be":     {func(a *answer) { a.Region = string(make([]byte, maxProbe)) }, "larger than"},
+		"of more models than it is": {func(a *answer) { many(a, maxModels+1) }, "number of models"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFar(t)
+			f.says(row.change)
+			n, _ := node(t, nil, entry(t, "eu-1", f.URL))
+			eventually(t, func() bool { return first(n).Fault != "" })
+			require.Contains(t, first(n).Fault, row.fault)
+			require.False(t, first(n).Up)
+		})
+	}
+}
+
+func many(a *answer, n int) {
+	for i := range n {
+		a.Models[string(rune('a'+i%26))+string(rune('a'+i/26))] = policy.Offer{}
+	}
+}
+
+func TestPeersAreFoundByName(t *testing.T) {
+	one, two := newFar(t), newFar(t)
+	one.says(func(a *answer) { a.ID, a.Boot = "eu-one", "1" })
+	two.says(func(a *answer) { a.ID, a.Boot = "eu-two", "2" })
+	e := entry(t, "eu", "http://eu.example:9443")
+	e.Discover = ByA
+	n, _ := node(t, func(c *Config) {
+		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) {
+			return []string{one.Listener.Addr().String(), two.Listener.Addr().String()}, nil
+		}
+	}, e)
+	eventually(t, func() bool { s := n.Status(); return len(s.Peers) == 2 && s.Peers[0].Up && s.Peers[1].Up })
+	_, ok := n.known("eu-two")
+	require.True(t, ok)
+	_, ok = n.known("europe")
+	require.False(t, ok)
+	n.found(&n.cfg.Peers[0], []string{two.Listener.Addr().String()})
+	s := n.Status()
+	require.Len(t, s.Peers, 1)
+	require.Equal(t, "eu-two", s.Peers[0].Name)
+	require.True(t, s.Peers[0].Up, "it stays what it was")
+}
+
+func TestWhatThisRegionOffers(t *testing.T) { // geo R12
+	n, _ := node(t, nil)
+	text, refusal := n.Answer([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
+	require.Nil(t, refusal)
+	var a answer
+	require.NoError(t, json.Unmarshal(text, &a))
+	require.Equal(t, uint64(812), a.Seq)
+	o := a.Models["m"]
+	require.Equal(t, []int{1, 1, 6, 3, 7}, []int{o.Replicas, o.NAvail, o.Free, o.Queue, o.FitN})
+	require.Equal(t, 5.0, o.Running)
+	require.NotContains(t, string(text), "tenant")
+	_, refusal = n.Answer([]byte("no probe"), time.Now())
+	require.Equal(t, RejectVersion, refusal.Reject)
+}
+
+func TestReceipts(t *testing.T) { // geo R39, E17
+	require.InDelta(t, 0.000009262, usd(13_100, 180_000, 0.02, 0.05), 1e-15)
+	var r receipts
+	for i := range maxReceipts + 5 {
+		r.add(&Receipt{BytesOut: int64(i)})
+	}
+	last := r.last(3)
+	require.Equal(t, []int64{maxReceipts + 4, maxReceipts + 3, maxReceipts + 2}, []int64{last[0].BytesOut, last[1].BytesOut, last[2].BytesOut})
+	require.Len(t, r.last(1<<30), maxReceipts)
+}
+
+func TestABudgetIsForADay(t *testing.T) { // geo R40
+	var s spending
+	day := time.Date(2030, 1, 1, 23, 59, 0, 0, time.UTC)
+	s.add(3, day)
+	require.Equal(t, 5.0, s.add(2, day))
+	require.Equal(t, 1.0, s.add(1, day.Add(2*time.Minute)))
+}
+
+func FuzzReadAnswer(f *testing.F) {
+	f.Add([]byte(`{"v":"1.0","id":"eu-1","boot":"b","seq":1,"models":{"m":{"free":1e18,"queue":-1}}}`))
+	f.Add([]byte(`{"models":{"m":null}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		a, err := readAnswer(text)
+		if err != nil {
+			return
+		}
+		for _, o := range a.Models {
+			if o.Free > maxFreeFor {
+				t.Fatalf("%d places were believed", o.Free)
+			}
+		}
+	})
+}
+
+var _ io.Reader = (*Forward)(nil)
