@@ -2,12 +2,17 @@ package gateway
 
 import (
 	"encoding/json"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // The params of a hand-off that an engine refused may go to another rank, but
@@ -28,4 +33,41 @@ func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
 	require.ErrorIs(t, err, mooncake.ErrExpired, "taken before")
 	_, err = fresh().take(now.Add(time.Second))
 	require.ErrorIs(t, err, mooncake.ErrExpired, "not taken yet")
+}
+
+// late is a client that is found gone once its request has got a slot.
+type late struct {
+	*child
+	bound func() bool
+}
+
+func (l *late) Gone() <-chan struct{} {
+	for !l.left && !l.bound() {
+		runtime.Gosched()
+	}
+	l.leave()
+	return l.child.Gone()
+}
+
+func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
+	g, err := New(config.Default(), zap.NewNop())
+	require.NoError(t, err)
+	defer g.stop()
+	g.drainsOpen.Store(int64(g.places.Size())) // no more of them
+	g.tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
+	g.dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	used := func() int { return g.dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
+	for range 20 { // either may be seen first
+		lease, err := g.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+		require.NoError(t, err)
+		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
+		j := &job{gw: g, client: client, model: route{board: "m"}, rec: &record{}, prompt: 7, place: true}
+		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
+		if slot, _ := j.wait(h); slot != nil {
+			g.dispatcher.Release(slot, dispatcher.Outcome{})
+			lease.Release()
+		}
+		require.Zero(t, used())
+		require.Zero(t, g.places.Used())
+	}
 }
