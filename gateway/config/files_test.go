@@ -114,3 +114,14 @@ func TestTheAscendExampleIsWhatItSays(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(text), "360 s")
 }
+
+func TestTheGeoExampleIsWhatItSays(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "geo.yaml"))
+	require.NoError(t, err)
+	require.Equal(t, GeoDistributed, c.Geo.Mode)
+	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
+	require.Len(t, c.Geo.Peers, 1)
+	size, ok := c.Geo.SnapshotBytes()
+	require.True(t, ok)
+	require.Equal(t, int64(32<<20), size)
+}

@@ -1,0 +1,134 @@
+package geo
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+)
+
+// served is a peer eu-1 with so many free places that serves requests as a test
+// wants and answers probes as long as it is alive.
+func served(t *testing.T, free int, serve http.HandlerFunc) (url string, alive *atomic.Bool) {
+	t.Helper()
+	alive = &atomic.Bool{}
+	alive.Store(true)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path != ProbePath:
+			serve(w, r)
+		case !alive.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			var q question
+			_ = json.NewDecoder(r.Body).Decode(&q)
+			text, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: free, TPMs: 0.01, T0Ms: 1}}})
+			_, _ = w.Write(text)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, alive
+}
+
+// nobody is a region without prefillers.
+func nobody(round uint64) *prefill.Here {
+	now := time.Now()
+	return &prefill.Here{Model: "m", Now: now, Since: now, Round: round, Tokens: 100}
+}
+
+// forwarded asks for a request's place until it is the peer.
+func forwarded(t *testing.T, n *Node) *Forward {
+	t.Helper()
+	q := n.Question(Ask{ID: "r", Model: "m", Tenant: "acme"})
+	for round := uint64(1000); ; round++ {
+		if q.Where(nobody(round)) == prefill.ToThere {
+			return q.Forward()
+		}
+		require.Less(t, round, uint64(4000), "it is never forwarded")
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func hang(_ http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // else the server does not notice that the caller left
+	<-r.Context().Done()
+}
+
+var stream = &Request{Method: http.MethodPost, Target: "/v1/chat/completions", Body: [][]byte{[]byte(`{"stream":true}`)}, Stream: true}
+
+func TestASilentPeerGivesTheRequestBack(t *testing.T) { // geo R28
+	url, _ := served(t, 8, hang)
+	n, _ := node(t, func(c *Config) { c.FirstByte = 50 * time.Millisecond }, entry(t, "eu-1", url))
+	_, fail := forwarded(t, n).Send(stream)
+	require.Equal(t, causeTimeout, fail.Reason)
+	require.Equal(t, OutcomeFallback, n.Receipts(1)[0].Outcome)
+	require.Zero(t, first(n).InFlight)
+}
+
+func TestWhatIsAtAPeerThatGoesDownComesBackAtOnce(t *testing.T) { // geo R28
+	url, alive := served(t, 8, hang)
+	n, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	alive.Store(false)
+	_, fail := f.Send(stream)
+	require.Equal(t, causeDown, fail.Reason)
+	require.Equal(t, "closed", first(n).Circuit)
+}
+
+func TestAClientThatLeavesEndsTheForward(t *testing.T) { // geo R26
+	left := make(chan struct{})
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		hang(w, r)
+		close(left)
+	})
+	n, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	time.AfterFunc(20*time.Millisecond, f.Leave)
+	_, fail := f.Send(stream)
+	require.True(t, fail.Gone)
+	<-left
+	require.Equal(t, OutcomeGone, n.Receipts(1)[0].Outcome)
+	f.Drop() // too late: it changes nothing
+	require.Len(t, n.Receipts(9), 1)
+}
+
+func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) { // geo R10
+	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+	n, _ := node(t, func(c *Config) { c.Interval = time.Second }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	require.Equal(t, 1, first(n).Reserved)
+	q := n.Question(Ask{ID: "second", Model: "m"})
+	require.NotEqual(t, prefill.ToThere, q.Where(nobody(5000)), "there was one place")
+	f.Drop()
+}
+
+func TestFiveFallbacksTakeAPeerOut(t *testing.T) { // geo R31
+	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	for range 5 {
+		require.Equal(t, "closed", first(n).Circuit)
+		_, fail := forwarded(t, n).Send(stream)
+		require.Equal(t, causeStatus, fail.Reason)
+	}
+	require.Equal(t, "open", first(n).Circuit)
+	require.Equal(t, policy.Circuit.String(), first(n).Available["m"])
+}
+
+func TestTheDaysBudgetEndsForwards(t *testing.T) { // geo R40
+	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	e := entry(t, "eu-1", url)
+	e.PriceOut = 1e9 // a dollar a byte
+	n, _ := node(t, func(c *Config) { c.DailyUSD = 10 }, e)
+	_, fail := forwarded(t, n).Send(stream)
+	require.NotNil(t, fail)
+	require.Greater(t, n.Receipts(1)[0].USD, 10.0)
+	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
+}
