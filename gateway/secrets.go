@@ -134,9 +134,11 @@ func (g *Gateway) use(s *secrets) {
 	g.keys.Store(s.keys)
 	g.token.Store(s.token)
 	for i, p := range s.tls {
-		if g.tls[i] == nil {
+		switch {
+		case p == nil:
+		case g.tls[i] == nil: // at the start only: listeners read it, and no reload begins TLS
 			g.tls[i] = p
-		} else if p != nil {
+		default:
 			g.tls[i].Succeed(p)
 		}
 	}
