@@ -70,6 +70,7 @@ type rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
+	Region   string // empty: ours
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 }
@@ -348,13 +349,17 @@ func capacityOf(in *instance, r int) int64 {
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
 	id := f.number(t.ID)
-	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key())}
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in)}
 	w := dispatcher.Worker{
-		ID: id, Name: t.ID, Model: boardOf(in.status.Models), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
+		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
 	}
 	if w.Capacity == 0 {
 		w.Capacity = capacityOf(in, r)
+	}
+	limit, capacity := f.gw.owners.room(in.conf.Region, t.ID, w.Slots, w.Capacity)
+	if w.Capacity = capacity; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
+		w.Limit = limit
 	}
 	return w
 }
@@ -377,6 +382,67 @@ func boardOf(models []engine.Model) string {
 		}
 	}
 	return models[0].ID
+}
+
+// boardIn is where the ranks of another region are while they are ours: KV does
+// not cross regions, so what was prefilled there is decoded there (geo R17).
+func boardIn(board, region string) string {
+	if region == "" {
+		return board
+	}
+	return board + "@" + region
+}
+
+// abroad is the region of an engine that is another's by its config.
+func (f *fleet) abroad(in *instance) string {
+	if in.conf.Region == f.gw.conf().Geo.Self.Region {
+		return ""
+	}
+	return in.conf.Region
+}
+
+// regionOf is the region of a worker, empty for ours.
+func (f *fleet) regionOf(worker int32) string {
+	if r := f.rank(worker); r != nil {
+		return r.Region
+	}
+	return ""
+}
+
+// boardFor is where a hand-off of a prefill engine is decoded.
+func (f *fleet) boardFor(board, prefiller string) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if in := f.instances[prefiller]; in != nil {
+		return boardIn(board, f.abroad(in))
+	}
+	return board
+}
+
+// decodesIn are the decode engines of a region that answer, as they are now.
+func (f *fleet) decodesIn(region string) (list []*instance) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.role == roleDecode && in.status.Up && cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
+			list = append(list, new(*in))
+		}
+	}
+	return list
+}
+
+// reach counts the engines of a region, and those that answer.
+func (f *fleet) reach(region string) (up, all int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
+			if all++; in.status.Up {
+				up++
+			}
+		}
+	}
+	return up, all
 }
 
 func (f *fleet) route(routes map[string]route, in *instance, up bool) {

@@ -72,6 +72,7 @@ type Gateway struct {
 	admin       net.Listener
 	service     *service
 	regions     *regions // nil: there are no others
+	owners      *owners  // nil: regions have none, and this one is ours
 	runs        runs
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
@@ -126,6 +127,9 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		Shadow:      cfg.Dispatch.Shadow,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if g.owners, err = newOwners(g); err != nil {
 		return nil, err
 	}
 	if g.regions, err = newRegions(g); err != nil {
@@ -285,6 +289,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(), open), err)
 		}
 	}
+	g.owners.leave(cut)
 	g.stop()
 	if g.regions != nil {
 		g.regions.node.Close()
@@ -293,6 +298,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.fleet.stopTimers()
 	<-drained
 	g.background.Wait()
+	g.owners.close()
 	g.client.Close()
 	return errors.Join(err, g.requestLog.close())
 }

@@ -350,7 +350,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 	}
 	j.place = false // the entry has it now
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: j.model.board, Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		ID: j.gw.nextID(), Model: j.gw.fleet.boardFor(j.model.board, h.lease.Candidate.Instance), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
 		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got := j.gw.dispatcher.Enqueue(e)

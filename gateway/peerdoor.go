@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -55,6 +57,9 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 		ctx.SetContentType("application/json")
 		ctx.SetBody(answer)
 		return
+	case path == geo.HandBackPath:
+		r.handBack(ctx, from)
+		return
 	case path == mooncake.Chat.Path():
 		ep = mooncake.Chat
 	case path != mooncake.Completions.Path():
@@ -62,6 +67,31 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	r.receive(ctx, ep, from, came)
+}
+
+// handBack answers the home of a region that we hold.
+func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
+	var ask geo.HandBack
+	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
+		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		return
+	}
+	h, err := r.gw.owners.handBack(from.Sender(), ask)
+	switch {
+	case errors.Is(err, errNotHome):
+		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
+		return
+	case err != nil:
+		r.gw.fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
+		return
+	}
+	text, err := json.Marshal(h)
+	if err != nil { // of our own numbers and names
+		r.gw.fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.SetBody(text)
 }
 
 // open asks the door.

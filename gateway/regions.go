@@ -66,6 +66,9 @@ func newRegions(g *Gateway) (*regions, error) {
 		Tier: g.tier, Running: r.running, Draining: func() bool { draining, _ := g.service.leaving(); return draining },
 		Registerer: g.reg, Log: g.log,
 	}
+	if g.owners != nil {
+		cfg.Tenure, cfg.Heard = g.owners.tenure, g.owners.heard
+	}
 	if c.Mode == config.GeoCentral {
 		cfg.Central = c.Central
 	}
@@ -148,6 +151,9 @@ func (r *regions) start() error {
 	})
 	g.background.Go(func() { r.followDecoding(g.ctx) })
 	r.node.Start()
+	if g.owners != nil {
+		g.owners.start()
+	}
 	g.log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(g.conf().Geo.Peers)))
 	return nil
 }

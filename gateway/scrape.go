@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/engine"
+	"evenkeel/geo"
 	"evenkeel/prefill"
 )
 
@@ -34,6 +37,25 @@ func (p *pages) find(instance string) *page {
 		p.of[instance] = &page{}
 	}
 	return p.of[instance]
+}
+
+// residents are what runs on a region's decode ranks by their own gauges.
+func (g *Gateway) residents(ctx context.Context, region string) map[string]geo.Resident {
+	found := map[string]geo.Resident{}
+	for _, in := range g.fleet.decodesIn(region) {
+		sample, err := engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
+		if err != nil {
+			g.log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
+			continue
+		}
+		for _, r := range ranksOf(in) {
+			running, _ := sample.Running(max(0, r))
+			usage, _ := sample.KVUsage(max(0, r))
+			id := in.target(r).ID
+			found[id] = geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacityOf(in, r)))}
+		}
+	}
+	return found
 }
 
 // scrape reads a prefill candidate's gauges; NaN is what it does not report.

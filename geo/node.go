@@ -45,6 +45,8 @@ type Config struct {
 	Tier     Tier
 	Running  func(model string) (perReplica float64, seqs int) // decode requests; must not wait
 	Draining func() bool
+	Tenure   func() Tenure // of this dispatcher; nil: regions have no owners
+	Heard    func(Heard)   // of a peer's probe; nil with Tenure
 	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error)
 
 	Registerer prometheus.Registerer

@@ -70,6 +70,9 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	up := p.up
 	n.judge(p)
 	n.mu.Unlock()
+	if err == nil && n.cfg.Heard != nil {
+		n.cfg.Heard(Heard{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
+	}
 	if changed && up {
 		n.cfg.Log.Info("peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
 	} else if changed {
@@ -155,6 +158,12 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
 	a := answer{Version: version, ID: n.cfg.ID, Region: n.cfg.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(), Models: n.offers()}
+	if n.cfg.Tenure != nil {
+		a.Tenure = n.cfg.Tenure()
+		n.mu.Lock()
+		a.RTTMs = n.rtts()
+		n.mu.Unlock()
+	}
 	a.ProcUs = us(time.Since(came))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {

@@ -32,15 +32,16 @@ type question struct {
 // answer is what a dispatcher says of itself (geo 3). It names models, never
 // prompts, tenants or sessions.
 type answer struct {
-	Version  string                  `json:"v"`
-	ID       string                  `json:"id"`
-	Region   string                  `json:"region"`
-	Boot     string                  `json:"boot"`
-	Seq      uint64                  `json:"seq"`
-	ProcUs   float64                 `json:"proc_us"`
-	Draining bool                    `json:"draining"`
-	Epochs   map[string]uint64       `json:"epochs,omitempty"`
-	Models   map[string]policy.Offer `json:"models"`
+	Version  string  `json:"v"`
+	ID       string  `json:"id"`
+	Region   string  `json:"region"`
+	Boot     string  `json:"boot"`
+	Seq      uint64  `json:"seq"`
+	ProcUs   float64 `json:"proc_us"`
+	Draining bool    `json:"draining"`
+	Tenure
+	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers: who is nearest takes its region over
+	Models map[string]policy.Offer `json:"models"`
 }
 
 // ErrProbe is an answer to a probe that cannot be believed.

@@ -242,7 +242,8 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 
 // Released tells what came of Release.
 func (m *Machine) Released(sent, now time.Time, err error) {
-	if err == nil || errors.Is(err, ErrLost) {
+	expired := m.leaving && now.Sub(m.renewed) > m.cfg.Duration // there is nothing to release any more
+	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.lose(now)
 		return
 	}

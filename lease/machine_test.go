@@ -79,7 +79,9 @@ func TestWhoLeavesTakesNothingAgain(t *testing.T) {
 	m.Released(seconds(1), seconds(3), errLate)
 	call, _ = m.Next(seconds(3))
 	require.Equal(t, Release, call, "as often as it takes")
-	m.Released(seconds(3), seconds(3), nil)
+	m.Released(seconds(8), seconds(16), errLate)
+	call, _ = m.Next(seconds(16))
+	require.Equal(t, None, call, "until it has expired")
 	call, _ = m.Next(seconds(30))
 	require.Equal(t, None, call)
 }

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/gateway"
 	"evenkeel/geo"
 )
 
@@ -22,7 +23,10 @@ func (h *handler) node(w http.ResponseWriter) *geo.Node {
 
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 	if n := h.node(w); n != nil {
-		reply(w, n.Status())
+		reply(w, struct {
+			geo.Status
+			Owners []gateway.AreaStatus `json:"owners,omitempty"`
+		}{n.Status(), h.g.Owners()})
 	}
 }
 

@@ -67,6 +67,7 @@ type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
+	Region  string `yaml:"region"` // of another dispatcher: served only while this one owns it; empty: our own
 	// Prefill only.
 	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, where prefill.kv_events.port is not its own; 0: it is
 	KVReplayPort int `yaml:"kv_replay_port"`

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,11 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Engines, want.Engines = Engines{}, Engines{}
 	c.Profiles, want.Profiles = nil, nil
 	require.Len(t, c.Geo.Peers, 1, "as an example")
-	c.Geo.Peers, c.Geo.Residency, c.Geo.Ownership = nil, nil, nil
+	c.Geo.Peers, c.Geo.Residency = nil, nil
+	o := &c.Geo.Ownership
+	require.Empty(t, slices.Concat(o.TakeoverOrder, o.Etcd.Endpoints))
+	require.Empty(t, o.Kubernetes.Kubeconfig)
+	o.TakeoverOrder, o.Etcd.Endpoints, o.Kubernetes.Kubeconfig = nil, nil, nil
 	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
 	c.Geo.Self = GeoSelf{}
 	require.Empty(t, c.Dispatch.Shadow)
@@ -83,9 +88,9 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 		keys = append(keys, at)
 		switch {
-		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string]():
+		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ == reflect.TypeFor[map[string]string]():
 			// The user's: there is none to begin with.
-		case typ.Kind() == reflect.Map && typ != laterType:
+		case typ.Kind() == reflect.Map:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)
 		case typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct:
 			keys = append(keys, keysBelow(typ.Elem(), at+"[0]")...)

@@ -52,8 +52,8 @@ type Geo struct {
 	Snapshot struct {
 		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // a number, or one with KiB, MiB or GiB
 	} `yaml:"snapshot"`
-	MaxHops   int   `yaml:"max_hops"`
-	Ownership Later `yaml:"ownership"`
+	MaxHops   int          `yaml:"max_hops"`
+	Ownership GeoOwnership `yaml:"ownership"`
 	Egress    struct {
 		DailyUSD float64 `yaml:"daily_usd"` // a peer, UTC day; 0: any
 	} `yaml:"egress"`
@@ -103,6 +103,7 @@ func defaultGeo() Geo {
 	g.Probe.Interval, g.Probe.Misses = 500*time.Millisecond, 3
 	g.Cost.QS, g.Cost.W, g.Cost.Load, g.Cost.BMs, g.Cost.MinGainMs, g.Cost.TPMs, g.Cost.T0Ms, g.Cost.RTTAlpha = d.QS, d.W, d.Load, d.BMs, d.MinGainMs, d.TPMs, d.T0Ms, 0.3
 	g.Snapshot.MaxBytesPerPeer = "32MiB"
+	g.Ownership = defaultOwnership()
 	return g
 }
 
@@ -156,6 +157,7 @@ func (c *Config) checkGeo(bad report) {
 		bad("$.geo.mode", "%q is no mode; write off, distributed or central", g.Mode)
 	}
 	c.checkGeoNumbers(bad)
+	c.checkOwnership(bad)
 	if !g.On() {
 		return
 	}

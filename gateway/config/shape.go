@@ -34,7 +34,6 @@ func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 
 var (
 	durationType = reflect.TypeFor[time.Duration]()
-	laterType    = reflect.TypeFor[Later]()
 	profileType  = reflect.TypeFor[mooncake.Profile]()
 )
 
@@ -56,8 +55,6 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		return
 	}
 	switch {
-	case t == laterType:
-		s.mapping(n, path, func(string) (reflect.Type, bool) { return nil, true }, nil)
 	case t.Kind() == reflect.Struct:
 		fields, names := keysOf(t)
 		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)

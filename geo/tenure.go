@@ -1,0 +1,108 @@
+package geo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Tenure is what a dispatcher says in its probes of the regions that it owns.
+type Tenure struct {
+	Epochs map[string]int64 `json:"epochs,omitempty"`
+	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
+}
+
+// Heard is what a peer's probe said.
+type Heard struct {
+	Peer, Region string
+	Tenure
+	RTTMs map[string]float64 // to its own peers
+}
+
+// HandBackPath is where the home of a region asks for it.
+const HandBackPath = "/evenkeel/peer/v1/handback"
+
+// HandBack asks for a region, held with an epoch.
+type HandBack struct {
+	Region string `json:"region"`
+	Epoch  int64  `json:"epoch"`
+}
+
+// HandedBack is what the holder says once it has stopped: what of its own still
+// runs there.
+type HandedBack struct {
+	Region string     `json:"region"`
+	Epoch  int64      `json:"epoch"`
+	Ranks  []Resident `json:"ranks"`
+}
+
+// Resident is what runs on a decode rank.
+type Resident struct {
+	ID       string `json:"id"` // host:port or host:port/rank
+	Requests int    `json:"requests"`
+	KVTokens int64  `json:"kv_tokens"`
+}
+
+// ErrHandBack is a region that is not handed back.
+var ErrHandBack = errors.New("the region is not handed back")
+
+// AskBack asks a peer, by the name it gives itself, for a region that it holds.
+func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
+	t := n.named(name)
+	if t == nil {
+		return h, fmt.Errorf("%w: its holder %s is not among the peers that answer", ErrHandBack, name)
+	}
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return h, err
+	}
+	parts := [][]byte{body}
+	call := n.traffic.NewCall(t)
+	defer context.AfterFunc(ctx, call.Abort)()
+	now := time.Now()
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: HandBackPath, Body: parts}, nil, "handback-"+newBoot(), now, now.Add(time.Minute))
+	resp, err := call.Do(http.MethodPost, HandBackPath, hdr, parts, engine.Deadlines{})
+	if err != nil {
+		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
+	}
+	defer resp.Close()
+	text, err := resp.ReadAll(maxProbe)
+	switch {
+	case err != nil:
+		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
+	case resp.StatusCode() != http.StatusOK:
+		return h, fmt.Errorf("%w: %s answers %d, %s", ErrHandBack, name, resp.StatusCode(), text)
+	}
+	if err := json.Unmarshal(text, &h); err != nil || h.Region != ask.Region || h.Epoch != ask.Epoch {
+		return h, fmt.Errorf("%w: %s answers for another region or epoch", ErrHandBack, name)
+	}
+	return h, nil
+}
+
+// named is how calls to the peer with that name are made; nil: there is none.
+func (n *Node) named(name string) *engine.Target {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.peers {
+		if p.name == name || p.name == "" && p.id == name {
+			return p.target
+		}
+	}
+	return nil
+}
+
+// rtts are the round trips to the peers, by name. Called with n.mu held.
+func (n *Node) rtts() map[string]float64 {
+	all := map[string]float64{}
+	for _, p := range n.peers {
+		if ms, ok := p.rtt.Ms(); ok && p.name != "" {
+			all[p.name] = ms
+		}
+	}
+	return all
+}
