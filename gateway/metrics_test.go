@@ -53,7 +53,10 @@ var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variab
 // docs/metrics.md has every metric there is, and no other.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1") }})
+	c := start(t, options{configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
+		cfg.Geo.Ownership.Engine = config.OwnStatic
+	}})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	c.settled(false)
 
