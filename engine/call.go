@@ -14,6 +14,7 @@ type Call struct {
 	client *Client
 	target *Target
 	fresh  bool
+	onSent func() // the request is written; nil: nobody asks
 	resp   Response
 
 	mu       sync.Mutex
@@ -35,6 +36,10 @@ func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
+
+// OnWritten has Do call f once the request is written, while the answer is
+// waited for. f must not block.
+func (k *Call) OnWritten(f func()) { k.onSent = f }
 
 // Do sends the request and returns at the end of the response head, whatever
 // its status; the caller must Close the response. Body parts are written as
@@ -81,7 +86,9 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 		length += len(b)
 	}
 	c.out = appendHead(c.out[:0], k.target, method, path, hdr, length)
+	c.onSent = k.onSent
 	keep, phase, err := c.exchange(d, c.out, body)
+	c.onSent = nil
 	if err != nil {
 		failure := k.fail(phase, c, err)
 		k.release(false)

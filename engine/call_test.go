@@ -33,8 +33,11 @@ func TestRoundTrip(t *testing.T) {
 		got <- req
 		_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nContent-Type: text/x\r\nX-One: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
 	})
-	r, err := c.NewCall(tg).Do("POST", "/v1/x", []Header{{"X-A", "b"}}, [][]byte{[]byte("{"), nil, []byte("}")}, Deadlines{})
+	call, written := c.NewCall(tg), 0
+	call.OnWritten(func() { written++ })
+	r, err := call.Do("POST", "/v1/x", []Header{{"X-A", "b"}}, [][]byte{[]byte("{"), nil, []byte("}")}, Deadlines{})
 	require.NoError(t, err)
+	require.Equal(t, 1, written)
 	defer r.Close()
 	require.Equal(t, 201, r.StatusCode())
 	require.Equal(t, "text/x", string(r.ContentType()))

@@ -44,6 +44,7 @@ type conn struct {
 	out    []byte      // request head
 	vec    [][]byte    // request head and body
 	queue  net.Buffers // vec while writev eats it
+	onSent func()      // called once vec is written; nil: by nobody
 	wrote  int64       // request bytes the socket took
 	read   int64       // response bytes
 	got    bool        // a response byte came
@@ -145,6 +146,8 @@ func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
 		c.hurry(parting)
+	} else if c.onSent != nil {
+		c.onSent()
 	}
 	return err
 }

@@ -139,6 +139,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		deadline = r.Deadline
 	}
 	call := n.traffic.NewCall(f.peer.target)
+	call.OnWritten(f.written)
 	if !f.attach(call) {
 		return nil, engine.ErrAborted
 	}
@@ -328,6 +329,14 @@ func (f *Forward) gone() bool {
 	return f.left
 }
 
+// written notes that a probe which is sent from now on counts the request.
+func (f *Forward) written() {
+	n := f.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f.peer.reserved.Written(f.number, n.at(time.Now()))
+}
+
 // begun notes the first byte: from here on there is no way back.
 func (f *Forward) begun() {
 	f.mu.Lock()
@@ -434,6 +443,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(p.inflight, f)
+	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)
 	switch {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:

@@ -95,9 +95,9 @@ func (p *peer) forget() {
 	}
 }
 
-// answered takes a good probe, sent and answered at these times; it reports
+// answered takes a good probe, sent then and answered after so long; it reports
 // whether the peer came up.
-func (p *peer) answered(a *answer, sent, got time.Time, sinceMs float64, dialled bool) (up bool) {
+func (p *peer) answered(a *answer, sent time.Time, trip time.Duration, sinceMs float64, dialled bool) (up bool) {
 	if p.boot != a.Boot {
 		if p.boot != "" {
 			p.forget()
@@ -106,8 +106,8 @@ func (p *peer) answered(a *answer, sent, got time.Time, sinceMs float64, dialled
 		p.boot = a.Boot
 	}
 	p.name, p.major, p.draining, p.offers = a.ID, major(a.Version), a.Draining, a.Models
-	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, got, 0, ""
-	p.rtt.Add(ms(got.Sub(sent)), min(a.ProcUs, us(got.Sub(sent))), dialled)
+	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, time.Now(), 0, ""
+	p.rtt.Add(ms(trip), min(a.ProcUs, us(trip)), dialled)
 	p.reserved.Answered(sinceMs)
 	p.goods++
 	if !p.up && p.goods >= goodsUp {

@@ -52,7 +52,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	sent := time.Now()
-	a, dialled, got, err := n.ask(ctx, client, p.target, seq, sent)
+	a, dialled, trip, err := n.ask(ctx, client, p.target, seq, sent)
 	if err == nil {
 		err = n.check(p, &a, seq)
 	}
@@ -60,8 +60,8 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	var changed bool
 	var lost []*Forward
 	if err == nil {
-		changed = p.answered(&a, sent, got, n.at(sent), dialled)
-		n.metrics.probe.WithLabelValues(p.id).Observe(got.Sub(sent).Seconds())
+		changed = p.answered(&a, sent, trip, n.at(sent), dialled)
+		n.metrics.probe.WithLabelValues(p.id).Observe(trip.Seconds())
 	} else if changed = p.missed(err.Error(), n.cfg.Misses); changed {
 		for f := range p.inflight {
 			lost = append(lost, f)
@@ -89,15 +89,17 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	n.cfg.Tier.Wake() // what waits may go now, or has to stay
 }
 
-// ask sends the question and reads the answer. dialled: its connection was
-// dialled for it, so that the time until the answer says nothing.
-func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target, seq uint64, sent time.Time) (a answer, dialled bool, got time.Time, err error) {
+// ask sends the question and reads the answer, which came so long after it was
+// written. dialled: the connection was dialled for it, so that this says nothing
+// of the way (geo R20).
+func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target, seq uint64, sent time.Time) (a answer, dialled bool, trip time.Duration, err error) {
 	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	if err != nil {
-		return a, false, got, err
+		return a, false, 0, err
 	}
 	parts := [][]byte{body}
-	call := client.NewCall(t)
+	call, wrote := client.NewCall(t), sent
+	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
 	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath, Body: parts}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
@@ -105,19 +107,19 @@ func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target,
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: no answer in time", ErrProbe)
 		}
-		return a, false, got, err
+		return a, false, 0, err
 	}
 	defer resp.Close()
-	got, dialled = time.Now(), !resp.Reused()
+	trip, dialled = time.Since(wrote), !resp.Reused()
 	text, err := resp.ReadAll(maxProbe)
 	switch {
 	case err != nil:
-		return a, dialled, got, err
+		return a, dialled, trip, err
 	case resp.StatusCode() != http.StatusOK:
-		return a, dialled, got, fmt.Errorf("%w: status %d, %s; see the peer's log", ErrProbe, resp.StatusCode(), resp.Header(RejectHeader))
+		return a, dialled, trip, fmt.Errorf("%w: status %d, %s; see the peer's log", ErrProbe, resp.StatusCode(), resp.Header(RejectHeader))
 	}
 	a, err = readAnswer(text)
-	return a, dialled, got, err
+	return a, dialled, trip, err
 }
 
 // check tells whether the answer is that of this peer to this question.

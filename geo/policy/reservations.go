@@ -1,20 +1,46 @@
 package policy
 
+import (
+	"math"
+	"slices"
+)
+
 // Reservations are the forwards to one peer that its probes have not counted
 // yet. Without them all that arrive between two probes would go to the peer
 // that looked best in the first (geo R10).
 type Reservations struct {
-	forwards []forward // by the time they were written
+	forwards []forward
 }
 
 type forward struct {
-	writtenAt float64
+	number    uint64
+	writtenAt float64 // +Inf: it is not yet
 	tokens    float64
 }
 
 // Forwarded counts a request with so many new tokens, written now.
 func (r *Reservations) Forwarded(nowAt, tokens float64) {
-	r.forwards = append(r.forwards, forward{nowAt, tokens})
+	r.forwards = append(r.forwards, forward{writtenAt: nowAt, tokens: tokens})
+}
+
+// Booked counts a request that is not written yet, by its number.
+func (r *Reservations) Booked(number uint64, tokens float64) {
+	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
+}
+
+// Written says that a booked request is written now, so that the next probe
+// counts it.
+func (r *Reservations) Written(number uint64, nowAt float64) {
+	for i := range r.forwards {
+		if f := &r.forwards[i]; f.number == number && math.IsInf(f.writtenAt, 1) {
+			f.writtenAt = nowAt
+		}
+	}
+}
+
+// Withdrawn drops a booked request that will not be written any more.
+func (r *Reservations) Withdrawn(number uint64) {
+	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.number == number && math.IsInf(f.writtenAt, 1) })
 }
 
 // Answered takes the answer of a probe: what was written before the probe was
@@ -25,11 +51,7 @@ func (r *Reservations) Answered(sentAt float64) { r.drop(sentAt) }
 func (r *Reservations) Expire(nowAt, intervalMs float64) { r.drop(nowAt - 2*intervalMs) }
 
 func (r *Reservations) drop(before float64) {
-	n := 0
-	for n < len(r.forwards) && r.forwards[n].writtenAt < before {
-		n++
-	}
-	r.forwards = append(r.forwards[:0], r.forwards[n:]...)
+	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < before })
 }
 
 // Forget drops all: the peer is another process (geo R11).
