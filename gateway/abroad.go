@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
@@ -33,24 +32,49 @@ func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
 	if j.question = j.elsewhere(false); j.question == nil {
 		return false
 	}
-	if j.gw.conf().Geo.Mode != config.GeoCentral {
+	if !j.gw.conf().Geo.Follows() && !j.failed {
 		if j.local.slot = j.bindLocal(); j.local.slot != nil {
 			return false
 		}
 	}
 	q := j.question
 	lease, err := j.acquire()
-	f := q.Forward()
 	switch {
 	case err == nil:
 		j.leased = lease
 		return false
-	case errors.Is(err, prefill.ErrElsewhere) && !j.left():
-	default:
-		if f != nil {
-			f.Drop()
-		}
-		j.end(ctx, j.notChosen(err))
+	case errors.Is(err, prefill.ErrElsewhere):
+		return j.send(ctx, q.Forward())
+	}
+	if f := q.Forward(); f != nil {
+		f.Drop()
+	}
+	j.end(ctx, j.notChosen(err))
+	return true
+}
+
+// goesOn tries another region with a request whose attempts here have all
+// failed before its client had anything (geo R2).
+func (j *job) goesOn(ctx *fasthttp.RequestCtx, fail *openai.Error) (s *stream, _ *openai.Error, answered bool) {
+	r := j.gw.regions
+	if r == nil || !j.failed || j.returned || j.left() || !r.node.Offered(j.model.name) {
+		return nil, fail, false
+	}
+	if q := j.elsewhere(false); !q.Offered() {
+		return nil, fail, false
+	}
+	if j.abroad(ctx) {
+		return nil, nil, true
+	}
+	s, fail = j.serve()
+	return s, fail, false
+}
+
+// send has another region answer; false: it gave the request back.
+func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
+	if j.left() {
+		f.Drop()
+		j.end(ctx, errGone())
 		return true
 	}
 	j.rec.Attempts++

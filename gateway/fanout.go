@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -98,9 +102,23 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 			},
 		}})
 	}
-	if err := f.enter(); err != nil {
-		g.refuse(ctx, rec, g.chooseError(err, m.name))
-		return
+	whole := &job{gw: g, req: req, body: body, client: conn, id: rec.ID, model: m, arrive: rec.Arrival, patience: patience, rec: rec}
+	for {
+		away, err := f.enter()
+		if away != nil {
+			if whole.send(ctx, away) {
+				return
+			}
+			for _, l := range f.legs { // it came back: they take their old places, and stay
+				l.returned = true
+			}
+			continue
+		}
+		if err != nil {
+			whole.end(ctx, whole.notChosen(err))
+			return
+		}
+		break
 	}
 	conn.OnGone(f.leave)
 	if req.Stream {
@@ -111,20 +129,29 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 }
 
 // enter has the legs that decode ranks do not serve whole enter the arrival
-// queue together.
-func (f *fanned) enter() error {
-	var rest []leg
-	var turns []prefill.Request
-	for _, l := range f.legs {
-		if l.local.slot = l.bindLocal(); l.local.slot == nil {
-			l.question = l.elsewhere(true)
-			rest, turns = append(rest, l), append(turns, l.turn())
-		}
+// queue together. It may be that the whole request goes to another region: the
+// decision about its first leg is one about all, as long as none was served
+// here (geo R1, R6).
+func (f *fanned) enter() (away *geo.Forward, err error) {
+	rest := f.legs
+	if !f.gw.conf().Geo.Follows() {
+		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
+			l.local.slot = l.bindLocal()
+			return l.local.slot != nil
+		})
 	}
 	if len(rest) == 0 {
-		return nil
+		return nil, nil
+	}
+	head := f.ask(rest)
+	turns := make([]prefill.Request, len(rest))
+	for i, l := range rest {
+		turns[i] = l.turn()
 	}
 	tickets, err := f.gw.tier.EnterAll(turns)
+	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
+		return head.Forward(), nil
+	}
 	for i, l := range rest {
 		if err == nil {
 			l.ticket = &tickets[i]
@@ -135,7 +162,31 @@ func (f *fanned) enter() error {
 			f.gw.dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 		}
 	}
-	return err
+	return nil, err
+}
+
+// ask gives the legs their question, which is one; nil: there are no other
+// regions.
+func (f *fanned) ask(legs []leg) (head *geo.Question) {
+	first := legs[0]
+	if head = first.elsewhere(first.returned || len(legs) < len(f.legs)); head == nil {
+		return nil
+	}
+	head.Legs(len(legs))
+	first.question = head
+	for _, l := range legs[1:] {
+		l.question = head.Leg(l.id, l.recognize())
+	}
+	return head
+}
+
+// goes waits until it is known whether the request goes elsewhere.
+func (f *fanned) goes(first *prefill.Ticket) bool {
+	ctx, cancel := context.WithCancel(f.gw.service.context())
+	defer cancel()
+	f.conn.OnGone(cancel)
+	defer f.conn.OnGone(nil)
+	return first.Elsewhere(ctx)
 }
 
 // letters numbers legs in a request id: aa, ab, ...
@@ -180,12 +231,21 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	f.settle(fail)
+	f.mark(ctx, fail)
 	if fail != nil {
 		f.gw.fail(ctx, fail)
 		return
 	}
 	ctx.SetContentType("application/json")
 	ctx.SetBody(answer)
+}
+
+// mark tells the client, or another dispatcher, where the request was served.
+func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.gw.markRoute(ctx, f.rec)
+	if f.rec.from != nil {
+		f.gw.regions.explain(ctx, f.rec, fail)
+	}
 }
 
 // settle sums the legs' numbers into the client's record.

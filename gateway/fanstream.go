@@ -49,10 +49,12 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	if first.fail != nil {
 		m.fail = first.fail
 		m.close(nil)
+		f.mark(ctx, first.fail)
 		f.gw.fail(ctx, first.fail)
 		return
 	}
 	m.take(first)
+	f.gw.markRoute(ctx, f.rec)
 	f.gw.startStream(ctx, edge.NewPull(m, m.close, f.gw.log), first.contentType)
 }
 

@@ -125,6 +125,12 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 		return
 	}
 	s, fail := j.serve()
+	if fail != nil {
+		var answered bool
+		if s, fail, answered = j.goesOn(ctx, fail); answered {
+			return
+		}
+	}
 	g.expose(ctx, rec)
 	g.markRoute(ctx, rec)
 	g.dropBody(rec) // what is kept to go on elsewhere is on an account of its own
@@ -191,7 +197,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 		m = route{name: req.Model, board: req.Model}
 	}
 	switch {
-	case far && req.N*max(1, len(req.Prompts)) == 1: // several answers are put together where they are asked for
+	case far:
 	case !ok && g.regions != nil && !(known && g.regions.node.AllUp()):
 		return req, m, unavailable("no_region_available", "no engine here serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:

@@ -48,6 +48,7 @@ type job struct {
 
 	question *geo.Question // where it goes, if there are other regions
 	returned bool          // another region gave it back
+	failed   bool          // every attempt here did, by no fault of its own
 
 	tries  tries
 	local  locally
@@ -132,6 +133,7 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			if j.left() {
 				return nil, errGone()
 			}
+			j.failed = !fault.final && j.tries.suspect < poison
 			return nil, fault.answer
 		}
 	}
@@ -146,6 +148,7 @@ func (j *job) choose() (*prefill.Lease, *openai.Error) {
 	}
 	lease, err := j.acquire()
 	if err != nil {
+		j.failed = errors.Is(err, prefill.ErrUnavailable)
 		return nil, j.notChosen(err)
 	}
 	return lease, nil
@@ -198,7 +201,7 @@ func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
 		Session: j.rec.session, Policy: j.rec.prefillPolicy, Target: j.rec.toPrefill,
-		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned,
+		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed,
 	}
 	if j.question != nil && !j.place && !j.rec.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()

@@ -174,7 +174,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Stay: stay || j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
+		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
 	}
 	if from := j.rec.from; from != nil {
 		a.Came = &from.Hop

@@ -485,3 +485,117 @@ func TestWithoutOtherRegionsThereIsNothingOfThem(t *testing.T) {
 	require.Equal(t, 200, got.status)
 	require.Empty(t, got.header.Get("X-Evenkeel-Route"))
 }
+
+func TestARequestForSeveralAnswersIsForwardedWhole(t *testing.T) { // geo R1, R6
+	t.Parallel()
+	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
+	for name, body := range map[string]string{
+		"several answers":           chat("one two three", `"n":3,`),
+		"a list of prompts":         strings.Replace(completion("@", `"max_tokens":8,`), `"@"`, `["four five","six"]`, 1),
+		"several answers, streamed": chat("seven eight", `"n":2,"stream":true,"stream_options":{"include_usage":true},`),
+	} {
+		path := "/v1/chat/completions"
+		if strings.Contains(body, `"prompt"`) {
+			path = "/v1/completions"
+		}
+		local, got := eu.post(path, body), us.post(path, body)
+		require.NoError(t, got.err, name)
+		require.Equal(t, http.StatusOK, got.status, "%s: %s", name, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), name)
+		require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+		if !strings.Contains(body, `"stream"`) { // whose legs take turns as they come
+			require.Equal(t, constant(local.body), constant(got.body), name)
+		}
+		require.Equal(t, len(local.body), len(got.body), name)
+	}
+	require.Equal(t, 3.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+	us.settled(false)
+	eu.settled(false)
+}
+
+func TestARequestForSeveralAnswersThatOnlyAnotherRegionCanServe(t *testing.T) {
+	t.Parallel()
+	us, _ := pair(t, options{}, options{})
+	us.prefill[0].Close()
+	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+	got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+}
+
+func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) { // geo R28
+	t.Parallel()
+	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "fallback", got.header.Get("X-Evenkeel-Route"))
+	require.Len(t, us.receipts(), 1)
+	us.settled(false)
+}
+
+func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) { // geo R2
+	t.Parallel()
+	us, _ := pair(t, options{}, options{})
+	us.prefill[0].Close() // and nobody has noticed yet
+	got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+	got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
+	require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
+	us.settled(false)
+}
+
+func TestThreeRequestsAndOneThatComesBack(t *testing.T) { // geo R4, R28, E14
+	t.Parallel()
+	asked, fail := make(chan struct{}), make(chan struct{})
+	peer := dishonest(t, honest, func(http.ResponseWriter, *http.Request) {
+		close(asked)
+		<-fail
+		panic(http.ErrAbortHandler)
+	})
+	us := start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", peer)
+		remote(cfg)
+		cfg.Pool.Size = 1
+	}})
+	us.hasEngines()
+	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	require.NoError(t, us.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, us.url+chatPath, strings.NewReader(chat("jam", "")))
+	require.NoError(t, err)
+	req.Header.Set("X-Evenkeel-Geo", "local")
+	gone := make(chan error, 1)
+	go func() {
+		_, err := us.http.Do(req) //nolint:bodyclose // there is none
+		gone <- err
+	}()
+	us.eventually("the only place is taken", func() bool { return us.gw.Status(t.Context()).PoolUsed == 1 })
+
+	r1 := make(chan reply, 1)
+	go func() { r1 <- us.post(chatPath, chat("one", `"max_tokens":2,`)) }()
+	<-asked
+	r2 := us.queued("", chat("one two", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
+	r3 := us.queued("", chat("one two three", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
+	close(fail)
+	us.eventually("it waits here", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 && len(us.receipts()) == 1 })
+	us.eventually("with the others", func() bool { return us.sum("evenkeel_prefill_queue_requests") == 3 })
+	require.NoError(t, us.prefill[0].SetFaults())
+	leave()
+	require.Error(t, <-gone)
+
+	require.Equal(t, "fallback", (<-r1).header.Get("X-Evenkeel-Route"))
+	require.Equal(t, "local", (<-r2).header.Get("X-Evenkeel-Route"))
+	require.Equal(t, "local", (<-r3).header.Get("X-Evenkeel-Route"))
+	var order []int
+	for _, r := range us.records() {
+		if r.Outcome == "ok" {
+			order = append(order, r.PromptTokens)
+		}
+	}
+	require.Len(t, order, 3)
+	require.IsIncreasing(t, order, "r1 is the oldest, and served first")
+	require.Equal(t, 1.0, us.metric(`evenkeel_geo_fallbacks_total{cause="broken",peer="eu-1"}`))
+	require.Len(t, us.receipts(), 1, "never forwarded again")
+}

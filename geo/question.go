@@ -15,10 +15,12 @@ import (
 type Question struct {
 	node   *Node
 	ask    Ask
-	waits  bool   // it was told to wait before
-	holder string // and for whom, in patience
-	sends  string // where it may go here, and by which policy
+	head   *Question // of a leg: the one whose answer counts for all legs of the request; nil: its own
+	waits  bool      // it was told to wait before
+	holder string    // and for whom, in patience
+	sends  string    // where it may go here, and by which policy
 	by     string
+	legs   int // that go with the answer
 	answer *Forward
 }
 
@@ -28,11 +30,31 @@ type Ask struct {
 	Prompt            prefill.Prompt
 	RingKey           uint64
 	Stay              bool // it may not be forwarded
+	Leave             bool // it should: attempts here have failed
 	Came              *Hop // how it came, of a request that another dispatcher sent; nil: from a client
 }
 
 // Question returns the question of a request, for prefill.Request.Elsewhere.
-func (n *Node) Question(a Ask) *Question { return &Question{node: n, ask: a} }
+func (n *Node) Question(a Ask) *Question { return &Question{node: n, ask: a, legs: 1} }
+
+// Legs says how many prompts the request becomes.
+func (q *Question) Legs(n int) { q.legs = n }
+
+// Leg is the question of another leg of the same request, which goes where the
+// first one does, all of it or nothing.
+func (q *Question) Leg(id string, p prefill.Prompt) *Question {
+	leg := &Question{node: q.node, ask: q.ask, head: q}
+	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
+	return leg
+}
+
+// Stay is prefill.Elsewhere's: called under the queue's lock, as those below.
+func (q *Question) Stay() {
+	if q.head != nil {
+		q = q.head
+	}
+	q.ask.Stay = true
+}
 
 // Forward is the way that was found for it; nil: it stays here.
 func (q *Question) Forward() *Forward { return q.answer }
@@ -41,7 +63,12 @@ func (q *Question) Forward() *Forward { return q.answer }
 func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered is prefill.Elsewhere's.
-func (q *Question) Offered() bool { return !q.ask.Stay && q.node.Offered(q.ask.Model) }
+func (q *Question) Offered() bool {
+	if q.head != nil {
+		q = q.head
+	}
+	return !q.ask.Stay && q.node.Offered(q.ask.Model)
+}
 
 // Queued is prefill.Elsewhere's.
 func (q *Question) Queued(now time.Time, entered bool, waiting int) {
@@ -73,7 +100,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	}
 	if !q.ask.Stay {
 		i := n.central(s)
-		if i < 0 && n.cfg.Draining() {
+		if i < 0 && (q.ask.Leave || n.cfg.Draining()) {
 			i = q.nearest(s)
 		}
 		if i >= 0 && q.mayGo(s.peers[i-s.local]) {
@@ -173,7 +200,7 @@ func (n *Node) central(s *modelState) int {
 }
 
 // nearest is the available peer that answers soonest, for what a region that
-// drains sends away (geo R38); -1: none.
+// drains or fails sends away (geo R38); -1: none.
 func (q *Question) nearest(s *modelState) int {
 	best := -1
 	for i := s.local; i < len(s.places); i++ {
@@ -254,7 +281,9 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	if math.IsInf(f.localMs, 0) {
 		f.localMs = -1
 	}
-	p.reserved.Forwarded(n.at(h.Now), float64(fresh))
+	for range q.legs {
+		p.reserved.Booked(f.number, float64(fresh))
+	}
 	p.circuit.Send(f.number, h.Now)
 	p.inflight[f] = struct{}{}
 	if len(f.prompt.Keys) > 0 {

@@ -19,6 +19,8 @@ type Elsewhere interface {
 	// Queued tells that a request of its model entered or left the arrival queue,
 	// and how many are there now.
 	Queued(now time.Time, entered bool, waiting int)
+	// Stay tells that part of the request is served here, so that the rest is, too.
+	Stay()
 }
 
 // Where a request goes.

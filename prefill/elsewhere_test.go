@@ -12,12 +12,14 @@ import (
 type region struct {
 	offers bool
 	where  func(*Here) Where
+	stays  bool
 	moves  []int // requests in the queue, after each that came or went
 }
 
 func (r *region) Offered() bool                           { return r.offers }
 func (r *region) Where(h *Here) Where                     { return r.where(h) }
 func (r *region) Queued(_ time.Time, _ bool, waiting int) { r.moves = append(r.moves, waiting) }
+func (r *region) Stay()                                   { r.stays = true }
 func always(w Where) func(*Here) Where                    { return func(*Here) Where { return w } }
 func (r *region) ask(n int) Request                       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
 

@@ -2,6 +2,8 @@ package prefill
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"evenkeel/prefill/policy"
 )
@@ -27,7 +29,8 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 // must be waited for.
 //
 // Legs that wait while another has been served are not displaced any more: the
-// client may have part of the answer already.
+// client may have part of the answer already. Nor do they go elsewhere then:
+// until one is served, all of them go where the Elsewhere of any says.
 func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 	tickets, err := t.enterAll(legs)
 	if err == nil {
@@ -56,9 +59,15 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 	}
 	for i := range legs {
-		lease, _ := t.atOnce(m, p, &legs[i]) // the legs of a request stay together, here
+		lease, err := t.atOnce(m, p, &legs[i])
+		if err != nil { // it is the head: the others stay once it does
+			return nil, err
+		}
 		if lease == nil {
 			break
+		}
+		if i == 0 {
+			stay(legs)
 		}
 		tickets = append(tickets, Ticket{tier: t, lease: lease})
 	}
@@ -70,14 +79,86 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if err := t.mayWait(m, &rest[0], len(rest)); err != nil {
 		return tickets, err
 	}
-	siblings := make([]*waiter, len(rest))
+	siblings, d := make([]*waiter, len(rest)), &decided{done: make(chan struct{})}
+	if served > 0 {
+		d.close()
+	}
 	for i := range rest {
 		w := t.wait(m, p, rest[i])
-		w.siblings, siblings[i] = siblings, w
+		w.siblings, siblings[i], w.decided = siblings, w, d
 		if served > 0 {
 			m.queue.fix(w)
 		}
 		tickets = append(tickets, Ticket{tier: t, w: w})
 	}
 	return tickets, nil
+}
+
+// decided tells once where a request of several legs goes.
+type decided struct {
+	done   chan struct{}
+	closed bool
+}
+
+func (d *decided) close() {
+	if !d.closed {
+		d.closed = true
+		close(d.done)
+	}
+}
+
+// Elsewhere waits until one leg of the ticket's request was served, which keeps
+// all of it here, or all have gone to another region, so that none is waited
+// for any more. Past ctx or the time it may wait, it stays.
+func (k *Ticket) Elsewhere(ctx context.Context) bool {
+	if k.w == nil {
+		return false
+	}
+	timeout := time.NewTimer(time.Until(k.w.until))
+	defer timeout.Stop()
+	select {
+	case <-k.w.decided.done:
+	case <-timeout.C:
+	case <-ctx.Done():
+	}
+	k.tier.lock()
+	defer k.tier.unlock()
+	if errors.Is(k.w.err, ErrElsewhere) {
+		return true
+	}
+	for _, o := range k.w.siblings {
+		o.stay()
+	}
+	return false
+}
+
+// begin keeps the legs of a request here, one of them being served.
+func (t *Tier) begin(m *model, siblings []*waiter) {
+	for _, o := range siblings {
+		m.queue.fix(o) // half a request must not be displaced
+		o.stay()
+		o.decided.close()
+	}
+}
+
+// takeAlong has the other legs of a request go where one went.
+func (t *Tier) takeAlong(m *model, w *waiter) {
+	for _, o := range w.siblings {
+		if o.lane != nil {
+			t.answer(m, o, nil, ErrElsewhere)
+		}
+		o.decided.close()
+	}
+}
+
+func (r *Request) stay() {
+	if r.Elsewhere != nil {
+		r.Elsewhere.Stay()
+	}
+}
+
+func stay(legs []Request) {
+	for i := range legs {
+		legs[i].stay()
+	}
 }

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -110,5 +111,72 @@ func TestLegsAreDisplacedOnlyBeforeOneIsServed(t *testing.T) {
 		require.NoError(t, (<-high).err)
 		_, err = tickets[1].Wait(t.Context())
 		require.NoError(t, err)
+	})
+}
+
+func TestLegsGoElsewhereTogether(t *testing.T) { // geo R1, R6
+	far := func(t *testing.T, free int64) (*Tier, *region, []Request, *places) {
+		pool := newPlaces(free)
+		tier := newTier(t, up("a"), withPlaces(pool))
+		head := &region{offers: true, where: always(Waits)}
+		all := legs(3, Request{})
+		for i := range all {
+			all[i].Elsewhere = &region{offers: true, where: always(ToHere)}
+		}
+		all[0].Elsewhere = head
+		return tier, head, all, pool
+	}
+	t.Run("at once", func(t *testing.T) {
+		tier, head, all, pool := far(t, 8)
+		head.where = always(ToThere)
+		_, err := tier.EnterAll(all)
+		require.ErrorIs(t, err, ErrElsewhere)
+		require.EqualValues(t, 8, pool.free.Load())
+		requireIdle(t, tier)
+	})
+	t.Run("all, once the first may", func(t *testing.T) {
+		tier, head, all, _ := far(t, 0)
+		tickets, err := tier.EnterAll(all)
+		require.NoError(t, err)
+		gone := make(chan bool, 1)
+		go func() { gone <- tickets[0].Elsewhere(t.Context()) }()
+		tier.mu.Lock()
+		head.where = always(ToThere)
+		tier.mu.Unlock()
+		tier.Wake()
+		require.True(t, <-gone)
+		require.Zero(t, tier.waiting)
+		requireIdle(t, tier)
+	})
+	t.Run("none, once one is served here", func(t *testing.T) {
+		tier, head, all, pool := far(t, 0)
+		tickets, err := tier.EnterAll(all)
+		require.NoError(t, err)
+		pool.Release() // for the second: the first waits for something better
+		tier.Wake()
+		require.False(t, tickets[0].Elsewhere(t.Context()))
+		require.True(t, head.stays)
+		tier.mu.Lock()
+		head.where = always(ToHere)
+		tier.mu.Unlock()
+		pool.Release()
+		pool.Release()
+		tier.Wake()
+		waitAll(t, tickets)
+		requireIdle(t, tier)
+	})
+	t.Run("none whose client has left", func(t *testing.T) {
+		tier, head, all, _ := far(t, 0)
+		tickets, err := tier.EnterAll(all)
+		require.NoError(t, err)
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		require.False(t, tickets[0].Elsewhere(ctx))
+		require.True(t, head.stays)
+		for i := range tickets {
+			_, err := tickets[i].Wait(ctx)
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		requireIdle(t, tier)
 	})
 }

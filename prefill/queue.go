@@ -46,6 +46,7 @@ type waiter struct {
 
 	heldIn   uint64    // round in which its best prefiller could take no more
 	siblings []*waiter // legs of the same request, itself among them
+	decided  *decided  // of the same; nil: it is no leg
 	fixed    bool      // not to be displaced: a sibling has been served
 	place    int       // among the retries
 	lane     *lane     // where it waits, else
@@ -268,6 +269,7 @@ func (t *Tier) serveQueues() {
 			m.settled = t.round
 		case away:
 			t.answer(m, w, nil, ErrElsewhere)
+			t.takeAlong(m, w)
 		case noPlace:
 			places = false
 		case held:
@@ -307,9 +309,9 @@ func (t *Tier) next(places bool) (from *model, first *waiter) {
 func (t *Tier) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.served()
-		for _, o := range w.siblings { // half a request must not be displaced
-			m.queue.fix(o)
-		}
+	}
+	if lease != nil {
+		t.begin(m, w.siblings)
 	}
 	m.queue.remove(w, t.classes)
 	t.moved(m, &w.Request, false)

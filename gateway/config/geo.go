@@ -107,6 +107,9 @@ func defaultGeo() Geo {
 	return g
 }
 
+// Follows says whether another dispatcher decides for this one.
+func (g *Geo) Follows() bool { return g.Mode == GeoCentral && g.Central != g.Self.ID }
+
 // Settings are the policy's.
 func (g *Geo) Settings() policy.Settings {
 	s := policy.Defaults()
