@@ -227,9 +227,9 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 func TestMoreDrainsThanPlaces(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
-		prefill:   []refengine.Config{{KVHoldTimeout: 4 * time.Second}},
+		prefill:   []refengine.Config{{KVHoldTimeout: 10 * time.Second}},
 		decode:    []refengine.Config{{Slots: 1}},
-		profile:   mooncake.Profile{KVHoldTimeout: 4 * time.Second},
+		profile:   mooncake.Profile{KVHoldTimeout: 10 * time.Second},
 		configure: func(cfg *config.Config) { cfg.Pool.Size = 2 },
 		dirty:     true, // two hand-offs time out
 	})
