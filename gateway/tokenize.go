@@ -24,6 +24,7 @@ type tokenizer struct {
 	mu     sync.Mutex
 	known  map[promptDigest]*list.Element
 	recent list.List // of tokenized, the last used first
+	keys   int       // of all
 	quiet  time.Time // nobody is asked before: the last one failed
 }
 
@@ -38,10 +39,10 @@ type tokenized struct {
 }
 
 const (
-	tokenizeTimeout = 250 * time.Millisecond
-	tokenizeQuiet   = time.Second
-	tokenizeAnswer  = 16 << 20 // bytes
-	mostTokenized   = 512      // prompts; of 32k tokens each 32 KiB
+	tokenizeQuiet  = time.Second
+	tokenizeAnswer = 16 << 20 // bytes
+	mostTokenized  = 512      // prompts
+	mostKeys       = 1 << 20  // of them all: 16 MiB, 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -113,11 +114,11 @@ func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
 }
 
 func (g *Gateway) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call := g.client.NewCall(target)
-	timer := time.AfterFunc(tokenizeTimeout, call.Abort)
+	call, patience := g.client.NewCall(target), g.conf().Prefill.Index.TokenizeTimeout
+	timer := time.AfterFunc(patience, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
-		engine.Deadlines{Connect: tokenizeTimeout, FirstByte: tokenizeTimeout, Idle: tokenizeTimeout})
+		engine.Deadlines{Connect: patience, FirstByte: patience, Idle: patience})
 	if err != nil {
 		return nil, err
 	}
@@ -171,12 +172,19 @@ func (t *tokenizer) note(k tokenized) {
 		t.known = map[promptDigest]*list.Element{}
 	}
 	if e := t.known[k.of]; e != nil {
-		t.recent.Remove(e)
+		t.drop(e)
 	}
 	t.known[k.of] = t.recent.PushFront(k)
-	if t.recent.Len() > mostTokenized {
-		delete(t.known, t.recent.Remove(t.recent.Back()).(tokenized).of)
+	t.keys += len(k.keys)
+	for t.recent.Len() > mostTokenized || t.keys > mostKeys {
+		t.drop(t.recent.Back())
 	}
+}
+
+func (t *tokenizer) drop(e *list.Element) {
+	k := t.recent.Remove(e).(tokenized)
+	delete(t.known, k.of)
+	t.keys -= len(k.keys)
 }
 
 func (t *tokenizer) mayAsk(now time.Time) bool {

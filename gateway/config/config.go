@@ -138,6 +138,8 @@ type Prefill struct {
 		SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe that ended nobody knows how
 		BlockBytes     int           `yaml:"block_bytes"`     // of a prompt whose token ids are not known
 		Tokenize       string        `yaml:"tokenize"`        // who tells a prompt's token ids: off, engine
+
+		TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
 	} `yaml:"index"`
 	KVEvents KVEvents `yaml:"kv_events"`
 	Hotspot  Hotspot  `yaml:"hotspot"`
@@ -288,6 +290,7 @@ func Default() *Config {
 	c.Prefill.Index.SpeculativeTTL = 2 * time.Second
 	c.Prefill.Index.BlockBytes = 256
 	c.Prefill.Index.Tokenize = TokenizeOff
+	c.Prefill.Index.TokenizeTimeout = 250 * time.Millisecond
 	c.Prefill.KVEvents = KVEvents{Port: 5557, ReplayPort: 5558, ReplayTimeout: 2 * time.Second}
 	c.Prefill.Hotspot = Hotspot{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
 	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}

@@ -222,6 +222,9 @@ func (c *Config) checkPrefill(bad report) {
 	default:
 		bad("$.prefill.index.tokenize", "%q tells no token ids; write off or engine", p.Index.Tokenize)
 	}
+	if p.Index.TokenizeTimeout <= 0 {
+		bad("$.prefill.index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", p.Index.TokenizeTimeout)
+	}
 	if b := p.Index.BlockBytes; b < 16 || b > 64<<10 {
 		bad("$.prefill.index.block_bytes", "%d; write a size from 16 to 65536, such as 256", b)
 	}
