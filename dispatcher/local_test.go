@@ -36,6 +36,7 @@ func TestAShortPromptGoesWherePrefillSaysItMay(t *testing.T) { // G23: 256 token
 		"all of 200 are new":                        {200, 0, true},
 		"256 are the threshold":                     {256, 256, true},
 		"257 are beyond it":                         {257, 0, false},
+		"513 with those in flight":                  {256, 257, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, row.want, (&Local{Threshold: 256, InFlight: 512}).Allows(row.tokens, 7, row.inFlight))

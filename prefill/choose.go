@@ -322,9 +322,6 @@ func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge
 		alone:     c.batch(t.now, t.cfg.Scrape.Interval) == 0,
 		charge:    weight,
 	}
-	if canary {
-		c.gate.lastCanary = t.now
-	}
 	c.circuit.Send(l.number, t.now)
 	t.book(l)
 	return l

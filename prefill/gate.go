@@ -26,10 +26,9 @@ type kvState struct {
 // 0.97 for ever. It therefore counts only while we have something there, which
 // makes the engine step (contract 2.7, 7).
 type gate struct {
-	closed     bool
-	failing    bool
-	idleSince  time.Time // closed with nothing live since; zero otherwise
-	lastCanary time.Time
+	closed    bool
+	failing   bool
+	idleSince time.Time // closed with nothing live since, a canary neither; zero otherwise
 }
 
 // update must be called after every change of s: hysteresis depends on the way.
@@ -61,11 +60,7 @@ func (g *gate) canaryAt() (time.Time, bool) {
 	if !g.closed || g.failing || g.idleSince.IsZero() {
 		return time.Time{}, false
 	}
-	at := g.idleSince.Add(canaryEvery)
-	if next := g.lastCanary.Add(canaryEvery); next.After(at) {
-		at = next
-	}
-	return at, true
+	return g.idleSince.Add(canaryEvery), true
 }
 
 // passes says whether a probe may go through now, and whether as a canary.

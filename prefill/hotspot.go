@@ -205,8 +205,25 @@ func (h *hotspots) take() []HotspotChange {
 	return changes
 }
 
+// settle ends what only the next request of a class would end, and forgets
+// classes without one in the window.
+func (h *hotspots) settle(now time.Time) {
+	n := h.number(now)
+	h.all.roll(n)
+	for hash, c := range h.classes {
+		c.seen.roll(n)
+		if c.seen.sum == 0 || c.state == HotspotFilter && !now.Before(c.until) {
+			h.enter(c, HotspotOK, now)
+		}
+		if c.seen.sum == 0 {
+			delete(h.classes, hash)
+		}
+	}
+}
+
 // states counts the classes by state.
-func (h *hotspots) states() map[HotspotState]int {
+func (h *hotspots) states(now time.Time) map[HotspotState]int {
+	h.settle(now)
 	n := map[HotspotState]int{}
 	for _, c := range h.classes {
 		n[c.state]++
@@ -226,11 +243,9 @@ type HotspotClass struct {
 
 // list is all that is watched, the most frequent first.
 func (h *hotspots) list(now time.Time) []HotspotClass {
-	n := h.number(now)
-	h.all.roll(n)
+	h.settle(now)
 	list := make([]HotspotClass, 0, len(h.classes))
 	for _, c := range h.classes {
-		c.seen.roll(n)
 		list = append(list, HotspotClass{
 			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
 			Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k,

@@ -36,6 +36,7 @@ func TestAClassIsAlarmedWhenItsShareExceedsThatOfItsHolders(t *testing.T) {
 		{"equal: 150 > 150", 100, 25, 2, 6, HotspotOK},
 		{"above: 156 > 148", 100, 26, 2, 6, HotspotAlarm},
 		{"too few requests to say", 19, 19, 2, 6, HotspotOK},
+		{"just enough requests", 20, 20, 2, 6, HotspotAlarm},
 		{"nobody holds it", 100, 90, 0, 8, HotspotOK},
 		{"all hold it", 100, 90, 8, 0, HotspotOK},
 	} {
@@ -114,6 +115,29 @@ func TestOnlyTheLastMinuteCounts(t *testing.T) {
 	h.look(now.Add(time.Hour), hot, 2, 6)
 	require.Zero(t, h.all.sum)
 	require.Zero(t, h.classes[hot].seen.sum)
+}
+
+// Nobody looks at a class of which nothing comes any more.
+func TestAClassThatIsGoneIsNeitherAlarmedNorRemembered(t *testing.T) {
+	h, now := crowd(100, 60)
+	h.look(now, hot, 2, 6)
+	require.Equal(t, 1, h.states(now)[HotspotAlarm])
+	require.Empty(t, h.states(now.Add(time.Hour)))
+	require.Empty(t, h.list(now.Add(time.Hour)))
+	require.Empty(t, h.classes)
+	changes := h.take()
+	require.Equal(t, HotspotOK, changes[len(changes)-1].To)
+}
+
+func TestAFilterEndsThoughNobodyIsFiltered(t *testing.T) {
+	h, now := crowd(100, 60)
+	h.look(now, hot, 2, 6)
+	for range 5 {
+		h.weigh(now, hot, 0, 1)
+	}
+	h.arrive(now.Add(50*time.Second), hot)
+	require.Equal(t, 1, h.states(now.Add(59 * time.Second))[HotspotFilter])
+	require.Equal(t, map[HotspotState]int{HotspotOK: 1}, h.states(now.Add(time.Minute)))
 }
 
 func TestClassesAreBoundedAndTheFrequentStay(t *testing.T) {

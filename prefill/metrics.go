@@ -256,7 +256,7 @@ func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
 		}
 	}
 	if t.hotspots != nil {
-		n := t.hotspots.states()
+		n := t.hotspots.states(t.clock())
 		gauge(hotDesc, float64(n[HotspotAlarm]), string(HotspotAlarm))
 		gauge(hotDesc, float64(n[HotspotFilter]), string(HotspotFilter))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/policy"
 )
 
 // prompt is a request whose prompt is a text, four bytes a token.
@@ -137,6 +138,56 @@ func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
 		require.InDelta(t, 100, line.T0Ms, 1e-3)
 		require.Equal(t, "finish", acquire(t, tier, request(1)).Policy)
 	})
+}
+
+func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		acquire(t, tier, request(0)) // for ever
+		for n := range 30 {
+			tokens := 1000 * (1 + n%4)
+			l := acquire(t, tier, Request{ID: "r", PromptTokens: tokens, Counted: true})
+			time.Sleep(time.Duration(100+tokens/10) * time.Millisecond)
+			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
+			l.Release()
+		}
+		_, known := tier.line(testModel, "")
+		require.False(t, known)
+	})
+}
+
+// What a candidate has to do counts down from when its engine got to it.
+func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"), func(c *Config) { c.Calibration.Line = policy.Line{TPMs: 0.1, T0Ms: 100} })
+		left := func() float64 { return tier.candidates["a"].backlog(time.Now()) }
+		probes := hold(t, tier, "a", probing, 5000, 9000) // 600 and 1,000 ms
+		require.InDelta(t, 1600, left(), 1e-6)
+		time.Sleep(500 * time.Millisecond)
+		require.InDelta(t, 1150, left(), 1e-6, "a quarter of the first, at least")
+		probes[0].Answered(Usage{}, time.Time{})
+		require.InDelta(t, 1000, left(), 1e-6)
+		time.Sleep(300 * time.Millisecond)
+		require.InDelta(t, 700, left(), 1e-6)
+	})
+}
+
+func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
+	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), withPush(1), func(c *Config) {
+		c.Hotspot = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512}}
+	})
+	for range 19 {
+		acquire(t, tier, prompt("r", text("rule", 8192))).Answered(Usage{}, time.Time{})
+	}
+	acquire(t, tier, prompt("r", text("rule", 8192))) // the 20th: alarm, and its holder is full now
+	waits(t, tier, prompt("w", text("rule", 8192)))
+	for range 9 {
+		tier.Wake()
+	}
+	classes := tier.Hotspots()
+	require.Len(t, classes, 1)
+	require.Equal(t, HotspotAlarm, classes[0].State)
+	require.Equal(t, 2, classes[0].K)
 }
 
 func TestAHotClassIsSentToOthers(t *testing.T) {

@@ -180,6 +180,21 @@ func TestARestartedEngineHoldsNoOrphans(t *testing.T) {
 	})
 }
 
+func TestAnEngineThatStartedAnewBetweenScrapesHasAnEmptyCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gauges{sample: Sample{StartTime: 1000}}
+		tier := scraped(t, g, up("a"))
+		acquire(t, tier, prompt("1", text("rule", 8192))).Answered(Usage{}, time.Time{})
+		time.Sleep(time.Second)
+		again := acquire(t, tier, prompt("2", text("rule", 8192)))
+		require.NotZero(t, again.HitTokens)
+		again.Release()
+		g.set(func(g *gauges) { g.sample.StartTime = 2000 })
+		time.Sleep(time.Second)
+		require.Zero(t, acquire(t, tier, prompt("3", text("rule", 8192))).HitTokens)
+	})
+}
+
 func TestOnlyLiveConfiguredCandidatesAreScraped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{}

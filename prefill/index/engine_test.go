@@ -1,3 +1,8 @@
+//go:build !race
+
+// Thousands of requests, which the race detector makes ten times as slow; what
+// they share is behind this test's own lock.
+
 package index_test
 
 import (
