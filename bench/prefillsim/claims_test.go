@@ -1,3 +1,8 @@
+//go:build !race
+
+// Figures of whole traces, each run in one goroutine: the race detector finds
+// nothing in them and takes ten times as long.
+
 package prefillsim
 
 import (

@@ -71,8 +71,8 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d prefill engines: from 1 to 1024", e.Ranks)
 	case p.Seeds < 1:
 		return fmt.Errorf("%d seeds: at least 1", p.Seeds)
-	case !(p.Load > 0 && p.Load <= 10):
-		return fmt.Errorf("a load of %v: want a share of what the engines can prefill, like 0.7", p.Load)
+	case !(p.Load > 0 && p.Load < 1):
+		return fmt.Errorf("a load of %v: want a share of time above 0 and below 1, like 0.7", p.Load)
 	case !(p.Burst >= 0 && p.Burst <= 1):
 		return fmt.Errorf("a burst of %v: want a share from 0 to 1, like 0.6", p.Burst)
 	case !(p.capacityFactor() >= 1e-3 && p.capacityFactor() <= 1e3):
