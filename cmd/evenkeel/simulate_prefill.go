@@ -97,6 +97,9 @@ func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 	case c.Out != "":
 		return nil, "", errors.New("--out with --tier prefill: there are no decode steps to plot; take --json")
 	}
+	if given := c.decodeFlags(); len(given) > 0 {
+		return nil, "", fmt.Errorf("%s with --tier prefill: said of decode ranks; engines are --prefills, the rest is under \"With --tier prefill\" in --help", strings.Join(given, ", "))
+	}
 	plan := &prefillsim.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, Learn: f.Learn,
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
@@ -134,8 +137,24 @@ func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 			return nil, "", err
 		}
 	}
-	plan.Load = 1 // of each table its own
+	plan.Load = 0.5 // of each table its own
 	return plan, source, plan.Validate()
+}
+
+// decodeFlags names flags that were given and say nothing of the prefill tier.
+func (c *simulateCmd) decodeFlags() (given []string) {
+	for _, f := range []struct {
+		name  string
+		given bool
+	}{
+		{"--workers", c.Workers != 8}, {"--slots", c.Slots != 16}, {"--pool", c.Pool != nil}, {"--predictor", c.Predictor != ""},
+		{"--stale", c.Stale != 0}, {"--transfer", c.Transfer != 0}, {"--scenario", c.Scenario != ""},
+	} {
+		if f.given {
+			given = append(given, f.name)
+		}
+	}
+	return given
 }
 
 // loads are what --load lists.
@@ -146,8 +165,8 @@ func (c *simulateCmd) loads() ([]float64, error) {
 	var loads []float64
 	for item := range strings.SplitSeq(c.Load, ",") {
 		load, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
-		if err != nil || !(load > 0) {
-			return nil, fmt.Errorf("--load %q: want shares of time in which engines prefill, like 0.7 or 0.5,0.85", c.Load)
+		if err != nil || !(load > 0 && load < 1) {
+			return nil, fmt.Errorf("--load %q: want shares of time in which engines prefill, above 0 and below 1, like 0.7 or 0.5,0.85", c.Load)
 		}
 		loads = append(loads, load)
 	}

@@ -57,6 +57,8 @@ func TestSimulatePrefillPrintsATableALoad(t *testing.T) {
 func TestSimulatePrefillRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"--load 0.5,x":            "want shares of time",
+		"--load 0.7,1.5":          "above 0 and below 1",
+		"--workers 4 --slots 2":   "--workers, --slots with --tier prefill",
 		"--capacity 1000":         "give at least",
 		"--policies lmetrik":      "unknown policy",
 		"--define a=b --seeds 1":  "policy a: score: unknown name b (1:1)",
