@@ -275,12 +275,27 @@ func (f *fleet) publish() {
 			}
 		}
 	}
+	onlyWhereDecoded(candidates, workers)
 	f.routes = routes
 	f.forgetRanks(time.Now())
 	f.mu.Unlock()
 	f.gw.tier.SetCandidates(candidates)
 	f.gw.locals.Set(locals)
 	f.gw.dispatcher.SetWorkers(workers)
+}
+
+// onlyWhereDecoded takes out of service the prefillers of other regions in
+// whose region nothing decodes: their KV could go nowhere.
+func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worker) {
+	for i := range candidates {
+		c := &candidates[i]
+		if c.Live && c.Region != "" {
+			c.Live = slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
+				base, there := strings.CutSuffix(w.Model, boardIn("", c.Region))
+				return w.Up && there && slices.Contains(c.Models, base)
+			})
+		}
+	}
 }
 
 func ranksOf(in *instance) []int {
@@ -300,7 +315,7 @@ func ranksOf(in *instance) []int {
 func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
-		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Live: up, Limit: in.limit(slowProbes),
+		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
 	}
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank
@@ -384,13 +399,16 @@ func boardOf(models []engine.Model) string {
 	return models[0].ID
 }
 
+// regionMark stands between a board and its region, where that is not ours.
+const regionMark = "@"
+
 // boardIn is where the ranks of another region are while they are ours: KV does
 // not cross regions, so what was prefilled there is decoded there (geo R17).
 func boardIn(board, region string) string {
 	if region == "" {
 		return board
 	}
-	return board + "@" + region
+	return board + regionMark + region
 }
 
 // abroad is the region of an engine that is another's by its config.

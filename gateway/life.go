@@ -209,6 +209,9 @@ func (j *job) turn() prefill.Request {
 	if r.Prompt.Keys == nil {
 		r.Prompt = j.recognize()
 	}
+	if g := j.gw.regions; g != nil {
+		r.May = g.node.May(j.rec.Key, j.model.name)
+	}
 	return r
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -180,7 +181,13 @@ func (r *regions) look(ctx context.Context) {
 	}
 	all := map[string]decoding{}
 	for _, route := range r.gw.fleet.models() {
-		all[route.name] = boards[route.board]
+		d := boards[route.board]
+		for board, of := range boards { // of other regions whose engines are ours
+			if strings.HasPrefix(board, route.board+regionMark) {
+				d.add(of)
+			}
+		}
+		all[route.name] = d
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
@@ -189,6 +196,14 @@ func (r *regions) look(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// add takes in the ranks of another board.
+func (d *decoding) add(o decoding) {
+	if d.slots == 0 || o.slots > 0 && o.running < d.running {
+		d.running = o.running
+	}
+	d.slots += o.slots
 }
 
 func decodingOf(workers []dispatcher.WorkerStatus) (d decoding) {

@@ -20,7 +20,8 @@ type Question struct {
 	holder string    // and for whom, in patience
 	sends  string    // where it may go here, and by which policy
 	by     string
-	legs   int // that go with the answer
+	may    func(region string) bool // nil: to all
+	legs   int                      // that go with the answer
 	answer *Forward
 }
 
@@ -35,7 +36,10 @@ type Ask struct {
 }
 
 // Question returns the question of a request, for prefill.Request.Elsewhere.
-func (n *Node) Question(a Ask) *Question { return &Question{node: n, ask: a, legs: 1} }
+func (n *Node) Question(a Ask) *Question {
+	a.Stay = a.Stay || n.cfg.Central == n.cfg.ID // it has all engines itself
+	return &Question{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
+}
 
 // Legs says how many prompts the request becomes.
 func (q *Question) Legs(n int) { q.legs = n }
@@ -43,7 +47,7 @@ func (q *Question) Legs(n int) { q.legs = n }
 // Leg is the question of another leg of the same request, which goes where the
 // first one does, all of it or nothing.
 func (q *Question) Leg(id string, p prefill.Prompt) *Question {
-	leg := &Question{node: q.node, ask: q.ask, head: q}
+	leg := &Question{node: q.node, ask: q.ask, head: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
@@ -220,7 +224,9 @@ func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 	for i := range s.places {
 		s.hits[i], s.barred[i] = 0, false
 		if i < s.local && i < len(h.Prefillers) {
-			s.hits[i] = int32(h.Prefillers[i].HitTokens)
+			f := &h.Prefillers[i]
+			s.hits[i] = int32(f.HitTokens)
+			s.barred[i] = f.Region != "" && q.may != nil && !q.may(f.Region)
 		}
 	}
 	for i, p := range s.peers {
@@ -254,18 +260,25 @@ func (q *Question) blockTokens(tokens int) float64 {
 	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
 }
 
-// mayGo says whether residency lets the request go to a peer, each list that
-// names its tenant or model (geo R40), and whether it has not been there.
+// mayGo says whether residency lets the request go to a peer, and whether it
+// has not been there.
 func (q *Question) mayGo(p *peer) bool {
 	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.answersTo) {
 		return false
 	}
-	for _, of := range [...]string{q.ask.Tenant, q.ask.Model} {
-		if regions := q.node.cfg.Residency[of]; len(regions) > 0 && !slices.Contains(regions, p.conf.Region) {
-			return false
-		}
+	return q.may == nil || q.may(p.conf.Region)
+}
+
+// May says which regions a tenant's requests for a model may go to: those in
+// each list that names one of both (geo R40); nil: to all.
+func (n *Node) May(tenant, model string) func(region string) bool {
+	of, also := n.cfg.Residency[tenant], n.cfg.Residency[model]
+	if len(of)+len(also) == 0 {
+		return nil
 	}
-	return true
+	return func(region string) bool {
+		return (len(of) == 0 || slices.Contains(of, region)) && (len(also) == 0 || slices.Contains(also, region))
+	}
 }
 
 // forward books the request on a peer.

@@ -23,6 +23,7 @@ type Candidate struct {
 	CapacityTokens int64         // KV tokens it can hold; 0: what the scrape says
 	BlockTokens    int           // of a KV block; 0: what the scrape says, else 16
 	RTT            time.Duration // to its engine, until a scrape says what was measured; 0 inside one site
+	Region         string        // of its engine; empty: ours
 	Live           bool
 	Limit          int // unanswered probes it may have while it is fresh in service; 0: any number
 	Events         EventSource

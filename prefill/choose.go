@@ -48,7 +48,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 
 // serve is tryServe for a request that is served here if at all.
 func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
-	eligible, skipped := t.filterCircuit(m.reachable(r))
+	eligible, skipped := t.filterCircuit(t.allowed(r, m.reachable(r)))
 	eligible = t.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, noGate
@@ -207,6 +207,20 @@ func (m *model) reachable(r *Request) []*candidate {
 		}
 	}
 	return nil
+}
+
+// allowed keeps the candidates in regions that the request may go to.
+func (t *Tier) allowed(r *Request, servers []*candidate) []*candidate {
+	if r.May == nil {
+		return servers
+	}
+	t.near = t.near[:0]
+	for _, c := range servers {
+		if c.Region == "" || r.May(c.Region) {
+			t.near = append(t.near, c)
+		}
+	}
+	return t.near
 }
 
 // CheckTarget says what is wrong with a candidate that a request for the model

@@ -57,12 +57,13 @@ type Local struct {
 // Prefiller is one candidate as it was measured.
 type Prefiller struct {
 	policy.Candidate
-	Live       bool // and not out for its failures
-	Open       bool // its KV gate, and the pool has room
-	Unanswered int  // our probes
-	Held       int  // the same, and prompts that it still holds
-	Foreign    int  // requests of others that wait there
-	Samples    int  // prefills that its line was learned from
+	Region     string // empty: ours
+	Live       bool   // and not out for its failures
+	Open       bool   // its KV gate, and the pool has room
+	Unanswered int    // our probes
+	Held       int    // the same, and prompts that it still holds
+	Foreign    int    // requests of others that wait there
+	Samples    int    // prefills that its line was learned from
 }
 
 // elsewhere asks where a request goes, if there is a choice.
@@ -85,7 +86,7 @@ func (t *Tier) local(m *model, r *Request) Local {
 	for i, c := range m.servers {
 		open, _ := c.gate.passes(t.now)
 		p := Prefiller{
-			Candidate: t.view[i], Live: c.Live && c.circuit.Allows(t.now), Open: open && room,
+			Candidate: t.view[i], Region: c.Region, Live: c.Live && c.circuit.Allows(t.now), Open: open && room,
 			Unanswered: c.account.leases[probing], Held: c.account.live(),
 		}
 		if c.Limit > 0 {

@@ -14,20 +14,21 @@ import (
 type Request struct {
 	ID           string // breaks ties
 	Model        string
-	PromptTokens int       // estimate
-	Counted      bool      // it is no estimate
-	Prompt       Prompt    // to find it in prefix caches
-	Session      uint64    // hash of its session's key, 0: none
-	PromptBytes  int       // for vllm-ascend's weight; 0: four a token
-	Arrival      time.Time // the request's first; zero: now
-	Key          string    // whose it is: keys of one priority take turns
-	Priority     int       // higher ones first
-	Reserved     bool      // it holds a place in the pool already, as a retry does
-	Exclude      []string  // IDs of the candidates tried before
-	Policy       string    // empty: the tier's
-	Target       string    // ID of the one candidate it may go to; empty: any
-	Returned     bool      // another region gave it back: a full queue takes it, at its first arrival
-	Elsewhere    Elsewhere // nil: it is served here
+	PromptTokens int                      // estimate
+	Counted      bool                     // it is no estimate
+	Prompt       Prompt                   // to find it in prefix caches
+	Session      uint64                   // hash of its session's key, 0: none
+	PromptBytes  int                      // for vllm-ascend's weight; 0: four a token
+	Arrival      time.Time                // the request's first; zero: now
+	Key          string                   // whose it is: keys of one priority take turns
+	Priority     int                      // higher ones first
+	Reserved     bool                     // it holds a place in the pool already, as a retry does
+	Exclude      []string                 // IDs of the candidates tried before
+	Policy       string                   // empty: the tier's
+	Target       string                   // ID of the one candidate it may go to; empty: any
+	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
+	Returned     bool                     // another region gave it back: a full queue takes it, at its first arrival
+	Elsewhere    Elsewhere                // nil: it is served here
 
 	seen progress
 }

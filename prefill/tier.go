@@ -56,6 +56,7 @@ type Tier struct {
 	shut              map[*model]bool
 	holding           []*candidate
 	eligible, untried []*candidate
+	near              []*candidate
 	view              []policy.Candidate
 	matched, found    []int32
 	prefillers        []Prefiller

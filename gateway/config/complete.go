@@ -27,8 +27,11 @@ func (c *Config) finish() {
 	}
 	if c.Prefill.Policy == "" {
 		c.Prefill.Policy = "finish"
-		if c.aggregated() {
+		switch {
+		case c.aggregated():
 			c.Prefill.Policy = "lmetric"
+		case c.Geo.Leads(): // it looks at round trips (geo R17)
+			c.Prefill.Policy = "gorgo"
 		}
 	}
 	for i := range c.Engines.Decode {

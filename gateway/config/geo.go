@@ -110,6 +110,9 @@ func defaultGeo() Geo {
 // Follows says whether another dispatcher decides for this one.
 func (g *Geo) Follows() bool { return g.Mode == GeoCentral && g.Central != g.Self.ID }
 
+// Leads says whether this one decides for all.
+func (g *Geo) Leads() bool { return g.Mode == GeoCentral && g.Central == g.Self.ID }
+
 // Settings are the policy's.
 func (g *Geo) Settings() policy.Settings {
 	s := policy.Defaults()

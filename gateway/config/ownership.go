@@ -66,7 +66,7 @@ func (c *Config) checkOwnership(bad report) {
 		bad("$.geo.ownership.engine", "there are no other regions while geo.mode is off")
 	}
 	known := []string{c.Geo.Self.ID}
-	regions := []string{"", c.Geo.Self.Region}
+	regions := []string{c.Geo.Self.Region}
 	for _, p := range c.Geo.Peers {
 		known, regions = append(known, p.ID), append(regions, p.Region)
 	}
@@ -79,8 +79,8 @@ func (c *Config) checkOwnership(bad report) {
 		for _, e := range list {
 			switch {
 			case e.Region == "":
-			case !o.On():
-				bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine", e.URL, e.Region)
+			case !o.On() && !c.Geo.Leads():
+				bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL, e.Region)
 			case !slices.Contains(regions, e.Region):
 				bad("$.engines."+side, "%s: no dispatcher is in region %q; see geo.self and geo.peers", e.URL, e.Region)
 			}

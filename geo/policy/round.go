@@ -132,8 +132,7 @@ func (p *Policy) decide(r *Request) Decision {
 	if p.rule.compare {
 		return p.finish(r)
 	}
-	if p.localLeft > 0 {
-		i := p.choose(r, p.rule.local, false)
+	if i := p.chooseLocal(r); i >= 0 {
 		if until, holder := p.patience(r, i); until > r.Waited {
 			return Decision{Place: holder, UntilMs: until}
 		}
@@ -160,6 +159,14 @@ func (p *Policy) decide(r *Request) Decision {
 	return Decision{Act: Forward, Place: i, LocalMs: local}
 }
 
+// chooseLocal is a replica that takes the request; -1: none does.
+func (p *Policy) chooseLocal(r *Request) int {
+	if p.localLeft == 0 {
+		return -1
+	}
+	return p.choose(r, p.rule.local, false)
+}
+
 // finish compares all places, free or not, and waits for the best (geo R2).
 func (p *Policy) finish(r *Request) Decision {
 	local, peer := -1, -1
@@ -167,7 +174,7 @@ func (p *Policy) finish(r *Request) Decision {
 	localMs, peerMs := math.Inf(1), math.Inf(1)
 	for i := range p.places {
 		x := &p.places[i]
-		if x.Why != Available && !x.Why.passing() {
+		if x.Why != Available && !x.Why.passing() || r.barred(i) {
 			continue
 		}
 		if !x.Peer {
@@ -177,7 +184,7 @@ func (p *Policy) finish(r *Request) Decision {
 			}
 			continue
 		}
-		if p.rule.never || r.Stay || r.barred(i) {
+		if p.rule.never || r.Stay {
 			continue
 		}
 		t := p.terms(r, i)
@@ -213,7 +220,7 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 func (p *Policy) bestLocal(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.places {
-		if x := &p.places[i]; !x.Peer && (x.Why == Available || x.Why.passing()) {
+		if x := &p.places[i]; !x.Peer && (x.Why == Available || x.Why.passing()) && !r.barred(i) {
 			least = min(least, p.terms(r, i).Total())
 		}
 	}
@@ -229,7 +236,7 @@ func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	hit := r.hit(i)
 	holder = i
 	for k := range p.places {
-		if x := &p.places[k]; !x.Peer && x.Why.passing() && r.hit(k) > hit {
+		if x := &p.places[k]; !x.Peer && x.Why.passing() && !r.barred(k) && r.hit(k) > hit {
 			hit, holder = r.hit(k), k
 		}
 	}

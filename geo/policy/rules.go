@@ -49,7 +49,7 @@ func (p *Policy) choose(r *Request, how by, peers bool) int {
 
 // open says that a place of the kind takes the request.
 func (p *Policy) open(r *Request, i int, peers bool) bool {
-	return p.places[i].Peer == peers && p.charges[i].left > 0 && !(peers && r.barred(i))
+	return p.places[i].Peer == peers && p.charges[i].left > 0 && !r.barred(i)
 }
 
 // value is what a rule wants least of.
