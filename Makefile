@@ -45,6 +45,10 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAOS (2m), then the invariants; SEED=7 repeats a plan
 	go run ./bench/chaos -duration $(CHAOS) $(if $(SEED),-seed $(SEED))
 
+.PHONY: regions
+regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut; 1 minute
+	go run ./bench/regions
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out

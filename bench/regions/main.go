@@ -1,0 +1,124 @@
+// Command regions runs three real proxies, processes of their own with engines
+// of their own, that forward to each other over links with delay, and in
+// network namespaces with loss: it holds that forwarded answers are those of
+// the region itself, byte for byte, measures what forwarding adds to the first
+// token, kills a region and cuts a link under load, and brings both back. A
+// breach is told in full and is exit code 1.
+//
+// Namespaces need Linux, root and iproute2; delay and loss are netem's, and
+// where the kernel has none the packets pass through this process, by TUN
+// devices. Without all that the links are TCP relays on loopback.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // namespaces outlive a process that just ends
+	ok, err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "regions:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// options are the command line's.
+type options struct {
+	on     string // what the links are made of
+	binary string
+	keep   string
+	delays [3]time.Duration // one way: between us and eu, us and as, eu and as
+	loss   float64
+	load   time.Duration // of each scene under load
+	count  int           // requests that are measured, each way
+
+	deadAfter time.Duration // ownership by order
+}
+
+var defaults = options{
+	on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60, deadAfter: 5 * time.Second,
+}
+
+// run is the command; ok says that nothing was breached.
+func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	o := defaults
+	flags := flag.NewFlagSet("regions", flag.ContinueOnError)
+	flags.StringVar(&o.on, "on", o.on, "netns: network namespaces; loopback: TCP relays; auto: the first that this machine permits")
+	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
+	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
+	flags.DurationVar(&o.delays[0], "us-eu", o.delays[0], "delay one way between us and eu")
+	flags.DurationVar(&o.delays[1], "us-as", o.delays[1], "between us and as")
+	flags.DurationVar(&o.delays[2], "eu-as", o.delays[2], "between eu and as")
+	flags.Float64Var(&o.loss, "loss", o.loss, "share of packets lost in the scene with loss")
+	flags.DurationVar(&o.load, "load", o.load, "how long each scene is under load")
+	flags.IntVar(&o.count, "count", o.count, "requests whose first tokens are measured, each way")
+	if err := flags.Parse(args); err != nil {
+		return false, err
+	}
+	if !slices.Contains([]string{"auto", "netns", "loopback"}, o.on) {
+		return false, fmt.Errorf("-on %s: it is auto, netns or loopback", o.on)
+	}
+	r, err := play(ctx, o, scenes)
+	if err != nil {
+		return false, err
+	}
+	r.write(out)
+	return len(r.breaches) == 0, nil
+}
+
+// errForbidden is why this machine has no namespaces for us.
+var errForbidden = errors.New("no network namespaces here")
+
+// newGround makes what the regions stand on.
+func newGround(o options, r *report) (ground, error) {
+	if o.on != "loopback" {
+		g, err := newNamespaces(o)
+		if err == nil {
+			return g, nil
+		}
+		if o.on == "netns" || !errors.Is(err, errForbidden) {
+			return nil, err
+		}
+		r.skip("namespaces", err.Error())
+	}
+	return newLoopback(o)
+}
+
+// play runs scenes, one after the other.
+func play(ctx context.Context, o options, scenes []scene) (r *report, err error) {
+	r = &report{}
+	g, err := newGround(o, r)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	r.ground = g.words()
+	w, err := newWorld(o, g)
+	if err != nil {
+		return nil, err
+	}
+	r.folder = w.dir
+	defer func() { w.close(err == nil && len(r.breaches) == 0 && o.keep == "") }()
+	if err := w.start(ctx); err != nil {
+		return nil, err
+	}
+	for _, s := range scenes {
+		if err := s.play(ctx, w, r); err != nil {
+			return nil, fmt.Errorf("%s: %w; %s has the logs", s.name, err, w.dir)
+		}
+	}
+	return r, nil
+}

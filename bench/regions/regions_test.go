@@ -1,0 +1,144 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/bench/load"
+)
+
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "evenkeel-regions-test-")
+	if err != nil {
+		panic(err)
+	}
+	build = sync.OnceValues(func() (string, error) {
+		binary := filepath.Join(folder, "evenkeel")
+		out, err := exec.Command("go", "build", "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("go build: %w: %s", err, out)
+		}
+		return binary, err
+	})
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(folder)
+		os.Exit(code)
+	}))
+}
+
+// build makes the binary of all tests, once.
+var build func() (string, error)
+
+// short is `make regions` in a few seconds.
+func short(t *testing.T, on string) options {
+	t.Helper()
+	o := defaults
+	var err error
+	o.binary, err = build()
+	require.NoError(t, err)
+	o.on, o.load, o.count, o.deadAfter = on, time.Second, 6, 2*time.Second
+	o.delays = [3]time.Duration{5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond}
+	return o
+}
+
+func TestThreeRegionsOnLoopback(t *testing.T) { // geo R25, R28, R30, R37
+	if testing.Short() {
+		t.Skip("takes 20 s")
+	}
+	r, err := play(t.Context(), short(t, "loopback"), scenes)
+	require.NoError(t, err)
+	r.write(t.Output())
+	require.Empty(t, r.breaches)
+	require.Greater(t, len(r.rows), 8)
+}
+
+func TestThreeRegionsInNamespaces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 10 s")
+	}
+	r, err := play(t.Context(), short(t, "netns"), []scene{{"the same bytes", playSame}, {"loss", playLoss}})
+	if errors.Is(err, errForbidden) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	r.write(t.Output())
+	require.Empty(t, r.breaches)
+}
+
+func TestJudgeTellsALostStreamFromALostRequest(t *testing.T) {
+	lost := load.Failure{Kind: load.ErrorEvent, Detail: `type "server_error", code "peer_lost": upstream region lost`, Stream: true, Tokens: 3}
+	whole := lost
+	whole.Stream = false
+	other := lost
+	other.Detail = `type "server_error", code "engine_lost"`
+	refused := load.Failure{Kind: "http_503/no_region_available"}
+	for _, row := range []struct {
+		name        string
+		failed      load.Failure
+		lost, wrong int
+	}{
+		{"a stream that had begun may end in the error event", lost, 1, 0},
+		{"an answer in one piece had not begun", whole, 0, 1},
+		{"another error is not the peer's", other, 0, 1},
+		{"a refusal is a request lost", refused, 0, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := judge(&load.Result{Sent: 5, OK: 4, Failures: []load.Failure{row.failed}})
+			require.Equal(t, row.lost, s.lost)
+			require.Len(t, s.wrong, row.wrong)
+		})
+	}
+}
+
+func TestARelayHoldsWhatComesWhileItIsCut(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	r, err := newRelay(ln.Addr().String(), time.Millisecond)
+	require.NoError(t, err)
+	defer r.close()
+	near, err := net.Dial("tcp", r.address())
+	require.NoError(t, err)
+	defer near.Close()
+	far, err := ln.Accept()
+	require.NoError(t, err)
+
+	r.hold(true)
+	_, err = near.Write([]byte("held"))
+	require.NoError(t, err)
+	require.NoError(t, far.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = far.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "timeout")
+	r.hold(false)
+	require.NoError(t, far.SetReadDeadline(time.Time{}))
+	got := make([]byte, 4)
+	_, err = io.ReadFull(far, got)
+	require.NoError(t, err)
+	require.Equal(t, "held", string(got))
+
+	require.NoError(t, far.Close())
+	_, err = near.Read(got)
+	require.ErrorIs(t, err, io.EOF, "the end passes, too")
+}
+
+func TestWhatARowShows(t *testing.T) {
+	r := &report{}
+	r.add("kept", "all")
+	r.add("broken", "%d", 1)
+	r.hold(true, "kept", "never")
+	r.hold(false, "broken", "told")
+	r.skip("left", "why")
+	require.Equal(t, []row{{"kept", "all", "held"}, {"broken", "1", "**not held**"}, {"left", "why", "skipped"}}, r.rows)
+	require.Equal(t, []string{"broken: told"}, r.breaches)
+}

@@ -1,0 +1,354 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	model      = "ref"
+	adminToken = "operators-of-three-regions"
+	slots      = 32
+)
+
+// Callers, by where their requests may go beside the region they are sent to:
+// a region forwards each to the fastest of those, us being slow, eu less and as
+// least, as their calibrations have it.
+var callers = map[string][]string{"home": {}, "any": {"us", "eu", "as"}, "to-eu": {"eu"}, "to-as": {"as"}}
+
+func keyOf(caller string) string { return "sk-regions-" + caller }
+
+// world is the three regions.
+type world struct {
+	options
+	ground
+	dir     string
+	regions [regions]*region
+	owns    bool // this proxy takes over a dead region's engines
+	http    *http.Client
+}
+
+// region is one: its proxy and its two engines.
+type region struct {
+	world *world
+	index int
+	name  string
+	place place
+
+	proxy, prefill, decode *process
+}
+
+func newWorld(o options, g ground) (*world, error) {
+	w := &world{options: o, ground: g, dir: o.keep, http: &http.Client{Timeout: 30 * time.Second}}
+	var err error
+	if w.dir == "" {
+		w.dir, err = os.MkdirTemp("", "evenkeel-regions-")
+	} else {
+		err = os.MkdirAll(w.dir, 0o700)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if w.binary == "" {
+		w.binary = filepath.Join(w.dir, "evenkeel")
+		if out, err := exec.Command("go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go build: %w: %s", err, out)
+		}
+	}
+	for i := range w.regions {
+		w.regions[i] = &region{world: w, index: i, name: names[i], place: g.place(i)}
+	}
+	var keys strings.Builder
+	keys.WriteString("keys:\n")
+	for name := range callers {
+		fmt.Fprintf(&keys, "  - {name: %s, sha256: %x, trusted: true}\n", name, sha256.Sum256([]byte(keyOf(name))))
+	}
+	w.owns = true
+	if err := errors.Join(w.write("keys.yaml", keys.String()), w.write("peers.key", "a 0123456789abcdef0123456789abcdef\n"), w.write("admin.token", adminToken), w.writeConfigs()); err != nil {
+		return nil, err
+	}
+	// The proxy itself says whether it has ownership.
+	if out, err := exec.Command(w.binary, "check", "--config", w.regions[us].config()).CombinedOutput(); err != nil {
+		if !bytes.Contains(out, []byte("ownership")) && !bytes.Contains(out, []byte("region")) {
+			return nil, fmt.Errorf("evenkeel check: %w: %s", err, out)
+		}
+		w.owns = false
+		if err := w.writeConfigs(); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+func (w *world) write(name, text string) error {
+	return os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o600)
+}
+
+func (w *world) writeConfigs() error {
+	for _, r := range w.regions {
+		if err := w.write(r.name+".yaml", r.settings()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *region) config() string { return filepath.Join(r.world.dir, r.name+".yaml") }
+
+// settings is the region's config file.
+func (r *region) settings() string {
+	w := r.world
+	var b strings.Builder
+	fmt.Fprintf(&b, `listen: %q
+admin: {listen: %q, token_file: %q}
+keys_file: %q
+expose_route_headers: true
+self_test: false
+profiles:
+  ascend: {kv_hold_timeout: 8s, first_event_timeout: 10s, reject_releases: true}
+prefill:
+  calibration: {tp_ms: %g, t0_ms: %g}
+  scrape: {interval: 200ms}
+limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 3s, write_timeout: 3s, drain_timeout: 5s}
+health: {interval: 500ms, slow_start: 0s}
+geo:
+  mode: distributed
+  self: {id: %s-1, region: %[7]s}
+  listen: %[8]q
+  hmac: {keys_file: %[9]q}
+  probe: {interval: 200ms, misses: 5}
+`, r.place.clients, r.place.admin, filepath.Join(w.dir, "admin.token"), filepath.Join(w.dir, "keys.yaml"),
+		[...]float64{1, 0.5, 0.01}[r.index], [...]float64{5000, 2500, 0.1}[r.index], r.name, r.place.peers, filepath.Join(w.dir, "peers.key"))
+	if w.owns {
+		fmt.Fprintf(&b, "  ownership: {engine: static, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n", w.deadAfter)
+	}
+	b.WriteString("  peers:\n")
+	for _, other := range w.regions {
+		if other != r {
+			fmt.Fprintf(&b, "    - {id: %s-1, region: %[1]s, url: %q}\n", other.name, "http://"+w.peer(r.index, other.index))
+		}
+	}
+	b.WriteString("  residency:\n")
+	for name, where := range callers {
+		fmt.Fprintf(&b, "    %s: [%s]\n", name, strings.Join(append([]string{r.name}, where...), ", "))
+	}
+	b.WriteString("engines:\n")
+	for _, role := range []string{"prefill", "decode"} {
+		fmt.Fprintf(&b, "  %s:\n", role)
+		for _, of := range w.regions {
+			if of != r && !w.owns {
+				continue
+			}
+			fmt.Fprintf(&b, "    - {url: %q", "http://"+of.engine(role))
+			if role == "decode" {
+				fmt.Fprintf(&b, ", group: %s, slots: %d", of.name, slots)
+			}
+			if of != r {
+				fmt.Fprintf(&b, ", region: %s", of.name)
+			}
+			b.WriteString("}\n")
+		}
+	}
+	return b.String()
+}
+
+func (r *region) engine(role string) string {
+	if role == "prefill" {
+		return r.place.prefill
+	}
+	return r.place.decode
+}
+
+// start starts everything and waits until every region may forward to each other.
+func (w *world) start(ctx context.Context) error {
+	for _, r := range w.regions {
+		if err := errors.Join(r.beginEngine("prefill"), r.beginEngine("decode")); err != nil {
+			return err
+		}
+		if err := r.begin(); err != nil {
+			return err
+		}
+	}
+	for _, r := range w.regions {
+		if err := w.eventually(ctx, r.name+" is ready and both its peers are available", func() bool {
+			for _, other := range w.regions {
+				if other != r && !r.available(other) {
+					return false
+				}
+			}
+			status, _, err := r.ask("/readyz")
+			return err == nil && status == http.StatusOK
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close ends all processes; remove says whether their files go.
+func (w *world) close(remove bool) {
+	for _, r := range w.regions {
+		for _, p := range []*process{r.proxy, r.prefill, r.decode} {
+			p.kill()
+		}
+	}
+	w.http.CloseIdleConnections()
+	if remove {
+		_ = os.RemoveAll(w.dir)
+	}
+}
+
+// begin starts the region's proxy, for the first time or again.
+func (r *region) begin() (err error) {
+	r.proxy, err = r.world.spawn(r.index, r.name, "serve", "--config", r.config())
+	return err
+}
+
+// beginEngine starts one of the region's engines, likewise.
+func (r *region) beginEngine(role string) (err error) {
+	args := []string{"engine", "--role", role, "--listen", r.engine(role), "--prefix-cache", "4096", "--kv-hold-timeout", "8s", "--reject-releases"}
+	p := &r.prefill
+	if role == "decode" {
+		p, args = &r.decode, append(args, "--slots", fmt.Sprint(slots), "--group", r.name, "--c0", "5ms", "--c1", "1ns")
+	}
+	*p, err = r.world.spawn(r.index, r.name+"-"+role, args...)
+	return err
+}
+
+func (r *region) url() string { return "http://" + r.place.clients }
+
+// ask reads from the admin listener.
+func (r *region) ask(path string) (status int, answer []byte, err error) {
+	req, err := http.NewRequest(http.MethodGet, "http://"+r.place.admin+path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+adminToken)
+	resp, err := r.world.http.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, answer, err
+}
+
+// peerStatus is what /geo says of a peer.
+type peerStatus struct {
+	ID        string            `json:"id"`
+	RTTMs     float64           `json:"rtt_ms"`
+	Available map[string]string `json:"available"`
+}
+
+func (r *region) seen(other *region) (p peerStatus) {
+	var status struct {
+		Peers []peerStatus `json:"peers"`
+	}
+	if _, text, err := r.ask("/geo"); err != nil || json.Unmarshal(text, &status) != nil {
+		return p
+	}
+	for _, p = range status.Peers {
+		if p.ID == other.name+"-1" {
+			return p
+		}
+	}
+	return peerStatus{}
+}
+
+func (r *region) available(other *region) bool { return r.seen(other).Available[model] == "available" }
+
+// metric sums the series whose names begin so, at any listener with /metrics.
+func (w *world) metric(at, prefix string) (sum float64) {
+	req, err := http.NewRequest(http.MethodGet, "http://"+at+"/metrics", nil)
+	if err != nil {
+		return 0
+	}
+	req.Header.Set("Authorization", "Bearer "+adminToken)
+	resp, err := w.http.Do(req)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = resp.Body.Close() }()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(page)) {
+		cut := strings.LastIndexByte(line, ' ')
+		var v float64
+		if strings.HasPrefix(line, prefix) && cut > 0 {
+			if _, err := fmt.Sscan(line[cut+1:], &v); err == nil {
+				sum += v
+			}
+		}
+	}
+	return sum
+}
+
+// eventually polls until something holds.
+func (w *world) eventually(ctx context.Context, what string, holds func() bool) error {
+	for end := time.Now().Add(20 * time.Second); ; {
+		if holds() {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("after 20 s it is not so that %s", what)
+		}
+		if err := pause(ctx, 25*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// process is one that runs in a region.
+type process struct {
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+func (w *world) spawn(region int, name string, args ...string) (*process, error) {
+	log, err := os.OpenFile(filepath.Join(w.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: w.command(region, w.binary, args...), gone: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	err = p.cmd.Start()
+	_ = log.Close() // the process has its own
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = p.cmd.Wait() // it is killed, and no other end matters
+		close(p.gone)
+	}()
+	return p, nil
+}
+
+// kill is SIGKILL, and returns once the process is gone. Nil was never started.
+func (p *process) kill() {
+	if p != nil {
+		_ = p.cmd.Process.Kill() // an error: it has ended
+		<-p.gone
+	}
+}
