@@ -190,9 +190,14 @@ func playLoss(ctx context.Context, w *world, r *report) error {
 // where the proxy can, and brings it back.
 func playDeath(ctx context.Context, w *world, r *report) error {
 	const scene = "eu killed while it answers for us"
-	dead := w.regions[eu]
+	dead, before := w.regions[eu], w.forwards(us, eu)
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "any", 6, 0.8}, {as, "home", 4, 0.8}}, func() error {
 		if err := pause(ctx, w.load/2); err != nil {
+			return err
+		}
+		if err := w.eventually(ctx, "us has streams at eu", func() bool {
+			return w.forwards(us, eu) > before && w.metric(w.regions[us].place.admin, `evenkeel_geo_forwards_inflight{peer="eu-1"}`) >= 4
+		}); err != nil {
 			return err
 		}
 		dead.proxy.kill()
