@@ -51,6 +51,34 @@ func TestOperatorsSeeAndChangeThePrefillTier(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, c.ask("DELETE", c.admin+"/prefill/index?candidate=p9", "").status)
 }
 
+// A session is named by a header, which anybody may send, or in the body; the
+// same name from another caller is another one.
+func TestARequestNamesItsSession(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "a ek-a", "b ek-b")
+	c := start(t, options{prefill: make([]refengine.Config, 3), configure: func(cfg *config.Config) {
+		cfg.KeysFile, cfg.ExposeRoute, cfg.Prefill.Policy = file, true, "random"
+		cfg.Prefill.Affinity.Enabled, cfg.Prefill.Affinity.LoadFactor = true, 100 // whatever the load
+	}})
+	for i, row := range []struct{ name, key, header, more string }{
+		{"by header", "ek-a", "s", `"user":"u",`},
+		{"of another caller", "ek-b", "s", ""},
+		{"by prompt_cache_key", "ek-a", "", `"prompt_cache_key":"k","user":"u",`},
+		{"by user", "ek-a", "", `"user":"u",`},
+	} {
+		engines := map[string]bool{}
+		for range 6 {
+			r := c.post("/v1/completions", fmt.Sprintf(`{"model":%q,%s"max_tokens":1,"prompt":"hi"}`, model, row.more), "Authorization", "Bearer "+row.key, "X-Evenkeel-Session", row.header)
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			engines[r.header.Get("X-Evenkeel-Prefill")] = true
+		}
+		require.Len(t, engines, 1, row.name)
+		require.EqualValues(t, i+1, c.metric(`evenkeel_affinity_total{outcome="new"}`), row.name)
+		require.EqualValues(t, 5*(i+1), c.metric(`evenkeel_affinity_total{outcome="kept"}`), row.name)
+	}
+}
+
 func TestAnswersSayWhichWayTheyCame(t *testing.T) {
 	t.Parallel()
 	body := fmt.Sprintf(`{"model":%q,"max_tokens":4,"messages":[{"role":"user","content":%q}]}`, model, strings.Repeat("the same long story ", 200))
