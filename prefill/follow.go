@@ -41,6 +41,10 @@ func (t *Tier) follow(all streams) {
 			continue
 		}
 		t.lock()
+		if t.candidates[c.ID] != c { // forgotten meanwhile, with its slots
+			t.unlock()
+			continue
+		}
 		slot := t.place(c, &Prompt{BlockTokens: c.blockTokens()}, source.Model)
 		t.unlock()
 		s := stream{kvevents.Start(kvevents.Config{

@@ -105,6 +105,7 @@ func TestEventsSayWhatIsHeld(t *testing.T) {
 		{"only the GPU's blocks are hits", list{with(first, m{"medium": "CPU"}), with(first, m{"medium": "GPU"}), m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "medium": "CPU"}}, []string{"stored a0 a1"}},
 		{"only groups of full attention are", list{with(first, m{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}), with(first, m{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}),
 			m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 1}, m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 0}}, []string{"stored a0 a1", "removed a0"}},
+		{"what another group removes stays", list{with(first, m{"group_idx": 0}), m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 1}}, []string{"stored a0 a1"}},
 		{"a LoRA's blocks are its own", list{with(first, m{"lora_id": 1, "lora_name": "l", "extra_keys": list{list{"l"}, nil}})}, []string{"stored l0 l1"}},
 		{"a LoRA without a name is nobody's", list{with(first, m{"lora_id": 1})}, nil},
 		{"a picture's blocks, and those behind it, are not made of tokens alone", list{with(first, m{"extra_keys": list{nil, list{list{"picture", 3}}}}), stored(list{9}, int64(-10), list{5, 6})}, []string{"stored a0"}},
