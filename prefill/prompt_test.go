@@ -172,6 +172,18 @@ func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 	})
 }
 
+func TestARetryIsNoFurtherRequest(t *testing.T) {
+	tier := newTier(t, up("a", "b"), func(c *Config) { c.Hotspot = hotspotConfig })
+	r := prompt("r", text("rule", 8192))
+	failed := acquire(t, tier, r)
+	failed.Failed(false, 0)
+	r.Exclude = []string{failed.Candidate.ID}
+	acquire(t, tier, r)
+	r.Exclude, r.Reserved = nil, true // without a place lost
+	acquire(t, tier, r)
+	require.Equal(t, 1, tier.hotspots.all.sum)
+}
+
 func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), withPush(1), func(c *Config) {
 		c.Hotspot = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512}}
