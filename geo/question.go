@@ -177,7 +177,7 @@ func (n *Node) localPlaces(dst []policy.Place, p *policy.Policy, l *prefill.Loca
 		f := &l.Prefillers[i]
 		left, why := set.Replica(&policy.Replica{
 			Healthy: f.Live && decodes, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
-			Pending: f.Foreign, Credit: set.Credit(int(f.Running), f.Foreign, math.MaxInt32) - f.Unanswered,
+			Pending: f.Pending, Credit: set.Credit(int(f.Running), f.Pending, math.MaxInt32) - f.Unanswered,
 		})
 		dst = append(dst, policy.Place{
 			ID: f.ID, Why: why, Left: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,

@@ -129,6 +129,7 @@ type candidate struct {
 	capacity     int64   // scraped KV tokens
 	foreign      float64 // requests there that are not ours
 	foreignQueue float64 // of them, those that certainly wait
+	waits        float64 // at the last scrape, ours too
 	queued       float64 // requests the engine holds back and runs, ours that
 	running      float64 // came and went since the scrape included
 	sends        int     // of ours, ever

@@ -63,6 +63,7 @@ type Prefiller struct {
 	Unanswered int    // our probes
 	Held       int    // the same, and prompts that it still holds
 	Foreign    int    // requests of others that wait there
+	Pending    int    // all that waited there at the last scrape
 	Samples    int    // prefills that its line was learned from
 }
 
@@ -93,7 +94,7 @@ func (t *Tier) local(m *model, r *Request) Local {
 			p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
 		}
 		if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
-			p.Foreign = max(p.Foreign, int(math.Ceil(c.foreignQueue)))
+			p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
 		}
 		if fit := t.fits[kind{m.name, c.Hardware}]; fit != nil {
 			p.Samples = fit.Samples()

@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -145,4 +146,24 @@ func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
 	require.ErrorIs(t, <-first, context.Canceled)
 	require.ErrorIs(t, <-second, context.Canceled)
 	requireIdle(t, tier)
+}
+
+func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) { // geo R7
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 50_000}}
+	tier := newTier(t, up("a"), func(c *Config) {
+		c.Scrape.Interval = 500 * time.Millisecond
+		c.Scraper = g.scrape
+		c.Clock = func() time.Time { return now }
+	})
+	first, second := acquire(t, tier, request(1)), acquire(t, tier, request(2))
+	tier.Scrape(t.Context(), "a")
+	_, err := tier.Acquire(t.Context(), (&region{offers: true, where: func(h *Here) Where {
+		require.Equal(t, 2, h.Prefillers[0].Pending)
+		require.Zero(t, h.Prefillers[0].Foreign)
+		return ToThere
+	}}).ask(3))
+	require.ErrorIs(t, err, ErrElsewhere)
+	first.Release()
+	second.Release()
 }

@@ -165,10 +165,10 @@ func (t *Tier) take(c *candidate, s Sample, at mark) {
 		c.rtt = s.RTT
 	}
 	c.usage = s.KVUsage
-	c.foreign, c.foreignQueue = 0, 0
+	c.foreign, c.foreignQueue, c.waits = 0, 0, 0
 	if there := s.Running + s.Waiting; !math.IsNaN(there) {
 		c.foreign = max(0, there-float64(at.unanswered))
-		c.foreignQueue = max(0, s.Waiting-float64(at.unanswered))
+		c.foreignQueue, c.waits = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
 	}
 	c.noteSample(s, at.sends, at.answers)
 	c.sampleSent = at.sent
