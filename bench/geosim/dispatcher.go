@@ -269,7 +269,9 @@ func (d *dispatcher) first(v *visit) {
 	v.answered = true
 	a.unanswered--
 	a.queued -= v.fresh
-	a.credit = min(a.credit+1, d.policy.Settings().CreditMax)
+	if a.credit > 0 { // once it is used up, only a scrape gives more (geo R7)
+		a.credit = min(a.credit+1, d.policy.Settings().CreditMax)
+	}
 	hit := v.job.hit
 	if v.alone && v.r.executions == 1 {
 		d.learned.Add(float64(max(1, v.r.tokens-hit)), float64(hit), d.s.now-v.movedAt-2*d.distance(d.replicas[v.place]))
@@ -336,7 +338,7 @@ func (d *dispatcher) scrape() {
 	set := d.policy.Settings()
 	for i, r := range d.replicas {
 		a := &d.accounts[i]
-		a.pending = len(r.waiting)
+		a.pending = r.pending
 		a.credit = set.Credit(len(r.batch), a.pending, maxNumSeqs)
 	}
 	d.decide()

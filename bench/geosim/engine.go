@@ -10,18 +10,23 @@ import (
 // Engine is how fast a replica is and what it holds (geo 11, M2).
 type Engine struct {
 	TPMs     float64 // prefill, a token that is not cached
-	T0Ms     float64 // until a first token on an idle engine, beside its prefill
-	BusyMs   float64 // of it, beyond a step, in which the engine does nothing else; in the rest it does
+	T0Ms     float64 // until a first token on an idle engine, beside that
+	BusyMs   float64 // of it, in which the engine does nothing else; in the rest it does
 	StepMs   float64 // a decode step
 	StepPer  float64 // and a request of its batch
 	KVTokens int
+	LogSteps int // so many steps, or a prefill, until its metrics tell how many wait
 }
 
-// presets of the sources: S0 2.1 and 3.3, S1 table 1.
+// logSteps is SGLang's decode_log_interval.
+const logSteps = 40
+
+// presets of the sources: S0 2.1 (512 tokens in 300 ms, all of it tokens) and
+// 3.3, S1 table 1.
 var presets = map[string]Engine{
-	"l4-llama8b":     {TPMs: 0.586, T0Ms: 55, StepMs: 55, StepPer: 0.5, KVTokens: 32_000},
-	"l4-llama8b-24k": {TPMs: 0.586, T0Ms: 55, StepMs: 55, StepPer: 0.5, KVTokens: 24_000},
-	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 139.22, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000},
+	"l4-llama8b":     {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 32_000, LogSteps: logSteps},
+	"l4-llama8b-24k": {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 24_000, LogSteps: logSteps},
+	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 150.72, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000, LogSteps: logSteps},
 }
 
 // Validate says what no engine is like.
@@ -40,13 +45,18 @@ func (e *Engine) Validate() error {
 	if e.KVTokens < mostPrompt+mostOutput {
 		return fmt.Errorf("engine: kv_tokens %d: at least %d, or the longest request never runs", e.KVTokens, mostPrompt+mostOutput)
 	}
+	if e.LogSteps < 1 {
+		return fmt.Errorf("engine: log_steps %d: at least 1", e.LogSteps)
+	}
 	return nil
 }
 
 const blockTokens = 16
 
-// replica is one engine. Its iterations follow each other as long as it has
-// something to do; those in which nothing can change are one event.
+// replica is one engine, and works as SGLang does, which both sources ran: what
+// waits and fits is prefilled in one pass, while the rest of the batch stands
+// still; else the batch takes a step. Passes and steps follow each other as long
+// as there is something to do; steps in which nothing can change are one event.
 type replica struct {
 	Engine
 	s      *simulation
@@ -55,8 +65,10 @@ type replica struct {
 
 	waiting []*job // FCFS
 	batch   []*job
+	fresh   int // of the batch, the last so many are being prefilled
 	tokens  int // prompts and answers of the batch
-	steps   int // iterations so far
+	steps   int // so far
+	pending int // that wait, as its metrics have it
 	run     iteration
 	cache   *index.Index
 	slot    index.Slot
@@ -64,8 +76,8 @@ type replica struct {
 	made float64 // tokens generated in the measured window
 }
 
-// iteration is what runs now: so many steps of equal length. A new plan has
-// another number, and what was planned for the old one does nothing.
+// iteration is what runs now: so many steps of equal length, or one prefill. A
+// new plan has another number, and what was planned for the old one does nothing.
 type iteration struct {
 	number  int
 	busy    bool
@@ -138,20 +150,25 @@ func (j *job) need() int { return j.r.tokens + j.got }
 
 func (r *replica) fits(j *job) bool { return r.tokens+len(r.batch)+j.need()+1 <= r.KVTokens }
 
-// iterate begins what comes next: admissions with their prefill, else decode
-// steps until somebody ends or memory does.
+// iterate begins what comes next: the prefill of all that fit, else decode steps
+// until somebody ends or memory does.
 func (r *replica) iterate() {
 	r.run.busy = false
 	r.drop()
-	if len(r.waiting) > 0 && r.fits(r.waiting[0]) { // one prompt at a time
-		j := r.waiting[0]
+	tokens := 0
+	for len(r.waiting) > 0 && r.fits(r.waiting[0]) {
+		tokens += r.admit(r.waiting[0])
 		r.waiting = append(r.waiting[:0], r.waiting[1:]...)
-		fresh := r.admit(j)
-		r.plan(r.s.now, r.StepMs+r.StepPer*float64(len(r.batch))+r.BusyMs+r.TPMs*float64(fresh), 1, true)
+		r.fresh++
+	}
+	if r.fresh > 0 {
+		r.pending = len(r.waiting)
+		r.plan(r.s.now, r.BusyMs+r.TPMs*float64(tokens), 1, true)
 		return
 	}
 	n := len(r.batch)
 	if n == 0 {
+		r.pending = len(r.waiting)
 		return
 	}
 	count := math.MaxInt
@@ -162,7 +179,7 @@ func (r *replica) iterate() {
 		r.preempt()
 		n = len(r.batch)
 	}
-	count = min(count, (r.KVTokens-r.tokens)/n)
+	count = min(count, (r.KVTokens-r.tokens)/n, r.LogSteps-r.steps%r.LogSteps)
 	r.plan(r.s.now, r.StepMs+r.StepPer*float64(n), max(1, count), false)
 }
 
@@ -174,7 +191,6 @@ func (r *replica) admit(j *job) int {
 	j.hit = index.Usable(int(match[r.slot.N])*blockTokens, j.r.tokens, blockTokens)
 	r.cache.Insert(r.slot, j.r.keys)
 	r.tokens += j.need()
-	j.end = r.steps + j.r.output - j.got
 	r.batch = append(r.batch, j)
 	return j.need() - j.hit
 }
@@ -199,15 +215,26 @@ func (r *replica) preempt() {
 	r.s.meter.preempted++
 }
 
-// finish counts the steps that ran, and lets go who has all.
+// finish counts the tokens that were made, one of a prefill and one of each step,
+// and lets go who has all.
 func (r *replica) finish() {
-	count := r.run.count
-	r.steps += count
+	count, made := r.run.count, r.batch
+	if r.run.prefill {
+		made = r.batch[len(r.batch)-r.fresh:]
+		r.fresh = 0
+		for _, j := range made {
+			j.end = r.steps + j.r.output - j.got - 1
+		}
+	} else {
+		if r.steps += count; r.steps%r.LogSteps == 0 {
+			r.pending = len(r.waiting)
+		}
+	}
 	if r.s.now > r.s.scenario.warmMs() {
-		r.made += float64(len(r.batch) * count)
+		r.made += float64(len(made) * count)
 	}
 	ended := false
-	for _, j := range r.batch {
+	for _, j := range made {
 		j.got += count
 		if !j.started {
 			j.started = true
@@ -217,7 +244,7 @@ func (r *replica) finish() {
 			ended = true
 		}
 	}
-	r.tokens += len(r.batch) * count
+	r.tokens += len(made) * count
 	if !ended {
 		return
 	}

@@ -9,7 +9,7 @@ import (
 
 // plain is an engine whose times can be added up by hand: a token of a prompt
 // takes 1 ms, a step 10 ms.
-var plain = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000}
+var plain = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000, LogSteps: 40}
 
 // quiet is a scenario without clients: so many replicas in each region, 2 ms
 // between a client and its dispatcher, 100 ms between regions.
@@ -97,14 +97,19 @@ func TestByHand(t *testing.T) {
 			[]answer{{112, 132}, {2 + 10 + 4, 2 + 10 + 4}},
 		},
 		{
-			"two at once: the second is prefilled after the first, which gets a token meanwhile", quiet(plain, 1), "finish",
+			"the second is prefilled after the first, which gets no token meanwhile", quiet(plain, 1), "finish",
 			[]ask{{0, 0, 100, 3, 1}, {0, 0, 200, 1, 2}},
-			[]answer{{112, 112 + 210 + 10}, {112 + 210, 112 + 210}},
+			[]answer{{112, 112 + 200 + 20}, {112 + 200, 112 + 200}},
+		},
+		{
+			"those that wait for a prefill to end are prefilled together", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 1, 1}, {50, 0, 50, 1, 2}, {60, 0, 70, 2, 3}},
+			[]answer{{112, 112}, {112 + 120 - 50, 112 + 120 - 50}, {112 + 120 - 60, 112 + 120 + 10 - 60}},
 		},
 		{
 			"one that comes in a step waits for its end", quiet(plain, 1), "finish",
 			[]ask{{0, 0, 100, 9, 1}, {115, 0, 50, 1, 2}}, // steps end at 111, 121
-			[]answer{{112, 1 + 121 + 60 + 60 + 0}, {1 + 121 + 60 - 115, 1 + 121 + 60 - 115}},
+			[]answer{{112, 1 + 121 + 50 + 60 + 10}, {1 + 121 + 60 - 115, 1 + 121 + 60 - 115}},
 		},
 		{
 			"a region without replicas forwards: half a round trip there, half back", quiet(plain, 0, 1), "finish",
@@ -113,9 +118,9 @@ func TestByHand(t *testing.T) {
 		},
 		{
 			"a batch is bounded by KV tokens: the second waits until the first is gone",
-			quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1), "local-only:push=blind",
+			quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 40}, 1), "local-only:push=blind",
 			[]ask{{0, 0, 8000, 5, 1}, {0, 0, 3000, 1, 2}},
-			[]answer{{2 + 90, 2 + 90 + 40}, {2 + 90 + 40 + 40, 2 + 90 + 40 + 40}},
+			[]answer{{2 + 90, 2 + 90 + 40}, {2 + 90 + 40 + 30, 2 + 90 + 40 + 30}},
 		},
 		{
 			"a central balancer: its own way to the replica is in both directions", quiet(plain, 1, 0), "rr",
@@ -132,11 +137,63 @@ func TestByHand(t *testing.T) {
 }
 
 func TestKVOverflowThrowsTheLatestOut(t *testing.T) {
-	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1)
+	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 40}, 1)
 	got, s := play(t, sc, "local-only:push=blind", ask{0, 0, 5000, 200, 1}, ask{0, 0, 5000, 200, 2})
 	require.Positive(t, s.meter.preempted)
 	require.Positive(t, got[0].e2e)
 	require.Greater(t, got[1].e2e, got[0].e2e, "it began again after the first had ended, or nearly")
+}
+
+func TestMetricsTellOfTheQueueAtAPrefillAndEverySoManySteps(t *testing.T) {
+	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 5}, 1)
+	a, err := parseArm("local-only:push=blind")
+	require.NoError(t, err)
+	s, err := newSimulation(sc, a, 1)
+	require.NoError(t, err)
+	c := &client{s: s}
+	s.clients = append(s.clients, c)
+	long := text{}.grow(1, 8000)
+	short := text{}.grow(2, 3000)
+	send := func(p text, output int) {
+		s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: output, then: func(bool) {}})
+	}
+	s.after(0, func() { send(long, 12) }) // prefilled from 1 to 81, steps of 10 until 191
+	s.after(85, func() { send(short, 1) })
+	told := map[float64]int{90: 0, 130: 0, 132: 1, 190: 1, 192: 0}
+	seen := map[float64]int{}
+	for at := range told {
+		s.after(at, func() { seen[at] = s.replicas[0].pending })
+	}
+	require.NoError(t, s.run(context.Background()))
+	require.Equal(t, told, seen)
+}
+
+func TestSPPSendsNoMoreThanItsCreditBetweenScrapes(t *testing.T) {
+	sc := quiet(plain, 1)
+	sc.ScrapeMs = 100_000 // only by hand
+	a, err := parseArm("skylb:push=sp-p,credit_max=2")
+	require.NoError(t, err)
+	s, err := newSimulation(sc, a, 1)
+	require.NoError(t, err)
+	c := &client{s: s}
+	s.clients = append(s.clients, c)
+	s.after(0, s.dispatchers[0].scrape)
+	answered := 0
+	for i := range 3 {
+		p := text{}.grow(uint64(i+1), 10)
+		s.after(float64(i), func() {
+			s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: 1, then: func(bool) { answered++ }})
+		})
+	}
+	until := func(at float64) {
+		for s.next(at) {
+		}
+	}
+	until(1000)
+	require.Equal(t, 2, answered, "first tokens give nothing back once the credit is used up")
+	s.dispatchers[0].scrape()
+	until(2000)
+	require.Equal(t, 3, answered)
 }
 
 func TestAForwardThatIsRefusedFallsBackOnce(t *testing.T) {

@@ -57,7 +57,7 @@ func (d *dispatcher) place(p *peer) policy.Place {
 	case "rtt":
 		x.RTTMs = 0
 	case "wait":
-		x.UnseenTokens, x.Offer.QueuedTokens, x.Offer.QueueWaitMs, x.Offer.Running = 0, 0, 0, 0
+		x.UnseenTokens, x.Offer.QueuedTokens, x.Offer.QueueWaitMs = 0, 0, 0
 	}
 	if p.major != d.major {
 		x.Major = -1

@@ -138,7 +138,7 @@ func (s *simulation) lastToken(r *replica, j *job) {
 }
 
 // lag is the part of a first token's time in which no GPU works for it.
-func (r *replica) lag() float64 { return max(0, r.T0Ms-r.BusyMs-r.StepMs) }
+func (r *replica) lag() float64 { return max(0, r.T0Ms-r.BusyMs) }
 
 // tell brings an event of the request from a dispatcher towards the client.
 func (s *simulation) tell(v *visit, what func(v *visit)) {

@@ -146,8 +146,8 @@ func TestAScenarioIsReadFromAFile(t *testing.T) {
 	s, err := Read(path, "")
 	require.NoError(t, err)
 	require.Equal(t, []Region{
-		{Name: "us", Replicas: 2, Load: Load{Clients: 8, ThinkMs: 300, Turns: 5, Prompt: 80, Output: 160}},
-		{Name: "eu", Replicas: 1, Load: Load{Kind: treeOfThoughts, Clients: 2, ThinkMs: 300, Turns: 5, Prompt: 80, Output: 100, Branches: 3, Depth: 2}},
+		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 160}},
+		{Name: "eu", Replicas: 1, Load: Load{Kind: treeOfThoughts, Clients: 2, Turns: 5, Prompt: 80, Output: 100, Branches: 3, Depth: 2}},
 	}, s.Regions)
 	require.Equal(t, 40_000, s.Engine.KVTokens)
 	require.Equal(t, 0.0938, s.Engine.TPMs)
@@ -172,6 +172,7 @@ func TestAWrongScenarioSaysWhere(t *testing.T) {
 		{"an unknown fault", "faults: [{kind: burns, region: a}]\n", `faults[0]: kind "burns"`},
 		{"a partition from nobody", "faults: [{kind: partition, region: a}]\n", `faults[0]: from "": no such region`},
 		{"no KV", "engine: {kv_tokens: 100}\n", "kv_tokens 100"},
+		{"metrics that are never told", "engine: {log_steps: 0}\n", "log_steps 0: at least 1"},
 		{"no step", "engine: {step_ms: 0}\n", "step_ms 0: above 0"},
 		{"no time", "measure_s: 0\n", "measure_s 0"},
 		{"a probe all the time", "probe_ms: 0\n", "probe_ms 0"},

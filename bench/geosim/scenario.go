@@ -173,7 +173,7 @@ func Named(name, preset string) (*Scenario, error) {
 	if s.Engine.StepMs < 30 { // a fast engine answers as much in less time
 		s.WarmS, s.MeasureS = 15, 75
 	}
-	chat := func(clients int) Load { return Load{Clients: clients, ThinkMs: 300, Turns: 5, Prompt: 80, Output: 160} }
+	chat := func(clients int) Load { return Load{Clients: clients, Turns: 5, Prompt: 80, Output: 160} }
 	tot := func(clients, branches int) Load {
 		return Load{Kind: treeOfThoughts, Clients: clients, Branches: branches, Depth: 4, Output: 100}
 	}
@@ -320,6 +320,7 @@ type engineFile struct {
 	StepMs   *float64 `yaml:"step_ms"`
 	StepPer  *float64 `yaml:"step_per_request_ms"`
 	KVTokens *int     `yaml:"kv_tokens"`
+	LogSteps *int     `yaml:"log_steps"`
 }
 
 type regionFile struct {
@@ -411,6 +412,7 @@ func (in *file) into(s *Scenario) error {
 	set(&s.Engine.StepMs, in.Engine.StepMs)
 	set(&s.Engine.StepPer, in.Engine.StepPer)
 	set(&s.Engine.KVTokens, in.Engine.KVTokens)
+	set(&s.Engine.LogSteps, in.Engine.LogSteps)
 	set(&s.WarmS, in.WarmS)
 	set(&s.MeasureS, in.MeasureS)
 	set(&s.ProbeMs, in.ProbeMs)
