@@ -41,7 +41,7 @@ type block struct {
 }
 
 var blocks = []block{
-	{"geo-default", (*book).defaults}, {"geo-claims", (*book).claims}, {"geo-arms", (*book).arms}, {"geo-sweeps", (*book).sweeps},
+	{"geo-default", (*book).defaults}, {"geo-model", (*book).models}, {"geo-claims", (*book).claims}, {"geo-arms", (*book).arms}, {"geo-sweeps", (*book).sweeps},
 	{"geo-cost", (*book).cost}, {"geo-faults", (*book).faults},
 }
 
@@ -111,7 +111,8 @@ type book struct {
 
 type key struct{ scenario, preset, arm string }
 
-// need simulates what is missing.
+// need simulates what is missing. A scenario may be a variant: "skew, twice the
+// clients".
 func (b *book) need(scenario, preset string, arms ...string) error {
 	var missing []string
 	for _, a := range arms {
@@ -122,9 +123,15 @@ func (b *book) need(scenario, preset string, arms ...string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	sc, err := geosim.Named(scenario, preset)
+	name, other, _ := strings.Cut(scenario, ", ")
+	sc, err := geosim.Named(name, preset)
 	if err != nil {
 		return err
+	}
+	for i := range variants {
+		if variants[i].name == other {
+			variants[i].change(sc)
+		}
 	}
 	began := time.Now()
 	runs, err := (&geosim.Plan{Scenario: sc, Arms: missing, Seeds: b.seeds}).Run(b.ctx)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -56,6 +57,55 @@ func (b *book) defaults() (string, error) {
 		}
 	}
 	return b.command("skew", presets[0], arms...) + "\n\n" + table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows), nil
+}
+
+// variants are what the sources leave open, each chosen differently.
+var variants = []struct {
+	name   string
+	change func(s *geosim.Scenario)
+}{
+	{"metrics that tell the queue at once", func(s *geosim.Scenario) { s.Engine.LogSteps = 1 }},
+	{"300 ms between turns", ofLoads(func(l *geosim.Load) { l.ThinkMs = 300 })},
+	{"answers twice as long", ofLoads(func(l *geosim.Load) { l.Output *= 2 })},
+	{"answers half as long", ofLoads(func(l *geosim.Load) { l.Output /= 2 })},
+	{"answers a quarter as long", ofLoads(func(l *geosim.Load) { l.Output /= 4 })},
+}
+
+func ofLoads(change func(l *geosim.Load)) func(s *geosim.Scenario) {
+	return func(s *geosim.Scenario) {
+		for i := range s.Regions {
+			change(&s.Regions[i].Load)
+		}
+	}
+}
+
+// models show how the default's lead hangs on what the sources leave open.
+func (b *book) models() (string, error) {
+	head := "what is different"
+	names := []string{""}
+	for i := range variants {
+		names = append(names, variants[i].name)
+	}
+	rows := make([][]string, len(names))
+	for i, name := range names {
+		rows[i] = []string{cmp.Or(name, "nothing")}
+	}
+	for _, scenario := range []string{"skew", "diurnal"} {
+		for _, preset := range presets {
+			head += fmt.Sprintf(" | %s, %s", scenario, preset)
+			for i, name := range names {
+				as := scenario
+				if name != "" {
+					as += ", " + name
+				}
+				if err := b.need(as, preset, ours, skylb); err != nil {
+					return "", err
+				}
+				rows[i] = append(rows[i], fmt.Sprintf("%.2f, %.2f", b.ratio(as, preset, ours, skylb, report.TTFTMean), b.ratio(as, preset, ours, skylb, report.TokensPerS)))
+			}
+		}
+	}
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {log_steps: 1}` and `regions: [{think_ms: 300, output: 80}, …]`\n\n", b.seeds) + table(head, rows), nil
 }
 
 // claims are C1 to C10.
