@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"math"
 	"strconv"
 
@@ -108,7 +109,7 @@ func (d *decoder) event() error {
 			return err
 		}
 		for range n {
-			key, err := d.DecodeString()
+			key, err := d.text()
 			if err != nil {
 				return err
 			}
@@ -152,7 +153,7 @@ func (d *decoder) field(key string) (err error) {
 	e := &d.e
 	switch key {
 	case "type":
-		name, err := d.DecodeString()
+		name, err := d.text()
 		switch name {
 		case "BlockStored":
 			e.kind = blockStored
@@ -199,11 +200,11 @@ func (d *decoder) field(key string) (err error) {
 			return err
 		})
 	case "lora_name":
-		return d.orNil(func() error { e.lora, err = d.DecodeString(); return err })
+		return d.orNil(func() error { e.lora, err = d.text(); return err })
 	case "medium":
-		return d.orNil(func() error { e.medium, err = d.DecodeString(); return err })
+		return d.orNil(func() error { e.medium, err = d.text(); return err })
 	case "kv_cache_spec_kind":
-		return d.orNil(func() error { e.spec, err = d.DecodeString(); return err })
+		return d.orNil(func() error { e.spec, err = d.text(); return err })
 	case "group_idx":
 		return d.orNil(func() error { e.group, err = d.DecodeInt64(); e.hasGroup = true; return err })
 	case "extra_keys":
@@ -233,7 +234,7 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 	case code == msgpcode.Nil:
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
-		b, err := d.DecodeBytes()
+		b, err := d.bytes()
 		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
 	}
 	n, err := d.DecodeInt64() // of a uint64 too, with its bits
@@ -268,7 +269,7 @@ func (d *decoder) extraKey() (string, error) {
 	}
 	word := odd
 	if code, err = d.PeekCode(); err == nil && n == 1 && msgpcode.IsString(code) {
-		return d.DecodeString()
+		return d.text()
 	}
 	for i := 0; i < n && err == nil; i++ {
 		err = d.skip(1)
@@ -294,6 +295,14 @@ func (d *decoder) skip(depth int) error {
 	case isMap(code):
 		n, err = d.DecodeMapLen()
 		n *= 2
+	case msgpcode.IsString(code) || msgpcode.IsBin(code):
+		_, err = d.bytes()
+		return err
+	case msgpcode.IsExt(code):
+		if _, n, err = d.DecodeExtHeader(); err == nil {
+			_, err = d.take(n)
+		}
+		return err
 	default:
 		return d.Skip()
 	}
@@ -301,6 +310,30 @@ func (d *decoder) skip(depth int) error {
 		err = d.skip(depth + 1)
 	}
 	return err
+}
+
+func (d *decoder) text() (string, error) {
+	b, err := d.bytes()
+	return string(b), err
+}
+
+func (d *decoder) bytes() ([]byte, error) {
+	n, err := d.DecodeBytesLen()
+	if err != nil {
+		return nil, err
+	}
+	return d.take(n)
+}
+
+// take reads n bytes. A length is held against what is left before anything is
+// made for it: the library's own strings take it at its word.
+func (d *decoder) take(n int) ([]byte, error) {
+	if n > d.from.Len() {
+		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)
+	}
+	b := make([]byte, max(0, n)) // -1: null
+	_, err := io.ReadFull(&d.from, b)
+	return b, err
 }
 
 func isArray(code byte) bool {
