@@ -33,7 +33,9 @@ func (c *cluster) crowd(n int) (us, eu int) {
 	before := len(c.records())
 	var wg sync.WaitGroup
 	for range n {
-		wg.Go(func() { require.Equal(c, http.StatusOK, c.post(chatPath, chat("one two three", `"max_tokens":3,`)).status) })
+		wg.Go(func() {
+			require.Equal(c, http.StatusOK, c.post(chatPath, chat("one two three", `"max_tokens":3,`)).status)
+		})
 	}
 	wg.Wait()
 	in := func(e *refengine.Engine, id string) bool {
