@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -26,22 +27,31 @@ type hop struct {
 
 // stranger refuses by its head what no dispatcher sent, before its body is read.
 func (r *regions) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	if _, err := geo.ParseHop(string(h.Peek(geo.HopHeader))); err == nil {
+	x := r.node.Door().Glance(&geo.Knock{Hop: string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader))}, time.Now())
+	if x == nil {
 		return nil
 	}
-	r.node.Rejected(geo.RejectHop)
-	return &edge.Refusal{Status: http.StatusLoopDetected, Code: geo.RejectHop, Message: "this listener is for other dispatchers; clients have their own"}
+	r.node.Rejected(x.Reject)
+	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
+}
+
+// turnedAway answers what no handler saw.
+func (r *regions) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
+	r.gw.fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale}, x.Code) {
+		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
+	}
 }
 
 // handle serves the peer listener.
 func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 	came := time.Now()
-	ctx.Response.Header.Set(geo.ServedByHeader, r.node.ID())
 	from, refusal := r.open(ctx, came)
 	if refusal != nil {
 		r.reject(ctx, refusal)
 		return
 	}
+	ctx.Response.Header.Set(geo.ServedByHeader, r.node.ID())
 	path := string(ctx.Path())
 	ep := mooncake.Completions
 	switch {

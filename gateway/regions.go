@@ -89,7 +89,7 @@ func newRegions(g *Gateway) (*regions, error) {
 	r.decoding.Store(&map[string]decoding{})
 	r.server = edge.NewServer(edge.Options{
 		Handler: r.handle, Log: g.log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Bodies: g.bodies,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Answer: r.turnedAway, Bodies: g.bodies,
 	})
 	return r, nil
 }

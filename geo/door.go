@@ -37,6 +37,27 @@ type Knock struct {
 	Certified      bool     // it has one
 }
 
+// Glance refuses by its head what Open would refuse whatever its body is, so
+// that a body of which no dispatcher is the sender is not read.
+func (d *Door) Glance(k *Knock, now time.Time) *Refusal {
+	h, err := ParseHop(k.Hop)
+	if err != nil {
+		return refuse(http.StatusLoopDetected, RejectHop, "this listener is for other dispatchers; clients have their own")
+	}
+	if _, ok := d.known(h.Sender()); !ok {
+		return refuse(http.StatusForbidden, RejectPeer, "no such peer")
+	}
+	if keys := d.keys.Load(); keys != nil {
+		switch {
+		case !keys.known(k.Signature):
+			return refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key")
+		case now.Sub(millis(h.Time)).Abs() > d.skew:
+			return refuse(http.StatusUnauthorized, RejectStale, "sent too long ago, or in the future; set the clocks")
+		}
+	}
+	return nil
+}
+
 // Open checks who sent a request, and then whether it may have come this way.
 // With keys a signature is needed, with a certificate the peer's own name in
 // it; the listener sees to it that there is one of both (geo R23).

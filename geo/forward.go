@@ -44,6 +44,7 @@ type Forward struct {
 	cause   string       // why it was abandoned from outside
 	ended   bool
 
+	hurried bool // its deadline is the client's
 	resp    *engine.Response
 	cached  int
 	firstAt time.Time
@@ -62,10 +63,16 @@ const (
 	causeTimeout = "timeout"
 	causeDown    = "peer_down"
 	causeStatus  = "status"
+	causeUnfit   = "unfit"     // no dispatcher could be told of it: its path, say
+	causeLarge   = "too_large" // an answer in one piece, or an event
 )
 
+// blameless are the causes that say nothing about the peer, so that no client
+// can take one out.
+var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline}
+
 var causes = []string{
-	causeDial, causeBroken, causeTimeout, causeDown, causeStatus, RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel,
+	causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel,
 	RejectVersion, RejectPeer, RejectDeadline,
 }
 
@@ -136,7 +143,10 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	now := time.Now()
 	deadline := now.Add(n.cfg.FirstByte)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
-		deadline = r.Deadline
+		deadline, f.hurried = r.Deadline, true
+	}
+	if !now.Before(deadline) { // no time left would read as no limit
+		return nil, errLate
 	}
 	call := n.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.written)
@@ -145,7 +155,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	}
 	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant, Body: r.Body}, f.came, f.rid, now, deadline)
 	hdr = append(hdr, r.Headers...)
-	resp, err := call.Do(r.Method, r.Target, hdr, r.Body, engine.Deadlines{Connect: n.cfg.Connect, FirstByte: time.Until(deadline), Idle: time.Until(deadline)})
+	resp, err := call.Do(r.Method, r.Target, hdr, r.Body, engine.Deadlines{Connect: n.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {
 		return nil, err
 	}
@@ -382,6 +392,12 @@ func (f *Forward) failure(err error) *Failure {
 			return &Failure{Reason: status.reject, Err: err}
 		}
 		return &Failure{Reason: causeStatus, Err: err}
+	case isCall && ee.Phase == engine.PhaseRequest:
+		return &Failure{Reason: causeUnfit, Err: err}
+	case errors.Is(err, engine.ErrTooLarge):
+		return &Failure{Reason: causeLarge, Err: err}
+	case f.hurried && (errors.Is(err, errLate) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
+		return &Failure{Reason: RejectDeadline, Err: err}
 	case errors.Is(err, errLate), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
 		return &Failure{Reason: causeTimeout, Err: err}
 	case isCall && ee.Phase == engine.PhaseConnect:
@@ -448,7 +464,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	switch {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
 		p.circuit.Succeed()
-	case outcome == OutcomeFallback && cause != RejectBusy && cause != RejectDraining && cause != causeDown:
+	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		if p.circuit.Fail(f.number, now) {
 			time.AfterFunc(p.circuit.Out(), n.cfg.Tier.Wake)
 		}

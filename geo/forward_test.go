@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -144,4 +145,52 @@ func TestUnderSPPOurOwnRequestsThatWaitCloseAReplica(t *testing.T) { // geo R7
 	places = (&Node{}).localPlaces(nil, p, &l, 0, true)
 	require.Equal(t, policy.Available, places[0].Why)
 	require.Equal(t, 30, places[0].Left, "the credit of 32 less what has no first token")
+}
+
+func TestNoClientTakesAPeerOut(t *testing.T) { // geo R31
+	url, _ := served(t, 100, hang)
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	for name, row := range map[string]struct {
+		ask   Request
+		cause string
+	}{
+		"by a path that nobody takes": {Request{Method: http.MethodPost, Target: "http://eu/v1", Stream: true}, causeUnfit},
+		"by having no patience":       {Request{Method: http.MethodPost, Target: "/v1/completions", Stream: true, Deadline: time.Now().Add(time.Millisecond)}, RejectDeadline},
+	} {
+		for range 6 {
+			_, fail := forwarded(t, n).Send(&row.ask)
+			require.Equal(t, row.cause, fail.Reason, name)
+		}
+		require.Equal(t, "closed", first(n).Circuit, name)
+	}
+}
+
+func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) { // geo R23
+	keys, err := ParseKeys("a 0123456789abcdef0123456789abcdef\n")
+	require.NoError(t, err)
+	now := time.Now()
+	d := &Door{self: "eu-1", maxHops: 1, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) { return nil, id == "us-1" }}
+	d.keys.Store(keys)
+	hop := func(from string, at time.Time) string {
+		h := Hop{N: 1, Max: 1, Origin: from, Via: []string{from}, RID: "r", Time: at.UnixMilli(), Nonce: strings.Repeat("0", 32), Deadline: at.UnixMilli()}
+		return h.String()
+	}
+	sum := ";v1=" + strings.Repeat("0", 64)
+	for name, row := range map[string]struct {
+		hop, signature, reject string
+	}{
+		"one that might be":         {hop("us-1", now), "kid=a" + sum, ""},
+		"no hop":                    {"", "kid=a" + sum, RejectHop},
+		"nobody's name":             {hop("mars", now), "kid=a" + sum, RejectPeer},
+		"a key that is not ours":    {hop("us-1", now), "kid=b" + sum, RejectSignature},
+		"no signature":              {hop("us-1", now), "", RejectSignature},
+		"one recorded long ago":     {hop("us-1", now.Add(-31*time.Second)), "kid=a" + sum, RejectStale},
+		"one of a time yet to come": {hop("us-1", now.Add(31*time.Second)), "kid=a" + sum, RejectStale},
+	} {
+		got := ""
+		if x := d.Glance(&Knock{Hop: row.hop, Signature: row.signature}, now); x != nil {
+			got = x.Reject
+		}
+		require.Equal(t, row.reject, got, name)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -86,6 +87,12 @@ func (k *key) sum(m *Message, h *Hop) []byte {
 func (k *Keys) Sign(m *Message, h *Hop) string {
 	first := &k.all[0]
 	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))
+}
+
+// known tells whether the header is one that a key of ours could have made.
+func (k *Keys) known(header string) bool {
+	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
+	return ok && len(sum) == 2*sha256.Size && slices.ContainsFunc(k.all, func(one key) bool { return one.id == id })
 }
 
 // Signed tells whether the header is a signature of one of the keys, taking as
