@@ -1,0 +1,69 @@
+package gateway
+
+import (
+	"cmp"
+)
+
+// regionMark stands between a board and its region, where that is not ours.
+const regionMark = "@"
+
+// boardIn is where the ranks of another region are while they are ours: KV does
+// not cross regions, so what was prefilled there is decoded there (geo R17).
+func boardIn(board, region string) string {
+	if region == "" {
+		return board
+	}
+	return board + regionMark + region
+}
+
+// abroad is the region of an engine that is another's by its config.
+func (f *fleet) abroad(in *instance) string {
+	if in.conf.Region == f.gw.conf().Geo.Self.Region {
+		return ""
+	}
+	return in.conf.Region
+}
+
+// regionOf is the region of a worker, empty for ours.
+func (f *fleet) regionOf(worker int32) string {
+	if r := f.rank(worker); r != nil {
+		return r.Region
+	}
+	return ""
+}
+
+// boardFor is where a hand-off of a prefill engine is decoded.
+func (f *fleet) boardFor(board, prefiller string) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if in := f.instances[prefiller]; in != nil {
+		return boardIn(board, f.abroad(in))
+	}
+	return board
+}
+
+// decodesIn are the decode engines of a region that answer, as they are now.
+func (f *fleet) decodesIn(region string) (list []*instance) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.role == roleDecode && in.status.Up && cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
+			list = append(list, new(*in))
+		}
+	}
+	return list
+}
+
+// reach counts the engines of a region, and those that answer.
+func (f *fleet) reach(region string) (up, all int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
+			if all++; in.status.Up {
+				up++
+			}
+		}
+	}
+	return up, all
+}

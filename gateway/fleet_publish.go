@@ -1,0 +1,195 @@
+package gateway
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
+	"evenkeel/prefill/local"
+)
+
+// publish derives what prefill tier, dispatcher and API need from the engines'
+// present state.
+func (f *fleet) publish() {
+	f.publishing.Lock()
+	defer f.publishing.Unlock()
+	f.mu.Lock()
+	routes := map[string]route{}
+	var candidates []prefill.Candidate
+	var workers []dispatcher.Worker
+	var locals []local.Rank
+	f.appraise(time.Now())
+	for _, k := range f.order {
+		in := f.instances[k]
+		f.route(routes, in, in.serving && f.takes(in, -1))
+		for _, r := range ranksOf(in) {
+			up := in.serving && f.takes(in, r)
+			if in.role == rolePrefill {
+				candidates = append(candidates, f.candidate(in, r, up))
+			} else if len(in.status.Models) > 0 { // before that its board is unknown
+				w := f.worker(in, r, up)
+				workers = append(workers, w)
+				if in.profile.AllowLocalPrefill {
+					locals = append(locals, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up})
+				}
+			}
+		}
+	}
+	onlyWhereDecoded(candidates, workers)
+	f.routes = routes
+	f.forgetRanks(time.Now())
+	f.mu.Unlock()
+	f.gw.tier.SetCandidates(candidates)
+	f.gw.locals.Set(locals)
+	f.gw.dispatcher.SetWorkers(workers)
+}
+
+// onlyWhereDecoded takes out of service the prefillers of other regions in
+// whose region nothing decodes: their KV could go nowhere.
+func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worker) {
+	for i := range candidates {
+		c := &candidates[i]
+		if c.Live && c.Region != "" {
+			c.Live = slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
+				base, there := strings.CutSuffix(w.Model, boardIn("", c.Region))
+				return w.Up && there && slices.Contains(c.Models, base)
+			})
+		}
+	}
+}
+
+func ranksOf(in *instance) []int {
+	if in.conf.Ranks == 0 {
+		if in.role == rolePrefill && in.profile.Connector == mooncake.VLLMMooncake {
+			return []int{0} // it wants the header even for its only rank (contract 1.2)
+		}
+		return []int{-1}
+	}
+	ranks := make([]int, in.conf.Ranks)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return ranks
+}
+
+func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
+	c := prefill.Candidate{
+		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
+		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
+	}
+	if in.profile.KVTokensPerRank > 0 {
+		c.CapacityTokens = in.profile.KVTokensPerRank
+	}
+	for _, m := range in.status.Models {
+		c.Models = append(c.Models, m.ID)
+	}
+	if len(c.Models) > 0 {
+		c.Events = eventsOf(in, r, f.gw.conf().Prefill.KVEvents)
+	}
+	return c
+}
+
+// eventsOf is where a rank says what its prefix cache holds. Without an entry of
+// its own an engine has the ports that all have.
+func eventsOf(in *instance, r int, all config.KVEvents) prefill.EventSource {
+	if !all.Enabled {
+		return prefill.EventSource{}
+	}
+	host, rank := in.engine.URL.Hostname(), max(0, r)
+	s := prefill.EventSource{
+		Events: kvevents.Endpoint(host, cmp.Or(in.conf.KVEventsPort, all.Port), rank),
+		Model:  boardOf(in.status.Models), ReplayTimeout: all.ReplayTimeout,
+	}
+	if port := cmp.Or(in.conf.KVReplayPort, all.ReplayPort); port != 0 {
+		s.Replay = kvevents.Endpoint(host, port, rank)
+	}
+	return s
+}
+
+// capacityOf is what the engine reports for the rank; the only series of a
+// single-rank server counts whatever its label.
+func capacityOf(in *instance, r int) int64 {
+	if n, ok := in.status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
+		return n
+	}
+	if r < 0 && len(in.status.CapacityTokens) == 1 {
+		for _, n := range in.status.CapacityTokens {
+			return n
+		}
+	}
+	return 0
+}
+
+// worker is called with f.mu held.
+func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
+	t := in.target(r)
+	id := f.number(t.ID)
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in)}
+	w := dispatcher.Worker{
+		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
+		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
+	}
+	if w.Capacity == 0 {
+		w.Capacity = capacityOf(in, r)
+	}
+	limit, capacity := f.gw.owners.room(in.conf.Region, t.ID, w.Slots, w.Capacity)
+	if w.Capacity = capacity; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
+		w.Limit = limit
+	}
+	return w
+}
+
+// number is a rank's identity on the board. It is called with f.mu held.
+func (f *fleet) number(rank string) int32 {
+	id, ok := f.ids[rank]
+	if !ok {
+		id = int32(len(f.ids))
+		f.ids[rank] = id
+	}
+	return id
+}
+
+// boardOf is the base model an engine serves; its LoRAs share the ranks.
+func boardOf(models []engine.Model) string {
+	for _, m := range models {
+		if m.Parent == "" {
+			return m.ID
+		}
+	}
+	return models[0].ID
+}
+
+func (f *fleet) route(routes map[string]route, in *instance, up bool) {
+	for _, m := range in.status.Models {
+		r, ok := routes[m.ID]
+		if !ok {
+			r = route{name: m.ID, board: boardOf(in.status.Models)}
+		}
+		if in.role == rolePrefill {
+			r.prefill = r.prefill || up
+		} else {
+			r.decode = r.decode || up
+			r.board = boardOf(in.status.Models)
+			if n := in.maxLen(m); n > 0 && (r.maxLen == 0 || n < r.maxLen) {
+				r.maxLen = n
+			}
+		}
+		routes[m.ID] = r
+	}
+}
+
+// maxLen is the context length of a model, the profile's word first.
+func (i *instance) maxLen(m engine.Model) int {
+	if i.profile.MaxModelLen > 0 {
+		return i.profile.MaxModelLen
+	}
+	return m.MaxModelLen
+}
