@@ -391,9 +391,11 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 // the engine has the KV then, and only then the client sees a status line
 // (contract 0.6).
 func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
-	if j.reach(phaseTransfer); h == nil {
-		j.reach(phasePrefill)
+	next := phaseTransfer
+	if h == nil {
+		next = phasePrefill
 	}
+	j.reach(next)
 	s := j.newStream(slot)
 	if fault := j.open(h, s); fault != nil {
 		if s.run.moved.Load() && !fault.final {

@@ -1,0 +1,115 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// What a decode engine can do wrong beneath a 200.
+var (
+	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+	errSilent   = errors.New("the engine sent no event in time")
+	errRefusal  = errors.New("the engine's first event was a failure")
+)
+
+// first reads up to the first data event. Comments may keep the connection
+// alive for ever, so the deadline is for all of it.
+func (s *stream) first(deadline time.Time) error {
+	if s.whole {
+		return s.readWhole()
+	}
+	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+		return s.notAStream(ct)
+	}
+	for !s.mirror.Started() && !s.ended {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return errSilent
+		}
+		s.resp.SetIdle(left)
+		if err := s.fill(); err != nil {
+			return err
+		}
+	}
+	if s.broken != nil {
+		return errRefusal
+	}
+	s.resp.SetIdle(s.job.gw.conf().Limits.EventTimeout)
+	return nil
+}
+
+// notAStream reads a 200 that is no event stream: some routes answer so with
+// an error (contract 4.5).
+func (s *stream) notAStream(contentType []byte) error {
+	if bytes.HasPrefix(contentType, []byte("application/json")) {
+		if err := s.readWhole(); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("the engine answered 200 with content type %q instead of an event stream", contentType)
+}
+
+// readWhole takes an answer that comes in one piece as if it were the one event
+// of a stream: so the mirror counts it, corrects its cached_tokens and knows a
+// failure.
+func (s *stream) readWhole() error {
+	body, err := s.resp.ReadAll(s.job.gw.conf().Limits.EventBytes)
+	if err != nil {
+		return err
+	}
+	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
+	line.WriteString("data: ")
+	if err := json.Compact(line, body); err != nil {
+		return fmt.Errorf("the engine's answer is not JSON: %w", err)
+	}
+	line.WriteString("\n\n")
+	s.framer.Feed(line.Bytes())
+	if e, ok := s.framer.Next(); ok {
+		s.event(e)
+	}
+	switch {
+	case s.broken != nil:
+		return errRefusal
+	case !s.mirror.Finished():
+		s.end(streamError("upstream_incomplete", errNotWhole))
+		return errRefusal
+	}
+	s.end(nil)
+	return nil
+}
+
+// tooLong tells whether a whole answer is larger than allowed: as it was asked
+// for, so that no other engine would answer otherwise.
+func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
+
+// failure is the fault of a decode that forwarded nothing: a refusal that came
+// late is the client's to see, all else the engine's failure.
+func (s *stream) failure(err error) *fault {
+	if s.tooLong(err) {
+		return &fault{answer: badGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
+	}
+	if s.broken == nil {
+		s.unheard = true
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
+	}
+	if errors.Is(err, errRefusal) {
+		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
+	}
+	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	var call *engine.Error
+	switch {
+	case s.broken.Status/100 == 4: // a client that left is one of them
+		f.final = s.broken.Status != http.StatusTooManyRequests
+	case errors.As(err, &call) && call.Timeout:
+		f.answer = transportError("decode", err)
+	default:
+		f.answer = badGateway("decode", s.broken.Message)
+	}
+	return f
+}
