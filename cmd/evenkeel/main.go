@@ -29,6 +29,9 @@ type commands struct {
 	Load     loadCmd     `cmd:"" help:"Send load and check every stream token by token."`
 	Keys     keysCmd     `cmd:"" help:"Make API keys for keys_file."`
 	Version  versionCmd  `cmd:"" help:"Print version, commit and Go."`
+
+	Completion completionCmd `cmd:"" help:"Print what teaches a shell to complete evenkeel's words."`
+	Complete   completeCmd   `cmd:"" hidden:""`
 }
 
 // streams are what a subcommand writes to: results to out, progress to err.
@@ -67,8 +70,11 @@ func run(args []string, std streams) int {
 		fmt.Fprintln(std.err, "evenkeel:", err)
 		return 2
 	}
-	if len(args) == 0 {
+	switch {
+	case len(args) == 0:
 		args = []string{"--help"}
+	case isServeFlag(parser.Model.Node, args[0]): // the example proxy's command line, only its name replaced
+		args = append([]string{"serve"}, args...)
 	}
 	ctx, err := parser.Parse(spreadLists(args, listFlags(serveCmd{})))
 	if said {
@@ -97,6 +103,12 @@ func run(args []string, std streams) int {
 		return 2
 	}
 	return 1
+}
+
+// isServeFlag tells a command line that begins with a flag only serve has.
+func isServeFlag(root *kong.Node, word string) bool {
+	name, _, _ := strings.Cut(word, "=")
+	return strings.HasPrefix(name, "--") && flagOf(root, name) == nil && flagOf(childOf(root, "serve"), name) != nil
 }
 
 func hint(w io.Writer, command string) {

@@ -50,8 +50,14 @@ func serveFile(t *testing.T, file string) *process {
 
 func launch(t *testing.T, args ...string) *process {
 	t.Helper()
+	return start(t, append([]string{"serve", "--admin", "127.0.0.1:0"}, args...)...)
+}
+
+// start runs the words of a whole command line.
+func start(t *testing.T, words ...string) *process {
+	t.Helper()
 	p := &process{exited: make(chan error, 1), client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}}
-	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--admin", "127.0.0.1:0"}, args...)...)
+	p.cmd = exec.Command(os.Args[0], words...)
 	p.cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
 	stderr, err := p.cmd.StderrPipe()
 	require.NoError(t, err)

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"evenkeel/bench/geosim"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/mooncake"
+)
+
+// completionCmd prints a script that teaches a shell to ask completeCmd.
+type completionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
+}
+
+// Help is the page of `evenkeel completion --help`.
+func (completionCmd) Help() string {
+	return `The script asks evenkeel itself, so it stays right when evenkeel is replaced.
+
+    bash: source <(evenkeel completion bash)       or into /etc/bash_completion.d/evenkeel
+    zsh:  source <(evenkeel completion zsh)        or as _evenkeel into a folder of $fpath
+    fish: evenkeel completion fish | source        or into ~/.config/fish/completions/evenkeel.fish`
+}
+
+func (c completionCmd) Run(std streams) error {
+	_, err := fmt.Fprint(std.out, completionScripts[c.Shell])
+	return err
+}
+
+// completionScripts pass the words up to the cursor, the unfinished one last. The
+// answer is a word a line; the line :files asks for names of files as well.
+var completionScripts = map[string]string{
+	"bash": `_evenkeel() {
+    local cur=${COMP_LINE:0:COMP_POINT} words word
+    read -ra words <<<"$cur"
+    [[ $cur == *[[:space:]] ]] && words+=("")
+    local last=${words[-1]}
+    local kept=${last%"${last##*[=:]}"} # bash takes = and : for the ends of words
+    COMPREPLY=()
+    while IFS= read -r word; do
+        if [[ $word == :files ]]; then
+            compopt -o filenames 2>/dev/null
+            while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "${last#--*=}")
+        else
+            COMPREPLY+=("${word#"$kept"}")
+        fi
+    done < <("${words[0]}" complete -- "${words[@]:1}" 2>/dev/null)
+}
+complete -F _evenkeel evenkeel
+`,
+	"zsh": `#compdef evenkeel
+_evenkeel() {
+    local -a answers
+    answers=("${(@f)$("${words[1]}" complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if (( ${answers[(Ie):files]} )); then
+        answers=("${(@)answers:#:files}")
+        [[ $PREFIX == --*=* ]] && compset -P 1 '*='
+        _files
+    fi
+    (( ${#answers} )) && [[ -n ${answers[1]} ]] && compadd -Q -- "${answers[@]}"
+}
+if [[ $funcstack[1] == _evenkeel ]]; then _evenkeel "$@"; else compdef _evenkeel evenkeel; fi
+`,
+	"fish": `function __evenkeel_complete
+    set -l words (commandline -opc) (commandline -ct)
+    for answer in ($words[1] complete -- $words[2..-1] 2>/dev/null)
+        if test "$answer" = :files
+            set -l flag (string match -r -- '^--[^=]*=' $words[-1])
+            for path in (__fish_complete_path (string replace -- "$flag" '' $words[-1]))
+                echo "$flag$path"
+            end
+        else
+            echo $answer
+        end
+    end
+end
+complete -c evenkeel -f -a '(__evenkeel_complete)'
+`,
+}
+
+// completeCmd answers the scripts.
+type completeCmd struct {
+	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
+}
+
+func (c completeCmd) Run(ctx *kong.Context, std streams) error {
+	words := c.Words
+	if len(words) > 0 && words[0] == "--" {
+		words = words[1:]
+	}
+	for _, w := range complete(ctx.Model.Node, words) {
+		if _, err := fmt.Fprintln(std.out, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// askFiles is the answer of complete where a file is meant.
+const askFiles = ":files"
+
+// complete lists what the last word can become.
+func complete(at *kong.Node, words []string) []string {
+	if len(words) == 0 {
+		words = []string{""}
+	}
+	last := words[len(words)-1]
+	var open *kong.Flag // waits for its value
+	for _, w := range words[:len(words)-1] {
+		switch {
+		case strings.HasPrefix(w, "-"):
+			name, _, has := strings.Cut(w, "=")
+			if open = flagOf(at, name); open == nil && at.Parent == nil { // the example proxy's command line
+				if f := flagOf(childOf(at, "serve"), name); f != nil {
+					at, open = childOf(at, "serve"), f
+				}
+			}
+			if has || open != nil && open.IsBool() {
+				open = nil
+			}
+		case open != nil:
+			if !open.IsSlice() { // a list goes on to the next flag
+				open = nil
+			}
+		default:
+			if child := childOf(at, w); child != nil {
+				at = child
+			}
+		}
+	}
+	switch name, value, has := strings.Cut(last, "="); {
+	case strings.HasPrefix(last, "-") && has:
+		return under(name+"=", valuesOf(flagOf(at, name), value))
+	case strings.HasPrefix(last, "-"):
+		return starting(last, flagNames(at))
+	case open != nil:
+		return valuesOf(open, last)
+	default:
+		return placesOf(at, last)
+	}
+}
+
+// placesOf are the commands below a node, or the values of its argument.
+func placesOf(at *kong.Node, last string) []string {
+	var list []string
+	for _, c := range at.Children {
+		if c.Type == kong.CommandNode && !c.Hidden {
+			list = append(list, c.Name)
+		}
+	}
+	if list = starting(last, list); len(list) > 0 || len(at.Positional) == 0 {
+		return list
+	}
+	if enum := at.Positional[0].Enum; enum != "" {
+		return starting(last, strings.Split(enum, ","))
+	}
+	return []string{askFiles}
+}
+
+func childOf(at *kong.Node, name string) *kong.Node {
+	for _, c := range at.Children {
+		if c.Name == name || slices.Contains(c.Aliases, name) {
+			return c
+		}
+	}
+	return nil
+}
+
+// flagOf finds a flag by the word it is written as; commands of a command with a
+// default share its flags.
+func flagOf(at *kong.Node, word string) *kong.Flag {
+	for _, group := range at.AllFlags(false) {
+		for _, f := range group {
+			if word == "--"+f.Name || f.Short != 0 && word == "-"+string(f.Short) || slices.Contains(f.Aliases, strings.TrimPrefix(word, "--")) {
+				return f
+			}
+		}
+	}
+	if at.DefaultCmd != nil {
+		return flagOf(at.DefaultCmd, word)
+	}
+	return nil
+}
+
+func flagNames(at *kong.Node) (names []string) {
+	if at.DefaultCmd != nil {
+		at = at.DefaultCmd
+	}
+	for _, group := range at.AllFlags(true) {
+		for _, f := range group {
+			names = append(names, "--"+f.Name)
+			if f.Negated || f.Tag != nil && f.Tag.Negatable != "" {
+				names = append(names, "--no-"+f.Name)
+			}
+		}
+	}
+	return names
+}
+
+// valuesOf are the values of a flag, as far as they can be listed.
+func valuesOf(f *kong.Flag, begun string) []string {
+	if f == nil {
+		return nil
+	}
+	if f.Enum != "" {
+		return starting(begun, strings.Split(f.Enum, ","))
+	}
+	var list []string
+	switch f.Name {
+	case "policy":
+		list = policy.Names()
+	case "policies":
+		done := begun[:strings.LastIndexByte(begun, ',')+1]
+		return under(done, starting(begun[len(done):], policy.Names()))
+	case "connector":
+		list = []string{mooncake.AscendMooncakeV1, mooncake.NIXLPull, mooncake.VLLMMooncake, mooncake.Opaque}
+	case "log-level":
+		list = []string{"debug", "info", "warn", "error"}
+	case "preset":
+		list = geosim.Presets()
+	}
+	list = starting(begun, list)
+	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" {
+		list = append(list, askFiles)
+	}
+	return list
+}
+
+func starting(with string, list []string) (some []string) {
+	for _, s := range list {
+		if strings.HasPrefix(s, with) {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// under puts a prefix before every word.
+func under(prefix string, list []string) []string {
+	for i, s := range list {
+		if s != askFiles {
+			list[i] = prefix + s
+		}
+	}
+	return list
+}
