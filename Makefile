@@ -9,6 +9,7 @@ LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
 CHAOS    ?= 2m
+PLATFORMS ?= linux/amd64 linux/arm64
 # Tools are built by `go install`, at these versions.
 GOLANGCI := v2.15.0
 VULNCHECK := latest
@@ -78,6 +79,24 @@ lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 
 $(TOOLS)/golangci-lint:
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+
+.PHONY: image
+image: ## the container image evenkeel:VERSION (scratch, not root), by docker
+	docker build -f configs/container/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t evenkeel:$(VERSION) .
+
+.PHONY: release
+release: ## out/release: an archive a platform and SHA256SUMS, the same bytes from the same commit on every machine
+	@test -z "$$(git status --porcelain)" || { echo "the work tree has changes: a release is made from a commit"; exit 1; }
+	@rm -rf out/release && mkdir -p out/release
+	@set -e; for platform in $(PLATFORMS); do \
+	  name=evenkeel_$(VERSION)_$${platform/\//_}; dir=out/release/$$name; mkdir -p $$dir/completion; \
+	  CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -buildid=' -o $$dir/evenkeel ./cmd/evenkeel; \
+	  cp -r README.md CHANGELOG.md SECURITY.md docs configs $$dir; \
+	  for shell in bash zsh fish; do go run ./cmd/evenkeel completion $$shell >$$dir/completion/evenkeel.$$shell; done; \
+	  tar -C out/release --sort=name --mtime=@$$(git log -1 --format=%ct) --owner=0 --group=0 --numeric-owner --mode=go-w -cf - $$name | gzip -9n >$$dir.tar.gz; \
+	  rm -rf $$dir; echo $$name.tar.gz; \
+	done
+	@cd out/release && sha256sum *.tar.gz >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: vulncheck
 vulncheck: ## govulncheck; says so where its database cannot be reached

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
@@ -75,6 +76,7 @@ func (c *serveCmd) Run(streams) error {
 	if err := g.Start(handler); err != nil {
 		return err
 	}
+	tell(log, daemon.SdNotifyReady)
 	endSelfTest := startSelfTest(g, cfg, log)
 	reloads := make(chan os.Signal, 1)
 	signal.Notify(reloads, syscall.SIGHUP)
@@ -83,10 +85,13 @@ func (c *serveCmd) Run(streams) error {
 	for s == nil {
 		select {
 		case <-reloads:
+			tell(log, daemon.SdNotifyReloading)
 			g.Reload(false) // it logs what came of it
+			tell(log, daemon.SdNotifyReady)
 		case s = <-signals:
 		}
 	}
+	tell(log, daemon.SdNotifyStopping)
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
