@@ -2,9 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,15 +12,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 	"evenkeel/lease"
-	"evenkeel/lease/etcd"
-	"evenkeel/lease/kube"
 )
 
 // owners says which regions' engines this proxy serves: its own, and those of a
@@ -32,7 +25,7 @@ type owners struct {
 	gw     *Gateway
 	areas  map[string]*area // by region
 	names  []string
-	leases *clientv3.Client // of etcd; nil: another engine
+	leases *leases
 
 	judging sync.Mutex // of static orders: the view that is judged last is published last
 }
@@ -63,10 +56,8 @@ func newOwners(g *Gateway) (*owners, error) {
 	if !c.On() || !c.Ownership.On() {
 		return nil, nil
 	}
-	o := &owners{gw: g, areas: map[string]*area{}}
-	var boot [6]byte
-	_, _ = rand.Read(boot[:]) // never fails, by its documentation
-	identity := lease.Identity(c.Self.ID, hex.EncodeToString(boot[:]))
+	own := &c.Ownership
+	o := &owners{gw: g, areas: map[string]*area{}, leases: newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Self.ID, g.log)}
 	regions := []string{c.Self.Region}
 	for _, e := range slices.Concat(g.conf().Engines.Prefill, g.conf().Engines.Decode) {
 		if e.Region != "" && !slices.Contains(regions, e.Region) {
@@ -80,11 +71,11 @@ func newOwners(g *Gateway) (*owners, error) {
 		}
 		a.view.Store(&lease.View{Phase: lease.Watching})
 		if c.Ownership.Engine != config.OwnStatic {
-			engine, err := o.engine(region, identity)
+			engine, err := o.leases.open("evenkeel-owner-"+strings.ToLower(region), own.Kubernetes.Kubeconfig[region], region)
 			if err != nil {
 				return nil, fmt.Errorf("geo.ownership: region %s: %w", region, err)
 			}
-			a.claim = lease.NewClaim(lease.Config{Self: identity, Home: a.home, Rank: o.rank(a), Times: times(&c.Ownership)}, engine, lease.Hooks{
+			a.claim = lease.NewClaim(lease.Config{Self: o.leases.identity, Home: a.home, Rank: o.rank(a), Times: timesOf(own.Lease, own.StartDelay)}, engine, lease.Hooks{
 				OnChange: func(v lease.View) { o.changed(a, v) },
 				AskBack:  func(ctx context.Context, holder string, epoch int64) error { return o.askBack(ctx, a, holder, epoch) },
 			}, g.log.With(zap.String("region", region)))
@@ -110,48 +101,12 @@ func newOwners(g *Gateway) (*owners, error) {
 	return o, g.reg.Register(o)
 }
 
-func times(c *config.GeoOwnership) lease.Times {
-	t := lease.DefaultTimes
-	part := func(d time.Duration) time.Duration {
-		return time.Duration(float64(d) / float64(lease.DefaultTimes.Duration) * float64(c.Lease))
-	}
-	return lease.Times{
-		Duration: c.Lease, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: c.StartDelay, RankDelay: part(t.RankDelay), Step: part(t.Step),
-	}
-}
-
 // holdTimeout is the longest that a prefiller keeps KV blocks for somebody.
 func (g *Gateway) holdTimeout() (longest time.Duration) {
 	for _, p := range g.conf().profiles {
 		longest = max(longest, p.KVHoldTimeout)
 	}
 	return longest
-}
-
-// engine keeps the lease of a region.
-func (o *owners) engine(region, identity string) (lease.Engine, error) {
-	c := &o.gw.conf().Geo.Ownership
-	if c.Engine == config.OwnKubernetes {
-		client, err := kube.Connect(c.Kubernetes.Kubeconfig[region], c.Lease/3)
-		if err != nil {
-			return nil, err
-		}
-		return kube.New(client, c.Kubernetes.Namespace, "evenkeel-owner-"+strings.ToLower(region), identity, c.Lease), nil
-	}
-	if o.leases == nil {
-		var t *tls.Config
-		if f := &c.Etcd.TLS; f.CA != "" || f.Cert != "" {
-			var err error
-			if t, err = certs.Client("", f.CA, f.Cert, f.Key); err != nil {
-				return nil, err
-			}
-		}
-		var err error
-		if o.leases, err = etcd.Connect(c.Etcd.Endpoints, t, o.gw.log); err != nil {
-			return nil, err
-		}
-	}
-	return etcd.New(o.leases, c.Etcd.Prefix+"/"+region, identity, c.Lease), nil
 }
 
 // order is who may take a region, first to last; empty: by round trip.
@@ -219,8 +174,8 @@ func (o *owners) leave(ctx context.Context) {
 
 // close ends the connections to the lease's store, once no claim runs.
 func (o *owners) close() {
-	if o != nil && o.leases != nil {
-		_ = o.leases.Close()
+	if o != nil {
+		o.leases.close()
 	}
 }
 

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,6 +21,8 @@ type Claim struct {
 	mu      sync.Mutex // over the machine, never held over a call
 	machine *Machine
 	told    View // what OnChange was told last; of Run's goroutine and GiveBack's
+
+	sure atomic.Pointer[time.Time] // until then it admits, unless OnChange says otherwise; nil: it does not
 
 	poke chan struct{}
 	done chan struct{}
@@ -94,6 +97,11 @@ func (c *Claim) Run(ctx context.Context) {
 // nobody is told of an older one later.
 func (c *Claim) tell(now time.Time) {
 	v := c.machine.View(now)
+	if v.Admits {
+		c.sure.Store(new(c.machine.renewed.Add(c.machine.cfg.RenewDeadline)))
+	} else {
+		c.sure.Store(nil)
+	}
 	if v == c.told {
 		return
 	}
@@ -180,6 +188,11 @@ func (c *Claim) SetFit(fit bool) {
 	c.tellMachine(func(m *Machine, _ time.Time) { m.SetFit(fit) })
 }
 
+// SetHome says whether the area is this dispatcher's, where that may change.
+func (c *Claim) SetHome(home bool) {
+	c.tellMachine(func(m *Machine, _ time.Time) { m.SetHome(home) })
+}
+
 // SetRank changes the place among those that may take the area.
 func (c *Claim) SetRank(rank int) {
 	c.tellMachine(func(m *Machine, _ time.Time) { m.SetRank(rank) })
@@ -195,6 +208,13 @@ func (c *Claim) View() View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.View(time.Now())
+}
+
+// Admits is View's, for who must know in the moment it acts: a process that
+// stood still finds its time over before anybody told it. It takes no lock.
+func (c *Claim) Admits(now time.Time) bool {
+	until := c.sure.Load()
+	return until != nil && now.Before(*until)
 }
 
 // Leave gives the area up and waits until the lease is released, or ctx ends.

@@ -285,6 +285,10 @@ func (m *Machine) Leave(now time.Time) {
 // SetFit says whether this dispatcher could serve the area, were it to take it.
 func (m *Machine) SetFit(fit bool) { m.fit = fit }
 
+// SetHome says whether the area is this dispatcher's, where that may change: it
+// takes it first, and asks for it back.
+func (m *Machine) SetHome(home bool) { m.cfg.Home = home }
+
 // SetRank changes this dispatcher's place among those that may take the area.
 func (m *Machine) SetRank(rank int) { m.cfg.Rank = rank }
 

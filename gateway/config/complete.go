@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"os"
 	"slices"
 
 	"evenkeel/mooncake"
@@ -33,6 +34,9 @@ func (c *Config) finish() {
 		case c.Geo.Leads(): // it looks at round trips (geo R17)
 			c.Prefill.Policy = "gorgo"
 		}
+	}
+	if c.HA.On() && c.Geo.Self.ID == "" { // pods of one file differ in nothing else
+		c.Geo.Self.ID, _ = os.Hostname() // none is found to be no name
 	}
 	for i := range c.Engines.Decode {
 		c.finishDecode(&c.Engines.Decode[i])

@@ -31,6 +31,7 @@ type Config struct {
 
 	Predictor Predictor `yaml:"predictor"`
 	Geo       Geo       `yaml:"geo"`
+	HA        HA        `yaml:"ha"`
 
 	source source // so that Validate can point at the line
 }
@@ -258,6 +259,7 @@ func Default() *Config {
 		},
 		Predictor: Predictor{Kind: "survival"},
 		Geo:       defaultGeo(),
+		HA:        defaultHA(),
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{

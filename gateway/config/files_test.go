@@ -49,6 +49,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	o.TakeoverOrder, o.Etcd.Endpoints, o.Kubernetes.Kubeconfig = nil, nil, nil
 	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
 	c.Geo.Self = GeoSelf{}
+	require.Empty(t, c.HA.Etcd.Endpoints)
+	c.HA.Etcd.Endpoints = nil
 	require.Empty(t, c.Dispatch.Shadow)
 	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
@@ -129,4 +131,17 @@ func TestTheGeoExampleIsWhatItSays(t *testing.T) {
 	size, ok := c.Geo.SnapshotBytes()
 	require.True(t, ok)
 	require.Equal(t, int64(32<<20), size)
+}
+
+func TestTheHAExampleIsWhatItSays(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "ha.yaml"))
+	require.NoError(t, err)
+	require.Equal(t, HAShard, c.HA.Mode)
+	require.Equal(t, OwnKubernetes, c.HA.Engine)
+	require.NotEmpty(t, c.Geo.Self.ID, "the host's name")
+	groups := map[string]bool{}
+	for _, e := range c.Engines.Decode {
+		groups[e.Group] = true
+	}
+	require.Len(t, groups, 2)
 }

@@ -18,11 +18,14 @@ type GeoOwnership struct {
 		Namespace  string            `yaml:"namespace"`
 		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region, to the cluster with its engines; none: this pod's own
 	} `yaml:"kubernetes"`
-	Etcd struct {
-		Endpoints []string `yaml:"endpoints"`
-		Prefix    string   `yaml:"prefix"`
-		TLS       GeoTLS   `yaml:"tls"`
-	} `yaml:"etcd"`
+	Etcd Etcd `yaml:"etcd"`
+}
+
+// Etcd is where leases are kept.
+type Etcd struct {
+	Endpoints []string `yaml:"endpoints"`
+	Prefix    string   `yaml:"prefix"`
+	TLS       GeoTLS   `yaml:"tls"`
 }
 
 // Engines of ownership.
@@ -47,12 +50,7 @@ func (c *Config) checkOwnership(bad report) {
 	if !slices.Contains([]string{OwnOff, OwnKubernetes, OwnEtcd, OwnStatic}, o.Engine) {
 		bad("$.geo.ownership.engine", "%q keeps no lease; write off, kubernetes, etcd or static", o.Engine)
 	}
-	if o.Lease < 3*time.Second || o.Lease%time.Second != 0 {
-		bad("$.geo.ownership.lease", "%v; write whole seconds, 3s or more", o.Lease)
-	}
-	if o.StartDelay < o.Lease/3 {
-		bad("$.geo.ownership.start_delay", "%v is too short for clocks that differ; write a third of the lease or more, %v", o.StartDelay, o.Lease/3)
-	}
+	checkLease(bad, "$.geo.ownership", o.Lease, o.StartDelay)
 	if !(o.MaxShare > 0 && o.MaxShare <= 1) {
 		bad("$.geo.ownership.max_share", "%v is no share of slots; write a number up to 1, such as 0.5", o.MaxShare)
 	}

@@ -1,0 +1,81 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/config"
+	"evenkeel/lease"
+	"evenkeel/lease/etcd"
+	"evenkeel/lease/kube"
+)
+
+// leases is where ownership is kept, of regions or of decode groups.
+type leases struct {
+	engine    string
+	duration  time.Duration
+	namespace string // of Lease objects
+	etcd      config.Etcd
+	identity  string // this process
+	log       *zap.Logger
+
+	client *clientv3.Client // of etcd; nil: not needed yet
+}
+
+func newLeases(engine string, duration time.Duration, namespace string, e config.Etcd, self string, log *zap.Logger) *leases {
+	var boot [6]byte
+	_, _ = rand.Read(boot[:]) // never fails, by its documentation
+	return &leases{
+		engine: engine, duration: duration, namespace: namespace, etcd: e, identity: lease.Identity(self, hex.EncodeToString(boot[:])), log: log,
+	}
+}
+
+// open returns the lease of an area: an object of that name, or a key below the
+// prefix.
+func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
+	if l.engine == config.OwnKubernetes {
+		client, err := kube.Connect(kubeconfig, l.duration/3)
+		if err != nil {
+			return nil, err
+		}
+		return kube.New(client, l.namespace, object, l.identity, l.duration), nil
+	}
+	if l.client == nil {
+		var t *tls.Config
+		if f := &l.etcd.TLS; f.CA != "" || f.Cert != "" {
+			var err error
+			if t, err = certs.Client("", f.CA, f.Cert, f.Key); err != nil {
+				return nil, err
+			}
+		}
+		var err error
+		if l.client, err = etcd.Connect(l.etcd.Endpoints, t, l.log); err != nil {
+			return nil, err
+		}
+	}
+	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration), nil
+}
+
+// close ends the connections to the store, once no claim runs.
+func (l *leases) close() {
+	if l.client != nil {
+		_ = l.client.Close()
+	}
+}
+
+// timesOf are the waits of a lease: the default's, in proportion.
+func timesOf(duration, startDelay time.Duration) lease.Times {
+	t := lease.DefaultTimes
+	part := func(d time.Duration) time.Duration {
+		return time.Duration(float64(d) / float64(lease.DefaultTimes.Duration) * float64(duration))
+	}
+	return lease.Times{
+		Duration: duration, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: startDelay, RankDelay: part(t.RankDelay), Step: part(t.Step),
+	}
+}

@@ -1,0 +1,85 @@
+package lease
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+const settle = 15 * time.Second
+
+func members(spread bool, self string, ids ...string) *Members {
+	m := NewMembers(self, spread, settle)
+	m.See(ids, seconds(0))
+	return m
+}
+
+func TestMembersOwnInOrder(t *testing.T) {
+	m := members(false, "b", "c", "b", "a")
+	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", seconds(0)))
+	rank, home := m.Place("main", seconds(20))
+	require.Equal(t, 1, rank)
+	require.False(t, home)
+	require.True(t, m.Yields("main", "a", seconds(20)))
+	require.False(t, m.Yields("main", "c", seconds(20)), "it comes after us")
+	require.False(t, m.Yields("main", "x", seconds(20)), "nobody sees it")
+
+	m.See([]string{"b", "c"}, seconds(30))
+	rank, home = m.Place("main", seconds(30))
+	require.Zero(t, rank)
+	require.True(t, home)
+	m.See([]string{"a", "b", "c"}, seconds(40))
+	require.Equal(t, []string{"b", "c", "a"}, m.Order("main", seconds(54)), "it is back, and not yet for good")
+	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", seconds(55)))
+}
+
+func TestMemberThatLeavesYieldsToAll(t *testing.T) {
+	m := members(true, "a", "b", "c")
+	rank, home := m.Place("main", seconds(60))
+	require.Equal(t, 2, rank)
+	require.False(t, home)
+	require.True(t, m.Yields("main", "b", seconds(60)))
+	require.True(t, m.Yields("main", "c", seconds(60)))
+}
+
+func TestNewMemberAsksForNothing(t *testing.T) {
+	m := members(false, "a", "a")
+	_, home := m.Place("main", seconds(14))
+	require.False(t, home, "it has not seen the others yet")
+	_, home = m.Place("main", seconds(15))
+	require.True(t, home)
+}
+
+func TestAreasSpreadAndMoveLittle(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 6).Draw(t, "members")
+		ids := make([]string, n)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("ek-%d", i)
+		}
+		m := members(true, ids[0], ids...)
+		had := map[string]int{}
+		first := map[string]string{}
+		for i := range 600 {
+			area := fmt.Sprintf("group-%d", i)
+			first[area] = m.Order(area, seconds(20))[0]
+			had[first[area]]++
+		}
+		for _, id := range ids {
+			if had[id] < 600/n/2 {
+				t.Fatalf("%s has %d of 600 groups among %d", id, had[id], n)
+			}
+		}
+		gone := rapid.SampledFrom(ids).Draw(t, "gone")
+		m.See(slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == gone }), seconds(20))
+		for area, was := range first {
+			if now := m.Order(area, seconds(20))[0]; was != gone && now != was {
+				t.Fatalf("%s went from %s to %s when %s left", area, was, now, gone)
+			}
+		}
+	})
+}
