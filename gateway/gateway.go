@@ -50,6 +50,7 @@ type Gateway struct {
 	fleet      *fleet
 	metrics    *metrics
 	requestLog *requestLog
+	advice     *adviser
 
 	reloading sync.Mutex // over all below: files are read by one at a time
 	source    configSource
@@ -135,6 +136,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	if g.regions, err = newRegions(g); err != nil {
 		return nil, err
 	}
+	g.advice = newAdviser(g)
 	g.routes = g.publicRoutes()
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	g.registerEdge()
@@ -215,6 +217,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
 	g.background.Go(func() { g.watchFiles(g.ctx) })
+	g.background.Go(func() { g.advice.run(g.ctx) })
 	g.background.Go(func() {
 		if err := g.server.Serve(secured(g.listener, g.tls[0])); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))

@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -37,6 +38,7 @@ type Status struct {
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Dispatch   dispatcher.Status         `json:"dispatch"`
+	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
 
 // EngineStatus is what is known of one engine.
@@ -64,6 +66,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: g.configStatus(), Drain: g.service.state(),
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
+		Advice: g.advice.latest(),
 	}
 	s.Drains = g.fleet.drains(s.Dispatch, s.Prefill)
 	return s

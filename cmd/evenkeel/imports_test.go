@@ -35,13 +35,14 @@ var mayImport = map[string][]string{
 	"lease/etcd":        {"lease"},
 	"geo":               {"geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":        {"prefill/policy"},
+	"gateway/advice":    {},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/edge":      {},
 	"gateway/files":     {},
 	"gateway/keys":      {},
 	"gateway/openai":    {"mooncake"},
 	"gateway/config":    {"gateway/certs", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
-	"gateway":           {"gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/advice", "gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/openai"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
@@ -49,7 +50,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit"}
+var pure = []string{"sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -32,6 +32,7 @@ type Config struct {
 	Predictor Predictor `yaml:"predictor"`
 	Geo       Geo       `yaml:"geo"`
 	HA        HA        `yaml:"ha"`
+	Advice    Advice    `yaml:"advice"`
 
 	source source // so that Validate can point at the line
 }
@@ -115,6 +116,14 @@ type Predictor struct {
 	Kind       string `yaml:"kind"`
 	File       string `yaml:"file"`        // what `evenkeel fit` wrote; read again when it changes
 	SecretFile string `yaml:"secret_file"` // keys the hashes of prompts, exact only
+}
+
+// Advice is on how many ranks each side should have.
+type Advice struct {
+	Interval time.Duration `yaml:"interval"` // between two looks; 0: none is given
+	Window   time.Duration `yaml:"window"`   // what is shorter than this is no reason for anything
+	Calm     time.Duration `yaml:"calm"`     // ranks are spared that nothing asked for in this long
+	Target   float64       `yaml:"target"`   // share of what ranks can do that is to be used
 }
 
 // Pool holds finished prefills that wait for a rank.
@@ -260,6 +269,7 @@ func Default() *Config {
 		Predictor: Predictor{Kind: "survival"},
 		Geo:       defaultGeo(),
 		HA:        defaultHA(),
+		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{

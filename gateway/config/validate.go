@@ -35,6 +35,7 @@ func (c *Config) Validate() error {
 	c.checkGeo(bad)
 	c.checkHA(bad)
 	c.checkDecision(bad)
+	c.checkAdvice(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
 	}

@@ -1,0 +1,307 @@
+package advice
+
+import (
+	"fmt"
+	"time"
+)
+
+// Kinds of steps.
+const (
+	AddPrefill    = "add_prefill"
+	AddDecode     = "add_decode"
+	RemovePrefill = "remove_prefill"
+	RemoveDecode  = "remove_decode"
+	Rebalance     = "rebalance" // one side is short while the other has ranks to spare
+	None          = "none"
+)
+
+// Reasons of them.
+const (
+	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
+	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
+	ReasonBusy          = "busy"              // add_*: nothing waits yet, but there is nothing to spare
+	ReasonKV            = "kv"                // add_*: the KV budget is what is used up
+	ReasonIdle          = "idle"              // remove_*
+	ReasonToPrefill     = "decode_to_prefill" // rebalance
+	ReasonToDecode      = "prefill_to_decode" // rebalance
+	ReasonBalanced      = "balanced"          // none
+	ReasonTooLittleData = "too_little_data"   // none
+	ReasonPrefillDown   = "prefill_down"      // none: no rank answers, which more ranks do not mend
+	ReasonDecodeDown    = "decode_down"
+)
+
+// Step is one thing to do.
+type Step struct {
+	Kind   string `json:"kind"`
+	Reason string `json:"reason"`
+}
+
+// Steps lists every step that there can be.
+func Steps() []Step {
+	return []Step{
+		{AddPrefill, ReasonBacklog}, {AddPrefill, ReasonBusy}, {AddPrefill, ReasonKV},
+		{AddDecode, ReasonPoolWait}, {AddDecode, ReasonBusy}, {AddDecode, ReasonKV},
+		{RemovePrefill, ReasonIdle}, {RemoveDecode, ReasonIdle},
+		{Rebalance, ReasonToPrefill}, {Rebalance, ReasonToDecode},
+		{None, ReasonBalanced}, {None, ReasonTooLittleData}, {None, ReasonPrefillDown}, {None, ReasonDecodeDown},
+	}
+}
+
+// Side is what was seen of one side, mean of the window, and what it should be.
+type Side struct {
+	Live           int     `json:"live_ranks"` // now
+	Advised        int     `json:"advised_ranks"`
+	BacklogSeconds float64 `json:"backlog_seconds"` // until what comes now would begin
+	Busy           float64 `json:"busy_share"`      // prefill: of time; decode: of slots
+	KV             float64 `json:"kv_share"`        // of the KV budget, 0: unknown
+}
+
+// Advice is what to do about a model's ranks.
+type Advice struct {
+	Model   string  `json:"model"`
+	Steps   []Step  `json:"steps"` // never none at all
+	Says    string  `json:"says"`
+	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks for each decode rank; 0: not known yet
+	Prefill Side    `json:"prefill"`
+	Decode  Side    `json:"decode"`
+}
+
+// Settings of an Advisor.
+type Settings struct {
+	Window time.Duration // what is seen is the mean over it; a need that is shorter is none
+	Calm   time.Duration // ranks are spared that nothing asked for in all of it
+	Target float64       // how much of what ranks can do is to be used
+}
+
+// band is by how much a need must exceed the ranks there are before more are
+// advised; once they are, until it no longer exceeds them.
+const band = 1.1
+
+// Advisor follows one model. It is not safe for concurrent use.
+type Advisor struct {
+	set     Settings
+	since   time.Time // of the first sample since a side was down
+	samples []Sample  // of the window, oldest first
+	needs   []need    // means of the window, over calm
+	short   struct{ prefill, decode bool }
+}
+
+// New returns an Advisor that has seen nothing.
+func New(set Settings) *Advisor { return &Advisor{set: set} }
+
+// Observe takes in a sample, later than the ones before, and advises.
+func (a *Advisor) Observe(s Sample) Advice {
+	if s.Prefill.Live == 0 || s.Decode.Live == 0 {
+		return a.down(s)
+	}
+	if len(a.samples) == 0 {
+		a.since = s.At
+	}
+	a.samples = append(keepAfter(a.samples, s.At.Add(-a.set.Window), func(s Sample) time.Time { return s.At }), s)
+	out := a.seen()
+	if s.At.Sub(a.since) < a.set.Window {
+		out.Steps = []Step{{None, ReasonTooLittleData}}
+		out.Says = fmt.Sprintf("watched for less than %v", a.set.Window)
+		return out
+	}
+	a.needs = append(keepAfter(a.needs, s.At.Add(-a.set.Calm), func(n need) time.Time { return n.at }), a.mean())
+	a.advise(&out)
+	return out
+}
+
+// down is what is said while a side does not answer. What was seen before is
+// kept for when it does; the window begins anew.
+func (a *Advisor) down(s Sample) Advice {
+	a.samples = append(a.samples[:0], s)
+	out := a.seen()
+	a.samples = a.samples[:0]
+	step := Step{None, ReasonPrefillDown}
+	out.Says = "no prefill rank answers; see /workers"
+	if s.Prefill.Live > 0 {
+		step.Reason, out.Says = ReasonDecodeDown, "no decode rank answers; see /workers"
+	}
+	out.Steps = []Step{step}
+	if most := a.most(s.At.Add(-a.set.Calm)); most.at != (time.Time{}) {
+		out.Prefill.Advised, out.Decode.Advised = max(s.Prefill.Live, ranks(most.prefill)), max(s.Decode.Live, ranks(most.decode))
+		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
+	}
+	return out
+}
+
+// seen sums up the window; as many ranks are advised as there are.
+func (a *Advisor) seen() Advice {
+	var out Advice
+	now := &a.samples[len(a.samples)-1]
+	out.Prefill = Side{Live: now.Prefill.Live, Advised: now.Prefill.Live}
+	out.Decode = Side{Live: now.Decode.Live, Advised: now.Decode.Live}
+	n := float64(len(a.samples))
+	for i := range a.samples {
+		p, d := &a.samples[i].Prefill, &a.samples[i].Decode
+		out.Prefill.Busy += share(p.Busy, p.Live) / n
+		out.Prefill.KV += kvShare(p.KVTokens, p.Capacity) / n
+		out.Decode.Busy += share(d.Used, d.Slots) / n
+		out.Decode.KV += kvShare(d.KVTokens, d.Capacity) / n
+	}
+	if now.Prefill.Live > 0 {
+		out.Prefill.BacklogSeconds = (now.Prefill.Waiting + now.Prefill.Begun) / float64(now.Prefill.Live)
+	}
+	out.Decode.BacklogSeconds = a.poolWait()
+	if now.Decode.Live > 0 && now.Prefill.Live > 0 {
+		out.Ratio = float64(now.Prefill.Live) / float64(now.Decode.Live)
+	}
+	return out
+}
+
+// endRate is how many answers end a second.
+func (a *Advisor) endRate() float64 {
+	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
+	passed := last.At.Sub(first.At).Seconds()
+	if passed <= 0 || last.Decode.Ended < first.Decode.Ended {
+		return 0
+	}
+	return float64(last.Decode.Ended-first.Decode.Ended) / passed
+}
+
+// poolWait is how long a hand-off that comes now waits for a slot: those before
+// it leave as answers end.
+func (a *Advisor) poolWait() float64 {
+	d := &a.samples[len(a.samples)-1].Decode
+	if d.Pool == 0 {
+		return 0
+	}
+	if rate := a.endRate(); rate > 0 {
+		return float64(d.Pool) / rate
+	}
+	return d.Oldest.Seconds()
+}
+
+// serves is how long an answer keeps its slot, by Little's law.
+func (a *Advisor) serves() float64 {
+	used := 0.0
+	for i := range a.samples {
+		used += float64(a.samples[i].Decode.Used) / float64(len(a.samples))
+	}
+	if rate := a.endRate(); rate > 0 {
+		return used / rate
+	}
+	return drain.Seconds()
+}
+
+// mean is what the samples of the window ask for.
+func (a *Advisor) mean() need {
+	m := need{at: a.samples[len(a.samples)-1].At}
+	serves, n := a.serves(), float64(len(a.samples))
+	for i := range a.samples {
+		one := needOf(&a.samples[i], a.set.Target, serves)
+		m.prefill += one.prefill / n
+		m.decode += one.decode / n
+		m.prefillThen += one.prefillThen / n
+		m.decodeThen += one.decodeThen / n
+	}
+	return m
+}
+
+// most is the largest need of each side since then; without a time there was none.
+func (a *Advisor) most(since time.Time) (m need) {
+	for _, n := range a.needs {
+		if n.at.Before(since) {
+			continue
+		}
+		m.at = n.at
+		m.prefill, m.decode = max(m.prefill, n.prefill), max(m.decode, n.decode)
+		m.prefillThen, m.decodeThen = max(m.prefillThen, n.prefillThen), max(m.decodeThen, n.decodeThen)
+	}
+	return m
+}
+
+// advise compares what is needed with what there is.
+func (a *Advisor) advise(out *Advice) {
+	now := a.needs[len(a.needs)-1]
+	lately, calm := a.most(now.at.Add(-a.set.Window)), a.most(now.at.Add(-a.set.Calm))
+	a.short.prefill = isShort(a.short.prefill, now.prefill, out.Prefill.Live)
+	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
+	whole := now.at.Sub(a.since) >= a.set.Window+a.set.Calm
+	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
+	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
+	if a.short.prefill {
+		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(lately.prefill))
+	}
+	if a.short.decode {
+		out.Decode.Advised = max(out.Decode.Live+1, ranks(lately.decode))
+	}
+	if sparePrefill {
+		out.Prefill.Advised = ranks(calm.prefillThen)
+	}
+	if spareDecode {
+		out.Decode.Advised = ranks(calm.decodeThen)
+	}
+	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
+	switch {
+	case a.short.prefill && spareDecode:
+		out.Steps = []Step{{Rebalance, ReasonToPrefill}}
+	case a.short.decode && sparePrefill:
+		out.Steps = []Step{{Rebalance, ReasonToDecode}}
+	default:
+		if a.short.prefill {
+			out.Steps = append(out.Steps, Step{AddPrefill, a.whyPrefill(out)})
+		}
+		if a.short.decode {
+			out.Steps = append(out.Steps, Step{AddDecode, a.whyDecode(out)})
+		}
+		if sparePrefill {
+			out.Steps = append(out.Steps, Step{RemovePrefill, ReasonIdle})
+		}
+		if spareDecode {
+			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
+		}
+	}
+	out.Says = fmt.Sprintf("prefill: %d ranks, %d advised; decode: %d ranks, %d advised", out.Prefill.Live, out.Prefill.Advised, out.Decode.Live, out.Decode.Advised)
+	if len(out.Steps) == 0 {
+		out.Steps = []Step{{None, ReasonBalanced}}
+	}
+}
+
+func isShort(was bool, need float64, live int) bool {
+	if was {
+		return need > float64(live)
+	}
+	return need > band*float64(live)
+}
+
+// whyPrefill: prompts that wait say more than engines that are busy.
+func (a *Advisor) whyPrefill(out *Advice) string {
+	waiting := 0.0
+	for i := range a.samples {
+		waiting += a.samples[i].Prefill.Waiting / float64(len(a.samples)*out.Prefill.Live)
+	}
+	switch {
+	case waiting >= 1: // second a rank
+		return ReasonBacklog
+	case out.Prefill.KV > out.Prefill.Busy:
+		return ReasonKV
+	}
+	return ReasonBusy
+}
+
+func (a *Advisor) whyDecode(out *Advice) string {
+	pooled := 0
+	for i := range a.samples {
+		pooled += a.samples[i].Decode.Pool
+	}
+	switch {
+	case out.Decode.KV > out.Decode.Busy:
+		return ReasonKV
+	case pooled >= len(a.samples): // one at any time
+		return ReasonPoolWait
+	}
+	return ReasonBusy
+}
+
+// keepAfter drops from the front what was before a time.
+func keepAfter[T any](list []T, from time.Time, at func(T) time.Time) []T {
+	i := 0
+	for i < len(list) && at(list[i]).Before(from) {
+		i++
+	}
+	return append(list[:0], list[i:]...)
+}

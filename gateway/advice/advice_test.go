@@ -1,0 +1,223 @@
+package advice_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/gateway/advice"
+)
+
+var settings = advice.Settings{Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8}
+
+const tick = 5 * time.Second
+
+// watched is a cluster of four prefill and eight decode ranks over time.
+type watched struct {
+	*advice.Advisor
+	now   time.Time
+	ended float64
+}
+
+func watch() *watched {
+	return &watched{Advisor: advice.New(settings), now: time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)}
+}
+
+// sides is a sample that is as busy as told: prefill and decode as shares.
+func sides(prefill, decode float64) advice.Sample {
+	return advice.Sample{
+		Prefill: advice.Prefill{Live: 4, Busy: int(4 * prefill), Capacity: 4_000_000, KVTokens: 400_000},
+		Decode:  advice.Decode{Live: 8, Slots: 256, Used: int(256 * decode), Capacity: 8_000_000, KVTokens: int64(8_000_000 * decode / 2)},
+	}
+}
+
+// see shows the same for a time, during which rate answers a second end.
+func (w *watched) see(s advice.Sample, d time.Duration, rate float64) (last advice.Advice) {
+	for end := w.now.Add(d); w.now.Before(end); {
+		w.now = w.now.Add(tick)
+		w.ended += rate * tick.Seconds()
+		s.At, s.Decode.Ended = w.now, uint64(w.ended)
+		last = w.Observe(s)
+	}
+	return last
+}
+
+func with(s advice.Sample, change func(*advice.Sample)) advice.Sample {
+	change(&s)
+	return s
+}
+
+func TestAdvice(t *testing.T) {
+	for _, row := range []struct {
+		name            string
+		sample          advice.Sample
+		seen            time.Duration
+		steps           []advice.Step
+		prefill, decode int // advised
+	}{
+		{"half used is left alone", sides(0.5, 0.5), 5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8},
+		{"a few seconds say nothing", sides(1, 1), 30 * time.Second, []advice.Step{{Kind: advice.None, Reason: advice.ReasonTooLittleData}}, 4, 8},
+		{
+			"prompts that wait want prefill ranks", with(sides(1, 0.5), func(s *advice.Sample) { s.Prefill.Requests, s.Prefill.Waiting = 40, 60 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}}, 7, 8,
+		},
+		{"prefill ranks that never rest want more", sides(1, 0.5), 5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBusy}}, 5, 8},
+		{
+			"hand-offs nobody fetches fill prefill's KV", with(sides(0.5, 0.5), func(s *advice.Sample) { s.Prefill.KVTokens = 3_900_000 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonKV}}, 5, 8,
+		},
+		{
+			"hand-offs that wait want decode ranks, not prefill for the KV they hold",
+			with(sides(0.5, 1), func(s *advice.Sample) { s.Decode.Pool, s.Prefill.KVTokens = 64, 3_900_000 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddDecode, Reason: advice.ReasonPoolWait}}, 4, 12,
+		},
+		{
+			"with a full pool the arrival queue waits for decode",
+			with(sides(0.25, 1), func(s *advice.Sample) {
+				s.Decode.Pool, s.PoolFull, s.Prefill.Requests, s.Prefill.Waiting = 32, true, 32, 600
+			}),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddDecode, Reason: advice.ReasonPoolWait}}, 4, 12,
+		},
+		{
+			"full KV memory of decode is a reason of its own", with(sides(0.5, 0.5), func(s *advice.Sample) { s.Decode.KVTokens = 7_800_000 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddDecode, Reason: advice.ReasonKV}}, 4, 10,
+		},
+		{
+			"both may be short", with(sides(1, 1), func(s *advice.Sample) { s.Prefill.Waiting = 60 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}, {Kind: advice.AddDecode, Reason: advice.ReasonBusy}}, 7, 10,
+		},
+		{"idle ranks stay while the calm is short", sides(0.25, 0.25), 10 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8},
+		{"after it they may go", sides(0.25, 0.25), 12 * time.Minute, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, 2, 3},
+		{"the last rank of a side never goes", sides(0, 0), 12 * time.Minute, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, 1, 1},
+		{
+			"one side short, the other idle: move ranks", with(sides(1, 0.25), func(s *advice.Sample) { s.Prefill.Waiting = 30 }),
+			12 * time.Minute, []advice.Step{{Kind: advice.Rebalance, Reason: advice.ReasonToPrefill}}, 6, 4,
+		},
+		{
+			"no rank that answers is an outage, not a want of ranks", with(sides(0, 0), func(s *advice.Sample) { s.Decode.Live = 0 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonDecodeDown}}, 4, 0,
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got := watch().see(row.sample, row.seen, 5)
+			require.Equal(t, row.steps, got.Steps, "%+v", got)
+			require.Equal(t, row.prefill, got.Prefill.Advised, "prefill: %+v", got)
+			require.Equal(t, row.decode, got.Decode.Advised, "decode: %+v", got)
+			for _, s := range got.Steps {
+				require.Contains(t, advice.Steps(), s, "a step that metrics do not show")
+			}
+			require.NotEmpty(t, got.Says+got.Steps[0].Reason)
+		})
+	}
+}
+
+func TestBacklogsAreSeconds(t *testing.T) {
+	s := with(sides(1, 1), func(s *advice.Sample) {
+		s.Prefill.Waiting, s.Prefill.Begun = 10, 2 // on four ranks
+		s.Decode.Pool, s.Decode.Oldest = 30, 7*time.Second
+	})
+	got := watch().see(s, 2*time.Minute, 5)
+	require.InDelta(t, 3, got.Prefill.BacklogSeconds, 1e-9)
+	require.InDelta(t, 6, got.Decode.BacklogSeconds, 0.1, "30 hand-offs, 5 slots a second")
+	got = watch().see(s, 2*time.Minute, 0)
+	require.InDelta(t, 7, got.Decode.BacklogSeconds, 1e-9, "no slot gets free: what the oldest has waited")
+}
+
+func TestASpikeIsNoNeed(t *testing.T) {
+	w := watch()
+	w.see(sides(0.5, 0.5), 5*time.Minute, 5)
+	got := w.see(with(sides(1, 1), func(s *advice.Sample) { s.Prefill.Waiting = 4 }), 20*time.Second, 5)
+	require.Equal(t, advice.None, got.Steps[0].Kind, "%+v", got)
+}
+
+// Once more are advised they are until the need no longer exceeds what there
+// is; before, it must exceed it by a tenth.
+func TestAdviceHasHysteresis(t *testing.T) {
+	between := with(sides(0.75, 0.84), func(s *advice.Sample) { s.Decode.KVTokens = 0 }) // 84 % of slots at 80 %: 8.4 ranks
+	w := watch()
+	require.Equal(t, advice.None, w.see(between, 5*time.Minute, 5).Steps[0].Kind)
+	require.Equal(t, advice.AddDecode, w.see(sides(0.75, 1), 3*time.Minute, 5).Steps[0].Kind)
+	require.Equal(t, advice.AddDecode, w.see(between, 5*time.Minute, 5).Steps[0].Kind)
+	require.Equal(t, advice.None, w.see(sides(0.75, 0.78), 3*time.Minute, 5).Steps[0].Kind)
+	require.Equal(t, advice.None, w.see(between, 5*time.Minute, 5).Steps[0].Kind)
+}
+
+func TestNoiseMovesNothing(t *testing.T) {
+	w, rng := watch(), rand.New(rand.NewPCG(1, 2))
+	changes, last := 0, ""
+	for range 1000 {
+		s := with(sides(0.5, 0.7+0.3*(rng.Float64()-0.5)), func(s *advice.Sample) {
+			s.Prefill.Busy, s.Prefill.Waiting = 2+rng.IntN(2), rng.Float64()
+			s.Decode.Pool = rng.IntN(3)
+		})
+		got := w.see(s, tick, 5)
+		if kind := got.Steps[0].Kind; kind != last {
+			changes, last = changes+1, kind
+		}
+		require.Equal(t, 4, got.Prefill.Advised)
+		require.Equal(t, 8, got.Decode.Advised)
+	}
+	require.Equal(t, 1, changes, "none from the first to the last")
+}
+
+// What a load of the last minutes wanted is never advised away.
+func TestNeverFewerThanWereNeeded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := watch()
+		type past struct {
+			at           time.Time
+			busy, filled float64
+		}
+		var all []past
+		for range rapid.IntRange(1, 8).Draw(t, "phases") {
+			busy := float64(rapid.IntRange(0, 4).Draw(t, "busy")) / 4
+			filled := float64(rapid.IntRange(0, 256).Draw(t, "used")) / 256
+			length := time.Duration(rapid.IntRange(1, 120).Draw(t, "ticks")) * tick
+			for range int(length / tick) {
+				got := w.see(sides(busy, filled), tick, 3)
+				all = append(all, past{w.now, busy, filled})
+				var wants, wantsDecode float64 // over whole windows: what is shorter is no need
+				for i := range all {
+					var p, d float64
+					n := 0
+					for j := i; j < len(all) && all[j].at.Sub(all[i].at) <= settings.Window; j++ {
+						p, d, n = p+all[j].busy*4, d+all[j].filled*8, n+1
+					}
+					if n == 13 && w.now.Sub(all[i].at) < settings.Calm {
+						wants, wantsDecode = max(wants, p/13), max(wantsDecode, d/13)
+					}
+				}
+				if got.Prefill.Advised < 4 && float64(got.Prefill.Advised)*settings.Target < wants-1e-9 {
+					t.Fatalf("%d prefill ranks advised, %v were busy in a minute of the last ten", got.Prefill.Advised, wants)
+				}
+				if got.Decode.Advised < 8 && float64(got.Decode.Advised)*settings.Target < wantsDecode-1e-9 {
+					t.Fatalf("%d decode ranks advised, %v were used in a minute of the last ten", got.Decode.Advised, wantsDecode)
+				}
+			}
+		}
+	})
+}
+
+// While a side is down what was needed before it stays the word.
+func TestAnOutageForgetsNothing(t *testing.T) {
+	w := watch()
+	w.see(sides(0.75, 0.75), 12*time.Minute, 5)
+	got := w.see(with(sides(0, 0), func(s *advice.Sample) { s.Prefill.Live = 0 }), 5*time.Minute, 0)
+	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonPrefillDown}}, got.Steps)
+	require.Equal(t, 4, got.Prefill.Advised)
+	require.Equal(t, 8, got.Decode.Advised)
+	require.Equal(t, advice.ReasonTooLittleData, w.see(sides(1, 1), 30*time.Second, 5).Steps[0].Reason, "engines that come back are slow at first")
+}
+
+func BenchmarkObserve(b *testing.B) {
+	w := watch()
+	s := sides(0.5, 0.5)
+	w.see(s, 12*time.Minute, 5)
+	b.ReportAllocs()
+	for b.Loop() {
+		w.see(s, tick, 5)
+	}
+}

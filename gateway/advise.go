@@ -1,0 +1,207 @@
+package gateway
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/advice"
+	"evenkeel/prefill"
+)
+
+// An adviser looks at both sides now and then and keeps what there is to advise
+// for metrics and /status. Its goroutine owns the advisors; nothing on a
+// request's way knows of it.
+type adviser struct {
+	gw    *Gateway
+	of    map[string]*advice.Advisor // by board
+	given atomic.Pointer[[]advice.Advice]
+}
+
+func newAdviser(g *Gateway) *adviser {
+	a := &adviser{gw: g, of: map[string]*advice.Advisor{}}
+	g.reg.MustRegister(a)
+	return a
+}
+
+// latest is what was advised last, by model.
+func (a *adviser) latest() []advice.Advice {
+	if given := a.given.Load(); given != nil {
+		return *given
+	}
+	return nil
+}
+
+func (a *adviser) run(ctx context.Context) {
+	set := a.gw.conf().Advice
+	if set.Interval == 0 {
+		return
+	}
+	tick := time.NewTicker(set.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			a.look(ctx, now)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look takes a sample of every model. Boards that are gone are forgotten.
+func (a *adviser) look(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	status := a.gw.dispatcher.Status(ctx)
+	if ctx.Err() != nil {
+		return // the loop is stuck; half a sample is none
+	}
+	set := a.gw.conf().Advice
+	given := make([]advice.Advice, 0, len(status.Models))
+	samples := a.gw.samples(now, status.Models)
+	for _, board := range slices.Sorted(maps.Keys(samples)) {
+		if a.of[board] == nil {
+			a.of[board] = advice.New(advice.Settings{Window: set.Window, Calm: set.Calm, Target: set.Target})
+		}
+		one := a.of[board].Observe(*samples[board])
+		one.Model = board
+		given = append(given, one)
+	}
+	maps.DeleteFunc(a.of, func(board string, _ *advice.Advisor) bool { return samples[board] == nil })
+	a.given.Store(&given)
+}
+
+// samples are the boards as they are now, with the prefill ranks that serve
+// them. A model that shares the ranks of its base is a part of it.
+func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[string]*advice.Sample {
+	all := map[string]*advice.Sample{}
+	pooled := 0
+	for i := range boards {
+		if len(boards[i].Workers) > 0 {
+			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
+		}
+		pooled += boards[i].Pool
+	}
+	inflight := 0
+	for _, c := range g.tier.Status() {
+		inflight += c.Inflight
+		if s := all[g.boardOfCandidate(&c, all)]; s != nil && (c.State == "open" || c.State == "closed") {
+			addPrefill(&s.Prefill, &c)
+		}
+	}
+	full := g.places.Used() >= g.places.Size() && pooled > inflight
+	for model, waiting := range g.tier.Backlogs() {
+		board := model
+		if r, ok, _ := g.fleet.lookup(model); ok {
+			board = r.board
+		}
+		if s := all[board]; s != nil {
+			s.Prefill.Requests += waiting.Requests
+			s.Prefill.Waiting += waiting.Seconds
+			s.PoolFull = full
+		}
+	}
+	return all
+}
+
+func decodeSide(m *dispatcher.ModelStatus) advice.Decode {
+	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
+	known := true
+	for _, w := range m.Workers {
+		if !w.Up {
+			continue
+		}
+		d.Live++
+		d.Slots += w.Slots
+		d.Used += w.Used
+		d.KVTokens += w.KVTokens
+		d.Capacity += w.Capacity
+		known = known && w.Capacity > 0
+	}
+	if !known {
+		d.Capacity = 0
+	}
+	return d
+}
+
+func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
+	p.Live++
+	if c.Inflight > 0 {
+		p.Busy++
+		runs := c.BacklogMs / 1000 / float64(c.Inflight) // one at a time
+		p.Begun += runs
+		p.Waiting += c.BacklogMs/1000 - runs
+	}
+	if c.CapacityTokens > 0 {
+		p.KVTokens += c.KVTokens
+		p.Capacity += c.CapacityTokens
+	}
+}
+
+// boardOfCandidate is where a prefill rank's hand-offs are decoded, empty where
+// nowhere.
+func (g *Gateway) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
+	for _, model := range c.Models {
+		board := model
+		if r, ok, _ := g.fleet.lookup(model); ok {
+			board = r.board
+		}
+		if board = g.fleet.boardFor(board, c.Instance); boards[board] != nil {
+			return board
+		}
+	}
+	return ""
+}
+
+var (
+	adviceModel       = []string{"model"}
+	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for what is advised on the number of ranks now, and why.", []string{"model", "kind", "reason"}, nil)
+	descAdvised       = prometheus.NewDesc("evenkeel_advised_ranks", "Ranks that a side should have; as many as there are while nothing is advised.", []string{"model", "role"}, nil)
+	descLive          = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of a side that answer.", []string{"model", "role"}, nil)
+	descRatio         = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Prefill ranks for each decode rank, as advised.", adviceModel, nil)
+	descPrefillWait   = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Until a prompt that comes now would begin, by what is queued and how fast prefills are.", adviceModel, nil)
+	descDecodeWait    = prometheus.NewDesc("evenkeel_decode_backlog_seconds", "Until a hand-off that comes now would get a slot, by what is pooled and how fast slots get free.", adviceModel, nil)
+	descUtilisation   = prometheus.NewDesc("evenkeel_utilisation_ratio", "Share of a side's time, slots or KV budget in use, mean of advice.window.", []string{"model", "role", "resource"}, nil)
+	adviceDescriptors = []*prometheus.Desc{descAdvice, descAdvised, descLive, descRatio, descPrefillWait, descDecodeWait, descUtilisation}
+)
+
+// Describe implements prometheus.Collector.
+func (a *adviser) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range adviceDescriptors {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (a *adviser) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, one := range a.latest() {
+		for _, step := range advice.Steps() {
+			on := 0.0
+			if slices.Contains(one.Steps, step) {
+				on = 1
+			}
+			gauge(descAdvice, on, one.Model, step.Kind, step.Reason)
+		}
+		for role, side := range map[string]advice.Side{rolePrefill: one.Prefill, roleDecode: one.Decode} {
+			gauge(descAdvised, float64(side.Advised), one.Model, role)
+			gauge(descLive, float64(side.Live), one.Model, role)
+			resource := map[string]string{rolePrefill: "time", roleDecode: "slots"}[role]
+			gauge(descUtilisation, side.Busy, one.Model, role, resource)
+			gauge(descUtilisation, side.KV, one.Model, role, "kv")
+		}
+		if one.Ratio > 0 {
+			gauge(descRatio, one.Ratio, one.Model)
+		}
+		gauge(descPrefillWait, one.Prefill.BacklogSeconds, one.Model)
+		gauge(descDecodeWait, one.Decode.BacklogSeconds, one.Model)
+	}
+}

@@ -1,0 +1,100 @@
+package gateway_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/trace"
+	"evenkeel/gateway/advice"
+	"evenkeel/gateway/config"
+)
+
+// Advice under load on real engines: whichever side is the narrow one is named.
+func TestAdviceNamesTheNarrowSide(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name         string
+		prefill      refengine.Config
+		decode       refengine.Config
+		prefillers   int
+		concurrency  int
+		kind, reason string // empty: whatever
+		resource     string // of evenkeel_utilisation_ratio that tells why
+	}{
+		{
+			"one slow prefill engine, many slots: add prefill",
+			refengine.Config{PrefillBase: 100 * time.Millisecond}, refengine.Config{DPSize: 2, Slots: 64}, 1, 24, advice.AddPrefill, "", `resource="time",role="prefill"`,
+		},
+		{
+			"quick prefill, few slots that are held for long: add decode, for hand-offs wait",
+			refengine.Config{}, refengine.Config{DPSize: 1, Slots: 2, C0: 20 * time.Millisecond}, 2, 12, advice.AddDecode, advice.ReasonPoolWait, `resource="slots",role="decode"`,
+		},
+		{
+			"both have room: none",
+			refengine.Config{PrefillBase: 5 * time.Millisecond}, refengine.Config{DPSize: 2, Slots: 8, C0: 5 * time.Millisecond}, 2, 3, advice.None, advice.ReasonBalanced, `resource="slots",role="decode"`,
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			o := options{
+				decode: []refengine.Config{row.decode},
+				configure: func(cfg *config.Config) {
+					cfg.Health.SlowStart = 0
+					cfg.Advice.Interval, cfg.Advice.Window, cfg.Advice.Calm = 10*time.Millisecond, 400*time.Millisecond, time.Minute
+				},
+			}
+			for range row.prefillers {
+				o.prefill = append(o.prefill, row.prefill)
+			}
+			c := start(t, o)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			requests := make([]trace.Request, 10_000)
+			for i := range requests {
+				requests[i] = trace.Request{Prompt: 100, Output: 40}
+			}
+			go func() {
+				defer close(ended)
+				_, _ = load.Run(ctx, load.Config{URLs: []string{c.url}, Requests: requests, Concurrency: row.concurrency, Stream: 1, Seed: 7})
+			}()
+			var step advice.Step
+			c.eventually("the advice", func() bool {
+				given := c.gw.Status(ctx).Advice
+				if len(given) != 1 {
+					return false
+				}
+				for _, s := range given[0].Steps {
+					if step = s; s.Kind == row.kind && (row.reason == "" || s.Reason == row.reason) {
+						t.Logf("%+v", given[0])
+						require.Equal(t, row.kind == advice.AddPrefill, given[0].Prefill.Advised > given[0].Prefill.Live)
+						require.Equal(t, row.kind == advice.AddDecode, given[0].Decode.Advised > given[0].Decode.Live)
+						return true
+					}
+				}
+				return false
+			})
+			c.eventually("the same as a metric", func() bool {
+				return c.metric(fmt.Sprintf("evenkeel_advice{kind=%q,model=%q,reason=%q}", step.Kind, model, step.Reason)) == 1
+			})
+			used := c.metric(fmt.Sprintf("evenkeel_utilisation_ratio{model=%q,%s}", model, row.resource))
+			require.Equal(t, row.kind != advice.None, used > 0.8, "%v", used)
+			require.Equal(t, row.kind == advice.AddPrefill, c.metric(fmt.Sprintf("evenkeel_pd_ratio_advice{model=%q}", model)) > float64(row.prefillers)/float64(max(1, row.decode.DPSize)))
+			cancel()
+			<-ended
+		})
+	}
+}
+
+func TestNoAdviceWhereItIsOff(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval = 0 }})
+	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	require.Empty(t, c.gw.Status(t.Context()).Advice)
+	require.NotContains(t, c.get("/metrics").body, "evenkeel_advice")
+}
