@@ -199,6 +199,40 @@ func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 // Policy is the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
+// Loads is a sample of all boards, as little as one can cost: in no order.
+type Loads struct {
+	Ranks        []Load          // present ones
+	Pool         int             // entries that wait
+	OutputTokens int64           // of all that left and of those that run
+	Compared     []GroupCompared // groups with shadows
+}
+
+// Load is what one decode rank holds.
+type Load struct {
+	Worker   int32
+	KVTokens int64
+}
+
+// GroupCompared is a group with its shadows.
+type GroupCompared struct {
+	Model, Group string
+	Policies     []ComparedPolicy
+}
+
+// Loads samples the boards; ok is false when ctx or the dispatcher ends first.
+func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
+	reply := make(chan Loads, 1)
+	if !d.inbox.push(func(l *loop) { reply <- l.loads() }) {
+		return Loads{}, false
+	}
+	select {
+	case l = <-reply:
+		return l, true
+	case <-ctx.Done():
+		return Loads{}, false
+	}
+}
+
 // Status is a copy of what the boards hold. After the end it is what was left;
 // when ctx ends first, it is empty.
 func (d *Dispatcher) Status(ctx context.Context) Status {

@@ -34,9 +34,10 @@ type shadowed struct {
 	sources []*subject // of each shadow's predictions; nil: none
 
 	// Under shadows.mu.
-	waiting *round // empty unless full
-	full    bool
-	gone    bool // the group is
+	waiting  *round // empty unless full
+	full     bool
+	gone     bool // the group is
+	compared []ComparedPolicy
 
 	// The goroutine's.
 	current *round
@@ -58,9 +59,9 @@ type shadow struct {
 
 // level is the mean imbalance right after admission, the past fading.
 type level struct {
-	group, policy string // whose
-	imbalance     float64
-	rounds        uint64
+	group, policy   string // whose
+	imbalance, idle float64
+	rounds          uint64
 }
 
 // fadeRounds is how many rounds the mean imbalance reaches back.
@@ -68,18 +69,46 @@ const fadeRounds = 100
 
 // add takes in a round and exports the mean. It starts anew when another policy
 // came into force, or the group is named otherwise.
-func (l *level) add(m *metrics, group, name string, imbalance float64) {
+func (l *level) add(m *metrics, group, name string, b policy.Balance) {
 	if l.group != group || l.policy != name {
 		l.drop(m)
 		*l = level{group: group, policy: name}
 	}
 	l.rounds++
-	l.imbalance += (imbalance - l.imbalance) / float64(min(l.rounds, fadeRounds))
+	n := float64(min(l.rounds, fadeRounds))
+	l.imbalance += (float64(b.Imbalance()) - l.imbalance) / n
+	l.idle += (b.IdleShare() - l.idle) / n
 	m.shadowImbalance.WithLabelValues(group, name).Set(l.imbalance)
 }
 
 // drop takes a level that is no longer measured off the page.
 func (l *level) drop(m *metrics) { m.shadowImbalance.DeleteLabelValues(l.group, l.policy) }
+
+// ComparedPolicy is how level a group is right after each round under one
+// policy: the one in force, or a shadow's had it decided the same rounds. Both
+// are means in which the past fades over 100 rounds.
+type ComparedPolicy struct {
+	Policy          string  `json:"policy"`
+	InForce         bool    `json:"in_force"`
+	ImbalanceTokens float64 `json:"imbalance_tokens"` // as of GroupStatus
+	IdleShare       float64 `json:"idle_share"`
+	Rounds          uint64  `json:"rounds"`
+}
+
+func (l *level) compared(inForce bool) ComparedPolicy {
+	return ComparedPolicy{Policy: l.policy, InForce: inForce, ImbalanceTokens: l.imbalance, IdleShare: l.idle, Rounds: l.rounds}
+}
+
+// compared is the policy in force and then its shadows; nil before a first
+// round.
+func (s *shadows) compared(g *shadowed) []ComparedPolicy {
+	if g == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(g.compared)
+}
 
 // checkShadows refuses what cannot be compared.
 func checkShadows(cfg Config, fit *predictor.Fit) error {
@@ -211,7 +240,7 @@ func (s *shadows) present() []*shadowed {
 func (s *shadows) decide(g *shadowed) {
 	m, r := s.metrics, g.current
 	bound := sortAssigned(&g.sorted[0], r.assign)
-	g.inForce.add(m, r.group, r.policy, g.imbalance(r, r.assign))
+	g.inForce.add(m, r.group, r.policy, g.balance(r, r.assign))
 	for i, x := range g.shadows {
 		if err := x.decide(r, g.sources[i]); err != nil {
 			m.shadowFailures.WithLabelValues(x.name).Inc()
@@ -219,10 +248,18 @@ func (s *shadows) decide(g *shadowed) {
 			x.policy = s.make(x.spec) // its scratch may be half written
 			continue
 		}
-		x.level.add(m, r.group, x.name, g.imbalance(r, x.assign))
+		x.level.add(m, r.group, x.name, g.balance(r, x.assign))
 		m.shadowRounds.WithLabelValues(r.group, x.name).Inc()
 		if !slices.EqualFunc(bound, sortAssigned(&g.sorted[1], x.assign), samePlace) {
 			m.shadowDisagreements.WithLabelValues(r.group, x.name).Inc()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.compared = append(g.compared[:0], g.inForce.compared(true))
+	for _, x := range g.shadows {
+		if x.level.rounds > 0 {
+			g.compared = append(g.compared, x.level.compared(false))
 		}
 	}
 }
@@ -260,8 +297,8 @@ func (s *shadow) decide(r *round, source *subject) (err error) {
 	return nil
 }
 
-// imbalance is that of the group right after the assignments, in KV tokens.
-func (g *shadowed) imbalance(r *round, assign []policy.Assignment) float64 {
+// balance is that of the group right after the assignments.
+func (g *shadowed) balance(r *round, assign []policy.Assignment) policy.Balance {
 	workers := r.snapshot.Workers
 	g.loads = g.loads[:0]
 	for i := range workers {
@@ -274,5 +311,5 @@ func (g *shadowed) imbalance(r *round, assign []policy.Assignment) float64 {
 			g.loads[w] += int64(r.snapshot.Pool[at].Prompt)
 		}
 	}
-	return float64(policy.Measure(g.loads).Imbalance())
+	return policy.Measure(g.loads)
 }

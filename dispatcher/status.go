@@ -29,6 +29,7 @@ type ModelStatus struct {
 	Model         string         `json:"model"`
 	Pool          int            `json:"pool"`
 	OldestSeconds float64        `json:"oldest_seconds"`
+	PoolAges      []int          `json:"pool_ages"` // entries by age, up to each of PoolAgeSeconds, and the older ones
 	Ticks         uint64         `json:"ticks"`
 	Finished      uint64         `json:"finished"`
 	Cancelled     uint64         `json:"cancelled"`
@@ -75,6 +76,8 @@ type GroupStatus struct {
 	Budget          int32   `json:"budget"`           // evaluations the next tick may spend
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
+
+	Compared []ComparedPolicy `json:"compared,omitempty"` // nil without shadows, and before their first round
 
 	steps stepHistogram
 }
@@ -129,22 +132,64 @@ func (l *loop) status(now time.Time) Status {
 	return s
 }
 
+func (l *loop) loads() Loads {
+	n := 0
+	for _, b := range l.boards {
+		n += len(b.ranks)
+	}
+	all := Loads{Ranks: make([]Load, 0, n)}
+	for _, b := range l.boards {
+		all.Pool += b.pool.Len()
+		all.OutputTokens += b.output
+		for _, r := range b.ranks {
+			r.refresh()
+			for i := range r.running {
+				all.OutputTokens += int64(r.running[i].Generated)
+			}
+			if r.present {
+				all.Ranks = append(all.Ranks, Load{r.ID, r.kv})
+			}
+		}
+		for _, g := range b.groups {
+			if c := b.shadows.compared(g.shadows); len(c) > 0 {
+				all.Compared = append(all.Compared, GroupCompared{b.model, g.name, c})
+			}
+		}
+	}
+	return all
+}
+
 func (b *board) status(now time.Time) ModelStatus {
 	m := ModelStatus{
 		Model: b.model, Pool: b.pool.Len(), OldestSeconds: b.pool.Oldest(now).Seconds(), Ticks: b.ticks,
 		Finished: b.outcomes[Finished], Cancelled: b.outcomes[Cancelled], Failed: b.outcomes[Failed], OutputTokens: b.output,
 		Groups: make([]GroupStatus, 0, len(b.groups)), Workers: make([]WorkerStatus, 0, len(b.ranks)),
 	}
+	m.PoolAges = b.poolAges(now)
 	for _, r := range b.ranks {
 		r.refresh()
 		m.Workers = append(m.Workers, r.status(now))
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
 	for _, g := range b.groups {
-		m.Groups = append(m.Groups, g.status())
+		s := g.status()
+		s.Compared = b.shadows.compared(g.shadows)
+		m.Groups = append(m.Groups, s)
 	}
 	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
 	return m
+}
+
+// PoolAgeSeconds bound the classes of ModelStatus.PoolAges.
+var PoolAgeSeconds = []float64{0.1, 0.3, 1, 3, 10, 30}
+
+func (b *board) poolAges(now time.Time) []int {
+	ages := make([]int, len(PoolAgeSeconds)+1)
+	for _, e := range b.pool.Entries() {
+		at, _ := slices.BinarySearch(PoolAgeSeconds, e.Wait(now).Seconds())
+		ages[at]++
+	}
+	return ages
 }
 
 func (r *rank) status(now time.Time) WorkerStatus {

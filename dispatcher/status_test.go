@@ -32,7 +32,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		s := d.Status(t.Context())
 		s.Models[0].Groups[0].steps = stepHistogram{} // has a test of its own
 		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
-			Model: "m", Pool: 1, OldestSeconds: 5, Ticks: 2,
+			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
 			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
 			Workers: []WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
@@ -40,6 +40,12 @@ func TestStatusAndMetrics(t *testing.T) {
 				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Limit: 1, Capacity: 1000},
 			},
 		}}}, s)
+		loads, ok := d.Loads(t.Context())
+		require.True(t, ok)
+		require.ElementsMatch(t, []Load{{0, 320}, {1, 100}, {2, 0}}, loads.Ranks)
+		loads.Ranks = nil
+		require.Equal(t, Loads{Pool: 1, OutputTokens: 20}, loads)
+
 		page, err := json.Marshal(s)
 		require.NoError(t, err)
 		require.Contains(t, string(page), `"kv_tokens":320`)

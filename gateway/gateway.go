@@ -62,7 +62,8 @@ type Gateway struct {
 	pages     pages
 	routes    map[string]handler
 
-	ctx         context.Context // ends when the last stream has
+	beside      []func(context.Context) // run from Start on
+	ctx         context.Context         // ends when the last stream has
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
 	drains      sync.WaitGroup // of hand-offs
@@ -180,6 +181,10 @@ func (g *Gateway) prefillConfig(s *settings) prefill.Config {
 	}
 }
 
+// Beside has f run next to the proxy, from Start until its last stream has
+// ended. Call it before Start.
+func (g *Gateway) Beside(f func(context.Context)) { g.beside = append(g.beside, f) }
+
 // Start opens both listeners and begins to watch the engines. It returns once
 // clients can connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
@@ -218,6 +223,9 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.background.Go(func() { g.tier.Run(g.ctx) })
 	g.background.Go(func() { g.watchFiles(g.ctx) })
 	g.background.Go(func() { g.advice.run(g.ctx) })
+	for _, f := range g.beside {
+		g.background.Go(func() { f(g.ctx) })
+	}
 	g.background.Go(func() {
 		if err := g.server.Serve(secured(g.listener, g.tls[0])); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))

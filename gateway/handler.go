@@ -231,6 +231,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.giveBack()
 	g.dropBody(rec)
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
+	g.metrics.recent.end(fail)
 	if rec.from != nil {
 		g.regions.node.Received(rec.Origin, rec.Outcome)
 	}

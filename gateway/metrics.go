@@ -21,6 +21,7 @@ const (
 type metrics struct {
 	requests                          *prometheus.CounterVec
 	stages                            map[string]prometheus.Observer
+	recent                            *recent
 	ttft                              prometheus.Observer
 	tpot                              prometheus.Observer
 	itl                               prometheus.Observer
@@ -139,8 +140,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		reg.MustRegister(h)
 		return h
 	}
-	m.ttft = histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer.")
-	m.tpot = histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request.")
+	m.recent = &recent{}
+	m.ttft = both{histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer."), &m.recent.ttft}
+	m.tpot = both{histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request."), &m.recent.tpot}
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
 	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",

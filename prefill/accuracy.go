@@ -9,7 +9,7 @@ import (
 // accuracy is how far what was predicted of a candidate's prefix cache is from
 // what its engine found there, the last answers weighing most.
 type accuracy struct {
-	answers                        float64
+	answers, prompt                float64 // prompt: tokens
 	predicted, actual, over, under float64 // tokens
 	suspect                        suspicion
 	told                           int64 // capacity in tokens while these answers came
@@ -33,11 +33,12 @@ const (
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
 
-func (a *accuracy) add(predicted, actual float64) {
-	for _, v := range []*float64{&a.answers, &a.predicted, &a.actual, &a.over, &a.under} {
+func (a *accuracy) add(prompt, predicted, actual float64) {
+	for _, v := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
 		*v *= accuracyDecay
 	}
 	a.answers++
+	a.prompt += prompt
 	a.predicted += predicted
 	a.actual += actual
 	a.over += max(0, predicted-actual)
@@ -58,6 +59,14 @@ func (a *accuracy) verdict(binding bool) suspicion {
 		return a.suspect
 	}
 	return ""
+}
+
+// hits is the share of prompt tokens that were in the cache.
+func (a *accuracy) hits() float64 {
+	if a.prompt == 0 {
+		return 0
+	}
+	return a.actual / a.prompt
 }
 
 // off is the share of predicted tokens by which the predictions were wrong.
@@ -93,7 +102,7 @@ func (t *Tier) judge(l *Lease, u Usage) {
 	if told := c.capacityTokens(); told != c.accuracy.told { // what was seen before speaks of another
 		c.accuracy = accuracy{told: told, suspect: c.accuracy.suspect}
 	}
-	c.accuracy.add(float64(l.HitTokens), float64(u.CachedTokens))
+	c.accuracy.add(float64(u.PromptTokens), float64(l.HitTokens), float64(u.CachedTokens))
 	found := c.accuracy.verdict(s.blocks > 0 && float64(t.index.Held(s.at)) >= bindingShare*float64(s.blocks))
 	if found != c.accuracy.suspect {
 		c.accuracy.suspect = found

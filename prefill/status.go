@@ -43,6 +43,7 @@ type CandidateStatus struct {
 	Mode            string        `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
 	Events          *EventsStatus `json:"kv_events,omitempty"` // nil: it publishes none
 	RTTMs           float64       `json:"rtt_ms"`
+	HitShare        float64       `json:"hit_share"`                  // of prompt tokens, lately found in its cache
 	Mispredicted    float64       `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
 	CapacitySuspect suspicion     `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
 
@@ -120,6 +121,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		Mode:            c.mode(t.now),
 		Events:          c.eventsStatus(),
 		RTTMs:           c.rttMs(),
+		HitShare:        c.accuracy.hits(),
 		Mispredicted:    c.accuracy.off(),
 		CapacitySuspect: c.accuracy.suspect,
 		accuracy:        c.accuracy,

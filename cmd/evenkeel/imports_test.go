@@ -44,7 +44,8 @@ var mayImport = map[string][]string{
 	"gateway/config":    {"gateway/certs", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
 	"gateway":           {"gateway/advice", "gateway/certs", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
-	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/openai"},
+	"gateway/live":      {"gateway", "gateway/openai", "dispatcher", "prefill"},
+	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/live", "gateway/openai"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
 	"cmd":               {"*"},
 }

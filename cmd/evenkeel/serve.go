@@ -69,7 +69,7 @@ func (c *serveCmd) Run(streams) error {
 	if c.Config != "" {
 		g.ReadsFrom(c.Config, c.config)
 	}
-	handler, err := admin.New(g, admin.Options{Log: log})
+	handler, err := admin.New(g, admin.Options{Log: log, Version: program()})
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,12 @@ func (versionCmd) Run(std streams) error {
 	return err
 }
 
+// program is version and commit in short.
+func program() string {
+	v, c := buildInfo()
+	return v + " " + c[:min(len(c), 12)]
+}
+
 func buildInfo() (v, c string) {
 	v, c = version, commit
 	if info, ok := debug.ReadBuildInfo(); ok && c == "" {

@@ -22,12 +22,14 @@ import (
 
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/live"
 	"evenkeel/gateway/openai"
 )
 
 // Options of the listener.
 type Options struct {
-	Log *zap.Logger
+	Log     *zap.Logger
+	Version string // of the program, for people
 }
 
 // handler serves one proxy.
@@ -45,12 +47,15 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 			return nil, err
 		}
 	}
+	shown := live.New(g, live.Options{Version: opt.Version, Log: opt.Log})
+	g.Beside(shown.Run)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", h.livez)
 	mux.HandleFunc("GET /readyz", h.readyz)
 	guarded := map[string]http.HandlerFunc{
 		"GET /metrics":             promhttp.HandlerFor(g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
 		"GET /status":              h.status,
+		"GET /live":                shown.ServeHTTP,
 		"GET /workers":             h.workers,
 		"POST /workers":            h.addWorker,
 		"DELETE /workers/{id}":     h.removeWorker,

@@ -1,0 +1,183 @@
+package live
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"strings"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway"
+	"evenkeel/prefill"
+)
+
+// proxy is a source that is a running proxy.
+type proxy struct {
+	*gateway.Gateway
+	version, host string
+}
+
+// Document asks all parts of the proxy how they are. Rates and problems are not
+// in it yet.
+func (p *proxy) Document(ctx context.Context) Document {
+	s, tier, now := p.Status(ctx), p.Prefill().Overview(), time.Now()
+	recent, conf := p.Recent(), p.Config()
+	d := Document{
+		Form: Form, AtMs: now.UnixMilli(), EveryMs: sampleEvery.Milliseconds(),
+		Proxy: Proxy{
+			ID: cmp.Or(conf.Geo.Self.ID, p.host), Region: conf.Geo.Self.Region, Version: p.version, UptimeS: now.Sub(s.Started).Seconds(),
+			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
+			Open: s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
+		},
+		Traffic: Traffic{TTFT: latency(recent.TTFT), TPOT: latency(recent.TPOT)},
+		Models:  make([]Model, 0, len(s.Dispatch.Models)),
+		Prefill: Prefill{
+			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max,
+			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
+		},
+		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)), Decisions: []Decision{}, Areas: []Area{},
+	}
+	if s.Config.Last != nil {
+		d.Proxy.ConfigError = s.Config.Last.Error
+	}
+	ranks := newRankStates(&s)
+	for i := range s.Dispatch.Models {
+		d.Models = append(d.Models, model(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds()))
+	}
+	for i := range tier.Candidates {
+		d.Prefill.Engines = append(d.Prefill.Engines, prefillEngine(&tier.Candidates[i], conf.Prefill.KVThreshold))
+	}
+	for _, e := range s.Engines {
+		d.Engines = append(d.Engines, Engine{
+			ID: e.ID, Role: e.Role, Models: e.Models, Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
+			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+		})
+	}
+	p.abroad(&d)
+	return d
+}
+
+// abroad fills in other regions.
+func (p *proxy) abroad(d *Document) {
+	if n := p.Geo(); n != nil {
+		s := n.Status()
+		d.Geo = &Geo{Policy: s.Policy, Peers: make([]Peer, 0, len(s.Peers))}
+		for _, o := range s.Peers {
+			d.Geo.Peers = append(d.Geo.Peers, Peer{o.ID, o.Region, o.Up, o.Draining, o.Fault, o.RTTMs, o.InFlight, o.Circuit})
+		}
+	}
+	for _, a := range p.Owners() {
+		d.Areas = append(d.Areas, Area{a.Region, a.Home, a.Phase, a.Admits, a.Holder, a.Epoch})
+	}
+}
+
+func model(m *dispatcher.ModelStatus, states rankStates, ttl float64) Model {
+	out := Model{
+		Name: m.Model, Pool: Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: dispatcher.PoolAgeSeconds, Ages: m.PoolAges},
+		Groups: make([]Group, 0, len(m.Groups)),
+	}
+	for i := range m.Groups {
+		g := &m.Groups[i]
+		group := Group{
+			Name: g.Name, Barrier: g.Barrier, Policy: g.Policy, FallbackRounds: g.FallbackRounds, KVTokens: g.KVTokens,
+			ImbalanceTokens: g.ImbalanceTokens, IdleShare: g.IdleShare, Held: g.Held, Compared: make([]Compared, 0, len(g.Compared)), Ranks: []Rank{},
+		}
+		if g.Step != nil {
+			group.StepMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.LostShare, g.Step.LostMs
+		}
+		for _, c := range g.Compared {
+			group.Compared = append(group.Compared, Compared(c))
+		}
+		for _, w := range m.Workers {
+			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {
+				group.Ranks = append(group.Ranks, Rank{
+					ID: w.ID, Name: w.Name, State: states.of(&w), KVTokens: w.KVTokens, Capacity: w.Capacity,
+					Used: w.Used, Slots: w.Limit, Running: w.Running, Tight: w.Tight,
+				})
+			}
+		}
+		out.Groups = append(out.Groups, group)
+	}
+	return out
+}
+
+// rankStates say why a rank is not up: engines and drains by their name.
+type rankStates struct {
+	engines map[string]string // state, of decode engines
+	drains  map[string]bool
+}
+
+func newRankStates(s *gateway.Status) rankStates {
+	all := rankStates{map[string]string{}, map[string]bool{}}
+	for _, e := range s.Engines {
+		if e.Role == "decode" {
+			all.engines[e.ID] = e.State
+		}
+	}
+	for _, d := range s.Drains {
+		if d.Role == "decode" {
+			all.drains[d.ID] = true
+		}
+	}
+	return all
+}
+
+func (r rankStates) of(w *dispatcher.WorkerStatus) string {
+	engine, _, _ := strings.Cut(w.Name, "/")
+	switch state := r.engines[engine]; {
+	case w.Removed:
+		return RankRemoved
+	case w.Up:
+		return RankUp
+	case state == "down":
+		return RankDown
+	case state == "out" || state == "wedged":
+		return RankOut
+	case r.drains[w.Name] || r.drains[engine]:
+		return RankDraining
+	default:
+		return RankForeign
+	}
+}
+
+func prefillEngine(c *prefill.CandidateStatus, gate float64) PrefillEngine {
+	p := PrefillEngine{
+		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
+		Inflight: c.Inflight, NewTokens: c.QueuedNewTokens, Waiting: c.Waiting, Pooled: c.Pooled, Dispatched: c.Dispatched,
+		HitShare: c.HitShare, ScrapeAgeMs: -1,
+	}
+	if c.ScrapedUsage != nil {
+		p.KVShare = max(p.KVShare, *c.ScrapedUsage)
+	}
+	if c.ScrapeAgeMs != nil {
+		p.ScrapeAgeMs = *c.ScrapeAgeMs
+	}
+	return p
+}
+
+func latency(l gateway.Latency) Latency {
+	return Latency{P50Ms: float64(l.P50.Microseconds()) / 1000, P99Ms: float64(l.P99.Microseconds()) / 1000, Samples: l.Samples}
+}
+
+func share(part, of float64) float64 {
+	if of == 0 {
+		return 0
+	}
+	return part / of
+}
+
+func age(now, then time.Time) float64 {
+	if then.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(then).Seconds())
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "evenkeel"
+	}
+	return name
+}

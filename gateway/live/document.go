@@ -1,0 +1,256 @@
+// Package live shows a proxy as it is now: one document that is the same for
+// the page on the admin listener and for `evenkeel top`, sent once a second to
+// those who watch, and the last minutes of what is worth seeing as a line.
+//
+// Who reads the stream: GET /live answers with events. The first is `history`,
+// a History; from then on one `document` a second, a Document, whole each time,
+// so that a reader keeps the last one and nothing else. GET /live?once answers
+// with one Document.
+package live
+
+// Form is the number of this form of a Document. Fields may be added under it;
+// one that changes its meaning or goes makes another.
+const Form = 1
+
+// Document is everything the page shows at one instant. Names end in their unit:
+// _ms, _s, _tokens, _per_s; a _share is of 1. Lists are never null.
+type Document struct {
+	Form      int        `json:"form"`
+	AtMs      int64      `json:"at_ms"`    // Unix, by the proxy's clock
+	EveryMs   int64      `json:"every_ms"` // between two documents; after three of them without one, what is shown is old
+	Proxy     Proxy      `json:"proxy"`
+	Problems  []Problem  `json:"problems"` // the worst first; empty: nothing is wrong that can be seen from here
+	Traffic   Traffic    `json:"traffic"`
+	Models    []Model    `json:"models"`
+	Prefill   Prefill    `json:"prefill"`
+	Engines   []Engine   `json:"engines"`   // as configured, then as added
+	Decisions []Decision `json:"decisions"` // the last ones, latest first
+	Geo       *Geo       `json:"geo,omitempty"`
+	Areas     []Area     `json:"areas"` // whose engines this proxy may serve; empty without ownership
+}
+
+// Proxy is the process itself.
+type Proxy struct {
+	ID            string  `json:"id"` // geo.self.id, else the host's name
+	Region        string  `json:"region,omitempty"`
+	Version       string  `json:"version"`
+	UptimeS       float64 `json:"uptime_s"`
+	Ready         bool    `json:"ready"`
+	Why           string  `json:"why,omitempty"` // not ready
+	Draining      bool    `json:"draining"`
+	ConfigError   string  `json:"config_error,omitempty"` // why the last version of the config file is not in force
+	Policy        string  `json:"policy"`                 // of decode, barrier groups
+	PrefillPolicy string  `json:"prefill_policy"`         // of prefill
+	Open          int64   `json:"open_requests"`
+	Places        int     `json:"pool_places"` // finished prefills there may be at once, those on their way included
+	PlacesUsed    int     `json:"pool_places_used"`
+	DriftSlots    int64   `json:"audit_drift_slots"` // anything but 0 is a bug
+	DriftTokens   int64   `json:"audit_drift_tokens"`
+}
+
+// Traffic is what clients get. Rates are of the last ten seconds, latencies of
+// the last minute.
+type Traffic struct {
+	RequestsPerS float64 `json:"requests_per_s"` // that ended
+	FailuresPerS float64 `json:"failures_per_s"` // of them, with a 5xx, a 429 or an error event
+	TokensPerS   float64 `json:"tokens_per_s"`   // generated
+	TTFT         Latency `json:"ttft"`
+	TPOT         Latency `json:"tpot"` // one sample a request, when it ends
+}
+
+// Latency of the last minute.
+type Latency struct {
+	P50Ms   float64 `json:"p50_ms"`
+	P99Ms   float64 `json:"p99_ms"`
+	Samples int     `json:"samples"` // 0: nothing is known
+}
+
+// Model is one board: the ranks that serve a model and the pool before them.
+type Model struct {
+	Name   string  `json:"name"`
+	Pool   Pool    `json:"pool"`
+	Groups []Group `json:"groups"`
+}
+
+// Pool is the finished prefills that wait for a decode rank.
+type Pool struct {
+	Entries int       `json:"entries"`
+	OldestS float64   `json:"oldest_s"`
+	TTLS    float64   `json:"ttl_s"`   // they wait no longer; 0: no limit but the hand-off's own
+	UpToS   []float64 `json:"up_to_s"` // bounds of the classes of Ages
+	Ages    []int     `json:"ages"`    // entries of each class, and one more for the older ones
+}
+
+// Group is the ranks that step together, or all of a model that have no barrier.
+type Group struct {
+	Name            string     `json:"name"` // empty without barrier
+	Barrier         bool       `json:"barrier"`
+	Policy          string     `json:"policy"`          // in force now
+	FallbackRounds  int        `json:"fallback_rounds"` // above 0: the policy was too slow, so many rounds another still decides
+	KVTokens        int64      `json:"kv_tokens"`
+	ImbalanceTokens int64      `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
+	IdleShare       float64    `json:"idle_share"`       // the same as a share of all they could hold at the largest load
+	Held            int        `json:"held_entries"`     // the last round held back though they had a slot
+	StepMs          float64    `json:"step_ms"`          // 0: unknown
+	LostShare       float64    `json:"lost_share"`       // of a step, to imbalance, by the step model; 0 while there is none
+	LostMs          float64    `json:"lost_ms"`
+	Compared        []Compared `json:"compared"` // the policy in force, then each of dispatch.shadow; empty without
+	Ranks           []Rank     `json:"ranks"`
+}
+
+// Compared is how level a group is after a round under one policy, a mean in
+// which the past fades.
+type Compared struct {
+	Policy          string  `json:"policy"`
+	InForce         bool    `json:"in_force"`
+	ImbalanceTokens float64 `json:"imbalance_tokens"`
+	IdleShare       float64 `json:"idle_share"`
+	Rounds          uint64  `json:"rounds"`
+}
+
+// States of a rank.
+const (
+	RankUp       = "up"
+	RankDraining = "draining" // takes no new requests, an operator said so
+	RankOut      = "out"      // its engine answers, but what was sent there failed
+	RankDown     = "down"     // its engine does not answer
+	RankRemoved  = "removed"  // gone from the fleet, not all its requests ended yet
+	RankForeign  = "foreign"  // another dispatcher serves it
+)
+
+// Rank is one data-parallel worker. It takes requests when it is up.
+type Rank struct {
+	ID       int32  `json:"id"`   // while the process lives; History names it so
+	Name     string `json:"name"` // host:port, of several ranks with /rank behind it
+	State    string `json:"state"`
+	KVTokens int64  `json:"kv_tokens"`
+	Capacity int64  `json:"capacity_tokens"` // 0: not known, or without limit
+	Used     int    `json:"slots_used"`
+	Slots    int    `json:"slots"`           // may be used now: fewer than it has while it is fresh in service
+	Running  int    `json:"running"`         // the rest of Used waits for its KV
+	Tight    bool   `json:"tight,omitempty"` // its engine preempted: kept emptier for a while
+}
+
+// Prefill is the prefill tier.
+type Prefill struct {
+	Policy   string          `json:"policy"`
+	Waiting  int             `json:"waiting_requests"` // in the arrival queue
+	QueueMax int             `json:"queue_max"`
+	HitShare float64         `json:"hit_share"` // of all prompt tokens so far, found in a prefix cache
+	Engines  []PrefillEngine `json:"engines"`
+}
+
+// PrefillEngine is one prefill candidate: an engine, or a rank of one.
+type PrefillEngine struct {
+	ID          string  `json:"id"`                // host:port/rank
+	State       string  `json:"state"`             // open, closed (its gate), out, unknown (its models), down, removed
+	KVTokens    int64   `json:"kv_tokens"`         // by our accounts
+	Budget      int64   `json:"budget_tokens"`     // at which the gate closes; 0: capacity is not known
+	KVShare     float64 `json:"kv_share"`          // of its cache, the larger of our accounts and what it says
+	GateShare   float64 `json:"gate_share"`        // at which the gate closes
+	Inflight    int     `json:"inflight_requests"` // our probes it has not answered
+	NewTokens   int64   `json:"queued_new_tokens"` // they make it compute
+	Waiting     float64 `json:"waiting"`           // in the engine's own queue, as scraped
+	Pooled      int     `json:"pooled"`            // finished, not yet given to a rank
+	Dispatched  int     `json:"dispatched"`        // on their way to a rank
+	HitShare    float64 `json:"hit_share"`         // of prompt tokens, lately
+	ScrapeAgeMs float64 `json:"scrape_age_ms"`     // -1: never scraped
+}
+
+// Engine is an engine's health.
+type Engine struct {
+	ID       string   `json:"id"` // host:port
+	Role     string   `json:"role"`
+	Models   []string `json:"models"`
+	Group    string   `json:"group,omitempty"`
+	State    string   `json:"state"`         // up, out, wedged, down
+	Why      string   `json:"why,omitempty"` // it is not up, or what is amiss though it is
+	SinceS   float64  `json:"since_s"`       // how long it has been so
+	Draining bool     `json:"draining"`
+	Share    float64  `json:"share"` // of its slots that may be used; below 1 while it is fresh in service
+	Ranks    int      `json:"ranks"`
+	Version  string   `json:"version,omitempty"`
+}
+
+// Decision is where one request went, and why in short.
+type Decision struct {
+	ID      string  `json:"id"` // of the request; GET /decisions?id= has all of it
+	AtMs    int64   `json:"at_ms"`
+	Model   string  `json:"model"`
+	Prompt  int     `json:"prompt_tokens"`
+	Prefill string  `json:"prefill"` // engine; empty: none
+	Rank    string  `json:"rank"`    // decode rank; empty: none
+	WaitMs  float64 `json:"wait_ms"` // in the pool
+	Outcome string  `json:"outcome"` // empty while it runs
+	Why     string  `json:"why"`
+}
+
+// Geo is this proxy among those of other regions.
+type Geo struct {
+	Policy string `json:"policy"`
+	Peers  []Peer `json:"peers"`
+}
+
+// Peer is another region's proxy.
+type Peer struct {
+	ID       string  `json:"id"`
+	Region   string  `json:"region"`
+	Up       bool    `json:"up"`
+	Draining bool    `json:"draining"`
+	Fault    string  `json:"fault,omitempty"`
+	RTTMs    float64 `json:"rtt_ms"`
+	InFlight int     `json:"in_flight"`
+	Circuit  string  `json:"circuit"` // closed, or open
+}
+
+// Area is a region whose engines this proxy may own.
+type Area struct {
+	Region string `json:"region"`
+	Home   bool   `json:"home"`
+	Phase  string `json:"phase"`
+	Admits bool   `json:"admits"` // we send its engines requests
+	Holder string `json:"holder"` // dispatcher; empty: nobody
+	Epoch  int64  `json:"epoch"`
+}
+
+// History is the last minutes, one sample every EveryMs, oldest first. Every
+// line has as many values as AtMs; -1 stands where there was nothing.
+type History struct {
+	Form    int           `json:"form"`
+	EveryMs int64         `json:"every_ms"`
+	AtMs    []int64       `json:"at_ms"` // Unix, of each sample
+	Ranks   []RankLine    `json:"ranks"`
+	Shadows []ShadowLine  `json:"shadows"`
+	Lines   []NumbersLine `json:"lines"`
+}
+
+// RankLine is the load of a rank over time.
+type RankLine struct {
+	ID       int32   `json:"id"` // Rank.ID
+	KVTokens []int64 `json:"kv_tokens"`
+}
+
+// ShadowLine is Compared.ImbalanceTokens over time.
+type ShadowLine struct {
+	Model     string  `json:"model"`
+	Group     string  `json:"group"`
+	Policy    string  `json:"policy"`
+	Imbalance []int64 `json:"imbalance_tokens"`
+}
+
+// NumbersLine is one of Lines over time.
+type NumbersLine struct {
+	Name   string  `json:"name"`
+	Values []int64 `json:"values"`
+}
+
+// Names of NumbersLine, with their units.
+const (
+	LineRequests = "requests_per_ks" // requests in 1000 s: a whole number says enough
+	LineTokens   = "tokens_per_s"
+	LineTTFTP50  = "ttft_p50_us"
+	LineTTFTP99  = "ttft_p99_us"
+	LineTPOTP50  = "tpot_p50_us"
+	LineTPOTP99  = "tpot_p99_us"
+	LinePool     = "pool_entries"
+)

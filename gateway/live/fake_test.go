@@ -1,0 +1,134 @@
+package live
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway"
+)
+
+// fake is a proxy made up by a test: one group of ranks whose loads move, and
+// whatever else change says.
+type fake struct {
+	mu     sync.Mutex
+	began  time.Time
+	ranks  int
+	asked  int           // documents made
+	ahead  time.Duration // of the clock
+	change func(*Document)
+}
+
+func newFake(ranks int) *fake { return &fake{began: time.Now(), ranks: ranks} }
+
+func (f *fake) set(change func(*Document)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.change = change
+}
+
+// pass lets time go by.
+func (f *fake) pass(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ahead += d
+}
+
+// seconds since it began; called with f.mu held.
+func (f *fake) seconds() float64 { return (time.Since(f.began) + f.ahead).Seconds() }
+
+func (f *fake) documents() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked
+}
+
+// load is what rank i holds after s seconds.
+func (f *fake) load(i int, s float64) int64 {
+	base := 180_000 + 26_000*math.Sin(s/17+float64(i)/9) + 14_000*math.Sin(s/5+float64(i*i%97))
+	if i%24 == 7 {
+		base += 45_000 * (1 + math.Sin(s/40))
+	}
+	return int64(base)
+}
+
+func (f *fake) Sample(context.Context) (s gateway.Sample, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at(f.seconds()), true
+}
+
+// at is a sample of another second, so that a test need not wait for a history.
+func (f *fake) at(seconds float64) (s gateway.Sample) {
+	for i := range f.ranks {
+		s.Ranks = append(s.Ranks, dispatcher.Load{Worker: int32(i), KVTokens: f.load(i, seconds)})
+	}
+	s.Compared = []dispatcher.GroupCompared{{Model: "deepseek-r1", Group: "dp", Policies: []dispatcher.ComparedPolicy{
+		{Policy: "evenkeel", InForce: true, ImbalanceTokens: 3.1e6 + 4e5*math.Sin(seconds/9)},
+		{Policy: "pjsq-kv", ImbalanceTokens: 6.2e6 + 7e5*math.Sin(seconds/13)},
+		{Policy: "br0", ImbalanceTokens: 4.4e6 + 5e5*math.Sin(seconds/7)},
+	}}}
+	s.TTFT = gateway.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
+	s.TPOT = gateway.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
+	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
+	return s
+}
+
+func ms(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
+
+func (f *fake) Document(context.Context) Document {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	seconds := f.seconds()
+	s := f.at(seconds)
+	g := Group{Name: "dp", Barrier: true, Policy: "evenkeel", StepMs: 31.4, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
+	for _, p := range s.Compared[0].Policies {
+		g.Compared = append(g.Compared, Compared{p.Policy, p.InForce, p.ImbalanceTokens, p.ImbalanceTokens / 4e7, 5000})
+	}
+	largest := int64(0)
+	for i, r := range s.Ranks {
+		largest = max(largest, r.KVTokens)
+		g.KVTokens += r.KVTokens
+		g.Ranks = append(g.Ranks, Rank{
+			ID: r.Worker, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: RankUp, KVTokens: r.KVTokens, Capacity: 320_000,
+			Used: 30 + i%11, Slots: 48, Running: 29 + i%11,
+		})
+	}
+	g.ImbalanceTokens = largest*int64(f.ranks) - g.KVTokens
+	g.IdleShare = share(float64(g.ImbalanceTokens), float64(largest)*float64(f.ranks))
+	d := Document{
+		Form: Form, AtMs: time.Now().UnixMilli(), EveryMs: sampleEvery.Milliseconds(),
+		Proxy:   Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
+		Traffic: Traffic{TTFT: latency(s.TTFT), TPOT: latency(s.TPOT)},
+		Models: []Model{{Name: "deepseek-r1", Groups: []Group{g}, Pool: Pool{
+			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: dispatcher.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
+		}}},
+		Prefill:  Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41},
+		Problems: []Problem{}, Decisions: []Decision{}, Areas: []Area{},
+	}
+	for i := range 12 {
+		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))
+		d.Prefill.Engines = append(d.Prefill.Engines, PrefillEngine{
+			ID: fmt.Sprintf("10.0.1.%d:8000/0", 10+i), State: "open", KVTokens: used, Budget: 900_000, KVShare: float64(used) / 1e6, GateShare: 0.9,
+			Inflight: i % 4, NewTokens: int64(i%4) * 6100, Waiting: float64(i % 3), Pooled: i % 5, Dispatched: i % 2, HitShare: 0.3 + 0.02*float64(i), ScrapeAgeMs: 120,
+		})
+		d.Engines = append(d.Engines, Engine{ID: fmt.Sprintf("10.0.1.%d:8000", 10+i), Role: "prefill", Models: []string{"deepseek-r1"}, State: "up", SinceS: 86_000, Share: 1, Ranks: 1, Version: "0.11.0"})
+	}
+	for i := range (f.ranks + 15) / 16 {
+		d.Engines = append(d.Engines, Engine{ID: fmt.Sprintf("10.0.3.%d:8000", 10+i), Role: "decode", Models: []string{"deepseek-r1"}, Group: "dp", State: "up", SinceS: 86_000, Share: 1, Ranks: 16, Version: "0.11.0"})
+	}
+	for i := range 12 {
+		d.Decisions = append(d.Decisions, Decision{
+			ID: fmt.Sprintf("%032x", int(seconds)*97-i*31+1<<20), AtMs: d.AtMs - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
+			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3], Why: "evenkeel: least imbalance over 40 steps",
+		})
+	}
+	if f.change != nil {
+		f.change(&d)
+	}
+	return d
+}

@@ -1,0 +1,82 @@
+package live
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// Whatever ranks come and go, every line has a value for every sample that is
+// kept: what the rank held then, or -1.
+func TestHistoryKeepsTheLastSamples(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h, said := newHistory(), []map[int32]int64{}
+		for range rapid.IntRange(0, 2*samples).Draw(t, "samples") {
+			seen, s := map[int32]int64{}, gateway.Sample{}
+			if len(said) > 0 {
+				for id, v := range said[len(said)-1] {
+					seen[id] = v
+				}
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "changes") {
+				id := rapid.Int32Range(0, 3).Draw(t, "rank")
+				if _, ok := seen[id]; ok && rapid.Bool().Draw(t, "goes") {
+					delete(seen, id)
+				} else {
+					seen[id] = rapid.Int64Range(0, 9).Draw(t, "tokens")
+				}
+			}
+			for id, v := range seen {
+				s.Ranks = append(s.Ranks, dispatcher.Load{Worker: id, KVTokens: v})
+			}
+			said = append(said, seen)
+			h.add(&s, noon.Add(time.Duration(len(said))*time.Second))
+		}
+		said = said[max(0, len(said)-samples):]
+		got := h.copy()
+		require.Len(t, got.AtMs, len(said))
+		ever := map[int32]bool{}
+		for _, seen := range said {
+			for id := range seen {
+				ever[id] = true
+			}
+		}
+		require.Len(t, got.Ranks, len(ever))
+		for _, line := range got.Ranks {
+			want := make([]int64, 0, len(said))
+			for _, seen := range said {
+				v, ok := seen[line.ID]
+				if !ok {
+					v = -1
+				}
+				want = append(want, v)
+			}
+			require.Equal(t, want, line.KVTokens, "rank %d", line.ID)
+		}
+	})
+}
+
+func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
+	h := newHistory()
+	var idle Traffic
+	h.rate(&idle)
+	require.Zero(t, idle)
+	for i := range 30 {
+		s := gateway.Sample{Recent: gateway.Recent{Ended: 1000, Failed: 2}}
+		if i >= 15 {
+			s.Ended, s.Failed = 1000+uint64(i-14)*20, 2+uint64(i-14)
+		}
+		s.OutputTokens = int64(i) * 500
+		h.add(&s, noon.Add(time.Duration(i)*time.Second))
+	}
+	var got Traffic
+	h.rate(&got)
+	require.Equal(t, Traffic{RequestsPerS: 20, FailuresPerS: 1, TokensPerS: 500}, got)
+}

@@ -1,0 +1,189 @@
+package live
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve runs a view of a fake without its clock: a test calls turn.
+func serve(t *testing.T, f *fake) (l *Live, url string) {
+	l = newLive(f, zap.NewNop())
+	server := httptest.NewServer(l)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return l, server.URL
+}
+
+// events reads a stream of them.
+type events struct {
+	*bufio.Reader
+	body io.Closer
+}
+
+func watch(t *testing.T, url, encoding string) *events {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	req.Header.Set("Accept-Encoding", encoding)
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = resp.Body.Close() })
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	body := io.Reader(resp.Body)
+	if resp.Header.Get("Content-Encoding") == "gzip" {
+		body, err = gzip.NewReader(body)
+		require.NoError(t, err)
+	}
+	return &events{bufio.NewReaderSize(body, 1<<20), resp.Body}
+}
+
+// next reads an event into v and returns its name.
+func (e *events) next(t *testing.T, v any) (name string) {
+	for {
+		line, err := e.ReadString('\n')
+		require.NoError(t, err)
+		if rest, ok := strings.CutPrefix(line, "event: "); ok {
+			name = strings.TrimSpace(rest)
+		}
+		if rest, ok := strings.CutPrefix(line, "data: "); ok {
+			require.NoError(t, json.Unmarshal([]byte(rest), v))
+			return name
+		}
+	}
+}
+
+func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
+	for _, encoding := range []string{"identity", "gzip"} {
+		f := newFake(144)
+		l, url := serve(t, f)
+		for range 5 {
+			l.turn(t.Context())
+		}
+		require.Zero(t, f.documents(), "nobody watches, and yet a document was made")
+		stream := watch(t, url, encoding)
+		var h History
+		require.Equal(t, "history", stream.next(t, &h))
+		require.Len(t, h.AtMs, 5)
+		require.Len(t, h.Ranks, 144)
+		var d Document
+		require.Equal(t, "document", stream.next(t, &d))
+		require.Len(t, d.Models[0].Groups[0].Ranks, 144)
+		for range 3 {
+			before := d.AtMs
+			f.set(func(d *Document) { d.AtMs = before + 1000 })
+			l.turn(t.Context())
+			require.Equal(t, "document", stream.next(t, &d))
+			require.Equal(t, before+1000, d.AtMs)
+		}
+		require.NoError(t, stream.body.Close())
+		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
+		made := f.documents()
+		l.turn(t.Context())
+		require.Equal(t, made, f.documents(), "nobody watches any more")
+	}
+}
+
+func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
+	f := newFake(2)
+	_, url := serve(t, f)
+	resp, err := http.Get(url + "?once")
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	var d Document
+	require.NoError(t, json.Unmarshal(body, &d))
+	require.Equal(t, Form, d.Form)
+	require.NotContains(t, string(body), "null")
+}
+
+func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
+	l, _ := serve(t, newFake(1))
+	slow, ok := l.join()
+	require.True(t, ok)
+	fast, ok := l.join()
+	require.True(t, ok)
+	l.turn(t.Context())
+	<-fast.documents
+	l.turn(t.Context())
+	<-slow.documents
+	_, open := <-slow.documents
+	require.False(t, open, "it had not read the first when the second came")
+	<-fast.documents
+	require.True(t, l.watched())
+	l.leave(fast)
+	l.leave(slow)
+}
+
+func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
+	l, url := serve(t, newFake(1))
+	for range mostWatchers {
+		_, ok := l.join()
+		require.True(t, ok)
+	}
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	var said struct{ Error struct{ Code string } }
+	require.NoError(t, json.NewDecoder(resp.Body).Decode(&said))
+	require.Equal(t, "too_many_watchers", said.Error.Code)
+}
+
+func TestDocumentsOf144RanksStaySmall(t *testing.T) {
+	f := newFake(144)
+	l, url := serve(t, f)
+	for range samples {
+		f.pass(time.Second)
+		l.turn(t.Context())
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	req.Header.Set("Accept-Encoding", "gzip")
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	counted := &counter{Reader: resp.Body}
+	zip, err := gzip.NewReader(counted)
+	require.NoError(t, err)
+	stream := &events{bufio.NewReaderSize(zip, 1<<20), resp.Body}
+	var event json.RawMessage
+	stream.next(t, &event)
+	t.Logf("history: %d bytes, %d on the wire", len(event), counted.n)
+	stream.next(t, &event)
+	before := counted.n
+	const seconds = 5
+	for range seconds {
+		f.pass(time.Second)
+		l.turn(t.Context())
+		stream.next(t, &event)
+	}
+	t.Logf("document: %d bytes, %d a second on the wire", len(event), (counted.n-before)/seconds)
+	require.Less(t, (counted.n-before)/seconds, 16<<10)
+}
+
+type counter struct {
+	io.Reader
+	n int
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.n += n
+	return n, err
+}

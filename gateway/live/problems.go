@@ -1,0 +1,164 @@
+package live
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Severities of a Problem.
+const (
+	Bad  = "bad"  // requests fail or wait because of it, or will
+	Warn = "warn" // worth a look
+)
+
+// Problem is one thing that is wrong, and where.
+type Problem struct {
+	Severity string `json:"severity"`
+	Panel    string `json:"panel"` // that shows more: proxy, traffic, ranks, pool, balance, prefill, engines, geo
+	Where    string `json:"where"` // name of the engine, rank, group or model; empty: the proxy
+	What     string `json:"what"`
+}
+
+// At which a number becomes a problem.
+const (
+	fullShare   = 0.95 // of a rank's KV tokens
+	lateShare   = 0.5  // of the time an entry may wait, of the oldest
+	lateSeconds = 10.0 // where it may wait for ever
+	lostShare   = 0.15 // of a step, to imbalance
+	failShare   = 0.01 // of requests
+)
+
+// problems reads a document as an operator would, first things first.
+func problems(d *Document) []Problem {
+	all := []Problem{}
+	say := func(severity, panel, where, format string, args ...any) {
+		all = append(all, Problem{severity, panel, where, fmt.Sprintf(format, args...)})
+	}
+	p := &d.Proxy
+	switch {
+	case p.Draining:
+		say(Warn, "proxy", "", "drains: %s", cmp.Or(p.Why, "no new requests soon"))
+	case !p.Ready:
+		say(Bad, "proxy", "", "not ready: %s", p.Why)
+	}
+	if p.DriftSlots != 0 || p.DriftTokens != 0 {
+		say(Bad, "proxy", "", "the audit is off by %d slots and %d KV tokens: a bug, report it", p.DriftSlots, p.DriftTokens)
+	}
+	if p.ConfigError != "" {
+		say(Warn, "proxy", "", "the config file was refused and is not in force: %s", p.ConfigError)
+	}
+	if t := &d.Traffic; t.FailuresPerS > failShare*t.RequestsPerS {
+		say(Bad, "traffic", "", "%.1f of %.1f requests/s fail", t.FailuresPerS, t.RequestsPerS)
+	}
+	for i := range d.Engines {
+		e := &d.Engines[i]
+		switch {
+		case e.State != "up":
+			say(Bad, "engines", e.ID, "%s engine is %s: %s", e.Role, e.State, cmp.Or(e.Why, "no reason told"))
+		case e.Draining:
+			say(Warn, "engines", e.ID, "%s engine drains", e.Role)
+		case e.Why != "":
+			say(Warn, "engines", e.ID, "%s", e.Why)
+		}
+	}
+	prefillProblems(&d.Prefill, say)
+	for i := range d.Models {
+		modelProblems(&d.Models[i], say)
+	}
+	if d.Geo != nil {
+		for _, peer := range d.Geo.Peers {
+			if !peer.Up {
+				say(Warn, "geo", peer.ID, "peer in %s is not up: %s", peer.Region, cmp.Or(peer.Fault, "no probe was answered"))
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
+	return all
+}
+
+func prefillProblems(p *Prefill, say func(severity, panel, where, format string, args ...any)) {
+	open := 0
+	for i := range p.Engines {
+		e := &p.Engines[i]
+		switch e.State {
+		case "open":
+			open++
+		case "closed":
+			say(Warn, "prefill", e.ID, "takes no prompts: its KV cache is %.0f %% full", 100*e.KVShare)
+		case "out":
+			say(Bad, "prefill", e.ID, "takes no prompts: those before failed")
+		}
+	}
+	if open == 0 && len(p.Engines) > 0 {
+		say(Bad, "prefill", "", "no prefill engine takes prompts")
+	}
+	switch {
+	case p.QueueMax > 0 && p.Waiting >= p.QueueMax:
+		say(Bad, "prefill", "", "the arrival queue is full: %d requests", p.Waiting)
+	case p.Waiting > 0 && open == 0:
+		say(Bad, "prefill", "", "%d requests wait for a prefill engine", p.Waiting)
+	}
+}
+
+func modelProblems(m *Model, say func(severity, panel, where, format string, args ...any)) {
+	late := lateSeconds
+	if m.Pool.TTLS > 0 {
+		late = lateShare * m.Pool.TTLS
+	}
+	if m.Pool.OldestS > late {
+		say(Bad, "pool", m.Name, "a finished prefill has waited %.1f s for a decode rank; %d wait", m.Pool.OldestS, m.Pool.Entries)
+	}
+	for i := range m.Groups {
+		g := &m.Groups[i]
+		name := cmp.Or(g.Name, m.Name)
+		if g.FallbackRounds > 0 {
+			say(Warn, "balance", name, "the policy was too slow: %s decides for now", g.Policy)
+		}
+		if g.LostShare > lostShare {
+			say(Warn, "balance", name, "imbalance costs %.0f %% of every step", 100*g.LostShare)
+		}
+		full, tight, draining := []string{}, []string{}, []string{}
+		for j := range g.Ranks {
+			r := &g.Ranks[j]
+			switch {
+			case r.State == RankDraining:
+				draining = append(draining, r.Name)
+			case r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity):
+				full = append(full, r.Name)
+			case r.Tight:
+				tight = append(tight, r.Name)
+			}
+		}
+		some := func(severity string, names []string, what string) {
+			if n := len(names); n > 0 {
+				say(severity, "ranks", name, "%s %s: %s", count(n, "rank"), what, listed(names))
+			}
+		}
+		some(Warn, full, "with a full KV cache")
+		some(Warn, tight, "kept emptier, the engine ran out of KV memory")
+		some(Warn, draining, "draining")
+	}
+}
+
+// listed names the first few.
+func listed(names []string) (s string) {
+	const most = 3
+	for i, n := range names[:min(most, len(names))] {
+		if i > 0 {
+			s += ", "
+		}
+		s += n
+	}
+	if len(names) > most {
+		s += fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	return s
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

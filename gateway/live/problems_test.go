@@ -1,0 +1,57 @@
+package live
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
+	rank := func(d *Document, i int) *Rank { return &d.Models[0].Groups[0].Ranks[i] }
+	for name, tt := range map[string]struct {
+		change func(*Document)
+		want   []Problem
+	}{
+		"nothing is wrong": {func(*Document) {}, []Problem{}},
+		"the proxy cannot serve": {func(d *Document) { d.Proxy.Ready, d.Proxy.Why = false, "no healthy decode engine" },
+			[]Problem{{Bad, "proxy", "", "not ready: no healthy decode engine"}}},
+		"a proxy that drains is as somebody wants it": {func(d *Document) { d.Proxy.Ready, d.Proxy.Draining, d.Proxy.Why = false, true, "draining" },
+			[]Problem{{Warn, "proxy", "", "drains: draining"}}},
+		"an audit is never off": {func(d *Document) { d.Proxy.DriftSlots = 1 },
+			[]Problem{{Bad, "proxy", "", "the audit is off by 1 slots and 0 KV tokens: a bug, report it"}}},
+		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []Problem{}},
+		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "2.0 of 100.0 requests/s fail"}}},
+		"an engine is out, and what is bad comes first": {func(d *Document) {
+			rank(d, 3).State = RankDraining
+			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"
+		}, []Problem{
+			{Bad, "engines", "10.0.3.10:8000", "decode engine is out: three requests failed in a row"},
+			{Warn, "ranks", "dp", "1 rank draining: 10.0.3.10:8000/3"},
+		}},
+		"ranks are named, the first few": {func(d *Document) {
+			for i := range 5 {
+				rank(d, i).KVTokens = rank(d, i).Capacity
+			}
+		}, []Problem{{Warn, "ranks", "dp", "5 ranks with a full KV cache: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
+		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
+			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "takes no prompts: its KV cache is 93 % full"}}},
+		"nobody prefills": {func(d *Document) {
+			d.Prefill.Engines = d.Prefill.Engines[:1]
+			d.Prefill.Engines[0].State = "down"
+		}, []Problem{{Bad, "prefill", "", "no prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
+		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "the arrival queue is full: 1000 requests"}}},
+		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "a finished prefill has waited 31.0 s for a decode rank; 7 wait"}}},
+		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "the policy was too slow: evenkeel decides for now"}}},
+		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "imbalance costs 20 % of every step"}}},
+		"a peer is gone":            {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "peer in us is not up: no probe was answered"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(16)
+			f.began = time.Now()
+			d := f.Document(t.Context())
+			tt.change(&d)
+			require.Equal(t, tt.want, problems(&d))
+		})
+	}
+}

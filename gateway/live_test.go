@@ -1,0 +1,78 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/live"
+)
+
+// What GET /live?once says is what the proxy and its engines do.
+func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{token: "secret", decode: []refengine.Config{{DPSize: 2}, {DPSize: 2}}, configure: func(cfg *config.Config) {
+		cfg.Dispatch.Shadow = []string{"pjsq-kv"}
+		cfg.Admin.TokenFile = filepath.Join(t.TempDir(), "token")
+		require.NoError(t, os.WriteFile(cfg.Admin.TokenFile, []byte("secret"), 0o600))
+	}})
+	require.Equal(t, http.StatusUnauthorized, c.ask(http.MethodGet, c.admin+"/live?once", "").status)
+	see := func() (d live.Document) {
+		t.Helper()
+		r := c.get("/live?once")
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.NotContains(t, r.body, "null")
+		require.NoError(t, json.Unmarshal([]byte(r.body), &d))
+		return d
+	}
+	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	c.settled(false)
+	c.eventually("the document tells of the request", func() bool { return see().Traffic.TPOT.Samples == 1 })
+	d := see()
+	require.True(t, d.Proxy.Ready)
+	require.NotEmpty(t, d.Proxy.ID)
+	require.Equal(t, "evenkeel", d.Models[0].Groups[0].Policy)
+	require.Equal(t, 1, d.Traffic.TTFT.Samples)
+	require.Positive(t, d.Traffic.TPOT.P99Ms)
+	require.Len(t, d.Engines, 5)
+	require.Len(t, d.Prefill.Engines, 1)
+	require.Equal(t, "open", d.Prefill.Engines[0].State)
+	require.Empty(t, d.Problems)
+	ranks := 0
+	for _, g := range d.Models[0].Groups {
+		ranks += len(g.Ranks)
+		for _, r := range g.Ranks {
+			require.Equal(t, live.RankUp, r.State)
+			require.Equal(t, 16, r.Slots)
+		}
+	}
+	require.Equal(t, 4, ranks)
+
+	rank := d.Models[0].Groups[0].Ranks[0].Name
+	require.NoError(t, c.gw.DrainEngine("decode", rank, 0))
+	c.decode[1].Close()
+	c.eventually("a drained rank and an engine that is gone are told", func() bool {
+		d := see()
+		states := map[string]int{}
+		for _, g := range d.Models[0].Groups {
+			for _, r := range g.Ranks {
+				states[r.State]++
+			}
+		}
+		return states[live.RankDraining] == 1 && states[live.RankDown] == 2 && states[live.RankUp] == 1
+	})
+	bad := 0
+	for _, p := range see().Problems {
+		if p.Severity == live.Bad && p.Panel == "engines" {
+			require.Contains(t, p.What, "decode engine is down: ")
+			bad++
+		}
+	}
+	require.Equal(t, 2, bad)
+}

@@ -1,0 +1,35 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAMinuteRemembersTheLastOne(t *testing.T) {
+	var m minute
+	now := time.Date(2026, 1, 1, 0, 0, 2, 0, time.UTC)
+	require.Zero(t, m.latency(now), "nothing came")
+	for i := range 100 {
+		m.add(float64(i+1)/100, now.Add(time.Duration(i)*400*time.Millisecond)) // 10 ms to 1 s, over 40 s
+	}
+	end := now.Add(40 * time.Second)
+	l := m.latency(end)
+	require.Equal(t, 100, l.Samples)
+	require.InEpsilon(t, 0.5, l.P50.Seconds(), 0.06)
+	require.InEpsilon(t, 0.99, l.P99.Seconds(), 0.06)
+
+	l = m.latency(end.Add(35 * time.Second))
+	require.Less(t, l.Samples, 90, "the first ones are over a minute old")
+	require.Positive(t, l.Samples)
+	require.Zero(t, m.latency(end.Add(2*time.Minute)), "all are forgotten, though nothing new came")
+	m.add(0, end.Add(3*time.Minute))
+	m.add(1e9, end.Add(3*time.Minute))
+	require.Equal(t, 2, m.latency(end.Add(3*time.Minute)).Samples, "what is out of range is counted at its end")
+}
+
+func TestObservingAMinuteDoesNotAllocate(t *testing.T) {
+	var m minute
+	require.Zero(t, testing.AllocsPerRun(100, func() { m.Observe(0.1) }))
+}
