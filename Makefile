@@ -80,6 +80,10 @@ lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 $(TOOLS)/golangci-lint:
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 
+.PHONY: book
+book: ## docs/ as static pages: out/book/index.html
+	go run ./docs/book -version $(VERSION)
+
 .PHONY: image
 image: ## the container image evenkeel:VERSION (scratch, not root), by docker
 	docker build -f configs/container/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t evenkeel:$(VERSION) .

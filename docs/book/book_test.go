@@ -1,0 +1,119 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const repository = "../.."
+
+func TestTheBookIsWhole(t *testing.T) {
+	b, err := read(repository, "v0")
+	require.NoError(t, err, "every chapter is there, every link leads somewhere")
+	listed := map[string]bool{}
+	for _, c := range b.chapters {
+		listed[c.source] = true
+	}
+	pages, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
+	require.NoError(t, err)
+	for _, p := range pages {
+		source := "docs/" + filepath.Base(p)
+		require.True(t, listed[source] || source == contentsFile, "%s is in no part of %s", source, contentsFile)
+	}
+
+	dir := t.TempDir()
+	require.NoError(t, b.write(dir))
+	for _, c := range b.chapters {
+		text, err := os.ReadFile(filepath.Join(dir, c.Page))
+		require.NoError(t, err)
+		page := string(text)
+		require.True(t, strings.Contains(page, "<h1") && strings.Contains(page, `aria-current="page"`), c.source)
+		for _, outside := range []string{`src="http`, `href="http://fonts`, "@import"} {
+			require.False(t, strings.Contains(page, outside), "%s: a page needs nothing from outside", c.source)
+		}
+	}
+	for file := range b.files {
+		require.FileExists(t, filepath.Join(dir, "files", filepath.FromSlash(file)))
+	}
+	search, err := os.ReadFile(filepath.Join(dir, "search.js"))
+	require.NoError(t, err)
+	require.True(t, strings.Contains(string(search), "evenkeel_audit_drift"))
+}
+
+// small is a repository with these files.
+func small(t *testing.T, files map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, text := range files {
+		require.NoError(t, put(root, name, []byte(text)))
+	}
+	return root
+}
+
+func TestLinks(t *testing.T) {
+	root := small(t, map[string]string{
+		"docs/contents.md": "# Title\n\n## Part\n\n- [Start](../README.md)\n- [Other](other.md)\n",
+		"README.md":        "# Hello\n\n[a place](docs/other.md#what-it-is), [a file](configs/x.yaml), [a folder](configs), [outside](https://example.org), [here](#hello)\n\n![a plot](docs/img/p.png)\n",
+		"docs/other.md":    "# Other\n\n## What `it` is?\n\n## What it is\n\n[back](../README.md)\n\n| a | b |\n|---|---|\n| c_d | e |\n",
+		"configs/x.yaml":   "x: 1\n", "docs/img/p.png": "png",
+	})
+	b, err := read(root, "")
+	require.NoError(t, err)
+	require.Equal(t, "Title", b.title)
+	require.Equal(t, "index.html", b.chapters[0].Page)
+	home := string(b.chapters[0].Body)
+	for _, want := range []string{`href="other.html#what-it-is"`, `href="files/configs/x.yaml"`, `href="#"`, `href="https://example.org"`, `href="#hello"`, `src="files/docs/img/p.png"`} {
+		require.Contains(t, home, want)
+	}
+	other := b.chapters[1]
+	require.Equal(t, []string{"other", "what-it-is", "what-it-is-1"}, []string{other.Sections[0].ID, other.Sections[1].ID, other.Sections[2].ID}, "as code forges name them")
+	require.Contains(t, string(other.Body), `href="index.html"`)
+	require.Contains(t, other.Sections[2].Text, "c_d", "tables can be searched")
+}
+
+func TestWhatABookCannotBe(t *testing.T) {
+	for _, tc := range []struct{ name, contents, page, says string }{
+		{"a chapter that is not there", "- [A](a.md)\n- [B](b.md)\n", "# A\n", "b.md"},
+		{"no chapters", "# Title\n", "# A\n", "lists no chapter"},
+		{"two chapters of one page", "- [A](a.md)\n- [A again](../a.md)\n", "# A\n", "would both be a.html"},
+		{"a link to nothing", "- [A](a.md)\n", "# A\n\n[x](gone.md)\n", "docs/a.md: a link to gone.md, which is not in the repository"},
+		{"a link out of the repository", "- [A](a.md)\n", "# A\n\n[x](../../etc/passwd)\n", "not in the repository"},
+		{"a page with HTML of its own", "- [A](a.md)\n", "# A\n\nsome <b>bold</b>\n", "HTML in the text, which pages leave out: <b>"},
+		{"a link to a heading that is not there", "- [A](a.md)\n", "# A\n\n[x](#b)\n", "a link to docs/a.md#b"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := read(small(t, map[string]string{"docs/contents.md": tc.contents, "docs/a.md": tc.page, "a.md": "# A\n"}), "")
+			require.ErrorContains(t, err, tc.says)
+		})
+	}
+}
+
+func TestAnOpenAPIDocumentIsAChapter(t *testing.T) {
+	page, err := describe([]byte(`
+openapi: 3.0.3
+info: {title: API, description: What it takes., version: "1"}
+tags: [{name: For clients, description: The port.}]
+paths:
+  /v1/models:
+    get:
+      tags: [For clients]
+      summary: The models.
+      parameters: [{name: n, in: query, description: "how | many", schema: {type: integer}}]
+      responses:
+        "200": {description: All of them., content: {application/json: {schema: {$ref: "#/components/schemas/Models"}}}}
+components:
+  schemas:
+    Models: {type: object, description: A list., required: [data], properties: {data: {type: array, items: {type: string}, description: names}}}
+`))
+	require.NoError(t, err)
+	for _, want := range []string{"# API", "## For clients", "### GET /v1/models", "| `n` | query | how \\| many |", "| 200 | All of them. `application/json`: [Models](#models) |", "### Models", "| `data` | list of string, always there | names |"} {
+		require.Contains(t, string(page), want)
+	}
+	_, err = describe([]byte("openapi: 3.0.3\npaths: {}\n"))
+	require.Error(t, err)
+	require.False(t, strings.Contains(err.Error(), "\n\n"))
+}
