@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"gateway/live":      {"gateway", "gateway/openai", "dispatcher", "prefill"},
 	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/live", "gateway/openai"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
+	"docs/book":         {},
 	"cmd":               {"*"},
 }
 
