@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -186,161 +184,6 @@ func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 	require.Equal(t, http.StatusOK, us.get("/readyz").status)
 }
 
-// dishonest starts a peer eu-1 that offers everything for nothing.
-func dishonest(t *testing.T, offer string, serve http.HandlerFunc) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	mux := http.NewServeMux()
-	mux.HandleFunc(geo.ProbePath, func(w http.ResponseWriter, r *http.Request) {
-		var q struct{ Seq uint64 }
-		_ = json.NewDecoder(r.Body).Decode(&q)
-		_, _ = fmt.Fprintf(w, `{"v":"1.7","id":"eu-1","region":"eu","boot":"b","seq":%d,"proc_us":5,"later":true,"models":{%q:%s}}`, q.Seq, model, offer)
-	})
-	mux.HandleFunc("/v1/", serve)
-	s := &http.Server{Handler: mux}
-	go func() { _ = s.Serve(ln) }()
-	t.Cleanup(func() { _ = s.Close() })
-	return ln.Addr().String()
-}
-
-const honest = `{"replicas":4,"n_avail":4,"free":30,"queue":0,"queue_wait_ms":0,"queued_new_tokens":0,"running":0,"load":0,"tp_ms":0.001,"t0_ms":0.1}`
-
-// toStub is us-1 alone, whose requests all go to a peer of that kind.
-func toStub(t *testing.T, offer string, serve http.HandlerFunc) *cluster {
-	t.Helper()
-	peer := dishonest(t, offer, serve)
-	us := start(t, options{configure: func(cfg *config.Config) {
-		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", peer)
-		remote(cfg)
-	}})
-	us.hasEngines()
-	return us
-}
-
-func event(n int) string {
-	return fmt.Sprintf("data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d \"}}]}\n\n", n)
-}
-
-func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) { // geo R28, R29, E14, E16
-	t.Parallel()
-	reset := func(w http.ResponseWriter) {
-		c, _, err := w.(http.Hijacker).Hijack()
-		if err == nil {
-			_ = c.(*net.TCPConn).SetLinger(0)
-			_ = c.Close()
-		}
-	}
-	for name, row := range map[string]struct {
-		serve http.HandlerFunc
-		cause string
-	}{
-		"it resets the connection": {func(w http.ResponseWriter, _ *http.Request) { reset(w) }, "broken"},
-		"it sends headers and a comment, and breaks": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, ": wait\n\n")
-			w.(http.Flusher).Flush()
-			panic(http.ErrAbortHandler)
-		}, "broken"},
-		"it is busy": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("X-Evenkeel-Reject", "peer_busy")
-			w.WriteHeader(503)
-		}, "peer_busy"},
-		"it drains": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("X-Evenkeel-Reject", "draining")
-			w.WriteHeader(503)
-		}, "draining"},
-		"it does not have the model": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("X-Evenkeel-Reject", "model")
-			w.WriteHeader(404)
-		}, "model"},
-		"its engines fail":                {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "status"},
-		"it does not know us":             {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }, "status"},
-		"it answers a stream with a page": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "broken"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			us := toStub(t, honest, row.serve)
-			us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-			require.Equal(t, 1.0, us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause)))
-			require.Len(t, us.receipts(), 1, "it is forwarded once")
-			require.Equal(t, geo.OutcomeFallback, us.receipts()[0].Outcome)
-			require.Equal(t, []string{"ok"}, us.outcomes())
-		})
-	}
-}
-
-func TestTheClientSeesItsOwnFaults(t *testing.T) { // geo R29, E16
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(400)
-		_, _ = io.WriteString(w, `{"error":{"message":"too hot"}}`)
-	})
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
-	require.Equal(t, 400, got.status)
-	require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
-	require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
-}
-
-func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) { // geo R30, E15
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for n := range 3 {
-			_, _ = io.WriteString(w, event(n))
-			w.(http.Flusher).Flush()
-		}
-		_, _ = io.WriteString(w, `data: {"id":"half of an ev`)
-		w.(http.Flusher).Flush()
-		panic(http.ErrAbortHandler)
-	})
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
-	require.Equal(t, 200, got.status)
-	require.Error(t, got.err, "the connection is closed in the middle of the body")
-	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"upstream region lost","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
-	us.eventually("it is accounted", func() bool { return len(us.receipts()) == 1 })
-	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
-	require.Equal(t, []string{"peer_lost"}, us.outcomes())
-}
-
-func TestAPeerThatLiesHarmsNobody(t *testing.T) { // geo R9, R11
-	t.Parallel()
-	for name, offer := range map[string]string{
-		"a queue below nothing":         `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`,
-		"more available than there are": `{"replicas":1,"n_avail":9,"free":30,"queue":0}`,
-		"a wait below nothing":          `{"replicas":4,"n_avail":4,"free":30,"queue_wait_ms":-1e9}`,
-		"a number nobody can read":      `{"replicas":4,"n_avail":4,"free":30,"load":1e999}`,
-		"text for a number":             `{"replicas":"many"}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			us := toStub(t, offer, func(http.ResponseWriter, *http.Request) { t.Error("it got a request") })
-			us.eventually("it was probed", func() bool {
-				p := us.gw.Geo().Status().Peers[0]
-				return p.Fault != "" || p.AgeMs >= 0 && p.Up
-			})
-			require.NotEqual(t, "available", us.availability("eu-1"))
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-			require.Empty(t, us.receipts())
-		})
-	}
-	t.Run("it offers everything and takes nothing", func(t *testing.T) {
-		t.Parallel()
-		us := toStub(t, `{"replicas":1000000,"n_avail":1000000,"free":9007199254740992,"queue":0,"tp_ms":0,"t0_ms":0}`, func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(500)
-		})
-		us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-		for range 12 {
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-		}
-		require.LessOrEqual(t, len(us.receipts()), 7, "five fallbacks in a row take it out")
-	})
-}
-
 func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E13
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
@@ -396,29 +239,6 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E
 	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
 }
 
-func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) { // geo R11
-	t.Parallel()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var q struct{ Seq uint64 }
-		_ = json.NewDecoder(r.Body).Decode(&q)
-		_, _ = fmt.Fprintf(w, `{"v":"2.0","id":"eu-1","boot":"b","seq":%d,"models":{%q:%s}}`, q.Seq, model, honest)
-	})}
-	go func() { _ = s.Serve(ln) }()
-	t.Cleanup(func() { _ = s.Close() })
-	us := start(t, options{configure: func(cfg *config.Config) {
-		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", ln.Addr().String())
-		remote(cfg)
-	}})
-	us.hasEngines()
-	us.eventually("it was probed", func() bool { return us.gw.Geo().Status().Peers[0].Up })
-	require.Equal(t, "version", us.availability("eu-1"))
-	require.Equal(t, 0.0, us.metric(`evenkeel_geo_peer_up{peer="eu-1"}`))
-	require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-	require.Empty(t, us.receipts())
-}
-
 func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
@@ -427,35 +247,6 @@ func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38
 	got := us.post("/v1/chat/completions", chat("one", ""))
 	require.Equal(t, 200, got.status)
 	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
-}
-
-func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) { // geo R28, R30
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
-	streaming := us.endless()
-	defer streaming()
-	type result struct {
-		reply
-	}
-	results := make(chan result, 4)
-	for n := range cap(results) {
-		go func() {
-			results <- result{us.post("/v1/chat/completions", chat(fmt.Sprintf("prompt number %d", n), `"stream":true,`))}
-		}()
-	}
-	us.eventually("they are there", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 1+cap(results) })
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // at once
-	_ = eu.gw.Shutdown(ctx)
-	for range cap(results) {
-		r := <-results
-		require.NoError(t, r.err)
-		require.Equal(t, 200, r.status)
-		require.Equal(t, "fallback", r.header.Get("X-Evenkeel-Route"))
-		got := read(t, r.body)
-		require.True(t, got.whole(0))
-	}
-	us.eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
 }
 
 func TestThePolicyCanBeChangedWhileItRuns(t *testing.T) { // geo R18
@@ -523,17 +314,6 @@ func TestARequestForSeveralAnswersThatOnlyAnotherRegionCanServe(t *testing.T) {
 	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
 }
 
-func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) { // geo R28
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "fallback", got.header.Get("X-Evenkeel-Route"))
-	require.Len(t, us.receipts(), 1)
-	us.settled(false)
-}
-
 func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) { // geo R2
 	t.Parallel()
 	us, _ := pair(t, options{}, options{})
@@ -544,58 +324,4 @@ func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) { // geo 
 	got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
 	require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
 	us.settled(false)
-}
-
-func TestThreeRequestsAndOneThatComesBack(t *testing.T) { // geo R4, R28, E14
-	t.Parallel()
-	asked, fail := make(chan struct{}), make(chan struct{})
-	peer := dishonest(t, honest, func(http.ResponseWriter, *http.Request) {
-		close(asked)
-		<-fail
-		panic(http.ErrAbortHandler)
-	})
-	us := start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
-		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", peer)
-		remote(cfg)
-		cfg.Pool.Size = 1
-	}})
-	us.hasEngines()
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	require.NoError(t, us.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
-	ctx, leave := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, us.url+chatPath, strings.NewReader(chat("jam", "")))
-	require.NoError(t, err)
-	req.Header.Set("X-Evenkeel-Geo", "local")
-	gone := make(chan error, 1)
-	go func() {
-		_, err := us.http.Do(req) //nolint:bodyclose // there is none
-		gone <- err
-	}()
-	us.eventually("the only place is taken", func() bool { return us.gw.Status(t.Context()).PoolUsed == 1 })
-
-	r1 := make(chan reply, 1)
-	go func() { r1 <- us.post(chatPath, chat("one", `"max_tokens":2,`)) }()
-	<-asked
-	r2 := us.queued("", chat("one two", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
-	r3 := us.queued("", chat("one two three", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
-	close(fail)
-	us.eventually("it waits here", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 && len(us.receipts()) == 1 })
-	us.eventually("with the others", func() bool { return us.sum("evenkeel_prefill_queue_requests") == 3 })
-	require.NoError(t, us.prefill[0].SetFaults())
-	leave()
-	require.Error(t, <-gone)
-
-	require.Equal(t, "fallback", (<-r1).header.Get("X-Evenkeel-Route"))
-	require.Equal(t, "local", (<-r2).header.Get("X-Evenkeel-Route"))
-	require.Equal(t, "local", (<-r3).header.Get("X-Evenkeel-Route"))
-	var order []int
-	for _, r := range us.records() {
-		if r.Outcome == "ok" {
-			order = append(order, r.PromptTokens)
-		}
-	}
-	require.Len(t, order, 3)
-	require.IsIncreasing(t, order, "r1 is the oldest, and served first")
-	require.Equal(t, 1.0, us.metric(`evenkeel_geo_fallbacks_total{cause="broken",peer="eu-1"}`))
-	require.Len(t, us.receipts(), 1, "never forwarded again")
 }
