@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -28,7 +29,7 @@ type fault struct {
 	final      bool // no other engine would answer otherwise
 	givenBack  bool // for want of KV memory, before a first event
 	most       int  // recompute_max of the engine that did
-	moved      bool // the engine was taken out of service under it
+	moved      bool // what it was at was taken out of service: an engine, or a region
 }
 
 // tries is what a job remembers of its failed attempts.
@@ -170,6 +171,17 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)
 	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
+}
+
+// unplaced is what becomes of a request whose hand-off got no rank. KV does not
+// cross regions, so one in a region whose ranks are gone, handed back most of
+// all, is spent: the prompt is prefilled again elsewhere, once (geo R17, R36).
+func (j *job) unplaced(err error, region string) *fault {
+	f := &fault{answer: j.gw.waitError(err, j.prompt), err: err, spent: true, final: true}
+	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && !j.stranded {
+		f.final, f.moved, j.stranded = false, true, true
+	}
+	return f
 }
 
 // drop settles a probe that its client's leaving ended.

@@ -67,7 +67,7 @@ const drainTries = 3
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	for try := 1; ; try++ {
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
-			ID: g.nextID(), Model: g.fleet.boardFor(m.board, h.lease.Candidate.Instance), Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
+			ID: g.nextID(), Model: boardIn(m.board, g.fleet.regionFor(h.lease.Candidate.Instance)), Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
 			Deadline:  h.drainBy(),
 			Prefiller: h.lease.Candidate.Instance,
 			Drain:     true,

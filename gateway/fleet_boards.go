@@ -32,14 +32,14 @@ func (f *fleet) regionOf(worker int32) string {
 	return ""
 }
 
-// boardFor is where a hand-off of a prefill engine is decoded.
-func (f *fleet) boardFor(board, prefiller string) string {
+// regionFor is where a hand-off of a prefill engine is decoded, empty for ours.
+func (f *fleet) regionFor(prefiller string) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if in := f.instances[prefiller]; in != nil {
-		return boardIn(board, f.abroad(in))
+		return f.abroad(in)
 	}
-	return board
+	return ""
 }
 
 // decodesIn are the decode engines of a region that answer, as they are now.

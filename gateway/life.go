@@ -49,6 +49,7 @@ type job struct {
 	question *geo.Question // where it goes, if there are other regions
 	returned bool          // another region gave it back
 	failed   bool          // every attempt here did, by no fault of its own
+	stranded bool          // its hand-off was in a region that has no rank for it any more
 
 	tries  tries
 	local  locally
@@ -102,25 +103,22 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			j.tries.prefill = append(j.tries.prefill, lease.Candidate.ID)
 			held, fault = j.probe(lease)
 		}
+		if fault == nil && slot == nil {
+			slot, fault = j.wait(held)
+		}
 		if fault == nil {
-			if slot == nil {
-				var fail *openai.Error
-				if slot, fail = j.wait(held); fail != nil {
-					return nil, fail
-				}
-			}
 			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
 				s.shed()
 				j.find(guilty)
 				return s, nil
 			}
-			if fault.spent {
-				held = nil
-			}
 			if !fault.givenBack {
 				j.shun(slot.Worker)
 			}
+		}
+		if fault.spent {
+			held = nil
 		}
 		if !j.again(fault) {
 			switch {
@@ -201,7 +199,7 @@ func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
 		Session: j.rec.session, Policy: j.rec.prefillPolicy, Target: j.rec.toPrefill,
-		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed,
+		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed || j.stranded,
 	}
 	if j.question != nil && !j.place && !j.rec.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
@@ -348,26 +346,30 @@ func (j *job) endsAtOnce(tokens int) {
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
-func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
+// All that ends the wait otherwise ends the request but one: a region whose
+// engines are ours no more, or whose ranks are gone, leaves it to be prefilled
+// in another.
+func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	began := time.Now()
 	j.reach(phasePooled)
 	if !j.place { // a hand-off that comes back for another rank
 		j.gw.places.Reserve()
 	}
 	j.place = false // the entry has it now
+	region := j.gw.fleet.regionFor(h.lease.Candidate.Instance)
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: j.gw.fleet.boardFor(j.model.board, h.lease.Candidate.Instance), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
 		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got := j.gw.dispatcher.Enqueue(e)
 	var r dispatcher.Result
-	withdraw := func(why *openai.Error) (*dispatcher.Slot, *openai.Error) {
+	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
 		j.gw.dispatcher.Withdraw(e)
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
 			j.gw.dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 		}
 		j.gw.drain(h, j.model)
-		return nil, why
+		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	select {
 	case r = <-got:
@@ -375,10 +377,18 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *openai.Error) {
 		return withdraw(errGone())
 	case <-j.gw.service.context().Done():
 		return withdraw(errLeaving())
+	case <-j.gw.owners.lost(region):
+		j.gw.dispatcher.Withdraw(e)
+		r = <-got // the slot may have come first: it counts among what still runs there
 	}
 	if r.Err != nil {
-		j.gw.drain(h, j.model)
-		return nil, j.gw.waitError(r.Err, j.prompt)
+		f := j.unplaced(r.Err, region)
+		if f.final {
+			j.gw.drain(h, j.model)
+		} else { // no rank is left that could drain it
+			h.orphan()
+		}
+		return nil, f
 	}
 	j.gw.metrics.stage(stagePoolWait, r.Slot.Wait)
 	j.gw.metrics.stage(stageDecide, r.Slot.Decide)

@@ -34,7 +34,8 @@ type area struct {
 	share  float64       // of slots that a taker uses while it is cautious
 	hold   time.Duration // how long that is; 0: always
 	view   atomic.Pointer[lease.View]
-	claim  *lease.Claim // nil: static
+	gone   atomic.Pointer[chan struct{}] // closed while we do not admit
+	claim  *lease.Claim                  // nil: static
 
 	mu        sync.Mutex
 	static    *lease.Static                 // nil: claim
@@ -67,6 +68,7 @@ func newOwners(g *Gateway) (*owners, error) {
 			nearest: map[string]map[string]float64{}, residents: map[string]geo.Resident{},
 		}
 		a.view.Store(&lease.View{Phase: lease.Watching})
+		a.gone.Store(new(closed()))
 		if c.Ownership.Engine != config.OwnStatic {
 			engine, err := o.leases.open("evenkeel-owner-"+strings.ToLower(region), own.Kubernetes.Kubeconfig[region], region)
 			if err != nil {
@@ -86,7 +88,10 @@ func newOwners(g *Gateway) (*owners, error) {
 				}
 			}
 			a.static = lease.NewStatic(c.Self.ID, home, o.order(region), c.Ownership.DeadAfter, time.Now())
-			a.view.Store(new(a.static.View(time.Now())))
+			v := a.static.View(time.Now())
+			if a.view.Store(&v); v.Admits {
+				a.gone.Store(new(make(chan struct{})))
+			}
 		}
 		o.areas[region] = a
 		o.names = append(o.names, region)

@@ -26,6 +26,24 @@ func (o *owners) admits(region string) bool {
 	return a != nil && a.view.Load().Admits
 }
 
+// lost is closed while another's region is not ours to admit to; nil: it is our
+// own, whose ranks what waits for them outlasts.
+func (o *owners) lost(region string) <-chan struct{} {
+	if o == nil || region == "" {
+		return nil
+	}
+	if a := o.areas[region]; a != nil {
+		return *a.gone.Load()
+	}
+	return nil
+}
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
 // changed takes a view of the area's claim. Once it returns from one that does
 // not admit, nothing is bound to the area's engines any more.
 func (o *owners) changed(a *area, v lease.View) {
@@ -40,12 +58,15 @@ func (o *owners) changed(a *area, v lease.View) {
 	a.adopted = time.Time{}
 	if v.Admits {
 		a.adopted, a.gave = time.Now(), false
+		a.gone.Store(new(make(chan struct{})))
 	}
 	a.mu.Unlock()
 	o.gw.log.Warn("ownership of a region's engines changed", zap.String("region", a.region), zap.Bool("admits", v.Admits),
 		zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
 	o.gw.fleet.publish()
-	if !v.Admits { // the dispatcher has taken the news up once it answers
+	if !v.Admits {
+		close(*a.gone.Load())
+		// The dispatcher has taken the news up once it answers.
 		ctx, cancel := context.WithTimeout(o.gw.ctx, areaEvery)
 		defer cancel()
 		o.gw.dispatcher.Status(ctx)

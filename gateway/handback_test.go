@@ -1,0 +1,101 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+)
+
+// absent is a dispatcher us-1 that answers once it is back.
+func absent(t *testing.T) (at string, back func()) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var alive atomic.Bool
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var q struct{ Seq uint64 }
+		if !alive.Load() || r.URL.Path != geo.ProbePath || json.NewDecoder(r.Body).Decode(&q) != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"v":"1.0","id":"us-1","region":"us","boot":"b","seq":%d,"proc_us":5,"models":{}}`, q.Seq)
+	})}
+	go func() { _ = s.Serve(ln) }()
+	t.Cleanup(func() { _ = s.Close() })
+	return ln.Addr().String(), func() { alive.Store(true) }
+}
+
+// adopter is eu-1 with engines of its own, the first of each kind, and those of
+// us, whose dispatcher is gone until it is back.
+func adopter(t *testing.T, prefill, decode []refengine.Config, more func(*config.Config)) (c *cluster, back func()) {
+	at, back := absent(t)
+	c = start(t, options{dirty: true, prefill: prefill, decode: decode, configure: func(cfg *config.Config) {
+		region(t, cfg, "eu-1", "127.0.0.1:0", "us-1", at)
+		cfg.Geo.Policy, cfg.Geo.Probe.Interval, cfg.Geo.Probe.Misses = "local-only", 50*time.Millisecond, 2
+		o := &cfg.Geo.Ownership
+		o.Engine, o.DeadAfter, o.TakeoverOrder, o.MaxShare = config.OwnStatic, 100*time.Millisecond, []string{"eu-1"}, 1
+		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "us", "us"
+		cfg.Prefill.Policy, cfg.Health.SlowStart = "round-robin", 0
+		if more != nil {
+			more(cfg)
+		}
+	}})
+	c.eventually("the engines of us are served", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
+	return c, back
+}
+
+// at says whether an engine's address is in what a record names.
+func at(e *refengine.Engine, id string) bool {
+	return strings.HasPrefix(id, strings.TrimPrefix(e.URLs()[0], "http://"))
+}
+
+func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) { // geo R36
+	t.Parallel()
+	c, back := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 16}, {Slots: 1}}, nil)
+	for len(c.running(c.decode[1])) == 0 {
+		c.endless()
+	}
+	results := make(chan reply, 2)
+	for range cap(results) { // one of each region's prefillers: the rank of us is taken
+		go func() { results <- c.post(chatPath, chat("one two three", `"max_tokens":3,`)) }()
+	}
+	require.Equal(t, http.StatusOK, (<-results).status)
+	c.eventually("one waits for the rank of us", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+	begin := time.Now()
+	back()
+	got := <-results
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Less(t, time.Since(begin), 8*time.Second, "as soon as us-1 is back, not when its ranks have been gone for ten seconds")
+	var attempts []int
+	for _, r := range c.records() {
+		require.True(t, at(c.prefill[0], r.Prefill) && at(c.decode[0], r.Rank), "%s, %s", r.Prefill, r.Rank)
+		attempts = append(attempts, r.Attempts)
+	}
+	require.ElementsMatch(t, []int{1, 2}, attempts)
+	require.NotEmpty(t, c.running(c.decode[1]), "what runs there runs on")
+}
+
+// running are the requests that an engine's ranks decode, one entry each.
+func (c *cluster) running(e *refengine.Engine) (list []string) {
+	for _, m := range c.gw.Status(c.Context()).Dispatch.Models {
+		for _, w := range m.Workers {
+			for range w.Used {
+				if at(e, w.Name) {
+					list = append(list, w.Name)
+				}
+			}
+		}
+	}
+	return list
+}
