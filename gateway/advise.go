@@ -152,7 +152,7 @@ func (g *Gateway) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 		if r, ok, _ := g.fleet.lookup(model); ok {
 			board = r.board
 		}
-		if board = g.fleet.boardFor(board, c.Instance); boards[board] != nil {
+		if board = boardIn(board, g.fleet.regionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
 	}

@@ -134,19 +134,6 @@ func TestTheDaysBudgetEndsForwards(t *testing.T) { // geo R40
 	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
 }
 
-func TestUnderSPPOurOwnRequestsThatWaitCloseAReplica(t *testing.T) { // geo R7
-	p, err := policy.Parse("skylb:push=sp-p")
-	require.NoError(t, err)
-	x := prefill.Prefiller{Live: true, Open: true, Unanswered: 2, Pending: 2}
-	l := prefill.Local{Prefillers: []prefill.Prefiller{x}}
-	places := (&Node{}).localPlaces(nil, p, &l, 0, true)
-	require.Equal(t, policy.Pending, places[0].Why)
-	l.Prefillers[0].Pending = 0
-	places = (&Node{}).localPlaces(nil, p, &l, 0, true)
-	require.Equal(t, policy.Available, places[0].Why)
-	require.Equal(t, 30, places[0].Left, "the credit of 32 less what has no first token")
-}
-
 func TestNoClientTakesAPeerOut(t *testing.T) { // geo R31
 	url, _ := served(t, 100, hang)
 	n, _ := node(t, nil, entry(t, "eu-1", url))

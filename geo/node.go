@@ -84,6 +84,7 @@ type Node struct {
 // modelState is how the requests of one model are decided.
 type modelState struct {
 	policy *policy.Policy
+	push   policy.Settings // of the round
 	drain  policy.Drain
 	round  uint64
 	places []policy.Place

@@ -185,7 +185,8 @@ func (n *Node) offers() map[string]policy.Offer {
 		if s == nil {
 			return
 		}
-		places := n.localPlaces(nil, s.policy, l, running, seqs > 0)
+		push := pushOf(s.policy, l)
+		places := localPlaces(nil, &push, l, running, seqs > 0)
 		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.drain.Ms(), seqs)
 		for i := range l.Prefillers {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)

@@ -1,6 +1,7 @@
 package geo
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -22,6 +23,7 @@ type Question struct {
 	by     string
 	may    func(region string) bool // nil: to all
 	legs   int                      // that go with the answer
+	push   *policy.Settings         // in force when it was asked last; nil: never, or by nobody
 	answer *Forward
 }
 
@@ -102,6 +104,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	if s.round != h.Round {
 		n.begin(s, h, running, seqs > 0)
 	}
+	q.push = &s.push
 	if !q.ask.Stay {
 		i := n.central(s)
 		if i < 0 && (q.ask.Leave || n.cfg.Draining()) {
@@ -132,6 +135,18 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
+// Takes is prefill.Elsewhere's: the rule of geo 2 by what is known now, for a
+// round knows what was true when it began.
+func (q *Question) Takes(p *prefill.Prefiller) bool {
+	if q.push == nil {
+		return true
+	}
+	x := replica(p, q.push)
+	x.Healthy, x.GateOpen = true, true // the tier has asked
+	left, _ := q.push.Replica(&x)
+	return left > 0
+}
+
 // noteWait counts a request that has to wait, once.
 func (q *Question) noteWait(s *modelState) {
 	if !q.waits {
@@ -157,7 +172,8 @@ func (q *Question) Stayed(wait time.Duration) {
 // begin makes the places of a round. Called with n.mu held, as are those below.
 func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
-	s.places = n.localPlaces(s.places[:0], s.policy, &h.Local, running, decodes)
+	s.push = pushOf(s.policy, &h.Local)
+	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
 	s.local, s.peers = len(s.places), s.peers[:0]
 	for _, p := range n.peers {
 		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Interval))
@@ -169,22 +185,46 @@ func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bo
 	s.policy.Begin(s.places, s.drain.Ms())
 }
 
+// pushOf are a policy's settings with what follows the traffic filled in: half
+// more than arrives at a replica while one first token is waited for (geo R6).
+func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
+	set := *p.Settings()
+	if set.MaxUnanswered == policy.Auto {
+		live := 0
+		for i := range l.Prefillers {
+			if l.Prefillers[i].Live {
+				live++
+			}
+		}
+		set.MaxUnanswered = policy.AutoUnanswered(l.ArrivalsPerS/float64(max(1, live)), l.TTFTMs)
+	}
+	return set
+}
+
 // localPlaces are this region's prefillers as places, of no use unless somebody
 // decodes what they prefill.
-func (n *Node) localPlaces(dst []policy.Place, p *policy.Policy, l *prefill.Local, running float64, decodes bool) []policy.Place {
-	set := p.Settings()
+func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Place {
 	for i := range l.Prefillers {
 		f := &l.Prefillers[i]
-		left, why := set.Replica(&policy.Replica{
-			Healthy: f.Live && decodes, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
-			Pending: f.Pending, Credit: set.Credit(int(f.Running), f.Pending, math.MaxInt32) - f.Unanswered,
-		})
+		x := replica(f, set)
+		x.Healthy = f.Live && decodes
+		left, why := set.Replica(&x)
 		dst = append(dst, policy.Place{
 			ID: f.ID, Why: why, Left: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
 			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
 		})
 	}
 	return dst
+}
+
+// replica is a prefiller in a policy's words. Its credit is what the last scrape
+// at which nothing waited allowed, less what was sent since, and one more for
+// each first token (geo R7).
+func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
+	return policy.Replica{
+		Healthy: f.Live, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
+		Pending: f.Pending, Credit: min(set.Credit(f.Ran, f.Pending, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
+	}
 }
 
 // central is the place of the dispatcher that decides for all, as long as it

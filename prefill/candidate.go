@@ -140,6 +140,13 @@ type candidate struct {
 	block        int  // scraped tokens of a KV block, 0: not told
 	rtt          time.Duration
 	sampleSent   time.Time // when the last good scrape was sent
+	idle         idle
+}
+
+// idle is where a candidate's accounts stood when a scrape found nobody waiting.
+type idle struct {
+	ran            float64
+	sends, answers int
 }
 
 func newCandidate(id string) *candidate {

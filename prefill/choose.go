@@ -54,7 +54,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 		return nil, noGate
 	}
 	eligible = t.filterFresh(eligible)
-	if !slices.ContainsFunc(eligible, t.canStart) {
+	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return t.canStart(r, c) }) {
 		return nil, noRoom
 	}
 	if skipped {
@@ -63,7 +63,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	if len(r.Exclude) > 0 {
 		eligible = t.filterTried(eligible, r.Exclude)
 	}
-	eligible = t.filterFull(p, eligible)
+	eligible = t.filterFull(p, r, eligible)
 	known := t.look(m, r, eligible)
 	if !known && p.Name() == needsLine {
 		p = t.withoutLine
@@ -76,7 +76,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	}
 	c, v := eligible[choice.Index], &t.view[choice.Index]
 	weight := chargeOf(v, r.promptBytes())
-	if !t.canStart(c) {
+	if !t.canStart(r, c) {
 		if c.held == (account{}) {
 			t.holding = append(t.holding, c)
 		}
@@ -147,8 +147,13 @@ func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotS
 
 // canStart says whether a probe would be taken up soon: an engine gets so many
 // that it never waits for the next, and no more, for what it has been given
-// cannot go elsewhere any more (geo R6).
-func (t *Tier) canStart(c *candidate) bool {
+// cannot go elsewhere any more (geo R6). A request that could have gone to
+// another region is told by the same rule that kept it here.
+func (t *Tier) canStart(r *Request, c *candidate) bool {
+	if r.Elsewhere != nil {
+		p := t.prefiller(c)
+		return r.Elsewhere.Takes(&p)
+	}
 	ahead := float64(c.account.leases[probing])
 	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
 		ahead += c.foreignQueue
@@ -181,8 +186,8 @@ func (t *Tier) stalled(c *candidate) bool {
 // filterFull drops, in place, the candidates that cannot start a request and
 // are not worth waiting for: stuck ones, and all for a policy that does not
 // look at load and would wait for ever for the same. One at least can start it.
-func (t *Tier) filterFull(p *policy.Policy, candidates []*candidate) []*candidate {
-	keep := func(c *candidate) bool { return t.canStart(c) || !p.LoadBlind() && !t.stalled(c) }
+func (t *Tier) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
+	keep := func(c *candidate) bool { return t.canStart(r, c) || !p.LoadBlind() && !t.stalled(c) }
 	if !slices.ContainsFunc(candidates, keep) {
 		t.metrics.filterSkipped.WithLabelValues("stalled").Inc()
 		return candidates

@@ -16,6 +16,8 @@ type Elsewhere interface {
 	// Where is asked when it is the request's turn, at every event, as long as it
 	// waits.
 	Where(h *Here) Where
+	// Takes says of one that stays whether a prefiller may have one more probe now.
+	Takes(p *Prefiller) bool
 	// Queued tells that a request of its model entered or left the arrival queue,
 	// and how many are there now.
 	Queued(now time.Time, entered bool, waiting int)
@@ -49,9 +51,11 @@ type Here struct {
 
 // Local is what prefills a model here.
 type Local struct {
-	Prefillers []Prefiller
-	Waiting    int // requests in the arrival queue
-	Tokens     int // of their prompts
+	Prefillers   []Prefiller
+	Waiting      int     // requests in the arrival queue
+	Tokens       int     // of their prompts
+	ArrivalsPerS float64 // of first attempts
+	TTFTMs       float64 // median from a probe to its answer; 0: none came yet
 }
 
 // Prefiller is one candidate as it was measured.
@@ -64,6 +68,9 @@ type Prefiller struct {
 	Held       int    // the same, and prompts that it still holds
 	Foreign    int    // requests of others that wait there
 	Pending    int    // all that waited there at the last scrape
+	Ran        int    // all that ran there at the last scrape at which none waited
+	Answered   int    // our probes that were answered since, less those sent
+	MaxSeqs    int    // it runs at once; 0: nobody says
 	Samples    int    // prefills that its line was learned from
 }
 
@@ -79,6 +86,7 @@ func (t *Tier) elsewhere(m *model, r *Request, since time.Time) Where {
 // local measures all prefillers of a model for a request; nil: for none.
 func (t *Tier) local(m *model, r *Request) Local {
 	l := Local{Waiting: m.queue.fresh, Tokens: int(m.queue.tokens), Prefillers: t.prefillers[:0]}
+	l.ArrivalsPerS, l.TTFTMs = m.pace.arrivalsPerS(t.now), m.pace.ttftMs
 	room := r != nil && r.Reserved || t.cfg.Places == nil || t.cfg.Places.Room()
 	if r == nil {
 		r = &Request{Model: m.name}
@@ -86,16 +94,8 @@ func (t *Tier) local(m *model, r *Request) Local {
 	t.look(m, r, m.servers)
 	for i, c := range m.servers {
 		open, _ := c.gate.passes(t.now)
-		p := Prefiller{
-			Candidate: t.view[i], Region: c.Region, Live: c.Live && c.circuit.Allows(t.now), Open: open && room,
-			Unanswered: c.account.leases[probing], Held: c.account.live(),
-		}
-		if c.Limit > 0 {
-			p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
-		}
-		if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
-			p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
-		}
+		p := t.prefiller(c)
+		p.Candidate, p.Live, p.Open = t.view[i], c.Live && c.circuit.Allows(t.now), open && room
 		if fit := t.fits[kind{m.name, c.Hardware}]; fit != nil {
 			p.Samples = fit.Samples()
 		}
@@ -103,6 +103,24 @@ func (t *Tier) local(m *model, r *Request) Local {
 	}
 	t.prefillers = l.Prefillers
 	return l
+}
+
+// prefiller is what decides how many probes a candidate may have.
+func (t *Tier) prefiller(c *candidate) Prefiller {
+	p := Prefiller{
+		Region: c.Region, Unanswered: c.account.leases[probing], Held: c.account.live(),
+		Ran: int(math.Ceil(c.idle.ran)), Answered: (c.answers - c.idle.answers) - (c.sends - c.idle.sends),
+	}
+	if c.Profile != nil {
+		p.MaxSeqs = c.Profile.MaxNumSeqs
+	}
+	if c.Limit > 0 {
+		p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
+	}
+	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
+		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
+	}
+	return p
 }
 
 // Offers calls f with each model and what prefills it here, under the tier's

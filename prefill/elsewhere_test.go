@@ -21,6 +21,7 @@ func (r *region) Offered() bool                           { return r.offers }
 func (r *region) Where(h *Here) Where                     { return r.where(h) }
 func (r *region) Queued(_ time.Time, _ bool, waiting int) { r.moves = append(r.moves, waiting) }
 func (r *region) Stay()                                   { r.stays = true }
+func (r *region) Takes(p *Prefiller) bool                 { return p.Unanswered+p.Foreign < 8 }
 func always(w Where) func(*Here) Where                    { return func(*Here) Where { return w } }
 func (r *region) ask(n int) Request                       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
 

@@ -77,6 +77,9 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	}
 	l.answered("answered")
 	l.c.circuit.Succeed()
+	if m := t.models[l.model]; m != nil {
+		m.pace.answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
+	}
 	t.learn(l, u)
 	t.compute(l, u)
 	t.move(l, pooled, tokens)

@@ -125,7 +125,11 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	if t.waiting > 0 {
 		t.serveQueues()
 	}
-	return t.modelOf(r.Model), p, nil
+	m := t.modelOf(r.Model)
+	if !r.Reserved && len(r.Exclude) == 0 {
+		m.pace.arrived(t.now)
+	}
+	return m, p, nil
 }
 
 // atOnce serves a request that nobody is ahead of. Any other may still pass

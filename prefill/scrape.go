@@ -169,6 +169,9 @@ func (t *Tier) take(c *candidate, s Sample, at mark) {
 	if there := s.Running + s.Waiting; !math.IsNaN(there) {
 		c.foreign = max(0, there-float64(at.unanswered))
 		c.foreignQueue, c.waits = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
+		if s.Waiting == 0 {
+			c.idle = idle{s.Running, at.sends, at.answers}
+		}
 	}
 	c.noteSample(s, at.sends, at.answers)
 	c.sampleSent = at.sent

@@ -116,7 +116,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		ScrapeAgeMs:     age(t.now, c.sampleSent),
 		AnswerAgeMs:     age(t.now, c.answeredAt),
 		OldestMs:        c.oldestAge(t.now),
-		CanStart:        t.canStart(c),
+		CanStart:        t.canStart(&Request{}, c),
 		IndexBlocks:     t.blocksOf(c),
 		Mode:            c.mode(t.now),
 		Events:          c.eventsStatus(),

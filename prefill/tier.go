@@ -69,6 +69,7 @@ type model struct {
 	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
 	queue   queue
 	settled uint64 // round in which its first attempts cannot go anywhere
+	pace    pace
 }
 
 // New returns a tier without candidates.

@@ -28,8 +28,8 @@ type Geo struct {
 	Peers  []GeoPeer `yaml:"peers"`
 	Policy string    `yaml:"policy"`
 	Push   struct {
-		Mode           string  `yaml:"mode"` // sp-e, sp-p, sp-o, blind
-		MaxUnanswered  int     `yaml:"max_unanswered"`
+		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
+		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
 		MaxOutstanding int     `yaml:"max_outstanding"`
 		CreditMax      int     `yaml:"credit_max"`
 		Patience       float64 `yaml:"patience"`
@@ -99,7 +99,7 @@ func defaultGeo() Geo {
 	d := policy.Defaults()
 	g := Geo{Mode: GeoOff, Listen: ":9443", Policy: "finish", Tau: d.Tau, MaxHops: 1}
 	g.HMAC.Skew = 30 * time.Second
-	g.Push.Mode, g.Push.MaxUnanswered, g.Push.MaxOutstanding, g.Push.CreditMax, g.Push.Patience = d.Push.String(), d.MaxUnanswered, d.MaxOutstanding, d.CreditMax, d.Patience
+	g.Push.Mode, g.Push.MaxUnanswered, g.Push.MaxOutstanding, g.Push.CreditMax, g.Push.Patience = d.Push.String(), strconv.Itoa(d.MaxUnanswered), d.MaxOutstanding, d.CreditMax, d.Patience
 	g.Probe.Interval, g.Probe.Misses = 500*time.Millisecond, 3
 	g.Cost.QS, g.Cost.W, g.Cost.Load, g.Cost.BMs, g.Cost.MinGainMs, g.Cost.TPMs, g.Cost.T0Ms, g.Cost.RTTAlpha = d.QS, d.W, d.Load, d.BMs, d.MinGainMs, d.TPMs, d.T0Ms, 0.3
 	g.Snapshot.MaxBytesPerPeer = "32MiB"
@@ -121,9 +121,23 @@ func (g *Geo) Settings() policy.Settings {
 			s.Push = m
 		}
 	}
-	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience, s.Tau = g.Push.MaxUnanswered, g.Push.MaxOutstanding, g.Push.CreditMax, g.Push.Patience, g.Tau
+	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience, s.Tau = g.unanswered(), g.Push.MaxOutstanding, g.Push.CreditMax, g.Push.Patience, g.Tau
 	s.QS, s.W, s.Load, s.BMs, s.MinGainMs, s.TPMs, s.T0Ms = g.Cost.QS, g.Cost.W, g.Cost.Load, g.Cost.BMs, g.Cost.MinGainMs, g.Cost.TPMs, g.Cost.T0Ms
 	return s
+}
+
+// auto as max_unanswered follows the traffic.
+const auto = "auto"
+
+func (g *Geo) unanswered() int {
+	if g.Push.MaxUnanswered == auto {
+		return policy.Auto
+	}
+	n, err := strconv.Atoi(g.Push.MaxUnanswered)
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // SnapshotBytes is snapshot.max_bytes_per_peer; false: it is no size.
@@ -242,12 +256,15 @@ func (c *Config) checkGeoNumbers(bad report) {
 		bad("$.geo.policy", "%v", err)
 	}
 	for path, n := range map[string]int{
-		"push.max_unanswered": g.Push.MaxUnanswered, "push.max_outstanding": g.Push.MaxOutstanding, "push.credit_max": g.Push.CreditMax,
+		"push.max_outstanding": g.Push.MaxOutstanding, "push.credit_max": g.Push.CreditMax,
 		"probe.misses": g.Probe.Misses, "max_hops": g.MaxHops,
 	} {
 		if n < 1 {
 			bad("$.geo."+path, "%d; at least 1 is needed", n)
 		}
+	}
+	if g.Push.MaxUnanswered != auto && g.unanswered() < 1 {
+		bad("$.geo.push.max_unanswered", "%q is no number of requests; write 1 or more, or auto", g.Push.MaxUnanswered)
 	}
 	if g.MaxHops > 8 {
 		bad("$.geo.max_hops", "%d; the header has room for 8, and 1 is enough where all know all", g.MaxHops)

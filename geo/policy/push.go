@@ -68,6 +68,10 @@ func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	return min(max(maxNumSeqs-running, 1), s.CreditMax)
 }
 
+// Auto as MaxUnanswered stands for what AutoUnanswered says: the caller fills it
+// in before it asks.
+const Auto = 0
+
 // AutoUnanswered is max_unanswered: auto, half more than what arrives at a
 // replica while one first token is waited for (geo R6).
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {

@@ -12,7 +12,7 @@ import (
 // and a policy's text for one.
 type Settings struct {
 	Push           Push
-	MaxUnanswered  int     // SP-E
+	MaxUnanswered  int     // SP-E; Auto: it follows the traffic
 	MaxOutstanding int     // SP-O
 	CreditMax      int     // SP-P
 	Patience       float64 // SP-P: ms waited for a hit, per ms it saves; 0 off (geo R7b)
