@@ -40,11 +40,11 @@ func newLeases(engine string, duration time.Duration, namespace string, e config
 // prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.engine == config.OwnKubernetes {
-		client, err := kube.Connect(kubeconfig, l.duration/3)
+		client, err := kube.Connect(kubeconfig, l.namespace, l.duration/3)
 		if err != nil {
 			return nil, err
 		}
-		return kube.New(client, l.namespace, object, l.identity, l.duration), nil
+		return kube.New(client, object, l.identity, l.duration), nil
 	}
 	if l.client == nil {
 		var t *tls.Config

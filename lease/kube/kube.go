@@ -17,33 +17,13 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"evenkeel/lease"
 )
 
-// Connect finds the API server: in a kubeconfig, or, without one, where a pod
-// is told. A request gets at most timeout.
-func Connect(kubeconfig string, timeout time.Duration) (coordination.LeasesGetter, error) {
-	var cfg *rest.Config
-	var err error
-	if kubeconfig == "" {
-		cfg, err = rest.InClusterConfig()
-	} else {
-		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
-	}
-	cfg.Timeout = timeout
-	return coordination.NewForConfig(cfg)
-}
-
 // Engine is one Lease object. It implements lease.Engine.
 type Engine struct {
-	client   coordination.LeaseInterface
+	client   Client
 	name     string
 	identity string
 	duration time.Duration
@@ -53,8 +33,8 @@ type Engine struct {
 var _ lease.Engine = (*Engine)(nil)
 
 // New makes the engine of a lease, which the first to acquire it creates.
-func New(client coordination.LeasesGetter, namespace, name, identity string, duration time.Duration) *Engine {
-	return &Engine{client: client.Leases(namespace), name: name, identity: identity, duration: duration}
+func New(client Client, name, identity string, duration time.Duration) *Engine {
+	return &Engine{client: client, name: name, identity: identity, duration: duration}
 }
 
 // Look reads the object.

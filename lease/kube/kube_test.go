@@ -1,6 +1,10 @@
 package kube
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -52,8 +56,8 @@ func server(t *testing.T) (*fake.Clientset, *func(verb string) error) {
 
 func TestLeaseGoesFromHandToHand(t *testing.T) {
 	c, _ := server(t)
-	us := New(c.CoordinationV1(), "ek", "evenkeel-owner-us", "us-1_a", 15*time.Second)
-	eu := New(c.CoordinationV1(), "ek", "evenkeel-owner-us", "eu-1_a", 15*time.Second)
+	us := New(c.CoordinationV1().Leases("ek"), "evenkeel-owner-us", "us-1_a", 15*time.Second)
+	eu := New(c.CoordinationV1().Leases("ek"), "evenkeel-owner-us", "eu-1_a", 15*time.Second)
 	ctx := t.Context()
 
 	r, err := us.Look(ctx)
@@ -100,7 +104,7 @@ func TestLeaseGoesFromHandToHand(t *testing.T) {
 
 func TestWriteWhoseAnswerWasLostIsReadAgain(t *testing.T) {
 	c, fault := server(t)
-	us := New(c.CoordinationV1(), "ek", "l", "us-1_a", 15*time.Second)
+	us := New(c.CoordinationV1().Leases("ek"), "l", "us-1_a", 15*time.Second)
 	_, err := us.Acquire(t.Context())
 	require.NoError(t, err)
 	*fault = func(string) error { return errors.NewTimeoutError("slow", 1) }
@@ -112,10 +116,87 @@ func TestWriteWhoseAnswerWasLostIsReadAgain(t *testing.T) {
 }
 
 func TestConnectSaysWhatIsMissing(t *testing.T) {
-	_, err := Connect("", time.Second)
+	_, err := Connect("", "ek", time.Second)
 	require.ErrorContains(t, err, "a kubeconfig is needed")
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, os.WriteFile(file, []byte(`{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600))
-	_, err = Connect(file, time.Second)
+	_, err = Connect(file, "ek", time.Second)
 	require.NoError(t, err)
+}
+
+// apiServer keeps one Lease as an API server does, on the wire.
+func apiServer(t *testing.T) (kubeconfig string) {
+	var held *coordinationv1.Lease
+	version := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(e *errors.StatusError) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(int(e.ErrStatus.Code))
+			_ = json.NewEncoder(w).Encode(e.ErrStatus)
+		}
+		var sent coordinationv1.Lease
+		path := "/apis/coordination.k8s.io/v1/namespaces/ek/leases"
+		if r.Method != http.MethodGet {
+			if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+				refuse(errors.NewBadRequest(err.Error()))
+				return
+			}
+		}
+		leases := coordinationv1.Resource("leases")
+		switch {
+		case r.Method == http.MethodPost && r.URL.Path != path, r.Method != http.MethodPost && r.URL.Path != path+"/l":
+			refuse(errors.NewBadRequest(r.Method + " " + r.URL.Path))
+			return
+		case r.Method == http.MethodPost && held != nil:
+			refuse(errors.NewAlreadyExists(leases, sent.Name))
+			return
+		case r.Method != http.MethodPost && held == nil:
+			refuse(errors.NewNotFound(leases, "l"))
+			return
+		case r.Method == http.MethodPut && sent.ResourceVersion != held.ResourceVersion:
+			refuse(errors.NewConflict(leases, sent.Name, nil))
+			return
+		case r.Method != http.MethodGet:
+			version++
+			held = &sent
+			held.ResourceVersion = strconv.Itoa(version)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(held)
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`, server.URL), 0o600))
+	return kubeconfig
+}
+
+func TestLeaseIsKeptOverTheWire(t *testing.T) {
+	kubeconfig := apiServer(t)
+	engine := func(identity string) *Engine {
+		c, err := Connect(kubeconfig, "ek", time.Second)
+		require.NoError(t, err)
+		return New(c, "l", identity, 15*time.Second)
+	}
+	us, eu := engine("us-1_a"), engine("eu-1_a")
+	ctx := t.Context()
+	r, err := us.Look(ctx)
+	require.NoError(t, err)
+	require.Zero(t, r, "a 404 is no lease, no failure")
+	r, err = us.Acquire(ctx)
+	require.NoError(t, err)
+	require.Equal(t, lease.Record{Holder: "us-1_a", Epoch: 1, Stamp: "1"}, r)
+	_, err = eu.Acquire(ctx)
+	require.ErrorIs(t, err, lease.ErrTaken, "made meanwhile: 409 AlreadyExists")
+	_, err = eu.Look(ctx)
+	require.NoError(t, err)
+	require.NoError(t, us.Renew(ctx, 1))
+	_, err = eu.Acquire(ctx)
+	require.ErrorIs(t, err, lease.ErrTaken, "written meanwhile: 409 Conflict")
+	require.NoError(t, us.Release(ctx, 1))
+	r, err = eu.Look(ctx)
+	require.NoError(t, err)
+	require.Equal(t, lease.Record{Epoch: 1, Stamp: "3"}, r)
+	r, err = eu.Acquire(ctx)
+	require.NoError(t, err)
+	require.Equal(t, lease.Record{Holder: "eu-1_a", Epoch: 2, Stamp: "4"}, r)
 }

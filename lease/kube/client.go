@@ -1,0 +1,78 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Client reads and writes the Lease objects of a namespace.
+type Client interface {
+	Get(ctx context.Context, name string, _ metav1.GetOptions) (*coordinationv1.Lease, error)
+	Create(ctx context.Context, l *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error)
+	Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error)
+}
+
+// leases is the Client of an API server. client-go's clientset would do, but it
+// registers every type that Kubernetes has when the program starts: 27 MiB more
+// of program and 19 MiB of resident memory, also for those who keep no lease.
+type leases struct {
+	server    rest.Interface
+	namespace string
+}
+
+// Connect finds the API server: in a kubeconfig, or, without one, where a pod
+// is told. A request gets at most timeout.
+func Connect(kubeconfig, namespace string, timeout time.Duration) (Client, error) {
+	var cfg *rest.Config
+	var err error
+	if kubeconfig == "" {
+		cfg, err = rest.InClusterConfig()
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
+	}
+	types := runtime.NewScheme()
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // Status: what a server says of a failure
+	if err := coordinationv1.AddToScheme(types); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	cfg.Timeout = timeout
+	cfg.APIPath, cfg.GroupVersion = "/apis", &coordinationv1.SchemeGroupVersion
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(types).WithoutConversion()
+	server, err := rest.RESTClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	return &leases{server, namespace}, nil
+}
+
+func (c *leases) Get(ctx context.Context, name string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return c.do(ctx, c.server.Get().Name(name))
+}
+
+func (c *leases) Create(ctx context.Context, l *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	return c.do(ctx, c.server.Post().Body(l))
+}
+
+func (c *leases) Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	return c.do(ctx, c.server.Put().Name(l.Name).Body(l))
+}
+
+func (c *leases) do(ctx context.Context, r *rest.Request) (*coordinationv1.Lease, error) {
+	var l coordinationv1.Lease
+	if err := r.Namespace(c.namespace).Resource("leases").Do(ctx).Into(&l); err != nil {
+		return nil, err
+	}
+	return &l, nil
+}
