@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +30,11 @@ func TestLeave(t *testing.T) {
 			hear(c, br)
 			_, _ = io.WriteString(c, ok("hello"))
 			_ = c.Close()
+		}, "hello", nil},
+		{"also from one that keeps its side open", func(_ int, c net.Conn, br *bufio.Reader) {
+			swallow(br)
+			hear(c, br)
+			_, _ = io.WriteString(c, ok("hello"))
 		}, "hello", nil},
 		{"an engine that gives up ends the call", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
@@ -99,4 +105,37 @@ func TestLeaveWithoutHalves(t *testing.T) {
 	k.Leave(time.Hour)
 	_, err = post(k, "{}")
 	require.ErrorIs(t, err, ErrAborted, "left before it was made")
+}
+
+// A call that was ended before it is made sends nothing, also where a connection
+// lies ready.
+func TestACallEndedBeforehandSendsNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		end  func(*Call)
+	}{
+		{"aborted", (*Call).Abort},
+		{"left", func(k *Call) { k.Leave(time.Hour) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var requests atomic.Int32
+			c, tg := listen(t, func(_ int, c net.Conn, br *bufio.Reader) {
+				for swallow(br) != nil {
+					requests.Add(1)
+					_, _ = io.WriteString(c, ok("hello"))
+				}
+			})
+			r, err := post(c.NewCall(tg), "{}")
+			require.NoError(t, err)
+			_, err = r.ReadAll(100)
+			require.NoError(t, err)
+			r.Close()
+			require.Equal(t, 1, c.idle.count(tg.key()))
+			k := c.NewCall(tg)
+			tt.end(k)
+			_, err = post(k, "{}")
+			require.Equal(t, Error{Target: "e0", Phase: PhaseConnect, Aborted: true, Err: ErrAborted}, *asError(t, err))
+			require.EqualValues(t, 1, requests.Load())
+		})
+	}
 }
