@@ -49,9 +49,22 @@ const notice = 250 * time.Millisecond
 // is not left on the budget: charging every aborted probe for the whole hold
 // timeout would close the gate on engines that are empty.
 func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
+	return j.leaveAfter(call, func() time.Duration { return j.gw.conf().Limits.ProbeGrace })
+}
+
+// finishPull has a call whose answer comes in one piece end with its client, but
+// not before its pull of KV is over: no first event tells that it is, so until
+// the time by which one would have come (contract 2.6).
+func (j *job) finishPull(call *engine.Call, over time.Time) (stop func()) {
+	return j.leaveAfter(call, func() time.Duration { return time.Until(over) })
+}
+
+// leaveAfter has a call end when its client has left and, from then on, wait is
+// over.
+func (j *job) leaveAfter(call *engine.Call, wait func() time.Duration) (stop func()) {
 	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
 	j.client.OnGone(func() {
-		later = time.AfterFunc(j.gw.conf().Limits.ProbeGrace, func() { call.Leave(notice) })
+		later = time.AfterFunc(wait(), func() { call.Leave(notice) })
 	})
 	return func() {
 		j.client.OnGone(nil)

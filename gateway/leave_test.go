@@ -294,3 +294,30 @@ func TestARefusedDrainIsTriedAgain(t *testing.T) {
 		})
 	}
 }
+
+// An answer that comes in one piece has no first event: its call goes on for as
+// long as a pull may take, and no longer.
+func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		decode:  []refengine.Config{{TransferBase: 100 * time.Millisecond}},
+		profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: time.Second},
+	})
+	leave, _ := c.send(chat("a b c", `"ignore_eos":true,"max_tokens":30000,`))
+	c.eventually("the KV is on its way", func() bool { return c.decode[0].Stats().Waiting == 1 })
+	leave()
+	c.eventually("it is decoded", func() bool { return c.decode[0].Stats().Running == 1 })
+	c.noticed()
+	require.Zero(t, c.decode[0].Stats().InTransfer, "a pull that is cut leaks the prefiller's blocks")
+	require.EqualValues(t, 1, c.prefill[0].Stats().Pulls)
+	c.eventually("then the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+	require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="transfer"}`))
+	require.Zero(t, c.metric("evenkeel_heedless_engines_total"))
+	require.Zero(t, c.sum("evenkeel_handoffs"), "the prefiller has its blocks back")
+
+	leave, _ = c.send(chat("a b c", `"ignore_eos":true,"max_tokens":30000,`))
+	c.eventually("it is decoded again", func() bool { return c.decode[0].Stats().Running == 1 })
+	leave()
+	c.eventually("it stops again", func() bool { return c.decode[0].Stats().Running == 0 })
+	require.EqualValues(t, 2, c.prefill[0].Stats().Pulls)
+}

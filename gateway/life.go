@@ -413,8 +413,11 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 		}
 		j.judge(s.rank, fault)
 		kind := dispatcher.Failed
-		if h == nil {
+		switch {
+		case h == nil:
 			kind = j.localFailed(s, fault)
+		case s.whole && j.left():
+			kind = dispatcher.Cancelled
 		}
 		s.settle(kind)
 		if j.resume.times == 0 {
@@ -452,7 +455,11 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	if h != nil {
 		silence = min(silence, h.pulledBy().Sub(s.began))
 	}
+	pulled := s.began.Add(silence)
 	if s.whole { // nothing comes before all of it has
+		if h != nil {
+			defer j.finishPull(s.call, pulled)()
+		}
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
@@ -462,7 +469,11 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		j.gw.monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error
 		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
-		if spent {
+		switch {
+		case !spent:
+		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
+			h.release() // its answer was not awaited any longer, its pull was over
+		default:
 			h.orphan()
 		}
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
