@@ -417,6 +417,7 @@ type record struct {
 	TotalMs      float64 `json:"total_ms"`
 	Attempts     int     `json:"attempts"`
 	Outcome      string  `json:"outcome"`
+	PromptKey    string  `json:"prompt_key"`
 }
 
 func (c *cluster) records() (all []record) {

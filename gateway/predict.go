@@ -59,8 +59,8 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	return fit, nil
 }
 
-// promptSecret keys the hashes that tell prompts apart; nil: nobody does.
-func promptSecret(p config.Predictor) ([]byte, error) {
+// readPromptKey reads what keys the hashes that tell prompts apart; nil: nobody does.
+func readPromptKey(p config.Predictor) (*[]byte, error) {
 	if p.Kind != string(predictor.KindExact) {
 		return nil, nil
 	}
@@ -71,7 +71,7 @@ func promptSecret(p config.Predictor) ([]byte, error) {
 	if text = bytes.TrimSpace(text); len(text) < leastSecret {
 		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes, at least %d are needed that nobody guesses: head -c 32 /dev/urandom | base64 > %[1]s", p.SecretFile, len(text), leastSecret)
 	}
-	return text, nil
+	return &text, nil
 }
 
 // leastSecret is 128 bits.
@@ -81,11 +81,11 @@ const leastSecret = 16
 // for prompts that recur, and nothing to anybody without the secret. 0 where
 // nobody tells prompts apart. The request log has it for `evenkeel fit`.
 func (j *job) promptHash() uint64 {
-	secret := j.gw.conf().secret
-	if secret == nil {
+	key := j.gw.promptKey.Load()
+	if key == nil {
 		return 0
 	}
-	mac := hmac.New(sha256.New, secret)
+	mac := hmac.New(sha256.New, *key)
 	if j.leg != nil && j.leg.Prompt != nil {
 		mac.Write(j.leg.Prompt)
 	} else {

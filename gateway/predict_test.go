@@ -2,10 +2,8 @@ package gateway_test
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -76,15 +74,28 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 	c.settled(false)
 
 	keys := map[string]int{}
-	for line := range strings.Lines(string(c.file(c.requestLog))) {
-		var r struct {
-			PromptKey string `json:"prompt_key"`
-		}
-		require.NoError(t, json.Unmarshal([]byte(line), &r))
+	for _, r := range c.records() {
 		require.Len(t, r.PromptKey, 16)
 		keys[r.PromptKey]++
 	}
 	require.Len(t, keys, 2, "the same prompt has the same key")
+
+	require.NoError(t, os.WriteFile(secret, []byte("short\n"), 0o600))
+	c.eventually("a bad secret is told", func() bool {
+		return c.metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="refused"}`) == 1
+	})
+	promptKey := func() string {
+		require.Equal(t, "right", c.judge("the same prompt", `"stream":true,`))
+		c.settled(false)
+		all := c.records()
+		return all[len(all)-1].PromptKey
+	}
+	require.Equal(t, 2, keys[promptKey()], "the one before stays in force")
+	require.NoError(t, os.WriteFile(secret, []byte("thirty-two bytes, but other ones\n"), 0o600))
+	c.eventually("another secret is in force", func() bool {
+		return c.metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="used"}`) == 1
+	})
+	require.Zero(t, keys[promptKey()])
 	require.Contains(t, string(c.file(log)), `"in":{"policy":"brh:horizon=80,predictor=exact"`)
 	require.NotContains(t, string(c.file(log)), "the same prompt")
 	c.eventually("the shadows decide too", func() bool {

@@ -59,9 +59,7 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 	}()
 	rapid.Check(t, func(t *rapid.T) {
 		begin := func(cfg *config.Config) *fleet {
-			set, err := newSettings(cfg)
-			require.NoError(t, err)
-			g.current.Store(set)
+			g.current.Store(newSettings(cfg))
 			f := newFleet(g)
 			for _, e := range cfg.Engines.Prefill {
 				require.NoError(t, f.add(rolePrefill, e))
@@ -81,8 +79,7 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		}
 		merged, changes, err := running.Succeed(next)
 		require.NoError(t, err)
-		set, err := newSettings(merged)
-		require.NoError(t, err)
+		set := newSettings(merged)
 		plan, err := f.plan(g.conf(), set)
 		require.NoError(t, err)
 		g.current.Store(set)

@@ -197,10 +197,7 @@ func (g *Gateway) prepare() (*prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &prepared{changes: changes}
-	if p.set, err = newSettings(merged); err != nil {
-		return nil, err
-	}
+	p := &prepared{changes: changes, set: newSettings(merged)}
 	if p.secrets, err = readSecrets(merged); err != nil {
 		return nil, err
 	}
@@ -264,7 +261,7 @@ func (g *Gateway) watchFiles(ctx context.Context) {
 func (g *Gateway) fileList() (list []string) {
 	cfg := g.conf()
 	all := []string{
-		g.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File,
+		g.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File, cfg.Predictor.SecretFile,
 		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
 	}
 	for _, p := range cfg.Profiles {

@@ -35,6 +35,7 @@ const (
 	keyAdminTLS   = "admin.tls"
 	keyAuthority  = "ca_file"
 	keyPredictor  = "predictor.file"
+	keyPromptKey  = "predictor.secret_file"
 	keyGeoTLS     = "geo.tls"
 	keyGeoCA      = "geo.tls.ca"
 	keyGeoKeys    = "geo.hmac.keys_file"
@@ -42,13 +43,14 @@ const (
 	reloadRefused = "refused"
 )
 
-// secrets are what files hold that a listener checks callers with.
+// secrets are what files hold that nobody else should know, or is checked against.
 type secrets struct {
-	keys  *keys.Set
-	token *token
-	tls   [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
-	seen  map[string]digest // as the files were read
-	ca    map[string]digest // of authorities; the fleet reads them
+	keys    *keys.Set
+	token   *token
+	prompts *[]byte           // the key of hashes that tell prompts apart; nil: nobody does
+	tls     [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
+	seen    map[string]digest // as the files were read
+	ca      map[string]digest // of authorities; the fleet reads them
 }
 
 // digest tells versions of a small file apart by their contents: some tools
@@ -96,7 +98,7 @@ func (g *Gateway) Operator(word string) (known, asked bool) {
 // readSecrets reads every secret a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // digests first, so that no change falls between
-		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile)},
+		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile), cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
 		ca:   map[string]digest{},
 	}
 	for _, p := range cfg.Profiles {
@@ -107,6 +109,9 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 		return nil, err
 	}
 	if s.token, err = loadToken(cfg.Admin.TokenFile); err != nil {
+		return nil, err
+	}
+	if s.prompts, err = readPromptKey(cfg.Predictor); err != nil {
 		return nil, err
 	}
 	listeners := []config.TLS{cfg.TLS, cfg.Admin.TLS}
@@ -133,6 +138,7 @@ func (g *Gateway) use(s *secrets) {
 	}
 	g.keys.Store(s.keys)
 	g.token.Store(s.token)
+	g.promptKey.Store(s.prompts)
 	for i, p := range s.tls {
 		switch {
 		case p == nil:
@@ -178,6 +184,7 @@ func (g *Gateway) watchedFiles() []watched {
 		{keyGeoKeys, g.reloadGeoKeys},
 		{keyAuthority, g.fleet.reloadTrust},
 		{keyPredictor, g.reloadFit},
+		{keyPromptKey, g.reloadPromptKey},
 	}
 }
 
@@ -246,6 +253,21 @@ func (g *Gateway) reloadGeoKeys() (bool, error) {
 		return false, err
 	}
 	g.regions.node.SetKeys(keys)
+	return true, nil
+}
+
+// reloadPromptKey puts another key in force: prompts have other hashes from then
+// on, so that none is recognized until it has finished again.
+func (g *Gateway) reloadPromptKey() (bool, error) {
+	p := g.conf().Predictor
+	if g.promptKey.Load() == nil || !g.other(p.SecretFile) {
+		return false, nil
+	}
+	key, err := readPromptKey(p)
+	if err != nil {
+		return false, err
+	}
+	g.promptKey.Store(key)
 	return true, nil
 }
 

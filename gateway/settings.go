@@ -15,12 +15,11 @@ type settings struct {
 	*config.Config
 	profiles map[string]*mooncake.Profile
 	accept   openai.Limits
-	secret   []byte // of prompt keys; nil: none are made
 }
 
-// newSettings reads what a config points to, but for keys, certificates and the
-// fit file, which change by themselves.
-func newSettings(cfg *config.Config) (*settings, error) {
+// newSettings works out what follows from a config. Files that it names change by
+// themselves (secrets.go).
+func newSettings(cfg *config.Config) *settings {
 	s := &settings{Config: cfg, profiles: map[string]*mooncake.Profile{}}
 	for name, p := range cfg.Profiles {
 		s.profiles[name] = &p
@@ -28,9 +27,7 @@ func newSettings(cfg *config.Config) (*settings, error) {
 	s.accept = openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
 	}
-	var err error
-	s.secret, err = promptSecret(cfg.Predictor)
-	return s, err
+	return s
 }
 
 // conf are the settings in force. Who needs two of them that belong together
