@@ -123,6 +123,8 @@ func (g *Gateway) chooseError(err error, model string) *openai.Error {
 		return unavailable("queue_timeout", "the request waited too long for a prefill engine; retry later", 2)
 	case errors.Is(err, prefill.ErrModelNotFound):
 		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no prefill engine serves %q", model)}
+	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
+		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled):
 		return errLeaving()
 	}

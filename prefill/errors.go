@@ -11,5 +11,5 @@ var (
 	ErrUnavailable   = errors.New("prefill: no live prefiller")                        // 503 prefill_unavailable
 	ErrModelNotFound = errors.New("prefill: no configured prefiller serves the model") // 404 model_not_found
 	ErrBadTarget     = errors.New("prefill: no such candidate")                        // 400 bad_target
-	ErrBadPolicy     = errors.New("prefill: no such policy")                           // 400 bad_policy
+	ErrBadPolicy     = errors.New("prefill")                                           // 400 bad_policy; policy.Parse says what is wrong
 )
