@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -39,22 +40,64 @@ func (g *Gateway) drain(h *handoff, m route) {
 			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.String("id", h.job.id), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
 		}
 	}
-	// Each keeps its request's body: no more of them than the pool has places.
-	if g.drainsOpen.Add(1) > int64(g.places.Size()) {
-		g.drainsOpen.Add(-1)
-		end(drainCrowded, errCrowded)
-		return
-	}
 	abandoned := h.job.left()
-	g.drains.Go(func() {
-		defer g.drainsOpen.Add(-1)
+	// Each keeps its request's body: no more of them than the pool has places.
+	switch err := g.drains.begin(g.places.Size(), func() {
 		outcome, err := g.drainNow(h, m)
 		if err == nil && abandoned {
 			h.job.freed()
 		}
 		end(outcome, err)
-	})
+	}); {
+	case errors.Is(err, errCrowded):
+		end(drainCrowded, err)
+	case err != nil:
+		end(drainUnplaced, err)
+	}
 }
+
+// drainage is the drains under way. It begins none once it is closed.
+type drainage struct {
+	mu     sync.Mutex
+	open   int
+	closed bool
+	all    sync.WaitGroup
+}
+
+// begin runs a drain, unless so many run already.
+func (d *drainage) begin(most int, drain func()) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.closed:
+		return errShutDown
+	case d.open >= most:
+		return errCrowded
+	}
+	d.open++
+	d.all.Go(func() {
+		drain()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.open--
+	})
+	return nil
+}
+
+// close has no drain begin any more, and tells when those that run are over.
+func (d *drainage) close() (over <-chan struct{}) {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		d.all.Wait()
+		close(done)
+	}()
+	return done
+}
+
+var errShutDown = errors.New("the proxy is shutting down")
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")
 

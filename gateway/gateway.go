@@ -38,7 +38,8 @@ type Gateway struct {
 	started time.Time
 
 	keys       atomic.Pointer[keys.Set]
-	token      atomic.Pointer[token] // of operators; nil: none is asked for
+	token      atomic.Pointer[token]  // of operators; nil: none is asked for
+	promptKey  atomic.Pointer[[]byte] // of hashes that tell prompts apart; nil: nobody does
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
@@ -66,8 +67,7 @@ type Gateway struct {
 	ctx         context.Context         // ends when the last stream has
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
-	drains      sync.WaitGroup // of hand-offs
-	drainsOpen  atomic.Int64   // how many
+	drains      drainage       // of hand-offs
 	server      *fasthttp.Server
 	listener    *edge.Listener
 	bodies      *edge.Bodies
@@ -83,10 +83,7 @@ type Gateway struct {
 
 // New wires a proxy from a validated config. Nothing listens yet.
 func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
-	set, err := newSettings(cfg)
-	if err != nil {
-		return nil, err
-	}
+	set := newSettings(cfg)
 	g := &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.current.Store(set)
 	g.ctx, g.stop = context.WithCancel(context.Background())
@@ -286,11 +283,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.regions != nil {
 		err = errors.Join(err, g.regions.drain(cut))
 	}
-	drained := make(chan struct{})
-	go func() {
-		g.drains.Wait()
-		close(drained)
-	}()
+	drained := g.drains.close()
 	select {
 	case <-drained:
 	case <-cut.Done():

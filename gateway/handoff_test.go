@@ -53,7 +53,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	g, err := New(config.Default(), zap.NewNop())
 	require.NoError(t, err)
 	defer g.stop()
-	g.drainsOpen.Store(int64(g.places.Size())) // no more of them
+	g.drains.open = g.places.Size() // no more of them
 	g.tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
 	g.dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return g.dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
