@@ -130,6 +130,7 @@ func watched(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, logs *ob
 		stop()
 		<-done
 		c.Close()
+		time.Sleep(time.Hour) // no answer of the fake takes longer; the bubble waits for none that is under way
 	})
 }
 
