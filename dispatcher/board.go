@@ -75,7 +75,7 @@ type rank struct {
 	present bool             // false: gone from the fleet, waits for its last release
 	slots   []*Slot          // charged now
 	running []policy.Request // the same requests, as policies see them
-	kv      int64            // KV tokens held, as of the last refresh and what was bound since
+	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound since
 
 	group    *group // while present
 	pressure pressure
@@ -357,7 +357,7 @@ func room(capacity int64, watermark float64) int64 {
 // refresh reads every request's counter: the rank's mirror is as fresh as the
 // last event its streams saw.
 func (r *rank) refresh() {
-	r.kv = 0
+	r.kv = r.Others
 	for i, s := range r.slots {
 		n := s.generated.Load()
 		q := &r.running[i]

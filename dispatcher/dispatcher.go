@@ -52,6 +52,7 @@ type Worker struct {
 	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
+	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
 	Up       bool    // false: takes nothing, but still holds its group's barrier
 }
 

@@ -63,6 +63,9 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	}
 	dst = strconv.AppendInt(append(dst, `,"capacity_tokens":`...), w.Capacity, 10)
 	dst = field(dst, `,"cost":`, w.Cost)
+	if w.Others > 0 {
+		dst = strconv.AppendInt(append(dst, `,"others_tokens":`...), w.Others, 10)
+	}
 	dst = append(dst, `,"running":[`...)
 	for i := range w.Running {
 		r := &w.Running[i]

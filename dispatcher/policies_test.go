@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -65,4 +66,33 @@ func TestTheRealPoolBypass(t *testing.T) {
 	require.True(t, w.waits(), "the rank is at its cap")
 	h.release(slots[0])
 	w.slotNow(t)
+}
+
+func TestWhatOthersHoldIsLoadAndTakesRoom(t *testing.T) { // geo R35
+	for _, name := range []string{"evenkeel", "evenkeel:mode=now", "brh", "br0", "pjsq-kv", "jsq-kv"} {
+		t.Run(name, func(t *testing.T) {
+			h := newHand(t, Config{Policy: name, TickLimit: time.Hour})
+			fleet := ranks(2, 3, 20_000)
+			fleet[0].Others = 15_000
+			h.fleet(fleet)
+			var slots []*Slot
+			for range 3 {
+				slots = append(slots, h.put(pool.Entry{Prompt: 1000}).slotNow(t))
+			}
+			for _, s := range slots {
+				require.Equal(t, fleet[1].ID, s.Worker)
+			}
+			h.release(slots...)
+			require.Zero(t, h.status(h.at).Models[0].Workers[0].KVTokens, "ours")
+			require.EqualValues(t, 15_000, h.status(h.at).Models[0].Workers[0].Others)
+			fleet[1].Up = false
+			h.fleet(fleet)
+			if w := h.put(pool.Entry{Prompt: 6000}); !strings.HasPrefix(name, "jsq") {
+				require.True(t, w.waits(), "there is no room beside them")
+				fleet[0].Others = 10_000
+				h.fleet(fleet)
+				w.slotNow(t)
+			}
+		})
+	}
 }

@@ -116,8 +116,9 @@ type WorkerStatus struct {
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
-	Capacity     int64  `json:"capacity"` // KV tokens, 0 = unlimited
-	Tight        bool   `json:"tight"`    // its engine preempted: kept emptier for a while
+	Others       int64  `json:"others_kv_tokens"` // of requests that are not ours, while this proxy has just taken the rank over
+	Capacity     int64  `json:"capacity"`         // KV tokens, 0 = unlimited
+	Tight        bool   `json:"tight"`            // its engine preempted: kept emptier for a while
 }
 
 func (l *loop) status(now time.Time) Status {
@@ -195,7 +196,7 @@ func (b *board) poolAges(now time.Time) []int {
 func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Removed: !r.present,
-		Slots: r.Slots, Limit: r.usable(), Used: len(r.slots), KVTokens: r.kv, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Slots: r.Slots, Limit: r.usable(), Used: len(r.slots), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 	}
 	for _, s := range r.slots {
 		if s.started.Load() {

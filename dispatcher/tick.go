@@ -203,7 +203,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			free = min(free, 0)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Running: r.running,
+			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others, Running: r.running,
 		})
 	}
 	for _, e := range b.pool.Entries() {

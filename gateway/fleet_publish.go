@@ -140,8 +140,8 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	if w.Capacity == 0 {
 		w.Capacity = capacityOf(in, r)
 	}
-	limit, capacity := f.gw.owners.room(in.conf.Region, t.ID, w.Slots, w.Capacity)
-	if w.Capacity = capacity; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
+	limit, others := f.gw.owners.room(in.conf.Region, t.ID, w.Slots)
+	if w.Others = others; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
 		w.Limit = limit
 	}
 	return w

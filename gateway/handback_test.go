@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/dispatcher"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -98,4 +99,33 @@ func (c *cluster) running(e *refengine.Engine) (list []string) {
 		}
 	}
 	return list
+}
+
+func TestATakerCountsWhatRunsThereAlready(t *testing.T) { // geo R35
+	t.Parallel()
+	us := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 8}}})
+	leave := us.endless()
+	us.endless()
+	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 8}, {Slots: 8}}, func(cfg *config.Config) {
+		cfg.Geo.Ownership.MaxShare = 0.5
+		cfg.Engines.Prefill[1].URL, cfg.Engines.Decode[1].URL = us.prefill[0].URLs()[0], us.decode[0].URLs()[0]
+	})
+	rank := func() (w dispatcher.WorkerStatus) {
+		for _, m := range c.gw.Status(t.Context()).Dispatch.Models {
+			for _, w := range m.Workers {
+				if at(us.decode[0], w.Name) {
+					return w
+				}
+			}
+		}
+		return w
+	}
+	c.eventually("both are counted", func() bool { w := rank(); return w.Limit == 4 && w.Others > 0 })
+	for range 3 {
+		us.endless()
+	}
+	c.eventually("five leave three slots", func() bool { return rank().Limit == 3 })
+	require.Zero(t, rank().KVTokens, "none of them is ours")
+	leave()
+	c.eventually("one that ended is read off", func() bool { return rank().Limit == 4 })
 }

@@ -23,6 +23,7 @@ type owners struct {
 	areas  map[string]*area // by region
 	names  []string
 	leases *leases
+	poke   chan struct{} // looks at once
 
 	judging sync.Mutex // of static orders: the view that is judged last is published last
 }
@@ -55,7 +56,7 @@ func newOwners(g *Gateway) (*owners, error) {
 		return nil, nil
 	}
 	own := &c.Ownership
-	o := &owners{gw: g, areas: map[string]*area{}, leases: newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Self.ID, g.log)}
+	o := &owners{gw: g, areas: map[string]*area{}, poke: make(chan struct{}, 1), leases: newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Self.ID, g.log)}
 	regions := []string{c.Self.Region}
 	for _, e := range slices.Concat(g.conf().Engines.Prefill, g.conf().Engines.Decode) {
 		if e.Region != "" && !slices.Contains(regions, e.Region) {

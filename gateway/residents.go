@@ -7,30 +7,31 @@ import (
 	"evenkeel/geo"
 )
 
-// room is what a decode rank of that region has for us: of slots and KV tokens,
-// as much as a cautious owner uses; 0 slots: all (geo R35).
-func (o *owners) room(region, rank string, slots int, kv int64) (int, int64) {
+// room is what a decode rank of that region has for us: of its slots as many as
+// a cautious owner uses, 0 being all, and the KV tokens of others' requests. Of
+// a rank that nobody has looked at yet it is one slot (geo R35).
+func (o *owners) room(region, rank string, slots int) (limit int, others int64) {
 	if o == nil {
-		return 0, kv
+		return 0, 0
 	}
 	a := o.of(region)
 	if a == nil {
-		return 0, kv
+		return 0, 0
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.cautious(time.Now()) {
-		return 0, kv
+		return 0, 0
 	}
-	limit := slots
+	r, known := a.residents[rank]
+	if !known {
+		return 1, 0
+	}
+	limit = slots - r.Requests
 	if !a.home {
-		limit = int(a.share * float64(slots))
+		limit = min(limit, int(a.share*float64(slots)))
 	}
-	r := a.residents[rank]
-	if kv > 0 {
-		kv = max(1, kv-r.KVTokens)
-	}
-	return max(1, min(limit, slots-r.Requests)), kv
+	return max(1, limit), r.KVTokens
 }
 
 // cautious says whether others' requests may still run on the engines. Called
@@ -45,17 +46,23 @@ func (a *area) cautious(now time.Time) bool {
 	return now.Before(a.adopted.Add(a.hold))
 }
 
-// scrapeResidents reads what runs on the area's ranks and is not ours.
+// scrapeResidents reads what runs on the area's ranks and is not ours. It falls
+// with what is read alone; a rank that does not tell keeps what it had.
 func (o *owners) scrapeResidents(ctx context.Context, a *area) {
 	ours := map[string]geo.Resident{}
 	for _, r := range o.running(ctx, a.region) {
 		ours[r.ID] = r
 	}
-	found := o.gw.residents(ctx, a.region)
+	found, silent := o.gw.residents(ctx, a.region)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for id, r := range found {
-		a.residents[id] = geo.Resident{ID: id, Requests: max(0, r.Requests-ours[id].Requests), KVTokens: max(0, r.KVTokens-ours[id].KVTokens)}
+	for _, r := range found {
+		a.residents[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, r.Requests-ours[r.ID].Requests), KVTokens: max(0, r.KVTokens-ours[r.ID].KVTokens)}
+	}
+	for _, id := range silent {
+		if _, known := a.residents[id]; !known {
+			a.residents[id] = geo.Resident{ID: id}
+		}
 	}
 }
 

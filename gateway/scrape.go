@@ -39,23 +39,30 @@ func (p *pages) find(instance string) *page {
 	return p.of[instance]
 }
 
-// residents are what runs on a region's decode ranks by their own gauges.
-func (g *Gateway) residents(ctx context.Context, region string) map[string]geo.Resident {
-	found := map[string]geo.Resident{}
+// residents are what runs on a region's decode ranks by their own gauges; silent
+// are those that do not tell.
+func (g *Gateway) residents(ctx context.Context, region string) (found []geo.Resident, silent []string) {
 	for _, in := range g.fleet.decodesIn(region) {
 		sample, err := engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
 		if err != nil {
 			g.log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
-			continue
 		}
 		for _, r := range ranksOf(in) {
-			running, _ := sample.Running(max(0, r))
-			usage, _ := sample.KVUsage(max(0, r))
 			id := in.target(r).ID
-			found[id] = geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacityOf(in, r)))}
+			if err != nil {
+				silent = append(silent, id)
+				continue
+			}
+			running, told := sample.Running(max(0, r))
+			usage, also := sample.KVUsage(max(0, r))
+			if !told || !also {
+				silent = append(silent, id)
+				continue
+			}
+			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacityOf(in, r)))})
 		}
 	}
-	return found
+	return found, silent
 }
 
 // scrape reads a prefill candidate's gauges; NaN is what it does not report.

@@ -59,11 +59,17 @@ func (o *owners) changed(a *area, v lease.View) {
 	if v.Admits {
 		a.adopted, a.gave = time.Now(), false
 		a.gone.Store(new(make(chan struct{})))
+	} else {
+		clear(a.residents)
 	}
 	a.mu.Unlock()
 	o.gw.log.Warn("ownership of a region's engines changed", zap.String("region", a.region), zap.Bool("admits", v.Admits),
 		zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
 	o.gw.fleet.publish()
+	select {
+	case o.poke <- struct{}{}: // what runs there is not known yet
+	default:
+	}
 	if !v.Admits {
 		close(*a.gone.Load())
 		// The dispatcher has taken the news up once it answers.
@@ -81,10 +87,11 @@ func (o *owners) follow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			for _, a := range o.areas {
-				o.look(ctx, a, now)
-			}
+		case <-tick.C:
+		case <-o.poke:
+		}
+		for _, a := range o.areas {
+			o.look(ctx, a, time.Now())
 		}
 	}
 }
@@ -100,7 +107,7 @@ func (o *owners) look(ctx context.Context, a *area, now time.Time) {
 	}
 	a.mu.Lock()
 	cautious := a.cautious(now)
-	ended := !cautious && len(a.residents) > 0
+	ended := !a.adopted.IsZero() && !cautious && len(a.residents) > 0 // before, they are what a taker said on giving back
 	if ended {
 		clear(a.residents)
 	}

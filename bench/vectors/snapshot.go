@@ -89,6 +89,7 @@ type workerJSON struct {
 	Up       *bool         `json:"up"`
 	Capacity int64         `json:"capacity_tokens"`
 	Cost     float32       `json:"cost"`
+	Others   int64         `json:"others_tokens"` // of requests that are not the dispatcher's
 	Running  []requestJSON `json:"running"`
 }
 
@@ -164,7 +165,10 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if w.Capacity < 0 || !(w.Cost >= 0 && w.Cost <= maxCost) {
 			return s, fmt.Errorf("worker %d: want capacity_tokens from 0 and cost from 0 to %d", w.ID, maxCost)
 		}
-		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost}
+		if w.Others < 0 {
+			return s, fmt.Errorf("worker %d: others_tokens cannot be negative", w.ID)
+		}
+		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost, Others: w.Others}
 		for i, r := range w.Running {
 			if r.Prompt < 0 || r.Generated < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)

@@ -57,6 +57,10 @@ func (t *columns) build(s *Snapshot, look *lookahead) {
 		t.even = t.even && t.cost[g] == t.cost[0]
 		row := t.row(g)
 		t.held[g] = look.project(g, w.Running, row)
+		if w.Others > 0 {
+			t.held[g] += w.Others
+			look.addConstant(w.Others, row)
+		}
 		t.now[g] = t.scaled(g, t.held[g])
 		scale(row, t.cost[g])
 		t.level[g] = 0

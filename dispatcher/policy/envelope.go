@@ -36,6 +36,11 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 			row[0] = e.held[g]
 		} else {
 			Project(row, w.Running)
+			if w.Others > 0 {
+				for h := range row {
+					row[h] += w.Others
+				}
+			}
 		}
 		scale(row, w.Cost)
 		top := e.top[:len(row)]
@@ -107,7 +112,7 @@ func (e *envelope) add(g int, size int64) {
 
 // KVTokens is the load of the worker: KV tokens of all it runs.
 func (w *Worker) KVTokens() int64 {
-	var sum int64
+	sum := w.Others
 	for i := range w.Running {
 		sum += int64(w.Running[i].Prompt) + int64(w.Running[i].Generated)
 	}

@@ -148,6 +148,13 @@ func (l *lookahead) project(g int, running []Request, row []int64) (held int64) 
 	return held
 }
 
+// addConstant adds tokens that are there at every step.
+func (l *lookahead) addConstant(tokens int64, row []int64) {
+	for c := range row {
+		row[c] += tokens * l.weight[c%len(l.steps)]
+	}
+}
+
 // projectSampled is project for one scenario after another: each request is
 // counted in the bucket of its last step, then buckets are summed up.
 func (l *lookahead) projectSampled(records []int32, running []Request, row []int64) (held int64) {

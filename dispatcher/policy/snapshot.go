@@ -57,6 +57,7 @@ type Worker struct {
 	Up       bool    // false: full, draining or excluded ranks still hold the barrier, but take nothing
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs on this rank, 1 = the group's mean; 0 reads as 1
+	Others   int64   // KV tokens of requests that are not ours and of which nothing more is known: they stay as they are
 	Running  []Request
 }
 
