@@ -179,3 +179,19 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
 	}, got)
 }
+
+func TestTop(t *testing.T) {
+	flags, _, _ := cluster(t, time.Millisecond)
+	proxy := serve(t, flags...)
+	status, out, errs := line("top", "--once", "--admin", strings.TrimPrefix(proxy.admin, "http://"))
+	require.Zero(t, status, errs)
+	for _, want := range []string{"ready", "main  2 ranks  evenkeel", "prefill", "last decisions"} {
+		require.Contains(t, out, want)
+	}
+	status, _, errs = line("top", "--once", "--admin", proxy.public)
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, "evenkeel's admin listener", "the wrong port is the first mistake")
+	status, _, errs = line("top", "--once", "--token-file", "/nowhere")
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, "--token-file")
+}

@@ -27,6 +27,7 @@ type commands struct {
 	Fit      fitCmd      `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step: prefill and step time."`
 	Engine   engineCmd   `cmd:"" help:"Run a reference engine."`
 	Load     loadCmd     `cmd:"" help:"Send load and check every stream token by token."`
+	Top      topCmd      `cmd:"" help:"Show a running proxy in the terminal: ranks, pool, prefill engines, decisions."`
 	Keys     keysCmd     `cmd:"" help:"Make API keys for keys_file."`
 	Version  versionCmd  `cmd:"" help:"Print version, commit and Go."`
 

@@ -1,0 +1,240 @@
+package top
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/gateway/live"
+)
+
+// document is a proxy with so many ranks, some of which are not well.
+func document(ranks int) *live.Document {
+	d := &live.Document{
+		Form: live.Form, AtMs: 1_767_225_600_000, EveryMs: 1000,
+		Proxy:    live.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Places: 1024, PlacesUsed: 17, Open: 512},
+		Traffic:  live.Traffic{RequestsPerS: 14.2, TokensPerS: 12_345, TTFT: live.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
+		Problems: []live.Problem{{Severity: "bad", Where: "p2:8100", What: "prefill engine is down: connection refused"}},
+		Models: []live.Model{{
+			Name: "big-moe", Pool: live.Pool{Entries: 17, OldestS: 2.8, UpToS: []float64{1, 2}, Ages: []int{8, 4, 5}},
+			Groups: []live.Group{{
+				Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054, StepMs: 9.48, LostShare: .051,
+				Compared: []live.Compared{{Policy: "evenkeel", InForce: true, ImbalanceTokens: 10_000}, {Policy: "jsq", ImbalanceTokens: 32_000}},
+			}},
+		}},
+		Prefill: live.Prefill{Policy: "finish", Waiting: 3, QueueMax: 1000, HitShare: .41, Engines: []live.PrefillEngine{{ID: "p1:8100/0", State: "open", KVShare: .5, GateShare: .9, Inflight: 2, NewTokens: 4096}}},
+		Engines: []live.Engine{{ID: "p1:8100", Role: "prefill", State: "up", SinceS: 7000}, {ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
+		Decisions: []live.Decision{
+			{ID: "r1", AtMs: 1_767_225_600_000, Prompt: 4000, Prefill: "p1:8100", Rank: "d0:8200", WaitMs: 120, Outcome: "ok", Why: "best F 12"},
+		},
+	}
+	g := &d.Models[0].Groups[0]
+	for i := range ranks {
+		r := live.Rank{ID: int32(i), Name: fmt.Sprintf("decode-%d.engines.svc:8200", i), State: live.RankUp, KVTokens: int64(50_000 + 100*i), Capacity: 100_000, Used: 20, Slots: 32}
+		if i == 1 {
+			r.State = live.RankDraining
+		}
+		g.Ranks = append(g.Ranks, r)
+	}
+	return d
+}
+
+// shown is a screen of a size after these messages, without colours.
+func shown(width, height int, msgs ...tea.Msg) (screen, string) {
+	var m tea.Model = screen{url: "http://proxy:9090", width: 80, height: 24}
+	for _, msg := range append([]tea.Msg{tea.WindowSizeMsg{Width: width, Height: height}}, msgs...) {
+		m, _ = m.Update(msg)
+	}
+	return m.(screen), ansi.Strip(m.View())
+}
+
+func key(k string) tea.Msg {
+	switch k {
+	case "tab":
+		return tea.KeyMsg{Type: tea.KeyTab}
+	case "pgdown":
+		return tea.KeyMsg{Type: tea.KeyPgDown}
+	}
+	return tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune(k)}
+}
+
+func TestEveryPageFitsTheTerminal(t *testing.T) {
+	for _, size := range [][2]int{{80, 24}, {60, 10}, {200, 60}, {20, 5}, {1, 1}} {
+		for _, page := range []string{"1", "2", "3", "4", "?"} {
+			for _, ranks := range []int{0, 2, 144} {
+				_, view := shown(size[0], size[1], seen{document(ranks), time.Now()}, key(page), key("G"))
+				lines := strings.Split(view, "\n")
+				require.LessOrEqual(t, len(lines), max(2, size[1]), "page %s, %d ranks", page, ranks)
+				for _, l := range lines {
+					require.LessOrEqual(t, ansi.StringWidth(l), size[0], "page %s, %d ranks: %q", page, ranks, l)
+				}
+			}
+		}
+	}
+}
+
+func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
+	_, view := shown(80, 40, seen{document(144), time.Now()})
+	for _, want := range []string{
+		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad: p2:8100: prefill engine is down", "pool 17 of 1024, oldest 2.8 s",
+		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  step 9.5 ms, 5.1% lost", "jsq 32k ×3.20", "1 draining", "prefill finish  3 waiting of 1000", "50% of 90% KV",
+		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok",
+	} {
+		require.Contains(t, view, want)
+	}
+	require.NotContains(t, view, "prefill p1:8100 ", "what is well is not listed")
+	well := document(8)
+	well.Problems = nil
+	_, view = shown(80, 40, seen{well, time.Now()})
+	require.Contains(t, view, "nothing is wrong")
+}
+
+func TestKeys(t *testing.T) {
+	see := seen{document(144), time.Now()}
+	_, view := shown(80, 24, see, key("2"))
+	require.Contains(t, view, "decode-0.engines")
+	require.NotContains(t, view, "decode-143.")
+	_, view = shown(80, 24, see, key("2"), key("s"))
+	require.Contains(t, view, "decode-143.", "the fullest first")
+	_, view = shown(80, 24, see, key("2"), key("G"))
+	require.Contains(t, view, "decode-143.")
+	s, _ := shown(80, 24, see, key("2"), key("pgdown"), key("k"))
+	require.Equal(t, s.room()-1, s.scroll)
+	s, _ = shown(80, 24, see, key("2"), key("k"))
+	require.Zero(t, s.scroll, "no line is before the first")
+	s, _ = shown(80, 24, see, key("tab"), key("tab"))
+	require.Equal(t, pagePrefill, s.page)
+	_, view = shown(80, 24, see, key("?"))
+	require.Contains(t, view, "pause and go on")
+	later := document(2)
+	later.Proxy.ID = "later"
+	_, view = shown(80, 24, see, key("p"), seen{later, time.Now()})
+	require.Contains(t, view, "proxy-a")
+	require.Contains(t, view, "PAUSED")
+	_, cmd := screen{}.Update(key("q"))
+	require.Equal(t, tea.Quit(), cmd())
+}
+
+func TestOldNumbersSaySo(t *testing.T) {
+	at := time.Now()
+	_, view := shown(80, 24, seen{document(2), at}, lost{errors.New("refused")}, tick(at.Add(9*time.Second)))
+	require.Contains(t, view, "LOST, 9s old: refused")
+	_, view = shown(80, 24, seen{document(2), at}, tick(at.Add(9*time.Second)))
+	require.Contains(t, view, "LOST, 9s old", "a stream that is silent is no better")
+	_, view = shown(80, 24, lost{errors.New("refused")})
+	require.Contains(t, view, "refused")
+}
+
+// TestNamesDoNotSpeakToTheTerminal: names of models, engines and requests come
+// from outside.
+func TestNamesDoNotSpeakToTheTerminal(t *testing.T) {
+	const evil = "x\x1b]0;owned\a\x1b[2J\u202e\u009b1m\r\n"
+	text, err := json.Marshal(document(2))
+	require.NoError(t, err)
+	quoted, err := json.Marshal(evil)
+	require.NoError(t, err)
+	for _, name := range []string{"proxy-a", "v1.2.3", "big-moe", "main", "evenkeel", "jsq", "p1:8100/0", "p2:8100", "connection refused", "d0:8200", "best F 12", "decode-0.engines.svc:8200", "finish", "open", "down", "prefill", "up", "ok", "bad"} {
+		text = bytes.ReplaceAll(text, []byte(`"`+name+`"`), quoted)
+	}
+	d, err := read(text)
+	require.NoError(t, err)
+	for _, page := range []string{"1", "2", "3", "4"} {
+		s, _ := shown(120, 60, seen{d, time.Now()}, key(page))
+		require.NotContains(t, s.View(), "\x1b]")
+		require.NotContains(t, s.View(), "\x1b[2J")
+		require.NotContains(t, s.View(), "\u202e")
+		require.NotContains(t, s.View(), "\u009b")
+	}
+	require.NotContains(t, Once(d, 100), "\x1b]")
+}
+
+// proxy is an admin listener with one document, sent on and on.
+func proxy(t *testing.T, d *live.Document) (*httptest.Server, *atomic.Int32) {
+	t.Helper()
+	text, err := json.Marshal(d)
+	require.NoError(t, err)
+	asked := &atomic.Int32{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /live", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			http.Error(w, "no token", http.StatusUnauthorized)
+			return
+		}
+		if r.URL.Query().Has("once") {
+			_, _ = w.Write(text)
+			return
+		}
+		asked.Add(1)
+		_, _ = fmt.Fprintf(w, "event: history\ndata: {\"form\":1}\n\nevent: document\ndata: %s\n\n", text)
+	})
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	return srv, asked
+}
+
+func TestTheSource(t *testing.T) {
+	srv, _ := proxy(t, document(2))
+	s := &Source{URL: srv.URL + "/", Token: "secret", Client: srv.Client()}
+	d, err := s.Once(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "proxy-a", d.Proxy.ID)
+	n := 0
+	require.ErrorIs(t, s.Watch(t.Context(), func(d *live.Document) { n++ }), io.ErrUnexpectedEOF)
+	require.Equal(t, 1, n, "the history is not a document")
+
+	s.Token = ""
+	_, err = s.Once(t.Context())
+	require.ErrorContains(t, err, "--token-file")
+	s.Token, s.URL = "secret", srv.URL+"/elsewhere"
+	_, err = s.Once(t.Context())
+	require.ErrorContains(t, err, "admin.listen")
+	newer := document(2)
+	newer.Form = live.Form + 1
+	srv, _ = proxy(t, newer)
+	s.URL = srv.URL
+	_, err = s.Once(t.Context())
+	require.ErrorContains(t, err, "use the proxy's own version")
+}
+
+// TestRun drives the whole program, with keys from a pipe.
+func TestRun(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), goleak.IgnoreTopFunction("github.com/charmbracelet/bubbletea.Tick.func1"))
+	srv, asked := proxy(t, document(144))
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	keys, typed := io.Pipe()
+	var out locked
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(context.Background(), &Source{URL: srv.URL, Token: "secret", Client: client}, tea.WithInput(keys), tea.WithOutput(&out))
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "proxy-a") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return asked.Load() > 1 }, 10*time.Second, time.Millisecond, "a stream that ended is asked for anew")
+	_, err := typed.Write([]byte("q"))
+	require.NoError(t, err)
+	require.NoError(t, <-done)
+	_ = typed.Close()
+	srv.Close()
+}
+
+type locked struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) { l.mu.Lock(); defer l.mu.Unlock(); return l.b.Write(p) }
+func (l *locked) String() string              { l.mu.Lock(); defer l.mu.Unlock(); return ansi.Strip(l.b.String()) }
