@@ -52,6 +52,9 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", h.livez)
 	mux.HandleFunc("GET /readyz", h.readyz)
+	for path, page := range live.Page() {
+		mux.Handle("GET "+path, page)
+	}
 	guarded := map[string]http.HandlerFunc{
 		"GET /metrics":             promhttp.HandlerFor(g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
 		"GET /status":              h.status,

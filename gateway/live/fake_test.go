@@ -123,7 +123,7 @@ func (f *fake) Document(context.Context) Document {
 	}
 	for i := range 12 {
 		d.Decisions = append(d.Decisions, Decision{
-			ID: fmt.Sprintf("%032x", int(seconds)*97-i*31+1<<20), AtMs: d.AtMs - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
+			ID: fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9), AtMs: d.AtMs - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
 			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3], Why: "evenkeel: least imbalance over 40 steps",
 		})
 	}

@@ -1,0 +1,40 @@
+package live
+
+import (
+	"embed"
+	"io/fs"
+	"net/http"
+)
+
+//go:embed page
+var files embed.FS
+
+// contentPolicy lets the page load what this listener has and nothing else, and
+// turns no text into markup or code: names of models, engines and requests come
+// from outside.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+// Page serves the page's files by their paths; / is the page. They tell nothing
+// of the proxy, so nobody is asked for a token: the page asks for it.
+func Page() map[string]http.Handler {
+	pages, err := fs.Sub(files, "page")
+	if err != nil { // it is embedded
+		panic(err)
+	}
+	all := map[string]http.Handler{}
+	for path, name := range map[string]string{"/{$}": "index.html", "/live.js": "live.js", "/live.css": "live.css", "/live.svg": "live.svg"} {
+		all[path] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h.Set("Content-Security-Policy", contentPolicy)
+			h.Set("X-Content-Type-Options", "nosniff")
+			h.Set("X-Frame-Options", "DENY")
+			h.Set("Referrer-Policy", "no-referrer")
+			h.Set("Cross-Origin-Resource-Policy", "same-origin")
+			h.Set("Cross-Origin-Opener-Policy", "same-origin")
+			h.Set("Cache-Control", "no-cache") // another version of the program has another page
+			http.ServeFileFS(w, r, pages, name)
+		})
+	}
+	return all
+}
