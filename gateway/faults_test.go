@@ -288,4 +288,5 @@ func TestALatePullIsNotBelieved(t *testing.T) {
 	})
 	require.Equal(t, "504", c.judge("a prompt", `"stream":true,`))
 	require.Equal(t, "504", c.judge("another", ""))
+	require.EqualValues(t, 2, c.metric("evenkeel_late_pulls_total"))
 }

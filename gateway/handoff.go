@@ -55,6 +55,14 @@ func (h *handoff) pulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
+// overdue counts an answer that was given up because what came then would not
+// have been believed.
+func (j *job) overdue(h *handoff, s *stream) {
+	if h != nil && !s.whole && !time.Now().Before(h.pulledBy()) {
+		j.gw.metrics.latePulls.Inc()
+	}
+}
+
 // drainBy is until when a decode of it may begin that nobody reads.
 func (h *handoff) drainBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 2) // the pull takes its time

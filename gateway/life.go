@@ -474,6 +474,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
 			h.release() // its answer was not awaited any longer, its pull was over
 		default:
+			j.overdue(h, s)
 			h.orphan()
 		}
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
@@ -486,6 +487,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		if s.mirror.Started() || s.tooLong(err) {
 			h.release() // the pull was over when it broke
 		} else {
+			j.overdue(h, s)
 			h.orphan()
 		}
 		return s.failure(err)

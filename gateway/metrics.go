@@ -35,7 +35,7 @@ type metrics struct {
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
 	slowStart                         *prometheus.GaugeVec
-	heedless                          prometheus.Counter
+	heedless, latePulls               prometheus.Counter
 	tokenize                          *prometheus.CounterVec
 
 	localRequests                             *prometheus.CounterVec
@@ -75,6 +75,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		}, []string{"engine", "role"}),
 		heedless: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_heedless_engines_total", Help: "Decode calls that we left and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many.",
+		}),
+		latePulls: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_late_pulls_total", Help: "Answers given up because they had not begun when the prefill engine may have freed their KV: a later one could be somebody else's.",
 		}),
 		localRequests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_requests_total", Help: "Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.",
@@ -144,9 +147,11 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = both{histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer."), &m.recent.ttft}
 	m.tpot = both{histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request."), &m.recent.tpot}
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
-	}, open))
+	}, open), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",
+	}, func() float64 { return float64(time.Now().UnixMilli()) / 1000 }))
 	return m
 }
 
