@@ -50,6 +50,14 @@ chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAO
 regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut; 1 minute
 	go run ./bench/regions
 
+.PHONY: dashboards
+dashboards: ## configs/grafana/*.json anew from bench/dashboards
+	go run ./bench/dashboards -write configs/grafana
+
+.PHONY: dashboards-check
+dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 1 minute; PICTURES=docs/img: draws them, too
+	go run ./bench/dashboards $(if $(PICTURES),-pictures $(PICTURES))
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out
@@ -110,6 +118,7 @@ vulncheck: ## govulncheck; says so where its database cannot be reached
 
 .PHONY: ci
 ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and every test under race and without
+	@bench/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	go test -race ./...

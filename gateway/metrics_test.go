@@ -107,3 +107,26 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 	}
 }
+
+// Alerts name requests by how they ended: every such word is one that is counted.
+func TestAlertsNameOutcomesThatThereAre(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	families, err := c.gw.Registry().Gather()
+	require.NoError(t, err)
+	var there []string
+	for _, f := range families {
+		if f.GetName() == "evenkeel_requests_total" {
+			for _, m := range f.GetMetric() {
+				there = append(there, m.GetLabel()[0].GetValue())
+			}
+		}
+	}
+	rules, err := os.ReadFile("../configs/prometheus/rules.yaml")
+	require.NoError(t, err)
+	named := regexp.MustCompile(`requests_total{outcome=~?"([a-z_|]+)"`).FindAllStringSubmatch(string(rules), -1)
+	require.NotEmpty(t, named)
+	for _, n := range named {
+		require.Subset(t, there, strings.Split(n[1], "|"))
+	}
+}

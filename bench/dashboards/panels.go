@@ -1,0 +1,225 @@
+package main
+
+// dashboard is one page of panels.
+type dashboard struct {
+	file, title, says string
+	rows              []row
+}
+
+type row struct {
+	title  string
+	panels []panel
+}
+
+// panel is one picture. An expression has metric names as they are: the
+// selectors of job and instance are put in when it is written. $rate is the
+// window of rates.
+type panel struct {
+	title, says string
+	kind        kind
+	unit        string // as Grafana calls it
+	lines       []line
+	idle        string // why it may be empty though all is well; empty: it may not
+	zero        bool   // anything but 0 is red
+}
+
+type kind string
+
+const (
+	graph kind = "timeseries"
+	stat  kind = "stat"
+)
+
+type line struct{ expr, legend string }
+
+func one(expr, legend string) []line { return []line{{expr, legend}} }
+
+func quantiles(histogram, by string) []line {
+	legend, group := "", "le"
+	if by != "" {
+		legend, group = " {{"+by+"}}", "le, "+by
+	}
+	return []line{
+		{"histogram_quantile(0.5, sum by (" + group + ") (rate(" + histogram + "_bucket[$rate])))", "p50" + legend},
+		{"histogram_quantile(0.99, sum by (" + group + ") (rate(" + histogram + "_bucket[$rate])))", "p99" + legend},
+	}
+}
+
+// failed are the outcomes that are no fault of the client; rules.yaml has the
+// same.
+const failed = "engine_error|queue_full|queue_timeout|prefill_kv_exhausted|pool_timeout|draining|prefill_unavailable|prefill_failed|prefill_timeout|decode_unavailable|decode_failed|decode_timeout|overloaded|peer_lost|no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
+
+var dashboards = []dashboard{overview, decodeBoard, prefillBoard, regionsBoard}
+
+var overview = dashboard{
+	file: "overview.json", title: "evenkeel: overview", says: "What to look at first at 3 a.m.: is it up, is it right, who waits, and for what.",
+	rows: []row{
+		{"Is it up, is it right", []panel{
+			{title: "Failed requests", says: "Share that failed by no fault of their clients.", kind: stat, unit: "percentunit",
+				lines: one(`(sum(rate(evenkeel_requests_total{outcome=~"`+failed+`"}[$rate])) or vector(0)) / sum(rate(evenkeel_requests_total[$rate]))`, ""), zero: true},
+			{title: "Books off by", says: "evenkeel_audit_drift: a leak of ours.", kind: stat, unit: "short", lines: one(`sum(abs(evenkeel_audit_drift))`, ""), zero: true},
+			{title: "Double releases", kind: stat, unit: "short", lines: one(`sum(evenkeel_double_releases_total) + sum(evenkeel_prefill_double_releases_total)`, ""), zero: true},
+			{title: "Late pulls", says: "Answers withheld because they could have been made of somebody else's KV.", kind: stat, unit: "short", lines: one(`sum(increase(evenkeel_late_pulls_total[1h]))`, ""), zero: true},
+			{title: "Engines not up", kind: stat, unit: "short", lines: one(`count(evenkeel_engine_up) - sum(evenkeel_engine_state{state="up"})`, ""), zero: true},
+			{title: "Config refused", kind: stat, unit: "short", lines: one(`count(evenkeel_config_last_reload_successful == 0) or vector(0)`, ""), zero: true},
+		}},
+		{"What clients see", []panel{
+			{title: "Requests by outcome", kind: graph, unit: "reqps", lines: one(`sum by (outcome) (rate(evenkeel_requests_total[$rate])) > 0`, "{{outcome}}")},
+			{title: "Time to first token", kind: graph, unit: "s", lines: quantiles("evenkeel_ttft_seconds", "")},
+			{title: "Time per output token", kind: graph, unit: "s", lines: quantiles("evenkeel_tpot_seconds", "")},
+			{title: "Gap between tokens", kind: graph, unit: "s", lines: quantiles("evenkeel_itl_seconds", "")},
+			{title: "Open", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_requests_open)`, "requests"}, {`sum(evenkeel_connections_open)`, "connections"}}},
+			{title: "Where the time goes", says: "Mean seconds of a request in each stage.", kind: graph, unit: "s",
+				lines: one(`sum by (stage) (rate(evenkeel_stage_seconds_sum[$rate])) / sum by (stage) (rate(evenkeel_stage_seconds_count[$rate]))`, "{{stage}}")},
+		}},
+		{"Who waits, and for what", []panel{
+			{title: "Backlog", says: "Until what comes now would begin.", kind: graph, unit: "s", lines: []line{
+				{`max by (model) (evenkeel_prefill_backlog_seconds)`, "prefill {{model}}"}, {`max by (model) (evenkeel_decode_backlog_seconds)`, "decode {{model}}"},
+			}},
+			{title: "Waiting", kind: graph, unit: "short", lines: []line{{`sum by (priority) (evenkeel_prefill_queue_requests)`, "arrival queue, priority {{priority}}"}, {`sum(evenkeel_pool_entries)`, "pool"}}},
+			{title: "In use", says: "Mean of advice.window.", kind: graph, unit: "percentunit", lines: one(`max by (model, role, resource) (evenkeel_utilisation_ratio)`, "{{model}} {{role}} {{resource}}")},
+			{title: "Ranks advised, and there are", kind: graph, unit: "short", lines: []line{
+				{`max by (model, role) (evenkeel_advised_ranks)`, "{{model}} {{role}} advised"}, {`max by (model, role) (evenkeel_live_ranks)`, "{{model}} {{role}} live"},
+			}},
+			{title: "Advice", kind: graph, unit: "short", lines: one(`max by (model, kind, reason) (evenkeel_advice) == 1`, "{{model}}: {{kind}}, {{reason}}")},
+			{title: "Prefill ranks for a decode rank", kind: graph, unit: "short", lines: one(`max by (model) (evenkeel_pd_ratio_advice)`, "{{model}}")},
+		}},
+		{"What goes wrong", []panel{
+			{title: "Engines by state", kind: graph, unit: "short", lines: one(`sum by (role, state) (evenkeel_engine_state)`, "{{role}} {{state}}")},
+			{title: "Clients that left", kind: graph, unit: "reqps", lines: one(`sum by (phase) (rate(evenkeel_cancels_total[$rate]))`, "{{phase}}")},
+			{title: "Answers that went on elsewhere", kind: graph, unit: "reqps", lines: []line{
+				{`sum by (tier) (rate(evenkeel_recomputes_total[$rate]))`, "given back, tier {{tier}}"}, {`sum by (tier) (rate(evenkeel_decode_losses_total[$rate]))`, "lost, tier {{tier}}"},
+			}},
+			{title: "Hand-offs", says: "Finished prefills whose KV is held; an orphan is one nobody will fetch.", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_handoffs)`, "{{state}}")},
+			{title: "Certificates end in", kind: graph, unit: "s", lines: one(`evenkeel_certificate_expiry_timestamp_seconds - time()`, "{{instance}} {{key}}"), idle: "without TLS there is none"},
+			{title: "Memory and CPU", kind: graph, unit: "short", lines: []line{{`process_resident_memory_bytes / 1e6`, "{{instance}} MB"}, {`rate(process_cpu_seconds_total[$rate])`, "{{instance}} cores"}}},
+		}},
+	},
+}
+
+var decodeBoard = dashboard{
+	file: "decode.json", title: "evenkeel: decode balance", says: "How evenly the ranks of a group are loaded, what imbalance costs, and how other policies would do.",
+	rows: []row{
+		{"Load", []panel{
+			{title: "KV tokens of each rank", kind: graph, unit: "short", lines: one(`evenkeel_rank_kv_tokens`, "{{rank}}")},
+			{title: "Slots in use", kind: graph, unit: "percentunit", lines: one(`sum by (group, rank) (evenkeel_rank_slots{state="used"}) / sum by (group, rank) (evenkeel_rank_slots)`, "{{rank}}")},
+			{title: "Running", kind: graph, unit: "short", lines: one(`evenkeel_rank_running`, "{{rank}}")},
+			{title: "Pool", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_pool_entries)`, "entries"}, {`max(evenkeel_pool_oldest_seconds)`, "oldest, seconds"}}},
+			{title: "Held back", says: "Entries the policy kept waiting though they had a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}")},
+			{title: "Wait in the pool", kind: graph, unit: "s", lines: []line{
+				{`histogram_quantile(0.5, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="pool_wait"}[$rate])))`, "p50"},
+				{`histogram_quantile(0.99, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="pool_wait"}[$rate])))`, "p99"},
+			}},
+		}},
+		{"Balance", []panel{
+			{title: "Imbalance", says: "Sum over ranks of the largest load less their own.", kind: graph, unit: "short", lines: one(`evenkeel_imbalance_tokens`, "{{group}}")},
+			{title: "Idle share of a step", kind: graph, unit: "percentunit", lines: []line{{`evenkeel_idle_share_ratio`, "{{group}} by load"}, {`evenkeel_step_lost_ratio`, "{{group}} by the step model"}}},
+			{title: "Imbalance by policy", says: "Right after admission; the policy in force is among them.", kind: graph, unit: "short", lines: one(`evenkeel_shadow_imbalance_tokens`, "{{group}} {{policy}}")},
+			{title: "Shadows that disagree", kind: graph, unit: "percentunit", lines: one(`sum by (group, policy) (rate(evenkeel_shadow_disagreements_total[$rate])) / sum by (group, policy) (rate(evenkeel_shadow_rounds_total[$rate]))`, "{{group}} {{policy}}")},
+			{title: "Time of a step", kind: graph, unit: "s", lines: quantiles("evenkeel_step_seconds", "group")},
+			{title: "Step model", kind: graph, unit: "short", lines: one(`evenkeel_step_model_r2_ratio`, "{{group}} R²")},
+		}},
+		{"Deciding", []panel{
+			{title: "Time of a tick", kind: graph, unit: "s", lines: quantiles("evenkeel_tick_seconds", "policy")},
+			{title: "Policy replaced, or overruled", kind: graph, unit: "short", lines: []line{
+				{`sum by (reason) (increase(evenkeel_tick_fallbacks_total[$rate]))`, "fallback: {{reason}}"}, {`sum by (fault) (increase(evenkeel_invalid_assignments_total[$rate]))`, "invalid: {{fault}}"},
+			}, idle: "none was"},
+			{title: "Budget of a tick", kind: graph, unit: "short", lines: one(`evenkeel_tick_budget_evaluations`, "{{group}}")},
+			{title: "Answers learned from", kind: graph, unit: "short", lines: one(`evenkeel_predictor_outputs`, "{{model}} {{kind}}")},
+			{title: "Drift of answer lengths", says: "Above the critical line it is more than chance.", kind: graph, unit: "short", lines: []line{
+				{`evenkeel_predictor_drift_ratio{against="table"}`, "{{model}} {{kind}}"}, {`evenkeel_predictor_drift_critical_ratio{against="table"}`, "{{model}} {{kind}} critical"},
+			}},
+			{title: "Error of predictions (Brier)", kind: graph, unit: "short", lines: one(`evenkeel_predictor_brier`, "{{model}} {{kind}}"), idle: "scored once enough predictions were used"},
+		}},
+		{"Engines", []panel{
+			{title: "Decode engines", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_engine_state{role="decode"})`, "{{state}}")},
+			{title: "Pull and first token", kind: graph, unit: "s", lines: []line{
+				{`histogram_quantile(0.5, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="transfer"}[$rate])))`, "p50"},
+				{`histogram_quantile(0.99, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="transfer"}[$rate])))`, "p99"},
+			}},
+			{title: "Trouble", kind: graph, unit: "short", lines: []line{
+				{`evenkeel_pairs_quarantined`, "pairs in quarantine"}, {`sum by (engine) (evenkeel_engine_over_slots)`, "{{engine}} over slots"}, {`sum by (engine) (evenkeel_engine_gauges_frozen)`, "{{engine}} gauges frozen"},
+				{`sum(increase(evenkeel_heedless_engines_total[$rate]))`, "heedless calls"}, {`sum(increase(evenkeel_late_pulls_total[$rate]))`, "late pulls"},
+			}},
+			{title: "Outages", kind: graph, unit: "short", lines: one(`sum by (engine, reason) (increase(evenkeel_engine_outages_total[$rate]))`, "{{engine}} {{reason}}"), idle: "none was"},
+			{title: "Prefilled where it is decoded", kind: graph, unit: "reqps", lines: one(`sum by (reason) (rate(evenkeel_local_prefill_requests_total[$rate]))`, "{{reason}}")},
+			{title: "Drains of hand-offs", kind: graph, unit: "short", lines: one(`sum by (outcome) (increase(evenkeel_drains_total[$rate]))`, "{{outcome}}")},
+		}},
+	},
+}
+
+var prefillBoard = dashboard{
+	file: "prefill.json", title: "evenkeel: prefill", says: "Which engine gets a prompt, what waits, what KV is held, and how well caches are known.",
+	rows: []row{
+		{"Load", []panel{
+			{title: "Candidates by state", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_prefill_candidates)`, "{{state}}")},
+			{title: "Arrival queue", kind: graph, unit: "short", lines: one(`sum by (priority) (evenkeel_prefill_queue_requests)`, "priority {{priority}}")},
+			{title: "Wait in it", kind: graph, unit: "s", lines: quantiles("evenkeel_prefill_queue_wait_seconds", "")},
+			{title: "Unanswered probes", kind: graph, unit: "short", lines: one(`evenkeel_prefill_inflight_requests`, "{{candidate}}")},
+			{title: "Tokens being computed", kind: graph, unit: "short", lines: one(`evenkeel_prefill_queued_new_tokens`, "{{candidate}}")},
+			{title: "Time of a prefill", kind: graph, unit: "s", lines: quantiles("evenkeel_prefill_probe_seconds", "candidate")},
+		}},
+		{"KV memory", []panel{
+			{title: "KV in use", kind: graph, unit: "percentunit", lines: one(`evenkeel_prefill_kv_usage_ratio`, "{{candidate}} {{source}}")},
+			{title: "Tokens held", kind: graph, unit: "short", lines: one(`sum by (candidate, state) (evenkeel_prefill_held_tokens)`, "{{candidate}} {{state}}")},
+			{title: "Gates", says: "0: closed for new prompts.", kind: graph, unit: "short", lines: one(`evenkeel_prefill_gate_open`, "{{candidate}}")},
+			{title: "Hand-offs", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_handoffs)`, "{{state}}")},
+			{title: "Freed by the engine's timeout", kind: graph, unit: "short", lines: one(`sum(increase(evenkeel_handoffs_expired_total[$rate]))`, "hand-offs")},
+			{title: "Prefills by how they ended", kind: graph, unit: "reqps", lines: one(`sum by (outcome) (rate(evenkeel_prefill_attempts_total[$rate]))`, "{{outcome}}")},
+		}},
+		{"Prefix caches", []panel{
+			{title: "Tokens found in caches", kind: graph, unit: "percentunit", lines: one(`sum by (source) (rate(evenkeel_prefix_hit_tokens_total[$rate])) / on () group_left () sum(rate(evenkeel_prefix_prompt_tokens_total[$rate]))`, "{{source}}")},
+			{title: "Mispredicted", kind: graph, unit: "percentunit", lines: one(`evenkeel_prefix_misprediction_ratio`, "{{instance}}"), idle: "without prefix hits there is nothing to predict"},
+			{title: "Index", kind: graph, unit: "short", lines: []line{{`evenkeel_prefix_index_bytes / 1e6`, "{{instance}} MB"}, {`evenkeel_prefix_index_entries / 1e3`, "{{instance}} thousand blocks"}}},
+			{title: "KV events", kind: graph, unit: "short", lines: []line{
+				{`sum by (candidate) (rate(evenkeel_kv_events_batches_total[$rate]))`, "{{candidate}} batches a second"}, {`max by (candidate) (evenkeel_kv_events_lag_seconds)`, "{{candidate}} lag, seconds"},
+				{`sum by (candidate, result) (increase(evenkeel_kv_events_gaps_total[$rate]))`, "{{candidate}} gaps, {{result}}"},
+			}, idle: "engines that publish none"},
+			{title: "Hotspots", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_hotspot_classes)`, "{{state}}")},
+			{title: "Evicted from the index", kind: graph, unit: "short", lines: one(`sum by (reason) (rate(evenkeel_prefix_index_evictions_total[$rate]))`, "{{reason}}")},
+		}},
+		{"Deciding", []panel{
+			{title: "Choices", kind: graph, unit: "reqps", lines: one(`sum by (policy, reason) (rate(evenkeel_prefill_decisions_total[$rate]))`, "{{policy}} {{reason}}")},
+			{title: "Time of a choice", kind: graph, unit: "s", lines: quantiles("evenkeel_prefill_decision_seconds", "")},
+			{title: "Learned time of a new token", kind: graph, unit: "s", lines: one(`evenkeel_calibration_prefill_seconds_per_token`, "{{model}} {{hardware}}"), idle: "until it is learned"},
+			{title: "Fit of it", kind: graph, unit: "percentunit", lines: one(`evenkeel_calibration_r2_ratio`, "{{model}} {{hardware}}"), idle: "until it is learned"},
+			{title: "Sessions", kind: graph, unit: "reqps", lines: one(`sum by (outcome) (rate(evenkeel_affinity_total[$rate]))`, "{{outcome}}"), idle: "prefill.affinity is off"},
+			{title: "Retries refused, requests displaced", kind: graph, unit: "short", lines: []line{
+				{`sum(increase(evenkeel_prefill_retry_budget_exhausted_total[$rate]))`, "retries refused"}, {`sum(increase(evenkeel_prefill_queue_displaced_total[$rate]))`, "displaced"},
+			}},
+		}},
+	},
+}
+
+var regionsBoard = dashboard{
+	file: "regions.json", title: "evenkeel: regions and ownership", says: "Which peers take what, what that costs, and who owns which engines.",
+	rows: []row{
+		{"Peers", []panel{
+			{title: "Up", kind: graph, unit: "short", lines: one(`evenkeel_geo_peer_up`, "{{instance}} → {{peer}}")},
+			{title: "Available", kind: graph, unit: "short", lines: one(`evenkeel_geo_peer_available`, "{{instance}} → {{peer}} {{model}}")},
+			{title: "Round trip", kind: graph, unit: "s", lines: one(`evenkeel_geo_rtt_seconds`, "{{instance}} → {{peer}}")},
+			{title: "Age of what is known", kind: graph, unit: "s", lines: one(`evenkeel_geo_probe_age_seconds`, "{{instance}} → {{peer}}")},
+			{title: "Unavailable, why", kind: graph, unit: "short", lines: one(`sum by (peer, reason) (increase(evenkeel_geo_peer_unavailable_total[$rate]))`, "{{peer}} {{reason}}"), idle: "none was"},
+			{title: "Replicas that take a request", kind: graph, unit: "short", lines: one(`evenkeel_geo_n_avail`, "{{instance}} {{model}}")},
+		}},
+		{"Requests", []panel{
+			{title: "Decisions", kind: graph, unit: "reqps", lines: one(`sum by (instance, policy, route) (rate(evenkeel_geo_decisions_total[$rate]))`, "{{instance}} {{route}}")},
+			{title: "Forwards", kind: graph, unit: "reqps", lines: one(`sum by (instance, peer, outcome) (rate(evenkeel_geo_forwards_total[$rate]))`, "{{instance}} → {{peer}} {{outcome}}")},
+			{title: "Came back", kind: graph, unit: "reqps", lines: one(`sum by (peer, cause) (rate(evenkeel_geo_fallbacks_total[$rate]))`, "{{peer}} {{cause}}"), idle: "none did"},
+			{title: "Received", kind: graph, unit: "reqps", lines: one(`sum by (origin, outcome) (rate(evenkeel_geo_received_total[$rate]))`, "from {{origin}}: {{outcome}}")},
+			{title: "Refused at the door", kind: graph, unit: "reqps", lines: one(`sum by (reason) (rate(evenkeel_geo_rejects_total[$rate]))`, "{{reason}}"), idle: "none was"},
+			{title: "Time to first token by route", kind: graph, unit: "s", lines: one(`histogram_quantile(0.99, sum by (le, route, peer) (rate(evenkeel_geo_ttft_seconds_bucket[$rate])))`, "{{route}} {{peer}} p99")},
+		}},
+		{"Cost", []panel{
+			{title: "Bytes between regions", kind: graph, unit: "Bps", lines: one(`sum by (peer, direction) (rate(evenkeel_geo_egress_bytes_total[$rate]))`, "{{peer}} {{direction}}")},
+			{title: "Dollars an hour", kind: graph, unit: "currencyUSD", lines: one(`3600 * sum by (peer) (rate(evenkeel_geo_egress_usd_total[$rate]))`, "{{peer}}")},
+			{title: "Prediction of a peer's first token, off by", kind: graph, unit: "s", lines: quantiles("evenkeel_geo_cost_error_seconds", "peer")},
+		}},
+		{"Who owns what", []panel{
+			{title: "Owner", says: "1 for the proxy that admits to the engines of the area; the sum over proxies is 1.", kind: graph, unit: "short", lines: one(`evenkeel_geo_owner`, "{{instance}} {{region}}")},
+			{title: "Takeovers", kind: graph, unit: "short", lines: one(`evenkeel_geo_takeover_active`, "{{instance}} {{region}}")},
+			{title: "Epoch", kind: graph, unit: "short", lines: one(`evenkeel_geo_epoch`, "{{instance}} {{region}}")},
+			{title: "Clock off Prometheus's", kind: graph, unit: "s", lines: one(`timestamp(evenkeel_clock_seconds) - evenkeel_clock_seconds`, "{{instance}}")},
+		}},
+	},
+}
