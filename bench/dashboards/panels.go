@@ -74,25 +74,26 @@ var overview = dashboard{
 		}},
 		{"Who waits, and for what", []panel{
 			{title: "Backlog", says: "Until what comes now would begin.", kind: graph, unit: "s", lines: []line{
-				{`max by (model) (evenkeel_prefill_backlog_seconds)`, "prefill {{model}}"}, {`max by (model) (evenkeel_decode_backlog_seconds)`, "decode {{model}}"},
+				{`max by (instance, model) (evenkeel_prefill_backlog_seconds)`, "{{instance}} {{model}} prefill"}, {`max by (instance, model) (evenkeel_decode_backlog_seconds)`, "{{instance}} {{model}} decode"},
 			}},
 			{title: "Waiting", kind: graph, unit: "short", lines: []line{{`sum by (priority) (evenkeel_prefill_queue_requests)`, "arrival queue, priority {{priority}}"}, {`sum(evenkeel_pool_entries)`, "pool"}}},
-			{title: "In use", says: "Mean of advice.window.", kind: graph, unit: "percentunit", lines: one(`max by (model, role, resource) (evenkeel_utilisation_ratio)`, "{{model}} {{role}} {{resource}}")},
+			{title: "In use", says: "Mean of advice.window.", kind: graph, unit: "percentunit", lines: one(`max by (instance, model, role, resource) (evenkeel_utilisation_ratio)`, "{{instance}} {{model}} {{role}} {{resource}}")},
 			{title: "Ranks advised, and there are", kind: graph, unit: "short", lines: []line{
-				{`max by (model, role) (evenkeel_advised_ranks)`, "{{model}} {{role}} advised"}, {`max by (model, role) (evenkeel_live_ranks)`, "{{model}} {{role}} live"},
+				{`max by (instance, model, role) (evenkeel_advised_ranks)`, "{{instance}} {{model}} {{role}} advised"}, {`max by (instance, model, role) (evenkeel_live_ranks)`, "{{instance}} {{model}} {{role}} live"},
 			}},
-			{title: "Advice", kind: graph, unit: "short", lines: one(`max by (model, kind, reason) (evenkeel_advice) == 1`, "{{model}}: {{kind}}, {{reason}}")},
-			{title: "Prefill ranks for a decode rank", kind: graph, unit: "short", lines: one(`max by (model) (evenkeel_pd_ratio_advice)`, "{{model}}")},
+			{title: "Advice", kind: graph, unit: "short", lines: one(`max by (instance, model, kind, reason) (evenkeel_advice) == 1`, "{{instance}} {{model}}: {{kind}}, {{reason}}")},
+			{title: "Prefill ranks for a decode rank", kind: graph, unit: "short", lines: one(`max by (instance, model) (evenkeel_pd_ratio_advice)`, "{{instance}} {{model}}")},
 		}},
 		{"What goes wrong", []panel{
-			{title: "Engines by state", kind: graph, unit: "short", lines: one(`sum by (role, state) (evenkeel_engine_state)`, "{{role}} {{state}}")},
+			{title: "Engines by state", kind: graph, unit: "short", lines: one(`sum by (role, state) (evenkeel_engine_state) > 0`, "{{role}} {{state}}")},
 			{title: "Clients that left", kind: graph, unit: "reqps", lines: one(`sum by (phase) (rate(evenkeel_cancels_total[$rate]))`, "{{phase}}")},
-			{title: "Answers that went on elsewhere", kind: graph, unit: "reqps", lines: []line{
-				{`sum by (tier) (rate(evenkeel_recomputes_total[$rate]))`, "given back, tier {{tier}}"}, {`sum by (tier) (rate(evenkeel_decode_losses_total[$rate]))`, "lost, tier {{tier}}"},
-			}},
+			{title: "Answers that went on elsewhere", says: "Tier 4: not at all.", kind: graph, unit: "reqps", lines: []line{
+				{`sum by (tier) (rate(evenkeel_recomputes_total[$rate])) > 0`, "given back, tier {{tier}}"}, {`sum by (tier) (rate(evenkeel_decode_losses_total[$rate])) > 0`, "lost, tier {{tier}}"},
+			}, idle: "none had to"},
 			{title: "Hand-offs", says: "Finished prefills whose KV is held; an orphan is one nobody will fetch.", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_handoffs)`, "{{state}}")},
 			{title: "Certificates end in", kind: graph, unit: "s", lines: one(`evenkeel_certificate_expiry_timestamp_seconds - time()`, "{{instance}} {{key}}"), idle: "without TLS there is none"},
-			{title: "Memory and CPU", kind: graph, unit: "short", lines: []line{{`process_resident_memory_bytes / 1e6`, "{{instance}} MB"}, {`rate(process_cpu_seconds_total[$rate])`, "{{instance}} cores"}}},
+			{title: "Cores in use", kind: graph, unit: "short", lines: one(`rate(process_cpu_seconds_total[$rate])`, "{{instance}}")},
+			{title: "Memory", kind: graph, unit: "bytes", lines: one(`process_resident_memory_bytes`, "{{instance}}")},
 		}},
 	},
 }

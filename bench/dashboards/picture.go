@@ -105,6 +105,7 @@ func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 		return nil, nil
 	}
 	pic.Y.Min = min(0, pic.Y.Min)
+	pic.Y.Max += (pic.Y.Max - pic.Y.Min) * 0.08 * float64(min(drawn, mostLegends)) // room for the legend
 	return pic, nil
 }
 
