@@ -63,28 +63,51 @@ func at(e *refengine.Engine, id string) bool {
 
 func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) { // geo R36
 	t.Parallel()
-	c, back := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 16}, {Slots: 1}}, nil)
-	for len(c.running(c.decode[1])) == 0 {
-		c.endless()
+	c, back := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 1}}, nil)
+	var leave []func()
+	for full := range 2 { // the second goes where the first is not
+		c.eventually("slots are counted", func() bool { return c.decodeFull() == full })
+		leave = append(leave, c.endless())
 	}
+	c.eventually("slots are counted", func() bool { return c.decodeFull() == 2 })
+	require.Len(t, c.running(c.decode[1]), 1, "one of each region's ranks is taken")
 	results := make(chan reply, 2)
-	for range cap(results) { // one of each region's prefillers: the rank of us is taken
+	for range cap(results) {
 		go func() { results <- c.post(chatPath, chat("one two three", `"max_tokens":3,`)) }()
 	}
-	require.Equal(t, http.StatusOK, (<-results).status)
-	c.eventually("one waits for the rank of us", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+	c.eventually("one waits for each", func() bool {
+		return c.metric("evenkeel_pool_entries") == 2 && c.prefill[0].Stats().Probes == 2 && c.prefill[1].Stats().Probes == 2
+	})
 	begin := time.Now()
 	back()
-	got := <-results
-	require.Equal(t, http.StatusOK, got.status, got.body)
+	c.eventually("both wait at home", func() bool { return c.metric("evenkeel_pool_entries") == 2 && c.prefill[0].Stats().Probes == 3 })
 	require.Less(t, time.Since(begin), 8*time.Second, "as soon as us-1 is back, not when its ranks have been gone for ten seconds")
+	require.Len(t, c.running(c.decode[1]), 1, "what runs there runs on")
+	for _, end := range leave {
+		end()
+	}
+	for range cap(results) {
+		got := <-results
+		require.Equal(t, http.StatusOK, got.status, got.body)
+	}
 	var attempts []int
 	for _, r := range c.records() {
-		require.True(t, at(c.prefill[0], r.Prefill) && at(c.decode[0], r.Rank), "%s, %s", r.Prefill, r.Rank)
-		attempts = append(attempts, r.Attempts)
+		if r.Outcome == "ok" {
+			require.True(t, at(c.prefill[0], r.Prefill) && at(c.decode[0], r.Rank), "%s, %s", r.Prefill, r.Rank)
+			attempts = append(attempts, r.Attempts)
+		}
 	}
 	require.ElementsMatch(t, []int{1, 2}, attempts)
-	require.NotEmpty(t, c.running(c.decode[1]), "what runs there runs on")
+}
+
+// decodeFull counts the prefillers of whose region the decode slots are taken.
+func (c *cluster) decodeFull() (n int) {
+	for _, p := range c.gw.Prefill().Status() {
+		if p.DecodeFull {
+			n++
+		}
+	}
+	return n
 }
 
 // running are the requests that an engine's ranks decode, one entry each.
@@ -128,4 +151,20 @@ func TestATakerCountsWhatRunsThereAlready(t *testing.T) { // geo R35
 	require.Zero(t, rank().KVTokens, "none of them is ours")
 	leave()
 	c.eventually("one that ended is read off", func() bool { return rank().Limit == 4 })
+}
+
+func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) { // geo R6, R17
+	t.Parallel()
+	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 16}}, nil)
+	c.eventually("both regions' slots are counted", func() bool { return c.decodeFull() == 0 })
+	for len(c.running(c.decode[0])) == 0 {
+		c.endless()
+	}
+	c.eventually("that is known", func() bool { return c.decodeFull() == 1 })
+	for range 6 { // in turn, were it not for the slots
+		require.Equal(t, http.StatusOK, c.post(chatPath, chat("one two three", `"max_tokens":3,`)).status)
+	}
+	for _, r := range c.records() {
+		require.True(t, at(c.prefill[1], r.Prefill) && at(c.decode[1], r.Rank), "%s, %s", r.Prefill, r.Rank)
+	}
 }

@@ -45,7 +45,9 @@ func TestOperatorsSeeAndChangeThePrefillTier(t *testing.T) {
 		require.Equal(t, o.Candidates[0].ID, s.Candidate)
 		require.True(t, s.Scores[0].Chosen)
 	}
-	require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/prefill/score", `{"model":"none","prompt":"x"}`).status)
+	unknown := c.ask("POST", c.admin+"/prefill/score", `{"model":"none","prompt":"x"}`)
+	require.Equal(t, http.StatusNotFound, unknown.status)
+	require.Contains(t, unknown.body, "model_not_found")
 	require.JSONEq(t, `[]`, c.get("/prefill/hotspots").body)
 	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/prefill/index", "").status)
 	require.Equal(t, http.StatusNotFound, c.ask("DELETE", c.admin+"/prefill/index?candidate=p9", "").status)

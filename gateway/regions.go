@@ -34,8 +34,9 @@ type regions struct {
 
 // decoding is how busy the ranks of a model are.
 type decoding struct {
-	running float64 // requests on the rank that has fewest
-	slots   int     // of all ranks
+	running float64        // requests on the rank that has fewest
+	slots   int            // of all ranks
+	free    map[string]int // of them, by region; nil: all are of one
 }
 
 const (
@@ -175,19 +176,26 @@ func (r *regions) followDecoding(ctx context.Context) {
 }
 
 func (r *regions) look(ctx context.Context) {
-	boards := map[string]decoding{}
+	boards, free := map[string]decoding{}, map[string]int{}
 	for _, m := range r.gw.dispatcher.Status(ctx).Models {
-		boards[m.Model] = decodingOf(m.Workers)
+		boards[m.Model], free[m.Model] = decodingOf(m.Workers), freeSlots(m.Workers)
 	}
 	all := map[string]decoding{}
 	for _, route := range r.gw.fleet.models() {
 		d := boards[route.board]
 		for board, of := range boards { // of other regions whose engines are ours
 			if strings.HasPrefix(board, route.board+regionMark) {
+				if d.free == nil {
+					d.free = map[string]int{"": free[route.board]}
+				}
+				d.free[strings.TrimPrefix(board, route.board+regionMark)] = free[board]
 				d.add(of)
 			}
 		}
 		all[route.name] = d
+		if d.free != nil || (*r.decoding.Load())[route.name].free != nil {
+			r.gw.tier.SetSlots(route.name, d.free)
+		}
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
@@ -218,6 +226,16 @@ func decodingOf(workers []dispatcher.WorkerStatus) (d decoding) {
 		}
 	}
 	return d
+}
+
+// freeSlots is how many requests the ranks take at once before one ends.
+func freeSlots(workers []dispatcher.WorkerStatus) (n int) {
+	for _, w := range workers {
+		if w.Up {
+			n += max(0, w.Limit-w.Used)
+		}
+	}
+	return n
 }
 
 func (r *regions) running(model string) (perReplica float64, seqs int) {

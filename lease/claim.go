@@ -22,7 +22,8 @@ type Claim struct {
 	machine *Machine
 	told    View // what OnChange was told last; of Run's goroutine and GiveBack's
 
-	sure atomic.Pointer[time.Time] // until then it admits, unless OnChange says otherwise; nil: it does not
+	failing [AskBack + 1]bool         // calls that failed last, of Run's goroutine
+	sure    atomic.Pointer[time.Time] // until then it admits, unless OnChange says otherwise; nil: it does not
 
 	poke chan struct{}
 	done chan struct{}
@@ -132,9 +133,7 @@ func (c *Claim) call(ctx context.Context, call Call) result {
 }
 
 func (c *Claim) learn(r result) {
-	if r.err != nil {
-		c.log.Warn("ownership", zap.Stringer("call", r.call), zap.Error(r.err))
-	}
+	c.say(r)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
@@ -150,6 +149,20 @@ func (c *Claim) learn(r result) {
 	case AskBack:
 		c.machine.Asked(now, r.err)
 	}
+}
+
+// say logs a call that fails, once until it succeeds again.
+func (c *Claim) say(r result) {
+	failed := r.err != nil
+	switch was := c.failing[r.call]; {
+	case failed && was:
+		c.log.Debug("ownership: still", zap.Stringer("call", r.call), zap.Error(r.err))
+	case failed:
+		c.log.Warn("ownership: a call of the lease's store or holder fails; said again once it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
+	case was:
+		c.log.Info("ownership: succeeds again", zap.Stringer("call", r.call))
+	}
+	c.failing[r.call] = failed
 }
 
 // tellMachine changes what the machine knows and has Run look at it.

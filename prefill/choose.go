@@ -63,6 +63,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	if len(r.Exclude) > 0 {
 		eligible = t.filterTried(eligible, r.Exclude)
 	}
+	eligible = t.filterCrowded(m, r, eligible)
 	eligible = t.filterFull(p, r, eligible)
 	known := t.look(m, r, eligible)
 	if !known && p.Name() == needsLine {

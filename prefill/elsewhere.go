@@ -63,7 +63,7 @@ type Prefiller struct {
 	policy.Candidate
 	Region     string // empty: ours
 	Live       bool   // and not out for its failures
-	Open       bool   // its KV gate, and the pool has room
+	Open       bool   // its KV gate, the pool has room, and so has the decode side of its region
 	Unanswered int    // our probes
 	Held       int    // the same, and prompts that it still holds
 	Foreign    int    // requests of others that wait there
@@ -101,6 +101,7 @@ func (t *Tier) local(m *model, r *Request) Local {
 		}
 		l.Prefillers = append(l.Prefillers, p)
 	}
+	t.closeCrowded(m, l.Prefillers)
 	t.prefillers = l.Prefillers
 	return l
 }

@@ -38,6 +38,7 @@ type CandidateStatus struct {
 	AnswerAgeMs *float64 `json:"answer_age_ms"` // of its last answer to a probe; null: none yet
 	OldestMs    *float64 `json:"oldest_ms"`     // since its oldest unanswered probe was sent; null: none
 	CanStart    bool     `json:"can_start"`     // one more probe
+	DecodeFull  bool     `json:"decode_full"`   // what it prefills would wait for a decode slot in its region; with engines of several regions only
 	IndexBlocks int      `json:"index_blocks"`  // that the prefix index counts as its
 
 	Mode            string        `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
@@ -117,6 +118,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		AnswerAgeMs:     age(t.now, c.answeredAt),
 		OldestMs:        c.oldestAge(t.now),
 		CanStart:        t.canStart(&Request{}, c),
+		DecodeFull:      t.decodeFull(c),
 		IndexBlocks:     t.blocksOf(c),
 		Mode:            c.mode(t.now),
 		Events:          c.eventsStatus(),

@@ -60,6 +60,7 @@ type Tier struct {
 	view              []policy.Candidate
 	matched, found    []int32
 	prefillers        []Prefiller
+	onTheWay          map[string]int
 }
 
 // model is what serves one model name, and who waits for it.
@@ -70,6 +71,7 @@ type model struct {
 	queue   queue
 	settled uint64 // round in which its first attempts cannot go anywhere
 	pace    pace
+	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
 }
 
 // New returns a tier without candidates.
@@ -106,6 +108,7 @@ func New(cfg Config) (*Tier, error) {
 		ratios:      map[string]index.Ratio{},
 		feedback:    map[string]bool{},
 		shut:        map[*model]bool{},
+		onTheWay:    map[string]int{},
 		changed:     make(chan struct{}, 1),
 		candidates:  map[string]*candidate{},
 		models:      map[string]*model{},

@@ -1,10 +1,13 @@
 package admin
 
 import (
+	"errors"
 	"io"
 	"net/http"
 
 	"go.uber.org/zap"
+
+	"evenkeel/prefill"
 )
 
 func (h *handler) prefill(w http.ResponseWriter, _ *http.Request) { reply(w, h.g.Prefill().Overview()) }
@@ -34,6 +37,10 @@ func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	scores, err := h.g.ScorePrefill(body)
+	if errors.Is(err, prefill.ErrModelNotFound) {
+		fail(w, http.StatusNotFound, "model_not_found", err.Error())
+		return
+	}
 	if err != nil {
 		fail(w, http.StatusBadRequest, "bad_request", err.Error())
 		return

@@ -1,0 +1,67 @@
+package prefill
+
+import "slices"
+
+// SetSlots says how many decode slots of a model are free in each region whose
+// engines are ours, "" being our own; nil: all is decoded in one region, and
+// where a prompt is prefilled makes no difference.
+func (t *Tier) SetSlots(model string, free map[string]int) {
+	t.lock()
+	defer t.unlock()
+	if m := t.models[model]; m != nil {
+		m.slots = free
+	}
+}
+
+// countOnTheWay counts the prompts of each region that are prefilled or wait for
+// a decode slot there.
+func (t *Tier) countOnTheWay(m *model) {
+	clear(t.onTheWay)
+	for _, c := range m.servers {
+		t.onTheWay[c.Region] += c.account.leases[probing] + c.account.leases[pooled]
+	}
+}
+
+// crowded says whether a prompt that is prefilled there would wait for a slot:
+// KV does not cross regions. The prompts on their way must have been counted.
+func (t *Tier) crowded(m *model, c *candidate) bool {
+	return m.slots != nil && t.onTheWay[c.Region] >= m.slots[c.Region]
+}
+
+// filterCrowded drops, in place, the candidates in regions whose decode side is
+// full, unless nobody else could start (geo R6, R17).
+func (t *Tier) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
+	if m.slots == nil {
+		return candidates
+	}
+	t.countOnTheWay(m)
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !t.crowded(m, c) && t.canStart(r, c) }) {
+		return candidates
+	}
+	return slices.DeleteFunc(candidates, func(c *candidate) bool { return t.crowded(m, c) })
+}
+
+// closeCrowded does the same for who asks where a request goes.
+func (t *Tier) closeCrowded(m *model, all []Prefiller) {
+	if m.slots == nil {
+		return
+	}
+	t.countOnTheWay(m)
+	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.gate.closed && !t.crowded(m, c) }) {
+		for i, c := range m.servers {
+			all[i].Open = all[i].Open && !t.crowded(m, c)
+		}
+	}
+}
+
+// decodeFull is crowded of a candidate for any of its models.
+func (t *Tier) decodeFull(c *candidate) bool {
+	for _, name := range c.Models {
+		if m := t.models[name]; m != nil && m.slots != nil {
+			if t.countOnTheWay(m); t.crowded(m, c) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,63 @@
+package prefill
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// twoRegions are candidates a and b of ours and c of eu, taken in turn.
+func twoRegions(t *testing.T) *Tier {
+	candidates := up("a", "b", "c")
+	candidates[2].Region = "eu"
+	return newTier(t, candidates, withPolicy("round-robin"))
+}
+
+func TestAPromptIsPrefilledWhereItCanBeDecoded(t *testing.T) { // geo R6, R17
+	tier := twoRegions(t)
+	chosen := func(n int) (ids string) {
+		for i := range n {
+			ids += acquire(t, tier, request(i)).Candidate.ID
+		}
+		return ids
+	}
+	require.Equal(t, "abc", chosen(3), "nobody says where slots are free")
+	tier.SetSlots(testModel, map[string]int{"": 3, "eu": 9})
+	require.Equal(t, "a", chosen(1), "two of ours are on their way")
+	require.Equal(t, "cc", chosen(2), "as many as we have slots")
+	tier.SetSlots(testModel, map[string]int{"": 0, "eu": 0})
+	require.Equal(t, "ab", chosen(2), "all are full alike")
+	for _, c := range tier.Status() {
+		require.True(t, c.DecodeFull)
+	}
+	tier.SetSlots(testModel, nil)
+	require.Equal(t, "cab", chosen(3))
+}
+
+func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) { // geo R6, R12
+	tier := twoRegions(t)
+	tier.SetSlots(testModel, map[string]int{"": 0, "eu": 2})
+	open := func() (list []bool) {
+		tier.Offers(func(_ string, l *Local) {
+			for i := range l.Prefillers {
+				list = append(list, l.Prefillers[i].Open)
+			}
+		})
+		return list
+	}
+	require.Equal(t, []bool{false, false, true}, open())
+	hold(t, tier, "c", probing, 10, 10)
+	require.Equal(t, []bool{true, true, true}, open(), "nor is eu any better now")
+}
+
+func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) { // geo R6
+	tier := twoRegions(t)
+	tier.SetSlots(testModel, map[string]int{"": 1, "eu": 9})
+	first := acquire(t, tier, request(1))
+	require.Equal(t, "a", first.Candidate.ID)
+	first.Answered(Usage{}, time.Time{})
+	require.Equal(t, "c", acquire(t, tier, request(2)).Candidate.ID)
+	first.Dispatched()
+	require.Equal(t, "a", acquire(t, tier, request(3)).Candidate.ID, "the next in turn, for the slot is free by the last count")
+}
