@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/prometheus/common/expfmt"
@@ -189,23 +188,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	c.decode = append(c.decode, late)
 	address := strings.TrimPrefix(late.URLs()[0], "http://")
 
-	stop := make(chan struct{})
-	var load sync.WaitGroup
-	for i := range 8 {
-		load.Go(func() {
-			for k := 0; ; k++ {
-				select {
-				case <-stop:
-					return
-				default:
-					if got := c.judge(fmt.Sprintf("client %d request %d", i, k), `"stream":true,`); got != "right" {
-						t.Errorf("got %s", got)
-						return
-					}
-				}
-			}
-		})
-	}
+	stop := c.keepAsking(8)
 	require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q}`, late.URLs()[0])).status)
 	c.eventually("it gets requests", func() bool { return late.Stats().Decodes > 3 })
 	require.Contains(t, c.get("/workers").body, address)
@@ -221,8 +204,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	c.eventually("it gets requests again", func() bool { return late.Stats().Decodes > drained+3 })
 	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/workers/"+address, "").status)
 	c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
-	close(stop)
-	load.Wait()
+	stop()
 
 	for _, r := range []reply{
 		c.ask("DELETE", c.admin+"/workers/"+address, ""), c.ask("POST", c.admin+"/workers/"+address+"/drain", ""),

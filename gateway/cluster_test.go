@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -329,6 +330,32 @@ func (c *cluster) do(req *http.Request) reply {
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(resp.Body)
 	return reply{resp.StatusCode, resp.Header, string(data), err}
+}
+
+// keepAsking has so many clients ask one request after the other, each of which must
+// be answered right, until stop, which waits for the last.
+func (c *cluster) keepAsking(clients int) (stop func()) {
+	over := make(chan struct{})
+	var load sync.WaitGroup
+	for i := range clients {
+		load.Go(func() {
+			for k := 0; ; k++ {
+				select {
+				case <-over:
+					return
+				default:
+					if got := c.judge(fmt.Sprintf("client %d request %d", i, k), `"stream":true,`); got != "right" {
+						c.Errorf("got %s", got)
+						return
+					}
+				}
+			}
+		})
+	}
+	return func() {
+		close(over)
+		load.Wait()
+	}
 }
 
 // endless starts a stream that does not end by itself and returns, once its

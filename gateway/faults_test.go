@@ -17,25 +17,6 @@ import (
 	"evenkeel/mooncake"
 )
 
-// variants are the ways to try a fault beyond its plain form.
-var variants = map[refengine.Fault][]refengine.Rule{
-	refengine.Hang:          {{Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}},
-	refengine.Reset:         {{Phase: refengine.PhaseAccept}, {Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}, {Phase: refengine.PhaseInsideChunk, AfterTokens: 4}},
-	refengine.Reject:        {{Cleanup: true}},
-	refengine.Busy:          {{Cleanup: true, RetryAfter: 1}},
-	refengine.Internal:      {{Cleanup: true}, {Shape: refengine.ShapeText, Cleanup: true}},
-	refengine.Status:        {{Value: 502}, {Value: 504}, {Value: 501}, {Value: 422}},
-	refengine.ErrorEvent:    {{AfterTokens: 3}, {Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
-	refengine.Error200:      {{Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
-	refengine.SilentEnd:     {{AfterTokens: 3}},
-	refengine.MissingFinish: {{Role: true}, {AfterTokens: 3}},
-	refengine.FinishError:   {{AfterTokens: 3}},
-	refengine.Recomputed:    {{AfterTokens: 3}, {AfterTokens: 3, Text: true}},
-	refengine.Slow:          {{DelayMS: 5}},
-	refengine.Swallow:       {{AfterTokens: 2, Tokens: 3}},
-	refengine.FrozenGauges:  {{Value: 0.97}},
-}
-
 // harmless are faults that a client must not notice.
 var harmless = []refengine.Fault{refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Swallow, refengine.Comments,
 	refengine.CRLF, refengine.SplitBytes, refengine.UsageAlways, refengine.EOSFirst}
@@ -49,11 +30,7 @@ func TestEveryFault(t *testing.T) {
 		if fault == refengine.WrongKey {
 			continue // KV of another prompt: only the engine could tell
 		}
-		for i, rule := range append([]refengine.Rule{{}}, variants[fault]...) {
-			rule.Fault = fault
-			if rule.Validate() != nil {
-				continue // needs a value, as its variants have
-			}
+		for i, rule := range fault.Forms() {
 			for _, side := range []string{"prefill", "decode"} {
 				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
 					t.Parallel()

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -69,23 +68,7 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	t.Parallel()
 	c := reloading(t)
 	first, second := c.decode[0], c.decode[1]
-	stop := make(chan struct{})
-	var load sync.WaitGroup
-	for i := range 6 {
-		load.Go(func() {
-			for k := 0; ; k++ {
-				select {
-				case <-stop:
-					return
-				default:
-					if got := c.judge(fmt.Sprintf("client %d request %d", i, k), `"stream":true,`); got != "right" {
-						t.Errorf("got %s", got)
-						return
-					}
-				}
-			}
-		})
-	}
+	stop := c.keepAsking(6)
 	c.eventually("they run", func() bool { return first.Stats().Running > 3 })
 	id := c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID
 
@@ -113,8 +96,7 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 		found = found || w.ID == id && w.Name == addressOf(first)
 	}
 	require.True(t, found, "a rank that comes back is who it was")
-	close(stop)
-	load.Wait()
+	stop()
 	require.Zero(t, c.logs.FilterMessage("answer goes on").Len(), "nobody had to move")
 }
 

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,31 +119,24 @@ func Default() Config {
 
 func (c Config) withDefaults() Config {
 	d := Default()
-	orDefault(&c.Policy, d.Policy)
-	orDefault(&c.KVThreshold, d.KVThreshold)
-	orDefault(&c.Push, d.Push)
+	c.Policy = cmp.Or(c.Policy, d.Policy)
+	c.KVThreshold = cmp.Or(c.KVThreshold, d.KVThreshold)
+	c.Push = cmp.Or(c.Push, d.Push)
 	if c.Calibration.Line.TPMs == 0 && c.Calibration.Line.T0Ms == 0 {
 		c.Calibration.Line.TPMs, c.Calibration.Line.T0Ms = d.Calibration.Line.TPMs, d.Calibration.Line.T0Ms
 	}
-	orDefault(&c.Calibration.HalfLife, d.Calibration.HalfLife)
-	orDefault(&c.Scrape.Timeout, d.Scrape.Timeout)
-	orDefault(&c.Scrape.Misses, d.Scrape.Misses)
-	orDefault(&c.Queue.Max, d.Queue.Max)
-	orDefault(&c.Queue.Timeout, d.Queue.Timeout)
-	orDefault(&c.Retry.Attempts, d.Retry.Attempts)
-	orDefault(&c.Retry.Base, d.Retry.Base)
-	orDefault(&c.Retry.Budget, d.Retry.Budget)
+	c.Calibration.HalfLife = cmp.Or(c.Calibration.HalfLife, d.Calibration.HalfLife)
+	c.Scrape.Timeout = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout)
+	c.Scrape.Misses = cmp.Or(c.Scrape.Misses, d.Scrape.Misses)
+	c.Queue.Max = cmp.Or(c.Queue.Max, d.Queue.Max)
+	c.Queue.Timeout = cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
+	c.Retry.Attempts = cmp.Or(c.Retry.Attempts, d.Retry.Attempts)
+	c.Retry.Base = cmp.Or(c.Retry.Base, d.Retry.Base)
+	c.Retry.Budget = cmp.Or(c.Retry.Budget, d.Retry.Budget)
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
 	return c
-}
-
-func orDefault[T comparable](v *T, otherwise T) {
-	var zero T
-	if *v == zero {
-		*v = otherwise
-	}
 }
 
 // Validate reports every setting that cannot work, zero fields aside.

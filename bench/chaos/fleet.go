@@ -114,24 +114,6 @@ func (m *member) free() {
 	m.claimed = false
 }
 
-// variants are faults beyond their plain form, which some do not have.
-var variants = map[refengine.Fault][]refengine.Rule{
-	refengine.Hang:          {{Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}},
-	refengine.Reset:         {{Phase: refengine.PhaseAccept}, {Phase: refengine.PhaseAfterHeaders}, {Phase: refengine.PhaseMidStream, AfterTokens: 4}, {Phase: refengine.PhaseInsideChunk, AfterTokens: 4}},
-	refengine.Reject:        {{Cleanup: true}},
-	refengine.Busy:          {{Cleanup: true, RetryAfter: 1}},
-	refengine.Internal:      {{Cleanup: true}, {Shape: refengine.ShapeText, Cleanup: true}},
-	refengine.Status:        {{Value: 502}, {Value: 504}, {Value: 501}, {Value: 422}},
-	refengine.ErrorEvent:    {{AfterTokens: 3}, {Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
-	refengine.Error200:      {{Shape: refengine.ShapeOld}, {Shape: refengine.ShapeRust}},
-	refengine.SilentEnd:     {{AfterTokens: 3}},
-	refengine.MissingFinish: {{Role: true}, {AfterTokens: 3}},
-	refengine.FinishError:   {{AfterTokens: 3}},
-	refengine.Recomputed:    {{AfterTokens: 3}, {AfterTokens: 3, Text: true}},
-	refengine.Slow:          {{DelayMS: 5}},
-	refengine.Swallow:       {{AfterTokens: 2, Tokens: 3}},
-}
-
 // faultRules are all faults in all their forms, each as likely as the others,
 // so that rate is the share of requests that meet one. Left out is KV of
 // another prompt: only the engine could tell.
@@ -141,17 +123,9 @@ func faultRules(rate float64) (rules []refengine.Rule) {
 	}
 	var kinds [][]refengine.Rule
 	for _, name := range refengine.FaultNames() {
-		fault := refengine.Fault(name)
-		if fault == refengine.WrongKey {
-			continue
+		if fault := refengine.Fault(name); fault != refengine.WrongKey {
+			kinds = append(kinds, fault.Forms())
 		}
-		var forms []refengine.Rule
-		for _, r := range append([]refengine.Rule{{}}, variants[fault]...) {
-			if r.Fault = fault; r.Validate() == nil {
-				forms = append(forms, r)
-			}
-		}
-		kinds = append(kinds, forms)
 	}
 	for _, forms := range kinds {
 		for _, r := range forms {

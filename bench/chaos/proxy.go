@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 // proxy is evenkeel as operators run it: a process, its files, its admin
@@ -23,15 +24,13 @@ type proxy struct {
 	url, admin string
 	dir        string
 	settings   settings
-	cmd        *exec.Cmd
-	exited     chan struct{} // closed when the process has, with status set
-	status     error
+	process    *process.Process
 	http       *http.Client
 	reloads    bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
 func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
-	p = &proxy{dir: o.keep, exited: make(chan struct{}), http: &http.Client{Timeout: 5 * time.Second}}
+	p = &proxy{dir: o.keep, http: &http.Client{Timeout: 5 * time.Second}}
 	if p.dir == "" {
 		if p.dir, err = os.MkdirTemp("", "evenkeel-chaos-"); err != nil {
 			return nil, err
@@ -47,28 +46,17 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 		}
 	}
 	p.settings = settings{
-		dir: p.dir, listen: "127.0.0.1:" + freePort(), admin: "127.0.0.1:" + freePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
+		dir: p.dir, listen: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
 		budget: max(0.2, 3*s.rate), slots: f.of("decode")[0].Config().Slots,
 	}
 	p.url, p.admin = "http://"+p.settings.listen, "http://"+p.settings.admin
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers)); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(p.dir, "evenkeel.log"))
+	p.process, err = process.Start(exec.Command(binary, "serve", "--config", p.settings.file()), filepath.Join(p.dir, "evenkeel.log"))
 	if err != nil {
 		return nil, err
 	}
-	p.cmd = exec.Command(binary, "serve", "--config", p.settings.file())
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	err = p.cmd.Start()
-	_ = log.Close() // the process has its own
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		defer close(p.exited)
-		p.status = p.cmd.Wait()
-	}()
 	for range 200 {
 		if status, _, err := p.ask(http.MethodGet, "/readyz", nil); err == nil && status == http.StatusOK {
 			status, _, _ := p.ask(http.MethodPost, "/reload", nil) // of an unchanged file
@@ -79,17 +67,6 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 	}
 	p.stop(false)
 	return nil, fmt.Errorf("the proxy is not ready; %s has its log", p.dir)
-}
-
-// freePort names a port nobody listened on a moment ago.
-func freePort() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "0"
-	}
-	defer func() { _ = ln.Close() }()
-	_, port, _ := net.SplitHostPort(ln.Addr().String()) // it came from a listener
-	return port
 }
 
 // ask speaks to the admin listener.
@@ -197,11 +174,11 @@ func (p *proxy) vitals() (v vitals, err error) {
 
 // end lets the proxy shut down as an operator would.
 func (p *proxy) end() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // if it is gone, Wait says so
+	_ = p.process.Signal(syscall.SIGTERM) // if it is gone, Wait says so
 	select {
-	case <-p.exited:
-		if p.status != nil {
-			return fmt.Errorf("it ended with %w; its log says why", p.status)
+	case <-p.process.Gone():
+		if err := p.process.Err(); err != nil {
+			return fmt.Errorf("it ended with %w; its log says why", err)
 		}
 		return nil
 	case <-time.After(20 * time.Second):
@@ -211,8 +188,7 @@ func (p *proxy) end() error {
 
 // stop ends the process however it is, and removes its files.
 func (p *proxy) stop(remove bool) {
-	_ = p.cmd.Process.Kill() // an error: it has ended
-	<-p.exited
+	p.process.Kill()
 	p.http.CloseIdleConnections()
 	if remove {
 		_ = os.RemoveAll(p.dir)

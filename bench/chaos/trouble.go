@@ -224,7 +224,7 @@ func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *r
 	tell := func(what string) {
 		if rng.IntN(2) == 0 {
 			t.note(what + " and sent SIGHUP")
-			_ = t.p.cmd.Process.Signal(syscall.SIGHUP)
+			_ = t.p.process.Signal(syscall.SIGHUP)
 		} else {
 			t.asked(what+" and asked for a reload", http.MethodPost, "/reload", nil)
 		}

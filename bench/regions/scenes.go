@@ -203,7 +203,7 @@ func playDeath(ctx context.Context, w *world, r *report) error {
 				return err
 			}
 		}
-		dead.proxy.kill()
+		dead.proxy.Kill()
 		return nil
 	})
 	if err != nil {
@@ -277,7 +277,7 @@ func playTakeover(ctx context.Context, w *world, r *report) error {
 		return nil
 	}
 	took := time.Since(start)
-	taker.prefill.kill()
+	taker.prefill.Kill()
 	const prompts = "vllm:prefix_cache_queries_total" // tokens it was asked to prefill
 	before := w.metric(w.regions[eu].place.prefill, prompts)
 	if err := w.eventually(ctx, "us is ready with eu's engines alone", func() bool {

@@ -11,9 +11,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+
 	"path/filepath"
 	"strings"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 const (
@@ -46,7 +49,7 @@ type region struct {
 	name  string
 	place place
 
-	proxy, prefill, decode *process
+	proxy, prefill, decode *process.Process
 }
 
 func newWorld(o options, g ground) (*world, error) {
@@ -199,8 +202,8 @@ func (w *world) start(ctx context.Context) error {
 // close ends all processes; remove says whether their files go.
 func (w *world) close(remove bool) {
 	for _, r := range w.regions {
-		for _, p := range []*process{r.proxy, r.prefill, r.decode} {
-			p.kill()
+		for _, p := range []*process.Process{r.proxy, r.prefill, r.decode} {
+			p.Kill()
 		}
 	}
 	w.http.CloseIdleConnections()
@@ -320,35 +323,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// process is one that runs in a region.
-type process struct {
-	cmd  *exec.Cmd
-	gone chan struct{}
-}
-
-func (w *world) spawn(region int, name string, args ...string) (*process, error) {
-	log, err := os.OpenFile(filepath.Join(w.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	p := &process{cmd: w.command(region, w.binary, args...), gone: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	err = p.cmd.Start()
-	_ = log.Close() // the process has its own
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = p.cmd.Wait() // it is killed, and no other end matters
-		close(p.gone)
-	}()
-	return p, nil
-}
-
-// kill is SIGKILL, and returns once the process is gone. Nil was never started.
-func (p *process) kill() {
-	if p != nil {
-		_ = p.cmd.Process.Kill() // an error: it has ended
-		<-p.gone
-	}
+// spawn starts our program in a region.
+func (w *world) spawn(region int, name string, args ...string) (*process.Process, error) {
+	return process.Start(w.command(region, w.binary, args...), filepath.Join(w.dir, name+".log"))
 }

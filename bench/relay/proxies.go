@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 // proxy is a process under measurement.
@@ -53,7 +55,7 @@ func start(o options, prefillURL string, decodeURLs []string) (list []*proxy, er
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
 	}
-	port, admin := freePort(), freePort()
+	port, admin := process.FreePort(), process.FreePort()
 	args := []string{"serve", "--host", "127.0.0.1", "--port", port, "--admin", "127.0.0.1:" + admin, "--log-level", "warn",
 		"--slots", strconv.Itoa((o.streams + len(decodeURLs) - 1) / len(decodeURLs))}
 	ph, pp, err := hostsAndPorts([]string{prefillURL})
@@ -80,7 +82,7 @@ func start(o options, prefillURL string, decodeURLs []string) (list []*proxy, er
 	} {
 		switch c.name {
 		case bareName:
-			c.port = freePort()
+			c.port = process.FreePort()
 			c.cmd = exec.Command(os.Args[0], append([]string{"bare-proxy", "127.0.0.1:" + c.port}, decodeURLs...)...)
 		case nginxName:
 			path, lookErr := exec.LookPath("nginx")
@@ -88,7 +90,7 @@ func start(o options, prefillURL string, decodeURLs []string) (list []*proxy, er
 				fmt.Println("nginx is not installed: left out")
 				continue
 			}
-			c.port = freePort()
+			c.port = process.FreePort()
 			conf, confErr := nginxConfig(dir, c.port, decodeURLs)
 			if confErr != nil {
 				return list, confErr
@@ -172,15 +174,4 @@ func hostsAndPorts(urls []string) (hosts, ports []string, err error) {
 		hosts, ports = append(hosts, h), append(ports, p)
 	}
 	return hosts, ports, nil
-}
-
-// freePort names a port nobody listened on a moment ago.
-func freePort() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "0"
-	}
-	defer func() { _ = ln.Close() }()
-	_, port, _ := net.SplitHostPort(ln.Addr().String())
-	return port
 }

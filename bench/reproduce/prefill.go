@@ -97,11 +97,7 @@ func (b *book) prefill(sc prefillScenario, policies ...string) (*prefillOutcome,
 	if sc.both {
 		plan.Engines.Decode = &prefillsim.Decode{C0: bothC0, C1: bothC1, Chunk: bothChunk}
 	}
-	for _, p := range policies {
-		if _, ok := out.metrics[p]; !ok {
-			plan.Policies = append(plan.Policies, p)
-		}
-	}
+	plan.Policies = lacking(out.metrics, policies)
 	if out.refused != "" || len(plan.Policies) == 0 {
 		return out, nil
 	}

@@ -126,11 +126,7 @@ func (s *simulations) run(sc scenario, policies []string) (*outcome, error) {
 		Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool},
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
-	for _, p := range policies {
-		if _, ok := out.metrics[p]; !ok {
-			plan.Policies = append(plan.Policies, p)
-		}
-	}
+	plan.Policies = lacking(out.metrics, policies)
 	if out.refused != "" || len(plan.Policies) == 0 {
 		return out, nil
 	}
@@ -149,4 +145,14 @@ func (s *simulations) run(sc scenario, policies []string) (*outcome, error) {
 	}
 	fmt.Fprintf(s.progress, "%s: %d policies, %d seeds, %.1f s\n", sc, len(plan.Policies), s.seeds, time.Since(began).Seconds())
 	return out, nil
+}
+
+// lacking are the policies that were not simulated yet.
+func lacking(done map[string]report.Metrics, policies []string) (list []string) {
+	for _, p := range policies {
+		if _, ok := done[p]; !ok {
+			list = append(list, p)
+		}
+	}
+	return list
 }

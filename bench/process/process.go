@@ -1,0 +1,61 @@
+// Package process runs the programs that a benchmark or a test of endurance is
+// about.
+package process
+
+import (
+	"net"
+	"os"
+	"os/exec"
+)
+
+// Process is a program that was started. Its error is set once Gone is closed.
+type Process struct {
+	*os.Process
+	gone chan struct{}
+	err  error
+}
+
+// Start starts a command that writes to the end of a log file.
+func Start(cmd *exec.Cmd, log string) (*Process, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout, cmd.Stderr = file, file
+	err = cmd.Start()
+	_ = file.Close() // the process has its own
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{Process: cmd.Process, gone: make(chan struct{})}
+	go func() {
+		defer close(p.gone)
+		p.err = cmd.Wait()
+	}()
+	return p, nil
+}
+
+// Gone is closed when the process has ended.
+func (p *Process) Gone() <-chan struct{} { return p.gone }
+
+// Err is how it ended. Ask once Gone is closed.
+func (p *Process) Err() error { return p.err }
+
+// Kill is SIGKILL, and returns once the process is gone. Nil was never started.
+func (p *Process) Kill() {
+	if p != nil {
+		_ = p.Process.Kill() // an error: it has ended
+		<-p.gone
+	}
+}
+
+// FreePort names a port nobody listened on a moment ago.
+func FreePort() string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "0"
+	}
+	defer func() { _ = ln.Close() }()
+	_, port, _ := net.SplitHostPort(ln.Addr().String()) // it came from a listener
+	return port
+}

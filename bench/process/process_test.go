@@ -1,0 +1,36 @@
+package process
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAProcessIsLoggedAndItsEndKnown(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	for range 2 { // a restart goes on where the first left off
+		p, err := Start(exec.Command("sh", "-c", "echo said; exit 3"), log)
+		require.NoError(t, err)
+		<-p.Gone()
+		require.EqualError(t, p.Err(), "exit status 3")
+		p.Kill() // it has ended
+	}
+	text, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "said\nsaid\n", string(text))
+
+	p, err := Start(exec.Command("sleep", "60"), log)
+	require.NoError(t, err)
+	p.Kill()
+	require.EqualError(t, p.Err(), "signal: killed")
+	(*Process)(nil).Kill()
+	_, err = Start(exec.Command("no such program"), log)
+	require.Error(t, err)
+	require.NotEqual(t, "0", FreePort())
+}
