@@ -169,7 +169,10 @@ func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
 	return dispatcher.Failed
 }
 
-// arrived notes with the first event that the prompt's KV is on the rank.
+// arrived notes with the first event that the prompt's KV is on the rank. The
+// answer's will be there too, but its blocks cannot be named: the next turn has it
+// as text that may get other token ids, and a hit that is not one is computed by a
+// rank whose whole group waits. So what is known is never more than what is held.
 func (j *job) arrived(h *handoff, s *stream) {
 	if j.resume.times > 0 {
 		return // the KV is not the prompt's alone
