@@ -184,7 +184,10 @@ func TestAPairThatFailsIsAvoided(t *testing.T) {
 	if c.metric("evenkeel_pairs_quarantined") == 1 { // still: it may have tried the pair once
 		require.LessOrEqual(t, strikes.Load(), lost.Load()+1, "hand-offs of one prefiller went on to die there")
 	}
-	require.Positive(t, c.metric(`evenkeel_pair_assignments_total{outcome="moved"}`))
+	c.eventually("hand-offs are moved to the other engine", func() bool {
+		burst(4) // the pair's time may have been over at the last one
+		return c.metric(`evenkeel_pair_assignments_total{outcome="moved"}`) > 0
+	})
 	for _, e := range c.decode {
 		require.Equal(t, "up", c.engineStatus(e).State, "neither engine is to blame")
 	}
