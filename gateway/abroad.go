@@ -29,6 +29,16 @@ const (
 // client has anything gives the request back, once: it takes its old place in
 // the queue and stays (geo R28).
 func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
+	for {
+		j.asks = false
+		if answered = j.turnAbroad(ctx); answered || !j.asks {
+			return answered
+		}
+	}
+}
+
+// turnAbroad is one turn of it.
+func (j *job) turnAbroad(ctx *fasthttp.RequestCtx) (answered bool) {
 	if j.question = j.elsewhere(false); j.question == nil {
 		return false
 	}
@@ -43,7 +53,7 @@ func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
 	case err == nil:
 		j.leased = lease
 		return false
-	case errors.Is(err, prefill.ErrElsewhere):
+	case errors.Is(err, prefill.ErrElsewhere) && q.Forward() != nil:
 		return j.send(ctx, q.Forward())
 	}
 	if f := q.Forward(); f != nil {
@@ -56,6 +66,15 @@ func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
 // goesOn tries another region with a request whose attempts here have all
 // failed before its client had anything (geo R2).
 func (j *job) goesOn(ctx *fasthttp.RequestCtx, fail *openai.Error) (s *stream, _ *openai.Error, answered bool) {
+	for j.unowned && !j.rec.aimed() && !j.left() { // as if it had just come: to its owner, or here
+		j.unowned, j.returned = false, true
+		if j.abroad(ctx) {
+			return nil, nil, true
+		}
+		if s, fail = j.serve(); fail == nil {
+			return s, nil, false
+		}
+	}
 	r := j.gw.regions
 	if r == nil || !j.failed || j.returned || j.left() || !r.node.Offered(j.model.name) {
 		return nil, fail, false
@@ -77,6 +96,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
 		j.end(ctx, errGone())
 		return true
 	}
+	j.asks = false
 	j.rec.Attempts++
 	j.rec.Peer = f.PeerID()
 	j.reach(phaseTransfer)
@@ -113,7 +133,17 @@ func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool)
 		j.end(ctx, errGone())
 	case x.Relay != nil:
 		j.rec.route = wayForwarded
-		j.end(ctx, &openai.Error{Status: x.Relay.Status, Code: "engine_refused", Raw: x.Relay.Body, ContentType: x.Relay.ContentType})
+		j.end(ctx, relayedBy(x.Relay))
+	case x.Sibling && j.ran > 0 && x.Ran: // it may run a second time for nobody, and no third
+		j.rec.route = wayFallback
+		j.end(ctx, unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1))
+	case x.Sibling:
+		if x.Ran {
+			j.ran++
+		}
+		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.String("id", j.id), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.rec.route, j.returned, j.asks = wayFallback, true, true
+		return false
 	default:
 		j.gw.log.Info("another region gave a request back, it is served here", zap.String("id", j.id), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 		j.rec.route, j.returned = wayFallback, true
@@ -121,6 +151,15 @@ func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool)
 		return false
 	}
 	return true
+}
+
+// relayedBy is another dispatcher's refusal as a client sees it.
+func relayedBy(r *geo.Relay) *openai.Error {
+	e := &openai.Error{Status: r.Status, Code: "engine_refused", Raw: r.Body, ContentType: r.ContentType}
+	if r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable {
+		e.RetryAfter = 1
+	}
+	return e
 }
 
 // end answers with an error, on behalf of a request that was never served here.

@@ -177,6 +177,9 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 // cross regions, so one in a region whose ranks are gone, handed back most of
 // all, is spent: the prompt is prefilled again elsewhere, once (geo R17, R36).
 func (j *job) unplaced(err error, region string) *fault {
+	if j.unowned {
+		return &fault{answer: errNotOurs(), err: errNotOwner, spent: true, final: true}
+	}
 	f := &fault{answer: j.gw.waitError(err, j.prompt), err: err, spent: true, final: true}
 	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && !j.stranded {
 		f.final, f.moved, j.stranded = false, true, true

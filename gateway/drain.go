@@ -140,17 +140,24 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	if !now.Before(h.drainBy()) { // also of one that comes back from another rank
 		return drainExpired, false, mooncake.ErrExpired
 	}
+	rank := g.fleet.rank(slot.Worker)
+	sent, ok := rank.area.enter()
+	defer sent()
+	if !ok {
+		end.Kind = dispatcher.Cancelled
+		return drainUnplaced, true, errNotOwner
+	}
 	if h.kv == nil {
 		if h.kv, err = h.Discard(now); err != nil {
 			return drainExpired, false, err
 		}
 	}
 	h.lease.Dispatched()
-	rank := g.fleet.rank(slot.Worker)
 	body := rank.Profile.DrainBody(&j.body, j.req.Endpoint, j.leg, h.kv, nil)
 	call := g.client.NewCall(rank.Target)
+	call.OnWritten(sent)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("x", try), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(j.headers("x", try)), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	if err != nil {

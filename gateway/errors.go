@@ -11,6 +11,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
+	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -33,6 +34,11 @@ const statusGone = 499
 // errLeaving ends what the proxy has no time for any more.
 func errLeaving() *openai.Error {
 	return unavailable("draining", "this proxy is shutting down; use another", 1)
+}
+
+// errNotOurs is the end of a request whose decode group another proxy has.
+func errNotOurs() *openai.Error {
+	return unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 }
 
 // movedOut is the end of an answer that a drain's deadline cut and that no other
@@ -127,6 +133,8 @@ func (g *Gateway) chooseError(err error, model string) *openai.Error {
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled):
 		return errLeaving()
+	case errors.Is(err, prefill.ErrElsewhere):
+		return errNotOurs()
 	}
 	return unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
 }
@@ -175,6 +183,6 @@ var outcomes = []string{
 	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
 	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
 	"bad_request_head", "bad_request", "head_too_large", "body_too_large", "request_timeout", "overloaded",
-	"peer_busy", "peer_lost", "no_region_available",
+	"peer_busy", "peer_lost", "no_region_available", geo.RejectOwner, "owner_lost",
 	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
 }

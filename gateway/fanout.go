@@ -110,7 +110,7 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 				return
 			}
 			for _, l := range f.legs { // it came back: they take their old places, and stay
-				l.returned = true
+				l.returned, l.asks = true, whole.asks
 			}
 			continue
 		}
@@ -150,7 +150,10 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	}
 	tickets, err := f.gw.tier.EnterAll(turns)
 	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
-		return head.Forward(), nil
+		if away = head.Forward(); away == nil {
+			err = prefill.ErrElsewhere // nowhere
+		}
+		return away, err
 	}
 	for i, l := range rest {
 		if err == nil {
@@ -169,7 +172,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 // regions.
 func (f *fanned) ask(legs []leg) (head *geo.Question) {
 	first := legs[0]
-	if head = first.elsewhere(first.returned || len(legs) < len(f.legs)); head == nil {
+	if head = first.elsewhere(first.returned && !first.asks || len(legs) < len(f.legs)); head == nil {
 		return nil
 	}
 	head.Legs(len(legs))

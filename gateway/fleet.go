@@ -64,7 +64,8 @@ type rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
-	Region   string // empty: ours
+	Region   string       // empty: ours
+	area     *decodeGroup // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 }

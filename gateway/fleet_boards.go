@@ -42,12 +42,12 @@ func (f *fleet) regionFor(prefiller string) string {
 	return ""
 }
 
-// decodesIn are the decode engines of a region that answer, as they are now.
-func (f *fleet) decodesIn(region string) (list []*instance) {
+// decodes are the decode engines that answer and are meant, as they are now.
+func (f *fleet) decodes(meant func(*instance) bool) (list []*instance) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
-		if in.role == roleDecode && in.status.Up && cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
+		if in.role == roleDecode && in.status.Up && meant(in) {
 			list = append(list, new(*in))
 		}
 	}

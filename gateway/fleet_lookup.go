@@ -58,8 +58,8 @@ func (f *fleet) rank(worker int32) *rank {
 	return f.ranks[worker]
 }
 
-// decodes finds the decode rank of a name that serves a board.
-func (f *fleet) decodes(name, board string) (worker int32, ok bool) {
+// rankOf finds the decode rank of a name that serves a board.
+func (f *fleet) rankOf(name, board string) (worker int32, ok bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	id, ok := f.ids[name]

@@ -75,6 +75,7 @@ type Gateway struct {
 	service     *service
 	regions     *regions // nil: there are no others
 	owners      *owners  // nil: regions have none, and this one is ours
+	groups      *groups  // nil: decode groups have no owners but us
 	runs        runs
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
@@ -129,6 +130,9 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		return nil, err
 	}
 	if g.owners, err = newOwners(g); err != nil {
+		return nil, err
+	}
+	if g.groups, err = newGroups(g); err != nil {
 		return nil, err
 	}
 	if g.regions, err = newRegions(g); err != nil {
@@ -294,6 +298,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		}
 	}
 	g.owners.leave(cut)
+	g.groups.leave(cut)
 	g.stop()
 	if g.regions != nil {
 		g.regions.node.Close()
@@ -303,6 +308,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	<-drained
 	g.background.Wait()
 	g.owners.close()
+	g.groups.close()
 	g.client.Close()
 	return errors.Join(err, g.requestLog.close())
 }
@@ -316,6 +322,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	switch p, d := g.fleet.up(); {
 	case draining:
 		return false, "draining"
+	case !g.groups.settled():
+		return false, "no proxy owns a decode group yet"
 	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
 	case p == 0:
 		return false, "no healthy prefill engine"

@@ -78,7 +78,7 @@ func (o *owners) handBack(sender string, ask geo.HandBack) (h geo.HandedBack, er
 	}) {
 		return h, errNotHome
 	}
-	h = geo.HandedBack{Region: ask.Region, Epoch: ask.Epoch, Ranks: []geo.Resident{}}
+	h = geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err = a.claim.GiveBack(ask.Epoch, func() {
 		a.mu.Lock()
 		a.gave = true

@@ -86,7 +86,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 		rec.Model = req.Model
 	}
 	if from != nil && fail == nil {
-		fail = g.regions.busy(m.name)
+		fail = g.regions.busy(from, m)
 	}
 	if fail != nil {
 		g.refuse(ctx, rec, fail)

@@ -48,6 +48,9 @@ type job struct {
 
 	question *geo.Question // where it goes, if there are other regions
 	returned bool          // another region gave it back
+	unowned  bool          // its decode group became another proxy's before a rank had it
+	asks     bool          // it came back from a proxy of this region, and is asked about again
+	ran      int           // such proxies that may have served it all the same
 	failed   bool          // every attempt here did, by no fault of its own
 	stranded bool          // its hand-off was in a region that has no rank for it any more
 
@@ -361,7 +364,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
 		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
-	got := j.gw.dispatcher.Enqueue(e)
+	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.groups.losses()
 	var r dispatcher.Result
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
 		j.gw.dispatcher.Withdraw(e)
@@ -371,19 +374,30 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		j.gw.drain(h, j.model)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
-	select {
-	case r = <-got:
-	case <-j.client.Gone():
-		return withdraw(errGone())
-	case <-j.gw.service.context().Done():
-		return withdraw(errLeaving())
-	case <-j.gw.owners.lost(region):
-		j.gw.dispatcher.Withdraw(e)
-		r = <-got // the slot may have come first: it counts among what still runs there
+	for waits := true; waits; {
+		if j.unowned = !j.gw.fleet.owned(j.model.board); j.unowned {
+			j.gw.dispatcher.Withdraw(e)
+			r = <-got // the slot may have come first: it is looked at again before it is used
+			break
+		}
+		select {
+		case r = <-got:
+			waits = false
+		case <-lost:
+			lost = j.gw.groups.losses()
+		case <-j.client.Gone():
+			return withdraw(errGone())
+		case <-j.gw.service.context().Done():
+			return withdraw(errLeaving())
+		case <-j.gw.owners.lost(region):
+			j.gw.dispatcher.Withdraw(e)
+			r = <-got // the slot may have come first: it counts among what still runs there
+			waits = false
+		}
 	}
 	if r.Err != nil {
 		f := j.unplaced(r.Err, region)
-		if f.final {
+		if f.final && !j.unowned {
 			j.gw.drain(h, j.model)
 		} else { // no rank is left that could drain it
 			h.orphan()
@@ -414,6 +428,8 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 		j.judge(s.rank, fault)
 		kind := dispatcher.Failed
 		switch {
+		case errors.Is(fault.err, errNotOwner):
+			kind = dispatcher.Cancelled
 		case h == nil:
 			kind = j.localFailed(s, fault)
 		case s.whole && j.left():
@@ -439,6 +455,12 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides (contract 2.6).
 func (j *job) open(h *handoff, s *stream) *fault {
+	sent, ok := s.rank.area.enter()
+	defer sent()
+	if !ok {
+		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+	}
+	s.call.OnWritten(sent)
 	var kv json.RawMessage
 	if h == nil {
 		j.leaveAtOnce(s.call)
@@ -463,7 +485,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("d", j.rec.Attempts), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), s.rank.area.mark(j.headers("d", j.rec.Attempts)), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	if err != nil {
 		j.gw.monitor.Report(s.rank.Instance, err)

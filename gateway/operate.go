@@ -34,6 +34,7 @@ type Status struct {
 	PoolUsed   int                       `json:"pool_places_used"`
 	Config     ConfigStatus              `json:"config"`
 	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
+	HA         *HAStatus                 `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
@@ -64,7 +65,7 @@ type EngineStatus struct {
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: g.configStatus(), Drain: g.service.state(),
+		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: g.configStatus(), Drain: g.service.state(), HA: g.HA(),
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}

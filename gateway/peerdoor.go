@@ -86,7 +86,11 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
-	h, err := r.gw.owners.handBack(from.Sender(), ask)
+	give := r.gw.owners.handBack
+	if ask.Group != "" {
+		give = r.gw.groups.handBack
+	}
+	h, err := give(from.Sender(), ask)
 	switch {
 	case errors.Is(err, errNotHome):
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
@@ -144,8 +148,11 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 }
 
 // busy refuses a request for whose model too many wait here already.
-func (r *regions) busy(model string) *openai.Error {
-	if r.node.Accepts(r.gw.tier.Waiting(model)) {
+func (r *regions) busy(from *hop, m route) *openai.Error {
+	if from.N >= from.Max && !r.gw.fleet.owned(m.board) { // it could only wait here
+		return errNotOurs()
+	}
+	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
@@ -168,7 +175,7 @@ func (r *regions) explain(ctx *fasthttp.RequestCtx, rec *record, fail *openai.Er
 		return
 	}
 	switch fail.Code {
-	case geo.RejectBusy, geo.RejectDraining:
+	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
 		r.node.Rejected(fail.Code)
 		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
 	case "model_not_found":
@@ -184,7 +191,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
+		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays && j.gw.groups == nil, Home: j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
 	}
 	if from := j.rec.from; from != nil {
 		a.Came = &from.Hop

@@ -133,7 +133,7 @@ func (g *Gateway) aim(ctx *fasthttp.RequestCtx, rec *record, m route) *openai.Er
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && rec.key.Trusted {
-		worker, ok := g.fleet.decodes(string(name), m.board)
+		worker, ok := g.fleet.rankOf(string(name), m.board)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")

@@ -71,6 +71,10 @@ func newRegions(g *Gateway) (*regions, error) {
 	if g.owners != nil {
 		cfg.Tenure, cfg.Heard = g.owners.tenure, g.owners.heard
 	}
+	if g.groups != nil {
+		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+g.conf().Prefill.Queue.Timeout
+		cfg.Tenure, cfg.Heard = g.groups.tenure, g.groups.hear
+	}
 	if c.Mode == config.GeoCentral {
 		cfg.Central = c.Central
 	}
@@ -155,6 +159,9 @@ func (r *regions) start() error {
 	r.node.Start()
 	if g.owners != nil {
 		g.owners.start()
+	}
+	if g.groups != nil {
+		g.groups.start()
 	}
 	g.log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(g.conf().Geo.Peers)))
 	return nil
@@ -241,6 +248,16 @@ func freeSlots(workers []dispatcher.WorkerStatus) (n int) {
 func (r *regions) running(model string) (perReplica float64, seqs int) {
 	d := (*r.decoding.Load())[model]
 	return d.running, d.slots
+}
+
+// decodes are the models that something decodes here now.
+func (r *regions) decodes() (models []string) {
+	for name, d := range *r.decoding.Load() {
+		if d.slots > 0 {
+			models = append(models, name)
+		}
+	}
+	return models
 }
 
 // drain ends the listener, as Shutdown does that of clients.

@@ -49,19 +49,34 @@ func (a *area) cautious(now time.Time) bool {
 // scrapeResidents reads what runs on the area's ranks and is not ours. It falls
 // with what is read alone; a rank that does not tell keeps what it had.
 func (o *owners) scrapeResidents(ctx context.Context, a *area) {
-	ours := map[string]geo.Resident{}
-	for _, r := range o.running(ctx, a.region) {
-		ours[r.ID] = r
-	}
-	found, silent := o.gw.residents(ctx, a.region)
+	found, silent := o.gw.others(ctx, func(in *instance) bool { return o.of(in.conf.Region) == a }, o.running(ctx, a.region))
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	note(a.residents, found, silent)
+}
+
+// others is what runs on the ranks of decode engines and is not ours; silent are
+// the ranks that do not tell.
+func (g *Gateway) others(ctx context.Context, meant func(*instance) bool, running []geo.Resident) (found []geo.Resident, silent []string) {
+	ours := map[string]geo.Resident{}
+	for _, r := range running {
+		ours[r.ID] = r
+	}
+	found, silent = g.residents(ctx, g.fleet.decodes(meant))
+	for i, r := range found {
+		found[i] = geo.Resident{ID: r.ID, Requests: max(0, r.Requests-ours[r.ID].Requests), KVTokens: max(0, r.KVTokens-ours[r.ID].KVTokens)}
+	}
+	return found, silent
+}
+
+// note keeps what was found, and of a rank that does not tell what it had.
+func note(residents map[string]geo.Resident, found []geo.Resident, silent []string) {
 	for _, r := range found {
-		a.residents[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, r.Requests-ours[r.ID].Requests), KVTokens: max(0, r.KVTokens-ours[r.ID].KVTokens)}
+		residents[r.ID] = r
 	}
 	for _, id := range silent {
-		if _, known := a.residents[id]; !known {
-			a.residents[id] = geo.Resident{ID: id}
+		if _, known := residents[id]; !known {
+			residents[id] = geo.Resident{ID: id}
 		}
 	}
 }

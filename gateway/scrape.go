@@ -39,10 +39,10 @@ func (p *pages) find(instance string) *page {
 	return p.of[instance]
 }
 
-// residents are what runs on a region's decode ranks by their own gauges; silent
+// residents are what runs on engines' decode ranks by their own gauges; silent
 // are those that do not tell.
-func (g *Gateway) residents(ctx context.Context, region string) (found []geo.Resident, silent []string) {
-	for _, in := range g.fleet.decodesIn(region) {
+func (g *Gateway) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
+	for _, in := range engines {
 		sample, err := engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
 		if err != nil {
 			g.log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))

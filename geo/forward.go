@@ -69,11 +69,11 @@ const (
 
 // blameless are the causes that say nothing about the peer, so that no client
 // can take one out.
-var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline}
+var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline, RejectOwner}
 
 var causes = []string{
 	causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel,
-	RejectVersion, RejectPeer, RejectDeadline,
+	RejectVersion, RejectPeer, RejectDeadline, RejectOwner,
 }
 
 // Request is what is forwarded: the client's own, less what clients may not
@@ -88,10 +88,12 @@ type Request struct {
 
 // Failure is a forward that gave the client nothing.
 type Failure struct {
-	Gone   bool   // the client has left
-	Relay  *Relay // a refusal that is the client's to see
-	Reason string // else why it is served here now
-	Err    error
+	Gone    bool   // the client has left
+	Relay   *Relay // a refusal that is the client's to see
+	Reason  string // else why it is served here now
+	Sibling bool   // who failed serves the same engines: another owner does it, or we once we own them
+	Ran     bool   // it may have been served there all the same
+	Err     error
 }
 
 // Relay is a peer's answer, as it came.
@@ -119,6 +121,7 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 		return whole, nil
 	}
 	fail = f.failure(err)
+	fail.Sibling = f.peer.sibling
 	if f.resp != nil {
 		f.resp.Close()
 	}
@@ -142,6 +145,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	n := f.node
 	now := time.Now()
 	deadline := now.Add(n.cfg.FirstByte)
+	if f.peer.sibling {
+		deadline = now.Add(n.cfg.Whole)
+	}
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
 		deadline, f.hurried = r.Deadline, true
 	}
@@ -205,7 +211,7 @@ func (f *Forward) refusal(status int) error {
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(1 << 20)
-	if err == nil && slices.Contains(relayed, status) && reject == "" {
+	if err == nil && reject == "" && (slices.Contains(relayed, status) || f.peer.sibling) { // a sibling tried all that there is
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e
@@ -383,7 +389,7 @@ func (f *Forward) failure(err error) *Failure {
 	case f.left:
 		return &Failure{Gone: true, Err: err}
 	case f.cause != "":
-		return &Failure{Reason: f.cause, Err: err}
+		return &Failure{Reason: f.cause, Ran: true, Err: err}
 	case errors.As(err, &status):
 		switch {
 		case status.relay != nil:
@@ -395,15 +401,15 @@ func (f *Forward) failure(err error) *Failure {
 	case isCall && ee.Phase == engine.PhaseRequest:
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
-		return &Failure{Reason: causeLarge, Err: err}
+		return &Failure{Reason: causeLarge, Ran: true, Err: err}
 	case f.hurried && (errors.Is(err, errLate) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
-		return &Failure{Reason: RejectDeadline, Err: err}
+		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
 	case errors.Is(err, errLate), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
-		return &Failure{Reason: causeTimeout, Err: err}
+		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
 	case isCall && ee.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	return &Failure{Reason: causeBroken, Err: err}
+	return &Failure{Reason: causeBroken, Ran: !isCall || ee.Sent, Err: err}
 }
 
 func (x *Failure) outcome() string {
@@ -461,6 +467,9 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	delete(p.inflight, f)
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)
+	if outcome == OutcomeFallback {
+		p.disown()
+	}
 	switch {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
 		p.circuit.Succeed()

@@ -29,6 +29,7 @@ const (
 	RejectVersion   = "version"
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
+	RejectOwner     = "not_owner" // a sibling admits to the request's decode groups
 )
 
 // Hop is what a forwarded request says of its way so far.

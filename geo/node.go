@@ -22,6 +22,7 @@ import (
 type Config struct {
 	ID, Region string
 	Central    string // the dispatcher that decides for all; empty: each for itself
+	Siblings   bool   // peers in our region serve the same engines, each some decode groups
 	Policy     string // as policy.Parse takes it
 	Settings   policy.Settings
 
@@ -33,6 +34,7 @@ type Config struct {
 	FirstByte     time.Duration       // a forward's first event may take so long
 	Idle          time.Duration       // and each later one
 	Connect       time.Duration       // to a peer
+	Whole         time.Duration       // FirstByte of a sibling, which does all that is done here
 	WholeBytes    int                 // of an answer that is not streamed
 	EventBytes    int                 // of one event
 	DailyUSD      float64             // a peer, a day; 0: any
@@ -201,7 +203,7 @@ func (n *Node) Offered(model string) bool {
 	defer n.mu.Unlock()
 	return slices.ContainsFunc(n.peers, func(p *peer) bool {
 		_, ok := p.offers[model]
-		return ok && p.up && !p.draining
+		return ok && p.up && !p.draining && p.decodes(model)
 	})
 }
 
@@ -210,7 +212,7 @@ func (n *Node) Offered(model string) bool {
 func (n *Node) AllUp() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up })
+	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up && !p.itself })
 }
 
 // Models are the names that peers which are up serve.
@@ -283,10 +285,10 @@ func (n *Node) PolicyText() string {
 // Receipts returns up to n of the last forwards, the latest first.
 func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
 
-// Accepts says whether one more forwarded request may wait here, and counts it
-// if not (geo R10).
-func (n *Node) Accepts(waiting int) bool {
-	if n.cfg.Central == n.cfg.ID { // it holds the queue of all
+// Accepts says whether one more request that a peer forwards may wait here
+// (geo R10).
+func (n *Node) Accepts(from string, waiting int) bool {
+	if n.cfg.Central == n.cfg.ID || n.sibling(from) { // it holds the queue of all
 		return true
 	}
 	n.mu.Lock()

@@ -47,10 +47,14 @@ type peer struct {
 	target *engine.Target
 	stop   func() // ends its prober
 
+	sibling bool // of our own region, with the same engines
+
 	// From its probes.
 	name     string // that it gave itself
 	boot     string
+	itself   bool // it is ourselves, under a name that leads to all
 	major    int
+	decoded  []string // sibling: models that it decodes
 	probed   bool
 	up       bool
 	misses   int
@@ -80,6 +84,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(n.cfg.RTTAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1,
+		sibling: n.cfg.Siblings && conf.Region == n.cfg.Region,
 	}
 	p.forget()
 	p.sent = index.New(index.Config{MaxBytes: n.cfg.SnapshotBytes, Evict: index.Oldest})
@@ -105,7 +110,7 @@ func (p *peer) answered(a *answer, sent time.Time, trip time.Duration, sinceMs f
 		}
 		p.boot = a.Boot
 	}
-	p.name, p.major, p.draining, p.offers = a.ID, major(a.Version), a.Draining, a.Models
+	p.name, p.major, p.draining, p.offers, p.decoded = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
 	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, time.Now(), 0, ""
 	p.rtt.Add(ms(trip), min(a.ProcUs, us(trip)), dialled)
 	p.reserved.Answered(sinceMs)
@@ -136,7 +141,7 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	rtt, _ := p.rtt.Ms()
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
-		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Interval), Draining: p.draining, Offers: offers,
+		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Interval), Draining: p.draining, Offers: offers && p.decodes(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.DailyUSD,
 		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(),
 	}

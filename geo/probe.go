@@ -57,6 +57,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 		err = n.check(p, &a, seq)
 	}
 	n.mu.Lock()
+	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
 	if err == nil {
@@ -122,11 +123,13 @@ func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target,
 	return a, dialled, trip, err
 }
 
+var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)
+
 // check tells whether the answer is that of this peer to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == n.boot || a.ID == n.cfg.ID:
-		return fmt.Errorf("%w: it is ourselves", ErrProbe)
+		return errItself
 	case !p.conf.answersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
 	case a.Seq != seq:

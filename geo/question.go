@@ -33,6 +33,7 @@ type Ask struct {
 	Prompt            prefill.Prompt
 	RingKey           uint64
 	Stay              bool // it may not be forwarded
+	Home              bool // nor out of the region
 	Leave             bool // it should: attempts here have failed
 	Came              *Hop // how it came, of a request that another dispatcher sent; nil: from a client
 }
@@ -62,7 +63,8 @@ func (q *Question) Stay() {
 	q.ask.Stay = true
 }
 
-// Forward is the way that was found for it; nil: it stays here.
+// Forward is the way that was found for it; nil: it stays here, or nobody
+// here may serve it any more.
 func (q *Question) Forward() *Forward { return q.answer }
 
 // Prompt is what the request was asked about with.
@@ -104,9 +106,15 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	if s.round != h.Round {
 		n.begin(s, h, running, seqs > 0)
 	}
+	if n.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
+		return prefill.ToThere // nowhere: who sent it has to ask again
+	}
 	q.push = &s.push
 	if !q.ask.Stay {
 		i := n.central(s)
+		if i < 0 && n.cfg.Siblings && seqs == 0 {
+			i = q.owner(s)
+		}
 		if i < 0 && (q.ask.Leave || n.cfg.Draining()) {
 			i = q.nearest(s)
 		}
@@ -258,7 +266,7 @@ func (q *Question) nearest(s *modelState) int {
 
 // request is the question in a policy's words.
 func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
-	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay, Waited: ms(h.Now.Sub(h.Since))}
+	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home, Waited: ms(h.Now.Sub(h.Since))}
 	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
 	s.barred = slices.Grow(s.barred[:0], len(s.places))[:len(s.places)]
 	for i := range s.places {
@@ -303,6 +311,9 @@ func (q *Question) blockTokens(tokens int) float64 {
 // mayGo says whether residency lets the request go to a peer, and whether it
 // has not been there.
 func (q *Question) mayGo(p *peer) bool {
+	if q.ask.Home && p.conf.Region != q.node.cfg.Region {
+		return false
+	}
 	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.answersTo) {
 		return false
 	}

@@ -11,10 +11,14 @@ import (
 	"evenkeel/engine"
 )
 
-// Tenure is what a dispatcher says in its probes of the regions that it owns.
+// Tenure is what a dispatcher says in its probes of what it owns.
 type Tenure struct {
 	Epochs map[string]int64 `json:"epochs,omitempty"`
 	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
+
+	// To siblings.
+	Groups  map[string]int64 `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
+	Decodes []string         `json:"decodes,omitempty"` // models of these
 }
 
 // Heard is what a peer's probe said.
@@ -24,21 +28,21 @@ type Heard struct {
 	RTTMs map[string]float64 // to its own peers
 }
 
-// HandBackPath is where the home of a region asks for it.
+// HandBackPath is where who should own a region, or a decode group, asks for it.
 const HandBackPath = "/evenkeel/peer/v1/handback"
 
-// HandBack asks for a region, held with an epoch.
+// HandBack asks for a region, or one decode group of it, held with an epoch.
 type HandBack struct {
 	Region string `json:"region"`
+	Group  string `json:"group,omitempty"`
 	Epoch  int64  `json:"epoch"`
 }
 
 // HandedBack is what the holder says once it has stopped: what of its own still
 // runs there.
 type HandedBack struct {
-	Region string     `json:"region"`
-	Epoch  int64      `json:"epoch"`
-	Ranks  []Resident `json:"ranks"`
+	HandBack
+	Ranks []Resident `json:"ranks"`
 }
 
 // Resident is what runs on a decode rank.
@@ -51,7 +55,7 @@ type Resident struct {
 // ErrHandBack is a region that is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks a peer, by the name it gives itself, for a region that it holds.
+// AskBack asks a peer, by the name it gives itself, for what it holds.
 func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	t := n.named(name)
 	if t == nil {
@@ -78,8 +82,8 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 	case resp.StatusCode() != http.StatusOK:
 		return h, fmt.Errorf("%w: %s answers %d, %s", ErrHandBack, name, resp.StatusCode(), text)
 	}
-	if err := json.Unmarshal(text, &h); err != nil || h.Region != ask.Region || h.Epoch != ask.Epoch {
-		return h, fmt.Errorf("%w: %s answers for another region or epoch", ErrHandBack, name)
+	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask {
+		return h, fmt.Errorf("%w: %s answers for another region, group or epoch", ErrHandBack, name)
 	}
 	return h, nil
 }

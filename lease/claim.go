@@ -201,9 +201,20 @@ func (c *Claim) SetFit(fit bool) {
 	c.tellMachine(func(m *Machine, _ time.Time) { m.SetFit(fit) })
 }
 
-// SetHome says whether the area is this dispatcher's, where that may change.
-func (c *Claim) SetHome(home bool) {
-	c.tellMachine(func(m *Machine, _ time.Time) { m.SetHome(home) })
+// Stand says all that changes where owners are chosen anew: whether the area is
+// this dispatcher's, its place among those that may take it, and whether it
+// could serve it.
+func (c *Claim) Stand(home bool, rank int, fit bool) {
+	c.mu.Lock()
+	m := c.machine
+	changed := m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
+	m.SetHome(time.Now(), home)
+	m.SetRank(rank)
+	m.SetFit(fit)
+	c.mu.Unlock()
+	if changed {
+		c.wake()
+	}
 }
 
 // SetRank changes the place among those that may take the area.

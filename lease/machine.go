@@ -287,7 +287,12 @@ func (m *Machine) SetFit(fit bool) { m.fit = fit }
 
 // SetHome says whether the area is this dispatcher's, where that may change: it
 // takes it first, and asks for it back.
-func (m *Machine) SetHome(home bool) { m.cfg.Home = home }
+func (m *Machine) SetHome(now time.Time, home bool) {
+	if home && !m.cfg.Home {
+		m.try = now
+	}
+	m.cfg.Home = home
+}
 
 // SetRank changes this dispatcher's place among those that may take the area.
 func (m *Machine) SetRank(rank int) { m.cfg.Rank = rank }

@@ -72,7 +72,9 @@ func (m *Members) Place(area string, now time.Time) (rank int, home bool) {
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
-	return rank, rank == 0 && m.settled(m.self, now)
+	// One that is new asks for what nobody else should have, once it has had the
+	// time to see the others.
+	return rank, rank == 0 && (m.settled(m.self, now) || now.Sub(m.since[m.self]) >= m.settle/5)
 }
 
 // Yields says whether an area goes from here to who asks for it.

@@ -48,10 +48,20 @@ func TestMemberThatLeavesYieldsToAll(t *testing.T) {
 
 func TestNewMemberAsksForNothing(t *testing.T) {
 	m := members(false, "a", "a")
-	_, home := m.Place("main", seconds(14))
+	_, home := m.Place("main", seconds(2.9))
 	require.False(t, home, "it has not seen the others yet")
-	_, home = m.Place("main", seconds(15))
+	_, home = m.Place("main", seconds(3))
+	require.True(t, home, "there is nobody else")
+
+	m = members(false, "b", "b", "c")
+	m.See([]string{"a", "b", "c"}, seconds(20))
+	m.See([]string{"a", "b"}, seconds(21))
+	_, home = m.Place("main", seconds(21))
 	require.True(t, home)
+	m = members(false, "a", "b")
+	m.See([]string{"a", "b"}, seconds(20))
+	_, home = m.Place("main", seconds(34))
+	require.False(t, home, "another is here for long")
 }
 
 func TestAreasSpreadAndMoveLittle(t *testing.T) {

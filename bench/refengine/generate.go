@@ -16,6 +16,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	if id := x.req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
 		e.count.duplicateIDs.Add(1)
 	}
+	e.count.admitted(x.req.Header.Get("X-Evenkeel-Epoch"))
 	rank, refused := l.rankOf(x)
 	if refused != nil {
 		return x.fail(refused)

@@ -1,6 +1,7 @@
 package refengine
 
 import (
+	"strconv"
 	"sync"
 	"sync/atomic"
 )
@@ -16,7 +17,8 @@ type counters struct {
 	overAdmitted, preemptions, crashes     atomic.Int64
 	duplicateIDs, rankMismatches, unpinned atomic.Int64
 	generated, finished, nullHandoffs      atomic.Int64
-	lostHandoffs                           atomic.Int64
+	lostHandoffs, staleEpochs              atomic.Int64
+	epoch                                  atomic.Int64 // the highest that was seen
 }
 
 // Stats is what GET /stats answers. Each event is counted on one engine: what
@@ -54,6 +56,8 @@ type Stats struct {
 	DuplicateIDs  int64 `json:"duplicate_request_ids"` // X-Request-Id seen before
 	RankMismatch  int64 `json:"rank_mismatches"`       // header for another rank than the port's
 	Unpinned      int64 `json:"unpinned"`              // internal balancing without a header
+	StaleEpochs   int64 `json:"stale_epochs"`          // decodes of a proxy that came after those of a later owner: two admit here
+	Epoch         int64 `json:"epoch"`                 // of the last owner
 	TraceDropped  int64 `json:"trace_dropped"`         // step trace entries lost to a slow writer
 
 	Ranks []RankStats `json:"ranks"`
@@ -84,6 +88,7 @@ func (e *Engine) Stats() Stats {
 		LocalPrefills: c.localPrefills.Load(), InTransfer: c.abortedInTransfer.Load(), OverAdmitted: c.overAdmitted.Load(),
 		Preemptions: c.preemptions.Load(), Crashes: c.crashes.Load(), DuplicateIDs: c.duplicateIDs.Load(),
 		RankMismatch: c.rankMismatches.Load(), Unpinned: c.unpinned.Load(),
+		StaleEpochs: c.staleEpochs.Load(), Epoch: c.epoch.Load(),
 	}
 	if trace != nil {
 		s.TraceDropped = trace.dropped.Load()
@@ -117,8 +122,27 @@ func (e *Engine) ResetStats() {
 	for _, n := range []*atomic.Int64{&c.requests, &c.probes, &c.decodes, &c.plain, &c.pulls, &c.releases, &c.leaks, &c.replays,
 		&c.expiredPulls, &c.wrongBlocks, &c.unknownHandoffs, &c.keyMismatches, &c.failedPulls, &c.localPrefills, &c.abortedInTransfer,
 		&c.aborted, &c.overAdmitted, &c.preemptions, &c.crashes, &c.duplicateIDs, &c.rankMismatches, &c.unpinned, &c.generated,
-		&c.finished, &c.nullHandoffs, &c.lostHandoffs} {
+		&c.finished, &c.nullHandoffs, &c.lostHandoffs, &c.staleEpochs} {
 		n.Store(0)
+	}
+}
+
+// admitted notes whose decode request this is, by the epoch of its proxy's
+// ownership; a request without one is nobody's.
+func (c *counters) admitted(header string) {
+	epoch, err := strconv.ParseInt(header, 10, 64)
+	if err != nil {
+		return
+	}
+	for {
+		last := c.epoch.Load()
+		if epoch < last {
+			c.staleEpochs.Add(1)
+			return
+		}
+		if c.epoch.CompareAndSwap(last, epoch) {
+			return
+		}
 	}
 }
 

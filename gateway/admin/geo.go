@@ -26,7 +26,8 @@ func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 		reply(w, struct {
 			geo.Status
 			Owners []gateway.AreaStatus `json:"owners,omitempty"`
-		}{n.Status(), h.g.Owners()})
+			HA     *gateway.HAStatus    `json:"ha,omitempty"`
+		}{n.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
 

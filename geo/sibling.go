@@ -1,0 +1,63 @@
+package geo
+
+import (
+	"slices"
+
+	"evenkeel/geo/policy"
+)
+
+// A sibling is a peer of our own region: another dispatcher for the same engines.
+// Which of them admits to a decode group is told in probes, and what nobody here
+// decodes goes to one who does, wherever a policy would have sent it.
+
+// Siblings are those that live and do not leave, by the names they give
+// themselves.
+func (n *Node) Siblings() (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.peers {
+		if p.sibling && p.up && !p.draining && p.name != "" && !slices.Contains(names, p.name) {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+// sibling says whether a dispatcher of that id may be one.
+func (n *Node) sibling(id string) bool {
+	return n.cfg.Siblings && slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Region && c.answersTo(id) })
+}
+
+// decodes says whether a peer decodes a model now. Those of other regions would
+// not offer it else.
+func (p *peer) decodes(model string) bool {
+	return !p.sibling || slices.Contains(p.decoded, model)
+}
+
+// owner is the sibling that decodes the request's model, as nobody here does;
+// -1: none does, as far as we know.
+func (q *Question) owner(s *modelState) int {
+	best := -1
+	for i := s.local; i < len(s.places); i++ {
+		p, x := s.peers[i-s.local], &s.places[i]
+		switch {
+		case !p.sibling || !q.mayGo(p):
+		case x.Why != policy.Available && x.Why != policy.Queued && x.Why != policy.NoReplica && x.Why != policy.Full: // it has the queue of all
+		case best < 0 || nearer(x, &s.places[best]):
+			best = i
+		}
+	}
+	return best
+}
+
+// nearer says which of two owners is likely to answer sooner.
+func nearer(a, b *policy.Place) bool {
+	if x, y := a.Why == policy.Available, b.Why == policy.Available; x != y {
+		return x
+	}
+	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
+}
+
+// disown notes that a sibling is no owner, or none that answers, until its next
+// probe says what it is. Called with the node's lock held.
+func (p *peer) disown() { p.decoded = nil }
