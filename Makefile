@@ -58,6 +58,10 @@ dashboards: ## configs/grafana/*.json anew from bench/dashboards
 dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 1 minute; PICTURES=docs/img: draws them, too
 	go run ./bench/dashboards $(if $(PICTURES),-pictures $(PICTURES))
 
+.PHONY: ha
+ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still; who admits, how long nobody does; 1 minute
+	go run ./bench/ha
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out

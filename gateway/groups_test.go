@@ -236,7 +236,6 @@ func onlyLost(t *testing.T, r *load.Result, most int) {
 // leases, what its clients had not seen the beginning of is answered all the
 // same, and the engines see one owner after the other.
 func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
-	t.Parallel()
 	f := proxies(t, config.HAShard, 3, "east", "west")
 	f.all[0].eventually("groups have come to rest", func() bool {
 		return f.rests("east") && f.rests("west")
@@ -271,7 +270,6 @@ func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
 // status and readiness. A drain hands all over at once and loses nothing; an
 // owner that cannot renew stops by itself.
 func TestAStandbyTakesOver(t *testing.T) {
-	t.Parallel()
 	f := proxies(t, config.HAStandby, 2, "main")
 	a, b := f.all[0], f.all[1]
 	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })

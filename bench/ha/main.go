@@ -1,0 +1,118 @@
+// Command ha runs several real proxies, processes of their own, before the same
+// engines, under clients that check every token: it kills the owner of a decode
+// group, starts it again, ends another by a signal, and lets one stand still
+// until its groups are another's. It measures how long a group has no owner and
+// holds what docs/ha.md promises, by the proxies' books and by what the engines
+// saw. A breach is told in full and is exit code 1.
+//
+// The lease's store is an etcd in this process, and so are the engines.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ok, err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ha:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// options are the command line's.
+type options struct {
+	binary, keep string
+	lease, load  time.Duration
+	clients      int // of each proxy
+}
+
+// run is the command; ok says that nothing was breached.
+func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	var o options
+	flags := flag.NewFlagSet("ha", flag.ContinueOnError)
+	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
+	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
+	flags.DurationVar(&o.lease, "lease", 5*time.Second, "ha.lease, whole seconds")
+	flags.DurationVar(&o.load, "load", 3*time.Second, "load before and after what a scene does")
+	flags.IntVar(&o.clients, "clients", 6, "of each proxy")
+	if err := flags.Parse(args); err != nil {
+		return false, err
+	}
+	r, err := play(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	r.write(out, o)
+	return len(r.breaches) == 0, nil
+}
+
+// play runs the scenes, one after the other.
+func play(ctx context.Context, o options) (r *report, err error) {
+	r = &report{}
+	w, err := newWorld(o)
+	if err != nil {
+		return nil, err
+	}
+	r.folder = w.dir
+	defer func() { err = errors.Join(err, w.close(err == nil && len(r.breaches) == 0 && o.keep == "")) }()
+	if err := w.start(ctx); err != nil {
+		return nil, err
+	}
+	for _, s := range scenes {
+		if err := s.play(ctx, w, r); err != nil {
+			return nil, fmt.Errorf("%s: %w; %s has the logs", s.name, err, w.dir)
+		}
+	}
+	return r, nil
+}
+
+// report is what the run showed.
+type report struct {
+	folder   string
+	rows     [][3]string
+	breaches []string
+}
+
+func (r *report) add(scene, format string, args ...any) {
+	r.rows = append(r.rows, [3]string{scene, fmt.Sprintf(format, args...), "held"})
+}
+
+// hold breaks the scene's row unless ok.
+func (r *report) hold(ok bool, scene, format string, args ...any) {
+	if ok {
+		return
+	}
+	r.breaches = append(r.breaches, scene+": "+fmt.Sprintf(format, args...))
+	for i := range r.rows {
+		if r.rows[i][0] == scene {
+			r.rows[i][2] = "**not held**"
+		}
+	}
+}
+
+// write prints the table of docs/ha.md.
+func (r *report) write(out io.Writer, o options) {
+	fmt.Fprintf(out, "three proxies, two decode groups, `lease: %v`, %d clients each\n\n| what | measured | |\n|---|---|---|\n", o.lease, o.clients)
+	for _, x := range r.rows {
+		fmt.Fprintf(out, "| %s | %s | %s |\n", x[0], x[1], x[2])
+	}
+	for _, b := range r.breaches {
+		fmt.Fprintf(out, "\nBREACH %s\n", b)
+	}
+	if len(r.breaches) > 0 {
+		fmt.Fprintf(out, "\n%s has the configs and logs\n", r.folder)
+	}
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"evenkeel/bench/refengine"
+)
+
+const (
+	model   = "ref"
+	proxies = 3
+	slots   = 16
+)
+
+var groups = []string{"east", "west"}
+
+// world is the proxies and what they stand before.
+type world struct {
+	options
+	dir     string
+	store   *embed.Etcd
+	prefill []*refengine.Engine
+	decode  []*refengine.Engine // one for each group
+	all     [proxies]*proxy
+	http    *http.Client
+}
+
+// proxy is one of them.
+type proxy struct {
+	name                  string
+	clients, admin, peers string // addresses
+	process               *process
+}
+
+func newWorld(o options) (_ *world, err error) {
+	w := &world{options: o, dir: o.keep, http: &http.Client{Timeout: 5 * time.Second}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.close(false))
+		}
+	}()
+	if w.dir == "" {
+		w.dir, err = os.MkdirTemp("", "evenkeel-ha-")
+	} else {
+		err = os.MkdirAll(w.dir, 0o700)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if w.binary == "" {
+		w.binary = filepath.Join(w.dir, "evenkeel")
+		if out, err := exec.Command("go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go build: %w: %s", err, out)
+		}
+	}
+	if err := w.openStore(); err != nil {
+		return nil, err
+	}
+	if err := w.startEngines(); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "peers.key"), []byte("a 0123456789abcdef0123456789abcdef\n"), 0o600); err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(3 * proxies)
+	if err != nil {
+		return nil, err
+	}
+	for i := range w.all {
+		w.all[i] = &proxy{name: fmt.Sprintf("here-%d", i), clients: ports[3*i], admin: ports[3*i+1], peers: ports[3*i+2]}
+	}
+	for _, p := range w.all {
+		if err := os.WriteFile(w.config(p), []byte(w.settings(p)), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// freePorts are addresses that nobody listens on, none twice.
+func freePorts(n int) (list []string, err error) {
+	for range n {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = ln.Close() }()
+		list = append(list, ln.Addr().String())
+	}
+	return list, nil
+}
+
+func (w *world) openStore() (err error) {
+	c := embed.NewConfig()
+	c.Dir, c.LogLevel, c.LogOutputs = filepath.Join(w.dir, "etcd"), "error", []string{filepath.Join(w.dir, "etcd.log")}
+	local := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	c.ListenClientUrls, c.ListenPeerUrls = []url.URL{local}, []url.URL{local}
+	c.UnsafeNoFsync = true
+	if w.store, err = embed.StartEtcd(c); err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	<-w.store.Server.ReadyNotify()
+	return nil
+}
+
+func (w *world) startEngines() error {
+	for range 2 {
+		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefixCache: 4096, KVHoldTimeout: 8 * time.Second, RejectReleases: true})
+		if err != nil {
+			return err
+		}
+		w.prefill = append(w.prefill, e)
+	}
+	for _, g := range groups {
+		e, err := refengine.Start(refengine.Config{Role: refengine.Decode, DPSize: 2, Group: g, Slots: slots, C0: 5 * time.Millisecond, C1: time.Nanosecond, RejectReleases: true})
+		if err != nil {
+			return err
+		}
+		w.decode = append(w.decode, e)
+	}
+	return nil
+}
+
+func (w *world) config(p *proxy) string { return filepath.Join(w.dir, p.name+".yaml") }
+
+// settings is a proxy's config file.
+func (w *world) settings(p *proxy) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `listen: %q
+admin: {listen: %q}
+self_test: false
+profiles:
+  ascend: {kv_hold_timeout: 8s, first_event_timeout: 10s, reject_releases: true}
+limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 5s, drain_grace: 1s, drain_timeout: 10s}
+health: {interval: 500ms, slow_start: 0s}
+geo:
+  mode: distributed
+  self: {id: %s, region: here}
+  listen: %q
+  hmac: {keys_file: %q}
+  peers:
+`, p.clients, p.admin, p.name, p.peers, filepath.Join(w.dir, "peers.key"))
+	for _, other := range w.all {
+		if other != p {
+			fmt.Fprintf(&b, "    - {id: %s, region: here, url: %q}\n", other.name, "http://"+other.peers)
+		}
+	}
+	fmt.Fprintf(&b, "ha: {mode: shard, engine: etcd, lease: %v, start_delay: %v, etcd: {endpoints: [%q]}}\nengines:\n  prefill:\n",
+		w.lease, w.lease/3, "http://"+w.store.Clients[0].Addr().String())
+	for _, e := range w.prefill {
+		fmt.Fprintf(&b, "    - {url: %q}\n", e.URLs()[0])
+	}
+	b.WriteString("  decode:\n")
+	for i, e := range w.decode {
+		for _, u := range e.URLs() {
+			fmt.Fprintf(&b, "    - {url: %q, group: %s, slots: %d}\n", u, groups[i], slots)
+		}
+	}
+	return b.String()
+}
+
+// start starts all proxies and waits until the groups are where they belong.
+func (w *world) start(ctx context.Context) error {
+	for _, p := range w.all {
+		if err := w.begin(p); err != nil {
+			return err
+		}
+	}
+	return w.rest(ctx)
+}
+
+// begin starts a proxy, for the first time or again.
+func (w *world) begin(p *proxy) error {
+	log, err := os.OpenFile(filepath.Join(w.dir, p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the process has its own
+	p.process = &process{cmd: exec.Command(w.binary, "serve", "--config", w.config(p)), gone: make(chan struct{})}
+	p.process.cmd.Stdout, p.process.cmd.Stderr = log, log
+	if err := p.process.cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		_ = p.process.cmd.Wait() // how it ended is the scene's business
+		close(p.process.gone)
+	}()
+	return nil
+}
+
+// process is a proxy that runs.
+type process struct {
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error: it has ended
+
+// close ends everything; remove says whether the files go.
+func (w *world) close(remove bool) error {
+	for _, p := range w.all {
+		if p != nil && p.process != nil {
+			p.process.signal(os.Kill)
+			<-p.process.gone
+		}
+	}
+	for _, e := range append(w.prefill, w.decode...) {
+		e.Close()
+	}
+	if w.store != nil {
+		w.store.Close()
+	}
+	w.http.CloseIdleConnections()
+	if remove {
+		return os.RemoveAll(w.dir)
+	}
+	return nil
+}
+
+// status is what matters of a proxy's GET /status.
+type status struct {
+	Ready bool
+	HA    struct {
+		Role    string
+		Members []string
+		Groups  []struct {
+			Group  string
+			Admits bool
+			Order  []string
+		}
+	}
+}
+
+func (w *world) status(p *proxy) (s status, ok bool) {
+	text, err := w.get(p, "/status")
+	return s, err == nil && json.Unmarshal(text, &s) == nil
+}
+
+func (w *world) get(p *proxy, path string) ([]byte, error) {
+	resp, err := w.http.Get("http://" + p.admin + path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return io.ReadAll(resp.Body)
+}
+
+// metric sums the series whose names begin so.
+func (w *world) metric(p *proxy, prefix string) (sum float64) {
+	page, err := w.get(p, "/metrics")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(page)) {
+		cut := strings.LastIndexByte(line, ' ')
+		var v float64
+		if strings.HasPrefix(line, prefix) && cut > 0 {
+			if _, err := fmt.Sscan(line[cut+1:], &v); err == nil {
+				sum += v
+			}
+		}
+	}
+	return sum
+}
+
+// owner is the proxy that admits to a group; nil: none, or none that answers.
+func (w *world) owner(group string) *proxy {
+	for _, p := range w.all {
+		if w.metric(p, fmt.Sprintf("evenkeel_ha_owner{group=%q}", group)) == 1 {
+			return p
+		}
+	}
+	return nil
+}
+
+// rest waits until every group is with the proxy that all think should have it.
+func (w *world) rest(ctx context.Context) error {
+	return w.eventually(ctx, 6*w.lease, "all proxies are ready, know each other, and have their groups", func() bool {
+		for _, p := range w.all {
+			s, ok := w.status(p)
+			if !ok || !s.Ready || len(s.HA.Members) < proxies {
+				return false
+			}
+			for _, g := range s.HA.Groups {
+				if len(g.Order) == 0 || g.Admits != (g.Order[0] == p.name) {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+// eventually polls until something holds.
+func (w *world) eventually(ctx context.Context, limit time.Duration, what string, holds func() bool) error {
+	for end := time.Now().Add(limit); ; {
+		if holds() {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("after %v it is not so that %s", limit, what)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
