@@ -35,7 +35,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "24"); err != nil { // these tests wait more than they compute
+	parallel := "24" // these tests wait more than they compute
+	if raceEnabled {
+		parallel = "6" // not so here: more at once would run into each other's deadlines
+	}
+	if err := flag.Set("test.parallel", parallel); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m,

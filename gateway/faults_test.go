@@ -37,6 +37,9 @@ func TestEveryFault(t *testing.T) {
 					silence := patience
 					if fault == refengine.Hang {
 						silence = 250 * time.Millisecond
+						if raceEnabled {
+							silence *= 4 // an answer that is right needs its time, too
+						}
 					}
 					c := start(t, options{
 						dirty:   true,
