@@ -47,6 +47,7 @@ type board struct {
 	snapshot    policy.Snapshot
 	survival    *predictor.Survival // of its Outlook; nil: none
 	assignments []policy.Assignment
+	weights     []float64 // see explain
 	order       []*group
 	expired     []*pool.Entry
 }

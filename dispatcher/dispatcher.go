@@ -74,6 +74,7 @@ type Config struct {
 	Predictor   PredictorConfig   // of output lengths; zero: what policies ask for, learned from nothing
 	StepModel   StepModel         // of every barrier group until one is learned; zero: unknown
 	DecisionLog DecisionLogConfig // zero: none is written
+	Explain     bool              // slots say what their rank was chosen on
 	Shadow      []string          // policies that decide the same rounds without effect, to be compared
 
 	parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
@@ -154,7 +155,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 	if e.Entered.IsZero() {
 		e.Entered = time.Now()
 	}
-	w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1)}
+	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1)}
 	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}

@@ -143,7 +143,7 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 		h.ids++
 		e := next()
 		e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
-		w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1)}
+		w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1)}
 		all = append(all, w)
 		queue = append(queue, func(l *loop) { l.enqueue(w) })
 	}

@@ -62,7 +62,7 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 	if e.Entered.IsZero() {
 		e.Entered = time.Now()
 	}
-	w := waiting{entry: e, slot: newSlot(e), result: make(chan Result, 1), local: l}
+	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
 	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}

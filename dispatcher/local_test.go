@@ -15,7 +15,7 @@ import (
 func (h *hand) putLocal(e pool.Entry, l Local) waiting {
 	h.ids++
 	e.ID, e.Entered, e.Model = h.ids, h.at, "m"
-	w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1), local: &l}
+	w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1), local: &l}
 	h.do(func(l *loop) { l.enqueue(w) })
 	return w
 }

@@ -216,7 +216,7 @@ func TestAnUrgentEntryTakesTheRiskOfAPair(t *testing.T) {
 	h.from("p0").slotNow(t)
 	h.ids++
 	e := pool.Entry{ID: h.ids, Model: "m", Prompt: 10, Prefiller: "p0", Entered: h.at, Deadline: h.at.Add(400 * time.Millisecond)}
-	w := waiting{entry: &e, slot: newSlot(&e), result: make(chan Result, 1)}
+	w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1)}
 	h.do(func(l *loop) { l.enqueue(w) })
 	require.True(t, w.waits())
 	h.at = h.at.Add(300 * time.Millisecond)

@@ -19,6 +19,7 @@ type Slot struct {
 	Score      float64
 	Wait       time.Duration // in the pool
 	Decide     time.Duration // of Wait, the round that admitted it
+	Grounds    *Grounds      // what the rank was chosen on; nil without Config.Explain
 	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
 	id, key     uint64
@@ -39,8 +40,12 @@ type Slot struct {
 	index int32 // in the board's slot table
 }
 
-func newSlot(e *pool.Entry) *Slot {
-	return &Slot{id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
+func newSlot(e *pool.Entry, explain bool) *Slot {
+	s := &Slot{id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
+	if explain {
+		s.Grounds = &Grounds{}
+	}
+	return s
 }
 
 // Progress tells how many tokens this leg has generated so far. The tick reads

@@ -181,6 +181,7 @@ func (b *board) consult(g *group, p *decider, start, now time.Time) (took time.D
 	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
 	took = time.Since(start)
 	p.seconds.Observe(took.Seconds())
+	b.explain(g, p)
 	b.publish(g, p, now)
 	if failure != nil {
 		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
