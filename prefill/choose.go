@@ -94,7 +94,10 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	t.expect(lease, r, v)
 	t.remember(r, c, kept)
 	t.shadow(&query, choice)
-	t.count(lease, choice, kept, watch, len(eligible))
+	reason := t.count(lease, choice, kept, watch, len(eligible))
+	if t.cfg.Explain {
+		lease.Grounds = t.grounds(p, choice.Index, reason, kept != affinityKept)
+	}
 	t.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
 	return lease, 0
 }
@@ -117,9 +120,30 @@ func (t *Tier) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	return known
 }
 
-// count tells the metrics of a choice.
-func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotState, eligible int) {
-	reason := "policy"
+// Grounds are what a candidate was chosen on.
+type Grounds struct {
+	Reason   string       // policy, or only, canary, affinity, fallback
+	Eligible int          // candidates
+	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
+}
+
+// mostGrounds are the candidates that grounds name.
+const mostGrounds = 8
+
+// grounds explains the choice from the present view.
+func (t *Tier) grounds(p *policy.Policy, chosen int, reason string, asked bool) *Grounds {
+	g := &Grounds{Reason: reason, Eligible: len(t.view)}
+	if asked {
+		g.Best = p.Explain(t.view, chosen, mostGrounds)
+	} else {
+		g.Best = []policy.Row{{Candidate: t.view[chosen].ID, Chosen: true}}
+	}
+	return g
+}
+
+// count tells the metrics of a choice, and returns its reason.
+func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotState, eligible int) (reason string) {
+	reason = "policy"
 	switch {
 	case l.canary:
 		reason = "canary"
@@ -144,6 +168,7 @@ func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotS
 	}
 	t.metrics.decisions.WithLabelValues(l.Policy, reason).Inc()
 	t.metrics.queueWait.Observe(l.Wait.Seconds())
+	return reason
 }
 
 // canStart says whether a probe would be taken up soon: an engine gets so many

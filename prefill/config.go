@@ -27,6 +27,7 @@ type Config struct {
 	Hotspot     HotspotConfig
 	Affinity    AffinityConfig
 	Shadow      []string // policies that are asked about the same candidates, without effect
+	Explain     bool     // leases say what their candidate was chosen on
 
 	Scrape ScrapeConfig
 	Queue  QueueConfig

@@ -24,6 +24,7 @@ type Lease struct {
 	Policy    string        // that chose it
 	Wait      time.Duration // in the arrival queue
 	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
+	Grounds   *Grounds      // what it was chosen on; nil without Config.Explain
 	Others    int           // probes of ours the candidate had not answered when this one was charged
 
 	tier     *Tier

@@ -140,10 +140,6 @@ type Row struct {
 // Explain is the table of the last choice, the chosen first and then by score,
 // at most so many rows. The candidates must be those that were chosen from.
 func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
-	order := make([]int, len(candidates))
-	for i := range order {
-		order[i] = i
-	}
 	rank := func(i int) float64 {
 		switch {
 		case i == chosen:
@@ -154,9 +150,22 @@ func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 			return math.Inf(1)
 		}
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(rank(a), rank(b)) })
-	table := make([]Row, 0, min(rows, len(order)))
-	for _, i := range order[:min(rows, len(order))] {
+	order := make([]int, 0, min(rows, len(candidates))) // the best so far
+	for i := range candidates {
+		at := len(order)
+		for at > 0 && rank(i) < rank(order[at-1]) {
+			at--
+		}
+		if at == cap(order) {
+			continue
+		}
+		if len(order) == cap(order) {
+			order = order[:len(order)-1]
+		}
+		order = slices.Insert(order, at, i)
+	}
+	table := make([]Row, 0, len(order))
+	for _, i := range order {
 		row := Row{Candidate: candidates[i].ID, Chosen: i == chosen}
 		if s := p.scores[i]; finite(s) {
 			row.Score = &s
