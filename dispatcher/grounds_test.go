@@ -79,10 +79,13 @@ func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
 			for range 30 {
 				turn()
 			}
-			require.True(t, slices.ContainsFunc(admitted, func(w waiting) bool {
-				best := w.slot.Grounds.Best()
-				return len(best) > 0 && !math.IsNaN(best[0].Score)
-			}), "somebody was compared")
+			compared := 0
+			for _, w := range b.waiting { // those that were admitted are back
+				if best := w.slot.Grounds.Best(); len(best) > 0 && !math.IsNaN(best[0].Score) {
+					compared++
+				}
+			}
+			require.GreaterOrEqual(t, compared, mostAsked/144)
 			require.Zero(t, testing.AllocsPerRun(20, turn))
 		})
 	}

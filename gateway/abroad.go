@@ -12,6 +12,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -99,10 +100,12 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
 	j.asks = false
 	j.rec.Attempts++
 	j.rec.Peer = f.PeerID()
+	j.calls("forward")
 	j.reach(phaseTransfer)
+	j.note(func(a *receipt.Attempt) { a.Peer = j.rec.Peer })
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.passedOn(ctx), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.patience,
 	})
 	switch {
@@ -141,17 +144,27 @@ func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool)
 		if x.Ran {
 			j.ran++
 		}
-		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.String("id", j.id), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.Inline(j), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 		j.rec.route, j.returned, j.asks = wayFallback, true, true
+		j.cameFrom(x)
 		return false
 	default:
-		j.gw.log.Info("another region gave a request back, it is served here", zap.String("id", j.id), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.gw.log.Info("another region gave a request back, it is served here", zap.Inline(j), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 		j.rec.route, j.returned = wayFallback, true
+		j.cameFrom(x)
 		j.question = j.elsewhere(true)
 		return false
 	}
 	return true
 }
+
+// cameFrom notes that the attempt to have it served elsewhere was in vain.
+func (j *job) cameFrom(x *geo.Failure) {
+	j.fails("peer "+j.rec.Peer+": "+x.Reason, 0, errReturned)
+	j.retries()
+}
+
+var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
 
 // relayedBy is another dispatcher's refusal as a client sees it.
 func relayedBy(r *geo.Relay) *openai.Error {
@@ -164,6 +177,7 @@ func relayedBy(r *geo.Relay) *openai.Error {
 
 // end answers with an error, on behalf of a request that was never served here.
 func (j *job) end(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	j.ends(fail)
 	if fail.Status == statusGone {
 		j.cancelled()
 		j.freed()
@@ -175,6 +189,7 @@ func (j *job) end(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 // began notes the first event, or all, of a forwarded answer.
 func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 	j.reach(phaseStreaming)
+	j.notes.call.Event("first token")
 	j.rec.route, j.rec.TTFTMs = wayForwarded, ms(f.FirstAt().Sub(j.arrive))
 	j.rec.PromptTokens, j.rec.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.gw.metrics.ttft.Observe(f.FirstAt().Sub(j.arrive).Seconds())
@@ -196,6 +211,7 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 {
 		j.rec.PromptTokens, j.rec.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
+	j.ends(nil)
 	j.gw.account(j.rec, nil)
 	ctx.SetStatusCode(whole.Status)
 	ctx.SetContentType(whole.ContentType)
@@ -222,6 +238,7 @@ func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 			j.freed()
 		}
 		j.gw.metrics.stage(stageRelay, time.Since(f.FirstAt()))
+		j.ends(fail)
 		j.gw.account(j.rec, fail)
 	}, j.gw.log), f.ContentType())
 }

@@ -32,6 +32,14 @@ type fault struct {
 	moved      bool // what it was at was taken out of service: an engine, or a region
 }
 
+// cause is why it failed, for receipts and spans.
+func (f *fault) cause() string {
+	if f.err == nil {
+		return f.answer.Code
+	}
+	return f.err.Error()
+}
+
 // tries is what a job remembers of its failed attempts.
 type tries struct {
 	count, unsent int      // since the last start: of a resumed answer, those of its next part
@@ -63,12 +71,13 @@ func (j *job) shun(worker int32) {
 // again decides whether to try once more and waits the backoff. The client that
 // left ends it, and so does one that will have left by then.
 func (j *job) again(f *fault) bool {
+	j.fails(f.cause(), f.status, f.answer)
 	if f.final || j.left() {
 		return false
 	}
 	wait, ok := j.backoff(f)
 	wait = max(wait, min(f.retryAfter, maxRetryAfter))
-	log := j.gw.log.With(zap.String("id", j.id), zap.Int("attempt", j.rec.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	log := j.gw.log.With(zap.Inline(j), zap.Int("attempt", j.rec.Attempts), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok || j.late(wait) {
 		log.Warn("request failed, no retry is left")
 		return false
@@ -78,6 +87,7 @@ func (j *job) again(f *fault) bool {
 	defer t.Stop()
 	select {
 	case <-t.C:
+		j.retries()
 		return true
 	case <-j.client.Gone():
 		return false

@@ -44,6 +44,9 @@ const priorityHeader = "X-Evenkeel-Priority"
 // and one of its answers are taken.
 func (r *record) identify(ctx *fasthttp.RequestCtx, key keys.Key) *openai.Error {
 	r.Key, r.key, r.priority = key.Name, key, key.Priority
+	if key.Trusted {
+		r.explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
+	}
 	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
 		n, err := strconv.Atoi(string(said))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {

@@ -30,6 +30,7 @@ func (j *job) left() bool {
 
 // reach notes how far the request is, as long as there is a client.
 func (j *job) reach(p phase) {
+	j.enter(p)
 	if j.phase == "" || !j.left() {
 		j.phase = p
 	}

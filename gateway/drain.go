@@ -37,7 +37,7 @@ func (g *Gateway) drain(h *handoff, m route) {
 		g.metrics.drains.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.lease.Orphan()
-			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.String("id", h.job.id), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
+			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.Inline(h.job), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
 		}
 	}
 	abandoned := h.job.left()

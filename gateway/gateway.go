@@ -23,6 +23,8 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/tracing"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
@@ -52,6 +54,8 @@ type Gateway struct {
 	metrics    *metrics
 	requestLog *requestLog
 	advice     *adviser
+	receipts   *receipt.Ring                  // nil: none are kept
+	tracer     atomic.Pointer[tracing.Tracer] // nil: there are no traces
 
 	reloading sync.Mutex // over all below: files are read by one at a time
 	source    configSource
@@ -100,6 +104,11 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
+	traces, traced, err := g.tracerConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	g.receipts = receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes)
 	g.fit.path = cfg.Predictor.File
 	fit, err := g.fit.read()
 	if err != nil {
@@ -125,6 +134,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		StepModel:   dispatcher.StepModel(cfg.Dispatch.StepModel),
 		DecisionLog: dispatcher.DecisionLogConfig(cfg.Dispatch.Log),
 		Shadow:      cfg.Dispatch.Shadow,
+		Explain:     cfg.Explains(),
 	})
 	if err != nil {
 		return nil, err
@@ -148,7 +158,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
 		Stranger: g.stranger, Bodies: g.bodies, Refused: g.refusedByEdge,
 	})
-	return g, nil
+	return g, g.trace(traces, traced)
 }
 
 func (g *Gateway) prefillConfig(s *settings) prefill.Config {
@@ -166,7 +176,7 @@ func (g *Gateway) prefillConfig(s *settings) prefill.Config {
 		affinity = prefill.AffinityConfig{MaxKeys: a.MaxKeys, TTL: a.TTL, LoadFactor: a.LoadFactor}
 	}
 	return prefill.Config{
-		Affinity: affinity, Shadow: p.Shadow,
+		Affinity: affinity, Shadow: p.Shadow, Explain: s.Explains(),
 		Index:   prefill.IndexConfig{MaxBytes: p.Index.MaxBytes, SpeculativeTTL: p.Index.SpeculativeTTL},
 		Hotspot: hotspot,
 		Policy:  spec, KVThreshold: p.KVThreshold, Policies: p.Policies, Push: p.Push.MaxUnanswered,
@@ -307,6 +317,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.fleet.stopTimers()
 	<-drained
 	g.background.Wait()
+	if t := g.tracer.Swap(nil); t != nil {
+		g.flush(t)
+	}
 	g.owners.close()
 	g.groups.close()
 	g.client.Close()

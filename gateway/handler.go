@@ -15,6 +15,7 @@ import (
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -59,8 +60,8 @@ func (g *Gateway) publicRoutes() map[string]handler {
 func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()
 	g.open.Add(1)
-	rec := &record{ID: newID(), Arrival: arrive}
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
+	rec := &record{ID: newID(), ClientID: receipt.Clip(clientID), Arrival: arrive}
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, rec.ID))
 
 	key, fail := g.authenticate(ctx)
@@ -68,6 +69,8 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
+	rec.Key = key.Name
+	g.witness(ctx, rec, ep, key.Trusted)
 	if fail := rec.identify(ctx, key); fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
@@ -80,7 +83,10 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *record, from *hop) {
 	arrive := rec.Arrival
 	rec.from = from
+	parse := rec.span.Child("parse", false)
 	req, m, fail := g.admit(ctx, ep, rec)
+	parse.End()
+	rec.parsed(req)
 	g.metrics.stage(stageParse, time.Since(arrive))
 	if req != nil {
 		rec.Model = req.Model
@@ -213,8 +219,18 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 	return req, m, nil
 }
 
+// markReason says in an answer's headers which error it is.
+func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	if e.Code != "" {
+		ctx.Response.Header.Set(reasonHeader, e.Code)
+	}
+}
+
 // refuse ends a request that never had an answer.
 func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error) {
+	if rec.explain {
+		markReason(ctx, e)
+	}
 	if rec.from != nil {
 		g.regions.explain(ctx, rec, e)
 	}
@@ -227,6 +243,7 @@ func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error)
 func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.Outcome = outcomeOf(fail)
 	rec.TotalMs = ms(time.Since(rec.Arrival))
+	rec.tell(fail)
 	g.open.Add(-1)
 	rec.giveBack()
 	g.dropBody(rec)
@@ -258,8 +275,8 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
-	if g.conf().ExposeRoute && e.Code != "" {
-		ctx.Response.Header.Set(reasonHeader, e.Code)
+	if g.conf().ExposeRoute {
+		markReason(ctx, e)
 	}
 	ctx.SetBody(e.JSON())
 }

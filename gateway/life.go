@@ -55,6 +55,7 @@ type job struct {
 	stranded bool          // its hand-off was in a region that has no rank for it any more
 
 	tries  tries
+	notes  notes
 	local  locally
 	resume resumption
 	blame  blame
@@ -85,7 +86,11 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 	defer j.freePlace()
 	defer func() {
 		j.find(unclear)
-		if fail != nil && fail.Status == statusGone {
+		if fail == nil {
+			return
+		}
+		j.ends(fail)
+		if fail.Status == statusGone {
 			j.cancelled()
 		}
 	}()
@@ -93,6 +98,7 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 	j.tries.begin()
 	for {
 		j.rec.Attempts++
+		j.begin()
 		var fault *fault
 		var slot *dispatcher.Slot
 		if j.leased == nil {
@@ -182,10 +188,12 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		lease, err = j.gw.tier.Acquire(ctx, j.turn())
 	}
 	j.gw.metrics.stage(stageChoose, time.Since(began))
+	j.rec.QueueMs += ms(time.Since(began))
 	if err != nil {
 		return nil, err
 	}
 	j.place = true
+	j.chose(lease)
 	if j.question != nil {
 		j.question.Stayed(lease.Wait)
 		j.question = nil // a retry stays
@@ -241,7 +249,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.gw.ended(run)
 	stop := j.finishOrLeave(call)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.headers("p", j.rec.Attempts), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(j.headers("p", j.rec.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
 	})
 	stop()
@@ -293,11 +301,12 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
-			j.gw.log.Error("hand-off refused", zap.String("id", j.id), zap.Error(err))
+			j.gw.log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
 	j.prompt = got.PromptTokens
+	j.prefilled(&got)
 	if j.resume.times == 0 {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
 		j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
@@ -408,6 +417,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	j.gw.metrics.stage(stageDecide, r.Slot.Decide)
 	j.rec.Rank, j.rec.Policy = r.Slot.WorkerName, r.Slot.Policy
 	j.rec.WaitMs += ms(time.Since(began))
+	j.bound(r.Slot)
 	return r.Slot, nil
 }
 
@@ -419,6 +429,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	if h == nil {
 		next = phasePrefill
 	}
+	j.calls("decode")
 	j.reach(next)
 	s := j.newStream(slot)
 	if fault := j.open(h, s); fault != nil {
@@ -485,7 +496,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), s.rank.area.mark(j.headers("d", j.rec.Attempts)), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(j.headers("d", j.rec.Attempts))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	if err != nil {
 		j.gw.monitor.Report(s.rank.Instance, err)

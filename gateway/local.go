@@ -106,6 +106,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.gw.metrics.localTokens.Add(float64(r.Slot.NewTokens))
 	j.rec.Route, j.rec.Rank, j.rec.Policy = routeLocal, r.Slot.WorkerName, r.Slot.Policy
 	j.rec.LocalTokens, j.rec.hitTokens = r.Slot.NewTokens, hits[r.Slot.Worker]
+	j.bound(r.Slot)
 	return r.Slot
 }
 
@@ -165,7 +166,7 @@ func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
 	}
 	j.gw.metrics.localFailures.Inc()
 	j.rec.Route = ""
-	j.gw.log.Warn("decode rank failed at a prompt without a hand-off", zap.String("id", j.id), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
+	j.gw.log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
 	return dispatcher.Failed
 }
 

@@ -37,6 +37,7 @@ type metrics struct {
 	slowStart                         *prometheus.GaugeVec
 	heedless, latePulls               prometheus.Counter
 	tokenize                          *prometheus.CounterVec
+	spans                             *prometheus.CounterVec
 
 	localRequests                             *prometheus.CounterVec
 	localTokens, localFailures, localDeclined prometheus.Counter
@@ -54,6 +55,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		}, []string{"outcome"}),
 		drains: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
+		}, []string{"outcome"}),
+		spans: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_trace_spans_total", Help: "Spans of sampled requests that ended, by what became of them: exported, dropped because the queue was full, or failed because the collector did not take them.",
 		}, []string{"outcome"}),
 		recomputes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_recomputes_total", Help: "Requests that a decode engine gave back for want of KV memory, by how they went on.",
@@ -147,7 +151,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = both{histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer."), &m.recent.ttft}
 	m.tpot = both{histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request."), &m.recent.tpot}
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",

@@ -142,8 +142,9 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 		defer late.Stop()
 	}
 	g.open.Add(1)
-	rec := &record{ID: newID(), Arrival: came, Key: from.tenant, Origin: from.Origin}
+	rec := &record{ID: newID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin}
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
+	g.witness(ctx, rec, ep, true) // another dispatcher has decided what is sampled
 	g.answer(ctx, ep, rec, from)
 }
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"sync"
@@ -82,6 +83,9 @@ const (
 	attemptsHeader = "X-Evenkeel-Attempts"
 	routeHeader    = "X-Evenkeel-Route"
 	reasonHeader   = "X-Evenkeel-Reason"
+	decodeHeader   = "X-Evenkeel-Decode"
+	waitsHeader    = "X-Evenkeel-Waits"
+	explainHeader  = "X-Evenkeel-Explain"
 
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
 	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
@@ -150,12 +154,19 @@ func (r *record) locate(ctx *fasthttp.RequestCtx) {
 	r.route = wayLocal
 }
 
-// expose says in an answer's headers which way the request went.
+// exposes says whether the caller may see which way the request went: names of
+// engines are addresses.
+func (g *Gateway) exposes(rec *record) bool { return g.conf().ExposeRoute || rec.explain }
+
+// expose says in an answer's headers which way the request went, and what it
+// waited for up to its first event, as a Server-Timing header would.
 func (g *Gateway) expose(ctx *fasthttp.RequestCtx, rec *record) {
-	if !g.conf().ExposeRoute || rec.Route == "" {
+	if !g.exposes(rec) || rec.Route == "" {
 		return
 	}
 	h := &ctx.Response.Header
+	h.Set(decodeHeader, rec.Rank)
+	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", rec.QueueMs, rec.ProbeMs, rec.WaitMs, rec.TransferMs))
 	if rec.Route == routeDisaggregated {
 		h.Set(prefillHeader, rec.Prefill)
 		h.Set(policyHeader, rec.prefilledBy)

@@ -109,6 +109,7 @@ func (s *stream) opened() {
 	if j.resume.times > 0 {
 		return // the client has had its first event
 	}
+	j.notes.call.Event("first token")
 	j.rec.TransferMs, j.rec.TTFTMs = ms(s.firstAt.Sub(s.began)), ms(s.firstAt.Sub(j.arrive))
 	j.gw.metrics.stage(stageTransfer, s.firstAt.Sub(s.began))
 	j.gw.metrics.ttft.Observe(s.firstAt.Sub(j.arrive).Seconds())
@@ -247,7 +248,7 @@ func (s *stream) end(fail *openai.Error) {
 	default:
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
-			s.job.gw.log.Warn("answer broke off", zap.String("id", s.job.id), zap.String("engine", s.rank.Target.ID),
+			s.job.gw.log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 				zap.Int("tokens", s.tokens()), zap.String("outcome", outcomeOf(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
@@ -363,6 +364,7 @@ func (s *stream) account() {
 	}
 	j.rec.OutputTokens = tokens
 	s.reportLocal()
+	j.ends(s.broken)
 	if !j.isLeg() {
 		j.gw.account(j.rec, s.broken)
 	}

@@ -14,6 +14,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/files"
+	"evenkeel/gateway/tracing"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
 )
@@ -176,6 +177,8 @@ type prepared struct {
 	tier    prefill.Config
 	decide  dispatcher.Settings
 	fit     fitFile
+	traces  tracing.Config
+	traced  bool
 }
 
 // prepare reads and checks the file and all that it names. Nothing has changed
@@ -202,6 +205,9 @@ func (g *Gateway) prepare() (*prepared, error) {
 		return nil, err
 	}
 	if p.fleet, err = g.fleet.plan(old, p.set); err != nil {
+		return nil, err
+	}
+	if p.traces, p.traced, err = g.tracerConfig(merged); err != nil {
 		return nil, err
 	}
 	p.tier = g.prefillConfig(p.set)
@@ -237,6 +243,7 @@ func (g *Gateway) apply(p *prepared) error {
 	}
 	g.fit = p.fit
 	g.use(p.secrets)
+	g.retrace(g.conf().Config, p.set.Config, p.traces, p.traced)
 	g.current.Store(p.set)
 	g.places.Resize(p.set.Pool.Size)
 	g.fleet.apply(p.fleet)

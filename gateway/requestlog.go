@@ -8,12 +8,16 @@ import (
 	"time"
 
 	"evenkeel/gateway/keys"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/tracing"
 )
 
 // record is a line of the request log (architecture 5). It holds no prompt text
 // and no tokens; `evenkeel fit` reads it.
 type record struct {
 	ID           string    `json:"id"`
+	ClientID     string    `json:"client_id,omitempty"` // the client's own X-Request-Id
+	TraceID      string    `json:"trace_id,omitempty"`
 	Model        string    `json:"model"`
 	Key          string    `json:"key"`
 	PromptKey    string    `json:"prompt_key,omitempty"` // keyed hash, 16 hex digits, where the predictor tells prompts apart
@@ -27,6 +31,7 @@ type record struct {
 	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the decode rank had to compute, as predicted
 	OutputTokens int       `json:"output_tokens"`
 	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
+	QueueMs      float64   `json:"queue_ms"`
 	ProbeMs      float64   `json:"probe_ms"`
 	WaitMs       float64   `json:"wait_ms"`
 	TransferMs   float64   `json:"transfer_ms"`
@@ -36,6 +41,10 @@ type record struct {
 	Outcome      string    `json:"outcome"`
 	Peer         string    `json:"peer,omitempty"`   // another dispatcher that it was sent to
 	Origin       string    `json:"origin,omitempty"` // the one that it came from
+
+	live    *receipt.Live // nil: no receipts are kept
+	span    *tracing.Span // nil: there are no traces
+	explain bool          // a trusted caller wants to know
 
 	from    *hop   // how it came from there; nil: from a client
 	route   string // where it was served; empty: nowhere

@@ -170,9 +170,11 @@ func (s *stream) goOn() {
 	if !given {
 		j.shun(s.rank.Worker)
 	}
+	j.fails("lost in the middle: "+lost.Code, 0, lost)
 	tier := s.plan()
 	var cause *openai.Error
 	if tier != tierNone && tier != tierFinished {
+		j.retries()
 		var next *stream
 		if next, cause = j.serve(); cause == nil {
 			s.adopt(next)
@@ -191,12 +193,12 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != tierNone:
-		j.gw.log.Info("answer goes on", zap.String("id", j.id), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == statusGone:
 		s.end(errGone())
 	default:
 		if cause != nil {
-			j.gw.log.Warn("answer could not go on", zap.String("id", j.id), zap.String("cause", cause.Message))
+			j.gw.log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
 		}
 		s.end(lost)
 	}
@@ -393,7 +395,7 @@ func (j *job) verify(want, got int) *openai.Error {
 	case r.times == 0 || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
-		j.gw.log.Warn("resume refused", zap.String("id", j.id), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+		j.gw.log.Warn("resume refused", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"time"
 )
 
@@ -78,9 +79,10 @@ type Config struct {
 
 	Seed      uint64 // of request id suffixes and of fault probabilities
 	Faults    []Rule
-	OnStrike  func(answer uint64, r Rule) // told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
-	StepTrace io.Writer                   // JSON lines of algorithm 1, nil = none
-	StepLog   int                         // steps kept in memory, default 65536
+	OnStrike  func(answer uint64, r Rule)           // told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
+	OnRequest func(path string, header http.Header) // told of each request that was read; nil: nobody is
+	StepTrace io.Writer                             // JSON lines of algorithm 1, nil = none
+	StepLog   int                                   // steps kept in memory, default 65536
 }
 
 const blockSize = 128 // tokens of KV cache in a block

@@ -38,6 +38,9 @@ var endpoints = map[string]endpoint{
 
 func (l *life) handle(x *exchange) bool {
 	path := x.req.URL.Path
+	if told := l.engine.cfg.OnRequest; told != nil {
+		told(path, x.req.Header)
+	}
 	if path == "/faults" { // three methods
 		return l.serveFaults(x)
 	}

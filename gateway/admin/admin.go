@@ -73,6 +73,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 		"POST /prefill/score":      h.scorePrefill,
 		"GET /prefill/hotspots":    h.hotspots,
 		"DELETE /prefill/index":    h.forgetPrefixes,
+		"GET /decisions":           h.decisions,
 		"GET /geo":                 h.geo,
 		"PUT /geo":                 h.tuneGeo,
 		"GET /geo/receipts":        h.receipts,

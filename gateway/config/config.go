@@ -25,6 +25,7 @@ type Config struct {
 	Health   Health                      `yaml:"health"`
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
+	Tracing  Tracing                     `yaml:"tracing"`
 	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
 	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
@@ -45,6 +46,9 @@ type Admin struct {
 	// WorkerHosts are where engines that are added while the proxy runs may be;
 	// empty: anywhere but where no engine is. Those of the file are not held to it.
 	WorkerHosts []string `yaml:"worker_hosts"`
+
+	Receipts      int   `yaml:"receipts"`       // of the last requests, for GET /decisions; 0: none, and choices are not explained
+	ReceiptsBytes int64 `yaml:"receipts_bytes"` // they take at most
 }
 
 // TLS is the certificate of a listener, PEM files that are read again when they
@@ -259,7 +263,7 @@ type Log struct {
 func Default() *Config {
 	c := &Config{
 		Listen: ":8000",
-		Admin:  Admin{Listen: "127.0.0.1:9090"},
+		Admin:  Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20},
 		Dispatch: Dispatch{
 			Policy:    "evenkeel",
 			Window:    3 * time.Millisecond,
@@ -292,6 +296,7 @@ func Default() *Config {
 			ResumeBytes:    256 << 20,
 		},
 		Log:      Log{Level: "info"},
+		Tracing:  Tracing{Sample: 0.1, Timeout: 10 * time.Second},
 		SelfTest: true,
 	}
 	c.Prefill.Work = "tokens"

@@ -10,7 +10,8 @@ import (
 )
 
 // Change is one key that another version of the config sets otherwise. Neither
-// text is a secret: the file names secrets, it holds none.
+// text is a secret: the file names secrets, and of tracing.headers the text has
+// no values.
 type Change struct {
 	Path    string `json:"path"`
 	Old     string `json:"old"` // empty: it was not there
@@ -41,6 +42,8 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
 	func(n, r *Config) { n.TLS = r.TLS.unlessOn(n.TLS) },
 	func(n, r *Config) { n.Admin.TLS = r.Admin.TLS.unlessOn(n.Admin.TLS) },
+	func(n, r *Config) { n.Admin.Receipts = r.Admin.Receipts },
+	func(n, r *Config) { n.Admin.ReceiptsBytes = r.Admin.ReceiptsBytes },
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.Dispatch.Shadow = r.Dispatch.Shadow },
 	func(n, r *Config) { n.Dispatch.Log = r.Dispatch.Log },

@@ -61,6 +61,9 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Prefill.Shadow = nil
 	require.Empty(t, c.Prefill.Policies)
 	c.Prefill.Policies = nil
+	require.Empty(t, c.Tracing.Headers)
+	require.Empty(t, c.Tracing.Resource)
+	c.Tracing.Headers, c.Tracing.Resource = nil, nil
 	c.source, want.source = source{}, source{}
 	require.Equal(t, want, c)
 }
@@ -90,7 +93,7 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 		keys = append(keys, at)
 		switch {
-		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ == reflect.TypeFor[map[string]string]():
+		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.String:
 			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)

@@ -35,7 +35,7 @@ func TestDefaults(t *testing.T) {
 	c, err := Parse("f.yaml", []byte("engines:\n  prefill: [{url: \"http://p0\"}]\n  decode: [{url: \"https://d0\"}]\n"))
 	require.NoError(t, err)
 	require.Equal(t, ":8000", c.Listen)
-	require.Equal(t, Admin{Listen: "127.0.0.1:9090"}, c.Admin)
+	require.Equal(t, Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20}, c.Admin)
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
 	require.Equal(t, Dispatch{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Log: DecisionLog{MaxBytes: 256 << 20}}, c.Dispatch)

@@ -36,6 +36,7 @@ func (c *Config) Validate() error {
 	c.checkHA(bad)
 	c.checkDecision(bad)
 	c.checkAdvice(bad)
+	c.checkTracing(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
 	}

@@ -1,0 +1,108 @@
+package config
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/gateway/tracing"
+)
+
+// Tracing is where spans go (docs/tracing.md). What it leaves out OpenTelemetry's
+// own environment variables may say.
+type Tracing struct {
+	Endpoint    string            `yaml:"endpoint"` // empty: off
+	Insecure    bool              `yaml:"insecure"`
+	Sample      float64           `yaml:"sample"` // share of the requests that no trusted caller decided about
+	Headers     Headers           `yaml:"headers"`
+	TLS         CollectorTLS      `yaml:"tls"`
+	Timeout     time.Duration     `yaml:"timeout"`
+	ServiceName string            `yaml:"service_name"`
+	Resource    map[string]string `yaml:"resource_attributes"`
+}
+
+// CollectorTLS is how a collector is trusted, and who we say we are.
+type CollectorTLS struct {
+	CAFile   string `yaml:"ca_file"` // empty: the system's authorities
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+}
+
+// Headers may hold credentials, so that a diff shows their values as hashes.
+type Headers map[string]string
+
+// String names the headers, with what tells two values apart.
+func (h Headers) String() string {
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(h)) {
+		sum := sha256.Sum256([]byte(h[k]))
+		list = append(list, k+": sha256 "+hex.EncodeToString(sum[:4])+"..")
+	}
+	return strings.Join(list, ", ")
+}
+
+// Explains says whether choices are to be explained.
+func (c *Config) Explains() bool { return c.Admin.Receipts > 0 }
+
+// Client reads the files. Nil where nothing is said.
+func (t *CollectorTLS) Client() (*tls.Config, error) {
+	if *t == (CollectorTLS{}) {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("tracing.tls.ca_file: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, errors.New("tracing.tls.ca_file: no PEM certificate in it")
+		}
+	}
+	if t.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("tracing.tls: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+func (c *Config) checkTracing(bad report) {
+	t := &c.Tracing
+	if c.Admin.Receipts < 0 {
+		bad("$.admin.receipts", "%d is no number of requests; write 0 to keep none", c.Admin.Receipts)
+	}
+	if c.Admin.ReceiptsBytes < 1<<16 {
+		bad("$.admin.receipts_bytes", "%d bytes hold no receipts; write 65536 or more, and receipts: 0 to keep none", c.Admin.ReceiptsBytes)
+	}
+	if t.Endpoint != "" {
+		if _, err := tracing.Endpoint(t.Endpoint, t.Insecure); err != nil {
+			bad("$.tracing.endpoint", "%v", err)
+		}
+	}
+	if !(t.Sample >= 0 && t.Sample <= 1) {
+		bad("$.tracing.sample", "%v is no share of requests; write a number from 0 to 1, such as 0.1", t.Sample)
+	}
+	if t.Timeout <= 0 {
+		bad("$.tracing.timeout", "%v; write how long an export may take, such as 10s", t.Timeout)
+	}
+	if (t.TLS.CertFile == "") != (t.TLS.KeyFile == "") {
+		bad("$.tracing.tls", "a certificate and its key go together; write both cert_file and key_file, or neither")
+	}
+	for name := range t.Headers {
+		if name == "" || strings.ContainsAny(name, " :\r\n") {
+			bad("$.tracing.headers", "%q is no header's name", name)
+		}
+	}
+}

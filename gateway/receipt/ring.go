@@ -1,0 +1,193 @@
+package receipt
+
+import (
+	"slices"
+	"sync"
+)
+
+// A Ring keeps the receipts of the last requests that ended, and of all that
+// run. A nil one keeps none.
+type Ring struct {
+	maxBytes int64
+
+	mu      sync.Mutex
+	ended   []*Receipt // a ring of its capacity, never changed again
+	next    int        // where the next goes
+	count   int
+	bytes   int64
+	byID    map[string]*Receipt // those that ended; of several with one name the last
+	running map[string]*Live
+}
+
+// NewRing returns a ring for so many receipts, and for fewer where they would
+// take more than so many bytes; nil for none.
+func NewRing(last int, maxBytes int64) *Ring {
+	if last <= 0 {
+		return nil
+	}
+	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}}
+}
+
+// Live is the receipt of a request that runs. A nil one notes nothing.
+type Live struct {
+	ring *Ring
+	mu   sync.Mutex
+	r    Receipt
+}
+
+// Open begins a receipt.
+func (g *Ring) Open(r *Receipt) *Live {
+	if g == nil {
+		return nil
+	}
+	l := &Live{ring: g, r: *r}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running[r.ID] = l
+	if r.ClientID != "" {
+		g.running[r.ClientID] = l
+	}
+	return l
+}
+
+// Note adds to the receipt.
+func (l *Live) Note(add func(*Receipt)) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	add(&l.r)
+}
+
+// End adds the last of it: from here on the receipt is one of those that ended.
+func (l *Live) End(add func(*Receipt)) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	add(&l.r)
+	l.r.close()
+	done := l.r
+	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a leg that ends late notes into the other
+	l.mu.Unlock()
+	l.ring.keep(l, &done)
+}
+
+// keep puts a receipt in the place of the oldest.
+func (g *Ring) keep(l *Live, r *Receipt) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range r.names() {
+		if g.running[id] == l {
+			delete(g.running, id)
+		}
+	}
+	if g.count == len(g.ended) {
+		g.dropOldest()
+	}
+	g.ended[g.next] = r
+	g.next = (g.next + 1) % len(g.ended)
+	g.count++
+	for _, id := range r.names() {
+		g.byID[id] = r
+	}
+	for g.bytes += r.size(); g.bytes > g.maxBytes && g.count > 1; {
+		g.dropOldest()
+	}
+}
+
+func (g *Ring) dropOldest() {
+	at := (g.next - g.count + len(g.ended)) % len(g.ended)
+	old := g.ended[at]
+	g.ended[at] = nil
+	g.count--
+	g.bytes -= old.size()
+	for _, id := range old.names() {
+		if g.byID[id] == old {
+			delete(g.byID, id)
+		}
+	}
+}
+
+func (r *Receipt) names() []string {
+	if r.ClientID == "" || r.ClientID == r.ID {
+		return []string{r.ID}
+	}
+	return []string{r.ID, r.ClientID}
+}
+
+// Find returns the receipt of a request by its id, or the one that the client
+// gave it; of several requests the one that runs, else the last that ended.
+func (g *Ring) Find(id string) (*Receipt, bool) {
+	if g == nil {
+		return nil, false
+	}
+	g.mu.Lock()
+	l, runs := g.running[id]
+	r, ok := g.byID[id]
+	g.mu.Unlock()
+	if runs {
+		return l.copy(), true
+	}
+	return r, ok
+}
+
+// Last returns up to n of the requests that ended, or of those that run, the
+// latest first; with a model, of its requests only.
+func (g *Ring) Last(n int, model string, running bool) []*Receipt {
+	list := []*Receipt{}
+	if g == nil {
+		return list
+	}
+	if running {
+		for _, l := range g.open() {
+			if r := l.copy(); model == "" || r.Model == model {
+				list = append(list, r)
+			}
+		}
+		slices.SortFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
+		return list[:min(n, len(list))]
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := 1; i <= g.count && len(list) < n; i++ {
+		if r := g.ended[(g.next-i+len(g.ended))%len(g.ended)]; model == "" || r.Model == model {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// open are the receipts of requests that run, each once.
+func (g *Ring) open() []*Live {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	list := make([]*Live, 0, len(g.running))
+	for id, l := range g.running {
+		if id == l.r.ID { // set before it was opened, and never again
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
+// copy is the receipt as it is now.
+func (l *Live) copy() *Receipt {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.r
+	r.Attempts = slices.Clone(r.Attempts) // what it points to is set once
+	return &r
+}
+
+// Count is how many are kept of requests that ended, and of those that run.
+func (g *Ring) Count() (ended, running int) {
+	if g == nil {
+		return 0, 0
+	}
+	n := len(g.open())
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.count, n
+}

@@ -1,0 +1,156 @@
+package receipt
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
+	g := NewRing(4, 1<<20)
+	l := g.Open(&Receipt{ID: "a", ClientID: "mine", State: "parse"})
+	l.Note(func(r *Receipt) {
+		i := r.Begin(Attempt{N: 1, State: "queued"})
+		r.State, r.At(i).Waits.Queue = "queued", 2
+	})
+	for _, id := range []string{"a", "mine"} {
+		r, ok := g.Find(id)
+		require.True(t, ok)
+		require.Equal(t, "queued", r.State)
+		require.Equal(t, "queued", r.Attempts[0].State)
+	}
+	require.Empty(t, g.Last(9, "", false))
+	require.Len(t, g.Last(9, "", true), 1, "once, though it has two names")
+	l.Note(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
+	l.End(func(r *Receipt) { r.Outcome = "ok" })
+	r, ok := g.Find("mine")
+	require.True(t, ok)
+	require.Equal(t, Ended, r.State)
+	require.Equal(t, Ended, r.Attempts[0].State)
+	require.InDelta(t, 5, r.Waits.Queue, 0)
+	require.Empty(t, g.Last(9, "", true))
+	l.Note(func(r *Receipt) { r.At(0).Cause = "late" })
+	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
+}
+
+func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
+	g := NewRing(3, 1<<20)
+	for i := range 5 {
+		g.Open(&Receipt{ID: fmt.Sprint(i), Model: []string{"x", "y"}[i%2]}).End(func(*Receipt) {})
+	}
+	ids := func(list []*Receipt) (s string) {
+		for _, r := range list {
+			s += r.ID
+		}
+		return s
+	}
+	require.Equal(t, "432", ids(g.Last(9, "", false)))
+	require.Equal(t, "4", ids(g.Last(1, "", false)))
+	require.Equal(t, "42", ids(g.Last(9, "x", false)))
+	_, ok := g.Find("1")
+	require.False(t, ok, "the oldest are gone")
+	ended, running := g.Count()
+	require.Equal(t, []int{3, 0}, []int{ended, running})
+}
+
+func TestANameThatIsUsedAgainIsTheLastRequests(t *testing.T) {
+	g := NewRing(2, 1<<20)
+	g.Open(&Receipt{ID: "a", ClientID: "same"}).End(func(*Receipt) {})
+	second := g.Open(&Receipt{ID: "b", ClientID: "same"})
+	r, _ := g.Find("same")
+	require.Equal(t, "b", r.ID, "the one that runs")
+	second.End(func(*Receipt) {})
+	g.Open(&Receipt{ID: "c"}).End(func(*Receipt) {}) // drops a
+	r, ok := g.Find("same")
+	require.True(t, ok)
+	require.Equal(t, "b", r.ID)
+}
+
+func TestNoRingKeepsNothing(t *testing.T) {
+	var none *Ring
+	require.Nil(t, NewRing(0, 1<<20))
+	l := none.Open(&Receipt{ID: "a"})
+	l.Note(func(*Receipt) { t.Fatal("noted") })
+	l.End(func(*Receipt) { t.Fatal("noted") })
+	_, ok := none.Find("a")
+	require.False(t, ok)
+	require.Empty(t, none.Last(1, "", false))
+	require.Zero(t, testing.AllocsPerRun(10, func() {
+		at := 1.5
+		l.Note(func(r *Receipt) { r.TTFT = at })
+	}))
+}
+
+func TestAttemptsOfOneRequestAreBounded(t *testing.T) {
+	var r Receipt
+	for range MaxAttempts {
+		require.GreaterOrEqual(t, r.Begin(Attempt{}), 0)
+	}
+	i := r.Begin(Attempt{})
+	require.Equal(t, -1, i)
+	require.Nil(t, r.At(i))
+	require.Equal(t, 1, r.LeftOut)
+	require.Len(t, Clip(strings.Repeat("x", 9999)), MaxText)
+}
+
+// However receipts come and go, the ring stays within its bytes, finds what it
+// lists, and forgets the names of what it dropped.
+func TestTheRingKeepsItsBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := int64(rapid.IntRange(1, 20_000).Draw(t, "bytes"))
+		g := NewRing(rapid.IntRange(1, 8).Draw(t, "last"), limit)
+		var open []*Live
+		for i := range rapid.IntRange(1, 40).Draw(t, "steps") {
+			if len(open) > 0 && rapid.Bool().Draw(t, "end") {
+				open[0].End(func(*Receipt) {})
+				open = open[1:]
+				continue
+			}
+			l := g.Open(&Receipt{ID: fmt.Sprint(i), ClientID: rapid.SampledFrom([]string{"", "p", "q"}).Draw(t, "name"), Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
+			for range rapid.IntRange(0, 4).Draw(t, "attempts") {
+				l.Note(func(r *Receipt) {
+					r.At(r.Begin(Attempt{})).Decode = &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}
+				})
+			}
+			open = append(open, l)
+		}
+		var bytes int64
+		list := g.Last(100, "", false)
+		for _, r := range list {
+			bytes += r.size()
+			found, ok := g.Find(r.ID)
+			require.True(t, ok)
+			require.Equal(t, r, found)
+		}
+		require.Equal(t, g.bytes, bytes)
+		require.True(t, bytes <= limit || len(list) == 1)
+		require.LessOrEqual(t, len(g.byID), 2*len(list))
+		require.Len(t, g.Last(100, "", true), len(open))
+	})
+}
+
+func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
+	g := NewRing(16, 1<<20)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for k := range 200 {
+				l := g.Open(&Receipt{ID: fmt.Sprint(i, k), Arrival: time.Unix(int64(k), 0)})
+				l.Note(func(r *Receipt) { r.Begin(Attempt{N: k}) })
+				l.End(func(r *Receipt) { r.Outcome = "ok" })
+			}
+		})
+		all.Go(func() {
+			for k := range 200 {
+				g.Last(10, "", k%2 == 0)
+				g.Find(fmt.Sprint(i, k))
+			}
+		})
+	}
+	all.Wait()
+}

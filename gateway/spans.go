@@ -1,0 +1,183 @@
+package gateway
+
+import (
+	"net/http"
+	"strconv"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/tracing"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// What spans say. Everything here is called for spans that are recorded only.
+// Names that begin with gen_ai, http, url or error are OpenTelemetry's semantic
+// conventions (GenAI as of 1.41); what these have no word for is ours.
+
+// operation is gen_ai.operation.name.
+func operation(ep mooncake.Endpoint) string {
+	if ep == mooncake.Completions {
+		return "text_completion"
+	}
+	return "chat"
+}
+
+func spanArrived(r *record, ep mooncake.Endpoint) {
+	r.span.Set(
+		attribute.String("gen_ai.operation.name", operation(ep)),
+		attribute.String("gen_ai.provider.name", "evenkeel"),
+		attribute.String("http.request.method", "POST"),
+		attribute.String("http.route", ep.Path()),
+		attribute.String("url.path", ep.Path()),
+		attribute.String("evenkeel.request.id", r.ID),
+	)
+	for name, value := range map[string]string{"evenkeel.client.request.id": r.ClientID, "evenkeel.key": r.Key, "evenkeel.geo.origin": r.Origin} {
+		if value != "" {
+			r.span.Set(attribute.String(name, value))
+		}
+	}
+}
+
+func spanParsed(s *tracing.Span, req *openai.Request) {
+	operation, model := operation(req.Endpoint), clip(req.Model)
+	s.Name(operation + " " + model)
+	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
+	if req.MaxTokens > 0 {
+		s.Set(attribute.Int("gen_ai.request.max_tokens", req.MaxTokens))
+	}
+}
+
+func spanAttempt(s *tracing.Span, number int, leg string) {
+	s.Set(attribute.Int("evenkeel.attempt", number))
+	if leg != "" {
+		s.Set(attribute.String("evenkeel.leg", leg))
+	}
+}
+
+// spanStep begins the span of a phase, within the call it is part of.
+func spanStep(n *notes, p phase) *tracing.Span {
+	within := n.attempt
+	if n.call != nil {
+		within = n.call
+	}
+	switch p {
+	case phaseQueued:
+		return within.Child("queue", false)
+	case phasePrefill:
+		if n.call != nil {
+			return within.Child("local_prefill", false)
+		}
+		return within.Child("probe", true)
+	case phasePooled:
+		return within.Child("pool_wait", false)
+	case phaseTransfer:
+		return within.Child("transfer", false)
+	default:
+		return within.Child("relay", false)
+	}
+}
+
+func spanChose(s *tracing.Span, l *prefill.Lease) {
+	list := []attribute.KeyValue{
+		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
+		attribute.String("evenkeel.prefill.policy", l.Policy),
+		attribute.Int("evenkeel.prefill.hit_tokens", l.HitTokens),
+		attribute.Int("evenkeel.prefill.probes_ahead", l.Others),
+	}
+	if g := l.Grounds; g != nil {
+		list = append(list, attribute.String("evenkeel.prefill.reason", g.Reason), attribute.Int("evenkeel.prefill.eligible", g.Eligible))
+		var best []string
+		for _, r := range g.Best {
+			best = append(best, r.Candidate+"="+number(r.Score))
+		}
+		list = append(list, attribute.StringSlice("evenkeel.prefill.best", best))
+	}
+	s.Event("choose", list...)
+}
+
+func spanPrefilled(s *tracing.Span, got *mooncake.ProbeAnswer) {
+	s.Set(attribute.Int("gen_ai.usage.input_tokens", got.PromptTokens))
+	if got.CachedTokens >= 0 {
+		s.Set(attribute.Int("gen_ai.usage.cache_read.input_tokens", got.CachedTokens))
+	}
+}
+
+func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
+	d := decodeOf(slot)
+	list := []attribute.KeyValue{
+		attribute.String("evenkeel.decode.rank", d.Rank),
+		attribute.String("evenkeel.decode.group", d.Group),
+		attribute.String("evenkeel.decode.policy", d.Policy),
+		attribute.String("evenkeel.decode.stage", d.Stage),
+		attribute.Float64("evenkeel.decode.score", d.Score),
+		attribute.Float64("evenkeel.decode.decide_ms", d.Decide),
+	}
+	if d.Local > 0 {
+		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", d.Local))
+	}
+	if slot.Grounds != nil {
+		var best []string
+		for _, c := range d.Best {
+			best = append(best, c.Name+"="+number(c.Score))
+		}
+		list = append(list, attribute.Int("evenkeel.decode.waiting", d.Waiting), attribute.Int("evenkeel.decode.able", d.Able),
+			attribute.Int64("evenkeel.decode.kv_tokens", d.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
+	}
+	s.Event("admit", list...)
+}
+
+func number(score *float64) string {
+	if score == nil {
+		return "?"
+	}
+	return strconv.FormatFloat(*score, 'g', 6, 64)
+}
+
+// spanFailed: what the client did is no failure of ours.
+func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
+	kind := outcomeOf(answer)
+	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
+		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", clip(cause)))
+		return
+	}
+	s.Fail(kind, clip(cause))
+}
+
+// spanEnded: the time to the first event is gen_ai.server.time_to_first_token of
+// the metrics' conventions, which name it so for spans.
+func spanEnded(r *record, fail *openai.Error, status int) {
+	r.span.Set(
+		attribute.String("evenkeel.outcome", r.Outcome),
+		attribute.Int("evenkeel.attempts", r.Attempts),
+		attribute.Int("http.response.status_code", status),
+		attribute.Int("gen_ai.usage.input_tokens", r.PromptTokens),
+		attribute.Int("gen_ai.usage.output_tokens", r.OutputTokens),
+		attribute.Int("gen_ai.usage.cache_read.input_tokens", r.CachedTokens),
+	)
+	for name, value := range map[string]string{
+		"gen_ai.response.model": clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
+		"evenkeel.route": r.Route, "evenkeel.geo.peer": r.Peer,
+	} {
+		if value != "" {
+			r.span.Set(attribute.String(name, value))
+		}
+	}
+	if r.TTFTMs > 0 {
+		r.span.Set(attribute.Float64("gen_ai.response.time_to_first_chunk", r.TTFTMs/1000))
+	}
+	if fail != nil {
+		spanFailed(r.span, fail, r.Outcome)
+	}
+}
+
+// clip bounds what a client or an engine may add to a span.
+func clip(s string) string {
+	const most = 256
+	if len(s) > most {
+		return s[:most]
+	}
+	return s
+}

@@ -1,0 +1,346 @@
+package gateway_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/tracing/tracetest"
+)
+
+// heard are the trace headers that engines were sent, by path and in order.
+type heard struct {
+	mu  sync.Mutex
+	all []http.Header
+}
+
+func (h *heard) note(path string, header http.Header) {
+	if strings.HasPrefix(path, "/v1/") && header.Get("X-Request-Id") != "" {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.all = append(h.all, header.Clone())
+	}
+}
+
+// leg is the last header of a leg, "-p" or "-d".
+func (h *heard) leg(name string) http.Header {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, one := range slices.Backward(h.all) {
+		if strings.Contains(one.Get("X-Request-Id"), name) {
+			return one
+		}
+	}
+	return nil
+}
+
+func traced(c *tracetest.Collector, more ...func(*config.Config)) func(*config.Config) {
+	return func(cfg *config.Config) {
+		cfg.Tracing.Endpoint, cfg.Tracing.Sample = c.URL, 1
+		for _, f := range more {
+			f(cfg)
+		}
+	}
+}
+
+// spans waits for a whole trace: until the request's own span is there.
+func (c *cluster) spans(col *tracetest.Collector, trace string) (all []tracetest.Span) {
+	c.Helper()
+	c.eventually("the trace "+trace+" is exported", func() bool {
+		all = slices.DeleteFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace != trace })
+		return slices.ContainsFunc(all, func(s tracetest.Span) bool { return s.Kind == "server" && s.Attributes["evenkeel.outcome"] != nil })
+	})
+	return all
+}
+
+func named(t *testing.T, all []tracetest.Span, name string) tracetest.Span {
+	t.Helper()
+	at := slices.IndexFunc(all, func(s tracetest.Span) bool { return s.Name == name })
+	require.GreaterOrEqual(t, at, 0, "no span %s in\n%s", name, tracetest.Tree(all))
+	return all[at]
+}
+
+const wholeTree = `chat ref (server)
+  parse (internal)
+  attempt (internal)
+    queue (internal)
+    probe (client)
+    pool_wait (internal)
+    decode (client)
+      transfer (internal)
+      relay (internal)
+`
+
+func TestARequestIsATreeOfSpans(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	var ears heard
+	c := start(t, options{
+		prefill:   []refengine.Config{{PromptTokensDetails: true, OnRequest: ears.note}},
+		decode:    []refengine.Config{{DPSize: 2, OnRequest: ears.note}},
+		configure: traced(col),
+	})
+	trace, caller := "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	r := c.post(chatPath, chat("a traced one", `"stream":true,"max_tokens":4,`), "Traceparent", "00-"+trace+"-"+caller+"-01", "Tracestate", "vendor=x", "X-Request-Id", "mine")
+	require.Equal(t, http.StatusOK, r.status)
+	all := c.spans(col, trace)
+	require.Equal(t, wholeTree, tracetest.Tree(all))
+	for _, s := range all {
+		require.False(t, s.End.Before(s.Start))
+		require.Equal(t, "vendor=x", s.State)
+	}
+	root := named(t, all, "chat ref")
+	require.Equal(t, caller, root.Parent, "below the caller's")
+	kept := c.receipt("mine")
+	require.Equal(t, trace, kept.TraceID)
+	for name, want := range map[string]any{
+		"gen_ai.operation.name": "chat", "gen_ai.provider.name": "evenkeel", "gen_ai.request.model": model, "gen_ai.response.model": model,
+		"gen_ai.request.stream": true, "gen_ai.request.max_tokens": int64(4), "gen_ai.usage.output_tokens": int64(4), "gen_ai.usage.input_tokens": int64(kept.PromptTokens),
+		"http.request.method": "POST", "http.route": chatPath, "http.response.status_code": int64(200),
+		"evenkeel.outcome": "ok", "evenkeel.request.id": kept.ID, "evenkeel.client.request.id": "mine", "evenkeel.decode.rank": kept.Attempts[0].Decode.Rank,
+	} {
+		require.Equal(t, want, root.Attributes[name], name)
+	}
+	require.InDelta(t, kept.TTFT/1000, root.Attributes["gen_ai.response.time_to_first_chunk"], 1e-9)
+	require.Equal(t, []string{"choose"}, named(t, all, "queue").Events)
+	require.Equal(t, kept.Attempts[0].Prefill.Candidate, named(t, all, "queue").EventAttributes["choose"]["evenkeel.prefill.engine"])
+	admit := named(t, all, "pool_wait").EventAttributes["admit"]
+	require.Equal(t, kept.Attempts[0].Decode.Rank, admit["evenkeel.decode.rank"])
+	require.Len(t, admit["evenkeel.decode.best"], 2)
+	require.Equal(t, []string{"first token"}, named(t, all, "decode").Events)
+
+	require.Equal(t, "00-"+trace+"-"+named(t, all, "probe").ID+"-01", ears.leg("-p").Get("Traceparent"))
+	require.Equal(t, "00-"+trace+"-"+named(t, all, "decode").ID+"-01", ears.leg("-d").Get("Traceparent"))
+	require.Equal(t, "vendor=x", ears.leg("-d").Get("Tracestate"))
+	for _, s := range all {
+		for _, v := range s.Attributes {
+			require.NotContains(t, fmt.Sprint(v), "a traced one", "no word of the prompt")
+		}
+	}
+}
+
+func TestARetryIsASpanOfItsOwn(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	c := start(t, options{prefill: []refengine.Config{{}, {}}, configure: traced(col, turns)})
+	c.allUp()
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+	var id string
+	c.eventually("a request meets the busy engine first", func() bool {
+		r := c.post(chatPath, chat("again", `"max_tokens":2,`))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		id = r.header.Get("X-Request-Id")
+		return len(c.receipt(id).Attempts) > 1
+	})
+	all := c.spans(col, c.receipt(id).TraceID)
+	require.Equal(t, `chat ref (server)
+  parse (internal)
+  attempt (internal) !
+    queue (internal)
+    probe (client) !
+  attempt (internal)
+    queue (internal)
+    probe (client)
+    pool_wait (internal)
+    decode (client)
+      transfer (internal)
+      relay (internal)
+`, tracetest.Tree(all))
+	probe := named(t, all, "probe")
+	require.Contains(t, probe.Error, "503")
+	require.Equal(t, "prefill_unavailable", probe.Attributes["error.type"])
+	line := c.logs.FilterMessage("attempt failed, trying again").All()
+	require.NotEmpty(t, line)
+	require.NotEmpty(t, line[0].ContextMap()["trace_id"], "the log says which trace it is of")
+}
+
+func TestAnAnswerThatGoesOnElsewhereIsTwoAttempts(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	c := start(t, options{decode: []refengine.Config{{}, {}}, configure: traced(col), dirty: true})
+	c.allUp()
+	for _, e := range c.decode { // the first one that has it loses it, and the other does not
+		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5}))
+	}
+	r := c.post("/v1/completions", completion("goes on", `"stream":true,"max_tokens":8,`))
+	require.Equal(t, http.StatusOK, r.status)
+	kept := c.receipt(r.header.Get("X-Request-Id"))
+	require.Equal(t, "ok", kept.Outcome)
+	all := c.spans(col, kept.TraceID)
+	tree := tracetest.Tree(all)
+	require.Contains(t, tree, "      relay (internal) !\n  attempt (internal)", tree)
+	require.Equal(t, "text_completion ref", named(t, all, "text_completion ref").Name)
+	require.Empty(t, named(t, all, "text_completion ref").Error, "the client has a whole answer")
+	require.Contains(t, kept.Attempts[0].Cause, "lost in the middle")
+	require.True(t, kept.Attempts[0].Again)
+}
+
+func TestAClientThatLeavesIsNoError(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	c := start(t, options{configure: traced(col)})
+	leave := c.endless("X-Request-Id", "leaver")
+	trace := c.decisions("?id=leaver")[0].TraceID
+	leave()
+	all := c.spans(col, trace)
+	require.NotContains(t, tracetest.Tree(all), "!", "nothing of ours failed")
+	root := named(t, all, "chat ref")
+	require.Equal(t, "client_closed", root.Attributes["error.type"])
+	require.Equal(t, "client_closed", named(t, all, "relay").Attributes["error.type"])
+}
+
+func TestARequestThatFailsIsAFailedSpan(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	c := start(t, options{configure: traced(col)})
+	for _, e := range c.prefill {
+		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Internal}))
+	}
+	r := c.post(chatPath, chat("fails", ""))
+	require.Equal(t, http.StatusBadGateway, r.status)
+	all := c.spans(col, c.receipt(r.header.Get("X-Request-Id")).TraceID)
+	root := named(t, all, "chat ref")
+	require.NotEmpty(t, root.Error)
+	require.Equal(t, "prefill_failed", root.Attributes["error.type"])
+	require.EqualValues(t, http.StatusBadGateway, root.Attributes["http.response.status_code"])
+
+	r = c.post(chatPath, strings.Replace(chat("x", ""), model, "none", 1))
+	root = named(t, c.spans(col, c.receipt(r.header.Get("X-Request-Id")).TraceID), "chat none")
+	require.Empty(t, root.Error, "the client's fault is none of ours")
+	require.Equal(t, "model_not_found", root.Attributes["error.type"])
+}
+
+func TestATraceGoesOnInAnotherRegion(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	us, eu := pair(t, options{configure: traced(col, remote)}, options{configure: traced(col, func(cfg *config.Config) { cfg.Tracing.Sample = 0 })})
+	r := us.post(chatPath, chat("far away", `"max_tokens":3,`))
+	require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
+	trace := us.receipt(r.header.Get("X-Request-Id")).TraceID
+	require.Equal(t, trace, eu.receipt(r.header.Get("X-Request-Id")).TraceID)
+	var all []tracetest.Span
+	us.eventually("both have exported", func() bool {
+		all = us.spans(col, trace)
+		return strings.Count(tracetest.Tree(all), "(server)") == 2
+	})
+	require.Contains(t, tracetest.Tree(all), `    forward (client)
+      transfer (internal)
+      chat ref (server)
+        parse (internal)
+        attempt (internal)
+`, "the other region's are below the forward, and sampled because we said so")
+}
+
+func TestAnyCallersFlagDoesNotForceSampling(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	col := tracetest.Start(t)
+	var ears heard
+	c := start(t, options{
+		decode:    []refengine.Config{{OnRequest: ears.note}},
+		configure: traced(col, func(cfg *config.Config) { cfg.KeysFile, cfg.Tracing.Sample = file, 0 }),
+	})
+	const teams, ops = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-2af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	body := chat("whose", `"max_tokens":2,`)
+	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-team", "Traceparent", teams).status)
+	require.Equal(t, teams[:35], ears.leg("-d").Get("Traceparent")[:35], "the trace goes on")
+	require.Equal(t, "00", ears.leg("-d").Get("Traceparent")[53:], "and engines are told that it is not sampled")
+	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-ops", "Traceparent", ops).status)
+	c.spans(col, ops[3:35])
+	require.False(t, slices.ContainsFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace == teams[3:35] }))
+}
+
+func TestWithoutTracingEnginesGetNoHeaders(t *testing.T) {
+	t.Parallel()
+	var ears heard
+	c := start(t, options{prefill: []refengine.Config{{OnRequest: ears.note}}, decode: []refengine.Config{{OnRequest: ears.note}}})
+	r := c.post(chatPath, chat("off", ""), "Traceparent", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	require.Equal(t, http.StatusOK, r.status)
+	for _, leg := range []string{"-p", "-d"} {
+		h := ears.leg(leg)
+		require.NotNil(t, h)
+		for _, name := range []string{"Traceparent", "Tracestate", "Baggage"} {
+			require.Empty(t, h.Values(name))
+		}
+	}
+	require.Empty(t, c.receipt(r.header.Get("X-Request-Id")).TraceID)
+}
+
+func TestTracingFollowsAReload(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	write := func(c *cluster, more string) string {
+		return fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nself_test: false\nengines:\n  prefill: [{url: %q}]\n  decode: [{url: %q, slots: 8}]\n%s", c.prefill[0].URLs()[0], c.decode[0].URLs()[0], more)
+	}
+	c := start(t, options{decode: []refengine.Config{{}}, file: func(c *cluster) string { return write(c, "") }})
+	require.Equal(t, http.StatusOK, c.post(chatPath, chat("one", "")).status)
+	require.Empty(t, col.Spans())
+	c.write(write(c, fmt.Sprintf("tracing: {endpoint: %q, sample: 1, headers: {x-token: secret}}\n", col.URL)))
+	said := c.ask(http.MethodPost, c.admin+"/reload", "")
+	require.Equal(t, http.StatusOK, said.status, said.body)
+	require.NotContains(t, said.body, "secret")
+	require.NotContains(t, said.body, "needs_restart")
+	r := c.post(chatPath, chat("two", ""))
+	trace := c.receipt(r.header.Get("X-Request-Id")).TraceID
+	c.write(write(c, ""))
+	require.Equal(t, http.StatusOK, c.ask(http.MethodPost, c.admin+"/reload", "").status)
+	c.spans(col, trace) // what was traced is exported all the same
+	require.Equal(t, "secret", col.Headers().Get("X-Token"))
+	r = c.post(chatPath, chat("three", ""))
+	require.Empty(t, c.receipt(r.header.Get("X-Request-Id")).TraceID)
+	require.Contains(t, c.ask(http.MethodPost, c.admin+"/reload?dry=1", "").body, "outcome")
+}
+
+func TestACollectorThatIsGoneBlocksNoRequest(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	release := col.Hold()
+	c := start(t, options{configure: traced(col)})
+	for i := range 20 {
+		require.Equal(t, http.StatusOK, c.post(chatPath, chat(fmt.Sprint("no ", i), `"max_tokens":2,`)).status)
+	}
+	release()
+	c.eventually("what waited is exported", func() bool {
+		return c.metric(`evenkeel_trace_spans_total{outcome="exported"}`) >= 20*9
+	})
+	require.Zero(t, c.metric(`evenkeel_trace_spans_total{outcome="dropped"}`))
+}
+
+func TestTheRequestLogNamesTraceAndClientID(t *testing.T) {
+	t.Parallel()
+	col := tracetest.Start(t)
+	c := start(t, options{configure: traced(col)})
+	r := c.post(chatPath, chat("logged", ""), "X-Request-Id", "theirs")
+	require.Equal(t, http.StatusOK, r.status)
+	kept := c.receipt("theirs")
+	var line struct {
+		ID       string `json:"id"`
+		ClientID string `json:"client_id"`
+		TraceID  string `json:"trace_id"`
+	}
+	scan := bufio.NewScanner(openFile(t, c.requestLog))
+	require.True(t, scan.Scan())
+	require.NoError(t, json.Unmarshal(scan.Bytes(), &line))
+	require.Equal(t, []string{kept.ID, "theirs", kept.TraceID}, []string{line.ID, line.ClientID, line.TraceID})
+}
+
+func openFile(t *testing.T, name string) io.Reader {
+	t.Helper()
+	f, err := os.Open(name)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
