@@ -48,7 +48,7 @@ var mayImport = map[string][]string{
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/live":      {"gateway", "gateway/openai", "dispatcher", "prefill"},
 	"gateway/top":       {"gateway/live"},
-	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt"},
+	"gateway/admin":     {"gateway", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
 	"docs/book":         {},
 	"cmd":               {"*"},
