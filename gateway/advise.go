@@ -78,12 +78,13 @@ func (a *adviser) look(ctx context.Context, now time.Time) {
 }
 
 // samples are the boards as they are now, with the prefill ranks that serve
-// them. A model that shares the ranks of its base is a part of it.
+// them. A model that shares the ranks of its base is a part of it. Of ranks that
+// another proxy admits to nothing is known here.
 func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if len(boards[i].Workers) > 0 {
+		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.owners.admits(g.fleet.regionOf(w.ID)) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool

@@ -98,3 +98,23 @@ func TestNoAdviceWhereItIsOff(t *testing.T) {
 	require.Empty(t, c.gw.Status(t.Context()).Advice)
 	require.NotContains(t, c.get("/metrics").body, "evenkeel_advice")
 }
+
+func TestNoAdviceOnEnginesOfAnother(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
+		configure: func(cfg *config.Config) {
+			region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
+			cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = config.OwnStatic, time.Hour
+			cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
+			cfg.Advice.Interval, cfg.Advice.Window = 10*time.Millisecond, 100*time.Millisecond
+		},
+	})
+	c.eventually("both boards are there, and ours has advice", func() bool {
+		s := c.gw.Status(t.Context())
+		return len(s.Dispatch.Models) == 2 && len(s.Advice) > 0 && s.Advice[0].Steps[0].Reason == advice.ReasonBalanced
+	})
+	given := c.gw.Status(t.Context()).Advice
+	require.Len(t, given, 1)
+	require.Equal(t, model, given[0].Model)
+}
