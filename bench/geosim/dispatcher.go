@@ -338,7 +338,7 @@ func (d *dispatcher) scrape() {
 	set := d.policy.Settings()
 	for i, r := range d.replicas {
 		a := &d.accounts[i]
-		a.pending = r.pending
+		a.pending = r.pending()
 		a.credit = set.Credit(len(r.batch), a.pending, maxNumSeqs)
 	}
 	d.decide()

@@ -15,18 +15,19 @@ type Engine struct {
 	StepMs   float64 // a decode step
 	StepPer  float64 // and a request of its batch
 	KVTokens int
-	LogSteps int // so many steps, or a prefill, until its metrics tell how many wait
-}
 
-// logSteps is SGLang's decode_log_interval.
-const logSteps = 40
+	// What the sources leave open, off: geo 11, M2 to the letter.
+	OnePass      bool // whatever waits and fits is prefilled together, in one pass with one BusyMs
+	PrefillPends bool // a request counts as pending until its prefill is done, not until it begins
+	LogSteps     int  // its metrics tell of the queue after a prefill and so many steps, as SGLang's (decode_log_interval); 0: at once
+}
 
 // presets of the sources: S0 2.1 (512 tokens in 300 ms, all of it tokens) and
 // 3.3, S1 table 1.
 var presets = map[string]Engine{
-	"l4-llama8b":     {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 32_000, LogSteps: logSteps},
-	"l4-llama8b-24k": {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 24_000, LogSteps: logSteps},
-	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 150.72, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000, LogSteps: logSteps},
+	"l4-llama8b":     {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 32_000},
+	"l4-llama8b-24k": {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 24_000},
+	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 150.72, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000},
 }
 
 // Validate says what no engine is like.
@@ -45,18 +46,18 @@ func (e *Engine) Validate() error {
 	if e.KVTokens < mostPrompt+mostOutput {
 		return fmt.Errorf("engine: kv_tokens %d: at least %d, or the longest request never runs", e.KVTokens, mostPrompt+mostOutput)
 	}
-	if e.LogSteps < 1 {
-		return fmt.Errorf("engine: log_steps %d: at least 1", e.LogSteps)
+	if e.LogSteps < 0 {
+		return fmt.Errorf("engine: log_steps %d: from 0", e.LogSteps)
 	}
 	return nil
 }
 
 const blockTokens = 16
 
-// replica is one engine, and works as SGLang does, which both sources ran: what
-// waits and fits is prefilled in one pass, while the rest of the batch stands
-// still; else the batch takes a step. Passes and steps follow each other as long
-// as there is something to do; steps in which nothing can change are one event.
+// replica is one engine. Who waits longest and fits is prefilled, alone, while
+// the rest of the batch stands still; when nobody does, the batch takes a step.
+// Prefills and steps follow each other as long as there is something to do; steps
+// in which nothing can change are one event.
 type replica struct {
 	Engine
 	s      *simulation
@@ -66,12 +67,13 @@ type replica struct {
 	waiting []*job // FCFS
 	batch   []*job
 	fresh   int // of the batch, the last so many are being prefilled
-	tokens  int // prompts and answers of the batch
+	tokens  int // prompts and answers of the batch, each counted in full
 	steps   int // so far
-	pending int // that wait, as its metrics have it
+	told    int // that wait, by metrics that are not told at once
 	run     iteration
 	cache   *index.Index
 	slot    index.Slot
+	prompts map[index.Key]int // blocks of the batch's prompts, and how many have them
 
 	made float64 // tokens generated in the measured window
 }
@@ -99,7 +101,7 @@ type job struct {
 }
 
 func newReplica(s *simulation, e Engine, number, region int) *replica {
-	r := &replica{Engine: e, s: s, number: number, region: region, cache: index.New(index.Config{})}
+	r := &replica{Engine: e, s: s, number: number, region: region, cache: index.New(index.Config{}), prompts: map[index.Key]int{}}
 	r.slot = r.cache.Add("own", e.KVTokens/blockTokens)
 	return r
 }
@@ -150,25 +152,36 @@ func (j *job) need() int { return j.r.tokens + j.got }
 
 func (r *replica) fits(j *job) bool { return r.tokens+len(r.batch)+j.need()+1 <= r.KVTokens }
 
-// iterate begins what comes next: the prefill of all that fit, else decode steps
-// until somebody ends or memory does.
+// pending is how many requests wait, as its metrics have it.
+func (r *replica) pending() int {
+	switch {
+	case r.LogSteps > 0:
+		return r.told
+	case r.PrefillPends:
+		return len(r.waiting) + r.fresh
+	}
+	return len(r.waiting)
+}
+
+// iterate begins what comes next: a prefill, else decode steps until somebody
+// ends or memory does.
 func (r *replica) iterate() {
 	r.run.busy = false
 	r.drop()
 	tokens := 0
-	for len(r.waiting) > 0 && r.fits(r.waiting[0]) {
+	for len(r.waiting) > 0 && r.fits(r.waiting[0]) && (r.OnePass || r.fresh == 0) {
 		tokens += r.admit(r.waiting[0])
 		r.waiting = append(r.waiting[:0], r.waiting[1:]...)
 		r.fresh++
 	}
 	if r.fresh > 0 {
-		r.pending = len(r.waiting)
+		r.told = len(r.waiting)
 		r.plan(r.s.now, r.BusyMs+r.TPMs*float64(tokens), 1, true)
 		return
 	}
 	n := len(r.batch)
 	if n == 0 {
-		r.pending = len(r.waiting)
+		r.told = len(r.waiting)
 		return
 	}
 	count := math.MaxInt
@@ -179,7 +192,10 @@ func (r *replica) iterate() {
 		r.preempt()
 		n = len(r.batch)
 	}
-	count = min(count, (r.KVTokens-r.tokens)/n, r.LogSteps-r.steps%r.LogSteps)
+	count = min(count, (r.KVTokens-r.tokens)/n)
+	if r.LogSteps > 0 {
+		count = min(count, r.LogSteps-r.steps%r.LogSteps)
+	}
 	r.plan(r.s.now, r.StepMs+r.StepPer*float64(n), max(1, count), false)
 }
 
@@ -190,19 +206,28 @@ func (r *replica) admit(j *job) int {
 	r.s.match = match
 	j.hit = index.Usable(int(match[r.slot.N])*blockTokens, j.r.tokens, blockTokens)
 	r.cache.Insert(r.slot, j.r.keys)
-	r.tokens += j.need()
 	r.batch = append(r.batch, j)
+	r.tokens += j.need()
+	for _, k := range j.r.keys {
+		r.prompts[k]++
+	}
 	return j.need() - j.hit
 }
 
-// room is what the batch's answers leave to prompts, its own and those of
-// finished requests, in blocks.
-func (r *replica) room() int {
-	answers := 0
-	for _, j := range r.batch {
-		answers += j.got
+// vacate takes back what a job held that is no longer in the batch.
+func (r *replica) vacate(j *job) {
+	r.tokens -= j.need()
+	for _, k := range j.r.keys {
+		if r.prompts[k]--; r.prompts[k] == 0 {
+			delete(r.prompts, k)
+		}
 	}
-	return max(1, (r.KVTokens-answers)/blockTokens)
+}
+
+// room for prefixes, in blocks: the free KV, and the prompts of the batch, which
+// are there to be hit as long as it has them.
+func (r *replica) room() int {
+	return max(1, (r.KVTokens-r.tokens)/blockTokens+len(r.prompts))
 }
 
 // preempt throws the latest request out, to be prefilled again.
@@ -210,7 +235,7 @@ func (r *replica) preempt() {
 	last := len(r.batch) - 1
 	j := r.batch[last]
 	r.batch = r.batch[:last]
-	r.tokens -= j.need()
+	r.vacate(j)
 	r.waiting = append([]*job{j}, r.waiting...)
 	r.s.meter.preempted++
 }
@@ -226,8 +251,8 @@ func (r *replica) finish() {
 			j.end = r.steps + j.r.output - j.got - 1
 		}
 	} else {
-		if r.steps += count; r.steps%r.LogSteps == 0 {
-			r.pending = len(r.waiting)
+		if r.steps += count; r.LogSteps > 0 && r.steps%r.LogSteps == 0 {
+			r.told = len(r.waiting)
 		}
 	}
 	if r.s.now > r.s.scenario.warmMs() {
@@ -254,7 +279,7 @@ func (r *replica) finish() {
 			kept = append(kept, j)
 			continue
 		}
-		r.tokens -= j.need()
+		r.vacate(j)
 		if !j.gone {
 			r.cache.SetCapacity(r.slot, r.room())
 			r.cache.Insert(r.slot, j.r.all)
@@ -283,7 +308,7 @@ func (r *replica) drop() {
 			r.batch[n] = j
 			n++
 		} else {
-			r.tokens -= j.need()
+			r.vacate(j)
 		}
 	}
 	clear(r.batch[n:])

@@ -9,7 +9,10 @@ import (
 
 // plain is an engine whose times can be added up by hand: a token of a prompt
 // takes 1 ms, a step 10 ms.
-var plain = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000, LogSteps: 40}
+var plain = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000}
+
+// onePass prefills whatever waits together.
+var onePass = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000, OnePass: true}
 
 // quiet is a scenario without clients: so many replicas in each region, 2 ms
 // between a client and its dispatcher, 100 ms between regions.
@@ -102,9 +105,19 @@ func TestByHand(t *testing.T) {
 			[]answer{{112, 112 + 200 + 20}, {112 + 200, 112 + 200}},
 		},
 		{
-			"those that wait for a prefill to end are prefilled together", quiet(plain, 1), "finish",
+			"those that wait for a prefill to end are prefilled one after the other, before the batch steps on", quiet(plain, 1), "finish",
+			[]ask{{0, 0, 100, 3, 1}, {50, 0, 50, 1, 2}, {60, 0, 70, 2, 3}},
+			[]answer{{112, 112 + 120 + 20}, {112 + 50 - 50, 112 + 50 - 50}, {112 + 120 - 60, 112 + 120 + 10 - 60}},
+		},
+		{
+			"or together, in one pass, if the scenario says so", quiet(onePass, 1), "finish",
 			[]ask{{0, 0, 100, 1, 1}, {50, 0, 50, 1, 2}, {60, 0, 70, 2, 3}},
 			[]answer{{112, 112}, {112 + 120 - 50, 112 + 120 - 50}, {112 + 120 - 60, 112 + 120 + 10 - 60}},
+		},
+		{
+			"t0 that keeps the engine busy is paid for each prompt", quiet(Engine{TPMs: 1, T0Ms: 10, BusyMs: 10, StepMs: 10, KVTokens: 20_000}, 1), "finish",
+			[]ask{{0, 0, 100, 1, 1}, {50, 0, 50, 1, 2}},
+			[]answer{{112, 112}, {112 + 60 - 50, 112 + 60 - 50}},
 		},
 		{
 			"one that comes in a step waits for its end", quiet(plain, 1), "finish",
@@ -118,7 +131,7 @@ func TestByHand(t *testing.T) {
 		},
 		{
 			"a batch is bounded by KV tokens: the second waits until the first is gone",
-			quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 40}, 1), "local-only:push=blind",
+			quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1), "local-only:push=blind",
 			[]ask{{0, 0, 8000, 5, 1}, {0, 0, 3000, 1, 2}},
 			[]answer{{2 + 90, 2 + 90 + 40}, {2 + 90 + 40 + 30, 2 + 90 + 40 + 30}},
 		},
@@ -137,35 +150,67 @@ func TestByHand(t *testing.T) {
 }
 
 func TestKVOverflowThrowsTheLatestOut(t *testing.T) {
-	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 40}, 1)
+	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1)
 	got, s := play(t, sc, "local-only:push=blind", ask{0, 0, 5000, 200, 1}, ask{0, 0, 5000, 200, 2})
 	require.Positive(t, s.meter.preempted)
 	require.Positive(t, got[0].e2e)
 	require.Greater(t, got[1].e2e, got[0].e2e, "it began again after the first had ended, or nearly")
 }
 
-func TestMetricsTellOfTheQueueAtAPrefillAndEverySoManySteps(t *testing.T) {
-	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240, LogSteps: 5}, 1)
-	a, err := parseArm("local-only:push=blind")
-	require.NoError(t, err)
-	s, err := newSimulation(sc, a, 1)
-	require.NoError(t, err)
-	c := &client{s: s}
-	s.clients = append(s.clients, c)
-	long := text{}.grow(1, 8000)
-	short := text{}.grow(2, 3000)
-	send := func(p text, output int) {
-		s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: output, then: func(bool) {}})
+func TestWhatAnEngineSaysOfItsQueue(t *testing.T) {
+	// Prefilled from 1 to 81, in steps of 10 until 191; the second has no room before, and is prefilled from 191 to 221.
+	e := Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}
+	slow, prefilling := e, e
+	slow.LogSteps, prefilling.PrefillPends = 5, true
+	for _, row := range []struct {
+		name string
+		e    Engine
+		told map[float64]int
+	}{
+		{"who waits for a prefill to begin, at once", e, map[float64]int{50: 0, 84: 0, 90: 1, 130: 1, 190: 1, 192: 0, 225: 0}},
+		{"as SGLang does: after a prefill, and every so many steps", slow, map[float64]int{50: 0, 84: 0, 90: 0, 130: 0, 132: 1, 190: 1, 192: 0}},
+		{"until a prefill is done", prefilling, map[float64]int{50: 1, 84: 0, 90: 1, 190: 1, 192: 1, 225: 0}},
+	} {
+		a, err := parseArm("local-only:push=blind")
+		require.NoError(t, err)
+		s, err := newSimulation(quiet(row.e, 1), a, 1)
+		require.NoError(t, err)
+		c := &client{s: s}
+		s.clients = append(s.clients, c)
+		send := func(p text, output int) func() {
+			return func() {
+				s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: output, then: func(bool) {}})
+			}
+		}
+		s.after(0, send(text{}.grow(1, 8000), 12))
+		s.after(85, send(text{}.grow(2, 3000), 1))
+		seen := map[float64]int{}
+		for at := range row.told {
+			s.after(at, func() { seen[at] = s.replicas[0].pending() })
+		}
+		require.NoError(t, s.run(context.Background()))
+		require.Equal(t, row.told, seen, row.name)
 	}
-	s.after(0, func() { send(long, 12) }) // prefilled from 1 to 81, steps of 10 until 191
-	s.after(85, func() { send(short, 1) })
-	told := map[float64]int{90: 0, 130: 0, 132: 1, 190: 1, 192: 0}
-	seen := map[float64]int{}
-	for at := range told {
-		s.after(at, func() { seen[at] = s.replicas[0].pending })
+}
+
+func TestPrefixesAreCachedInTheFreeKV(t *testing.T) {
+	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1)
+	for _, row := range []struct {
+		name   string
+		second ask
+		again  float64 // tokens of the first prompt that its third use finds
+	}{
+		{"a batch that leaves room lets a prompt stay", ask{500, 0, 3200, 1, 2}, 3184},
+		{"one that takes all but 2240 tokens leaves what fits there", ask{500, 0, 8000, 1, 2}, 2224},
+		{"the prompt of a request that runs is there for all", ask{500, 0, 3200, 400, 1}, 3184},
+	} {
+		_, s := play(t, sc, "local-only:push=blind", ask{0, 0, 3200, 1, 1}, row.second, ask{1000, 0, 3200, 1, 1})
+		hit := s.meter.hit
+		if row.second.id == 1 {
+			hit -= 3184
+		}
+		require.InDelta(t, row.again, hit, 16, row.name)
 	}
-	require.NoError(t, s.run(context.Background()))
-	require.Equal(t, told, seen)
 }
 
 func TestSPPSendsNoMoreThanItsCreditBetweenScrapes(t *testing.T) {

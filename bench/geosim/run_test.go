@@ -134,7 +134,7 @@ regions:
   - {name: us, replicas: 2, clients: 8}
   - {name: eu, replicas: 1, workload: tot, clients: 2, branches: 3, depth: 2}
 rtt_ms: [[3, 90], [90, 3]]
-engine: {kv_tokens: 40000}
+engine: {kv_tokens: 40000, one_pass: true, pending_in_prefill: true, log_steps: 40}
 warm_s: 2
 measure_s: 20
 faults: [{kind: partition, region: us, from: eu, at_s: 5, for_s: 5}]
@@ -149,8 +149,9 @@ func TestAScenarioIsReadFromAFile(t *testing.T) {
 		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 160}},
 		{Name: "eu", Replicas: 1, Load: Load{Kind: treeOfThoughts, Clients: 2, Turns: 5, Prompt: 80, Output: 100, Branches: 3, Depth: 2}},
 	}, s.Regions)
-	require.Equal(t, 40_000, s.Engine.KVTokens)
-	require.Equal(t, 0.0938, s.Engine.TPMs)
+	want := presets["a100-mistral7b"]
+	want.KVTokens, want.OnePass, want.PrefillPends, want.LogSteps = 40_000, true, true, 40
+	require.Equal(t, want, s.Engine)
 	require.Equal(t, []Fault{{Kind: Partition, Region: 0, Other: 1, AtS: 5, ForS: 5}}, s.Faults)
 	runs := compare(t, s, 1, "finish")
 	require.Zero(t, runs[0].Metrics[Violations].Mean)
@@ -172,7 +173,7 @@ func TestAWrongScenarioSaysWhere(t *testing.T) {
 		{"an unknown fault", "faults: [{kind: burns, region: a}]\n", `faults[0]: kind "burns"`},
 		{"a partition from nobody", "faults: [{kind: partition, region: a}]\n", `faults[0]: from "": no such region`},
 		{"no KV", "engine: {kv_tokens: 100}\n", "kv_tokens 100"},
-		{"metrics that are never told", "engine: {log_steps: 0}\n", "log_steps 0: at least 1"},
+		{"metrics that are never told", "engine: {log_steps: -1}\n", "log_steps -1: from 0"},
 		{"no step", "engine: {step_ms: 0}\n", "step_ms 0: above 0"},
 		{"no time", "measure_s: 0\n", "measure_s 0"},
 		{"a probe all the time", "probe_ms: 0\n", "probe_ms 0"},

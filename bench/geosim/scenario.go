@@ -320,6 +320,8 @@ type engineFile struct {
 	StepMs   *float64 `yaml:"step_ms"`
 	StepPer  *float64 `yaml:"step_per_request_ms"`
 	KVTokens *int     `yaml:"kv_tokens"`
+	OnePass  *bool    `yaml:"one_pass"`
+	Pends    *bool    `yaml:"pending_in_prefill"`
 	LogSteps *int     `yaml:"log_steps"`
 }
 
@@ -412,6 +414,8 @@ func (in *file) into(s *Scenario) error {
 	set(&s.Engine.StepMs, in.Engine.StepMs)
 	set(&s.Engine.StepPer, in.Engine.StepPer)
 	set(&s.Engine.KVTokens, in.Engine.KVTokens)
+	set(&s.Engine.OnePass, in.Engine.OnePass)
+	set(&s.Engine.PrefillPends, in.Engine.Pends)
 	set(&s.Engine.LogSteps, in.Engine.LogSteps)
 	set(&s.WarmS, in.WarmS)
 	set(&s.MeasureS, in.MeasureS)
