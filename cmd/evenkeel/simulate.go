@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
@@ -27,32 +28,35 @@ import (
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
 // snapshots of a decision log.
 type simulateCmd struct {
-	Trace     string        `placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
-	Format    string        `enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
-	Workers   int           `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
-	Slots     int           `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
-	Capacity  int64         `placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited; a prefill engine 1000000)."`
-	Load      string        `default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). --tier prefill: shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool      *int          `placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
+	Trace     string        `tier:"decode,prefill" placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
+	Format    string        `tier:"decode,prefill" enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
+	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
+	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
+	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited; a prefill engine 1000000)."`
+	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). --tier prefill: shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
+	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
 	Policies  string        `placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
-	Predictor string        `placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
+	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
 	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy; a seed begins elsewhere in a trace, or draws another (default: ${default})."`
-	Requests  int           `placeholder:"N" help:"Requests of a run (default: all but those that predictors learn from; 12000 drawn ones)."`
-	Stale     int           `placeholder:"N" help:"Policies see the progress of requests N steps late."`
-	Transfer  int           `placeholder:"N" help:"Steps between an admission and the first token, slot and KV taken meanwhile."`
-	Scenario  string        `placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers. --tier geo: a file with regions, or one of ${geoscenarios} (default: skew)."`
-	C0        time.Duration `name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
-	C1        time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
+	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Requests of a run (default: all but those that predictors learn from; 12000 drawn ones)."`
+	Stale     int           `tier:"decode" placeholder:"N" help:"Policies see the progress of requests N steps late."`
+	Transfer  int           `tier:"decode" placeholder:"N" help:"Steps between an admission and the first token, slot and KV taken meanwhile."`
+	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers. --tier geo: a file with regions, or one of ${geoscenarios} (default: skew)."`
+	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
+	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
 	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"What is simulated: decode, prefill or geo (default: ${default})."`
 	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
 	Geo       geoFlags      `embed:"" group:"With --tier geo"`
-	Log       string        `placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
-	Out       string        `placeholder:"DIR" help:"Write a page with plots and the numbers there."`
+	Log       string        `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
+	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots and the numbers there."`
 	JSON      bool          `name:"json" help:"Print one JSON document."`
 }
 
 // Run simulates, or replays a log, until it is done or the user ends it.
-func (c *simulateCmd) Run(std streams) error {
+func (c *simulateCmd) Run(std streams, k *kong.Context) error {
+	if err := c.idle(k); err != nil {
+		return err
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if c.Tier == "prefill" {

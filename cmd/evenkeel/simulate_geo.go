@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -18,21 +17,13 @@ import (
 // geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
 // with the other tiers.
 type geoFlags struct {
-	Preset string `placeholder:"NAME" help:"Engines of the scenario: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
+	Preset string `tier:"geo" placeholder:"NAME" help:"Engines of the scenario: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
 }
 
 // geoPolicies are those that are compared unless told otherwise.
 const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
-	switch {
-	case c.Log != "":
-		return errors.New("--log with --tier geo: decision logs are of the decode tier")
-	case c.Out != "":
-		return errors.New("--out with --tier geo: there are no decode steps to plot; take --json")
-	case c.Trace != "":
-		return errors.New("--trace with --tier geo: its clients draw their programs; take --scenario")
-	}
 	if c.Scenario == "" {
 		c.Scenario = "skew"
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,20 +21,20 @@ import (
 // prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,
 // capacity and requests it shares with the decode tier.
 type prefillFlags struct {
-	Prefills      int               `default:"8" placeholder:"P" help:"Prefill engines (default: ${default})."`
-	Tp            float64           `default:"0.0938" placeholder:"MS" help:"Time of a prefill per token that is not cached, ms (default: ${default})."`
-	T0            float64           `name:"t0" default:"150.72" placeholder:"MS" help:"Fixed time of a prefill, ms (default: ${default})."`
-	Beta2         float64           `name:"beta2" placeholder:"MS" help:"Time per pair of tokens that attention looks at, ms: times N*(H+N/2) for N new tokens behind H cached ones (default: 0)."`
-	Learn         bool              `help:"The tier learns the line of prefill times from answers; else it knows it."`
-	Hold          time.Duration     `default:"500ms" help:"From the end of a prefill until a decode rank has fetched its KV (default: ${default})."`
-	WrongCapacity float64           `default:"1" placeholder:"FACTOR" help:"Tell the tier so many times the engines' capacity (default: ${default})."`
-	Push          int               `placeholder:"N" help:"Unanswered probes that an engine may have (default: as in the config file)."`
-	Both          bool              `help:"Engines decode what they prefilled, too: in steps of --c0 and --c1 with a chunk of a prompt in front."`
-	Chunk         int               `default:"2048" placeholder:"TOKENS" help:"Tokens of that chunk (default: ${default})."`
-	Burst         float64           `placeholder:"SHARE" help:"In the second third of the trace, so many of the requests are of one class, 0.6 for 60 %."`
-	Hotspots      bool              `default:"true" negatable:"" help:"Keep hot classes off the engines that hold them (default: yes)."`
-	Affinity      bool              `help:"Sessions go back where they were while load allows."`
-	Define        map[string]string `placeholder:"NAME=SCORE" help:"A policy of your own: an expression over indicators, smaller is better; may be repeated."`
+	Prefills      int               `tier:"prefill" default:"8" placeholder:"P" help:"Prefill engines (default: ${default})."`
+	Tp            float64           `tier:"prefill" default:"0.0938" placeholder:"MS" help:"Time of a prefill per token that is not cached, ms (default: ${default})."`
+	T0            float64           `tier:"prefill" name:"t0" default:"150.72" placeholder:"MS" help:"Fixed time of a prefill, ms (default: ${default})."`
+	Beta2         float64           `tier:"prefill" name:"beta2" placeholder:"MS" help:"Time per pair of tokens that attention looks at, ms: times N*(H+N/2) for N new tokens behind H cached ones (default: 0)."`
+	Learn         bool              `tier:"prefill" help:"The tier learns the line of prefill times from answers; else it knows it."`
+	Hold          time.Duration     `tier:"prefill" default:"500ms" help:"From the end of a prefill until a decode rank has fetched its KV (default: ${default})."`
+	WrongCapacity float64           `tier:"prefill" default:"1" placeholder:"FACTOR" help:"Tell the tier so many times the engines' capacity (default: ${default})."`
+	Push          int               `tier:"prefill" placeholder:"N" help:"Unanswered probes that an engine may have (default: as in the config file)."`
+	Both          bool              `tier:"prefill" help:"Engines decode what they prefilled, too: in steps of --c0 and --c1 with a chunk of a prompt in front."`
+	Chunk         int               `tier:"prefill" default:"2048" placeholder:"TOKENS" help:"Tokens of that chunk (default: ${default})."`
+	Burst         float64           `tier:"prefill" placeholder:"SHARE" help:"In the second third of the trace, so many of the requests are of one class, 0.6 for 60 %."`
+	Hotspots      bool              `tier:"prefill" default:"true" negatable:"" help:"Keep hot classes off the engines that hold them (default: yes)."`
+	Affinity      bool              `tier:"prefill" help:"Sessions go back where they were while load allows."`
+	Define        map[string]string `tier:"prefill" placeholder:"NAME=SCORE" help:"A policy of your own: an expression over indicators, smaller is better; may be repeated."`
 }
 
 // defaultCapacity is that of a prefill engine: KV tokens.
@@ -91,15 +90,6 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 // prefillPlan checks the flags.
 func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 	f := &c.Prefill
-	switch {
-	case c.Log != "":
-		return nil, "", errors.New("--log with --tier prefill: decision logs are of the decode tier")
-	case c.Out != "":
-		return nil, "", errors.New("--out with --tier prefill: there are no decode steps to plot; take --json")
-	}
-	if given := c.decodeFlags(); len(given) > 0 {
-		return nil, "", fmt.Errorf("%s with --tier prefill: said of decode ranks; engines are --prefills, the rest is under \"With --tier prefill\" in --help", strings.Join(given, ", "))
-	}
 	plan := &prefillsim.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, Learn: f.Learn,
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
@@ -139,22 +129,6 @@ func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 	}
 	plan.Load = 0.5 // of each table its own
 	return plan, source, plan.Validate()
-}
-
-// decodeFlags names flags that were given and say nothing of the prefill tier.
-func (c *simulateCmd) decodeFlags() (given []string) {
-	for _, f := range []struct {
-		name  string
-		given bool
-	}{
-		{"--workers", c.Workers != 8}, {"--slots", c.Slots != 16}, {"--pool", c.Pool != nil}, {"--predictor", c.Predictor != ""},
-		{"--stale", c.Stale != 0}, {"--transfer", c.Transfer != 0}, {"--scenario", c.Scenario != ""},
-	} {
-		if f.given {
-			given = append(given, f.name)
-		}
-	}
-	return given
 }
 
 // loads are what --load lists.

@@ -62,7 +62,12 @@ func TestSimulatePrefillRefuses(t *testing.T) {
 		"--capacity 1000":         "give at least",
 		"--policies lmetrik":      "unknown policy",
 		"--define a=b --seeds 1":  "policy a: score: unknown name b (1:1)",
-		"--out there":             "no decode steps",
+		"--out there":             "--out with --tier prefill: only --tier decode has that",
+		"--log there":             "--log with --tier prefill",
+		"--preset l4-llama8b":     "--preset with --tier prefill: only --tier geo has that",
+		"--c0 5ms":                "--c0 with --tier prefill: engines only decode with --both",
+		"--chunk 12":              "--chunk with --tier prefill",
+		"--both --hold 1s":        "--hold with --both",
 		"--trace synth:nothing":   "no synthetic trace",
 		"--trace /does/not/exist": "no such file",
 	} {
