@@ -220,6 +220,7 @@ var regionsBoard = dashboard{
 			{title: "Owner", says: "1 for the proxy that admits to the engines of the area; the sum over proxies is 1.", kind: graph, unit: "short", lines: one(`evenkeel_geo_owner`, "{{instance}} {{region}}")},
 			{title: "Takeovers", kind: graph, unit: "short", lines: one(`evenkeel_geo_takeover_active`, "{{instance}} {{region}}")},
 			{title: "Epoch", kind: graph, unit: "short", lines: one(`evenkeel_geo_epoch`, "{{instance}} {{region}}")},
+			{title: "Owner of a decode group", says: "The sum over proxies is 1.", kind: graph, unit: "short", lines: one(`evenkeel_ha_owner`, "{{instance}} {{group}}"), idle: "ha.mode is off"},
 			{title: "Clock off Prometheus's", kind: graph, unit: "s", lines: one(`timestamp(evenkeel_clock_seconds) - evenkeel_clock_seconds`, "{{instance}}")},
 		}},
 	},
