@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +23,13 @@ type exchanges struct {
 type learned struct {
 	x  mooncake.Exchange
 	at time.Time
+}
+
+// forget drops what is known of the candidates of an engine.
+func (e *exchanges) forget(engine string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.DeleteFunc(e.known, func(candidate string, _ learned) bool { return strings.HasPrefix(candidate, engine+"/") })
 }
 
 // exchangeLife bounds how long a restarted engine is called by its old name.

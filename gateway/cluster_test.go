@@ -27,6 +27,7 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
+	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/certs/certtest"
@@ -56,11 +57,12 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
-	file      func(c *cluster) string // the config, in place of what configure makes; c.config names its file
-	token     string                  // of the admin listener
-	ca        *certtest.Authority     // of the listeners' certificates; nil: clear text
-	debug     bool                    // keep debug lines, too
-	dirty     bool                    // the engines may end with pins or counted faults: the test says which
+	file      func(c *cluster) string            // the config, in place of what configure makes; c.config names its file
+	discover  func(c *cluster) []discover.Source // finds the engines, in place of the config
+	token     string                             // of the admin listener
+	ca        *certtest.Authority                // of the listeners' certificates; nil: clear text
+	debug     bool                               // keep debug lines, too
+	dirty     bool                               // the engines may end with pins or counted faults: the test says which
 }
 
 // cluster is a proxy before reference engines, over real sockets.
@@ -138,6 +140,9 @@ func start(t *testing.T, o options) *cluster {
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots})
 		}
 	}
+	if o.discover != nil {
+		cfg.Engines = config.Engines{}
+	}
 	if o.configure != nil {
 		o.configure(cfg)
 	}
@@ -153,6 +158,9 @@ func start(t *testing.T, o options) *cluster {
 	require.NoError(t, err)
 	if c.config != "" {
 		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return config.Load(c.config) })
+	}
+	if o.discover != nil {
+		c.gw.DiscoverWith(o.discover(c)...)
 	}
 	handler, err := admin.New(c.gw, admin.Options{Log: zap.New(core)})
 	require.NoError(t, err)

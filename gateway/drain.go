@@ -109,6 +109,9 @@ const drainTries = 3
 // the hold timeout.
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	for try := 1; ; try++ {
+		if g.outlived(h) {
+			return drainExpired, errors.Join(errOutlived, err)
+		}
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
 			ID: g.nextID(), Model: boardIn(m.board, g.fleet.regionFor(h.lease.Candidate.Instance)), Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
 			Deadline:  h.drainBy(),

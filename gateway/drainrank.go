@@ -147,10 +147,10 @@ func (f *fleet) abandon(key string) {
 	}
 }
 
-// takes says whether a rank gets new work, as far as drains and owners go; -1: any rank of
+// takes says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
 // the engine. It is called with f.mu held.
 func (f *fleet) takes(in *instance, r int) bool {
-	if f.stops[in.key()] != nil || !f.gw.owners.admits(in.conf.Region) {
+	if in.away != "" || f.stops[in.key()] != nil || !f.gw.owners.admits(in.conf.Region) {
 		return false
 	}
 	if r >= 0 {

@@ -1,9 +1,7 @@
 package gateway
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -29,8 +27,11 @@ type fleet struct {
 	order     []string             // as configured, then as added
 	ranks     map[int32]*rank      // those of engines that are gone for a while, too: assignments may be on their way
 	ids       map[string]int32     // rank name → worker id, never reused
+	numbers   int32                // given out
+	bygone    map[string]bygone    // ids of ranks whose engine may come back, by incarnation and name
+	dead      map[string]time.Time // incarnations that will not, until when a hand-off of theirs may turn up
 	routes    map[string]route     // model or LoRA name → board
-	hosts     map[string]bool      // where a prefiller's KV may be pulled from
+	hosts     map[string]trust     // where a prefiller's KV may be pulled from
 	stops     map[string]*stopped  // engines and ranks that drain, by role and id
 	added     int                  // engines that ever were
 	asked     int                  // times a prefill engine was asked for token ids
@@ -51,7 +52,10 @@ type instance struct {
 	conf    config.Engine
 	profile *mooncake.Profile
 	status  engine.Status
-	number  int // in the order of arrival
+	number  int      // in the order of arrival
+	hosts   []string // trusted for its hand-offs
+	found
+	own bool // stands in the config, and is discovery's no more
 	standing
 }
 
@@ -86,7 +90,8 @@ const defaultSlots = 32
 func newFleet(gw *Gateway) *fleet {
 	f := &fleet{
 		gw: gw, instances: map[string]*instance{}, ranks: map[int32]*rank{}, ids: map[string]int32{},
-		routes: map[string]route{}, hosts: map[string]bool{}, stops: map[string]*stopped{},
+		routes: map[string]route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
+		bygone: map[string]bygone{}, dead: map[string]time.Time{},
 	}
 	f.again = time.AfterFunc(time.Hour, f.publish)
 	f.again.Stop()
@@ -99,18 +104,23 @@ func (f *fleet) add(role string, e config.Engine) error {
 	if err != nil {
 		return err
 	}
+	f.enter(in)
+	return nil
+}
+
+// enter takes one engine in.
+func (f *fleet) enter(in *instance) {
+	if in.role == rolePrefill {
+		f.learnHosts(in) // before its hand-offs come
+	}
 	f.mu.Lock()
 	if f.instances[in.key()] == nil {
 		f.order = append(f.order, in.key())
 	}
 	f.put(in)
 	f.mu.Unlock()
-	if role == rolePrefill {
-		f.learnHosts(in)
-	}
 	f.watch()
 	f.publish()
-	return nil
 }
 
 // build makes an engine of its description.
@@ -145,6 +155,10 @@ func (f *fleet) build(role string, e config.Engine, set *settings) (*instance, e
 func (f *fleet) put(in *instance) {
 	if old, ok := f.instances[in.key()]; ok {
 		in.status, in.standing, in.number = old.status, old.standing, old.number
+		if in.found == (found{}) && !in.own { // an operator describes it anew
+			in.found = old.found
+		}
+		f.distrust(old, false)
 	} else {
 		f.added++
 		in.number = f.added
@@ -152,7 +166,7 @@ func (f *fleet) put(in *instance) {
 	f.instances[in.key()] = in
 	if in.role == roleDecode {
 		for _, r := range ranksOf(in) { // numbered as configured, whoever comes up first
-			f.number(in.target(r).ID)
+			f.number(in, in.target(r).ID)
 		}
 	}
 }
@@ -162,44 +176,16 @@ func (f *fleet) remove(role, id string) error {
 	f.mu.Lock()
 	in, ok := f.instances[role+" "+id]
 	if ok {
-		delete(f.instances, in.key())
-		f.abandon(in.key())
+		f.drop(in, false)
 		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == in.key() })
 	}
 	f.mu.Unlock()
 	if !ok {
 		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
 	}
-	f.gw.metrics.slowStart.DeleteLabelValues(in.key(), role)
 	f.watch()
 	f.publish()
 	return nil
-}
-
-// learnHosts adds the names and addresses a prefiller's hand-offs may point
-// decode engines at. Any other host in a hand-off is refused (contract 10).
-func (f *fleet) learnHosts(in *instance) {
-	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
-	ctx, cancel := context.WithTimeout(f.gw.ctx, 2*time.Second)
-	defer cancel()
-	for _, h := range slices.Clone(hosts) {
-		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
-		if err != nil {
-			f.gw.log.Warn("name of a prefill engine does not resolve; its hand-offs are accepted by name only", zap.String("host", h), zap.Error(err))
-		}
-		hosts = append(hosts, addrs...)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, h := range hosts {
-		f.hosts[h] = true
-	}
-}
-
-func (f *fleet) knownHost(host string) bool {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	return f.hosts[host]
 }
 
 // watch gives the monitor the present list.

@@ -132,7 +132,7 @@ func capacityOf(in *instance, r int) int64 {
 // worker is called with f.mu held.
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
-	id := f.number(t.ID)
+	id := f.number(in, t.ID)
 	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), area: f.gw.groups.of(in.conf.Group)}
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
@@ -149,16 +149,6 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 		w.Limit = limit
 	}
 	return w
-}
-
-// number is a rank's identity on the board. It is called with f.mu held.
-func (f *fleet) number(rank string) int32 {
-	id, ok := f.ids[rank]
-	if !ok {
-		id = int32(len(f.ids))
-		f.ids[rank] = id
-	}
-	return id
 }
 
 // boardOf is the base model an engine serves; its LoRAs share the ranks.

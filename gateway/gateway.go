@@ -77,9 +77,10 @@ type Gateway struct {
 	bodies      *edge.Bodies
 	admin       net.Listener
 	service     *service
-	regions     *regions // nil: there are no others
-	owners      *owners  // nil: regions have none, and this one is ours
-	groups      *groups  // nil: decode groups have no owners but us
+	regions     *regions   // nil: there are no others
+	owners      *owners    // nil: regions have none, and this one is ours
+	groups      *groups    // nil: decode groups have no owners but us
+	discovery   *discovery // nil: nothing is discovered
 	runs        runs
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
@@ -149,6 +150,9 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 		return nil, err
 	}
 	g.advice = newAdviser(g)
+	if g.discovery, err = newDiscovery(g); err != nil {
+		return nil, err
+	}
 	g.routes = g.publicRoutes()
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	g.registerEdge()
@@ -236,6 +240,9 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.background.Go(func() { g.advice.run(g.ctx) })
 	for _, f := range g.beside {
 		g.background.Go(func() { f(g.ctx) })
+	}
+	if g.discovery != nil {
+		g.background.Go(func() { g.discovery.Run(g.ctx) })
 	}
 	g.background.Go(func() {
 		if err := g.server.Serve(secured(g.listener, g.tls[0])); err != nil && !errors.Is(err, net.ErrClosed) {

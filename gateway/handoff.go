@@ -12,6 +12,7 @@ import (
 type handoff struct {
 	*mooncake.Handoff
 	lease *prefill.Lease
+	born  string // incarnation of the prefiller that made it
 	job   *job
 	kv    json.RawMessage // the taken params, while no engine has accepted them
 }

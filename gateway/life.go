@@ -245,6 +245,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
+	born := j.gw.fleet.born(c.Instance)
 	call := j.gw.client.NewCall(c.Target)
 	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.gw.ended(run)
@@ -279,11 +280,11 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		}
 		return nil, j.refused("prefill", c.ID, resp, answer)
 	}
-	return j.accept(lease, x, answer, answered)
+	return j.accept(lease, born, x, answer, answered)
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
 	if err == nil && got.PromptTokens == 0 {
@@ -316,7 +317,7 @@ func (j *job) accept(lease *prefill.Lease, x *mooncake.Exchange, answer []byte, 
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, job: j}
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j}
 	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
 	if fail == nil {
 		fail = j.verify(j.resume.atP, got.PromptTokens)
@@ -476,6 +477,10 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	if h == nil {
 		j.leaveAtOnce(s.call)
 	} else {
+		if j.gw.outlived(h) {
+			h.orphan()
+			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
+		}
 		var err error
 		if kv, err = h.take(s.began); err != nil {
 			h.orphan()

@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -54,6 +55,7 @@ var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variab
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.Discovery.Files = []string{filepath.Join(t.TempDir(), "none.yaml")}
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
 		cfg.Geo.Ownership.Engine = config.OwnStatic
 	}})

@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
@@ -37,6 +38,7 @@ type Status struct {
 	HA         *HAStatus                 `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
+	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Dispatch   dispatcher.Status         `json:"dispatch"`
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
@@ -53,6 +55,8 @@ type EngineStatus struct {
 	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down; error says why
 	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool      `json:"draining"`
+	Source   string    `json:"source,omitempty"` // that discovered it
+	Away     string    `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error,omitempty"`
 	Models   []string  `json:"models"`
@@ -69,7 +73,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}
-	s.Drains = g.fleet.drains(s.Dispatch, s.Prefill)
+	s.Drains, s.Discovery = g.fleet.drains(s.Dispatch, s.Prefill), g.discovery.status()
 	return s
 }
 
@@ -191,7 +195,7 @@ func (f *fleet) statuses() []EngineStatus {
 		in := f.instances[k]
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Since: in.status.Since, Version: in.status.Version,
+			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		if in.status.Err != nil {

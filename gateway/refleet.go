@@ -50,12 +50,13 @@ func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
 	after, order := enginesOf(next)
 	p := &fleetPlan{order: order}
 	var errs []error
-	build := func(role string, e config.Engine) {
+	build := func(role string, e config.Engine, own bool) {
 		in, err := f.build(role, e, next)
 		if err != nil {
 			errs = append(errs, err)
 			return
 		}
+		in.own = own
 		p.set = append(p.set, in)
 	}
 	spoken := map[string]bool{}
@@ -63,7 +64,7 @@ func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
 		was, known := before[key]
 		if now := after[key]; !known || !reflect.DeepEqual(was, now) {
 			spoken[key] = true
-			build(now.role, now.conf)
+			build(now.role, now.conf, true)
 		}
 	}
 	for key := range before {
@@ -82,7 +83,7 @@ func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
 		case !ok:
 			errs = append(errs, fmt.Errorf("profiles.%s is gone, and %s engine %s, which was added while the proxy runs, has it; remove the engine first, or keep the profile", in.conf.Profile, in.role, in.id))
 		case !reflect.DeepEqual(*profile, *in.profile):
-			build(in.role, in.conf)
+			build(in.role, in.conf, false)
 		}
 	}
 	return p, errors.Join(errs...)
@@ -100,10 +101,8 @@ func (f *fleet) apply(p *fleetPlan) {
 	f.mu.Lock()
 	for _, key := range p.remove {
 		if in := f.instances[key]; in != nil {
-			f.gw.metrics.slowStart.DeleteLabelValues(key, in.role)
+			f.drop(in, false)
 		}
-		delete(f.instances, key)
-		f.abandon(key)
 	}
 	for _, in := range p.set {
 		if f.instances[in.key()] == nil {

@@ -247,6 +247,7 @@ func (g *Gateway) apply(p *prepared) error {
 	g.current.Store(p.set)
 	g.places.Resize(p.set.Pool.Size)
 	g.fleet.apply(p.fleet)
+	g.discovery.recheck()
 	return nil
 }
 
@@ -271,6 +272,7 @@ func (g *Gateway) fileList() (list []string) {
 		g.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File, cfg.Predictor.SecretFile,
 		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
 	}
+	all = append(all, cfg.Discovery.Files...)
 	for _, p := range cfg.Profiles {
 		all = append(all, p.CAFile)
 	}
@@ -292,6 +294,7 @@ func (g *Gateway) lookAtFiles() {
 		}
 	}
 	g.lookAtSecrets()
+	g.discovery.lookAtFiles()
 }
 
 func (g *Gateway) lookAtSecrets() {

@@ -15,6 +15,7 @@ type settings struct {
 	*config.Config
 	profiles map[string]*mooncake.Profile
 	accept   openai.Limits
+	listed   map[string]bool // the config's own engines, by role and host:port
 }
 
 // newSettings works out what follows from a config. Files that it names change by
@@ -27,6 +28,11 @@ func newSettings(cfg *config.Config) *settings {
 	s.accept = openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
 	}
+	all, _ := enginesOf(s)
+	s.listed = make(map[string]bool, len(all))
+	for key := range all {
+		s.listed[key] = true
+	}
 	return s
 }
 
@@ -38,8 +44,8 @@ func (g *Gateway) conf() *settings { return g.current.Load() }
 // token id must be good for whichever engine gets it.
 func vocabSize(cfg *config.Config) int {
 	size := math.MaxInt
-	for _, e := range append(append([]config.Engine{}, cfg.Engines.Prefill...), cfg.Engines.Decode...) {
-		if v := cfg.Profiles[e.Profile].VocabSize; v < size {
+	for _, name := range cfg.ProfilesInUse("") {
+		if v := cfg.Profiles[name].VocabSize; v < size {
 			size = v
 		}
 	}
@@ -56,8 +62,8 @@ func (s *settings) poolTTL() time.Duration {
 		return s.Pool.TTL
 	}
 	shortest := time.Duration(math.MaxInt64)
-	for _, e := range s.Engines.Prefill {
-		p := s.profiles[e.Profile]
+	for _, name := range s.ProfilesInUse(rolePrefill) {
+		p := s.profiles[name]
 		if b, err := p.HoldBudget(); err == nil && b < shortest {
 			shortest = b
 		}

@@ -111,7 +111,7 @@ func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.
 // workers lists decode ranks by model, and the engines of both sides.
 func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 	s := h.g.Status(r.Context())
-	reply(w, map[string]any{"engines": s.Engines, "drains": s.Drains, "models": s.Dispatch.Models})
+	reply(w, map[string]any{"engines": s.Engines, "drains": s.Drains, "discovery": s.Discovery, "models": s.Dispatch.Models})
 }
 
 // engine is how an engine is described to POST /workers.

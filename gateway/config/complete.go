@@ -41,6 +41,7 @@ func (c *Config) finish() {
 	for i := range c.Engines.Decode {
 		c.finishDecode(&c.Engines.Decode[i])
 	}
+	c.Discovery.finish()
 }
 
 // aggregated says whether some engine both prefills and decodes: what it has to
@@ -65,10 +66,9 @@ func (c *Config) finishDecode(e *Engine) {
 // from the first one of the file: ranks added later usually join its group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
-	side := &one.Engines.Prefill
 	like := c.Engines.Prefill
 	if role == "decode" {
-		side, like = &one.Engines.Decode, c.Engines.Decode
+		like = c.Engines.Decode
 	}
 	if len(like) > 0 {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
@@ -91,10 +91,24 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	if err := c.allowWorker(e.URL); err != nil {
 		return e, one.source.at("$.url", "%v", err)
 	}
-	*side = []Engine{e}
+	return e, c.checkOne(role, e)
+}
+
+// CompleteFound fills in and checks an engine that discovery found. It takes
+// nothing from the engines of the file.
+func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
+	e.Profile = cmp.Or(e.Profile, DefaultProfile)
+	if role == "decode" {
+		c.finishDecode(&e)
+	}
+	return e, c.checkOne(role, e)
+}
+
+func (c *Config) checkOne(role string, e Engine) error {
+	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems
-	one.checkEngine("$", role, &(*side)[0], func(path, format string, args ...any) {
+	one.checkEngine("$", role, &e, func(path, format string, args ...any) {
 		found = append(found, one.source.at(path, format, args...))
 	})
-	return e, found.join()
+	return found.join()
 }

@@ -34,6 +34,7 @@ type Config struct {
 	Geo       Geo       `yaml:"geo"`
 	HA        HA        `yaml:"ha"`
 	Advice    Advice    `yaml:"advice"`
+	Discovery Discovery `yaml:"discovery"`
 
 	source source // so that Validate can point at the line
 }
@@ -274,6 +275,7 @@ func Default() *Config {
 		Geo:       defaultGeo(),
 		HA:        defaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
+		Discovery: Discovery{Probe: true},
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{

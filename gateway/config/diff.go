@@ -53,6 +53,7 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Geo = r.Geo },
 	func(n, r *Config) { n.HA = r.HA },
 	func(n, r *Config) { n.Advice = r.Advice },
+	func(n, r *Config) { n.Discovery = r.Discovery },
 	func(n, r *Config) { n.Log.Requests = r.Log.Requests },
 	func(n, r *Config) { n.Log.Level = r.Log.Level },
 	func(n, r *Config) { n.Limits.Body = r.Limits.Body },

@@ -51,6 +51,9 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Geo.Self = GeoSelf{}
 	require.Empty(t, c.HA.Etcd.Endpoints)
 	c.HA.Etcd.Endpoints = nil
+	d := &c.Discovery
+	require.False(t, d.On())
+	d.Files, d.DNS, d.Kubernetes = nil, nil, nil
 	require.Empty(t, c.Dispatch.Shadow)
 	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
@@ -93,6 +96,8 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 		keys = append(keys, at)
 		switch {
+		case path == "$.discovery" && typ.Kind() == reflect.Slice:
+			// configs/discovery.yaml has them, for there is none to begin with.
 		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.String:
 			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map:
@@ -104,6 +109,29 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		}
 	}
 	return keys
+}
+
+// TestTheDiscoveryExampleHasEveryKeyAtItsDefault, as above.
+func TestTheDiscoveryExampleHasEveryKeyAtItsDefault(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "discovery.yaml"))
+	require.NoError(t, err)
+	keys := slices.Concat(
+		keysBelow(reflect.TypeFor[DiscoveryDNS](), "$.discovery.dns[0]"), keysBelow(reflect.TypeFor[DiscoveryKubernetes](), "$.discovery.kubernetes[0]"))
+	for _, key := range append(keys, "$.discovery.probe", "$.discovery.files[0]") {
+		require.Contains(t, c.source.places, key, "a key is missing")
+	}
+	least, err := Parse("f.yaml", []byte(`discovery:
+  dns: [{name: decode.example.svc.cluster.local, role: decode, port: 8200}]
+  kubernetes: [{selector: app=vllm, port: 8000}]`))
+	require.NoError(t, err)
+	for i, want := range least.Discovery.DNS {
+		want.Group, want.Barrier, want.Slots = "main", BarrierDP, 32 // of engines
+		require.Equal(t, want, c.Discovery.DNS[i])
+	}
+	for i, want := range least.Discovery.Kubernetes {
+		want.Group, want.Barrier, want.Slots = "main", BarrierDP, 32
+		require.Equal(t, want, c.Discovery.Kubernetes[i])
+	}
 }
 
 func TestTheAscendExampleIsWhatItSays(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -36,7 +37,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 	}
 	c = Default()
 	if root != nil {
-		if err := src.checkShape(root); err != nil {
+		if err := src.checkShape(root, reflect.TypeFor[Config](), "$"); err != nil {
 			return nil, err
 		}
 		if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c); err != nil {

@@ -13,13 +13,13 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkShape walks the file beside the types of Config and notes where every
-// value stands. It reports every unknown or repeated key and every value of the
+// checkShape walks the file beside the type it is read into and notes where every
+// value stands, under path. It reports every unknown or repeated key and every value of the
 // wrong type, in the file's words; the decoder would stop at the first, speak
 // of Go types, and cut 1.5 down to 1.
-func (s *source) checkShape(root ast.Node) error {
+func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
-	check.value(root, reflect.TypeFor[Config](), "$")
+	check.value(root, as, path)
 	return check.found.join()
 }
 

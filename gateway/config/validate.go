@@ -34,6 +34,7 @@ func (c *Config) Validate() error {
 	c.checkNumbers(bad)
 	c.checkGeo(bad)
 	c.checkHA(bad)
+	c.checkDiscovery(bad)
 	c.checkDecision(bad)
 	c.checkAdvice(bad)
 	c.checkTracing(bad)
@@ -184,14 +185,26 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.TTL < 0 {
 		bad("$.pool.ttl", "%v is negative; write 0s for the hold budget of the hand-off", c.Pool.TTL)
 	}
-	for _, e := range c.Engines.Prefill {
-		p, ok := c.Profiles[e.Profile]
+	outlives := func(engine, profile string) bool {
+		p, ok := c.Profiles[profile]
 		if !ok {
-			continue
+			return false
 		}
-		if budget, err := p.HoldBudget(); err == nil && c.Pool.TTL > budget {
-			bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) keeps a finished prefill for us: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
-				c.Pool.TTL, e.URL, e.Profile, budget, p.KVHoldTimeout, budget)
+		budget, err := p.HoldBudget()
+		if err != nil || c.Pool.TTL <= budget {
+			return false
+		}
+		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) keeps a finished prefill for us: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
+			c.Pool.TTL, engine, profile, budget, p.KVHoldTimeout, budget)
+		return true
+	}
+	for _, e := range c.Engines.Prefill {
+		if outlives(e.URL, e.Profile) {
+			return
+		}
+	}
+	for _, profile := range c.ProfilesInUse("prefill") {
+		if outlives("from discovery", profile) {
 			return
 		}
 	}

@@ -22,18 +22,12 @@ const (
 func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	model, _ := common(p, d)
 	id := fmt.Sprintf("ek-%s-%d", t.run, n)
-	prompt := id + strings.Repeat(" evenkeel self test", 16) // some blocks of KV, and nobody's words
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, prompt, tokens), 0)
+	body, err := prompt(model, id)
 	if err != nil {
 		t.say(p.name, Bad, "%v", err)
 		return
 	}
-	x, err := t.exchange(ctx, p, id)
-	if err != nil {
-		t.say(p.name, Bad, "%v", err)
-		return
-	}
-	answer, err := t.probe(ctx, p, &body, x, id)
+	answer, err := t.prefill(ctx, p, body, id)
 	if err != nil {
 		t.say(p.name, Bad, "%v", err)
 		return
@@ -42,9 +36,25 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	if answer.CachedTokens < 0 {
 		t.say(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
 	}
-	if err := t.decode(ctx, d, &body, answer, id); err != nil {
+	if err := t.decode(ctx, d, body, answer, id); err != nil {
 		t.say(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
 	}
+}
+
+// prompt is the body of the one request: some blocks of KV, and nobody's words.
+func prompt(model, id string) (*mooncake.Body, error) {
+	words := id + strings.Repeat(" evenkeel self test", 16)
+	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, words, tokens), 0)
+	return &body, err
+}
+
+// prefill has an engine prefill the prompt and hand it off.
+func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id string) (mooncake.ProbeAnswer, error) {
+	x, err := t.exchange(ctx, p, id)
+	if err != nil {
+		return mooncake.ProbeAnswer{}, err
+	}
+	return t.probe(ctx, p, body, x, id)
 }
 
 func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.Exchange, error) {

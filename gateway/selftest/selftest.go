@@ -54,10 +54,7 @@ type subject struct {
 // Run pairs every engine with one of the other side and tests the pairs one
 // after the other, until ctx ends. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config) []Finding {
-	t := &tester{
-		cfg: cfg, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
-		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
-	}
+	t := newTester(cfg)
 	defer t.client.Close()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
@@ -75,30 +72,25 @@ func Run(ctx context.Context, cfg *config.Config) []Finding {
 	return t.findings
 }
 
+func newTester(cfg *config.Config) *tester {
+	return &tester{
+		cfg: cfg, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
+		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
+	}
+}
+
 func (t *tester) say(s string, l Level, format string, args ...any) {
 	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
 }
 
 // subjects are the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
-	if len(engines) == 0 {
+	if len(engines) == 0 && !t.cfg.Discovery.On() {
 		t.say(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
 	for _, e := range engines {
-		id, err := config.InstanceID(e.URL)
+		s, err := t.subject(ctx, role, e)
 		if err != nil {
-			continue // a valid config has none
-		}
-		p := t.cfg.Profiles[e.Profile]
-		s := subject{name: role + " " + id, profile: &p}
-		if s.target, err = config.Target(e, &p); err != nil {
-			t.say(s.name, Bad, "%v", err)
-			continue
-		}
-		if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
-			s.target.Rank = 0
-		}
-		if s.models, err = t.models(ctx, s.target); err != nil {
 			t.say(s.name, Bad, "%v", err)
 			continue
 		}
@@ -106,6 +98,23 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		ok = append(ok, s)
 	}
 	return ok
+}
+
+func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s subject, err error) {
+	id, err := config.InstanceID(e.URL)
+	if err != nil {
+		return s, err // a valid config has none such
+	}
+	p := t.cfg.Profiles[e.Profile]
+	s = subject{name: role + " " + id, profile: &p}
+	if s.target, err = config.Target(e, &p); err != nil {
+		return s, err
+	}
+	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
+		s.target.Rank = 0
+	}
+	s.models, err = t.models(ctx, s.target)
+	return s, err
 }
 
 func (t *tester) models(ctx context.Context, target *engine.Target) (ids []string, err error) {

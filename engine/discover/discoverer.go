@@ -1,0 +1,366 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// Config of a Discoverer; Fleet and Sources are required.
+type Config struct {
+	Fleet   Fleet
+	Sources []Source // first come, first heard
+	// Probe tries an engine before its first request; an error says what it
+	// lacks. nil: none is tried.
+	Probe      func(context.Context, Engine) error
+	Registerer prometheus.Registerer
+	Log        *zap.Logger
+}
+
+// States of a found engine.
+const (
+	InUse  = "in_use"
+	Away   = "away"   // found, but to get no new work now
+	Trying = "trying" // before its first request
+	Unfit  = "unfit"  // it failed at that, or the fleet refused it; it is tried again
+	Listed = "listed" // the config's own, left alone
+)
+
+var states = []string{InUse, Away, Trying, Unfit, Listed}
+
+// Status is what discovery knows.
+type Status struct {
+	Sources []SourceStatus `json:"sources"`
+	Engines []Found        `json:"engines"`
+}
+
+// SourceStatus is how a source does.
+type SourceStatus struct {
+	Name    string    `json:"name"`
+	Engines int       `json:"engines"`         // in its last list
+	At      time.Time `json:"at,omitzero"`     // of that list
+	Error   string    `json:"error,omitempty"` // since then; the list stays in force
+}
+
+// Found is an engine that a source tells of.
+type Found struct {
+	ID          string    `json:"id"` // host:port
+	Role        string    `json:"role"`
+	Source      string    `json:"source"`
+	Incarnation string    `json:"incarnation,omitempty"`
+	State       string    `json:"state"`
+	Why         string    `json:"why,omitempty"` // it is not in use
+	Tries       int       `json:"tries,omitempty"`
+	Next        time.Time `json:"next_try,omitzero"`
+}
+
+const (
+	probes     = 8 // at a time
+	firstPause = time.Second
+	lastPause  = time.Minute
+)
+
+// Discoverer is the one who tells the fleet. Everything but its channels and
+// the published status belongs to Run's goroutine.
+type Discoverer struct {
+	cfg     Config
+	metrics *metrics
+	news    chan news
+	tried   chan verdict
+	again   chan struct{}
+	status  atomic.Pointer[Status]
+
+	lists   [][]Engine // by source, the last good ones
+	sources []SourceStatus
+	records map[string]*record
+	running int // probes
+}
+
+type news struct {
+	source  int
+	engines []Engine
+	err     error
+}
+
+type verdict struct {
+	engine Engine
+	err    error
+}
+
+// record is one engine between a source and the fleet.
+type record struct {
+	want   Engine
+	told   *Engine // what the fleet has; nil: nothing
+	passed bool    // the probe
+	trying bool
+	listed bool
+	tries  int
+	err    error
+	next   time.Time // no try before
+}
+
+// New returns a Discoverer that does nothing yet.
+func New(cfg Config) *Discoverer {
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	d := &Discoverer{
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), news: make(chan news), tried: make(chan verdict), again: make(chan struct{}, 1),
+		lists: make([][]Engine, len(cfg.Sources)), records: map[string]*record{},
+	}
+	for _, s := range cfg.Sources {
+		d.sources = append(d.sources, SourceStatus{Name: s.Name()})
+		d.metrics.begin(s.Name())
+	}
+	d.publish()
+	return d
+}
+
+// Status is what was known last.
+func (d *Discoverer) Status() Status { return *d.status.Load() }
+
+// Recheck looks again which engines are the config's own.
+func (d *Discoverer) Recheck() {
+	select {
+	case d.again <- struct{}{}:
+	default: // it is going to
+	}
+}
+
+// Run discovers until ctx ends; it returns when every source and probe has ended.
+func (d *Discoverer) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for i, s := range d.cfg.Sources {
+		wg.Go(func() {
+			s.Run(ctx, func(engines []Engine, err error) {
+				select {
+				case d.news <- news{i, engines, err}:
+				case <-ctx.Done():
+				}
+			})
+		})
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case n := <-d.news:
+			d.hear(n, time.Now())
+		case v := <-d.tried:
+			d.judge(v, time.Now())
+		case <-d.again:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		now := time.Now()
+		d.settle(now)
+		d.try(ctx, &wg, now)
+		d.publish()
+		timer.Reset(d.pause(now))
+	}
+}
+
+// hear takes over what a source says. A failure leaves its list in force.
+func (d *Discoverer) hear(n news, now time.Time) {
+	s := &d.sources[n.source]
+	d.metrics.answered(s.Name, n.err, now)
+	if n.err != nil {
+		if s.Error != n.err.Error() {
+			d.cfg.Log.Warn("discovery fails; what it found last stays in force", zap.String("source", s.Name), zap.Int("engines", s.Engines), zap.Error(n.err))
+		}
+		s.Error = n.err.Error()
+		return
+	}
+	if s.Error != "" {
+		d.cfg.Log.Info("discovery works again", zap.String("source", s.Name), zap.Int("engines", len(n.engines)))
+	}
+	s.Error, s.At, s.Engines = "", now, len(n.engines)
+	d.lists[n.source] = slices.Clone(n.engines)
+	for i := range d.lists[n.source] {
+		d.lists[n.source][i].Source = s.Name
+	}
+}
+
+// settle brings the fleet to what the sources say, as far as it was tried.
+func (d *Discoverer) settle(now time.Time) {
+	all := merge(d.lists)
+	for key, r := range d.records {
+		if want, ok := all[key]; !ok || r.told != nil && another(*r.told, want) {
+			d.leave(r)
+			delete(d.records, key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) { // in an order, for the fleet keeps that of arrival
+		r, e := d.records[key], all[key]
+		if r == nil {
+			r = &record{}
+			d.records[key] = r
+		}
+		if r.want != e {
+			r.passed = r.passed && !another(r.want, e)
+			r.want, r.err, r.tries, r.next = e, nil, 0, time.Time{}
+		}
+		if r.listed = d.cfg.Fleet.Listed(e); r.listed {
+			r.told, r.passed = nil, false // the fleet has it from the config now
+			continue
+		}
+		d.tell(r, now)
+	}
+}
+
+// tell has the fleet know what it may.
+func (d *Discoverer) tell(r *record, now time.Time) {
+	switch {
+	case r.told != nil && *r.told == r.want, r.told == nil && r.want.Away != "", now.Before(r.next):
+		return
+	case r.told == nil && !r.passed && d.cfg.Probe != nil:
+		return
+	}
+	change := added
+	if r.told != nil {
+		change = difference(*r.told, r.want)
+	}
+	switch change {
+	case away, back:
+		d.cfg.Fleet.Turn(r.want)
+	default:
+		if err := d.cfg.Fleet.Put(r.want); err != nil {
+			d.fail(r, now, err)
+			return
+		}
+	}
+	d.metrics.change(r.want.Source, change)
+	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source), zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
+	r.told, r.err, r.tries = new(r.want), nil, 0
+}
+
+// difference names what is new about an engine that was told.
+func difference(told, want Engine) string {
+	rest := told
+	rest.Away = want.Away
+	switch {
+	case rest != want:
+		return changed
+	case want.Away != "":
+		return away
+	}
+	return back
+}
+
+func (d *Discoverer) leave(r *record) {
+	if r.told == nil {
+		return
+	}
+	d.cfg.Fleet.Remove(*r.told)
+	d.metrics.change(r.told.Source, removed)
+	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.told.Key()), zap.String("source", r.told.Source), zap.String("incarnation", r.told.Incarnation))
+}
+
+// try begins the probes that are due.
+func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
+	if d.cfg.Probe == nil {
+		return
+	}
+	for _, r := range d.records {
+		if d.running == probes {
+			return
+		}
+		if r.told != nil || r.passed || r.trying || r.listed || r.want.Away != "" || now.Before(r.next) {
+			continue
+		}
+		r.trying = true
+		d.running++
+		e := r.want
+		wg.Go(func() {
+			err := d.cfg.Probe(ctx, e)
+			select {
+			case d.tried <- verdict{e, err}:
+			case <-ctx.Done():
+			}
+		})
+	}
+}
+
+// judge takes the end of a probe. One of an engine that is described otherwise
+// by now says nothing.
+func (d *Discoverer) judge(v verdict, now time.Time) {
+	d.running--
+	d.metrics.probed(v.engine.Role, v.err)
+	r := d.records[v.engine.Key()]
+	if r == nil || !r.trying {
+		return
+	}
+	r.trying = false
+	switch {
+	case r.want != v.engine:
+	case v.err != nil:
+		d.fail(r, now, v.err)
+	default:
+		r.passed = true
+	}
+}
+
+// fail has an engine wait for its next try.
+func (d *Discoverer) fail(r *record, now time.Time, err error) {
+	pause := min(firstPause<<min(r.tries, 10), lastPause)
+	r.tries++
+	r.next = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
+	if r.err == nil || r.err.Error() != err.Error() {
+		d.cfg.Log.Warn("discovered engine is not used", zap.String("engine", r.want.Key()), zap.String("source", r.want.Source), zap.Int("tries", r.tries), zap.Error(err))
+	}
+	r.err = err
+}
+
+// pause is how long nothing is due.
+func (d *Discoverer) pause(now time.Time) time.Duration {
+	next := now.Add(time.Hour)
+	for _, r := range d.records {
+		if r.err != nil && !r.trying && r.next.Before(next) {
+			next = r.next
+		}
+	}
+	return max(time.Millisecond, next.Sub(now))
+}
+
+// publish copies what is known for those who ask.
+func (d *Discoverer) publish() {
+	s := &Status{Sources: slices.Clone(d.sources), Engines: make([]Found, 0, len(d.records))}
+	for _, r := range d.records {
+		s.Engines = append(s.Engines, r.status())
+	}
+	slices.SortFunc(s.Engines, func(a, b Found) int {
+		return strings.Compare(a.Role+" "+a.ID, b.Role+" "+b.ID)
+	})
+	d.metrics.show(s)
+	d.status.Store(s)
+}
+
+func (r *record) status() Found {
+	f := Found{ID: r.want.Address, Role: r.want.Role, Source: r.want.Source, Incarnation: r.want.Incarnation, Tries: r.tries, Next: r.next}
+	switch {
+	case r.listed:
+		f.State, f.Why = Listed, "it stands in engines of the config, which is not discovery's"
+	case r.want.Away != "":
+		f.State, f.Why = Away, r.want.Away
+	case r.err != nil:
+		f.State, f.Why = Unfit, r.err.Error()
+	case r.told == nil:
+		f.State, f.Why = Trying, errUntried.Error()
+	default:
+		f.State = InUse
+	}
+	return f
+}
+
+var errUntried = errors.New("it is tried before its first request")

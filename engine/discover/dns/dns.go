@@ -1,0 +1,142 @@
+// Package dns finds engines by the A, AAAA or SRV records of a name. It asks at
+// intervals: Go's resolver does not tell how long an answer is good for.
+//
+// Resolvers fail, answer with nothing and with a part of the truth. So a lookup
+// that fails or finds nothing changes nothing, and an engine is gone only when
+// several answers in a row were without it.
+package dns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/engine/discover"
+)
+
+// Types of records.
+const (
+	TypeA   = "A" // and AAAA
+	TypeSRV = "SRV"
+)
+
+// Config of a Source. Resolver is nil for the system's.
+type Config struct {
+	Host     string
+	Type     string
+	Role     string
+	Scheme   string // empty: http
+	Port     int    // of type A; SRV records have theirs
+	Interval time.Duration
+	Misses   int // answers in a row that an engine must be missing from
+	Resolver Resolver
+	Attributes
+}
+
+// Attributes are those of every engine of the name.
+type Attributes = discover.Attributes
+
+// Resolver is what net.Resolver does.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+	LookupSRV(ctx context.Context, service, proto, name string) (cname string, srvs []*net.SRV, err error)
+}
+
+// timeout of a lookup.
+const timeout = 5 * time.Second
+
+var errNothing = errors.New("the name has no such records; nothing is removed for that, take the entry out of discovery.dns if it is meant")
+
+// Source asks for one name. It implements discover.Source.
+type Source struct {
+	cfg  Config
+	miss map[string]int // answers in a row without a known address
+}
+
+var _ discover.Source = (*Source)(nil)
+
+// New returns a source that has not asked yet.
+func New(cfg Config) *Source {
+	if cfg.Resolver == nil {
+		cfg.Resolver = net.DefaultResolver
+	}
+	return &Source{cfg: cfg, miss: map[string]int{}}
+}
+
+// Name is dns:, the name and the role.
+func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
+
+// Run asks until ctx ends. Intervals vary by a tenth, so that proxies do not ask
+// in step.
+func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
+	for {
+		found, err := s.lookup(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			tell(nil, fmt.Errorf("look up %s records of %s: %w", s.cfg.Type, s.cfg.Host, err))
+		} else {
+			tell(s.present(found), nil)
+		}
+		select {
+		case <-time.After(time.Duration(float64(s.cfg.Interval) * (0.9 + 0.2*rand.Float64()))):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// lookup returns at least one host:port, or why there is none.
+func (s *Source) lookup(ctx context.Context) (found []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if s.cfg.Type == TypeSRV {
+		_, records, err := s.cfg.Resolver.LookupSRV(ctx, "", "", s.cfg.Host)
+		for _, r := range records { // also beside an error, which tells of records that were left out
+			if host := strings.ToLower(strings.TrimSuffix(r.Target, ".")); host != "" && r.Port != 0 {
+				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
+			}
+		}
+		return found, nothing(found, err)
+	}
+	addrs, err := s.cfg.Resolver.LookupNetIP(ctx, "ip", s.cfg.Host)
+	for _, a := range addrs {
+		found = append(found, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(s.cfg.Port)))
+	}
+	return found, nothing(found, err)
+}
+
+func nothing(found []string, err error) error {
+	if len(found) > 0 {
+		return nil
+	}
+	return cmp.Or(err, errNothing)
+}
+
+// present counts who is missing and lists the rest.
+func (s *Source) present(found []string) (list []discover.Engine) {
+	for _, address := range found {
+		s.miss[address] = -1
+	}
+	for address := range s.miss {
+		if s.miss[address]++; s.miss[address] >= s.cfg.Misses {
+			delete(s.miss, address)
+		}
+	}
+	for address := range s.miss {
+		list = append(list, discover.Engine{
+			Role: s.cfg.Role, Address: address, URL: cmp.Or(s.cfg.Scheme, "http") + "://" + address, Attributes: s.cfg.Attributes,
+		})
+	}
+	slices.SortFunc(list, func(a, b discover.Engine) int { return strings.Compare(a.Address, b.Address) })
+	return list
+}

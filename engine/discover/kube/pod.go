@@ -1,0 +1,179 @@
+package kube
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"evenkeel/engine/discover"
+)
+
+// Annotations of a pod, which go before the source's own attributes.
+const (
+	prefix = "evenkeel.io/"
+
+	annPort, annProfile, annRegion           = prefix + "port", prefix + "profile", prefix + "region"
+	annGroup, annBarrier, annRanks, annSlots = prefix + "group", prefix + "barrier", prefix + "ranks", prefix + "slots"
+	annKVTokens, annCost                     = prefix + "kv-tokens", prefix + "cost"
+	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
+)
+
+// both is a role of pods that are listed on either side.
+const both = "both"
+
+// standing is what the EndpointSlices say of a pod, over all its services.
+type standing struct{ terminating, unserving bool }
+
+// standings reads slices, by pod UID.
+func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
+	all := map[string]standing{}
+	for _, s := range slices {
+		for _, e := range s.Endpoints {
+			if e.TargetRef == nil || e.TargetRef.Kind != "Pod" {
+				continue
+			}
+			uid := string(e.TargetRef.UID)
+			was := all[uid]
+			c := e.Conditions
+			serving := c.Serving
+			if serving == nil {
+				serving = c.Ready
+			}
+			all[uid] = standing{
+				terminating: was.terminating || c.Terminating != nil && *c.Terminating,
+				unserving:   was.unserving || serving != nil && !*serving, // not told is true
+			}
+		}
+	}
+	return all
+}
+
+// engines are what a pod runs: one a port and role. None while it has no address,
+// and none when it has ended, for its address may be another's by then.
+func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error) {
+	if pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return nil, nil
+	}
+	roles, err := c.roles(pod)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := portsOf(pod, cmp.Or(pod.Annotations[annPort], c.Port))
+	if err != nil {
+		return nil, err
+	}
+	attributes, err := c.attributes(pod)
+	if err != nil {
+		return nil, err
+	}
+	e := discover.Engine{Incarnation: string(pod.UID), Attributes: attributes}
+	switch {
+	case pod.DeletionTimestamp != nil || s.terminating:
+		e.Away = discover.Leaving
+	case s.unserving || !ready(pod):
+		e.Away = discover.NotReady
+	}
+	var list []discover.Engine
+	for _, port := range ports {
+		e.Address = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
+		e.URL = cmp.Or(c.Scheme, "http") + "://" + e.Address
+		for _, e.Role = range roles {
+			list = append(list, sided(e))
+		}
+	}
+	return list, nil
+}
+
+// sided leaves out what the other side's engines have.
+func sided(e discover.Engine) discover.Engine {
+	if a := &e.Attributes; e.Role == discover.Prefill {
+		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
+	} else {
+		a.KVEventsPort, a.KVReplayPort = 0, 0
+	}
+	return e
+}
+
+func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
+	switch role := cmp.Or(c.Role, pod.Labels[c.RoleLabel]); role {
+	case discover.Prefill, discover.Decode:
+		return []string{role}, nil
+	case both:
+		return []string{discover.Prefill, discover.Decode}, nil
+	default:
+		return nil, fmt.Errorf("its label %s is %q; write prefill, decode or both there, or set role of the source", c.RoleLabel, role)
+	}
+}
+
+// portsOf reads numbers, or names of container ports, with commas between them.
+func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
+	for name := range strings.SplitSeq(spec, ",") {
+		name = strings.TrimSpace(name)
+		n, err := strconv.Atoi(name)
+		if err != nil {
+			n = namedPort(pod, name)
+		}
+		if n < 1 || n > 65535 {
+			return nil, fmt.Errorf("port %q is neither a number nor the name of one of its container ports", name)
+		}
+		ports = append(ports, n)
+	}
+	return ports, nil
+}
+
+func namedPort(pod *corev1.Pod, name string) int {
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are among the latter
+		for _, c := range list {
+			for _, p := range c.Ports {
+				if p.Name == name {
+					return int(p.ContainerPort)
+				}
+			}
+		}
+	}
+	return 0
+}
+
+func ready(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
+	a, said := c.Attributes, pod.Annotations
+	a.Profile, a.Region = cmp.Or(said[annProfile], a.Profile), cmp.Or(said[annRegion], a.Region)
+	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
+	for name, into := range map[string]*int{annRanks: &a.Ranks, annSlots: &a.Slots, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort} {
+		if text, ok := said[name]; ok {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 0 {
+				return a, fmt.Errorf("its annotation %s is %q; write a whole number", name, text)
+			}
+			*into = n
+		}
+	}
+	if text, ok := said[annKVTokens]; ok {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 0 {
+			return a, fmt.Errorf("its annotation %s is %q; write a whole number", annKVTokens, text)
+		}
+		a.KVTokens = n
+	}
+	if text, ok := said[annCost]; ok {
+		n, err := strconv.ParseFloat(text, 32)
+		if err != nil || !(n > 0) {
+			return a, fmt.Errorf("its annotation %s is %q; write a number above 0", annCost, text)
+		}
+		a.Cost = float32(n)
+	}
+	return a, nil
+}

@@ -1,0 +1,103 @@
+package discover
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// What became of an engine, as changes_total labels it.
+const (
+	added   = "added"
+	changed = "changed" // described anew
+	away    = "away"    // gets no new work from now on
+	back    = "back"    // gets some again
+	removed = "removed"
+)
+
+type metrics struct {
+	engines *prometheus.GaugeVec
+	answers *prometheus.CounterVec
+	at      *prometheus.GaugeVec
+	stale   *prometheus.GaugeVec
+	changes *prometheus.CounterVec
+	probes  *prometheus.CounterVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		engines: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "evenkeel_discovery_engines", Help: "Engines that a source tells of, by what they are to us.",
+		}, []string{"source", "state"}),
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_discovery_answers_total", Help: "What sources told, by outcome: used, or failed, which leaves the last list in force.",
+		}, []string{"source", "outcome"}),
+		at: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "evenkeel_discovery_last_answer_timestamp_seconds", Help: "When the source last told a list that was used.",
+		}, []string{"source"}),
+		stale: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "evenkeel_discovery_stale", Help: "1 while the source fails and what it told before stays in force.",
+		}, []string{"source"}),
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_discovery_changes_total", Help: "What discovery told the fleet.",
+		}, []string{"source", "change"}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "evenkeel_discovery_probes_total", Help: "Engines that were tried before their first request, by how they did.",
+		}, []string{"role", "outcome"}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.engines, m.answers, m.at, m.stale, m.changes, m.probes)
+	}
+	return m
+}
+
+// begin shows the zeros of a source.
+func (m *metrics) begin(source string) {
+	m.stale.WithLabelValues(source).Set(0)
+	for _, outcome := range []string{"used", "failed"} {
+		m.answers.WithLabelValues(source, outcome)
+	}
+	for _, change := range []string{added, changed, away, back, removed} {
+		m.changes.WithLabelValues(source, change)
+	}
+	for _, role := range []string{Prefill, Decode} {
+		for _, outcome := range []string{"passed", "failed"} {
+			m.probes.WithLabelValues(role, outcome)
+		}
+	}
+}
+
+func (m *metrics) answered(source string, err error, now time.Time) {
+	if err != nil {
+		m.answers.WithLabelValues(source, "failed").Inc()
+		m.stale.WithLabelValues(source).Set(1)
+		return
+	}
+	m.answers.WithLabelValues(source, "used").Inc()
+	m.stale.WithLabelValues(source).Set(0)
+	m.at.WithLabelValues(source).Set(float64(now.Unix()))
+}
+
+func (m *metrics) change(source, what string) { m.changes.WithLabelValues(source, what).Inc() }
+
+func (m *metrics) probed(role string, err error) {
+	outcome := "passed"
+	if err != nil {
+		outcome = "failed"
+	}
+	m.probes.WithLabelValues(role, outcome).Inc()
+}
+
+// show counts the engines of every source by state.
+func (m *metrics) show(s *Status) {
+	type series struct{ source, state string }
+	count := map[series]int{}
+	for _, e := range s.Engines {
+		count[series{e.Source, e.State}]++
+	}
+	for _, source := range s.Sources {
+		for _, state := range states {
+			m.engines.WithLabelValues(source.Name, state).Set(float64(count[series{source.Name, state}]))
+		}
+	}
+}

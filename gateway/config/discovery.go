@@ -1,0 +1,242 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Discovery is where engines are found besides those of the file. What it finds
+// in Engines, it leaves alone.
+type Discovery struct {
+	Probe      bool                  `yaml:"probe"` // try an engine before its first request
+	Files      []string              `yaml:"files"` // each of the shape of Engines, read again when it changes
+	DNS        []DiscoveryDNS        `yaml:"dns"`
+	Kubernetes []DiscoveryKubernetes `yaml:"kubernetes"`
+}
+
+// DiscoveryDNS is a name whose records are engines.
+type DiscoveryDNS struct {
+	Name     string        `yaml:"name"`
+	Type     string        `yaml:"type"` // A, with AAAA; SRV
+	Role     string        `yaml:"role"`
+	Scheme   string        `yaml:"scheme"`
+	Port     int           `yaml:"port"` // type A
+	Interval time.Duration `yaml:"interval"`
+	Misses   int           `yaml:"misses"` // answers in a row without an engine until it is gone
+	// Of every engine.
+	Profile string `yaml:"profile"`
+	Region  string `yaml:"region"`
+	Ranks   int    `yaml:"ranks"`
+	Group   string `yaml:"group"`
+	Barrier string `yaml:"barrier"`
+	Slots   int    `yaml:"slots"`
+}
+
+// DiscoveryKubernetes is a namespace with pods that are engines.
+type DiscoveryKubernetes struct {
+	Namespace  string `yaml:"namespace"`  // empty: our own
+	Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's
+	Selector   string `yaml:"selector"`
+	Role       string `yaml:"role"` // of all pods; empty: each says in RoleLabel
+	RoleLabel  string `yaml:"role_label"`
+	Port       string `yaml:"port"` // numbers or names
+	Scheme     string `yaml:"scheme"`
+	Slices     *bool  `yaml:"endpoint_slices"`
+	// Of every engine, unless its pod's annotations say otherwise.
+	Profile string `yaml:"profile"`
+	Region  string `yaml:"region"`
+	Ranks   int    `yaml:"ranks"`
+	Group   string `yaml:"group"`
+	Barrier string `yaml:"barrier"`
+	Slots   int    `yaml:"slots"`
+}
+
+// On says whether there is anything to discover.
+func (d *Discovery) On() bool { return len(d.Files)+len(d.DNS)+len(d.Kubernetes) > 0 }
+
+// DefaultRoleLabel tells the role of a pod.
+const DefaultRoleLabel = "evenkeel.io/role"
+
+// finish fills in what an entry leaves out.
+func (d *Discovery) finish() {
+	d.DNS, d.Kubernetes = slices.Clone(d.DNS), slices.Clone(d.Kubernetes)
+	for i := range d.DNS {
+		e := &d.DNS[i]
+		e.Type, e.Scheme, e.Profile = cmp.Or(e.Type, "A"), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfile)
+		e.Interval, e.Misses = cmp.Or(e.Interval, 10*time.Second), cmp.Or(e.Misses, 3)
+	}
+	for i := range d.Kubernetes {
+		e := &d.Kubernetes[i]
+		e.RoleLabel, e.Scheme, e.Profile = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfile)
+		if e.Slices == nil {
+			e.Slices = new(true)
+		}
+	}
+}
+
+func (c *Config) checkDiscovery(bad report) {
+	files := map[string]bool{}
+	for i, f := range c.Discovery.Files {
+		if f == "" || files[f] {
+			bad(fmt.Sprintf("$.discovery.files[%d]", i), "%q; write the path of a file, each once", f)
+		}
+		files[f] = true
+	}
+	names := map[string]bool{}
+	for i := range c.Discovery.DNS {
+		d, path := &c.Discovery.DNS[i], fmt.Sprintf("$.discovery.dns[%d]", i)
+		if names[d.Name+" "+d.Role] {
+			bad(path+".name", "%s is asked for %s engines twice; remove one", d.Name, d.Role)
+		}
+		names[d.Name+" "+d.Role] = true
+		c.checkDNS(path, d, bad)
+	}
+	spaces := map[string]bool{}
+	for i := range c.Discovery.Kubernetes {
+		k, path := &c.Discovery.Kubernetes[i], fmt.Sprintf("$.discovery.kubernetes[%d]", i)
+		if key := k.Namespace + "/" + k.Selector + " " + k.Role; spaces[key] {
+			bad(path+".selector", "the same pods are selected twice; remove one")
+		} else {
+			spaces[key] = true
+		}
+		c.checkKubernetes(path, k, bad)
+	}
+}
+
+func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
+	if d.Name == "" || strings.ContainsAny(d.Name, " /:") {
+		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
+	}
+	if d.Type != "A" && d.Type != "SRV" {
+		bad(path+".type", "%q is not asked for; write A (which includes AAAA) or SRV", d.Type)
+	}
+	if d.Type == "A" && (d.Port < 1 || d.Port > 65535) {
+		bad(path+".port", "%d is no port, and A records tell none; write the engines'", d.Port)
+	}
+	if d.Type == "SRV" && d.Port != 0 {
+		bad(path+".port", "SRV records tell the port; remove it")
+	}
+	if d.Role != "prefill" && d.Role != "decode" {
+		bad(path+".role", "%q is not a role; write prefill or decode", d.Role)
+		return
+	}
+	if d.Interval < time.Second {
+		bad(path+".interval", "%v is too often; write 1s or more", d.Interval)
+	}
+	if d.Misses < 1 {
+		bad(path+".misses", "%d; write after how many answers without it an engine is gone", d.Misses)
+	}
+	c.checkFound(path, d.Role, d.Scheme, Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
+}
+
+func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
+	if _, err := labels.Parse(k.Selector); err != nil || k.Selector == "" {
+		bad(path+".selector", "%q selects no pods; write labels such as app=vllm,tier in (prefill,decode)", k.Selector)
+	}
+	if k.Port == "" {
+		bad(path+".port", "write the engines' port: a number, or the name of a container port; several with commas between them")
+	}
+	for port := range strings.SplitSeq(k.Port, ",") {
+		if n, err := strconv.Atoi(strings.TrimSpace(port)); err == nil && (n < 1 || n > 65535) {
+			bad(path+".port", "%d is no port", n)
+		}
+	}
+	role := k.Role
+	switch k.Role {
+	case "prefill", "decode":
+	case "", "both":
+		role = "decode"
+	default:
+		bad(path+".role", "%q is not a role; write prefill, decode or both, or leave it out for pods that say it in %s", k.Role, k.RoleLabel)
+		return
+	}
+	c.checkFound(path, role, k.Scheme, Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
+}
+
+// checkFound looks at what every engine of a source would be like.
+func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
+	if scheme != "http" && scheme != "https" {
+		bad(path+".scheme", "%q is not spoken; write http or https", scheme)
+		return
+	}
+	e.URL = scheme + "://" + net.JoinHostPort("found", "1")
+	if role == "decode" {
+		c.finishDecode(&e)
+	}
+	c.checkEngine(path, role, &e, bad)
+}
+
+// ProfilesInUse are the profiles an engine of a role may have, of any role for
+// an empty one. Files and pods may name each that is written down.
+func (c *Config) ProfilesInUse(role string) []string {
+	used := map[string]bool{}
+	note := func(of, profile string) {
+		if role == "" || of == role || of == "" || of == "both" {
+			used[profile] = true
+		}
+	}
+	for of, side := range map[string][]Engine{"prefill": c.Engines.Prefill, "decode": c.Engines.Decode} {
+		for _, e := range side {
+			note(of, e.Profile)
+		}
+	}
+	for _, d := range c.Discovery.DNS {
+		note(d.Role, d.Profile)
+	}
+	for _, k := range c.Discovery.Kubernetes {
+		note(k.Role, k.Profile)
+	}
+	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
+		for name := range c.Profiles {
+			if name != DefaultProfile || len(c.Profiles) == 1 {
+				used[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(used))
+}
+
+var errNoEngines = errors.New("the file is empty; write prefill: and decode:, with [] for a side that is meant to have no engines")
+
+// ParseEngines reads and checks a file that lists engines as `engines` does;
+// file is the name errors carry.
+func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
+	defer func() { // as in Parse
+		if r := recover(); r != nil {
+			e, err = Engines{}, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
+		}
+	}()
+	src := source{file: file, text: text, places: map[string]place{}}
+	root, err := src.root()
+	if err != nil {
+		return Engines{}, err
+	}
+	if root == nil {
+		return Engines{}, fmt.Errorf("%s: %w", file, errNoEngines)
+	}
+	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
+		return Engines{}, err
+	}
+	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
+	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&one.Engines); err != nil {
+		return Engines{}, src.syntaxError(err)
+	}
+	one.finish()
+	var found problems
+	one.checkEngines(func(path, format string, args ...any) {
+		found = append(found, src.at(path, format, args...))
+	})
+	return one.Engines, found.join()
+}

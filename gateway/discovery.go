@@ -1,0 +1,267 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine/discover"
+	"evenkeel/engine/discover/dns"
+	"evenkeel/engine/discover/kube"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/selftest"
+)
+
+// discovery finds engines for the fleet. About one engine the last word counts,
+// as with a reload: discovery speaks of it only when its source says something
+// new. The config's own engines it leaves alone.
+type discovery struct {
+	*discover.Discoverer
+	files []*fileSource
+}
+
+// newDiscovery is nil where nothing is to be discovered.
+func newDiscovery(g *Gateway) (*discovery, error) {
+	set := g.conf()
+	if !set.Discovery.On() {
+		return nil, nil
+	}
+	d := &discovery{}
+	var sources []discover.Source
+	for _, path := range set.Discovery.Files {
+		s := &fileSource{gw: g, path: path, changed: make(chan struct{}, 1)}
+		d.files, sources = append(d.files, s), append(sources, s)
+	}
+	for _, c := range set.Discovery.DNS {
+		sources = append(sources, dns.New(dns.Config{
+			Host: c.Name, Type: c.Type, Role: c.Role, Scheme: c.Scheme, Port: c.Port, Interval: c.Interval, Misses: c.Misses,
+			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
+		}))
+	}
+	for i, c := range set.Discovery.Kubernetes {
+		client, namespace, err := kube.Connect(c.Kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
+		}
+		if c.Namespace != "" {
+			namespace = c.Namespace
+		}
+		if namespace == "" {
+			return nil, fmt.Errorf("discovery.kubernetes[%d]: the namespace is not known; set namespace", i)
+		}
+		sources = append(sources, kube.New(kube.Config{
+			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,
+			Slices: *c.Slices, Log: g.log,
+			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
+		}))
+	}
+	d.Discoverer = g.newDiscoverer(sources...)
+	return d, nil
+}
+
+// newDiscoverer has sources tell this proxy's fleet.
+func (g *Gateway) newDiscoverer(sources ...discover.Source) *discover.Discoverer {
+	cfg := discover.Config{Fleet: discovered{g.fleet}, Sources: sources, Registerer: g.reg, Log: g.log}
+	if g.conf().Discovery.Probe {
+		cfg.Probe = g.tryEngine
+	}
+	return discover.New(cfg)
+}
+
+// recheck follows a reload: other engines may be the config's own, and files may
+// name other profiles.
+func (d *discovery) recheck() {
+	if d != nil {
+		d.Recheck()
+		d.lookAtFiles()
+	}
+}
+
+func (d *discovery) lookAtFiles() {
+	if d == nil {
+		return
+	}
+	for _, f := range d.files {
+		f.look()
+	}
+}
+
+func (d *discovery) status() *discover.Status {
+	if d == nil {
+		return nil
+	}
+	return new(d.Status())
+}
+
+// tryEngine is the probe before an engine's first request.
+func (g *Gateway) tryEngine(ctx context.Context, e discover.Engine) error {
+	set := g.conf()
+	conf, err := set.CompleteFound(e.Role, engineOf(e))
+	if err != nil {
+		return err
+	}
+	findings, err := selftest.One(ctx, set.Config, e.Role, conf, g.fleet.partners(e.Role))
+	for _, f := range findings {
+		if f.Level == selftest.Warn {
+			g.log.Warn("discovered engine", zap.String("engine", f.Engine), zap.String("finding", f.Msg))
+		}
+	}
+	return err
+}
+
+// partners are engines of the other side that serve.
+func (f *fleet) partners(role string) (list []config.Engine) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, key := range f.order {
+		if in := f.instances[key]; in.role != role && in.serving && f.takes(in, -1) {
+			list = append(list, in.conf)
+		}
+	}
+	return list
+}
+
+// engineOf writes a found engine as the config would.
+func engineOf(e discover.Engine) config.Engine {
+	a := e.Attributes
+	return config.Engine{
+		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, Region: a.Region, KVEventsPort: a.KVEventsPort, KVReplayPort: a.KVReplayPort,
+		Group: a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost,
+	}
+}
+
+// discovered is the fleet as discovery sees it.
+type discovered struct{ *fleet }
+
+var _ discover.Fleet = discovered{}
+
+// Put takes in an engine, or what is new about it.
+func (d discovered) Put(e discover.Engine) error {
+	f, set := d.fleet, d.gw.conf()
+	conf, err := set.CompleteFound(e.Role, engineOf(e))
+	if err != nil {
+		return err
+	}
+	in, err := f.build(e.Role, conf, set)
+	if err != nil {
+		return err
+	}
+	in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
+	f.mu.RLock()
+	known := f.instances[in.key()] != nil
+	f.mu.RUnlock()
+	if !known { // a drain was of another
+		f.resume(func(s *stopped) bool { return s.at.instance == in.key() })
+	}
+	f.enter(in)
+	return nil
+}
+
+// Turn has an engine get new work, or none. What an operator said of it stays,
+// also that it is removed.
+func (d discovered) Turn(e discover.Engine) {
+	f := d.fleet
+	f.mu.Lock()
+	in := f.instances[e.Key()]
+	there := in != nil && in.incarnation == e.Incarnation
+	if there {
+		in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
+	}
+	f.mu.Unlock()
+	if there {
+		f.publish()
+	}
+}
+
+// Remove takes an engine out that is not there any more, unless somebody else
+// has put another in its place.
+func (d discovered) Remove(e discover.Engine) {
+	f := d.fleet
+	if d.Listed(e) {
+		return
+	}
+	f.mu.Lock()
+	in := f.instances[e.Key()]
+	gone := in != nil && in.incarnation == e.Incarnation
+	if gone {
+		f.drop(in, e.Incarnation != "")
+		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == e.Key() })
+	}
+	f.mu.Unlock()
+	if !gone {
+		return
+	}
+	f.gw.exchanges.forget(e.Address)
+	f.watch()
+	f.publish()
+}
+
+// Listed says whether an engine stands in the config.
+func (d discovered) Listed(e discover.Engine) bool { return d.gw.conf().listed[e.Key()] }
+
+// fileSource is a file that lists engines. The files' watcher has it look.
+type fileSource struct {
+	gw      *Gateway
+	path    string
+	changed chan struct{}
+	used    digest
+}
+
+// Name is file: and the path.
+func (s *fileSource) Name() string { return "file:" + s.path }
+
+func (s *fileSource) look() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run reads the file whenever it may have changed.
+func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error)) {
+	for {
+		if list, changed, err := s.read(); changed {
+			tell(list, err)
+		}
+		select {
+		case <-s.changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// read is without a change where the file is the one that was used last.
+func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
+	text, err := os.ReadFile(s.path)
+	now := digest(sha256.Sum256(text))
+	if err == nil && now == s.used {
+		return nil, false, nil
+	}
+	s.used = digest{}
+	var engines config.Engines
+	if err == nil {
+		engines, err = s.gw.conf().ParseEngines(s.path, text)
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	s.used = now
+	for role, side := range map[string][]config.Engine{rolePrefill: engines.Prefill, roleDecode: engines.Decode} {
+		for _, e := range side {
+			id, err := config.InstanceID(e.URL)
+			if err != nil {
+				return nil, true, err
+			}
+			list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
+				Profile: e.Profile, Ranks: e.Ranks, Region: e.Region, KVEventsPort: e.KVEventsPort, KVReplayPort: e.KVReplayPort,
+				Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost,
+			}})
+		}
+	}
+	return list, true, nil
+}

@@ -1,0 +1,91 @@
+package gateway
+
+import (
+	"errors"
+	"maps"
+	"time"
+)
+
+// An engine is who answers at its host:port, and a process that comes back there
+// is the same engine: its ranks keep their numbers and find their load. Only a
+// source that knows better, as Kubernetes does, tells two engines apart that had
+// one address after the other: by their incarnation. Then nothing of the first is
+// the second's, least of all its KV.
+
+// found is what discovery says of an engine; the zero value: it found none.
+type found struct {
+	source      string
+	incarnation string // empty: host:port is all the identity there is
+	away        string // why it gets no new work: not ready, leaving; empty: it does
+}
+
+// bygone is a rank's number that waits for its engine.
+type bygone struct {
+	id int32
+	at time.Time
+}
+
+// drop takes an engine out of the lists; its requests finish. dead: there is no
+// such engine any more, and no KV of it. It is called with f.mu held.
+func (f *fleet) drop(in *instance, dead bool) {
+	now := time.Now()
+	delete(f.instances, in.key())
+	f.abandon(in.key())
+	f.distrust(in, dead)
+	f.gw.metrics.slowStart.DeleteLabelValues(in.key(), in.role)
+	if in.incarnation == "" {
+		return
+	}
+	for _, r := range ranksOf(in) {
+		name := in.target(r).ID
+		if id, ok := f.ids[name]; ok && in.role == roleDecode {
+			delete(f.ids, name)
+			f.bygone[in.incarnation+" "+name] = bygone{id, now}
+		}
+	}
+	if dead {
+		f.dead[in.incarnation] = now.Add(f.gw.conf().Limits.ProbeTimeout + in.profile.KVHoldTimeout)
+	}
+	maps.DeleteFunc(f.bygone, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
+	maps.DeleteFunc(f.dead, func(_ string, until time.Time) bool { return now.After(until) })
+}
+
+// number is a rank's identity on the board. It is called with f.mu held.
+func (f *fleet) number(in *instance, rank string) int32 {
+	id, ok := f.ids[rank]
+	if !ok {
+		was := in.incarnation + " " + rank
+		b, back := f.bygone[was]
+		if id = b.id; !back {
+			id = f.numbers
+			f.numbers++
+		}
+		delete(f.bygone, was)
+		f.ids[rank] = id
+	}
+	return id
+}
+
+// born names who has an address now.
+func (f *fleet) born(key string) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if in := f.instances[key]; in != nil {
+		return in.incarnation
+	}
+	return ""
+}
+
+// outlived says whether a hand-off's prefiller is no more. Whoever has its
+// address now would be asked for blocks that it never made.
+func (g *Gateway) outlived(h *handoff) bool {
+	if h.born == "" {
+		return false
+	}
+	g.fleet.mu.RLock()
+	defer g.fleet.mu.RUnlock()
+	_, dead := g.fleet.dead[h.born]
+	return dead
+}
+
+var errOutlived = errors.New("the prefill engine of the hand-off is gone, and its KV with it")

@@ -1,0 +1,96 @@
+package selftest
+
+import (
+	"context"
+	"fmt"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// prefillersTried is how many engines are asked for a hand-off that a new decode
+// engine may be tried with.
+const prefillersTried = 2
+
+// One tries an engine before its first request; the error says what keeps it
+// from serving. Its findings are what else was noticed. partners are engines of
+// the other side that serve: what they fail at is not held against it.
+//
+// A prefill engine must return a hand-off that its profile promises; a partner
+// decodes it, which frees it. A decode engine must decode a partner's, or, where
+// there is none, a short prompt of its own.
+func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine) ([]Finding, error) {
+	t := newTester(cfg)
+	defer t.client.Close()
+	s, err := t.subject(ctx, role, e)
+	if err != nil {
+		return nil, err
+	}
+	if role == "prefill" {
+		err = t.onePrefill(ctx, s, partners)
+	} else {
+		err = t.oneDecode(ctx, s, partners)
+	}
+	return t.findings, err
+}
+
+func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.Engine) error {
+	t.learnHosts(ctx, s)
+	body, err := prompt(s.models[0], t.id())
+	if err != nil {
+		return err
+	}
+	answer, err := t.prefill(ctx, s, body, t.id())
+	if err != nil {
+		return err
+	}
+	if d, ok := t.partner(ctx, "decode", s, partners); ok {
+		_ = t.decode(ctx, d, body, answer, t.id()) // else its hold timeout frees it
+	}
+	return nil
+}
+
+func (t *tester) oneDecode(ctx context.Context, s subject, partners []config.Engine) error {
+	for n := range min(prefillersTried, len(partners)) {
+		p, ok := t.partner(ctx, "prefill", s, partners[n:])
+		if !ok {
+			break
+		}
+		model, _ := common(p, s)
+		id := fmt.Sprintf("%s-%d", t.id(), n)
+		body, err := prompt(model, id)
+		if err != nil {
+			return err
+		}
+		t.learnHosts(ctx, p)
+		answer, err := t.prefill(ctx, p, body, id)
+		if err != nil {
+			continue
+		}
+		if err := t.decode(ctx, s, body, answer, id); err != nil {
+			return fmt.Errorf("with the hand-off of %s: %w", p.name, err)
+		}
+		return nil
+	}
+	body, err := prompt(s.models[0], t.id())
+	if err != nil {
+		return err
+	}
+	return t.decode(ctx, s, body, mooncake.ProbeAnswer{}, t.id())
+}
+
+func (t *tester) id() string { return "ek-" + t.run }
+
+// partner is the first of the other side that answers and has a model of s.
+func (t *tester) partner(ctx context.Context, role string, s subject, engines []config.Engine) (subject, bool) {
+	for _, e := range engines {
+		o, err := t.subject(ctx, role, e)
+		if err != nil {
+			continue
+		}
+		if _, ok := common(o, s); ok {
+			return o, true
+		}
+	}
+	return subject{}, false
+}
