@@ -36,6 +36,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		e.count.probes.Add(1)
 	case LegDecode:
 		e.count.decodes.Add(1)
+		e.count.turns.came(x.req.Header.Get("Authorization"))
 	default:
 		e.count.plain.Add(1)
 	}

@@ -19,6 +19,30 @@ type counters struct {
 	generated, finished, nullHandoffs      atomic.Int64
 	lostHandoffs, staleEpochs              atomic.Int64
 	epoch                                  atomic.Int64 // the highest that was seen
+	turns                                  turns
+}
+
+// turns counts how often hand-offs to decode came with another credential than
+// the one before: dispatchers that own an engine one after the other take few.
+type turns struct {
+	mu   sync.Mutex
+	last string
+	n    int64
+}
+
+func (t *turns) came(credential string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last != "" && credential != t.last {
+		t.n++
+	}
+	t.last = credential
+}
+
+func (t *turns) count() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.n
 }
 
 // Stats is what GET /stats answers. Each event is counted on one engine: what
@@ -58,6 +82,7 @@ type Stats struct {
 	Unpinned      int64 `json:"unpinned"`              // internal balancing without a header
 	StaleEpochs   int64 `json:"stale_epochs"`          // decodes of a proxy that came after those of a later owner: two admit here
 	Epoch         int64 `json:"epoch"`                 // of the last owner
+	CallerTurns   int64 `json:"caller_turns"`          // decodes with another credential than the one before
 	TraceDropped  int64 `json:"trace_dropped"`         // step trace entries lost to a slow writer
 
 	Ranks []RankStats `json:"ranks"`
@@ -88,7 +113,7 @@ func (e *Engine) Stats() Stats {
 		LocalPrefills: c.localPrefills.Load(), InTransfer: c.abortedInTransfer.Load(), OverAdmitted: c.overAdmitted.Load(),
 		Preemptions: c.preemptions.Load(), Crashes: c.crashes.Load(), DuplicateIDs: c.duplicateIDs.Load(),
 		RankMismatch: c.rankMismatches.Load(), Unpinned: c.unpinned.Load(),
-		StaleEpochs: c.staleEpochs.Load(), Epoch: c.epoch.Load(),
+		StaleEpochs: c.staleEpochs.Load(), Epoch: c.epoch.Load(), CallerTurns: c.turns.count(),
 	}
 	if trace != nil {
 		s.TraceDropped = trace.dropped.Load()

@@ -46,6 +46,7 @@ type options struct {
 	count  int           // requests that are measured, each way
 
 	deadAfter time.Duration // ownership by order
+	lease     string        // the etcd of ownership by lease; empty: by order
 }
 
 var defaults = options{
@@ -75,6 +76,11 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
+	leased, err := playLeased(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	r.rows, r.breaches = append(r.rows, leased.rows...), append(r.breaches, leased.breaches...)
 	r.write(out)
 	return len(r.breaches) == 0, nil
 }

@@ -63,6 +63,16 @@ func TestThreeRegionsOnLoopback(t *testing.T) { // geo R25, R28, R30, R37
 	require.Greater(t, len(r.rows), 8)
 }
 
+func TestARegionThatIsOwnedByLease(t *testing.T) { // geo R32, R33, R36
+	if testing.Short() {
+		t.Skip("takes 20 s")
+	}
+	r, err := playLeased(t.Context(), short(t, "loopback"))
+	require.NoError(t, err)
+	r.write(t.Output())
+	require.Empty(t, r.breaches)
+}
+
 func TestThreeRegionsInNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")

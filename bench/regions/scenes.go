@@ -291,8 +291,12 @@ func playTakeover(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	s, there := judge(results...), w.metric(w.regions[eu].place.prefill, prompts)-before
-	r.add(scene, "%.1f s after the last stream that it answered (`dead_after: %v`, static); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
-		took.Seconds(), w.deadAfter, results[0].Sent, there)
+	how := fmt.Sprintf("`dead_after: %v`, static", w.deadAfter)
+	if w.lease != "" {
+		how = "etcd, `lease: 3s`, `start_delay: 1s`"
+	}
+	r.add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
+		took.Seconds(), how, results[0].Sent, there)
 	r.hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	r.hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
 	return taker.beginEngine("prefill")

@@ -82,7 +82,7 @@ func newWorld(o options, g ground) (*world, error) {
 		return nil, err
 	}
 	// The proxy itself says whether it has ownership.
-	if out, err := exec.Command(w.binary, "check", "--config", w.regions[us].config()).CombinedOutput(); err != nil {
+	if out, err := w.check(); err != nil {
 		if !bytes.Contains(out, []byte("ownership")) && !bytes.Contains(out, []byte("region")) {
 			return nil, fmt.Errorf("evenkeel check: %w: %s", err, out)
 		}
@@ -92,6 +92,12 @@ func newWorld(o options, g ground) (*world, error) {
 		}
 	}
 	return w, nil
+}
+
+func (w *world) check() ([]byte, error) {
+	cmd := exec.Command(w.binary, "check", "--config", w.regions[us].config())
+	cmd.Env = append(os.Environ(), "EVENKEEL_REGION="+names[us])
+	return cmd.CombinedOutput()
 }
 
 func (w *world) write(name, text string) error {
@@ -119,7 +125,7 @@ keys_file: %q
 expose_route_headers: true
 self_test: false
 profiles:
-  ascend: {kv_hold_timeout: 8s, first_event_timeout: 10s, reject_releases: true}
+  ascend: {kv_hold_timeout: 8s, first_event_timeout: 10s, reject_releases: true, api_key_env: EVENKEEL_REGION}
 prefill:
   calibration: {tp_ms: %g, t0_ms: %g}
   scrape: {interval: 200ms}
@@ -134,7 +140,11 @@ geo:
 `, r.place.clients, r.place.admin, filepath.Join(w.dir, "admin.token"), filepath.Join(w.dir, "keys.yaml"),
 		[...]float64{1, 0.5, 0.01}[r.index], [...]float64{5000, 2500, 0.1}[r.index], r.name, r.place.peers, filepath.Join(w.dir, "peers.key"))
 	if w.owns {
-		fmt.Fprintf(&b, "  ownership: {engine: static, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n", w.deadAfter)
+		engine := "engine: static"
+		if w.lease != "" { // a third of the usual times and less
+			engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s, start_delay: 1s", w.lease)
+		}
+		fmt.Fprintf(&b, "  ownership: {%s, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n", engine, w.deadAfter)
 	}
 	b.WriteString("  peers:\n")
 	for _, other := range w.regions {
@@ -325,5 +335,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // spawn starts our program in a region.
 func (w *world) spawn(region int, name string, args ...string) (*process.Process, error) {
-	return process.Start(w.command(region, w.binary, args...), filepath.Join(w.dir, name+".log"))
+	cmd := w.command(region, w.binary, args...)
+	cmd.Env = append(os.Environ(), "EVENKEEL_REGION="+names[region]) // how engines tell proxies apart
+	return process.Start(cmd, filepath.Join(w.dir, name+".log"))
 }
