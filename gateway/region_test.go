@@ -139,6 +139,11 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
 	}
 	require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
 	require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+	for _, c := range []*cluster{us, eu} { // geo R14
+		for _, line := range c.logs.All() {
+			require.NotRegexp(t, "one two|four five|six seven|eight nine", fmt.Sprint(line.Message, line.ContextMap()))
+		}
+	}
 	for _, r := range us.receipts() {
 		if r.Outcome == geo.OutcomeRelayed {
 			continue
@@ -237,6 +242,12 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E
 	require.Equal(t, 200, got.status)
 	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
 	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
+
+	eu.gw.Drain(0)
+	eu.eventually("what is new is refused", func() bool { // geo R38
+		got := send(keys, nil)
+		return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
+	})
 }
 
 func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38

@@ -33,6 +33,7 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) { // geo R2
 	})
 	r := us.receipts()[0]
 	require.Equal(t, "eu-1", r.Peer)
+	require.Positive(t, us.metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "geo R21")
 	require.Greater(t, r.Predicted.LocalCost, 4000.0)
 	require.Less(t, r.Predicted.RTT+r.Predicted.T0+r.Predicted.Prefill, 1000.0)
 	eu.eventually("nobody is better", func() bool {

@@ -1,0 +1,75 @@
+package geo
+
+import (
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill"
+)
+
+// here is a region with one prefiller, as good as any.
+func here(round uint64) *prefill.Here {
+	now := time.Now()
+	h := &prefill.Here{Model: "m", Now: now, Since: now, Round: round, Tokens: 100}
+	h.Prefillers = []prefill.Prefiller{{Live: true, Open: true}}
+	h.Prefillers[0].ID = "a/0"
+	return h
+}
+
+func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) { // geo R38, R2
+	url, _ := served(t, 100, hang)
+	draining := false
+	n, _ := node(t, func(c *Config) {
+		c.Policy, c.Draining = "skylb", func() bool { return draining }
+	}, entry(t, "eu-1", url))
+	forwarded(t, n).Drop() // it is available
+	round := uint64(10_000)
+	where := func(a Ask) prefill.Where {
+		round++
+		a.ID, a.Model = "r", "m"
+		q := n.Question(a)
+		w := q.Where(here(round))
+		if f := q.Forward(); f != nil {
+			f.Drop()
+		}
+		return w
+	}
+	require.Equal(t, prefill.ToHere, where(Ask{}), "local first")
+	require.Equal(t, prefill.ToThere, where(Ask{Leave: true}), "attempts here have failed")
+	draining = true
+	require.Equal(t, prefill.ToThere, where(Ask{}))
+	require.Equal(t, prefill.ToHere, where(Ask{Stay: true}), "one that may not is served")
+	require.Equal(t, prefill.ToHere, where(Ask{Came: &Hop{Via: []string{"eu-1"}}}), "nor goes one back to where it came from")
+}
+
+func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) { // geo R27, R31
+	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))
+	})
+	n, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
+	for range 6 {
+		whole, fail := forwarded(t, n).Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
+		require.Nil(t, whole)
+		require.Equal(t, causeLarge, fail.Reason)
+	}
+	require.Equal(t, "closed", first(n).Circuit)
+}
+
+func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) { // geo R10
+	n, _ := node(t, func(c *Config) { c.Settings.Tau = 3 })
+	require.True(t, n.Accepts(6))
+	require.False(t, n.Accepts(7))
+	n, _ = node(t, func(c *Config) { c.Central = c.ID })
+	require.True(t, n.Accepts(math.MaxInt), "a centre holds the queue of all")
+}
+
+func TestASessionStandsOnTheRingElseItsAddress(t *testing.T) { // geo R16
+	require.Equal(t, RingKeyOf(7, "10.0.0.1"), RingKeyOf(7, "10.0.0.2"))
+	require.NotEqual(t, RingKeyOf(7, "10.0.0.1"), RingKeyOf(8, "10.0.0.1"))
+	require.NotEqual(t, RingKeyOf(0, "10.0.0.1"), RingKeyOf(0, "10.0.0.2"))
+}
