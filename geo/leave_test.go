@@ -62,10 +62,10 @@ func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) { // ge
 
 func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) { // geo R10
 	n, _ := node(t, func(c *Config) { c.Settings.Tau = 3 })
-	require.True(t, n.Accepts(6))
-	require.False(t, n.Accepts(7))
+	require.True(t, n.Accepts("eu-1", 6))
+	require.False(t, n.Accepts("eu-1", 7))
 	n, _ = node(t, func(c *Config) { c.Central = c.ID })
-	require.True(t, n.Accepts(math.MaxInt), "a centre holds the queue of all")
+	require.True(t, n.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
 }
 
 func TestASessionStandsOnTheRingElseItsAddress(t *testing.T) { // geo R16
