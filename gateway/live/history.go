@@ -69,15 +69,20 @@ func (h *history) add(s *gateway.Sample, now time.Time) {
 	}
 	var r Traffic
 	h.rates(&r)
-	for name, v := range map[string]int64{
-		LineRequests: int64(1000 * r.RequestsPerS), LineTokens: int64(r.TokensPerS), LinePool: int64(s.Pool),
-		LineTTFTP50: s.TTFT.P50.Microseconds(), LineTTFTP99: s.TTFT.P99.Microseconds(),
-		LineTPOTP50: s.TPOT.P50.Microseconds(), LineTPOTP99: s.TPOT.P99.Microseconds(),
-	} {
-		put(h, h.numbers, name, v)
+	put(h, h.numbers, LineRequests, int64(1000*r.RequestsPerS))
+	put(h, h.numbers, LineTokens, int64(r.TokensPerS))
+	put(h, h.numbers, LinePool, int64(s.Pool))
+	if s.TTFT.Samples > 0 {
+		put(h, h.numbers, LineTTFTP50, s.TTFT.P50.Microseconds())
+		put(h, h.numbers, LineTTFTP99, s.TTFT.P99.Microseconds())
+	}
+	if s.TPOT.Samples > 0 {
+		put(h, h.numbers, LineTPOTP50, s.TPOT.P50.Microseconds())
+		put(h, h.numbers, LineTPOTP99, s.TPOT.P99.Microseconds())
 	}
 	forget(h, h.ranks)
 	forget(h, h.shadows)
+	forget(h, h.numbers)
 }
 
 // put sets a line's value of the sample that is being added.

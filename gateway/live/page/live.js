@@ -107,8 +107,10 @@ function takeDocument(d) {
   const t = d.traffic;
   const now = {
     requests_per_ks: 1000 * t.requests_per_s, tokens_per_s: t.tokens_per_s, pool_entries: d.models.reduce((n, m) => n + m.pool.entries, 0),
-    ttft_p50_us: 1000 * t.ttft.p50_ms, ttft_p99_us: 1000 * t.ttft.p99_ms, tpot_p50_us: 1000 * t.tpot.p50_ms, tpot_p99_us: 1000 * t.tpot.p99_ms,
   };
+  for (const [name, l] of [['ttft', t.ttft], ['tpot', t.tpot]]) {
+    if (l.samples) { now[name + '_p50_us'] = 1000 * l.p50_ms; now[name + '_p99_us'] = 1000 * l.p99_ms; }
+  }
   for (const [name, v] of Object.entries(now)) append(lines, name, v);
   const over = at.length - most;
   if (over > 0) at.splice(0, over);
