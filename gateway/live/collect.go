@@ -68,7 +68,13 @@ func (p *proxy) abroad(d *Document) {
 		}
 	}
 	for _, a := range p.Owners() {
-		d.Areas = append(d.Areas, Area{a.Region, a.Home, a.Phase, a.Admits, a.Holder, a.Epoch})
+		d.Areas = append(d.Areas, Area{a.Region, "", a.Home, a.Phase, a.Admits, a.Holder, a.Epoch})
+	}
+	if ha := p.HA(); ha != nil {
+		d.Proxy.Role = ha.Role
+		for _, g := range ha.Groups {
+			d.Areas = append(d.Areas, Area{d.Proxy.Region, g.Group, true, g.Phase, g.Admits, g.Holder, g.Epoch})
+		}
 	}
 }
 

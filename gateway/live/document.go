@@ -26,13 +26,14 @@ type Document struct {
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
 	Geo       *Geo       `json:"geo,omitempty"`
-	Areas     []Area     `json:"areas"` // whose engines this proxy may serve; empty without ownership
+	Areas     []Area     `json:"areas"` // whose engines this proxy may serve; empty where nobody else may
 }
 
 // Proxy is the process itself.
 type Proxy struct {
 	ID            string  `json:"id"` // geo.self.id, else the host's name
 	Region        string  `json:"region,omitempty"`
+	Role          string  `json:"role,omitempty"` // among the proxies that serve the same engines: owner or standby; empty: it is alone
 	Version       string  `json:"version"`
 	UptimeS       float64 `json:"uptime_s"`
 	Ready         bool    `json:"ready"`
@@ -203,9 +204,11 @@ type Peer struct {
 	Circuit  string  `json:"circuit"` // closed, or open
 }
 
-// Area is a region whose engines this proxy may own.
+// Area is a region, or a decode group of our own, whose engines this proxy may
+// own.
 type Area struct {
 	Region string `json:"region"`
+	Group  string `json:"group,omitempty"` // empty: all of the region
 	Home   bool   `json:"home"`
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"` // we send its engines requests

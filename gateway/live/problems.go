@@ -73,6 +73,11 @@ func problems(d *Document) []Problem {
 			}
 		}
 	}
+	for _, a := range d.Areas {
+		if a.Holder == "" && !a.Admits {
+			say(Bad, "geo", cmp.Or(a.Group, a.Region), "no dispatcher owns it, nobody sends its engines requests")
+		}
+	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }

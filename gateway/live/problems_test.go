@@ -44,7 +44,11 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "a finished prefill has waited 31.0 s for a decode rank; 7 wait"}}},
 		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "the policy was too slow: evenkeel decides for now"}}},
 		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "imbalance costs 20 % of every step"}}},
-		"a peer is gone":            {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "peer in us is not up: no probe was answered"}}},
+		"nobody owns a group": {func(d *Document) {
+			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
+		},
+			[]Problem{{Bad, "geo", "dp", "no dispatcher owns it, nobody sends its engines requests"}}},
+		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "peer in us is not up: no probe was answered"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(16)

@@ -176,7 +176,7 @@ func (s screen) overview() (lines []string) {
 		}
 	}
 	for _, a := range d.Areas {
-		lines = append(lines, fmt.Sprintf("%s  %s  owner %s  epoch %d", a.Region, a.Phase, cmp.Or(a.Holder, "nobody"), a.Epoch))
+		lines = append(lines, fmt.Sprintf("%s  %s  owner %s  epoch %d", cmp.Or(a.Group, a.Region), a.Phase, cmp.Or(a.Holder, "nobody"), a.Epoch))
 	}
 	lines = append(lines, "")
 	return append(lines, s.decisions()...)

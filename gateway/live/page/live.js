@@ -509,7 +509,7 @@ function showGeo(d) {
   put($('geo-note'), d.geo ? `policy ${d.geo.policy}` : '');
   const rows = [
     ...peers.map((p) => ['peer ' + p.id, p.region, p.up ? (p.draining ? ['D draining', 'warn'] : p.circuit === 'open' ? ['✕ out', 'bad'] : ['● up', 'good']) : ['✕ not up', 'bad'], p.rtt_ms.toFixed(1) + ' ms', String(p.in_flight), p.fault || '']),
-    ...d.areas.map((a) => ['area ' + a.region, a.region, a.admits ? ['● ours', 'good'] : ['– ' + a.phase, 'soft'], '', '', a.holder ? `held by ${a.holder}, epoch ${a.epoch}` : 'held by nobody']),
+    ...d.areas.map((a) => [a.group ? 'group ' + a.group : 'region ' + a.region, a.region, a.admits ? ['● ours', 'good'] : ['– ' + a.phase, 'soft'], '', '', a.holder ? `held by ${a.holder}, epoch ${a.epoch}` : 'held by nobody']),
   ];
   keyed($('geo-rows'), rows, (r) => r[0], () => cells('id', '', '', 'n', 'n', 'why'), (row, r) => {
     fill(row, r[0], r[1], null, r[3], r[4], r[5]);
@@ -554,7 +554,7 @@ function draw() {
     due = false;
     const began = performance.now();
     const d = doc, p = d.proxy;
-    put($('who'), [p.id, p.region, p.version, 'up ' + span(p.uptime_s), 'decode ' + p.policy, 'prefill ' + p.prefill_policy].filter(Boolean).join(' · '));
+    put($('who'), [p.id, p.region, p.role, p.version, 'up ' + span(p.uptime_s), 'decode ' + p.policy, 'prefill ' + p.prefill_policy].filter(Boolean).join(' · '));
     for (const show of [showProblems, showTiles, showRanks, showBalance, showPools, showPrefill, showEngines, showGeo, showDecisions]) show(d);
     frames.push(performance.now() - began);
     if (frames.length > 240) frames.shift();
