@@ -23,6 +23,13 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		require.NoError(t, os.WriteFile(cfg.Admin.TokenFile, []byte("secret"), 0o600))
 	}})
 	require.Equal(t, http.StatusUnauthorized, c.ask(http.MethodGet, c.admin+"/live?once", "").status)
+	for path, kind := range map[string]string{"/": "text/html; charset=utf-8", "/live.js": "text/javascript; charset=utf-8", "/live.css": "text/css; charset=utf-8", "/live.svg": "image/svg+xml"} {
+		r := c.ask(http.MethodGet, c.admin+path, "") // what has no secrets needs no token
+		require.Equal(t, http.StatusOK, r.status, path)
+		require.Equal(t, kind, r.header.Get("Content-Type"))
+		require.Contains(t, r.header.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'; ")
+	}
+	require.Equal(t, http.StatusNotFound, c.get("/index.html").status)
 	see := func() (d live.Document) {
 		t.Helper()
 		r := c.get("/live?once")
@@ -44,15 +51,22 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	require.Len(t, d.Prefill.Engines, 1)
 	require.Equal(t, "open", d.Prefill.Engines[0].State)
 	require.Empty(t, d.Problems)
-	ranks := 0
+	require.Equal(t, "ok", d.Decisions[0].Outcome)
+	require.Contains(t, d.Decisions[0].Why, "prefill ")
+	require.Contains(t, d.Decisions[0].Why, "decode evenkeel, one of 4 with room")
+	ranked := d.Decisions[0].Rank
+	require.Equal(t, http.StatusOK, c.get("/decisions?id="+d.Decisions[0].ID).status)
+	ranks, held := 0, false
 	for _, g := range d.Models[0].Groups {
 		ranks += len(g.Ranks)
 		for _, r := range g.Ranks {
 			require.Equal(t, live.RankUp, r.State)
 			require.Equal(t, 16, r.Slots)
+			held = held || r.Name == ranked
 		}
 	}
 	require.Equal(t, 4, ranks)
+	require.True(t, held, "%s is none of the ranks", ranked)
 
 	rank := d.Models[0].Groups[0].Ranks[0].Name
 	require.NoError(t, c.gw.DrainEngine("decode", rank, 0))

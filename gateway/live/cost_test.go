@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/receipt"
 	"evenkeel/pool"
 )
 
@@ -25,8 +26,8 @@ import (
 // their median times. The other figures are of single calls. A sample (the
 // history, once a second, always) and a status (once a second while somebody
 // watches) are made by the dispatcher's goroutine, and share-% is what both
-// take of its time; a document is made beside it, and compressed for one
-// watcher.
+// take of its time; a document is made beside it and compressed for one
+// watcher, with the last decisions of as many requests that run.
 func BenchmarkCost(b *testing.B) {
 	f := newFloor(b)
 	var took [2][]float64 // µs a step: unwatched, watched
@@ -47,6 +48,11 @@ func BenchmarkCost(b *testing.B) {
 	b.ReportMetric(status, "status-µs")
 	b.ReportMetric((sample+status)/1e6*100, "share-%")
 	b.ReportMetric(timed(f.document), "document-µs")
+	ring := receipt.NewRing(10_000, 1<<30)
+	for i := range 5000 {
+		ring.Open(&receipt.Receipt{ID: strconv.Itoa(i), Arrival: time.Now()})
+	}
+	b.ReportMetric(timed(func() { decisions(ring.Latest(mostDecisions)) }), "decisions-µs")
 }
 
 // floor is a dispatcher with its streams.

@@ -76,7 +76,7 @@ func (s *site) open() *site {
 		s.mu.Lock()
 		s.receipts = append(s.receipts, r.URL.Query().Get("id"))
 		s.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(map[string]string{"id": r.URL.Query().Get("id"), "why": "<b>finishes first</b>"})
+		_ = json.NewEncoder(w).Encode(map[string]any{"receipts": []any{map[string]string{"id": r.URL.Query().Get("id"), "why": "<b>finishes first</b>"}}})
 	})
 	listener, err := net.Listen("tcp", s.addr)
 	require.NoError(s.t, err)

@@ -159,6 +159,29 @@ func (g *Ring) Last(n int, model string, running bool) []*Receipt {
 	return list
 }
 
+// Latest returns up to n of the requests that run and of the last n that ended,
+// those that came last first.
+func (g *Ring) Latest(n int) []*Receipt {
+	list := g.Last(n, "", false)
+	if g == nil {
+		return list
+	}
+	newest := make([]*Live, 0, n+1) // of those that run; there may be thousands, so few are copied
+	for _, l := range g.open() {
+		at, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
+		if at < n {
+			newest = slices.Insert(newest, at, l)
+			newest = newest[:min(n, len(newest))]
+		}
+	}
+	for _, l := range newest {
+		list = append(list, l.copy())
+	}
+	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
+	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // it ended meanwhile
+	return list[:min(n, len(list))]
+}
+
 // open are the receipts of requests that run, each once.
 func (g *Ring) open() []*Live {
 	g.mu.Lock()

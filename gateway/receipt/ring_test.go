@@ -54,8 +54,22 @@ func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
 	require.Equal(t, "42", ids(g.Last(9, "x", false)))
 	_, ok := g.Find("1")
 	require.False(t, ok, "the oldest are gone")
+
+	came := time.Now()
+	for i, id := range []string{"a", "b", "c", "d"} { // after those above
+		l := g.Open(&Receipt{ID: id, Arrival: came.Add(time.Duration(i) * time.Second)})
+		if id == "b" {
+			defer l.End(func(*Receipt) {})
+		}
+		if id == "c" {
+			l.End(func(*Receipt) {})
+		}
+	}
+	require.Equal(t, "dcb", ids(g.Latest(3)), "running or not")
+	require.Equal(t, "dcba43", ids(g.Latest(9)), "and all there are")
+	require.Empty(t, (*Ring)(nil).Latest(3))
 	ended, running := g.Count()
-	require.Equal(t, []int{3, 0}, []int{ended, running})
+	require.Equal(t, []int{3, 3}, []int{ended, running})
 }
 
 func TestANameThatIsUsedAgainIsTheLastRequests(t *testing.T) {

@@ -539,7 +539,7 @@ async function receipt(id) {
   $('receipt').showModal();
   try {
     const r = await ask('/decisions?id=' + encodeURIComponent(id)), text = await r.text();
-    put($('receipt-text'), r.ok ? JSON.stringify(JSON.parse(text), null, 2) : r.status === 404 ? 'There is no receipt of it any more: only the last ones are kept.' : `The proxy answered ${r.status}: ${text}`);
+    put($('receipt-text'), r.ok ? JSON.stringify(JSON.parse(text).receipts[0], null, 2) : r.status === 404 ? 'There is no receipt of it any more: only the last ones are kept.' : `The proxy answered ${r.status}: ${text}`);
   } catch (e) {
     put($('receipt-text'), 'The proxy did not answer: ' + e.message);
   }
