@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	disruption "k8s.io/api/policy/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"evenkeel/gateway/config"
+)
+
+const manifests = "../../configs/kubernetes"
+
+// manifest is what a folder describes.
+type manifest struct {
+	deployment *apps.Deployment
+	engines    []*apps.StatefulSet
+	configs    []*core.ConfigMap
+	services   []*core.Service
+	policies   []*networking.NetworkPolicy
+	budgets    []*disruption.PodDisruptionBudget
+	accounts   []*core.ServiceAccount
+	roles      []*rbac.Role
+	bindings   []*rbac.RoleBinding
+}
+
+// applied is what kubectl apply -k would send, read as strictly as an API server reads.
+func applied(t *testing.T, folder string) *manifest {
+	t.Helper()
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(manifests, folder))
+	require.NoError(t, err)
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	m := &manifest{}
+	for _, r := range made.Resources() {
+		text, err := r.AsYAML()
+		require.NoError(t, err)
+		object, _, err := decoder.Decode(text, nil, nil)
+		require.NoError(t, err, "%s %s", r.GetKind(), r.GetName())
+		m.add(t, object)
+	}
+	return m
+}
+
+func (m *manifest) add(t *testing.T, object runtime.Object) {
+	t.Helper()
+	switch o := object.(type) {
+	case *apps.Deployment:
+		m.deployment = o
+	case *apps.StatefulSet:
+		m.engines = append(m.engines, o)
+	case *core.ConfigMap:
+		m.configs = append(m.configs, o)
+	case *core.Service:
+		m.services = append(m.services, o)
+	case *networking.NetworkPolicy:
+		m.policies = append(m.policies, o)
+	case *disruption.PodDisruptionBudget:
+		m.budgets = append(m.budgets, o)
+	case *core.ServiceAccount:
+		m.accounts = append(m.accounts, o)
+	case *rbac.Role:
+		m.roles = append(m.roles, o)
+	case *rbac.RoleBinding:
+		m.bindings = append(m.bindings, o)
+	default:
+		t.Fatalf("%T: say in this test what must be true of it", o)
+	}
+}
+
+func selects(t *testing.T, s *meta.LabelSelector, pod map[string]string) bool {
+	t.Helper()
+	selector, err := meta.LabelSelectorAsSelector(s)
+	require.NoError(t, err)
+	return selector.Matches(labels.Set(pod))
+}
+
+func TestTheManifestsFitTogether(t *testing.T) {
+	m := applied(t, "base")
+	pod := m.deployment.Spec.Template
+	require.True(t, selects(t, m.deployment.Spec.Selector, pod.Labels))
+	require.Len(t, pod.Spec.Containers, 1)
+	c := pod.Spec.Containers[0]
+
+	ports := map[string]int32{}
+	for _, p := range c.Ports {
+		ports[p.Name] = p.ContainerPort
+	}
+	require.Len(t, m.services, 3)
+	for _, s := range m.services {
+		require.True(t, labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)), s.Name)
+		for _, p := range s.Spec.Ports {
+			require.Contains(t, ports, p.TargetPort.StrVal, "%s: a port the pod has", s.Name)
+		}
+	}
+	for _, b := range m.budgets {
+		require.True(t, selects(t, b.Spec.Selector, pod.Labels))
+		require.Less(t, b.Spec.MaxUnavailable.IntVal, *m.deployment.Spec.Replicas, "one pod stays")
+	}
+	require.Len(t, m.budgets, 1)
+	guarded := false
+	for _, p := range m.policies {
+		guarded = guarded || selects(t, &p.Spec.PodSelector, pod.Labels)
+		for _, rule := range p.Spec.Ingress {
+			for _, p := range rule.Ports {
+				require.Contains(t, ports, p.Port.StrVal)
+			}
+		}
+	}
+	require.True(t, guarded, "a network policy is about the pod")
+
+	require.Equal(t, m.accounts[0].Name, pod.Spec.ServiceAccountName)
+	require.Equal(t, m.roles[0].Name, m.bindings[0].RoleRef.Name)
+	require.Equal(t, m.accounts[0].Name, m.bindings[0].Subjects[0].Name)
+	for _, rule := range m.roles[0].Rules {
+		require.NotContains(t, rule.Verbs, "*")
+		require.NotContains(t, rule.Resources, "*")
+		require.NotContains(t, rule.Resources, "secrets")
+	}
+
+	for _, probe := range []*core.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		require.Equal(t, "admin", probe.HTTPGet.Port.StrVal)
+		require.Contains(t, []string{"/livez", "/readyz"}, probe.HTTPGet.Path, "what the admin listener answers without a token")
+	}
+	require.Equal(t, "/readyz", c.ReadinessProbe.HTTPGet.Path)
+}
+
+// TestThePodHasNoMoreThanItNeeds is the restricted standard for pods.
+func TestThePodHasNoMoreThanItNeeds(t *testing.T) {
+	for _, folder := range []string{"base", "reference"} {
+		m := applied(t, folder)
+		pods := map[string]core.PodSpec{"evenkeel": m.deployment.Spec.Template.Spec}
+		for _, e := range m.engines {
+			pods[e.Name] = e.Spec.Template.Spec
+		}
+		for name, pod := range pods {
+			require.True(t, *pod.SecurityContext.RunAsNonRoot, name)
+			require.Equal(t, core.SeccompProfileTypeRuntimeDefault, pod.SecurityContext.SeccompProfile.Type, name)
+			require.False(t, pod.HostNetwork || pod.HostPID || pod.HostIPC, name)
+			for _, c := range pod.Containers {
+				require.False(t, *c.SecurityContext.AllowPrivilegeEscalation, name)
+				require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem, name)
+				require.Equal(t, []core.Capability{"ALL"}, c.SecurityContext.Capabilities.Drop, name)
+			}
+		}
+	}
+}
+
+// TestTheConfigInTheManifestsIsOne reads the pods' config as serve does, its
+// secrets beside it.
+func TestTheConfigInTheManifestsIsOne(t *testing.T) {
+	m := applied(t, "base")
+	pod := m.deployment.Spec.Template.Spec
+	require.Len(t, m.configs, 1)
+	text := m.configs[0].Data["evenkeel.yaml"]
+	require.NotEmpty(t, text)
+	require.Equal(t, m.configs[0].Name, pod.Volumes[0].ConfigMap.Name, "by the name with its hash, so that a change rolls the pods")
+	mounts := map[string]string{}
+	for _, v := range pod.Containers[0].VolumeMounts {
+		mounts[v.Name] = v.MountPath
+	}
+	require.Equal(t, []string{"serve", "--config", mounts["config"] + "/evenkeel.yaml"}, pod.Containers[0].Args)
+
+	secrets := t.TempDir()
+	for name, secret := range map[string]string{"admin-token": "0123456789abcdef0123456789abcdef", "peers.key": "one 0123456789abcdef0123456789abcdef"} {
+		require.NoError(t, os.WriteFile(filepath.Join(secrets, name), []byte(secret), 0o600))
+		require.Contains(t, text, mounts["secrets"]+"/"+name)
+	}
+	file := filepath.Join(t.TempDir(), "evenkeel.yaml")
+	require.NoError(t, os.WriteFile(file, bytes.ReplaceAll([]byte(text), []byte(mounts["secrets"]), []byte(secrets)), 0o600))
+	cfg, err := config.Load(file)
+	require.NoError(t, err)
+	require.NoError(t, cfg.Validate())
+
+	for name, listen := range map[string]string{"http": cfg.Listen, "admin": cfg.Admin.Listen, "peers": cfg.Geo.Listen} {
+		for _, p := range pod.Containers[0].Ports {
+			if p.Name == name {
+				require.True(t, strings.HasSuffix(listen, fmt.Sprint(":", p.ContainerPort)), "%s listens on %s", name, listen)
+			}
+		}
+	}
+	drain := cfg.Limits.DrainGrace + cfg.Limits.DrainTimeout + cutTime
+	require.Greater(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second, drain, "nothing kills a pod that drains")
+	require.LessOrEqual(t, time.Duration(pod.Containers[0].ReadinessProbe.PeriodSeconds*pod.Containers[0].ReadinessProbe.FailureThreshold)*time.Second, cfg.Limits.DrainGrace,
+		"who asks has noticed before requests are refused")
+
+	unit, err := os.ReadFile("../../configs/systemd/evenkeel.service")
+	require.NoError(t, err)
+	require.Contains(t, string(unit), fmt.Sprint("TimeoutStopSec=", *pod.TerminationGracePeriodSeconds))
+}
