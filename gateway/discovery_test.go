@@ -187,12 +187,8 @@ func TestARolloutLosesNothing(t *testing.T) {
 // released says whether the engine at an address gets no work and has none.
 func (c *cluster) released(address string) bool {
 	s := c.gw.Status(context.Background())
-	for _, m := range s.Dispatch.Models {
-		for _, w := range m.Workers {
-			if strings.HasPrefix(w.Name, address) && (w.Up || w.Used > 0) {
-				return false
-			}
-		}
+	if used, _, up := c.used(address); up || used > 0 {
+		return false
 	}
 	for _, p := range s.Prefill {
 		if strings.HasPrefix(p.ID, address+"/") && (p.State != "down" || p.Inflight+p.Pooled+p.Dispatched > 0) {
@@ -202,17 +198,19 @@ func (c *cluster) released(address string) bool {
 	return true
 }
 
-// used is the slots in use of the ranks at an address, and their ids.
-func (c *cluster) used(address string) (used int, ids []int32) {
+// used is the slots in use of the ranks at an address, their ids, and whether
+// any takes more.
+func (c *cluster) used(address string) (used int, ids []int32, up bool) {
 	for _, m := range c.gw.Status(context.Background()).Dispatch.Models {
 		for _, w := range m.Workers {
 			if strings.HasPrefix(w.Name, address) {
 				used += w.Used
 				ids = append(ids, w.ID)
+				up = up || w.Up
 			}
 		}
 	}
-	return used, ids
+	return used, ids, up
 }
 
 // Field complaint U6: a source that forgets an engine for a moment does not make
@@ -226,7 +224,7 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 	}})
 	d := found(c.decode[0], "decode", "d", "")
 	leave := c.endless()
-	used, ids := c.used(d.Address)
+	used, ids, _ := c.used(d.Address)
 	require.Equal(t, 1, used)
 	require.Len(t, ids, 1)
 	for _, away := range []string{discover.NotReady, discover.Leaving} {
@@ -234,7 +232,7 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 		o.say(d)
 		c.eventually("it is away", func() bool { return c.status(d.Address).Away == away })
 		require.True(t, c.status(d.Address).Draining)
-		used, same := c.used(d.Address)
+		used, same, _ := c.used(d.Address)
 		require.Equal(t, 1, used, "what runs there goes on")
 		require.Equal(t, ids, same)
 	}
@@ -245,7 +243,7 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 		o.say(d)
 		c.eventually("it is back", c.inUse(c.decode[0]))
 	}
-	used, same := c.used(d.Address)
+	used, same, _ := c.used(d.Address)
 	require.Equal(t, 1, used, "it is the same, and the stream that outlived its absence is counted")
 	require.Equal(t, ids, same)
 
@@ -255,7 +253,7 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 		return c.seen(d.Address).Incarnation == "another" && c.inUse(c.decode[0])()
 	})
 	c.eventually("with no load", func() bool {
-		_, other := c.used(d.Address)
+		_, other, _ := c.used(d.Address)
 		return len(other) > 0 && other[len(other)-1] != ids[0]
 	})
 	leave()

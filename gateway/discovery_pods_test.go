@@ -1,0 +1,77 @@
+package gateway_test
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/engine/discover"
+	"evenkeel/engine/discover/kube"
+)
+
+// podOf is a pod that runs a reference engine.
+func podOf(t *testing.T, e *refengine.Engine, name, role string) *corev1.Pod {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addressOf(e))
+	require.NoError(t, err)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "llm", UID: types.UID("uid-" + name), Labels: map[string]string{"app": "vllm", "evenkeel.io/role": role},
+			Annotations: map[string]string{"evenkeel.io/port": port, "evenkeel.io/slots": fmt.Sprint(e.Config().Slots)},
+		},
+		Status: corev1.PodStatus{PodIP: host, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+// A pod that an EndpointSlice calls terminating gets no traffic, and what runs
+// there goes on; the pod that comes in its place takes the rest.
+func TestATerminatingPodGetsNoTraffic(t *testing.T) {
+	t.Parallel()
+	var api *fake.Clientset
+	c := start(t, options{dirty: true, decode: []refengine.Config{{}}, discover: func(c *cluster) []discover.Source {
+		api = fake.NewClientset(podOf(t, c.prefill[0], "p-0", "prefill"), podOf(t, c.decode[0], "d-0", "decode"))
+		return []discover.Source{kube.New(kube.Config{
+			Client: api, Namespace: "llm", Selector: "app=vllm", RoleLabel: "evenkeel.io/role", Port: "8000", Slices: true,
+		})}
+	}})
+	leave := c.endless()
+	stop := c.load(4)
+	next := c.engine(refengine.Config{Role: refengine.Decode})
+	c.decode = append(c.decode, next)
+	_, err := api.CoreV1().Pods("llm").Create(t.Context(), podOf(t, next, "d-1", "decode"), metav1.CreateOptions{})
+	require.NoError(t, err)
+	c.eventually("the new pod is in use", c.inUse(next))
+
+	_, err = api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "decode-x", Namespace: "llm"},
+		Endpoints: []discoveryv1.Endpoint{{
+			TargetRef:  &corev1.ObjectReference{Kind: "Pod", UID: "uid-d-0"},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	old := addressOf(c.decode[0])
+	c.eventually("only the endless answer is left on the old one", func() bool {
+		used, _, up := c.used(old)
+		return c.status(old).Away == discover.Leaving && !up && used == 1
+	})
+	before := c.decode[0].Stats().Decodes
+	sofar := next.Stats().Decodes
+	c.eventually("others go on", func() bool { return next.Stats().Decodes > sofar+10 })
+	require.Equal(t, before, c.decode[0].Stats().Decodes)
+	used, _, _ := c.used(old)
+	require.Equal(t, 1, used, "what ran there runs on")
+	leave()
+	c.eventually("it has nothing left", func() bool { return c.released(old) })
+	require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "d-0", metav1.DeleteOptions{}))
+	c.eventually("it is gone", func() bool { return c.status(old).ID == "" })
+	require.Positive(t, stop())
+}
