@@ -17,6 +17,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 )
 
@@ -43,7 +44,7 @@ type world struct {
 type proxy struct {
 	name                  string
 	clients, admin, peers string // addresses
-	process               *process
+	process               *process.Process
 }
 
 func newWorld(o options) (_ *world, err error) {
@@ -184,38 +185,19 @@ func (w *world) start(ctx context.Context) error {
 }
 
 // begin starts a proxy, for the first time or again.
-func (w *world) begin(p *proxy) error {
-	log, err := os.OpenFile(filepath.Join(w.dir, p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }() // the process has its own
-	p.process = &process{cmd: exec.Command(w.binary, "serve", "--config", w.config(p)), gone: make(chan struct{})}
-	p.process.cmd.Stdout, p.process.cmd.Stderr = log, log
-	if err := p.process.cmd.Start(); err != nil {
-		return err
-	}
-	go func() {
-		_ = p.process.cmd.Wait() // how it ended is the scene's business
-		close(p.process.gone)
-	}()
-	return nil
+func (w *world) begin(p *proxy) (err error) {
+	p.process, err = process.Start(exec.Command(w.binary, "serve", "--config", w.config(p)), filepath.Join(w.dir, p.name+".log"))
+	return err
 }
 
-// process is a proxy that runs.
-type process struct {
-	cmd  *exec.Cmd
-	gone chan struct{}
-}
-
-func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error: it has ended
+// signal sends one to a proxy; one that has ended does not mind.
+func (p *proxy) signal(s os.Signal) { _ = p.process.Signal(s) }
 
 // close ends everything; remove says whether the files go.
 func (w *world) close(remove bool) error {
 	for _, p := range w.all {
-		if p != nil && p.process != nil {
-			p.process.signal(os.Kill)
-			<-p.process.gone
+		if p != nil {
+			p.process.Kill()
 		}
 	}
 	for _, e := range append(w.prefill, w.decode...) {

@@ -334,7 +334,7 @@ func playAfter(ctx context.Context, w *world, r *report) error {
 	err := w.eventually(ctx, "nothing is held", func() bool {
 		held = ""
 		for _, one := range w.regions {
-			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift"} {
+			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs{", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift"} {
 				if v := w.metric(one.place.admin, series); v != 0 {
 					held += fmt.Sprintf("%s: %s %v; ", one.name, series, v)
 				}
