@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +19,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 	"evenkeel/lease"
+	"evenkeel/prefill"
 )
 
 // groups says to which decode groups this proxy admits, where several proxies
@@ -33,7 +36,8 @@ type groups struct {
 
 	mu      sync.Mutex // over what follows, never held over anything else
 	members *lease.Members
-	lost    chan struct{} // closed when a group is, and another put in its place
+	shares  map[string]map[string]prefill.Share // of siblings, by their names
+	lost    chan struct{}                       // closed when a group is, and another put in its place
 }
 
 // decodeGroup is one of them with its claim.
@@ -42,14 +46,15 @@ type decodeGroup struct {
 	claim   *lease.Claim
 	end     context.CancelFunc // of the claim
 	view    atomic.Pointer[lease.View]
-	rank    atomic.Int64 // in the order of who should own it
-	sending atomic.Int64 // requests that were admitted and are not written yet
+	rank    atomic.Int64  // in the order of who should own it
+	sending atomic.Int64  // requests that were admitted and are not written yet
+	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it
 	hold    time.Duration // others' requests may run there for so long after a takeover
 
 	mu      sync.Mutex
 	others  map[string]geo.Resident // requests of others, by rank, while we are cautious
 	adopted time.Time               // when it last became ours; zero: it is not
-	heard   time.Time // when its last other owner was heard of
+	heard   time.Time               // when its last other owner was heard of
 }
 
 const (
@@ -65,7 +70,7 @@ func newGroups(g *Gateway) (*groups, error) {
 	}
 	self := g.conf().Geo.Self.ID
 	s := &groups{
-		gw: g, lost: make(chan struct{}),
+		gw: g, lost: make(chan struct{}), shares: map[string]map[string]prefill.Share{},
 		leases:  newLeases(c.Engine, c.Lease, c.Kubernetes.Namespace, c.Etcd, self, g.log),
 		members: lease.NewMembers(self, c.Mode == config.HAShard, c.Lease),
 		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's."}, []string{"group"}),
@@ -175,14 +180,36 @@ func leaseName(group string) string {
 
 // see looks who lives and does not leave.
 func (s *groups) see(now time.Time) (leaving bool) {
-	live := s.gw.regions.node.Siblings()
+	live, stay := s.gw.regions.node.Siblings()
 	if leaving, _ = s.gw.service.leaving(); !leaving {
-		live = append(live, s.gw.regions.node.ID())
+		stay = append(stay, s.gw.regions.node.ID())
 	}
+	var gone []string
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.members.See(live, now)
+	s.members.See(stay, now)
+	for id := range s.shares {
+		if !slices.Contains(live, id) {
+			gone = append(gone, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, id := range gone {
+		s.share(id, nil)
+	}
 	return leaving
+}
+
+// share takes what a sibling has on the prefill engines; nil: it is gone.
+func (s *groups) share(id string, has map[string]prefill.Share) {
+	s.mu.Lock()
+	if has == nil {
+		delete(s.shares, id)
+	} else {
+		s.shares[id] = has
+	}
+	all := slices.Collect(maps.Values(s.shares))
+	s.mu.Unlock()
+	s.gw.tier.SetShares(all...)
 }
 
 // place tells every claim whose turn it is by the members of now.
@@ -346,9 +373,38 @@ func (s *groups) handBack(sender string, ask geo.HandBack) (h geo.HandedBack, er
 	if !yields {
 		return h, fmt.Errorf("group %s: %w, and %s is not before us in its order", ask.Group, lease.ErrNotHolder, sender)
 	}
+	a.yields.Store(true)
+	defer a.yields.Store(false)
+	s.finish(s.gw.ctx, a)
 	h = geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err = a.claim.GiveBack(ask.Epoch, func() { h.Ranks = append(h.Ranks, s.running(s.gw.ctx, a.name)...) })
 	return h, err
+}
+
+// finish has what was begun here come to a rank before the group goes, where no
+// other group of ours could decode it: what does not is prefilled again, and its
+// first hand-off stays with the prefiller until the hold timeout.
+func (s *groups) finish(ctx context.Context, a *decodeGroup) {
+	ctx, cancel := context.WithTimeout(ctx, timesOf(s.leases.duration, 0).RenewDeadline/4) // who asks waits for half of it
+	defer cancel()
+	s.gw.regions.look(ctx) // from here on what comes waits, or goes elsewhere
+	boards := slices.DeleteFunc(s.gw.fleet.boardsOf(a.name), s.gw.fleet.begins)
+	for len(boards) > 0 && ctx.Err() == nil && s.underWay(boards) {
+		time.Sleep(finishEvery)
+	}
+}
+
+const finishEvery = 5 * time.Millisecond
+
+// underWay says whether something is prefilled here, or waits for a rank, that
+// would be decoded on one of the boards.
+func (s *groups) underWay(boards []string) bool {
+	return slices.ContainsFunc(s.gw.tier.Status(), func(c prefill.CandidateStatus) bool {
+		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
+			r, _, _ := s.gw.fleet.lookup(m)
+			return slices.Contains(boards, r.board)
+		})
+	})
 }
 
 // askBack asks the holder for a group that should be ours, and keeps what it
@@ -373,7 +429,7 @@ func (s *groups) askBack(ctx context.Context, a *decodeGroup, holder string, epo
 
 // tenure is what probes tell our siblings.
 func (s *groups) tenure() geo.Tenure {
-	t := geo.Tenure{Groups: map[string]int64{}, Decodes: s.gw.regions.decodes()}
+	t := geo.Tenure{Groups: map[string]int64{}, Decodes: s.gw.regions.decodes(), Prefill: s.gw.tier.Shares()}
 	for name, a := range *s.all.Load() {
 		if v := a.view.Load(); v.Admits {
 			t.Groups[name] = v.Epoch
@@ -387,6 +443,7 @@ func (s *groups) hear(h geo.Heard) {
 	if h.Region != s.gw.conf().Geo.Self.Region {
 		return
 	}
+	s.share(h.Peer, h.Prefill)
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if a := s.of(name); a != nil {

@@ -51,14 +51,14 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 		}
 		o.configure = func(cfg *config.Config) {
 			if i > 0 {
-				cfg.Engines = engines
+				cfg.Engines = config.Engines{Prefill: slices.Clone(engines.Prefill), Decode: slices.Clone(engines.Decode)}
 			} else {
 				for g := range groups {
 					for r := range 2 {
 						cfg.Engines.Decode[2*g+r].Group = groups[g]
 					}
 				}
-				engines = cfg.Engines
+				engines = config.Engines{Prefill: slices.Clone(cfg.Engines.Prefill), Decode: slices.Clone(cfg.Engines.Decode)}
 			}
 			var peers []string
 			for j := range n {

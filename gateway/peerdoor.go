@@ -150,7 +150,7 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 
 // busy refuses a request for whose model too many wait here already.
 func (r *regions) busy(from *hop, m route) *openai.Error {
-	if from.N >= from.Max && !r.gw.fleet.owned(m.board) { // it could only wait here
+	if from.N >= from.Max && !r.gw.fleet.begins(m.board) { // it could only wait here
 		return errNotOurs()
 	}
 	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.name)) {

@@ -199,6 +199,9 @@ func (r *regions) look(ctx context.Context) {
 				d.add(of)
 			}
 		}
+		if !r.gw.fleet.begins(route.board) {
+			d.slots = 0
+		}
 		all[route.name] = d
 		if d.free != nil || (*r.decoding.Load())[route.name].free != nil {
 			r.gw.tier.SetSlots(route.name, d.free)

@@ -10,17 +10,20 @@ import (
 // Which of them admits to a decode group is told in probes, and what nobody here
 // decodes goes to one who does, wherever a policy would have sent it.
 
-// Siblings are those that live and do not leave, by the names they give
-// themselves.
-func (n *Node) Siblings() (names []string) {
+// Siblings are those that live, by the names they give themselves, and of these
+// those that do not leave.
+func (n *Node) Siblings() (live, stay []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.peers {
-		if p.sibling && p.up && !p.draining && p.name != "" && !slices.Contains(names, p.name) {
-			names = append(names, p.name)
+		if !p.sibling || !p.up || p.name == "" || slices.Contains(live, p.name) {
+			continue
+		}
+		if live = append(live, p.name); !p.draining {
+			stay = append(stay, p.name)
 		}
 	}
-	return names
+	return live, stay
 }
 
 // sibling says whether a dispatcher of that id may be one.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/prefill"
 )
 
 // Tenure is what a dispatcher says in its probes of what it owns.
@@ -17,8 +18,9 @@ type Tenure struct {
 	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
 
 	// To siblings.
-	Groups  map[string]int64 `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
-	Decodes []string         `json:"decodes,omitempty"` // models of these
+	Groups  map[string]int64         `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
+	Decodes []string                 `json:"decodes,omitempty"` // models of these
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // what it has on prefill engines
 }
 
 // Heard is what a peer's probe said.

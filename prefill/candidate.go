@@ -113,6 +113,7 @@ type candidate struct {
 	configured bool // false: removed, kept for its charges
 	account    account
 	held       account // what waits for it, while one round of decisions runs
+	shared     Share   // of other dispatchers
 	oldest     *Lease  // unanswered probes in the order in which they were sent
 	newest     *Lease
 	answeredAt time.Time // the last of ours
@@ -153,11 +154,11 @@ func newCandidate(id string) *candidate {
 	return &candidate{usage: math.NaN(), ring: policy.Vnodes(id)}
 }
 
-// own is the share of the KV cache that our accounts say is taken; 0 while
+// own is the share of the KV cache that dispatchers' accounts say is taken; 0 while
 // the capacity is unknown, so that then only the scraped share closes the gate.
 func (c *candidate) own() float64 {
 	if capacity := c.capacityTokens(); capacity > 0 {
-		return float64(c.account.kvTokens()) / float64(capacity)
+		return float64(c.account.kvTokens()+c.shared.KVTokens) / float64(capacity)
 	}
 	return 0
 }

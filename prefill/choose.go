@@ -180,11 +180,11 @@ func (t *Tier) canStart(r *Request, c *candidate) bool {
 		p := t.prefiller(c)
 		return r.Elsewhere.Takes(&p)
 	}
-	ahead := float64(c.account.leases[probing])
+	others := float64(c.shared.Unanswered)
 	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
-		ahead += c.foreignQueue
+		others = max(others, c.foreignQueue)
 	}
-	return ahead < float64(t.cfg.Push)
+	return float64(c.account.leases[probing])+others < float64(t.cfg.Push)
 }
 
 // A probe that takes so many times its prediction and then some is stuck, or

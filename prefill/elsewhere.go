@@ -121,6 +121,7 @@ func (t *Tier) prefiller(c *candidate) Prefiller {
 	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
 	}
+	p.Foreign = max(p.Foreign, c.shared.Unanswered)
 	return p
 }
 

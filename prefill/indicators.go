@@ -39,7 +39,7 @@ func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.tokens[probing]), float64(a.kvTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
-	v.QueuedNewTokens = float64(a.newTokens + c.held.newTokens)
+	v.QueuedNewTokens = float64(a.newTokens + c.held.newTokens + c.shared.NewTokens)
 	v.BacklogMs = c.backlog(t.now)
 	v.BS = c.batch(t.now, t.cfg.Scrape.Interval)
 	v.Waiting, v.Running = c.queued+float64(c.held.leases[probing]), c.running
@@ -54,14 +54,15 @@ func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	v.ActiveWork, v.KVWork = float64(a.work[probing])/1e6, float64(a.kvWork())/1e6
 }
 
-// batch is the indicator bs: our unanswered probes and what others sent. A
-// sample older than three intervals says nothing about others any more.
+// batch is the indicator bs: our unanswered probes and what others sent, as they
+// say or a sample shows. One older than three intervals says nothing about them
+// any more.
 func (c *candidate) batch(now time.Time, interval time.Duration) float64 {
-	bs := float64(c.account.leases[probing] + c.held.leases[probing])
+	others := float64(c.shared.Unanswered)
 	if now.Sub(c.sampleSent) <= 3*interval {
-		bs += c.foreign
+		others = max(others, c.foreign)
 	}
-	return bs
+	return float64(c.account.leases[probing]+c.held.leases[probing]) + others
 }
 
 // backlog is the indicator backlog_ms.

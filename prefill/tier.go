@@ -286,7 +286,7 @@ func (t *Tier) updateGate(c *candidate) {
 	c.gate.update(kvState{
 		own:     c.own(),
 		scraped: c.usage,
-		live:    c.account.live(),
+		live:    c.account.live() + c.shared.Unanswered,
 		failing: c.misses >= t.cfg.Scrape.Misses,
 	}, t.cfg.KVThreshold, t.now)
 }
