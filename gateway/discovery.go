@@ -8,10 +8,12 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+	"k8s.io/client-go/kubernetes"
 
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/dns"
 	"evenkeel/engine/discover/kube"
+	"evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/selftest"
 )
@@ -43,15 +45,13 @@ func newDiscovery(g *Gateway) (*discovery, error) {
 		}))
 	}
 	for i, c := range set.Discovery.Kubernetes {
-		client, namespace, err := kube.Connect(c.Kubeconfig)
+		server, namespace, err := cluster.Find(c.Kubeconfig, c.Namespace)
 		if err != nil {
 			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
 		}
-		if c.Namespace != "" {
-			namespace = c.Namespace
-		}
-		if namespace == "" {
-			return nil, fmt.Errorf("discovery.kubernetes[%d]: the namespace is not known; set namespace", i)
+		client, err := kubernetes.NewForConfig(server)
+		if err != nil {
+			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
 		}
 		sources = append(sources, kube.New(kube.Config{
 			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/certs"
+	"evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
 	"evenkeel/lease"
 	"evenkeel/lease/etcd"
@@ -20,7 +21,7 @@ import (
 type leases struct {
 	engine    string
 	duration  time.Duration
-	namespace string // of Lease objects
+	namespace string // of Lease objects; empty: our own
 	etcd      config.Etcd
 	identity  string // this process
 	log       *zap.Logger
@@ -40,7 +41,11 @@ func newLeases(engine string, duration time.Duration, namespace string, e config
 // prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.engine == config.OwnKubernetes {
-		client, err := kube.Connect(kubeconfig, l.namespace, l.duration/3)
+		server, namespace, err := cluster.Find(kubeconfig, l.namespace)
+		if err != nil {
+			return nil, err
+		}
+		client, err := kube.NewClient(server, namespace, l.duration/3)
 		if err != nil {
 			return nil, err
 		}

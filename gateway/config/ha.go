@@ -13,7 +13,7 @@ type HA struct {
 	Lease      time.Duration `yaml:"lease"`       // who does not renew for so long may lose its groups
 	StartDelay time.Duration `yaml:"start_delay"` // from then until another admits
 	Kubernetes struct {
-		Namespace  string `yaml:"namespace"`
+		Namespace  string `yaml:"namespace"`  // empty: this pod's own, or the kubeconfig's
 		Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's own
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
@@ -31,7 +31,7 @@ func (h *HA) On() bool { return h.Mode != HAOff }
 
 func defaultHA() (h HA) {
 	h.Mode, h.Engine, h.Lease, h.StartDelay = HAOff, OwnKubernetes, 15*time.Second, 5*time.Second
-	h.Kubernetes.Namespace, h.Etcd.Prefix = "default", "evenkeel/group"
+	h.Etcd.Prefix = "evenkeel/group"
 	return h
 }
 

@@ -15,7 +15,7 @@ type GeoOwnership struct {
 	MaxShare      float64       `yaml:"max_share"`      // of the slots that a taker uses at first; static: always
 	DeadAfter     time.Duration `yaml:"dead_after"`     // static
 	Kubernetes    struct {
-		Namespace  string            `yaml:"namespace"`
+		Namespace  string            `yaml:"namespace"`  // empty: this pod's own
 		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region, to the cluster with its engines; none: this pod's own
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
@@ -41,7 +41,7 @@ func (o *GeoOwnership) On() bool { return o.Engine != OwnOff }
 
 func defaultOwnership() (o GeoOwnership) {
 	o.Engine, o.Lease, o.StartDelay, o.MaxShare, o.DeadAfter = OwnOff, 15*time.Second, 5*time.Second, 0.5, 15*time.Second
-	o.Kubernetes.Namespace, o.Etcd.Prefix = "default", "evenkeel/owner"
+	o.Etcd.Prefix = "evenkeel/owner"
 	return o
 }
 
@@ -59,6 +59,9 @@ func (c *Config) checkOwnership(bad report) {
 	}
 	if o.Engine == OwnEtcd && len(o.Etcd.Endpoints) == 0 {
 		bad("$.geo.ownership.etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")
+	}
+	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" { // two namespaces are two leases, and two owners
+		bad("$.geo.ownership.kubernetes.namespace", "none, with leases in other clusters; write the one that every proxy of these regions keeps its lease in")
 	}
 	if o.On() && !c.Geo.On() {
 		bad("$.geo.ownership.engine", "there are no other regions while geo.mode is off")

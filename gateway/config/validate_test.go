@@ -80,6 +80,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"owners of a single region", "geo: {mode: off, ownership: {engine: static}}", "geo.ownership.engine", "no other regions while geo.mode is off"},
 		{"a lease that nobody keeps", "geo: {mode: distributed, self: {id: us-1, region: us}, hmac: {keys_file: k}, ownership: {engine: consul}}", "geo.ownership.engine", "kubernetes, etcd or static"},
 		{"a lease in an etcd that is nowhere", "geo: {mode: distributed, self: {id: us-1, region: us}, hmac: {keys_file: k}, ownership: {engine: etcd}}", "geo.ownership.etcd.endpoints", "etcd-0:2379"},
+		{"leases in other clusters in a namespace that each proxy finds for itself", "geo: {mode: distributed, self: {id: us-1, region: us}, hmac: {keys_file: k}, ownership: {engine: kubernetes, kubernetes: {kubeconfig: {eu: f}}}}", "geo.ownership.kubernetes.namespace", "every proxy of these regions"},
 		{"a lease too short to renew", "geo: {ownership: {lease: 1500ms}}", "geo.ownership.lease", "3s or more"},
 		{"a taker that starts too early", "geo: {ownership: {start_delay: 1s}}", "geo.ownership.start_delay", "a third of the lease or more, 5s"},
 		{"more than all slots", "geo: {ownership: {max_share: 1.5}}", "geo.ownership.max_share", "such as 0.5"},

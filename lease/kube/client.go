@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Client reads and writes the Lease objects of a namespace.
@@ -29,19 +28,10 @@ type leases struct {
 	namespace string
 }
 
-// Connect finds the API server: in a kubeconfig, or, without one, where a pod
-// is told. A request gets at most timeout.
-func Connect(kubeconfig, namespace string, timeout time.Duration) (Client, error) {
-	var cfg *rest.Config
-	var err error
-	if kubeconfig == "" {
-		cfg, err = rest.InClusterConfig()
-	} else {
-		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
-	}
+// NewClient returns the Client of that API server. A request gets at most
+// timeout.
+func NewClient(server *rest.Config, namespace string, timeout time.Duration) (Client, error) {
+	cfg := rest.CopyConfig(server)
 	types := runtime.NewScheme()
 	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // Status: what a server says of a failure
 	if err := coordinationv1.AddToScheme(types); err != nil {
@@ -50,11 +40,11 @@ func Connect(kubeconfig, namespace string, timeout time.Duration) (Client, error
 	cfg.Timeout = timeout
 	cfg.APIPath, cfg.GroupVersion = "/apis", &coordinationv1.SchemeGroupVersion
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(types).WithoutConversion()
-	server, err := rest.RESTClientFor(cfg)
+	api, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	return &leases{server, namespace}, nil
+	return &leases{api, namespace}, nil
 }
 
 func (c *leases) Get(ctx context.Context, name string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {

@@ -2,11 +2,8 @@ package kube
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -16,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	ktesting "k8s.io/client-go/testing"
 
 	"evenkeel/lease"
@@ -115,17 +113,8 @@ func TestWriteWhoseAnswerWasLostIsReadAgain(t *testing.T) {
 	require.ErrorIs(t, us.Renew(t.Context(), 1), lease.ErrLost, "an operator deleted it")
 }
 
-func TestConnectSaysWhatIsMissing(t *testing.T) {
-	_, err := Connect("", "ek", time.Second)
-	require.ErrorContains(t, err, "a kubeconfig is needed")
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	require.NoError(t, os.WriteFile(file, []byte(`{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600))
-	_, err = Connect(file, "ek", time.Second)
-	require.NoError(t, err)
-}
-
 // apiServer keeps one Lease as an API server does, on the wire.
-func apiServer(t *testing.T) (kubeconfig string) {
+func apiServer(t *testing.T) *rest.Config {
 	var held *coordinationv1.Lease
 	version := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -165,15 +154,13 @@ func apiServer(t *testing.T) (kubeconfig string) {
 		_ = json.NewEncoder(w).Encode(held)
 	}))
 	t.Cleanup(server.Close)
-	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`, server.URL), 0o600))
-	return kubeconfig
+	return &rest.Config{Host: server.URL}
 }
 
 func TestLeaseIsKeptOverTheWire(t *testing.T) {
-	kubeconfig := apiServer(t)
+	server := apiServer(t)
 	engine := func(identity string) *Engine {
-		c, err := Connect(kubeconfig, "ek", time.Second)
+		c, err := NewClient(server, "ek", time.Second)
 		require.NoError(t, err)
 		return New(c, "l", identity, 15*time.Second)
 	}

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -25,9 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"evenkeel/engine/discover"
 )
@@ -44,31 +41,6 @@ type Config struct {
 	Slices    bool   // heed EndpointSlices
 	Log       *zap.Logger
 	discover.Attributes
-}
-
-// ownNamespace is where a pod reads which namespace it is in.
-const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-
-// Connect finds the API server and the namespace one is in: in a kubeconfig, or,
-// without one, where a pod is told.
-func Connect(kubeconfig string) (client kubernetes.Interface, namespace string, err error) {
-	var cfg *rest.Config
-	if kubeconfig == "" {
-		cfg, err = rest.InClusterConfig()
-		if text, err := os.ReadFile(ownNamespace); err == nil {
-			namespace = strings.TrimSpace(string(text))
-		}
-	} else {
-		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
-		if cfg, err = file.ClientConfig(); err == nil {
-			namespace, _, err = file.Namespace()
-		}
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
-	}
-	client, err = kubernetes.NewForConfig(cfg)
-	return client, namespace, err
 }
 
 // Source watches one namespace. It implements discover.Source.
