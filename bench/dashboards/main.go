@@ -4,11 +4,12 @@
 //
 //	go run ./bench/dashboards -write configs/grafana
 //	go run ./bench/dashboards                          # make dashboards-check
-//	go run ./bench/dashboards -pictures docs/img       # and a picture of each dashboard
+//	go run ./bench/dashboards -pictures docs/img       # and a picture of each dashboard and of the live page
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -50,7 +51,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "two regions under load for %v\n", *last)
-	if err := w.load(ctx, *last); err != nil {
+	shown := make(chan error, 1)
+	if *pictures == "" {
+		shown <- nil
+	} else {
+		go func() { shown <- w.photograph(ctx, *last*2/3, *pictures, out) }()
+	}
+	if err := errors.Join(w.load(ctx, *last), <-shown); err != nil {
 		return err
 	}
 	if err := w.check(ctx, out); err != nil {

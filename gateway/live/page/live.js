@@ -528,7 +528,7 @@ function showDecisions(d) {
     },
     (row, c) => {
       const wait = inMs(c.wait_ms);
-      fill(row, clock(c.at_ms), null, c.model, whole(c.prompt_tokens), c.prefill || '–', c.rank || '–', wait.join(' '), c.outcome || 'runs', c.why);
+      fill(row, clock(c.at_ms), null, c.model, c.prompt_tokens ? whole(c.prompt_tokens) : '–', c.prefill || '–', c.rank || '–', c.rank ? wait.join(' ') : '–', c.outcome || 'runs', c.why);
       row.children[7].className = !c.outcome || c.outcome === 'ok' ? '' : 'bad';
     });
 }
