@@ -56,6 +56,14 @@ func (g *Gateway) publicRoutes() map[string]handler {
 	}
 }
 
+// Routes lists what the public listener serves, as GET /path.
+func (g *Gateway) Routes() (all []string) {
+	for path, r := range g.routes {
+		all = append(all, r.method+" "+path)
+	}
+	return all
+}
+
 // complete serves both completion endpoints: check, then one job or a fan-out.
 func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()

@@ -72,6 +72,25 @@ func describeOperation(s *strings.Builder, method, path string, op *openapi3.Ope
 		fmt.Fprintf(s, "| %s | %s |\n", status, says)
 	}
 	s.WriteByte('\n')
+	describeHeaders(s, op)
+}
+
+// describeHeaders lists the headers of an operation's answers, each once.
+func describeHeaders(s *strings.Builder, op *openapi3.Operation) {
+	headers := map[string]string{}
+	for _, r := range op.Responses.Map() {
+		for name, h := range r.Value.Headers {
+			headers[name] = h.Value.Description
+		}
+	}
+	if len(headers) == 0 {
+		return
+	}
+	s.WriteString("| header of the answer | meaning |\n|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		fmt.Fprintf(s, "| `%s` | %s |\n", name, cell(headers[name]))
+	}
+	s.WriteByte('\n')
 }
 
 // describeFields lists an object's fields.
@@ -86,6 +105,9 @@ func describeFields(s *strings.Builder, schema *openapi3.Schema) {
 		if slices.Contains(schema.Required, name) {
 			must = ", always there"
 		}
+		if p.Value.Nullable {
+			must = ", or null" + must
+		}
 		fmt.Fprintf(s, "| `%s` | %s%s | %s |\n", name, nameOf(p), must, cell(p.Value.Description))
 	}
 	s.WriteByte('\n')
@@ -99,6 +121,8 @@ func nameOf(ref *openapi3.SchemaRef) string {
 	case ref.Ref != "":
 		name := ref.Ref[strings.LastIndexByte(ref.Ref, '/')+1:]
 		return "[" + name + "](#" + strings.ToLower(name) + ")"
+	case len(ref.Value.AllOf) == 1: // a schema of another name, described here
+		return nameOf(ref.Value.AllOf[0])
 	case ref.Value.Type.Is("array"):
 		return "list of " + nameOf(ref.Value.Items)
 	case ref.Value.Type == nil:

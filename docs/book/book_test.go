@@ -104,13 +104,13 @@ paths:
       summary: The models.
       parameters: [{name: n, in: query, description: "how | many", schema: {type: integer}}]
       responses:
-        "200": {description: All of them., content: {application/json: {schema: {$ref: "#/components/schemas/Models"}}}}
+        "200": {description: All of them., headers: {X-Count: {description: how many, schema: {type: integer}}}, content: {application/json: {schema: {$ref: "#/components/schemas/Models"}}}}
 components:
   schemas:
-    Models: {type: object, description: A list., required: [data], properties: {data: {type: array, items: {type: string}, description: names}}}
+    Models: {type: object, description: A list., required: [data], properties: {data: {type: array, items: {type: string}, description: names}, more: {nullable: true, allOf: [{$ref: "#/components/schemas/Models"}], description: the rest}}}
 `))
 	require.NoError(t, err)
-	for _, want := range []string{"# API", "## For clients", "### GET /v1/models", "| `n` | query | how \\| many |", "| 200 | All of them. `application/json`: [Models](#models) |", "### Models", "| `data` | list of string, always there | names |"} {
+	for _, want := range []string{"# API", "## For clients", "### GET /v1/models", "| `n` | query | how \\| many |", "| 200 | All of them. `application/json`: [Models](#models) |", "### Models", "| `data` | list of string, always there | names |", "| `X-Count` | how many |", "| `more` | [Models](#models), or null | the rest |"} {
 		require.Contains(t, string(page), want)
 	}
 	_, err = describe([]byte("openapi: 3.0.3\npaths: {}\n"))

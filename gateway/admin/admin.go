@@ -50,13 +50,28 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	shown := live.New(g, live.Options{Version: opt.Version, Log: opt.Log})
 	g.Beside(shown.Run)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", h.livez)
-	mux.HandleFunc("GET /readyz", h.readyz)
-	for path, page := range live.Page() {
-		mux.Handle("GET "+path, page)
+	for pattern, f := range h.open() {
+		mux.Handle(pattern, f)
 	}
+	for pattern, f := range h.guarded(shown) {
+		mux.HandleFunc(pattern, h.guard(f))
+	}
+	return mux, nil
+}
+
+// open is what needs no token: health, and the page, which asks for it.
+func (h *handler) open() map[string]http.Handler {
+	open := map[string]http.Handler{"GET /livez": http.HandlerFunc(h.livez), "GET /readyz": http.HandlerFunc(h.readyz)}
+	for path, page := range live.Page() {
+		open["GET "+path] = page
+	}
+	return open
+}
+
+// guarded is what is for operators alone. docs/openapi.yaml describes all of it.
+func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 	guarded := map[string]http.HandlerFunc{
-		"GET /metrics":             promhttp.HandlerFor(g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
+		"GET /metrics":             promhttp.HandlerFor(h.g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
 		"GET /status":              h.status,
 		"GET /live":                shown.ServeHTTP,
 		"GET /workers":             h.workers,
@@ -88,10 +103,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	for _, path := range []string{"/workers/{id}/drain", "/workers/{id}/{rank}/drain"} {
 		guarded["POST "+path], guarded["DELETE "+path] = h.drainWorker, h.undrainWorker
 	}
-	for pattern, f := range guarded {
-		mux.HandleFunc(pattern, h.guard(f))
-	}
-	return mux, nil
+	return guarded
 }
 
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
@@ -250,12 +262,12 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 			return
 		}
 		for _, address := range in.Instances {
-			if err := f(in.Type, address); err != nil {
-				status := http.StatusBadRequest
-				if errors.Is(err, gateway.ErrNoSuchEngine) {
-					status = http.StatusNotFound
-				}
-				fail(w, status, "bad_instances", err.Error())
+			switch err := f(in.Type, address); {
+			case errors.Is(err, gateway.ErrNoSuchEngine):
+				fail(w, http.StatusNotFound, "not_found", err.Error())
+				return
+			case err != nil:
+				fail(w, http.StatusBadRequest, "bad_instances", err.Error())
 				return
 			}
 		}

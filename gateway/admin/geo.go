@@ -21,13 +21,16 @@ func (h *handler) node(w http.ResponseWriter) *geo.Node {
 	return n
 }
 
+// regions is this proxy among those of other regions, and what it owns.
+type regions struct {
+	geo.Status
+	Owners []gateway.AreaStatus `json:"owners,omitempty"`
+	HA     *gateway.HAStatus    `json:"ha,omitempty"`
+}
+
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 	if n := h.node(w); n != nil {
-		reply(w, struct {
-			geo.Status
-			Owners []gateway.AreaStatus `json:"owners,omitempty"`
-			HA     *gateway.HAStatus    `json:"ha,omitempty"`
-		}{n.Status(), h.g.Owners(), h.g.HA()})
+		reply(w, regions{n.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
 

@@ -1,0 +1,521 @@
+package admin
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"go/ast"
+	"go/token"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/live"
+	"evenkeel/gateway/receipt"
+	"evenkeel/geo"
+	"evenkeel/prefill"
+)
+
+var update = flag.Bool("update", false, "write the schemas of Go types into docs/openapi.yaml")
+
+const (
+	document  = repository + "/docs/openapi.yaml"
+	fromTypes = "    # From here on made from the Go types: go test ./gateway/admin -run TestOpenAPI -update\n"
+)
+
+func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
+	loose := []reflect.Type{reflect.TypeFor[newWorker](), reflect.TypeFor[geo.Tuning]()}
+	strict := []reflect.Type{
+		reflect.TypeFor[gateway.Status](), reflect.TypeFor[gateway.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
+		reflect.TypeFor[prefill.Overview](), reflect.TypeFor[prefill.Scored](), reflect.TypeFor[prefill.HotspotClass](),
+		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](), reflect.TypeFor[geo.Status](), reflect.TypeFor[geo.Receipt](),
+	}
+	regenerate(t, document, fromTypes, generated(t, loose, strict), *update)
+}
+
+func documented(t *testing.T) *openapi3.T {
+	t.Helper()
+	doc, err := openapi3.NewLoader().LoadFromFile(document)
+	require.NoError(t, err)
+	require.NoError(t, doc.Validate(t.Context()))
+	return doc
+}
+
+// The tags, which say whose listener a path is on.
+const clients, operators = "For clients", "For operators"
+
+// operations lists what the document has of a listener, as GET /path.
+func operations(doc *openapi3.T, tag string) (all []string) {
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			if slices.Contains(op.Tags, tag) {
+				all = append(all, method+" "+path)
+			}
+		}
+	}
+	return all
+}
+
+func TestOpenAPIHasEveryRouteAndNoOther(t *testing.T) {
+	doc := documented(t)
+	h := &handler{g: proxy(t, nil).g}
+	var routes []string
+	for pattern := range h.open() {
+		routes = append(routes, strings.TrimSuffix(pattern, "{$}"))
+	}
+	for pattern := range h.guarded(http.NotFoundHandler()) {
+		routes = append(routes, pattern)
+	}
+	require.ElementsMatch(t, routes, operations(doc, operators))
+	require.ElementsMatch(t, h.g.Routes(), operations(doc, clients))
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			require.Len(t, op.Tags, 1, "%s %s", method, path)
+			require.Equal(t, op.Tags[0] == operators, len(item.Servers) == 1, "%s: who has which server", path)
+		}
+	}
+}
+
+// running is a proxy before two reference engines.
+type running struct {
+	*testing.T
+	g      *gateway.Gateway
+	engine string // host:port of its decode engine
+}
+
+func proxy(t *testing.T, configure func(*config.Config)) *running {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	at := map[refengine.Role]string{}
+	for _, role := range []refengine.Role{refengine.Prefill, refengine.Decode} {
+		e, err := refengine.Start(refengine.Config{Role: role, PrefixCache: 4096, PromptTokensDetails: true, C0: time.Millisecond, PrefillBase: time.Millisecond})
+		require.NoError(t, err)
+		t.Cleanup(e.Close)
+		at[role] = e.URLs()[0]
+	}
+	cfg.Engines.Prefill = []config.Engine{{URL: at[refengine.Prefill]}}
+	cfg.Engines.Decode = []config.Engine{{URL: at[refengine.Decode], Slots: 16}}
+	cfg.Dispatch.Shadow = []string{"pjsq"}
+	if configure != nil {
+		configure(cfg)
+	}
+	require.NoError(t, cfg.Validate())
+	g, err := gateway.New(cfg, zap.NewNop())
+	require.NoError(t, err)
+	h, err := New(g, Options{Log: zap.NewNop(), Version: "v0"})
+	require.NoError(t, err)
+	require.NoError(t, g.Start(h))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, g.Shutdown(ctx))
+	})
+	p := &running{t, g, strings.TrimPrefix(at[refengine.Decode], "http://")}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if ok, why := g.Ready(); ok {
+			return p
+		} else {
+			require.True(t, time.Now().Before(end), why)
+		}
+	}
+}
+
+// call sends a request and returns what came.
+func (p *running) call(method, url, body string, header ...string) (*http.Response, []byte) {
+	p.Helper()
+	req, err := http.NewRequestWithContext(p.Context(), method, url, strings.NewReader(body))
+	require.NoError(p, err)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(p, err)
+	defer func() { require.NoError(p, resp.Body.Close()) }()
+	data, err := io.ReadAll(resp.Body)
+	require.NoError(p, err)
+	return resp, data
+}
+
+// region gives a proxy a peer that is nowhere.
+func region(t *testing.T) func(*config.Config) {
+	file := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(file, []byte("k1 "+strings.Repeat("0f", 32)+"\n"), 0o600))
+	return func(cfg *config.Config) {
+		g := &cfg.Geo
+		g.Mode, g.Listen, g.HMAC.KeysFile = config.GeoDistributed, "127.0.0.1:0", file
+		g.Self = config.GeoSelf{ID: "us-1", Region: "us"}
+		g.Peers = []config.GeoPeer{{ID: "eu-1", Region: "eu", URL: "http://127.0.0.1:1"}}
+	}
+}
+
+const (
+	chatPath       = "/v1/chat/completions"
+	completionPath = "/v1/completions"
+	aChat          = `{"model":"ref","messages":[{"role":"user","content":"one two three"}],"max_tokens":4}`
+	aCompletion    = `{"model":"ref","prompt":"one two three","max_tokens":4}`
+)
+
+// sent is one call: the operation of the document, the URL where it has
+// parameters, a body, what should come.
+type sent struct {
+	operation, url, body string
+	status               int
+	code                 string // of an error
+}
+
+func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
+	doc := documented(t)
+	p := proxy(t, region(t))
+	id := p.engine
+	seen := map[string]bool{"GET /debug/pprof/profile": true, "GET /debug/pprof/trace": true} // take seconds
+	for _, s := range []sent{
+		{"POST " + chatPath, "", aChat, 200, ""},
+		{"POST " + chatPath, "", strings.Replace(aChat, `"max`, `"stream":true,"max`, 1), 200, ""},
+		{"POST " + chatPath, "", `{`, 400, "invalid_json"},
+		{"POST " + chatPath, "", `{"model":"ref"}`, 400, "missing_required_parameter"},
+		{"POST " + completionPath, "", aCompletion, 200, ""},
+		{"POST " + completionPath, "", strings.Replace(aCompletion, "ref", "gone", 1), 503, "no_region_available"},
+		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", `"4"`, 1), 400, "invalid_type"},
+		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", "4000000", 1), 400, "context_length_exceeded"},
+		{"GET /v1/models", "", "", 200, ""},
+		{"GET /health", "", "", 200, ""},
+		{"GET /healthcheck", "", "", 200, ""},
+
+		{"GET /livez", "", "", 200, ""},
+		{"GET /readyz", "", "", 200, ""},
+		{"GET /", "", "", 200, ""},
+		{"GET /live.js", "", "", 200, ""},
+		{"GET /live.css", "", "", 200, ""},
+		{"GET /live.svg", "", "", 200, ""},
+		{"GET /live", "/live?once", "", 200, ""},
+		{"GET /metrics", "", "", 200, ""},
+		{"GET /status", "", "", 200, ""},
+		{"GET /workers", "", "", 200, ""},
+		{"GET /policy", "", "", 200, ""},
+		{"PUT /policy", "", `{"policy":"br0"}`, 200, ""},
+		{"PUT /policy", "", `{"policy":"best"}`, 400, "bad_policy"},
+		{"PUT /policy", "", `{"name":"br0"}`, 400, "bad_body"},
+		{"GET /prefill", "", "", 200, ""},
+		{"PUT /prefill/policy", "", `{"policy":"lmetric"}`, 200, ""},
+		{"PUT /prefill/policy", "", `{"policy":"best"}`, 400, "bad_policy"},
+		{"POST /prefill/score", "", aChat, 200, ""},
+		{"POST /prefill/score", "", `{"model":"ref"}`, 400, "bad_request"},
+		{"GET /prefill/hotspots", "", "", 200, ""},
+		{"DELETE /prefill/index", "/prefill/index?candidate=nobody", "", 404, "not_found"},
+		{"DELETE /prefill/index", "", "", 204, ""},
+		{"GET /decisions", "", "", 200, ""},
+		{"GET /decisions", "/decisions?n=0", "", 400, "bad_query"},
+		{"GET /decisions", "/decisions?id=none", "", 404, "not_found"},
+		{"GET /geo", "", "", 200, ""},
+		{"PUT /geo", "", `{"load":40}`, 200, ""},
+		{"PUT /geo", "", `{"policy":"best"}`, 400, "bad_policy"},
+		{"GET /geo/receipts", "", "", 200, ""},
+		{"GET /geo/receipts", "/geo/receipts?n=x", "", 400, "bad_query"},
+		{"POST /reload", "", "", 200, ""}, // there is no file, so nothing changed
+		{"POST /reload", "/reload?dry=maybe", "", 400, "bad_query"},
+		{"POST /workers", "", `{"url":"http://127.77.0.1:9","role":"decode","slots":4}`, 201, ""},
+		{"POST /workers", "", `{"url":"x"}`, 400, "bad_worker"},
+		{"DELETE /workers/{id}", "/workers/127.77.0.1:9", "", 204, ""},
+		{"DELETE /workers/{id}", "/workers/127.77.0.1:9", "", 404, "not_found"},
+		{"POST /workers/{id}/drain", "/workers/" + id + "/drain", `{"deadline":"5m"}`, 204, ""},
+		{"GET /workers", "", "", 200, ""},
+		{"POST /workers/{id}/drain", "/workers/" + id + "/drain", `{"deadline":"5"}`, 400, "bad_deadline"},
+		{"DELETE /workers/{id}/drain", "/workers/" + id + "/drain", "", 204, ""},
+		{"POST /workers/{id}/{rank}/drain", "/workers/" + id + "/9/drain", "", 404, "not_found"},
+		{"DELETE /workers/{id}/{rank}/drain", "/workers/" + id + "/9/drain", "", 404, "not_found"},
+		{"POST /instances/add", "", `{"type":"decode","instances":"127.77.0.1:9"}`, 200, ""},
+		{"POST /instances/remove", "", `{"type":"decode","instances":["127.77.0.1:9"]}`, 200, ""},
+		{"POST /instances/remove", "", `{"type":"decode","instances":["127.77.0.1:9"]}`, 404, "not_found"},
+		{"POST /instances/add", "", `{"type":"cook","instances":[]}`, 400, "bad_instances"},
+		{"POST /reset_prefix_cache", "", "", 200, ""},
+		{"GET /debug/pprof/", "", "", 200, ""},
+		{"GET /debug/pprof/", "/debug/pprof/goroutine?debug=1", "", 200, ""},
+		{"GET /debug/pprof/cmdline", "", "", 200, ""},
+		{"GET /debug/pprof/symbol", "", "", 200, ""},
+		{"POST /drain", "", `{"deadline":"5m"}`, 204, ""},
+		{"GET /status", "", "", 200, ""},
+		{"DELETE /drain", "", "", 204, ""},
+	} {
+		p.holds(doc, s)
+		seen[s.operation] = true
+	}
+	for _, op := range slices.Concat(operations(doc, clients), operations(doc, operators)) {
+		require.True(t, seen[op], "%s is never called", op)
+	}
+}
+
+// holds makes a call and holds the answer against the document.
+func (p *running) holds(doc *openapi3.T, s sent) (*http.Response, []byte) {
+	p.Helper()
+	method, path, _ := strings.Cut(s.operation, " ")
+	item := doc.Paths.Value(path)
+	require.NotNil(p, item, s.operation)
+	at := "http://" + p.g.Addr()
+	if len(item.Servers) > 0 {
+		at = "http://" + p.g.AdminAddr()
+	}
+	if s.url == "" {
+		s.url = path
+	}
+	resp, body := p.call(method, at+s.url, s.body)
+	require.Equal(p, s.status, resp.StatusCode, "%s: %s", s.operation, body)
+	p.valid(doc, s.operation, resp, body)
+	if s.code != "" {
+		var e struct{ Error struct{ Code string } }
+		require.NoError(p, json.Unmarshal(body, &e), "%s", body)
+		require.Equal(p, s.code, e.Error.Code, s.operation)
+	}
+	return resp, body
+}
+
+func (p *running) valid(doc *openapi3.T, operation string, resp *http.Response, body []byte) {
+	p.Helper()
+	method, path, _ := strings.Cut(operation, " ")
+	item := doc.Paths.Value(path)
+	require.NoError(p, openapi3filter.ValidateResponse(p.Context(), &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: &openapi3filter.RequestValidationInput{
+			Request: resp.Request, Route: &routers.Route{Spec: doc, Path: path, PathItem: item, Method: method, Operation: item.GetOperation(method)},
+		},
+		Status: resp.StatusCode, Header: resp.Header, Body: io.NopCloser(bytes.NewReader(body)),
+		Options: &openapi3filter.Options{IncludeResponseStatus: true},
+	}), "%s: %s", operation, body)
+}
+
+// The two kinds of events of GET /live have schemas, too.
+func TestOpenAPIHasTheLiveEvents(t *testing.T) {
+	doc := documented(t)
+	p := proxy(t, nil)
+	p.call(http.MethodPost, "http://"+p.g.Addr()+chatPath, aChat)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.g.AdminAddr()+"/live", nil)
+	require.NoError(t, err)
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewReader(resp.Body)
+	for _, want := range []struct{ event, schema string }{{"history", "LiveHistory"}, {"document", "LiveDocument"}, {"document", "LiveDocument"}} {
+		name, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "event: "+want.event+"\n", name)
+		data, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		var value any
+		require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(data, "data: ")), &value))
+		require.NoError(t, doc.Components.Schemas[want.schema].Value.VisitJSON(value), want.event)
+		_, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+}
+
+func TestOpenAPITellsRefusedOperators(t *testing.T) {
+	doc := documented(t)
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("open sesame\n"), 0o600))
+	p := proxy(t, func(cfg *config.Config) { cfg.Admin.TokenFile = file })
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			if op.Tags[0] != operators {
+				continue
+			}
+			resp, body := p.call(method, "http://"+p.g.AdminAddr()+strings.NewReplacer("{id}", "a:1", "{rank}", "0").Replace(path), "")
+			wants := op.Security != nil && len(*op.Security) > 0
+			require.Equal(t, wants, resp.StatusCode == http.StatusUnauthorized, "%s %s: %d", method, path, resp.StatusCode)
+			p.valid(doc, method+" "+path, resp, body)
+		}
+	}
+}
+
+var codeRow = regexp.MustCompile("(?m)^\\| (\\d{3}) \\| `([a-z_]+)` \\|")
+
+// codes are the rows of a tag's table, "status code".
+func codes(doc *openapi3.T, tag string) (all []string) {
+	for _, m := range codeRow.FindAllStringSubmatch(doc.Tags.Get(tag).Description, -1) {
+		all = append(all, m[1]+" "+m[2])
+	}
+	return all
+}
+
+// Every code of an error stands in the document with its status, and every one
+// that stands there is in the source.
+func TestOpenAPIHasEveryErrorCode(t *testing.T) {
+	doc := documented(t)
+	operator := codesIn(t, "gateway/admin")
+	operator = append(operator, codesIn(t, "gateway/live")...)
+	require.ElementsMatch(t, unique(operator), codes(doc, operators))
+
+	client := codesIn(t, "gateway", "peerdoor.go")
+	client = append(client, codesIn(t, "gateway/openai")...)
+	client = append(client, codesIn(t, "gateway/edge")...)
+	require.ElementsMatch(t, unique(client), codes(doc, clients))
+}
+
+func unique(all []string) []string {
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// codesIn collects what a package hands to those that make errors, as "status
+// code". Files of another listener are left out.
+func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
+	t.Helper()
+	c := constants(t, "geo", "gateway/openai", pkg)
+	for _, file := range sourcesBut(t, filepath.Join(repository, pkg), without...) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				args := n.Args
+				switch nameOf(n.Fun) {
+				case "NewError":
+					all = append(all, c.pairs(args[0], args[1])...)
+				case "fail":
+					if len(args) == 4 { // of this package; the gateway's writes an error it was given
+						all = append(all, c.pairs(args[1], args[2])...)
+					}
+				case "unavailable":
+					all = append(all, c.pairs(status(http.StatusServiceUnavailable), args[0])...)
+				case "streamError":
+					all = append(all, c.pairs(status(http.StatusBadGateway), args[0])...)
+				case "bad":
+					all = append(all, c.pairs(status(http.StatusBadRequest), args[0])...)
+				}
+			case *ast.CompositeLit:
+				all = append(all, c.literal(n)...)
+			}
+			return true
+		})
+	}
+	return all
+}
+
+func status(n int) ast.Expr { return &ast.BasicLit{Kind: token.INT, Value: strconv.Itoa(n)} }
+
+// nameOf is the last part of a name: NewError of openai.NewError.
+func nameOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	}
+	return ""
+}
+
+// consts are string constants by name.
+type consts map[string]string
+
+func constants(t *testing.T, packages ...string) consts {
+	t.Helper()
+	all := consts{}
+	for _, pkg := range packages {
+		for _, file := range sources(t, filepath.Join(repository, pkg)) {
+			ast.Inspect(file, func(n ast.Node) bool {
+				if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == len(v.Names) {
+					for i, name := range v.Names {
+						if lit, ok := v.Values[i].(*ast.BasicLit); ok && lit.Kind == token.STRING {
+							all[name.Name], _ = strconv.Unquote(lit.Value)
+						}
+					}
+				}
+				return true
+			})
+		}
+	}
+	return all
+}
+
+// literal finds status and code in openai.Error{...} and edge.Refusal{...}.
+func (c consts) literal(n *ast.CompositeLit) []string {
+	if name := nameOf(n.Type); name != "Error" && name != "Refusal" {
+		return nil
+	}
+	var where, code ast.Expr
+	for i, e := range n.Elts {
+		kv, named := e.(*ast.KeyValueExpr)
+		switch {
+		case named && nameOf(kv.Key) == "Status":
+			where = kv.Value
+		case named && nameOf(kv.Key) == "Code":
+			code = kv.Value
+		case !named && i == 0:
+			where = e
+		case !named && i == 1:
+			code = e
+		}
+	}
+	if where == nil || code == nil {
+		return nil
+	}
+	return c.pairs(where, code)
+}
+
+// pairs is "status code" where both are written down. A side in front of a code
+// stands for both.
+func (c consts) pairs(where, code ast.Expr) []string {
+	n := c.status(where)
+	if sum, ok := code.(*ast.BinaryExpr); ok {
+		tail, _ := strconv.Unquote(sum.Y.(*ast.BasicLit).Value)
+		return []string{n + " prefill" + tail, n + " decode" + tail}
+	}
+	text := c[nameOf(code)]
+	if lit, ok := code.(*ast.BasicLit); ok {
+		text, _ = strconv.Unquote(lit.Value)
+	}
+	switch {
+	case n == "", text == "", text == "engine_refused", text == "peer_returned": // an engine's own words; what only receipts say
+		return nil
+	}
+	return []string{n + " " + text}
+}
+
+// status reads 400, http.StatusBadRequest and statusGone.
+func (c consts) status(e ast.Expr) string {
+	if lit, ok := e.(*ast.BasicLit); ok {
+		return lit.Value
+	}
+	name := nameOf(e)
+	if name == "statusGone" {
+		return "499"
+	}
+	for n := 100; n < 600; n++ {
+		if text := http.StatusText(n); text != "" && "Status"+strings.NewReplacer(" ", "", "-", "").Replace(text) == name {
+			return strconv.Itoa(n)
+		}
+	}
+	return ""
+}
+
+// sourcesBut is sources without some files.
+func sourcesBut(t *testing.T, dir string, without ...string) (files []*ast.File) {
+	t.Helper()
+	for name, f := range sources(t, dir) {
+		if !slices.Contains(without, filepath.Base(name)) {
+			files = append(files, f)
+		}
+	}
+	return files
+}
