@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
-	"k8s.io/client-go/kubernetes"
 
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/dns"
@@ -49,7 +48,7 @@ func newDiscovery(g *Gateway) (*discovery, error) {
 		if err != nil {
 			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
 		}
-		client, err := kubernetes.NewForConfig(server)
+		client, err := kube.NewClient(server)
 		if err != nil {
 			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
 		}

@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/kube"
+	"evenkeel/engine/discover/kube/kubetest"
 )
 
 // podOf is a pod that runs a reference engine.
@@ -39,7 +40,7 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 	c := start(t, options{dirty: true, decode: []refengine.Config{{}}, discover: func(c *cluster) []discover.Source {
 		api = fake.NewClientset(podOf(t, c.prefill[0], "p-0", "prefill"), podOf(t, c.decode[0], "d-0", "decode"))
 		return []discover.Source{kube.New(kube.Config{
-			Client: api, Namespace: "llm", Selector: "app=vllm", RoleLabel: "evenkeel.io/role", Port: "8000", Slices: true,
+			Client: kubetest.Client{API: api}, Namespace: "llm", Selector: "app=vllm", RoleLabel: "evenkeel.io/role", Port: "8000", Slices: true,
 		})}
 	}})
 	leave := c.endless()

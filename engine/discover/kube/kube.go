@@ -23,7 +23,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"evenkeel/engine/discover"
@@ -31,7 +30,7 @@ import (
 
 // Config of a Source.
 type Config struct {
-	Client    kubernetes.Interface
+	Client    Client
 	Namespace string
 	Selector  string // of labels
 	Role      string // prefill, decode or both; empty: as RoleLabel of the pod says
@@ -63,36 +62,26 @@ func New(cfg Config) *Source {
 		cfg.Log = zap.NewNop()
 	}
 	s := &Source{cfg: cfg, signal: make(chan struct{}, 1), warned: map[string]string{}, failed: map[string]error{}}
-	pods := cfg.Client.CoreV1().Pods(cfg.Namespace)
-	s.pods = s.informer("pods", &corev1.Pod{},
-		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = cfg.Selector
-			return pods.List(ctx, o)
-		},
-		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = cfg.Selector
-			return pods.Watch(ctx, o)
-		})
+	s.pods = s.informer(Pods, &corev1.Pod{}, cfg.Selector)
 	if cfg.Slices {
-		of := cfg.Client.DiscoveryV1().EndpointSlices(cfg.Namespace)
-		s.slices = s.informer("endpointslices", &discoveryv1.EndpointSlice{},
-			func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return of.List(ctx, o) },
-			func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return of.Watch(ctx, o) })
+		s.slices = s.informer(Slices, &discoveryv1.EndpointSlice{}, "")
 	}
 	return s
 }
 
 // informer mirrors one kind of object. What becomes of its calls is noted, for
 // informers tell nobody when they work again.
-func (s *Source) informer(kind string, object runtime.Object, list cache.ListWithContextFunc, watching cache.WatchFuncWithContext) cache.SharedIndexInformer {
+func (s *Source) informer(kind string, object runtime.Object, selector string) cache.SharedIndexInformer {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			all, err := list(ctx, o)
+			o.LabelSelector = selector
+			all, err := s.cfg.Client.List(ctx, kind, s.cfg.Namespace, o)
 			s.note(ctx, kind, "list", err)
 			return all, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := watching(ctx, o)
+			o.LabelSelector = selector
+			w, err := s.cfg.Client.Watch(ctx, kind, s.cfg.Namespace, o)
 			s.note(ctx, kind, "watch", err)
 			return w, err
 		},
@@ -135,7 +124,7 @@ func (s *Source) note(ctx context.Context, kind, verb string, err error) {
 func (s *Source) failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(s.failed["pods"], s.failed["endpointslices"])
+	return errors.Join(s.failed[Pods], s.failed[Slices])
 }
 
 // Name is kubernetes:, the namespace, the selector and, if it is fixed, the role.

@@ -23,6 +23,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"evenkeel/engine/discover"
+	"evenkeel/engine/discover/kube/kubetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,7 +64,7 @@ func open(t *testing.T, cfg Config, away bool, objects ...runtime.Object) *site 
 	})
 	core, logs := observer.New(zap.WarnLevel)
 	s.logs = logs
-	cfg.Client, cfg.Namespace, cfg.Selector, cfg.Slices, cfg.Log = s.api, "llm", "app=vllm", true, zap.New(core)
+	cfg.Client, cfg.Namespace, cfg.Selector, cfg.Slices, cfg.Log = kubetest.Client{API: s.api}, "llm", "app=vllm", true, zap.New(core)
 	if cfg.Port == "" {
 		cfg.Port = "http"
 	}

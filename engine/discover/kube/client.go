@@ -1,0 +1,80 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+)
+
+// Kinds of objects that a Source asks for.
+const (
+	Pods   = "pods"
+	Slices = "endpointslices"
+)
+
+// Client lists and watches the objects of a kind in a namespace.
+type Client interface {
+	List(ctx context.Context, kind, namespace string, o metav1.ListOptions) (runtime.Object, error)
+	Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error)
+}
+
+// server is the Client of an API server. client-go's clientset would do, but it
+// registers every type that Kubernetes has when the program starts, in tens of
+// megabytes, also for those who run none of it.
+type server struct {
+	core, discovery rest.Interface
+	params          runtime.ParameterCodec
+}
+
+// NewClient talks to an API server.
+func NewClient(cfg *rest.Config) (Client, error) {
+	s := &server{}
+	types := runtime.NewScheme()
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // Status: what a server says of a failure
+	s.params = runtime.NewParameterCodec(types)
+	for _, group := range []struct {
+		path string
+		of   schema.GroupVersion
+		add  func(*runtime.Scheme) error
+		into *rest.Interface
+	}{
+		{"/api", corev1.SchemeGroupVersion, corev1.AddToScheme, &s.core},
+		{"/apis", discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme, &s.discovery},
+	} {
+		if err := group.add(types); err != nil {
+			return nil, fmt.Errorf("kubernetes: %w", err)
+		}
+		one := rest.CopyConfig(cfg)
+		one.APIPath, one.GroupVersion, one.NegotiatedSerializer = group.path, &group.of, serializer.NewCodecFactory(types).WithoutConversion()
+		var err error
+		if *group.into, err = rest.RESTClientFor(one); err != nil {
+			return nil, fmt.Errorf("kubernetes: %w", err)
+		}
+	}
+	return s, nil
+}
+
+func (s *server) List(ctx context.Context, kind, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+	return s.get(kind, namespace, &o).Do(ctx).Get()
+}
+
+func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+	o.Watch = true
+	return s.get(kind, namespace, &o).Watch(ctx)
+}
+
+func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
+	of := s.core
+	if kind == Slices {
+		of = s.discovery
+	}
+	return of.Get().Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
+}
