@@ -168,3 +168,47 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		running.Wait()
 	})
 }
+
+// Who should own an area may change: it is asked back at once, and Admits knows
+// without being told when the time is over.
+func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{}
+		ctx, stop := context.WithCancel(t.Context())
+		desks := map[string]*desk{}
+		var running sync.WaitGroup
+		for _, id := range []string{"a", "b"} {
+			d := &desk{hand: &hand{shelf: s, self: Identity(id, "x")}}
+			d.Claim = NewClaim(Config{Self: d.hand.self, Times: DefaultTimes}, d.hand, Hooks{
+				OnChange: func(v View) {
+					d.mu.Lock()
+					defer d.mu.Unlock()
+					d.view = v
+				},
+				AskBack: func(_ context.Context, holder string, epoch int64) error {
+					return desks[holder].GiveBack(epoch, func() {})
+				},
+			}, zaptest.NewLogger(t))
+			desks[id] = d
+			running.Go(func() { d.Run(ctx) })
+		}
+		a, b := desks["a"], desks["b"]
+		a.Stand(true, 0, true)
+		b.Stand(false, 1, true)
+		time.Sleep(21 * time.Second)
+		require.True(t, a.admits())
+		require.True(t, a.Admits(time.Now()))
+		require.False(t, a.Admits(time.Now().Add(10*time.Second)), "a process that stood still finds its time over")
+		require.False(t, b.Admits(time.Now()))
+
+		time.Sleep(time.Second)
+		a.Stand(false, 1, true)
+		b.Stand(true, 0, true)
+		time.Sleep(time.Second)
+		require.False(t, a.admits())
+		require.True(t, b.admits(), "handed over, and nobody waited for an expiry")
+		require.False(t, a.Admits(time.Now()))
+		stop()
+		running.Wait()
+	})
+}

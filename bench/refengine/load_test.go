@@ -81,3 +81,14 @@ func BenchmarkChunk(b *testing.B) {
 		x.sealChunk()
 	}
 }
+
+// A decode request of an owner that comes after one of a later owner is counted:
+// two admit to the engine.
+func TestAnEarlierOwnerIsSeen(t *testing.T) {
+	var c counters
+	for _, epoch := range []string{"7", "7", "", "9", "8", "nonsense", "9"} {
+		c.admitted(epoch)
+	}
+	require.EqualValues(t, 1, c.staleEpochs.Load())
+	require.EqualValues(t, 9, c.epoch.Load())
+}

@@ -1,14 +1,18 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -186,4 +190,42 @@ func TestLeaseIsKeptOverTheWire(t *testing.T) {
 	r, err = eu.Acquire(ctx)
 	require.NoError(t, err)
 	require.Equal(t, lease.Record{Holder: "eu-1_a", Epoch: 2, Stamp: "4"}, r)
+}
+
+// A dispatcher that dies leaves its group to the next in less than two leases.
+func TestADeadOwnersLeaseIsTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := server(t)
+		var running sync.WaitGroup
+		claim := func(ctx context.Context, id string, home bool, rank int) *lease.Claim {
+			self := lease.Identity(id, "x")
+			one := lease.NewClaim(lease.Config{Self: self, Times: lease.DefaultTimes}, New(c.CoordinationV1().Leases("ek"), "evenkeel-group-main", self, 15*time.Second),
+				lease.Hooks{OnChange: func(lease.View) {}, AskBack: func(context.Context, string, int64) error { return lease.ErrNotHolder }}, zap.NewNop())
+			one.Stand(home, rank, true)
+			running.Go(func() { one.Run(ctx) })
+			return one
+		}
+		alive, kill := context.WithCancel(t.Context())
+		others, stop := context.WithCancel(t.Context())
+		dead := claim(alive, "a", true, 0)
+		time.Sleep(21 * time.Second)
+		next, last := claim(others, "b", false, 1), claim(others, "c", false, 2)
+		time.Sleep(10 * time.Second)
+		require.True(t, dead.View().Admits)
+		kill()
+		killed := time.Now()
+		time.Sleep(1500 * time.Millisecond) // its probes are missed
+		next.Stand(true, 0, true)
+		last.Stand(false, 1, true)
+		for !next.View().Admits && time.Since(killed) < time.Minute {
+			time.Sleep(10 * time.Millisecond)
+		}
+		took := time.Since(killed)
+		require.Less(t, took, 30*time.Second)
+		require.Greater(t, took, 10*time.Second, "not before the one before must have stopped")
+		require.False(t, last.View().Admits)
+		require.EqualValues(t, 2, next.View().Epoch)
+		stop()
+		running.Wait()
+	})
 }
