@@ -1,0 +1,100 @@
+package geo
+
+import (
+	"math"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+)
+
+// What nobody here decodes goes to the proxy of this region that does, however
+// full it is; what somebody does is a policy's business.
+func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
+	f := newFar(t)
+	says := func(decodes ...string) {
+		f.says(func(a *answer) {
+			a.ID, a.Decodes, a.Models = "us-2", decodes, map[string]policy.Offer{"m": {Replicas: 1, Queue: 50}}
+		})
+	}
+	says("m")
+	var seqs atomic.Int64
+	n, _ := node(t, func(c *Config) {
+		c.Siblings, c.Policy = true, "local-only"
+		c.Running = func(string) (float64, int) { return 0, int(seqs.Load()) }
+	}, entry(t, "us-2", f.URL))
+	eventually(t, func() bool { return n.Offered("m") })
+	round := uint64(1)
+	where := func(a Ask) (prefill.Where, bool) {
+		round++
+		a.ID, a.Model = "r", "m"
+		q := n.Question(a)
+		w := q.Where(here(round))
+		f := q.Forward()
+		if f != nil {
+			f.Drop()
+		}
+		return w, f != nil
+	}
+	goes := func(a Ask) bool { w, sent := where(a); return w == prefill.ToThere && sent }
+	require.True(t, goes(Ask{}), "its queue is that of all")
+	require.True(t, goes(Ask{Home: true}), "that is in the region")
+	require.True(t, n.Accepts("us-2", math.MaxInt), "and so is ours")
+	w, sent := where(Ask{Stay: true})
+	require.True(t, w != prefill.ToThere && w != prefill.ToHere && !sent, "it waits")
+	w, sent = where(Ask{Stay: true, Came: &Hop{N: 1, Max: 1, Via: []string{"us-2"}}})
+	require.True(t, w == prefill.ToThere && !sent, "who sent it has to ask again")
+
+	live, stay := n.Siblings()
+	require.Equal(t, []string{"us-2"}, live)
+	require.Equal(t, live, stay)
+	seqs.Store(8)
+	require.False(t, goes(Ask{}), "it is decoded here now")
+	seqs.Store(0)
+
+	says()
+	eventually(t, func() bool { return !n.Offered("m") })
+	require.False(t, goes(Ask{}), "nobody decodes it: it waits")
+	f.says(func(a *answer) { a.ID, a.Draining = "us-2", true })
+	eventually(t, func() bool { live, stay = n.Siblings(); return len(live) == 1 && len(stay) == 0 })
+}
+
+// A proxy that is no owner says so, and is not asked again before its next probe;
+// what it says of the request itself is its last word.
+func TestANonOwnerIsNotAskedAgain(t *testing.T) {
+	status, reject := atomic.Int64{}, atomic.Value{}
+	reject.Store(RejectOwner)
+	status.Store(http.StatusServiceUnavailable)
+	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) {
+		if r, _ := reject.Load().(string); r != "" {
+			w.Header().Set(RejectHeader, r)
+		}
+		w.WriteHeader(int(status.Load()))
+	})
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	n.cfg.Siblings, n.cfg.Whole = true, time.Minute
+	send := func() *Failure {
+		f := forwarded(t, n)
+		f.peer.sibling = true
+		f.node.mu.Lock()
+		f.peer.decoded = []string{"m"}
+		f.node.mu.Unlock()
+		_, x := f.Send(stream)
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		require.Equal(t, x.Relay != nil, len(f.peer.decoded) == 1)
+		f.peer.sibling = false
+		return x
+	}
+	x := send()
+	require.True(t, x.Sibling)
+	require.False(t, x.Ran, "it was refused: %v", x.Err)
+	require.Equal(t, RejectOwner, x.Reason)
+	reject.Store("")
+	require.Equal(t, http.StatusServiceUnavailable, send().Relay.Status, "of an owner that tried all there is")
+}
