@@ -217,7 +217,7 @@ func (s *groups) place(now time.Time) {
 	leaving := s.see(now)
 	for name, a := range *s.all.Load() {
 		s.mu.Lock()
-		rank, home := s.members.Place(name, now)
+		rank, home := s.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now)
 		s.mu.Unlock()
 		up, all := s.gw.fleet.groupUp(name)
 		a.claim.Stand(home, rank, !leaving && all > 0 && 2*up >= all)

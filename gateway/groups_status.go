@@ -3,7 +3,6 @@ package gateway
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -38,9 +37,8 @@ func (g *Gateway) HA() *HAStatus {
 		return nil
 	}
 	h := &HAStatus{Mode: g.conf().HA.Mode, Role: config.HAStandby, Groups: []GroupStatus{}}
-	now := time.Now()
 	s.mu.Lock()
-	h.Members = s.members.Order("", now)
+	h.Members = s.members.Order("")
 	s.mu.Unlock()
 	slices.Sort(h.Members)
 	all := *s.all.Load()
@@ -50,7 +48,7 @@ func (g *Gateway) HA() *HAStatus {
 			h.Role = "owner"
 		}
 		s.mu.Lock()
-		order := s.members.Order(name, now)
+		order := s.members.Order(name)
 		s.mu.Unlock()
 		up, engines := g.fleet.groupUp(name)
 		h.Groups = append(h.Groups, GroupStatus{

@@ -36,20 +36,13 @@ func (m *Members) See(live []string, now time.Time) {
 	}
 }
 
-// Order is who should own an area, first to last: who is here for long before
-// who is new, so that one that comes and goes moves nothing.
-func (m *Members) Order(area string, now time.Time) []string {
+// Order is who should own an area, first to last.
+func (m *Members) Order(area string) []string {
 	ids := make([]string, 0, len(m.since))
 	for id := range m.since {
 		ids = append(ids, id)
 	}
 	slices.SortFunc(ids, func(a, b string) int {
-		if x, y := m.settled(a, now), m.settled(b, now); x != y {
-			if x {
-				return -1
-			}
-			return 1
-		}
 		if m.spread {
 			if by := cmp.Compare(weight(area, b), weight(area, a)); by != 0 {
 				return by
@@ -60,28 +53,37 @@ func (m *Members) Order(area string, now time.Time) []string {
 	return ids
 }
 
-func (m *Members) settled(id string, now time.Time) bool {
+// here says whether a member was there for so long.
+func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 	since, ok := m.since[id]
-	return ok && now.Sub(since) >= m.settle
+	return ok && now.Sub(since) >= least
 }
 
 // Place is one's own place in the order of an area, and whether the area is to
-// be asked back from whoever holds it. Who leaves comes last.
-func (m *Members) Place(area string, now time.Time) (rank int, home bool) {
-	order := m.Order(area, now)
+// be asked back from its holder. From one that lives and stays only who is here
+// for long asks, so that one that comes and goes moves nothing; from one that
+// leaves, or is gone, who has had the time to see the others. Who leaves comes
+// last.
+func (m *Members) Place(area, holder string, now time.Time) (rank int, home bool) {
+	order := m.Order(area)
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
-	// One that is new asks for what nobody else should have, once it has had the
-	// time to see the others.
-	return rank, rank == 0 && (m.settled(m.self, now) || now.Sub(m.since[m.self]) >= m.settle/5)
+	least := m.settle
+	if !slices.Contains(order, holder) {
+		least /= 5
+	}
+	return rank, rank == 0 && m.here(m.self, least, now)
 }
 
 // Yields says whether an area goes from here to who asks for it.
 func (m *Members) Yields(area, asker string, now time.Time) bool {
-	order := m.Order(area, now)
+	order := m.Order(area)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	return theirs >= 0 && (ours < 0 || theirs < ours)
+	if ours < 0 {
+		return theirs >= 0
+	}
+	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now) // its clock began before ours
 }
 
 // weight is where a rendezvous hash puts a dispatcher for an area: when one

@@ -20,8 +20,8 @@ func members(spread bool, self string, ids ...string) *Members {
 
 func TestMembersOwnInOrder(t *testing.T) {
 	m := members(false, "b", "c", "b", "a")
-	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", seconds(0)))
-	rank, home := m.Place("main", seconds(20))
+	require.Equal(t, []string{"a", "b", "c"}, m.Order("main"))
+	rank, home := m.Place("main", "c", seconds(20))
 	require.Equal(t, 1, rank)
 	require.False(t, home)
 	require.True(t, m.Yields("main", "a", seconds(20)))
@@ -29,39 +29,37 @@ func TestMembersOwnInOrder(t *testing.T) {
 	require.False(t, m.Yields("main", "x", seconds(20)), "nobody sees it")
 
 	m.See([]string{"b", "c"}, seconds(30))
-	rank, home = m.Place("main", seconds(30))
+	rank, home = m.Place("main", "c", seconds(30))
 	require.Zero(t, rank)
 	require.True(t, home)
 	m.See([]string{"a", "b", "c"}, seconds(40))
-	require.Equal(t, []string{"b", "c", "a"}, m.Order("main", seconds(54)), "it is back, and not yet for good")
-	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", seconds(55)))
+	require.False(t, m.Yields("main", "a", seconds(47)), "it is back, and not yet for good")
+	require.True(t, m.Yields("main", "a", seconds(48)))
 }
 
 func TestMemberThatLeavesYieldsToAll(t *testing.T) {
 	m := members(true, "a", "b", "c")
-	rank, home := m.Place("main", seconds(60))
+	rank, home := m.Place("main", "a", seconds(60))
 	require.Equal(t, 2, rank)
 	require.False(t, home)
-	require.True(t, m.Yields("main", "b", seconds(60)))
-	require.True(t, m.Yields("main", "c", seconds(60)))
+	require.True(t, m.Yields("main", "b", seconds(0)))
+	require.True(t, m.Yields("main", "c", seconds(0)))
 }
 
-func TestNewMemberAsksForNothing(t *testing.T) {
-	m := members(false, "a", "a")
-	_, home := m.Place("main", seconds(2.9))
-	require.False(t, home, "it has not seen the others yet")
-	_, home = m.Place("main", seconds(3))
-	require.True(t, home, "there is nobody else")
-
-	m = members(false, "b", "b", "c")
-	m.See([]string{"a", "b", "c"}, seconds(20))
-	m.See([]string{"a", "b"}, seconds(21))
-	_, home = m.Place("main", seconds(21))
+func TestNewMemberAsksForNothingThatSomebodyKeeps(t *testing.T) {
+	m := members(false, "a", "a", "b")
+	_, home := m.Place("main", "b", seconds(14))
+	require.False(t, home)
+	_, home = m.Place("main", "b", seconds(15))
 	require.True(t, home)
-	m = members(false, "a", "b")
-	m.See([]string{"a", "b"}, seconds(20))
-	_, home = m.Place("main", seconds(34))
-	require.False(t, home, "another is here for long")
+
+	m = members(false, "a", "a")
+	_, home = m.Place("main", "b", seconds(2.9))
+	require.False(t, home, "it has not seen the others yet")
+	_, home = m.Place("main", "b", seconds(3))
+	require.True(t, home, "its owner is gone, or leaves")
+	_, home = m.Place("main", "", seconds(3))
+	require.True(t, home, "nobody has it")
 }
 
 func TestAreasSpreadAndMoveLittle(t *testing.T) {
@@ -76,7 +74,7 @@ func TestAreasSpreadAndMoveLittle(t *testing.T) {
 		first := map[string]string{}
 		for i := range 600 {
 			area := fmt.Sprintf("group-%d", i)
-			first[area] = m.Order(area, seconds(20))[0]
+			first[area] = m.Order(area)[0]
 			had[first[area]]++
 		}
 		for _, id := range ids {
@@ -87,7 +85,7 @@ func TestAreasSpreadAndMoveLittle(t *testing.T) {
 		gone := rapid.SampledFrom(ids).Draw(t, "gone")
 		m.See(slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == gone }), seconds(20))
 		for area, was := range first {
-			if now := m.Order(area, seconds(20))[0]; was != gone && now != was {
+			if now := m.Order(area)[0]; was != gone && now != was {
 				t.Fatalf("%s went from %s to %s when %s left", area, was, now, gone)
 			}
 		}
