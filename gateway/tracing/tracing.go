@@ -215,30 +215,50 @@ func (s *Span) Child(name string, calls bool) *Span {
 // Name gives the span another name, once more is known.
 func (s *Span) Name(name string) {
 	if s.Recording() {
-		s.span.SetName(name)
+		s.span.SetName(text(name))
 	}
 }
 
 // Set adds attributes. Ask Recording first: they cost something.
 func (s *Span) Set(attributes ...attribute.KeyValue) {
 	if s.Recording() {
-		s.span.SetAttributes(attributes...)
+		s.span.SetAttributes(texts(attributes)...)
 	}
 }
 
 // Event notes that something happened now.
 func (s *Span) Event(name string, attributes ...attribute.KeyValue) {
 	if s.Recording() {
-		s.span.AddEvent(name, trace.WithAttributes(attributes...))
+		s.span.AddEvent(name, trace.WithAttributes(texts(attributes)...))
 	}
 }
 
 // Fail makes it a failed step: kind is one of few, the message for people.
 func (s *Span) Fail(kind, message string) {
 	if s.Recording() {
-		s.span.SetAttributes(attribute.String("error.type", kind))
-		s.span.SetStatus(codes.Error, message)
+		s.span.SetAttributes(attribute.String("error.type", text(kind)))
+		s.span.SetStatus(codes.Error, text(message))
 	}
+}
+
+// text is UTF-8: of anything else, and clients may send any bytes, the exporter
+// makes nothing, and the spans of other requests in the batch are lost with it.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func texts(list []attribute.KeyValue) []attribute.KeyValue {
+	for i := range list {
+		switch v := &list[i].Value; v.Type() {
+		case attribute.STRING:
+			*v = attribute.StringValue(text(v.AsString()))
+		case attribute.STRINGSLICE:
+			all := v.AsStringSlice()
+			for k := range all {
+				all[k] = text(all[k])
+			}
+			*v = attribute.StringSliceValue(all)
+		}
+	}
+	return list
 }
 
 // End ends it.

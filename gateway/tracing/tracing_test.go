@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
@@ -194,4 +195,21 @@ func TestEndpoint(t *testing.T) {
 		require.Equal(t, row.want == "", err != nil, "%s: %v", row.text, err)
 		require.Equal(t, row.want, got, row.text)
 	}
+}
+
+// A client may send any bytes, and a span that has some which are no text must
+// not cost others theirs: the collector takes a batch or refuses it.
+func TestBytesThatAreNoTextLoseNoSpans(t *testing.T) {
+	c := tracetest.Start(t)
+	tr, n := start(t, c.URL, nil)
+	s := tr.Start(headers("tracestate", "a=\xff"), false, "chat", time.Now())
+	s.Name("chat \xff")
+	s.Set(attribute.String("id", "a\xffb"), attribute.StringSlice("best", []string{"\xff"}))
+	s.Event("choose", attribute.String("engine", "\xff"))
+	s.Fail("kind \xff", "cause \xff")
+	s.End()
+	tr.Start(headers(), false, "of another", time.Now()).End()
+	require.NoError(t, tr.Shutdown(t.Context()))
+	require.Equal(t, 2, n.of(Exported))
+	require.Equal(t, "a\uFFFDb", c.Spans()[0].Attributes["id"])
 }
