@@ -63,6 +63,8 @@ type Gateway struct {
 	seen      map[string]digest // small files, as they were read last
 	tls       [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
 
+	configured atomic.Pointer[ConfigStatus] // set under reloading
+
 	exchanges exchanges
 	pages     pages
 	routes    map[string]handler

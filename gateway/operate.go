@@ -69,7 +69,7 @@ type EngineStatus struct {
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: g.configStatus(), Drain: g.service.state(), HA: g.HA(),
+		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.configured.Load(), Drain: g.service.state(), HA: g.HA(),
 		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}

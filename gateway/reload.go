@@ -147,7 +147,8 @@ func (g *Gateway) tell(r *Reload) {
 	g.noteConfig()
 }
 
-// noteConfig exports which config is in force.
+// noteConfig exports which config is in force. Who asks for it does not wait for
+// a reload, which may take long: files may lie on a slow disk.
 func (g *Gateway) noteConfig() {
 	ok := 1.0
 	if g.source.last != nil && g.source.last.Outcome == reloadRefused {
@@ -156,16 +157,11 @@ func (g *Gateway) noteConfig() {
 	g.metrics.configOK.Set(ok)
 	g.metrics.configSince.Set(float64(g.source.at.Unix()))
 	g.metrics.configHash.Set(float64(binary.BigEndian.Uint64(g.source.used[:8]) >> 16)) // what a float holds
-}
-
-func (g *Gateway) configStatus() ConfigStatus {
-	g.reloading.Lock()
-	defer g.reloading.Unlock()
-	s := ConfigStatus{File: g.source.file, Since: g.source.at, Last: g.source.last}
+	s := &ConfigStatus{File: g.source.file, Since: g.source.at, Last: g.source.last}
 	if g.source.load != nil {
 		s.SHA256 = fmt.Sprintf("%x", g.source.used)
 	}
-	return s
+	g.configured.Store(s)
 }
 
 // prepared is a config that was found good, with everything that may fail done.

@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -153,6 +154,26 @@ func TestWhatNeedsARestart(t *testing.T) {
 	require.Equal(t, 200, status)
 	require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, paths(again), "still to come")
 	require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
+}
+
+// The disk that the config lies on may hang: who looks how the proxy is, and so
+// the live page, does not wait for a reload.
+func TestStatusDoesNotWaitForAReload(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	answered := make(chan struct{})
+	c.gw.WhileReloading(func() {
+		go func() {
+			defer close(answered)
+			c.gw.Status(context.Background())
+		}()
+		select {
+		case <-answered:
+		case <-time.After(10 * time.Second):
+			t.Error("it waits")
+		}
+	})
+	<-answered
 }
 
 // What an operator changed since stays, but where the file speaks of the same.
