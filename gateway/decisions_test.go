@@ -90,6 +90,25 @@ func TestAReceiptSaysWhereARequestWentAndWhy(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, c.get("/decisions?n=0").status)
 }
 
+// Two clients may send the same X-Request-Id, and one the id of another's
+// request: who asks for a request gets that one first, and sees the others.
+func TestTheReceiptOfOneClientIsNotTakenForAnothers(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	c.allUp()
+	ask := func(id string) {
+		require.Equal(t, http.StatusOK, c.post(chatPath, chat("hello", `"max_tokens":1,`), "X-Request-Id", id).status)
+	}
+	ask("same")
+	first := c.receipt("same")
+	ask("same")
+	c.eventually("both are there", func() bool { return len(c.decisions("?id=same")) == 2 })
+	ask(first.ID)
+	c.eventually("the third is there", func() bool { return len(c.decisions("?id="+first.ID)) == 2 })
+	require.Equal(t, first, c.decisions("?id=" + first.ID)[0])
+	require.Equal(t, []receipt.Receipt{first}, c.decisions("?n=1&id="+first.ID))
+}
+
 func TestAReceiptIsThereWhileTheRequestRuns(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{})

@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -42,7 +43,7 @@ func spanArrived(r *record, ep mooncake.Endpoint) {
 }
 
 func spanParsed(s *tracing.Span, req *openai.Request) {
-	operation, model := operation(req.Endpoint), clip(req.Model)
+	operation, model := operation(req.Endpoint), receipt.Clip(req.Model)
 	s.Name(operation + " " + model)
 	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
 	if req.MaxTokens > 0 {
@@ -140,10 +141,10 @@ func number(score *float64) string {
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	kind := outcomeOf(answer)
 	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
-		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", clip(cause)))
+		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", receipt.Clip(cause)))
 		return
 	}
-	s.Fail(kind, clip(cause))
+	s.Fail(kind, receipt.Clip(cause))
 }
 
 // spanEnded: the time to the first event is gen_ai.server.time_to_first_token of
@@ -158,7 +159,7 @@ func spanEnded(r *record, fail *openai.Error, status int) {
 		attribute.Int("gen_ai.usage.cache_read.input_tokens", r.CachedTokens),
 	)
 	for name, value := range map[string]string{
-		"gen_ai.response.model": clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
+		"gen_ai.response.model": receipt.Clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
 		"evenkeel.route": r.Route, "evenkeel.geo.peer": r.Peer,
 	} {
 		if value != "" {
@@ -171,13 +172,4 @@ func spanEnded(r *record, fail *openai.Error, status int) {
 	if fail != nil {
 		spanFailed(r.span, fail, r.Outcome)
 	}
-}
-
-// clip bounds what a client or an engine may add to a span.
-func clip(s string) string {
-	const most = 256
-	if len(s) > most {
-		return s[:most]
-	}
-	return s
 }

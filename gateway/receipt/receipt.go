@@ -3,7 +3,10 @@
 // failed on the way. It holds no prompt and no answer.
 package receipt
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Ended is the state of a receipt, and of an attempt, to which nothing more is
 // added.
@@ -122,12 +125,12 @@ const MaxAttempts = 32
 // MaxText bounds what a client or an error may add to a receipt, in bytes.
 const MaxText = 256
 
-// Clip cuts a text that is too long.
+// Clip cuts a text that is too long; what it returns is UTF-8.
 func Clip(s string) string {
 	if len(s) > MaxText {
-		return s[:MaxText]
+		s = s[:MaxText]
 	}
-	return s
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // Begin adds an attempt and returns its index; -1 when there are too many.

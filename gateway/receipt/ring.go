@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"maps"
 	"slices"
 	"sync"
 )
@@ -15,7 +16,7 @@ type Ring struct {
 	next    int        // where the next goes
 	count   int
 	bytes   int64
-	byID    map[string]*Receipt // those that ended; of several with one name the last
+	byID    map[string]*Receipt // those that ended, by our own ids: clients' are not unique
 	running map[string]*Live
 }
 
@@ -44,9 +45,6 @@ func (g *Ring) Open(r *Receipt) *Live {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running[r.ID] = l
-	if r.ClientID != "" {
-		g.running[r.ClientID] = l
-	}
 	return l
 }
 
@@ -71,27 +69,21 @@ func (l *Live) End(add func(*Receipt)) {
 	done := l.r
 	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a leg that ends late notes into the other
 	l.mu.Unlock()
-	l.ring.keep(l, &done)
+	l.ring.keep(&done)
 }
 
 // keep puts a receipt in the place of the oldest.
-func (g *Ring) keep(l *Live, r *Receipt) {
+func (g *Ring) keep(r *Receipt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, id := range r.names() {
-		if g.running[id] == l {
-			delete(g.running, id)
-		}
-	}
+	delete(g.running, r.ID)
 	if g.count == len(g.ended) {
 		g.dropOldest()
 	}
 	g.ended[g.next] = r
 	g.next = (g.next + 1) % len(g.ended)
 	g.count++
-	for _, id := range r.names() {
-		g.byID[id] = r
-	}
+	g.byID[r.ID] = r
 	for g.bytes += r.size(); g.bytes > g.maxBytes && g.count > 1; {
 		g.dropOldest()
 	}
@@ -103,35 +95,48 @@ func (g *Ring) dropOldest() {
 	g.ended[at] = nil
 	g.count--
 	g.bytes -= old.size()
-	for _, id := range old.names() {
-		if g.byID[id] == old {
-			delete(g.byID, id)
+	delete(g.byID, old.ID)
+}
+
+// Find returns the receipt of the request with an id of ours, and up to n in
+// all with those of the requests that clients gave this id, the latest first:
+// nobody keeps two clients from sending the same one, or one of ours.
+func (g *Ring) Find(id string, n int) []*Receipt {
+	list := []*Receipt{}
+	if g == nil {
+		return list
+	}
+	theirs := Clip(id)
+	var running []*Live
+	g.mu.Lock()
+	for i := range g.count {
+		if r := g.back(i); r.ClientID == theirs && r.ID != id {
+			list = append(list, r)
 		}
 	}
-}
-
-func (r *Receipt) names() []string {
-	if r.ClientID == "" || r.ClientID == r.ID {
-		return []string{r.ID}
+	for _, l := range g.running {
+		if l.r.ClientID == theirs && l.r.ID != id { // both are set before it was opened, and never again
+			running = append(running, l)
+		}
 	}
-	return []string{r.ID, r.ClientID}
-}
-
-// Find returns the receipt of a request by its id, or the one that the client
-// gave it; of several requests the one that runs, else the last that ended.
-func (g *Ring) Find(id string) (*Receipt, bool) {
-	if g == nil {
-		return nil, false
-	}
-	g.mu.Lock()
 	l, runs := g.running[id]
-	r, ok := g.byID[id]
+	own, ended := g.byID[id]
 	g.mu.Unlock()
-	if runs {
-		return l.copy(), true
+	for _, l := range running {
+		list = append(list, l.copy())
 	}
-	return r, ok
+	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
+	switch {
+	case runs:
+		list = slices.Insert(list, 0, l.copy())
+	case ended:
+		list = slices.Insert(list, 0, own)
+	}
+	return list[:min(n, len(list))]
 }
+
+// back is the receipt that ended so many before the last; with g.mu held.
+func (g *Ring) back(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
 // Last returns up to n of the requests that ended, or of those that run, the
 // latest first; with a model, of its requests only.
@@ -151,8 +156,8 @@ func (g *Ring) Last(n int, model string, running bool) []*Receipt {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i := 1; i <= g.count && len(list) < n; i++ {
-		if r := g.ended[(g.next-i+len(g.ended))%len(g.ended)]; model == "" || r.Model == model {
+	for i := 0; i < g.count && len(list) < n; i++ {
+		if r := g.back(i); model == "" || r.Model == model {
 			list = append(list, r)
 		}
 	}
@@ -182,17 +187,11 @@ func (g *Ring) Latest(n int) []*Receipt {
 	return list[:min(n, len(list))]
 }
 
-// open are the receipts of requests that run, each once.
+// open are the receipts of requests that run.
 func (g *Ring) open() []*Live {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	list := make([]*Live, 0, len(g.running))
-	for id, l := range g.running {
-		if id == l.r.ID { // set before it was opened, and never again
-			list = append(list, l)
-		}
-	}
-	return list
+	return slices.Collect(maps.Values(g.running))
 }
 
 // copy is the receipt as it is now.
@@ -209,8 +208,7 @@ func (g *Ring) Count() (ended, running int) {
 	if g == nil {
 		return 0, 0
 	}
-	n := len(g.open())
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.count, n
+	return g.count, len(g.running)
 }

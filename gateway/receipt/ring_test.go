@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -19,8 +20,7 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 		r.State, r.At(i).Waits.Queue = "queued", 2
 	})
 	for _, id := range []string{"a", "mine"} {
-		r, ok := g.Find(id)
-		require.True(t, ok)
+		r := one(t, g, id)
 		require.Equal(t, "queued", r.State)
 		require.Equal(t, "queued", r.Attempts[0].State)
 	}
@@ -28,8 +28,7 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	require.Len(t, g.Last(9, "", true), 1, "once, though it has two names")
 	l.Note(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
 	l.End(func(r *Receipt) { r.Outcome = "ok" })
-	r, ok := g.Find("mine")
-	require.True(t, ok)
+	r := one(t, g, "mine")
 	require.Equal(t, Ended, r.State)
 	require.Equal(t, Ended, r.Attempts[0].State)
 	require.InDelta(t, 5, r.Waits.Queue, 0)
@@ -52,8 +51,7 @@ func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
 	require.Equal(t, "432", ids(g.Last(9, "", false)))
 	require.Equal(t, "4", ids(g.Last(1, "", false)))
 	require.Equal(t, "42", ids(g.Last(9, "x", false)))
-	_, ok := g.Find("1")
-	require.False(t, ok, "the oldest are gone")
+	require.Empty(t, g.Find("1", 9), "the oldest are gone")
 
 	came := time.Now()
 	for i, id := range []string{"a", "b", "c", "d"} { // after those above
@@ -72,17 +70,38 @@ func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
 	require.Equal(t, []int{3, 3}, []int{ended, running})
 }
 
-func TestANameThatIsUsedAgainIsTheLastRequests(t *testing.T) {
-	g := NewRing(2, 1<<20)
-	g.Open(&Receipt{ID: "a", ClientID: "same"}).End(func(*Receipt) {})
-	second := g.Open(&Receipt{ID: "b", ClientID: "same"})
-	r, _ := g.Find("same")
-	require.Equal(t, "b", r.ID, "the one that runs")
+// Anybody may send any X-Request-Id: also one that another client sends, and one
+// of ours. Whoever asks for a request gets it, and sees that there are others.
+func TestNoClientsNameHidesAnothersRequest(t *testing.T) {
+	g := NewRing(4, 1<<20)
+	at := func(second int64) time.Time { return time.Unix(second, 0) }
+	g.Open(&Receipt{ID: "a", ClientID: "same", Arrival: at(1)}).End(func(*Receipt) {})
+	second := g.Open(&Receipt{ID: "b", ClientID: "same", Arrival: at(2)})
+	g.Open(&Receipt{ID: "c", ClientID: "a", Arrival: at(3)})
+	g.Open(&Receipt{ID: "d", ClientID: "b", Arrival: at(4)}).End(func(*Receipt) {})
+	ids := func(id string, n int) (s string) {
+		for _, r := range g.Find(id, n) {
+			s += r.ID
+		}
+		return s
+	}
+	require.Equal(t, "ba", ids("same", 9), "the latest first, whether it runs or not")
+	require.Equal(t, "b", ids("same", 1))
+	require.Equal(t, "ac", ids("a", 9), "who has the id itself first")
+	require.Equal(t, "bd", ids("b", 9))
 	second.End(func(*Receipt) {})
-	g.Open(&Receipt{ID: "c"}).End(func(*Receipt) {}) // drops a
-	r, ok := g.Find("same")
-	require.True(t, ok)
-	require.Equal(t, "b", r.ID)
+	require.Equal(t, "bd", ids("b", 9))
+	require.Equal(t, "c", ids("c", 9))
+	long := strings.Repeat("x", 2*MaxText)
+	g.Open(&Receipt{ID: "e", ClientID: Clip(long)})
+	require.Equal(t, "e", ids(long, 9), "it was cut")
+}
+
+func one(t *testing.T, g *Ring, id string) *Receipt {
+	t.Helper()
+	found := g.Find(id, 9)
+	require.Len(t, found, 1)
+	return found[0]
 }
 
 func TestNoRingKeepsNothing(t *testing.T) {
@@ -91,8 +110,7 @@ func TestNoRingKeepsNothing(t *testing.T) {
 	l := none.Open(&Receipt{ID: "a"})
 	l.Note(func(*Receipt) { t.Fatal("noted") })
 	l.End(func(*Receipt) { t.Fatal("noted") })
-	_, ok := none.Find("a")
-	require.False(t, ok)
+	require.Empty(t, none.Find("a", 9))
 	require.Empty(t, none.Last(1, "", false))
 	require.Zero(t, testing.AllocsPerRun(10, func() {
 		at := 1.5
@@ -110,6 +128,7 @@ func TestAttemptsOfOneRequestAreBounded(t *testing.T) {
 	require.Nil(t, r.At(i))
 	require.Equal(t, 1, r.LeftOut)
 	require.Len(t, Clip(strings.Repeat("x", 9999)), MaxText)
+	require.True(t, utf8.ValidString(Clip(strings.Repeat("x", MaxText-1)+"é")), "cut within a letter")
 }
 
 // However receipts come and go, the ring stays within its bytes, finds what it
@@ -137,13 +156,11 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 		list := g.Last(100, "", false)
 		for _, r := range list {
 			bytes += r.size()
-			found, ok := g.Find(r.ID)
-			require.True(t, ok)
-			require.Equal(t, r, found)
+			require.Equal(t, []*Receipt{r}, g.Find(r.ID, 9))
 		}
 		require.Equal(t, g.bytes, bytes)
 		require.True(t, bytes <= limit || len(list) == 1)
-		require.LessOrEqual(t, len(g.byID), 2*len(list))
+		require.Len(t, g.byID, len(list))
 		require.Len(t, g.Last(100, "", true), len(open))
 	})
 }
@@ -162,7 +179,7 @@ func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
 		all.Go(func() {
 			for k := range 200 {
 				g.Last(10, "", k%2 == 0)
-				g.Find(fmt.Sprint(i, k))
+				g.Find(fmt.Sprint(i, k), 9)
 			}
 		})
 	}
