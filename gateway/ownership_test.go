@@ -59,6 +59,9 @@ func newWire(t *testing.T, to string) *wire {
 			w.mu.Lock()
 			if w.cut || err != nil {
 				_ = from.Close()
+				if err == nil {
+					_ = far.Close()
+				}
 			} else {
 				w.conns = append(w.conns, from, far)
 				go func() { _, _ = io.Copy(far, from); _ = far.Close() }()

@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 var errLate = errors.New("no answer in time")
@@ -208,6 +211,28 @@ func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 		require.False(t, a.admits())
 		require.True(t, b.admits(), "handed over, and nobody waited for an expiry")
 		require.False(t, a.Admits(time.Now()))
+		stop()
+		running.Wait()
+	})
+}
+
+func TestAStoreThatFailsIsWarnedOfOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		core, logs := observer.New(zapcore.InfoLevel)
+		d := &desk{hand: &hand{shelf: &shelf{rec: Record{Epoch: 6, Stamp: "z"}}, self: Identity("us-1", "x")}}
+		d.Claim = NewClaim(Config{Self: d.hand.self, Home: true, Times: DefaultTimes}, d.hand, Hooks{OnChange: func(View) {}}, zap.New(core))
+		var running sync.WaitGroup
+		running.Go(func() { d.Run(ctx) })
+		for outage := range 2 {
+			time.Sleep(10 * time.Second)
+			d.cutOff(true)
+			time.Sleep(5 * time.Minute)
+			require.Equal(t, outage+1, logs.FilterLevelExact(zapcore.WarnLevel).Len(), "of a whole outage: %v", logs.All())
+			d.cutOff(false)
+			time.Sleep(10 * time.Second)
+			require.Equal(t, outage+1, logs.FilterMessageSnippet("succeeds again").Len())
+		}
 		stop()
 		running.Wait()
 	})

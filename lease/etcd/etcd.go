@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"evenkeel/lease"
 )
@@ -23,7 +24,8 @@ import (
 // Connect makes a client; it dials when it is first used.
 func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints, TLS: t, Logger: log, DialTimeout: 5 * time.Second,
+		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
+		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)), // it would warn of every call that fails, and a claim says so once
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // a member that is gone is another's turn
 	})
 	if err != nil {
