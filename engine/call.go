@@ -14,7 +14,8 @@ type Call struct {
 	client *Client
 	target *Target
 	fresh  bool
-	onSent func() // the request is written; nil: nobody asks
+	guard  func() error // the last word before the request is written; nil: nobody has one
+	onSent func()       // the request is written; nil: nobody asks
 	resp   Response
 
 	mu       sync.Mutex
@@ -36,6 +37,10 @@ func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
+
+// Guard has Do ask f once there is a connection, right before the request is
+// written: an error of f ends the call, and nothing was sent.
+func (k *Call) Guard(f func() error) { k.guard = f }
 
 // OnWritten has Do call f once the request is written, while the answer is
 // waited for. f must not block.
@@ -80,6 +85,13 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
 		return nil, k.fail(PhaseConnect, nil, err)
+	}
+	if k.guard != nil {
+		if err := k.guard(); err != nil {
+			failure := k.fail(PhaseConnect, nil, err)
+			k.release(true)
+			return nil, failure
+		}
 	}
 	length := 0
 	for _, b := range body {

@@ -541,3 +541,39 @@ func TestTLSWithAnUntrustedCertificateIsRefused(t *testing.T) {
 	require.Equal(t, PhaseConnect, e.Phase)
 	require.False(t, e.Sent)
 }
+
+func TestAGuardHasTheLastWordBeforeTheRequestIsWritten(t *testing.T) {
+	var asked atomic.Int32
+	c, tg := listen(t, func(_ int, conn net.Conn, br *bufio.Reader) {
+		for {
+			if _, err := http.ReadRequest(br); err != nil {
+				return
+			}
+			asked.Add(1)
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		}
+	})
+	refusal := fmt.Errorf("it is another's")
+	ask := func(word error) error {
+		call, written := c.NewCall(tg), false
+		call.Guard(func() error { return word })
+		call.OnWritten(func() { written = true })
+		r, err := call.Do("POST", "/v1/x", nil, nil, Deadlines{})
+		require.Equal(t, word == nil, written)
+		if err == nil {
+			r.Close()
+		}
+		return err
+	}
+	for _, reused := range []bool{false, true} {
+		err := ask(refusal)
+		require.ErrorIs(t, err, refusal)
+		var ee *Error
+		require.ErrorAs(t, err, &ee)
+		require.False(t, ee.Sent)
+		require.False(t, ee.Stale(), "it is not sent again")
+		require.Equal(t, reused, asked.Load() > 0)
+		require.NoError(t, ask(nil), "the connection is as good as before")
+	}
+	require.EqualValues(t, 2, asked.Load())
+}

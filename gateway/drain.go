@@ -159,11 +159,16 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	body := rank.Profile.DrainBody(&j.body, j.req.Endpoint, j.leg, h.kv, nil)
 	call := g.client.NewCall(rank.Target)
 	call.OnWritten(sent)
+	call.Guard(rank.area.ours)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(j.headers("x", try)), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, errNotOwner): // nothing was sent
+		end.Kind = dispatcher.Cancelled
+		return drainUnplaced, true, errNotOwner
+	case err != nil:
 		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)
 		var ee *engine.Error

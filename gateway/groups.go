@@ -31,6 +31,8 @@ type groups struct {
 	known  atomic.Bool                             // somebody admitted to something since the start
 	all    atomic.Pointer[map[string]*decodeGroup] // by name; follow replaces it
 
+	barred map[string]string // of follow: groups that cannot be owned, and why
+
 	taken *prometheus.CounterVec
 	after prometheus.Histogram
 
@@ -70,7 +72,7 @@ func newGroups(g *Gateway) (*groups, error) {
 	}
 	self := g.conf().Geo.Self.ID
 	s := &groups{
-		gw: g, lost: make(chan struct{}), shares: map[string]map[string]prefill.Share{},
+		gw: g, lost: make(chan struct{}), barred: map[string]string{}, shares: map[string]map[string]prefill.Share{},
 		leases:  newLeases(c.Engine, c.Lease, c.Kubernetes.Namespace, c.Etcd, self, g.log),
 		members: lease.NewMembers(self, c.Mode == config.HAShard, c.Lease),
 		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's."}, []string{"group"}),
@@ -79,6 +81,9 @@ func newGroups(g *Gateway) (*groups, error) {
 		}),
 	}
 	s.all.Store(&map[string]*decodeGroup{})
+	if _, err := s.leases.open(leaseName(""), c.Kubernetes.Kubeconfig, ""); err != nil { // groups come with engines, and later: what is wrong here is said now
+		return nil, fmt.Errorf("ha: %w", err)
+	}
 	return s, g.reg.Register(s)
 }
 
@@ -119,10 +124,14 @@ func (s *groups) enlist(ctx context.Context) {
 		}
 		a, err := s.claim(name)
 		if err != nil {
-			s.gw.log.Error("a decode group cannot be owned, and gets nothing from here", zap.String("group", name), zap.Error(err))
+			if s.barred[name] != err.Error() {
+				s.barred[name] = err.Error()
+				s.gw.log.Error("a decode group cannot be owned, and gets nothing from here; said again when it fails otherwise", zap.String("group", name), zap.Error(err))
+			}
 			delete(now, name)
 			continue
 		}
+		delete(s.barred, name)
 		var run context.Context
 		run, a.end = context.WithCancel(ctx)
 		s.gw.background.Go(func() { a.claim.Run(run) })
@@ -300,27 +309,37 @@ func (s *groups) changed(a *decodeGroup, v lease.View) {
 	s.gw.tier.Wake()
 }
 
-// flush waits until what was admitted is written.
+// flush waits until what was admitted is written. What takes longer finds in its
+// last look that it is too late.
 func (a *decodeGroup) flush(ctx context.Context) {
 	for end := time.Now().Add(sendPatience); a.sending.Load() > 0 && time.Now().Before(end) && ctx.Err() == nil; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// enter is the last look before a request is sent to the group's engines; leave
-// must be called once it is written, or will not be. A process that stood still
-// since it admitted finds out here. A nil group is always ours.
+// enter is where a request begins to be sent to the group's engines; leave must
+// be called once it is written, or will not be. A nil group is always ours.
 func (a *decodeGroup) enter() (leave func(), ok bool) {
 	if a == nil {
 		return func() {}, true
 	}
 	a.sending.Add(1)
 	leave = sync.OnceFunc(func() { a.sending.Add(-1) })
-	if a.view.Load().Admits && a.claim.Admits(time.Now()) {
+	if a.ours() == nil {
 		return leave, true
 	}
 	leave()
 	return leave, false
+}
+
+// ours is the last look, right before a request is written: a process that stood
+// still since it admitted finds out here, and so does a request whose connection
+// took longer than flush waits. Else it is errNotOwner.
+func (a *decodeGroup) ours() error {
+	if a == nil || a.view.Load().Admits && a.claim.Admits(time.Now()) {
+		return nil
+	}
+	return errNotOwner
 }
 
 // mark adds the epoch of our ownership, for whoever stands before an engine and
@@ -362,7 +381,7 @@ func (s *groups) close() {
 // and lets the lease go (geo R36).
 func (s *groups) handBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	a := s.of(ask.Group)
-	if a == nil || ask.Region != s.gw.conf().Geo.Self.Region {
+	if a == nil || ask.Region != s.gw.conf().Geo.Self.Region || ask.Epoch != a.view.Load().Epoch {
 		return h, fmt.Errorf("group %s: %w", ask.Group, lease.ErrNotHolder)
 	}
 	now := time.Now()

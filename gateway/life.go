@@ -473,6 +473,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
 	}
 	s.call.OnWritten(sent)
+	s.call.Guard(s.rank.area.ours)
 	var kv json.RawMessage
 	if h == nil {
 		j.leaveAtOnce(s.call)
@@ -503,7 +504,10 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(j.headers("d", j.rec.Attempts))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
-	if err != nil {
+	switch {
+	case errors.Is(err, errNotOwner): // nothing was sent, and the engine is not to blame
+		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+	case err != nil:
 		j.gw.monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error
 		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
