@@ -69,6 +69,9 @@ var errNotHome = errors.New("only a dispatcher whose home the region is may ask 
 // handBack stops what we admit to a region's engines, says what of ours still
 // runs there, and lets the lease go (geo R36).
 func (o *owners) handBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
+	if o == nil {
+		return h, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
+	}
 	a := o.areas[ask.Region]
 	if a == nil || a.claim == nil {
 		return h, fmt.Errorf("region %s: %w", ask.Region, lease.ErrNotHolder)

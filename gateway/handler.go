@@ -212,8 +212,8 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 	}
 	switch {
 	case far:
-	case !ok && g.regions != nil && !(known && g.regions.node.AllUp()):
-		return req, m, unavailable("no_region_available", "no engine here serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
+	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && !g.owners.admitsAny()): // geo 10
+		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, &openai.Error{
 			Status: http.StatusNotFound, Code: "model_not_found", Param: "model",

@@ -26,6 +26,19 @@ func (o *owners) admits(region string) bool {
 	return a != nil && a.view.Load().Admits
 }
 
+// admitsAny says whether any region's engines get new work from here.
+func (o *owners) admitsAny() bool {
+	if o == nil {
+		return true
+	}
+	for _, a := range o.areas {
+		if a.view.Load().Admits {
+			return true
+		}
+	}
+	return false
+}
+
 // lost is closed while another's region is not ours to admit to; nil: it is our
 // own, whose ranks what waits for them outlasts.
 func (o *owners) lost(region string) <-chan struct{} {
