@@ -86,6 +86,15 @@ func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) { // geo R28, R29, E
 			w.Header().Set("X-Evenkeel-Reject", "model")
 			w.WriteHeader(404)
 		}, "model"},
+		"it says that it was there before": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Evenkeel-Reject", "hop")
+			w.WriteHeader(508)
+		}, "hop"},
+		"it does not believe our key": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Evenkeel-Reject", "signature")
+			w.WriteHeader(401)
+		}, "signature"},
+		"it is asked for too much":        {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }, "status"},
 		"its engines fail":                {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "status"},
 		"it does not know us":             {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }, "status"},
 		"it answers a stream with a page": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "broken"},

@@ -151,3 +151,12 @@ func TestBlindSendsAll(t *testing.T) { // geo R8
 	b = newBench(t, "skylb:push=sp-o,max_outstanding=24", nil)
 	require.Equal(t, 24, b.arrive(100))
 }
+
+func TestAScrapeAtWhichSomethingWaitsSaysNothingOfRoom(t *testing.T) { // geo R7
+	b := newBench(t, "skylb:push=sp-p", nil)
+	b.scrape(30, 0)
+	b.scrape(0, 3)
+	require.Zero(t, b.arrive(40), "something waits there")
+	b.now = b.now.Add(10 * time.Second) // and that is not known any more
+	require.Equal(t, 2, b.arrive(1), "what the last scrape left at which nothing waited")
+}
