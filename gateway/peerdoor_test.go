@@ -120,7 +120,7 @@ func TestWhatEndsReleasesWhatItOwns(t *testing.T) {
 		store := etcdServer(t)
 		us := alone(t, func(cfg *config.Config) {
 			o := &cfg.Geo.Ownership
-			o.Engine, o.Etcd.Endpoints = config.OwnEtcd, []string{"http://" + store}
+			o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = config.OwnEtcd, []string{"http://" + store}, haLease, time.Second
 		})
 		us.eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
 		require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
