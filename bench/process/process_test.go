@@ -30,7 +30,24 @@ func TestAProcessIsLoggedAndItsEndKnown(t *testing.T) {
 	p.Kill()
 	require.EqualError(t, p.Err(), "signal: killed")
 	(*Process)(nil).Kill()
-	_, err = Start(exec.Command("no such program"), log)
+	_, err = Start(exec.Command("no-such-program"), log)
 	require.Error(t, err)
 	require.NotEqual(t, "0", FreePort())
+}
+
+func TestUsageIsOfTheProcessesNamed(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("no /proc here, so nothing tells what a process uses")
+	}
+	most := PeakRSS(func() []int { return []int{os.Getpid()} })
+	one, err := CPU(os.Getpid())
+	require.NoError(t, err)
+	two, err := CPU(os.Getpid(), os.Getpid())
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, two, 2*one)
+	require.Greater(t, RSS(os.Getpid()), int64(1<<20))
+	require.Zero(t, RSS(1<<30), "there is no such process")
+	_, err = CPU(1 << 30)
+	require.Error(t, err)
+	require.GreaterOrEqual(t, most(), int64(0))
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
 )
@@ -107,11 +108,11 @@ func measure(ctx context.Context, p *proxy, o options, seed uint64) (sample, err
 	for i := range requests {
 		requests[i] = trace.Request{Prompt: o.prompt, Output: o.tokens}
 	}
-	before, err := p.cpu()
+	before, err := process.CPU(p.pids()...)
 	if err != nil {
 		return sample{}, err
 	}
-	watch := p.watchMemory()
+	watch := process.PeakRSS(p.pids)
 	r, err := load.Run(ctx, load.Config{
 		URLs: []string{p.url}, Model: "ref", Requests: requests, Concurrency: o.streams, Stream: 1, Chat: 0.5, Seed: seed, Timeout: 2 * time.Minute,
 	})
@@ -126,7 +127,7 @@ func measure(ctx context.Context, p *proxy, o options, seed uint64) (sample, err
 		}
 		fmt.Printf("  %s: %v\n", p.name, err)
 	}
-	after, err := p.cpu()
+	after, err := process.CPU(p.pids()...)
 	if err != nil {
 		return sample{}, err
 	}

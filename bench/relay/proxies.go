@@ -175,3 +175,23 @@ func hostsAndPorts(urls []string) (hosts, ports []string, err error) {
 	}
 	return hosts, ports, nil
 }
+
+// children are the processes whose parent is pid: nginx's workers.
+func children(pid int) (list []int) {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		for _, f := range strings.Fields(string(text)) {
+			if n, err := strconv.Atoi(f); err == nil {
+				list = append(list, n)
+			}
+		}
+	}
+	return list
+}

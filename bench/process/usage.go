@@ -1,9 +1,8 @@
-package main
+package process
 
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -12,9 +11,9 @@ import (
 // ticks is the kernel's USER_HZ, 100 on every Linux that Go runs on.
 const ticks = 100
 
-// cpu is the CPU time of the proxy's processes so far.
-func (p *proxy) cpu() (sum time.Duration, err error) {
-	for _, pid := range p.pids() {
+// CPU is the processor time of these processes so far. It asks Linux's /proc.
+func CPU(pids ...int) (sum time.Duration, err error) {
+	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return 0, err
@@ -32,9 +31,10 @@ func (p *proxy) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// rss is the resident memory of the proxy's processes in bytes.
-func (p *proxy) rss() (sum int64) {
-	for _, pid := range p.pids() {
+// RSS is the resident memory of these processes in bytes; one that has ended
+// has none.
+func RSS(pids ...int) (sum int64) {
+	for _, pid := range pids {
 		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 		if err != nil {
 			continue
@@ -47,9 +47,9 @@ func (p *proxy) rss() (sum int64) {
 	return sum
 }
 
-// watchMemory samples until the function it returns is called, which tells the
-// most it saw.
-func (p *proxy) watchMemory() (most func() int64) {
+// PeakRSS samples resident memory until the function it returns is called, which
+// tells the most it saw.
+func PeakRSS(pids func() []int) (most func() int64) {
 	stop, result := make(chan struct{}), make(chan int64)
 	go func() {
 		var top int64
@@ -58,7 +58,7 @@ func (p *proxy) watchMemory() (most func() int64) {
 		for {
 			select {
 			case <-tick.C:
-				top = max(top, p.rss())
+				top = max(top, RSS(pids()...))
 			case <-stop:
 				result <- top
 				return
@@ -66,24 +66,4 @@ func (p *proxy) watchMemory() (most func() int64) {
 		}
 	}()
 	return func() int64 { close(stop); return <-result }
-}
-
-// children are the processes whose parent is pid: nginx's workers.
-func children(pid int) (list []int) {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return nil
-	}
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		for _, f := range strings.Fields(string(text)) {
-			if n, err := strconv.Atoi(f); err == nil {
-				list = append(list, n)
-			}
-		}
-	}
-	return list
 }
