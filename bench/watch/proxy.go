@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/bench/process"
+	"evenkeel/bench/refengine"
+)
+
+const (
+	busyModel = "ref"
+	idleModel = "idle"
+)
+
+// proxy is one that is measured, its idle clients, and who watches it.
+type proxy struct {
+	clients, admin string // addresses
+	serve          *process.Process
+	crowd          *exec.Cmd
+	tell           io.WriteCloser
+	said           *bufio.Reader
+	leave          context.CancelFunc // of the page's watcher; nil: there is none
+	idle           int
+}
+
+// start returns when the proxy serves all its idle clients. What it returns
+// beside an error wants to be closed, too.
+func start(ctx context.Context, o options, dir string, n int, w way, engines []*refengine.Engine, collector string, silent int) (*proxy, error) {
+	p := &proxy{clients: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), idle: o.idle}
+	p.crowd = exec.CommandContext(ctx, os.Args[0], "crowd", "-proxy", p.clients, "-streams", strconv.Itoa(silent), "-connections", strconv.Itoa(o.idle-silent))
+	p.crowd.Stderr = os.Stderr
+	var err error
+	if p.tell, err = p.crowd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.crowd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.said = bufio.NewReader(out)
+	if err := p.crowd.Start(); err != nil {
+		return nil, err
+	}
+	urls, err := p.hear() // of its engines
+	if err != nil {
+		return p, err
+	}
+	prefill, decode, _ := strings.Cut(urls, " ")
+	file := filepath.Join(dir, strconv.Itoa(n)+".yaml")
+	if err := os.WriteFile(file, []byte(settings(p, o, w, engines, prefill, decode, collector, silent)), 0o600); err != nil {
+		return p, err
+	}
+	log := filepath.Join(dir, strconv.Itoa(n)+".log")
+	if p.serve, err = process.Start(exec.Command(o.binary, "serve", "--config", file, "--log-level", "warn"), log); err != nil {
+		return p, err
+	}
+	if err := p.ready(ctx); err != nil {
+		text, _ := os.ReadFile(log) // without it the error says enough
+		return p, fmt.Errorf("%w: %s", err, text)
+	}
+	if w.page {
+		if err := p.watch(ctx); err != nil {
+			return p, err
+		}
+	}
+	if _, err := io.WriteString(p.tell, "open\n"); err != nil {
+		return p, err
+	}
+	return p, p.held()
+}
+
+// settings is the proxy's config file. Its idle streams may be silent for as
+// long as they like.
+func settings(p *proxy, o options, w way, engines []*refengine.Engine, prefill, decode, collector string, silent int) string {
+	var b strings.Builder
+	receipts, shadows := 0, ""
+	if w.receipted {
+		receipts = 10_000 // the default
+	}
+	if w.shadows {
+		shadows = "pjsq-kv, br0"
+	}
+	fmt.Fprintf(&b, `listen: %q
+admin: {listen: %q, receipts: %d}
+self_test: false
+dispatch: {shadow: [%s]}
+pool: {size: 4096}
+prefill: {queue: {max: 20000}}
+health: {slow_start: 0s, canary: 0s}
+limits: {event_timeout: 2h, idle_timeout: 2h}
+`, p.clients, p.admin, receipts, shadows)
+	if w.tracing {
+		fmt.Fprintf(&b, "tracing: {endpoint: %q, sample: 1}\n", collector)
+	}
+	fmt.Fprintf(&b, "engines:\n  prefill:\n    - {url: %q}\n    - {url: %q}\n  decode:\n    - {url: %q, group: idle, slots: %d}\n", engines[0].URLs()[0], prefill, decode, max(silent, 1))
+	for _, u := range engines[1].URLs() {
+		fmt.Fprintf(&b, "    - {url: %q, group: busy, slots: %d}\n", u, slotsOf(o))
+	}
+	return b.String()
+}
+
+func (p *proxy) ready(ctx context.Context) error {
+	for range 300 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-p.serve.Gone():
+			return errors.New("it ended")
+		}
+	}
+	return errors.New("it is not ready after 30 s")
+}
+
+// watch reads the stream that the page reads, until the proxy is closed.
+func (p *proxy) watch(ctx context.Context) error {
+	ctx, p.leave = context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/live", nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Accept-Encoding", "gzip") // as browsers do; so this process does not unpack it
+	resp, err := http.DefaultClient.Do(req)   //nolint:bodyclose // closed when it ends, below
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+	}()
+	return nil
+}
+
+// held asks the crowd how many of the idle clients the proxy holds, which is all
+// or an error.
+func (p *proxy) held() error {
+	if _, err := io.WriteString(p.tell, "count\n"); err != nil {
+		return err
+	}
+	text, err := p.hear()
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(text); err != nil || n != p.idle {
+		return fmt.Errorf("%s of %d idle clients are there", text, p.idle)
+	}
+	return nil
+}
+
+// hear is the next line of the crowd.
+func (p *proxy) hear() (string, error) {
+	text, err := p.said.ReadString('\n')
+	if err != nil {
+		return "", fmt.Errorf("the idle clients' process ended: %w", err)
+	}
+	return strings.TrimSpace(text), nil
+}
+
+func (p *proxy) pid() int { return p.serve.Pid }
+
+func (p *proxy) close() {
+	if p.leave != nil {
+		p.leave()
+	}
+	p.serve.Kill()
+	_ = p.tell.Close() // it ends then
+	_ = p.crowd.Wait()
+}

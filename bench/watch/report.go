@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// report prints medians, and the medians of each round's ratio to the mean of
+// the plain proxies, so that a machine that slowed down slowed both.
+func report(out io.Writer, samples [][]sample) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "watched by\tCPU µs/chunk\tto off\tRSS MiB\tto off\t")
+	for i, all := range samples {
+		var cpu, rss, cpuRatio, rssRatio []float64
+		for round, s := range all {
+			var baseCPU, baseRSS float64
+			for _, off := range samples[:plain] {
+				baseCPU += micros(off[round].chunk) / plain
+				baseRSS += mib(off[round].rss) / plain
+			}
+			cpu, rss = append(cpu, micros(s.chunk)), append(rss, mib(s.rss))
+			cpuRatio, rssRatio = append(cpuRatio, micros(s.chunk)/baseCPU), append(rssRatio, mib(s.rss)/baseRSS)
+		}
+		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t\n", ways[i].name, median(cpu), median(cpuRatio), median(rss), median(rssRatio))
+	}
+	return w.Flush()
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+func mib(b int64) float64            { return float64(b) / (1 << 20) }
