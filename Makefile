@@ -55,8 +55,13 @@ dashboards: ## configs/grafana/*.json anew from bench/dashboards
 	go run ./bench/dashboards -write configs/grafana
 
 .PHONY: dashboards-check
-dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 1 minute; PICTURES=docs/img: draws them and the live page, too
+dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 1 minute; PICTURES=docs/img: draws them, too
 	go run ./bench/dashboards $(if $(PICTURES),-pictures $(PICTURES))
+
+.PHONY: pictures
+pictures: build ## docs/img anew from real runs: dashboards, live page, terminal view, a demo's report; wants prometheus, chromium and tmux; 10 minutes
+	go run ./bench/dashboards -bin $(BIN)/evenkeel -pictures docs/img
+	go run ./bench/pictures -bin $(BIN)/evenkeel
 
 .PHONY: ha
 ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still; who admits, how long nobody does; 1 minute
@@ -82,6 +87,10 @@ reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other,
 .PHONY: bench-relay
 bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory
 	go run ./bench/relay
+
+.PHONY: bench-watch
+bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, shadows, traces, receipts: what each costs, 8 minutes
+	go run ./bench/watch
 
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml

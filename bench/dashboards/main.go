@@ -4,12 +4,11 @@
 //
 //	go run ./bench/dashboards -write configs/grafana
 //	go run ./bench/dashboards                          # make dashboards-check
-//	go run ./bench/dashboards -pictures docs/img       # and a picture of each dashboard and of the live page
+//	go run ./bench/dashboards -pictures docs/img       # and a picture of each dashboard
 package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -51,13 +50,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "two regions under load for %v\n", *last)
-	shown := make(chan error, 1)
-	if *pictures == "" {
-		shown <- nil
-	} else {
-		go func() { shown <- w.photograph(ctx, *last*2/3, *pictures, out) }()
-	}
-	if err := errors.Join(w.load(ctx, *last), <-shown); err != nil {
+	if err := w.load(ctx, *last); err != nil {
 		return err
 	}
 	if err := w.check(ctx, out); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
@@ -65,15 +66,18 @@ func (w *world) draw(ctx context.Context, folder string, out io.Writer) error {
 	return nil
 }
 
-// plot draws a panel; nil if it has nothing to show.
+// plot draws a panel; nil if it has nothing to show but zeros.
 func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 	pic := plot.New()
 	pic.Title.Text = p.title + "  (" + p.unit + ")"
+	for _, style := range []*text.Style{&pic.Title.TextStyle, &pic.Legend.TextStyle, &pic.X.Tick.Label, &pic.Y.Tick.Label} {
+		style.Font.Typeface, style.Font.Variant = "Liberation", "Sans"
+	}
 	pic.Title.TextStyle.Font.Size, pic.Legend.TextStyle.Font.Size = vg.Points(9), vg.Points(6.5)
 	pic.X.Tick.Label.Font.Size, pic.Y.Tick.Label.Font.Size = vg.Points(7), vg.Points(7)
-	pic.Legend.Top = true
+	pic.Legend.Top, pic.Legend.Padding = true, vg.Points(1.5)
 	pic.Add(plotter.NewGrid())
-	drawn := 0
+	drawn, moves := 0, false
 	for _, l := range p.lines {
 		all, err := w.ask(ctx, l.expr)
 		if err != nil {
@@ -84,6 +88,7 @@ func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 			for _, v := range s.Values {
 				if !math.IsNaN(v.value) && !math.IsInf(v.value, 0) {
 					run = append(run, plotter.XY{X: v.at - float64(w.began.Unix()), Y: v.value})
+					moves = moves || v.value != 0
 				}
 			}
 			if len(run) == 0 {
@@ -101,11 +106,11 @@ func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 			drawn++
 		}
 	}
-	if drawn == 0 {
+	if !moves {
 		return nil, nil
 	}
 	pic.Y.Min = min(0, pic.Y.Min)
-	pic.Y.Max += (pic.Y.Max - pic.Y.Min) * 0.08 * float64(min(drawn, mostLegends)) // room for the legend
+	pic.Y.Max += (pic.Y.Max - pic.Y.Min) * 0.12 * float64(min(drawn, mostLegends)+1) // room for the legend
 	return pic, nil
 }
 
