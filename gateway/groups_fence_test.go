@@ -2,8 +2,13 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,7 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
 	"evenkeel/lease"
+	"evenkeel/mooncake"
 )
 
 // free is a lease that whoever asks for it gets.
@@ -70,4 +79,48 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 	_, ok := alone.enter()
 	require.True(t, ok, "a proxy without others owns all")
 	require.False(t, errors.Is(alone.ours(), errNotOwner))
+}
+
+// A request whose group goes while its connection is made is not written.
+func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
+	var asked atomic.Int32
+	engineServer := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer engineServer.Close()
+	a := &decodeGroup{name: "main"}
+	a.view.Store(&lease.View{})
+	ours := make(chan struct{}, 1)
+	a.claim = lease.NewClaim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, free{}, lease.Hooks{
+		OnChange: func(v lease.View) {
+			if a.view.Store(&v); v.Admits {
+				ours <- struct{}{}
+			}
+		},
+	}, zap.NewNop())
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { a.claim.Run(ctx) })
+	<-ours
+	stop()
+	running.Wait()
+
+	handshake := engineServer.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	handshake.VerifyConnection = func(tls.ConnectionState) error {
+		a.view.Store(&lease.View{Phase: lease.Giving})
+		return nil
+	}
+	at, err := url.Parse(engineServer.URL)
+	require.NoError(t, err)
+	g := &Gateway{log: zap.NewNop(), client: engine.NewClient(engine.Options{})}
+	defer g.client.Close()
+	g.current.Store(newSettings(config.Default()))
+	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
+	require.NoError(t, err)
+	j := &job{gw: g, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: &child{gone: make(chan struct{})}, rec: &record{}}
+	to := &rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, area: a}
+	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: g.client.NewCall(to.Target), began: time.Now()}})
+	require.ErrorIs(t, fault.err, errNotOwner)
+	require.True(t, fault.moved, "it goes to who has the group now")
+	require.False(t, fault.spent, "with its hand-off, if the group is ours again")
+	require.Zero(t, asked.Load())
+	require.Zero(t, a.sending.Load())
 }

@@ -69,15 +69,19 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	var gone []*peer
 	n.peers = slices.DeleteFunc(n.peers, func(p *peer) bool {
 		if p.conf != c || at[p.id] {
 			delete(at, p.id)
 			return false
 		}
 		p.stop()
-		n.metrics.forget(p.id)
+		p.gone, gone = true, append(gone, p)
 		return true
 	})
+	for _, p := range gone {
+		n.bury(p)
+	}
 	for _, id := range slices.Sorted(maps.Keys(at)) {
 		target := *c.Target
 		target.ID, target.URL = id, &url.URL{Scheme: c.URL.Scheme, Host: id[len(c.ID)+1:]}
@@ -88,5 +92,13 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 	}
 	for _, s := range n.models {
 		s.round = 0
+	}
+}
+
+// bury drops the series of a peer that is gone, with its last forward: addresses
+// come and go as long as the process lives. Called with n.mu held.
+func (n *Node) bury(p *peer) {
+	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
+		n.metrics.forget(p.id)
 	}
 }

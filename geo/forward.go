@@ -457,6 +457,9 @@ func (f *Forward) end(outcome, cause string) {
 	}
 	n.papers.add(rec)
 	n.cfg.Log.Info("forward", rec.fields()...)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.bury(p)
 }
 
 // settle gives back what was booked on the peer.

@@ -162,6 +162,29 @@ func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
 	}
 }
 
+func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) { // geo R24
+	for _, row := range []struct {
+		name, origin string
+		via          []string
+		status       int
+	}{
+		{"the second of three hops", "us-1", []string{"us-1", "asia-1"}, 0},
+		{"it was here before", "us-1", []string{"us-1", "eu-1", "asia-1"}, 508},
+		{"its origin is not where it began", "us-1", []string{"asia-1"}, 403},
+	} {
+		keys := goldenKeys(t)
+		d, h, m := door(keys, 3), golden, goldenMessage()
+		h.Origin, h.Via, h.N, h.Max = row.origin, row.via, len(row.via), 3
+		_, refusal := d.Open(&Knock{Message: m, Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, millis(h.Time))
+		if row.status == 0 {
+			require.Nil(t, refusal, row.name)
+			continue
+		}
+		require.NotNil(t, refusal, row.name)
+		require.Equal(t, row.status, refusal.Status, row.name)
+	}
+}
+
 func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	d := door(nil, 1)
 	k := Knock{Message: goldenMessage(), Hop: golden.String()}

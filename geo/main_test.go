@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -170,6 +172,46 @@ func TestPeersAreFoundByName(t *testing.T) {
 	require.Len(t, s.Peers, 1)
 	require.Equal(t, "eu-two", s.Peers[0].Name)
 	require.True(t, s.Peers[0].Up, "it stays what it was")
+}
+
+func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
+	one := newFar(t)
+	one.says(func(a *answer) { a.ID = "eu-one" })
+	at := one.Listener.Addr().String()
+	e := entry(t, "eu", "http://eu.example:9443")
+	e.Discover = ByA
+	reg := prometheus.NewRegistry()
+	n, _ := node(t, func(c *Config) {
+		c.Registerer = reg
+		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) { return []string{at}, nil }
+	}, e)
+	series := func() (names []string) {
+		all, err := reg.Gather()
+		require.NoError(t, err)
+		for _, f := range all {
+			for _, m := range f.Metric {
+				if strings.Contains(m.String(), at) {
+					names = append(names, f.GetName())
+				}
+			}
+		}
+		return names
+	}
+	eventually(t, func() bool { return n.Offered("m") })
+	f := forwarded(t, n)
+	require.Contains(t, series(), "evenkeel_geo_forwards_inflight")
+	n.found(&n.cfg.Peers[0], nil)
+	require.Contains(t, series(), "evenkeel_geo_forwards_inflight", "while a forward is there")
+	f.Drop()
+	require.Empty(t, series())
+
+	n.found(&n.cfg.Peers[0], []string{at})
+	eventually(t, func() bool { return n.Offered("m") })
+	old := forwarded(t, n)
+	n.found(&n.cfg.Peers[0], nil)
+	n.found(&n.cfg.Peers[0], []string{at})
+	old.Drop()
+	require.Contains(t, series(), "evenkeel_geo_forwards_total", "it is there again")
 }
 
 func TestWhatThisRegionOffers(t *testing.T) { // geo R12

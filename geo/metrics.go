@@ -115,7 +115,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 // forget drops the series of a peer that is gone.
 func (m *metrics) forget(peer string) {
 	of := prometheus.Labels{"peer": peer}
-	for _, v := range []*prometheus.GaugeVec{m.up, m.peerAvailable, m.rtt, m.age, m.snapshot} {
+	for _, v := range []interface {
+		DeletePartialMatch(prometheus.Labels) int
+	}{
+		m.up, m.peerAvailable, m.rtt, m.age, m.snapshot, m.inflight, m.unavailable, m.forwards, m.fallbacks, m.hits, m.bytes, m.dollars, m.probe, m.ttft, m.costError,
+	} {
 		v.DeletePartialMatch(of)
 	}
 }

@@ -48,6 +48,7 @@ type peer struct {
 	stop   func() // ends its prober
 
 	sibling bool // of our own region, with the same engines
+	gone    bool // its name leads here no more; forwards may still be on their way
 
 	// From its probes.
 	name     string // that it gave itself

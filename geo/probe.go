@@ -57,6 +57,10 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 		err = n.check(p, &a, seq)
 	}
 	n.mu.Lock()
+	if p.gone {
+		n.mu.Unlock()
+		return
+	}
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
