@@ -181,3 +181,41 @@ func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) { // geo R23
 		require.Equal(t, row.reject, got, name)
 	}
 }
+
+func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) { // geo R26, R28
+	var asked atomic.Int32
+	url, _ := served(t, 8, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	f.abandon(causeDown)
+	_, fail := f.Send(stream)
+	require.Equal(t, causeDown, fail.Reason)
+	f = forwarded(t, n)
+	f.Leave()
+	_, fail = f.Send(stream)
+	require.True(t, fail.Gone)
+	require.Zero(t, asked.Load())
+	require.Zero(t, first(n).InFlight)
+}
+
+func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) { // geo R28, R30
+	rest := make(chan struct{})
+	url, _ := served(t, 8, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {}\n\n")
+		w.(http.Flusher).Flush()
+		<-rest
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	_, fail := f.Send(stream)
+	require.Nil(t, fail)
+	f.abandon(causeDown)
+	close(rest)
+	all, err := io.ReadAll(f)
+	require.NoError(t, err)
+	require.Equal(t, "data: {}\n\ndata: [DONE]\n\n", string(all))
+	f.Close()
+	require.Equal(t, OutcomeOK, n.Receipts(1)[0].Outcome)
+}
