@@ -48,7 +48,6 @@ type decodeGroup struct {
 	claim   *lease.Claim
 	end     context.CancelFunc // of the claim
 	view    atomic.Pointer[lease.View]
-	rank    atomic.Int64  // in the order of who should own it
 	sending atomic.Int64  // requests that were admitted and are not written yet
 	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it
 	hold    time.Duration // others' requests may run there for so long after a takeover
@@ -230,7 +229,6 @@ func (s *groups) place(now time.Time) {
 		s.mu.Unlock()
 		up, all := s.gw.fleet.groupUp(name)
 		a.claim.Stand(home, rank, !leaving && all > 0 && 2*up >= all)
-		a.rank.Store(int64(rank))
 	}
 }
 

@@ -219,3 +219,35 @@ func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) { // geo 
 	f.Close()
 	require.Equal(t, OutcomeOK, n.Receipts(1)[0].Outcome)
 }
+
+func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
+	url, _ := served(t, 8, func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(100 * time.Millisecond)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})
+	n, _ := node(t, func(c *Config) { c.FirstByte, c.Whole = 20*time.Millisecond, time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	f.peer.sibling = true
+	_, fail := f.Send(stream)
+	require.Nil(t, fail)
+	f.Close()
+}
+
+func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) { // geo R10
+	url, _ := served(t, 8, hang)
+	n, _ := node(t, func(c *Config) { c.Interval = time.Minute }, entry(t, "eu-1", url))
+	n.mu.Lock()
+	p := n.peers[0]
+	n.mu.Unlock()
+	eventually(t, func() bool { n.mu.Lock(); defer n.mu.Unlock(); return p.probed })
+	n.mu.Lock()
+	p.up = true // a second probe is a minute away
+	n.mu.Unlock()
+	f := forwarded(t, n)
+	require.Equal(t, 1, first(n).Reserved)
+	f.Drop()
+	require.Zero(t, first(n).Reserved)
+	f.Drop()
+	require.Zero(t, first(n).Reserved, "once")
+}

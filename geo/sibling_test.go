@@ -3,6 +3,7 @@ package geo
 import (
 	"math"
 	"net/http"
+	neturl "net/url"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,4 +98,70 @@ func TestANonOwnerIsNotAskedAgain(t *testing.T) {
 	require.Equal(t, RejectOwner, x.Reason)
 	reject.Store("")
 	require.Equal(t, http.StatusServiceUnavailable, send().Relay.Status, "of an owner that tried all there is")
+}
+
+// A request never goes back to where it came from, though that has what it needs.
+func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) { // geo R24
+	b, c := newFar(t), newFar(t)
+	for id, f := range map[string]*far{"us-2": b, "us-3": c} {
+		f.says(func(a *answer) {
+			a.ID, a.Boot, a.Decodes, a.Models = id, id, []string{"m"}, map[string]policy.Offer{"m": {Replicas: 1}}
+		})
+	}
+	n, _ := node(t, func(c *Config) {
+		c.Siblings, c.MaxHops = true, 2
+		c.Running = func(string) (float64, int) { return 0, 0 }
+	}, entry(t, "us-2", b.URL), entry(t, "us-3", c.URL))
+	eventually(t, func() bool { live, _ := n.Siblings(); return len(live) == 2 })
+	for round, from := range []string{"us-2", "us-3"} {
+		q := n.Question(Ask{ID: "r", Model: "m", Came: &Hop{N: 1, Max: 2, Via: []string{from}}})
+		require.Equal(t, prefill.ToThere, q.Where(here(uint64(round+1))))
+		require.NotNil(t, q.Forward(), "it goes to the other one, not back to %s", from)
+		require.NotEqual(t, from, q.Forward().PeerID())
+		q.Forward().Drop()
+	}
+}
+
+func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) { // geo R3, R38
+	url, _ := served(t, 100, hang)
+	n, _ := node(t, func(c *Config) { c.Policy = "skylb" }, entry(t, "eu-1", url))
+	forwarded(t, n).Drop()
+	for home, want := range map[bool]bool{false: true, true: false} {
+		q := n.Question(Ask{ID: "r", Model: "m", Leave: true, Home: home})
+		_ = q.Where(nobody(20_000))
+		require.Equal(t, want, q.Forward() != nil, "it wants to stay: %v", home)
+	}
+}
+
+// What may have run at a peer counts among the runs of a request.
+func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) { // geo R28
+	for name, row := range map[string]struct {
+		serve http.HandlerFunc
+		end   func(f *Forward)
+		ran   bool
+	}{
+		"the connection broke":   {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, nil, true},
+		"the peer is down":       {hang, func(f *Forward) { f.abandon(causeDown) }, true},
+		"no event came in time":  {hang, nil, true},
+		"it was refused":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, nil, false},
+		"nobody could be called": {nil, nil, false},
+	} {
+		asked := make(chan struct{}, 1)
+		url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+			asked <- struct{}{}
+			row.serve(w, r)
+		})
+		n, _ := node(t, func(c *Config) { c.FirstByte = 200 * time.Millisecond }, entry(t, "eu-1", url))
+		f := forwarded(t, n)
+		if row.serve == nil {
+			gone := *f.peer.target
+			gone.URL = &neturl.URL{Scheme: "http", Host: "127.0.0.1:1"}
+			f.peer.target = &gone
+		}
+		if row.end != nil {
+			go func() { <-asked; row.end(f) }()
+		}
+		_, x := f.Send(stream)
+		require.Equal(t, row.ran, x.Ran, "%s: %v", name, x.Err)
+	}
 }
