@@ -1,0 +1,96 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+)
+
+// sibling is a proxy of the region us that says it owns the group main.
+func sibling(t *testing.T, id string, serve http.HandlerFunc) (at string) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != geo.ProbePath {
+			serve(w, r)
+			return
+		}
+		var q struct{ Seq uint64 }
+		_ = json.NewDecoder(r.Body).Decode(&q)
+		_, _ = fmt.Fprintf(w, `{"v":"1.0","id":%q,"region":"us","boot":%q,"seq":%d,"proc_us":5,"groups":{"main":7},"decodes":[%q],"models":{%q:%s}}`, id, id, q.Seq, model, model, honest)
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+// standby is us-1, which has the engines and reaches no store: others own them.
+func standby(t *testing.T, serve http.HandlerFunc) *cluster {
+	us := start(t, options{configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "us-2", sibling(t, "us-2", serve), "us-3", sibling(t, "us-3", serve))
+		h := &cfg.HA
+		h.Mode, h.Engine, h.Etcd.Endpoints = config.HAStandby, config.OwnEtcd, []string{"http://" + freePorts(t, 1)[0]}
+		h.Lease, h.StartDelay = haLease, time.Second
+		for i := range cfg.Engines.Decode {
+			cfg.Engines.Decode[i].Group = "main"
+		}
+	}})
+	us.eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
+	return us
+}
+
+func TestARequestThatTwoOwnersMayHaveRunIsNotRunAThirdTime(t *testing.T) { // geo R28
+	t.Parallel()
+	for name, body := range map[string]string{"one answer": chat("one", `"stream":true,`), "several": chat("one", `"n":2,`)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var ran atomic.Int32
+			us := standby(t, func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				ran.Add(1)
+				panic(http.ErrAbortHandler)
+			})
+			got := us.post(chatPath, body)
+			require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
+			require.Equal(t, "owner_lost", code(got.body))
+			require.EqualValues(t, 2, ran.Load())
+		})
+	}
+}
+
+// One that was surely not run is asked about again, until it is served.
+func TestARequestThatWasRefusedByNonOwnersGoesToTheNext(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	us := standby(t, func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) < 4 {
+			w.Header().Set(geo.RejectHeader, geo.RejectOwner)
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"id":"x","choices":[]}`)
+	})
+	begin := time.Now()
+	got := us.post(chatPath, chat("one", ""))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.EqualValues(t, 4, asked.Load())
+	require.Less(t, len(us.receipts()), 5, "who said no is asked again only once it says that it is: %v", time.Since(begin))
+}
+
+func TestAStandbySendsBackWhatItMayNotForward(t *testing.T) { // geo R24
+	t.Parallel()
+	us := standby(t, func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded twice") })
+	got := us.knock("us-2", chatPath, chat("one", ""))
+	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
+	require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
+	require.Equal(t, geo.RejectOwner, code(got.body))
+}
