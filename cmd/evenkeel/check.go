@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/signal"
 	"slices"
 	"syscall"
@@ -18,6 +19,22 @@ type checkCmd struct {
 	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
 	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the file's prefill policies, as configs/prefill-cases.json has them; fails where another engine is chosen."`
 	JSON    bool   `name:"json" help:"Print one JSON document."`
+}
+
+// discoveryFiles looks at the files that list engines. serve starts without them,
+// so what is wrong there is a warning.
+func discoveryFiles(cfg *config.Config) []selftest.Finding {
+	found := []selftest.Finding{}
+	for _, path := range cfg.Discovery.Files {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			_, err = cfg.ParseEngines(path, text)
+		}
+		if err != nil {
+			found = append(found, selftest.Finding{Level: selftest.Warn, Engine: "discovery.files", Msg: err.Error()})
+		}
+	}
+	return found
 }
 
 // Run fails on a config that serve would refuse and on engines that would fail
@@ -45,7 +62,7 @@ func (c *checkCmd) Run(std streams) error {
 			return err
 		}
 	}
-	findings := []selftest.Finding{}
+	findings := discoveryFiles(cfg)
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()

@@ -126,6 +126,12 @@ func TestCheck(t *testing.T) {
 	require.Equal(t, 0, status)
 	require.JSONEq(t, `{"config":"`+good+`","findings":[]}`, out)
 
+	listing := write(t, "decode: [{url: 7}]\n")
+	status, out, _ = line("check", "--config", write(t, "discovery: {files: ["+listing+", /nowhere]}\n"))
+	require.Equal(t, 0, status, "serve starts without")
+	require.Contains(t, out, "warn discovery.files: "+listing+":1:16: engines.decode[0].url")
+	require.Contains(t, out, "warn discovery.files: open /nowhere")
+
 	bad := write(t, "pool: {size: 0, tll: 5s}\n")
 	status, out, errs = line("check", "--config", bad)
 	require.Equal(t, 1, status)

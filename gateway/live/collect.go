@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher"
+	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/prefill"
 )
@@ -36,7 +37,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max,
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
 		},
-		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)), Decisions: decisions(p.Receipts().Latest(mostDecisions)), Areas: []Area{},
+		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)), Decisions: decisions(p.Receipts().Latest(mostDecisions)), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
 		d.Proxy.ConfigError = s.Config.Last.Error
@@ -76,6 +77,23 @@ func (p *proxy) abroad(d *Document) {
 			d.Areas = append(d.Areas, Area{d.Proxy.Region, g.Group, true, g.Phase, g.Admits, g.Holder, g.Epoch})
 		}
 	}
+}
+
+func sources(s *discover.Status) []Source {
+	all := []Source{}
+	if s == nil {
+		return all
+	}
+	for _, one := range s.Sources {
+		source := Source{Name: one.Name, Engines: one.Engines, Error: one.Error, Unfit: []Unfit{}}
+		for _, e := range s.Engines {
+			if e.Source == one.Name && e.State == discover.Unfit {
+				source.Unfit = append(source.Unfit, Unfit{e.ID, e.Role, e.Why})
+			}
+		}
+		all = append(all, source)
+	}
+	return all
 }
 
 func model(m *dispatcher.ModelStatus, states rankStates, ttl float64) Model {

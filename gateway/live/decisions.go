@@ -52,8 +52,10 @@ func why(r *receipt.Receipt) string {
 			switch p.Reason {
 			case "", "policy":
 				say("prefill %s, best of %d", p.Policy, p.Eligible)
+			case "only":
+				say("prefill the only one left")
 			default:
-				say("prefill by %s of %d", p.Reason, p.Eligible)
+				say("prefill by %s, of %d", p.Reason, p.Eligible)
 			}
 			if p.Hit > 0 {
 				say("%d tokens cached", p.Hit)

@@ -26,7 +26,7 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			{Prefill: prefill, Cause: "connection refused", Again: true},
 			{Prefill: &receipt.Prefill{Candidate: "p2:8000/0", Policy: "finish", Reason: "affinity", Eligible: 3}, Decode: &receipt.Decode{Rank: "d", Policy: "brh", Stage: "guard", Able: 1}},
 		}}, Decision{"a", noon.UnixMilli(), "", 900, "p2:8000/0", "d", 0, "ok",
-			"2 attempts or legs; prefill by affinity of 3; decode brh, waited longest; one of 1 with room, held 0 KV tokens, the fullest 0"}},
+			"2 attempts or legs; prefill by affinity, of 3; decode brh, waited longest; one of 1 with room, held 0 KV tokens, the fullest 0"}},
 		"it failed in another region": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "upstream_failed", Attempts: []receipt.Attempt{{Peer: "us-1", Cause: "no answer"}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "", 0, "upstream_failed", "sent to us-1; failed: no answer"}},
 		"no grounds were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{Decode: &receipt.Decode{Rank: "d", Policy: "jsq", Stage: "single"}}}},

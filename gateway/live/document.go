@@ -26,7 +26,8 @@ type Document struct {
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
 	Geo       *Geo       `json:"geo,omitempty"`
-	Areas     []Area     `json:"areas"` // whose engines this proxy may serve; empty where nobody else may
+	Sources   []Source   `json:"sources"` // of engines that are discovered; empty where none are
+	Areas     []Area     `json:"areas"`   // whose engines this proxy may serve; empty where nobody else may
 }
 
 // Proxy is the process itself.
@@ -171,6 +172,21 @@ type Engine struct {
 	Share    float64  `json:"share"` // of its slots that may be used; below 1 while it is fresh in service
 	Ranks    int      `json:"ranks"`
 	Version  string   `json:"version,omitempty"`
+}
+
+// Source is one that engines are discovered by.
+type Source struct {
+	Name    string  `json:"name"`
+	Engines int     `json:"engines"`         // in its last list
+	Error   string  `json:"error,omitempty"` // it fails, and the list stays in force
+	Unfit   []Unfit `json:"unfit"`           // of them, not used
+}
+
+// Unfit is an engine that failed the request it was tried with before its first.
+type Unfit struct {
+	ID   string `json:"id"` // host:port
+	Role string `json:"role"`
+	Why  string `json:"why"`
 }
 
 // Decision is where one request went, and why in short.

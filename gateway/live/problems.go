@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Severities of a Problem.
@@ -46,7 +47,7 @@ func problems(d *Document) []Problem {
 		say(Bad, "proxy", "", "the audit is off by %d slots and %d KV tokens: a bug, report it", p.DriftSlots, p.DriftTokens)
 	}
 	if p.ConfigError != "" {
-		say(Warn, "proxy", "", "the config file was refused and is not in force: %s", p.ConfigError)
+		say(Warn, "proxy", "", "the config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
 	if t := &d.Traffic; t.FailuresPerS > failShare*t.RequestsPerS {
 		say(Bad, "traffic", "", "%.1f of %.1f requests/s fail", t.FailuresPerS, t.RequestsPerS)
@@ -61,6 +62,9 @@ func problems(d *Document) []Problem {
 		case e.Why != "":
 			say(Warn, "engines", e.ID, "%s", e.Why)
 		}
+	}
+	for i := range d.Sources {
+		sourceProblems(&d.Sources[i], say)
 	}
 	prefillProblems(&d.Prefill, say)
 	for i := range d.Models {
@@ -80,6 +84,25 @@ func problems(d *Document) []Problem {
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
+}
+
+func sourceProblems(s *Source, say func(severity, panel, where, format string, args ...any)) {
+	if s.Error != "" {
+		say(Warn, "engines", s.Name, "discovery fails, its last list of %s stays in force: %s", count(s.Engines, "engine"), firstLine(s.Error))
+	}
+	if n := len(s.Unfit); n > 0 {
+		names := make([]string, n)
+		for i, e := range s.Unfit {
+			names[i] = e.ID
+		}
+		say(Warn, "engines", s.Name, "%s found and not used: %s; %s: %s", count(n, "engine"), listed(names), names[0], firstLine(s.Unfit[0].Why))
+	}
+}
+
+// firstLine is what an error says; below it a file's lines may follow.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
 }
 
 func prefillProblems(p *Prefill, say func(severity, panel, where, format string, args ...any)) {

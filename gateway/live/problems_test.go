@@ -44,6 +44,17 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "a finished prefill has waited 31.0 s for a decode rank; 7 wait"}}},
 		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "the policy was too slow: evenkeel decides for now"}}},
 		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "imbalance costs 20 % of every step"}}},
+		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
+			[]Problem{{Warn, "proxy", "", "the config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
+		"a source fails and engines are unfit": {func(d *Document) {
+			d.Sources = []Source{
+				{Name: "file:a.yaml", Engines: 2, Error: "a.yaml:1:2: wrong\n> 1 | x", Unfit: []Unfit{{"10.0.9.1:8000", "decode", "gives no hand-off"}, {"10.0.9.2:8000", "decode", "is silent"}}},
+				{Name: "file:b.yaml", Engines: 1},
+			}
+		}, []Problem{
+			{Warn, "engines", "file:a.yaml", "discovery fails, its last list of 2 engines stays in force: a.yaml:1:2: wrong"},
+			{Warn, "engines", "file:a.yaml", "2 engines found and not used: 10.0.9.1:8000, 10.0.9.2:8000; 10.0.9.1:8000: gives no hand-off"},
+		}},
 		"nobody owns a group": {func(d *Document) {
 			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
 		},
