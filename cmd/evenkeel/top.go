@@ -26,7 +26,9 @@ func (topCmd) Help() string {
 
     evenkeel top
     evenkeel top --admin http://10.0.0.9:9090 --token-file /etc/evenkeel/admin-token
-    evenkeel top --once | head -3`
+    evenkeel top --once | head -3
+
+A listener with a certificate of your own: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
 }
 
 func (c topCmd) Run(std streams) error {

@@ -197,9 +197,20 @@ func TestTheSource(t *testing.T) {
 	require.ErrorIs(t, s.Watch(t.Context(), func(d *live.Document) { n++ }), io.ErrUnexpectedEOF)
 	require.Equal(t, 1, n, "the history is not a document")
 
+	s.Token = "wrong"
+	_, err = s.Once(t.Context())
+	require.ErrorContains(t, err, "another token")
 	s.Token = ""
 	_, err = s.Once(t.Context())
-	require.ErrorContains(t, err, "--token-file")
+	require.ErrorContains(t, err, "name the file with --token-file")
+	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "loopback addresses only", http.StatusForbidden)
+	}))
+	defer refusing.Close()
+	_, err = (&Source{URL: refusing.URL, Client: srv.Client()}).Once(t.Context())
+	require.ErrorContains(t, err, "loopback addresses only", "no token would help")
+	_, err = (&Source{URL: "http://127.0.0.1:1", Client: srv.Client()}).Once(t.Context())
+	require.ErrorContains(t, err, "admin.listen")
 	s.Token, s.URL = "secret", srv.URL+"/elsewhere"
 	_, err = s.Once(t.Context())
 	require.ErrorContains(t, err, "admin.listen")

@@ -37,7 +37,7 @@ func (s *Source) open(ctx context.Context, path string) (io.ReadCloser, error) {
 	}
 	resp, err := s.Client.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; --admin is the address of evenkeel's admin listener (admin.listen)", err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp.Body, nil
@@ -45,7 +45,10 @@ func (s *Source) open(ctx context.Context, path string) (io.ReadCloser, error) {
 	defer func() { _ = resp.Body.Close() }()
 	says, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
 	switch resp.StatusCode {
-	case http.StatusUnauthorized, http.StatusForbidden:
+	case http.StatusUnauthorized:
+		if s.Token != "" {
+			return nil, fmt.Errorf("%s has another token (admin.token_file) than the one in --token-file", s.URL)
+		}
 		return nil, fmt.Errorf("%s asks for its token (admin.token_file); name the file with --token-file", s.URL)
 	case http.StatusNotFound:
 		return nil, fmt.Errorf("%s has no %s; --admin is the address of evenkeel's admin listener (admin.listen)", s.URL, path)
