@@ -203,4 +203,5 @@ func TestTheConfigInTheManifestsIsOne(t *testing.T) {
 	unit, err := os.ReadFile("../../configs/systemd/evenkeel.service")
 	require.NoError(t, err)
 	require.Contains(t, string(unit), fmt.Sprint("TimeoutStopSec=", *pod.TerminationGracePeriodSeconds))
+	require.NotContains(t, string(unit), "ProcSubset=pid", "Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
 }
