@@ -377,6 +377,26 @@ func TestPageSaysThatTheStreamIsLostAndComesBack(t *testing.T) {
 	b.calm(s, "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
 }
 
+func TestPageSaysWhyItGetsNoStream(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	for range mostWatchers {
+		w, ok := s.live.join()
+		require.True(t, ok)
+		go func() {
+			for ok := true; ok; {
+				select {
+				case _, ok = <-w.documents:
+				case <-t.Context().Done():
+					ok = false
+				}
+			}
+		}()
+	}
+	b.visit(s)
+	b.eventually("what the proxy says", `document.getElementById('link-word').textContent.includes('close another page')`)
+	b.calm(s, "503 (Service Unavailable)")
+}
+
 func TestPageAsksForTheTokenOnce(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16)
 	s.token = "open sesame"

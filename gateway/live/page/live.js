@@ -579,7 +579,7 @@ async function follow() {
       alive();
       const r = await ask('/live', gone.signal);
       if (r.status === 401) { clearTimeout(watch); await askToken(); pause = 300; continue; }
-      if (!r.ok) throw new Error(`the proxy answers ${r.status}`);
+      if (!r.ok) throw new Error((await r.json().catch(() => null))?.error?.message ?? `the proxy answers ${r.status}`); // why, where it says so
       await events(r.body, (name, data) => {
         alive();
         pause = 500;
