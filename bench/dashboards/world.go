@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +13,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
 )
@@ -23,7 +22,7 @@ import (
 type world struct {
 	dir        string
 	engines    []*refengine.Engine
-	processes  []*exec.Cmd
+	processes  []*process.Process
 	clients    [2]string // addresses, by region
 	admins     [2]string
 	peers      [2]string
@@ -51,7 +50,7 @@ func begin(ctx context.Context, binary, rules string) (w *world, err error) {
 		return w, err
 	}
 	for i := range regions {
-		w.clients[i], w.admins[i], w.peers[i] = freeAddress(), freeAddress(), freeAddress()
+		w.clients[i], w.admins[i], w.peers[i] = "127.0.0.1:"+process.FreePort(), "127.0.0.1:"+process.FreePort(), "127.0.0.1:"+process.FreePort()
 	}
 	if err := w.write("peers.key", "a 0123456789abcdef0123456789abcdef\n"); err != nil {
 		return w, err
@@ -61,15 +60,15 @@ func begin(ctx context.Context, binary, rules string) (w *world, err error) {
 			return w, err
 		}
 	}
-	w.prometheus = freeAddress()
+	w.prometheus = "127.0.0.1:" + process.FreePort()
 	if err := w.write("prometheus.yaml", fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 5s}\nrule_files: [%q]\nscrape_configs:\n  - {job_name: evenkeel, static_configs: [{targets: [%q, %q]}]}\n", rules, w.admins[0], w.admins[1])); err != nil {
 		return w, err
 	}
 	if err := w.process("prometheus", "prometheus", "--config.file", filepath.Join(w.dir, "prometheus.yaml"), "--storage.tsdb.path", filepath.Join(w.dir, "tsdb"), "--web.listen-address", w.prometheus); err != nil {
 		return w, err
 	}
-	for _, url := range []string{w.admins[0] + "/readyz", w.admins[1] + "/readyz", w.prometheus + "/-/ready"} {
-		if err := answers(ctx, "http://"+url); err != nil {
+	for i, url := range []string{w.admins[0] + "/readyz", w.admins[1] + "/readyz", w.prometheus + "/-/ready"} { // in the order they were started
+		if err := w.processes[i].Answers(ctx, "http://"+url); err != nil {
 			return w, fmt.Errorf("%w; %s has the logs", err, w.dir)
 		}
 	}
@@ -137,17 +136,11 @@ func (w *world) write(name, text string) error {
 
 // process starts a command that logs into the world's folder.
 func (w *world) process(name, binary string, args ...string) error {
-	log, err := os.Create(filepath.Join(w.dir, name+".log"))
+	p, err := process.Start(exec.Command(binary, args...), filepath.Join(w.dir, name+".log"))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = log.Close() }() // the process has its own
-	cmd := exec.Command(binary, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	w.processes = append(w.processes, cmd)
+	w.processes = append(w.processes, p)
 	return nil
 }
 
@@ -183,50 +176,19 @@ func (w *world) load(ctx context.Context, last time.Duration) error {
 // close ends all processes and removes their files.
 func (w *world) close() {
 	for _, p := range w.processes {
-		_ = p.Process.Signal(syscall.SIGINT)
+		_ = p.Signal(syscall.SIGINT) // an error: it has ended
 	}
 	for _, p := range w.processes {
-		late := time.AfterFunc(5*time.Second, func() { _ = p.Process.Kill() })
-		_ = p.Wait()
-		late.Stop()
+		select {
+		case <-p.Gone():
+		case <-time.After(5 * time.Second):
+			p.Kill()
+		}
 	}
 	for _, e := range w.engines {
 		e.Close()
 	}
 	if w.dir != "" {
 		_ = os.RemoveAll(w.dir)
-	}
-}
-
-// freeAddress is one that nobody listened on a moment ago.
-func freeAddress() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "127.0.0.1:0"
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
-// answers waits for a 200.
-func answers(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer: %w", url, ctx.Err())
-		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,7 +112,7 @@ func setUp(ctx context.Context, binary, dir string) (*setting, error) {
 	if s.proxy, err = process.Start(exec.Command(binary, "serve", "--config", config), log); err != nil {
 		return s, err
 	}
-	if err := s.ready(ctx); err != nil {
+	if err := s.proxy.Answers(ctx, "http://"+s.admin+"/readyz"); err != nil {
 		said, _ := os.ReadFile(log) // without it the error says enough
 		return s, fmt.Errorf("%w: %s", err, said)
 	}
@@ -132,30 +131,6 @@ func (s *setting) startDecode() (urls []string, err error) {
 		return nil, err
 	}
 	return slices.Insert(s.decode.URLs(), lost, s.lost.URLs()[0]), nil
-}
-
-func (s *setting) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-s.proxy.Gone():
-			return errors.New("the proxy ended")
-		case <-ctx.Done():
-			return errors.New("the proxy is not ready after 30 s")
-		}
-	}
 }
 
 // load has clients talk until ctx ends: a real trace, in sessions that share

@@ -3,9 +3,15 @@
 package process
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"time"
 )
 
 // Process is a program that was started. Its error is set once Gone is closed.
@@ -34,6 +40,36 @@ func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	}()
 	return p, nil
 }
+
+// patience of Answers.
+const patience = 30 * time.Second
+
+// Answers waits until the process answers 200 at a URL.
+func (p *Process) Answers(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-p.gone:
+			return fmt.Errorf("the process that should answer %s ended: %w", url, cmp.Or(p.err, errEnded))
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer: %w", url, ctx.Err())
+		}
+	}
+}
+
+var errEnded = errors.New("with status 0")
 
 // Gone is closed when the process has ended.
 func (p *Process) Gone() <-chan struct{} { return p.gone }

@@ -1,6 +1,8 @@
 package process
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +35,24 @@ func TestAProcessIsLoggedAndItsEndKnown(t *testing.T) {
 	_, err = Start(exec.Command("no-such-program"), log)
 	require.Error(t, err)
 	require.NotEqual(t, "0", FreePort())
+}
+
+func TestWhetherAProcessAnswers(t *testing.T) {
+	defer http.DefaultClient.CloseIdleConnections()
+	asked := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked++; asked == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer srv.Close()
+	log := filepath.Join(t.TempDir(), "log")
+	p, err := Start(exec.Command("sleep", "60"), log)
+	require.NoError(t, err)
+	require.NoError(t, p.Answers(t.Context(), srv.URL))
+	require.Equal(t, 2, asked)
+	p.Kill()
+	require.ErrorContains(t, p.Answers(t.Context(), "http://127.0.0.1:1"), "signal: killed")
 }
 
 func TestUsageIsOfTheProcessesNamed(t *testing.T) {

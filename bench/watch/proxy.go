@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
@@ -65,7 +63,7 @@ func start(ctx context.Context, o options, dir string, n int, w way, engines []*
 	if p.serve, err = process.Start(exec.Command(o.binary, "serve", "--config", file, "--log-level", "warn"), log); err != nil {
 		return p, err
 	}
-	if err := p.ready(ctx); err != nil {
+	if err := p.serve.Answers(ctx, "http://"+p.admin+"/readyz"); err != nil {
 		text, _ := os.ReadFile(log) // without it the error says enough
 		return p, fmt.Errorf("%w: %s", err, text)
 	}
@@ -108,27 +106,6 @@ limits: {event_timeout: 2h, idle_timeout: 2h}
 		fmt.Fprintf(&b, "    - {url: %q, group: busy, slots: %d}\n", u, slotsOf(o))
 	}
 	return b.String()
-}
-
-func (p *proxy) ready(ctx context.Context) error {
-	for range 300 {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-p.serve.Gone():
-			return errors.New("it ended")
-		}
-	}
-	return errors.New("it is not ready after 30 s")
 }
 
 // watch reads the stream that the page reads, until the proxy is closed.
