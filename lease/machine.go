@@ -195,10 +195,11 @@ func (m *Machine) again(sent, now time.Time) {
 		every /= 10
 	}
 	m.try = sent.Add(every)
-	if !m.held {
-		if at, ok := m.mayAcquire(); ok && at.Before(m.try) {
-			m.try = at
-		}
+	switch at, ok := m.mayAcquire(); {
+	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.wantsBack() && !now.Before(m.asked): // wanted while the call was under way
+		m.try = now
+	case !m.held && ok && at.Before(m.try):
+		m.try = at
 	}
 }
 

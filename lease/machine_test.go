@@ -85,3 +85,42 @@ func TestWhoLeavesTakesNothingAgain(t *testing.T) {
 	call, _ = m.Next(seconds(30))
 	require.Equal(t, None, call)
 }
+
+// What is wanted while a call is under way is done as soon as that has come back.
+func TestACallUnderWayDelaysNothing(t *testing.T) {
+	begin := time.Unix(0, 0)
+	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
+	next := func(m *Machine, now time.Time, want Call) {
+		t.Helper()
+		call, _ := m.Next(now)
+		require.Equal(t, want, call)
+	}
+	owner := func() *Machine {
+		m := NewMachine(Config{Self: "a_1", Home: true, Times: DefaultTimes})
+		next(m, at(0), Look)
+		m.Looked(at(0), at(0), Record{Epoch: 3, Stamp: "x"}, nil)
+		next(m, at(0), Acquire)
+		m.Acquired(at(0), at(0), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
+		next(m, at(2), Renew)
+		return m
+	}
+	m := owner()
+	require.NoError(t, m.GiveBack(at(2), 4))
+	m.Renewed(at(2), at(3), nil)
+	next(m, at(3), Release)
+	m = owner()
+	m.Leave(at(2))
+	m.Renewed(at(2), at(3), nil)
+	next(m, at(3), Release)
+
+	m = NewMachine(Config{Self: "b_1", Times: DefaultTimes})
+	m.SetFit(true)
+	next(m, at(0), Look)
+	m.SetHome(at(0), true)
+	m.Looked(at(0), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
+	next(m, at(1), AskBack)
+	m.Asked(at(1), ErrNotHolder)
+	next(m, at(1), Look)
+	m.Looked(at(1), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
+	next(m, at(2), None)
+}
