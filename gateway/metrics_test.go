@@ -147,26 +147,3 @@ func TestAlertsNameOutcomesThatThereAre(t *testing.T) {
 		require.Subset(t, there, strings.Split(n[1], "|"))
 	}
 }
-
-// Whatever page names a metric: it is one of docs/metrics.md, or the beginning of
-// one where a star or a brace follows, or where the runbook greps for it (m NAME).
-func TestPagesNameMetricsThatThereAre(t *testing.T) {
-	t.Parallel()
-	docs := keysSorted(metricsDoc(t))
-	pages, err := filepath.Glob("../docs/*.md")
-	require.NoError(t, err)
-	named := regexp.MustCompile("(`m )?(evenkeel_[a-z0-9_]+)([*{]?)")
-	for _, page := range append(pages, "../README.md", "../SECURITY.md", "../CHANGELOG.md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
-			name, open := m[2], m[1] != "" || m[3] == "*" || strings.HasSuffix(m[2], "_")
-			if !slices.ContainsFunc(docs, func(d string) bool {
-				ending, ok := strings.CutPrefix(name, d)
-				return ok && slices.Contains([]string{"", "_count", "_sum", "_bucket"}, ending) || open && strings.HasPrefix(d, name)
-			}) {
-				t.Errorf("%s names %s", page, m[0])
-			}
-		}
-	}
-}
