@@ -11,7 +11,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,9 +32,10 @@ type Engine struct {
 
 	mu      sync.Mutex
 	rng     *rand.Rand
-	addrs   []string // fixed by the first start
-	kvAddrs []string // of publishers, then of replays; fixed too
-	life    *life    // nil after Kill and Close
+	addrs   []string   // fixed by the first start
+	kvAddrs []string   // of publishers, then of replays; fixed too
+	ports   []*os.File // hold those that the kernel chose, also while the engine is dead
+	life    *life      // nil after Kill and Close
 	closed  bool
 }
 
@@ -74,14 +77,45 @@ func Start(cfg Config) (*Engine, error) {
 	if e.kvAddrs, err = cfg.kvAddresses(); err != nil {
 		return nil, err
 	}
+	for _, addrs := range [][]string{e.addrs, e.kvAddrs} {
+		if err := e.reserve(addrs); err != nil {
+			return nil, err
+		}
+	}
 	e.faults.set(cfg.Seed, cfg.Faults)
 	e.trace = startTrace(cfg.StepTrace, cfg.Group)
 	e.log = newStepLog(cfg.StepLog, e.trace)
 	if err := e.Revive(); err != nil {
 		e.trace.close()
+		e.freePorts()
 		return nil, err
 	}
 	return e, nil
+}
+
+// reserve replaces the addresses whose port is for the kernel to choose by those
+// that it chose.
+func (e *Engine) reserve(addrs []string) error {
+	for i, addr := range addrs {
+		if !strings.HasSuffix(addr, ":0") {
+			continue
+		}
+		at, port, err := reservePort(addr)
+		if err != nil {
+			e.freePorts()
+			return fmt.Errorf("refengine: a port at %s: %w", addr, err)
+		}
+		addrs[i] = at
+		e.ports = append(e.ports, port)
+	}
+	return nil
+}
+
+func (e *Engine) freePorts() {
+	for _, p := range e.ports {
+		_ = p.Close() // nil: of one that is not held
+	}
+	e.ports = nil
 }
 
 // addresses are what to listen on: one a rank, or one for all.
@@ -264,6 +298,7 @@ func (e *Engine) Close() {
 	e.mu.Lock()
 	trace := e.trace
 	e.trace, e.closed = nil, true
+	e.freePorts()
 	e.mu.Unlock()
 	trace.close()
 }
