@@ -181,10 +181,15 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 
 // SetWorkers replaces the fleet, of all models. A worker with a known ID keeps
 // its load; the slots of one that is gone stay charged until released, and
-// count again when it comes back.
+// count again when it comes back. When it returns the rounds that decided on the
+// fleet before are over: a rank that is up no more gets nothing that is not
+// bound to it by then.
 func (d *Dispatcher) SetWorkers(ws []Worker) {
 	ws = slices.Clone(ws)
-	d.inbox.push(func(l *loop) { l.setWorkers(ws) })
+	_ = d.ask(func(l *loop) error { // after the end nothing is bound any more
+		l.setWorkers(ws)
+		return nil
+	})
 }
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
@@ -184,6 +185,32 @@ func TestSetPolicy(t *testing.T) {
 		require.NoError(t, d.SetPolicy("immediate"))
 		require.Equal(t, "immediate", d.Policy())
 		require.Equal(t, "immediate", (<-waits).Slot.Policy, "those that wait are decided anew")
+	})
+}
+
+func TestARankThatIsTakenOutGetsNothingAfterwards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		decides, goes := make(chan struct{}), make(chan struct{})
+		d := start(t, testConfig(&fake{name: "pooled", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+			decides <- struct{}{}
+			<-goes
+			return leastKV(false)(s, dst)
+		}}))
+		d.SetWorkers(ranks(1, 1, 0))
+		got := d.Enqueue(&pool.Entry{ID: 1, Model: "m"})
+		<-decides
+		var out atomic.Bool
+		go func() {
+			d.SetWorkers(nil)
+			out.Store(true)
+		}()
+		synctest.Wait()
+		require.False(t, out.Load(), "a round decides on the ranks of before")
+		close(goes)
+		synctest.Wait()
+		require.True(t, out.Load())
+		require.Len(t, got, 1, "bound before")
+		require.NoError(t, (<-got).Err)
 	})
 }
 

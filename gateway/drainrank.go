@@ -49,7 +49,8 @@ const (
 // DrainEngine stops new work for an engine, host:port, or for one of its ranks,
 // host:port/rank. With a limit above 0 what still runs then goes on elsewhere
 // where it can, and ends with an error event where it cannot; finished prefills
-// are decoded all the same. A second call sets another limit.
+// are decoded all the same. A second call sets another limit. When it returns
+// nothing is bound there any more; what was is among the requests of its status.
 func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 	f := g.fleet
 	s, err := f.find(role, id)
