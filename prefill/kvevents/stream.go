@@ -52,6 +52,8 @@ type Stream struct {
 	up       atomic.Bool  // connected and caught up
 	garbled  atomic.Bool  // the last batch could not be read
 	complete atomic.Bool  // nothing that the engine holds is unknown
+	asked    atomic.Int64 // how often it was to begin anew
+	begun    atomic.Int64 // as many of these are over
 	answered atomic.Int64 // first answer since the last batch, in Unix nanoseconds; 0: none
 	failure  atomic.Pointer[string]
 
@@ -94,6 +96,7 @@ func (s *Stream) Close() {
 // Resync makes the stream forget what it has told and begin anew: the sink has
 // lost it.
 func (s *Stream) Resync() {
+	s.asked.Add(1)
 	select {
 	case s.resync <- struct{}{}:
 	default:
@@ -110,10 +113,10 @@ func (s *Stream) Precise(now time.Time) bool {
 	return s.up.Load() && !s.garbled.Load() && (since == 0 || now.UnixNano()-since < int64(silence))
 }
 
-// Complete reports whether the stream knows all that the engine holds. While it
-// does not, as after a gap, an engine may have more than the index says, and
-// answers that tell of it should be believed too.
-func (s *Stream) Complete() bool { return s.complete.Load() }
+// Complete reports whether the stream has told all that the engine holds. While it
+// has not, as after a gap or until it has begun anew, an engine may have more than
+// the index says, and answers that tell of it should be believed too.
+func (s *Stream) Complete() bool { return s.begun.Load() == s.asked.Load() && s.complete.Load() }
 
 // BlockTokens is how many tokens a block of the engine has, 0 before it stored
 // one.
@@ -211,7 +214,9 @@ func (s *Stream) session(ctx context.Context) error {
 		select {
 		case <-q.ready:
 		case <-s.resync:
+			asked := s.asked.Load()
 			s.follow.restart()
+			s.begun.Store(asked)
 		case <-ctx.Done():
 			return ctx.Err()
 		}

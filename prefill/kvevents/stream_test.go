@@ -216,8 +216,11 @@ func TestResyncTellsAllAgain(t *testing.T) {
 	r.sink.mu.Unlock()
 	require.Zero(t, r.hit(p))
 	r.stream.Resync()
-	r.eventually("again", func() bool { return r.hit(p) > 0 })
-	require.True(t, r.stream.Complete())
+	r.eventually("again", r.stream.Complete)
+	require.Positive(t, r.hit(p))
+	r.stream.Close()
+	r.stream.Resync()
+	require.False(t, r.stream.Complete(), "the sink has lost it, and was not told again")
 }
 
 func TestAnEngineThatAnswersAndSaysNothing(t *testing.T) {
