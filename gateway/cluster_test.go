@@ -57,6 +57,7 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
+	later     func(*config.Config)               // what a reload makes of that; nil: it stays
 	file      func(c *cluster) string            // the config, in place of what configure makes; c.config names its file
 	discover  func(c *cluster) []discover.Source // finds the engines, in place of the config
 	token     string                             // of the admin listener
@@ -146,6 +147,7 @@ func start(t *testing.T, o options) *cluster {
 	if o.configure != nil {
 		o.configure(cfg)
 	}
+	later := *cfg
 	var err error
 	if o.file != nil {
 		c.config = filepath.Join(t.TempDir(), "evenkeel.yaml")
@@ -158,6 +160,13 @@ func start(t *testing.T, o options) *cluster {
 	require.NoError(t, err)
 	if c.config != "" {
 		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return config.Load(c.config) })
+	}
+	if o.later != nil {
+		o.later(&later)
+		require.NoError(t, later.Validate())
+		c.config = filepath.Join(t.TempDir(), "evenkeel.yaml")
+		c.write("later\n")
+		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return &later, nil })
 	}
 	if o.discover != nil {
 		c.gw.DiscoverWith(o.discover(c)...)

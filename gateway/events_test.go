@@ -110,7 +110,7 @@ func (c *cluster) caughtUp() {
 	c.eventually("all events are taken in", func() bool {
 		for i, s := range c.candidates() {
 			want := c.prefill[i].Stats().Ranks[0].KVBatches
-			if s.Mode != "precise" || s.Events.Batches < want {
+			if s.Mode != "precise" || s.Events.Batches < want || want > 0 && !s.Events.Complete {
 				return false
 			}
 		}
@@ -181,7 +181,9 @@ func TestARestartedPublisherIsCold(t *testing.T) {
 
 	before := c.candidates()[0].Events
 	c.prefill[0].Kill()
-	c.eventually("the engine is found down", func() bool { return c.get("/readyz").status != http.StatusOK })
+	c.eventually("the engine is found down, and its events are missed", func() bool {
+		return c.get("/readyz").status != http.StatusOK && !c.candidates()[0].Events.Connected
+	})
 	require.NoError(t, c.prefill[0].Revive())
 	c.eventually("the engine is up again", func() bool {
 		s := c.candidates()[0]
@@ -224,6 +226,7 @@ func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 		followed(cfg)
 		cfg.Engines.Prefill[0].KVEventsPort = 1 // nobody listens
 	}})
+	c.eventually("the size of a block is known", func() bool { return c.gw.Prefill().BlockTokens(model) == 128 })
 	story := newTalks(1).next()
 	c.hits(story)
 	predicted, actual := c.hits(story)

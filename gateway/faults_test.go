@@ -34,20 +34,17 @@ func TestEveryFault(t *testing.T) {
 			for _, side := range []string{"prefill", "decode"} {
 				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
 					t.Parallel()
-					silence := patience
-					if fault == refengine.Hang {
-						silence = 250 * time.Millisecond
-						if raceEnabled {
-							silence *= 4 // an answer that is right needs its time, too
+					within := func(silence time.Duration) func(*config.Config) {
+						return func(cfg *config.Config) {
+							cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {FirstEventTimeout: silence, RejectReleases: new(true)}}
+							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = silence, silence
 						}
 					}
-					c := start(t, options{
-						dirty:   true,
-						profile: mooncake.Profile{FirstEventTimeout: silence, RejectReleases: new(true)},
-						configure: func(cfg *config.Config) {
-							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = silence, silence
-						},
-					})
+					o := options{dirty: true, configure: within(patience)}
+					if fault == refengine.Hang { // an answer that is right needs its time, too: later
+						o.configure, o.later = within(250*time.Millisecond), within(patience)
+					}
+					c := start(t, o)
 					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
 					for j, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
 						rule := rule
@@ -59,6 +56,11 @@ func TestEveryFault(t *testing.T) {
 						}
 					}
 					require.NoError(t, e.SetFaults())
+					if o.later != nil {
+						r, _ := c.reload("")
+						require.Equal(t, "used", r.Outcome, r.Error)
+						require.Empty(t, r.Restart)
+					}
 					c.eventually("all is well again", func() bool { return c.judge("and now", `"stream":true,`) == "right" })
 				})
 			}
@@ -131,7 +133,7 @@ func TestPrefillIsTriedElsewhere(t *testing.T) {
 				configure: func(cfg *config.Config) {
 					cfg.Prefill.Policy = "round-robin"
 					if name == "silent" {
-						cfg.Limits.ProbeTimeout = 500 * time.Millisecond
+						cfg.Limits.ProbeTimeout = 3 * time.Second // the other one answers under it, too
 					}
 				},
 			})
