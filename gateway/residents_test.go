@@ -25,9 +25,10 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) { // geo R35
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "half of the slots")
 		require.Equal(t, [2]int{2, 900}, room("d/1"), "what the others leave")
 		require.Equal(t, [2]int{1, 0}, room("d/2"))
-		time.Sleep(30*time.Second - 1)
+		gone := a.adopted.Add(a.hold)
+		time.Sleep(time.Until(gone) - 1)
 		require.Equal(t, [2]int{5, 700}, room("d/0"))
-		time.Sleep(time.Nanosecond)
+		time.Sleep(time.Until(gone))
 		require.Equal(t, [2]int{0, 0}, room("d/0"), "the hand-offs of the one that died have run out")
 
 		a.home, a.adopted = true, time.Now()
