@@ -2,11 +2,9 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 	"evenkeel/lease"
@@ -40,22 +37,6 @@ type groups struct {
 	members *lease.Members
 	shares  map[string]map[string]prefill.Share // of siblings, by their names
 	lost    chan struct{}                       // closed when a group is, and another put in its place
-}
-
-// decodeGroup is one of them with its claim.
-type decodeGroup struct {
-	name    string
-	claim   *lease.Claim
-	end     context.CancelFunc // of the claim
-	view    atomic.Pointer[lease.View]
-	sending atomic.Int64  // requests that were admitted and are not written yet
-	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it
-	hold    time.Duration // others' requests may run there for so long after a takeover
-
-	mu      sync.Mutex
-	others  map[string]geo.Resident // requests of others, by rank, while we are cautious
-	adopted time.Time               // when it last became ours; zero: it is not
-	heard   time.Time               // when its last other owner was heard of
 }
 
 const (
@@ -263,98 +244,6 @@ func (s *groups) losses() <-chan struct{} {
 	return s.lost
 }
 
-// changed takes a view of a group's claim. Once it returns from one that does
-// not admit, nothing is bound to the group's engines any more, and what was
-// bound before is on its way.
-func (s *groups) changed(a *decodeGroup, v lease.View) {
-	was := a.view.Swap(&v)
-	log := s.gw.log.With(zap.String("group", a.name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
-	if was.Admits == v.Admits {
-		if was.Phase != v.Phase {
-			log.Info("ownership")
-		}
-		return
-	}
-	now := time.Now()
-	a.mu.Lock()
-	a.adopted = time.Time{}
-	if !v.Admits {
-		clear(a.others)
-	}
-	var since time.Duration
-	if v.Admits {
-		s.known.Store(true)
-		a.adopted = now
-		if !a.heard.IsZero() {
-			since = now.Sub(a.heard)
-			s.after.Observe(since.Seconds())
-		}
-		s.taken.WithLabelValues(a.name).Inc()
-	}
-	a.mu.Unlock()
-	log.Warn("ownership of a decode group changed", zap.Bool("admits", v.Admits), zap.Duration("after_the_last_owner", since))
-	s.gw.fleet.publish()
-	if !v.Admits {
-		s.mu.Lock()
-		close(s.lost)
-		s.lost = make(chan struct{})
-		s.mu.Unlock()
-		a.flush(s.gw.ctx)
-	}
-	ctx, cancel := context.WithTimeout(s.gw.ctx, areaEvery)
-	defer cancel()
-	s.gw.regions.look(ctx) // the dispatcher has taken the news up once it answers
-	s.gw.tier.Wake()
-}
-
-// flush waits until what was admitted is written. What takes longer finds in its
-// last look that it is too late.
-func (a *decodeGroup) flush(ctx context.Context) {
-	for end := time.Now().Add(sendPatience); a.sending.Load() > 0 && time.Now().Before(end) && ctx.Err() == nil; {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// enter is where a request begins to be sent to the group's engines; leave must
-// be called once it is written, or will not be. A nil group is always ours.
-func (a *decodeGroup) enter() (leave func(), ok bool) {
-	if a == nil {
-		return func() {}, true
-	}
-	a.sending.Add(1)
-	leave = sync.OnceFunc(func() { a.sending.Add(-1) })
-	if a.ours() == nil {
-		return leave, true
-	}
-	leave()
-	return leave, false
-}
-
-// ours is the last look, right before a request is written: a process that stood
-// still since it admitted finds out here, and so does a request whose connection
-// took longer than flush waits. Else it is errNotOwner.
-func (a *decodeGroup) ours() error {
-	if a == nil || a.view.Load().Admits && a.claim.Admits(time.Now()) {
-		return nil
-	}
-	return errNotOwner
-}
-
-// mark adds the epoch of our ownership, for whoever stands before an engine and
-// holds requests of an older one off, or counts them.
-func (a *decodeGroup) mark(h []engine.Header) []engine.Header {
-	if a == nil {
-		return h
-	}
-	return append(h, engine.Header{Name: epochHeader, Value: strconv.FormatInt(a.view.Load().Epoch, 10)})
-}
-
-const epochHeader = "X-Evenkeel-Epoch"
-
-// errNotOwner is a request that would have gone to a group that is another's by
-// then.
-var errNotOwner = errors.New("another proxy admits to the decode group now")
-
 // leave releases what is owned, the last act of a shutdown; while it drains, the
 // others ask for it (geo R36, R38).
 func (s *groups) leave(ctx context.Context) {
@@ -372,103 +261,5 @@ func (s *groups) leave(ctx context.Context) {
 func (s *groups) close() {
 	if s != nil {
 		s.leases.close()
-	}
-}
-
-// handBack stops what we admit to a group, says what of ours still runs there,
-// and lets the lease go (geo R36).
-func (s *groups) handBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
-	a := s.of(ask.Group)
-	if a == nil || ask.Region != s.gw.conf().Geo.Self.Region || ask.Epoch != a.view.Load().Epoch {
-		return h, fmt.Errorf("group %s: %w", ask.Group, lease.ErrNotHolder)
-	}
-	now := time.Now()
-	s.see(now)
-	s.mu.Lock()
-	yields := s.members.Yields(ask.Group, sender, now)
-	s.mu.Unlock()
-	if !yields {
-		return h, fmt.Errorf("group %s: %w, and %s is not before us in its order", ask.Group, lease.ErrNotHolder, sender)
-	}
-	a.yields.Store(true)
-	defer a.yields.Store(false)
-	s.finish(s.gw.ctx, a)
-	h = geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
-	err = a.claim.GiveBack(ask.Epoch, func() { h.Ranks = append(h.Ranks, s.running(s.gw.ctx, a.name)...) })
-	return h, err
-}
-
-// finish has what was begun here come to a rank before the group goes, where no
-// other group of ours could decode it: what does not is prefilled again, and its
-// first hand-off stays with the prefiller until the hold timeout.
-func (s *groups) finish(ctx context.Context, a *decodeGroup) {
-	ctx, cancel := context.WithTimeout(ctx, timesOf(s.leases.duration, 0).RenewDeadline/4) // who asks waits for half of it
-	defer cancel()
-	s.gw.regions.look(ctx) // from here on what comes waits, or goes elsewhere
-	boards := slices.DeleteFunc(s.gw.fleet.boardsOf(a.name), s.gw.fleet.begins)
-	for len(boards) > 0 && ctx.Err() == nil && s.underWay(boards) {
-		time.Sleep(finishEvery)
-	}
-}
-
-const finishEvery = 5 * time.Millisecond
-
-// underWay says whether something is prefilled here, or waits for a rank, that
-// would be decoded on one of the boards.
-func (s *groups) underWay(boards []string) bool {
-	return slices.ContainsFunc(s.gw.tier.Status(), func(c prefill.CandidateStatus) bool {
-		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
-			r, _, _ := s.gw.fleet.lookup(m)
-			return slices.Contains(boards, r.board)
-		})
-	})
-}
-
-// askBack asks the holder for a group that should be ours, and keeps what it
-// says runs there.
-func (s *groups) askBack(ctx context.Context, a *decodeGroup, holder string, epoch int64) error {
-	h, err := s.gw.regions.node.AskBack(ctx, holder, geo.HandBack{Region: s.gw.conf().Geo.Self.Region, Group: a.name, Epoch: epoch})
-	if err != nil {
-		return err
-	}
-	up := s.gw.fleet.decodes(func(in *instance) bool { return in.conf.Group == a.name })
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	clear(a.others)
-	for _, in := range up { // of those that are not named nothing runs there
-		for _, r := range ranksOf(in) {
-			a.others[in.target(r).ID] = geo.Resident{}
-		}
-	}
-	note(a.others, h.Ranks, nil)
-	return nil
-}
-
-// tenure is what probes tell our siblings.
-func (s *groups) tenure() geo.Tenure {
-	t := geo.Tenure{Groups: map[string]int64{}, Decodes: s.gw.regions.decodes(), Prefill: s.gw.tier.Shares()}
-	for name, a := range *s.all.Load() {
-		if v := a.view.Load(); v.Admits {
-			t.Groups[name] = v.Epoch
-		}
-	}
-	return t
-}
-
-// hear takes what a sibling's probe told.
-func (s *groups) hear(h geo.Heard) {
-	if h.Region != s.gw.conf().Geo.Self.Region {
-		return
-	}
-	s.share(h.Peer, h.Prefill)
-	now := time.Now()
-	for name, epoch := range h.Groups {
-		if a := s.of(name); a != nil {
-			s.known.Store(true)
-			a.mu.Lock()
-			a.heard = now
-			a.mu.Unlock()
-			a.claim.Claimed(epoch)
-		}
 	}
 }
