@@ -15,7 +15,7 @@ import (
 
 const (
 	openings = 600             // clients that come in a second
-	silence  = 5 * time.Second // a step of the idle engine: a stream begins within two
+	silence  = 8 * time.Second // a step of the idle engine: a stream begins within two
 	patience = 3 * time.Minute // until all are there
 )
 
@@ -26,7 +26,7 @@ const (
 func crowd(args []string, in io.Reader, out io.Writer) error {
 	flags := flag.NewFlagSet("crowd", flag.ContinueOnError)
 	address := flags.String("proxy", "", "its address for clients")
-	streams := flags.Int("streams", 0, "clients with a stream that says nothing after its first token")
+	streams := flags.Int("streams", 0, "clients with a stream that hardly says anything")
 	connections := flags.Int("connections", 0, "clients with a connection that waits for its next request")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -36,8 +36,10 @@ func crowd(args []string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer prefill.Close()
-	// One chunk, and the next after more steps than anybody waits for.
-	decode, err := refengine.Start(refengine.Config{Role: refengine.Decode, Model: idleModel, Slots: max(*streams, 1), KVTokens: 64 << 20, C0: silence, C1: time.Nanosecond, StreamInterval: 1 << 20})
+	// A token every few seconds and not none: of tens of thousands of connections
+	// without traffic the kernel sends the keep-alive probes at the same moment, and
+	// on loopback, whose queue holds 1,000 packets, most of them are lost.
+	decode, err := refengine.Start(refengine.Config{Role: refengine.Decode, Model: idleModel, Slots: max(*streams, 1), KVTokens: 64 << 20, C0: silence, C1: time.Nanosecond})
 	if err != nil {
 		return err
 	}
@@ -70,35 +72,42 @@ func (c *idlers) open(streams, connections int) {
 	defer tick.Stop()
 	for i := range streams + connections {
 		<-tick.C
-		request := stream
-		if i >= streams {
-			request = models
+		if i < streams {
+			go c.idle(stream)
+		} else {
+			go c.stay(models)
 		}
-		go c.idle(request)
 	}
 }
 
-// idle is one client: it asks once, and counts from the answer until the
-// connection ends.
-func (c *idlers) idle(request string) {
+// stay is a client that comes again when its kept-alive connection has ended.
+func (c *idlers) stay(request string) {
+	for c.idle(request) {
+	}
+}
+
+// idle is a client that asks once, and counts from the answer until the
+// connection ends. It says whether there was an answer.
+func (c *idlers) idle(request string) bool {
 	conn, err := net.Dial("tcp", c.address)
 	if err != nil {
-		return
+		return false
 	}
 	defer func() { _ = conn.Close() }()
 	if _, err := io.WriteString(conn, request); err != nil {
-		return
+		return false
 	}
-	buffer := make([]byte, 4096)
+	buffer := make([]byte, 1024)
 	n, err := conn.Read(buffer)
 	if err != nil || !strings.HasPrefix(string(buffer[:n]), "HTTP/1.1 200 ") {
-		return
+		return false
 	}
 	c.there.Add(1)
 	defer c.there.Add(-1)
 	for err == nil {
 		_, err = conn.Read(buffer)
 	}
+	return true
 }
 
 func (c *idlers) count(all int) int64 {

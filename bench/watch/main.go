@@ -1,9 +1,9 @@
 // Command watch measures what it costs to be watched: evenkeel with 1,000 busy
 // streams and 10,000 clients that are idle, plain, then with the live page open,
 // with shadow policies, with every request traced to a collector, with receipts,
-// and with all of these. It prints processor time a chunk and resident memory,
-// each beside the plain proxy's of the same round: compare the ratios, machines
-// are noisy, and two plain proxies show how much.
+// and with all of these. It prints processor time a chunk and memory, each beside
+// the plain proxy's of the same round: compare the ratios, machines are noisy, and
+// two plain proxies show how much.
 //
 // Every proxy has a process, with idle clients and their engine in another one
 // (crowd.go), for each may open so many files. The busy streams, their engines
@@ -42,7 +42,7 @@ func main() {
 	} else {
 		var o options
 		flag.IntVar(&o.busy, "busy", 1000, "streams that are told a token every step")
-		flag.IntVar(&o.idle, "idle", 10_000, "clients that are told nothing, of each proxy")
+		flag.IntVar(&o.idle, "idle", 10_000, "clients that are told next to nothing, of each proxy")
 		flag.IntVar(&o.tokens, "tokens", 100, "tokens, and so chunks, a busy stream")
 		flag.IntVar(&o.prompt, "prompt", 64, "tokens a prompt")
 		flag.IntVar(&o.rounds, "rounds", 3, "waves of busy streams to each proxy, in turn")
@@ -82,11 +82,12 @@ const plain = 2 // ways that are off
 // sample is one wave of busy streams through one proxy.
 type sample struct {
 	chunk time.Duration // CPU
-	rss   int64         // bytes, the most seen
+	live  int64         // bytes that the last collection of garbage left, stacks included
+	rss   int64         // bytes, the most seen: with garbage, and what was not given back yet
 }
 
 func run(ctx context.Context, o options) (err error) {
-	silent, err := silentStreams(o)
+	slow, err := slowStreams(o)
 	if err != nil {
 		return err
 	}
@@ -115,8 +116,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer sink.close()
-	fmt.Printf("%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams that are told nothing, %d kept-alive connections (%d files a process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
-		o.busy, o.step, o.tokens, o.idle, silent, o.idle-silent, fileLimit(), runtime.Version(), runtime.NumCPU(), o.rounds)
+	fmt.Printf("%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams with a token every %v, %d kept-alive connections (%d files a process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
+		o.busy, o.step, o.tokens, o.idle, slow, silence, o.idle-slow, fileLimit(), runtime.Version(), runtime.NumCPU(), o.rounds)
 	var proxies []*proxy
 	defer func() {
 		for _, p := range proxies {
@@ -124,14 +125,24 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}()
 	for i, w := range ways {
-		p, err := start(ctx, o, dir, i, w, engines, sink.url, silent)
+		p, err := start(ctx, o, dir, i, w, engines, sink.url, slow)
 		if p != nil {
 			proxies = append(proxies, p)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
-		fmt.Printf("  %-22s %d idle clients\n", w.name, o.idle)
+	}
+	held := func() error {
+		for i, p := range proxies {
+			if err := p.held(); err != nil {
+				return fmt.Errorf("%s: %w", ways[i].name, err)
+			}
+		}
+		return nil
+	}
+	if err := held(); err != nil {
+		return err
 	}
 	samples := make([][]sample, len(ways))
 	for round := range o.rounds {
@@ -142,13 +153,11 @@ func run(ctx context.Context, o options) (err error) {
 				return fmt.Errorf("%s: %w", ways[at].name, err)
 			}
 			samples[at] = append(samples[at], s)
-			fmt.Printf("  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB\n", round+1, ways[at].name, micros(s.chunk), mib(s.rss))
+			fmt.Printf("  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB in use  %6.1f MiB resident\n", round+1, ways[at].name, micros(s.chunk), mib(s.live), mib(s.rss))
 		}
 	}
-	for i, p := range proxies {
-		if err := p.held(); err != nil {
-			return fmt.Errorf("%s: %w", ways[i].name, err)
-		}
+	if err := held(); err != nil { // they were there all the time
+		return err
 	}
 	if sink.spans.Load() == 0 {
 		return errors.New("the collector got no span: what was measured was not tracing")
@@ -157,10 +166,10 @@ func run(ctx context.Context, o options) (err error) {
 	return report(os.Stdout, samples)
 }
 
-// silentStreams is how many idle clients may have a stream: it takes two files
+// slowStreams is how many idle clients may have a stream: it takes two files
 // of a proxy, a connection that waits for its next request one. Some are left
 // for all else.
-func silentStreams(o options) (int, error) {
+func slowStreams(o options) (int, error) {
 	const others = 1000
 	n := min(o.idle, fileLimit()-others-2*o.busy-o.idle)
 	if n < 0 {
@@ -218,5 +227,9 @@ func measure(ctx context.Context, p *proxy, o options, seed uint64) (sample, err
 	if err != nil {
 		return sample{}, err
 	}
-	return sample{chunk: (after - before) / time.Duration(r.Events), rss: rss}, nil
+	live, err := p.memory(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	return sample{chunk: (after - before) / time.Duration(r.Events), live: live, rss: rss}, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -32,11 +33,11 @@ type proxy struct {
 	idle           int
 }
 
-// start returns when the proxy serves all its idle clients. What it returns
+// start returns when the proxy is ready and its idle clients come. What it returns
 // beside an error wants to be closed, too.
-func start(ctx context.Context, o options, dir string, n int, w way, engines []*refengine.Engine, collector string, silent int) (*proxy, error) {
+func start(ctx context.Context, o options, dir string, n int, w way, engines []*refengine.Engine, collector string, slow int) (*proxy, error) {
 	p := &proxy{clients: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), idle: o.idle}
-	p.crowd = exec.CommandContext(ctx, os.Args[0], "crowd", "-proxy", p.clients, "-streams", strconv.Itoa(silent), "-connections", strconv.Itoa(o.idle-silent))
+	p.crowd = exec.CommandContext(ctx, os.Args[0], "crowd", "-proxy", p.clients, "-streams", strconv.Itoa(slow), "-connections", strconv.Itoa(o.idle-slow))
 	p.crowd.Stderr = os.Stderr
 	var err error
 	if p.tell, err = p.crowd.StdinPipe(); err != nil {
@@ -56,7 +57,7 @@ func start(ctx context.Context, o options, dir string, n int, w way, engines []*
 	}
 	prefill, decode, _ := strings.Cut(urls, " ")
 	file := filepath.Join(dir, strconv.Itoa(n)+".yaml")
-	if err := os.WriteFile(file, []byte(settings(p, o, w, engines, prefill, decode, collector, silent)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(settings(p, o, w, engines, prefill, decode, collector, slow)), 0o600); err != nil {
 		return p, err
 	}
 	log := filepath.Join(dir, strconv.Itoa(n)+".log")
@@ -72,15 +73,12 @@ func start(ctx context.Context, o options, dir string, n int, w way, engines []*
 			return p, err
 		}
 	}
-	if _, err := io.WriteString(p.tell, "open\n"); err != nil {
-		return p, err
-	}
-	return p, p.held()
+	_, err = io.WriteString(p.tell, "open\n")
+	return p, err
 }
 
-// settings is the proxy's config file. Its idle streams may be silent for as
-// long as they like.
-func settings(p *proxy, o options, w way, engines []*refengine.Engine, prefill, decode, collector string, silent int) string {
+// settings is the proxy's config file.
+func settings(p *proxy, o options, w way, engines []*refengine.Engine, prefill, decode, collector string, slow int) string {
 	var b strings.Builder
 	receipts, shadows := 0, ""
 	if w.receipted {
@@ -96,12 +94,12 @@ dispatch: {shadow: [%s]}
 pool: {size: 4096}
 prefill: {queue: {max: 20000}}
 health: {slow_start: 0s, canary: 0s}
-limits: {event_timeout: 2h, idle_timeout: 2h}
+limits: {idle_timeout: 2h}
 `, p.clients, p.admin, receipts, shadows)
 	if w.tracing {
 		fmt.Fprintf(&b, "tracing: {endpoint: %q, sample: 1}\n", collector)
 	}
-	fmt.Fprintf(&b, "engines:\n  prefill:\n    - {url: %q}\n    - {url: %q}\n  decode:\n    - {url: %q, group: idle, slots: %d}\n", engines[0].URLs()[0], prefill, decode, max(silent, 1))
+	fmt.Fprintf(&b, "engines:\n  prefill:\n    - {url: %q}\n    - {url: %q}\n  decode:\n    - {url: %q, group: idle, slots: %d}\n", engines[0].URLs()[0], prefill, decode, max(slow, 1))
 	for _, u := range engines[1].URLs() {
 		fmt.Fprintf(&b, "    - {url: %q, group: busy, slots: %d}\n", u, slotsOf(o))
 	}
@@ -150,6 +148,36 @@ func (p *proxy) hear() (string, error) {
 		return "", fmt.Errorf("the idle clients' process ended: %w", err)
 	}
 	return strings.TrimSpace(text), nil
+}
+
+// memory is what the proxy's last collection of garbage left, by its own metrics:
+// the next one is due when that has doubled, and stacks count once.
+func (p *proxy) memory(ctx context.Context) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	sum, found := 0.0, 0
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if name == "go_memstats_next_gc_bytes" || name == "go_memstats_stack_inuse_bytes" {
+			bytes, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += bytes
+			found++
+		}
+	}
+	if found != 2 {
+		return 0, errors.New("its metrics do not say how much memory it has in use")
+	}
+	return int64(sum / 2), nil
 }
 
 func (p *proxy) pid() int { return p.serve.Pid }

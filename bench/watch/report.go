@@ -12,19 +12,19 @@ import (
 // the plain proxies, so that a machine that slowed down slowed both.
 func report(out io.Writer, samples [][]sample) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "watched by\tCPU µs/chunk\tto off\tRSS MiB\tto off\t")
+	fmt.Fprintln(w, "watched by\tCPU µs/chunk\tto off\tin use, MiB\tto off\tresident, MiB\t")
 	for i, all := range samples {
-		var cpu, rss, cpuRatio, rssRatio []float64
+		var cpu, live, rss, cpuRatio, liveRatio []float64
 		for round, s := range all {
-			var baseCPU, baseRSS float64
+			var baseCPU, baseLive float64
 			for _, off := range samples[:plain] {
 				baseCPU += micros(off[round].chunk) / plain
-				baseRSS += mib(off[round].rss) / plain
+				baseLive += mib(off[round].live) / plain
 			}
-			cpu, rss = append(cpu, micros(s.chunk)), append(rss, mib(s.rss))
-			cpuRatio, rssRatio = append(cpuRatio, micros(s.chunk)/baseCPU), append(rssRatio, mib(s.rss)/baseRSS)
+			cpu, live, rss = append(cpu, micros(s.chunk)), append(live, mib(s.live)), append(rss, mib(s.rss))
+			cpuRatio, liveRatio = append(cpuRatio, micros(s.chunk)/baseCPU), append(liveRatio, mib(s.live)/baseLive)
 		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t\n", ways[i].name, median(cpu), median(cpuRatio), median(rss), median(rssRatio))
+		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t%.0f\t\n", ways[i].name, median(cpu), median(cpuRatio), median(live), median(liveRatio), median(rss))
 	}
 	return w.Flush()
 }

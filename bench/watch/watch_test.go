@@ -19,22 +19,22 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestSilentStreamsFitIntoTheFiles(t *testing.T) {
+func TestSlowStreamsFitIntoTheFiles(t *testing.T) {
 	few := options{busy: 10, idle: 20}
-	n, err := silentStreams(few)
+	n, err := slowStreams(few)
 	require.NoError(t, err)
 	require.Equal(t, few.idle, n, "all of them are streams where there is room")
-	_, err = silentStreams(options{busy: 1 << 20, idle: 1})
+	_, err = slowStreams(options{busy: 1 << 20, idle: 1})
 	require.ErrorContains(t, err, "raise ulimit -n")
 	all := options{busy: 0, idle: (fileLimit() - 1000) * 3 / 4}
-	n, err = silentStreams(all)
+	n, err = slowStreams(all)
 	require.NoError(t, err)
 	require.Less(t, n, all.idle, "the others are connections")
 	require.LessOrEqual(t, all.idle+n, fileLimit()-1000)
 }
 
 func TestIdleClientsStayUntilTheirServerGoes(t *testing.T) {
-	e, err := refengine.Start(refengine.Config{Role: refengine.Both, Model: idleModel, PrefillBase: time.Nanosecond, C0: time.Millisecond, StreamInterval: 1 << 20})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Both, Model: idleModel, PrefillBase: time.Nanosecond, C0: time.Millisecond})
 	require.NoError(t, err)
 	defer e.Close()
 	c := idlers{address: strings.TrimPrefix(e.URLs()[0], "http://")}
@@ -76,11 +76,11 @@ func TestTheCollectorCountsSpans(t *testing.T) {
 func TestRatiosAreToTheMeanOfThePlainProxies(t *testing.T) {
 	all := make([][]sample, len(ways))
 	for i := range all {
-		all[i] = []sample{{chunk: time.Duration(10+i) * time.Microsecond, rss: int64(100+i) << 20}}
+		all[i] = []sample{{chunk: time.Duration(10+i) * time.Microsecond, live: int64(100+i) << 20, rss: 300 << 20}}
 	}
 	var b bytes.Buffer
 	require.NoError(t, report(&b, all))
 	lines := strings.Split(b.String(), "\n")
-	require.Equal(t, []string{"off", "10.0", "0.95", "100", "1.00"}, strings.Fields(lines[1]))
-	require.Equal(t, []string{"receipts", "15.0", "1.43", "105", "1.04"}, strings.Fields(lines[6]))
+	require.Equal(t, []string{"off", "10.0", "0.95", "100", "1.00", "300"}, strings.Fields(lines[1]))
+	require.Equal(t, []string{"receipts", "15.0", "1.43", "105", "1.04", "300"}, strings.Fields(lines[6]))
 }
