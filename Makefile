@@ -89,7 +89,7 @@ bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines:
 	go run ./bench/relay
 
 .PHONY: bench-watch
-bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, shadows, traces, receipts: what each costs, 8 minutes
+bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, shadows, traces, receipts: what each costs, 6 minutes
 	go run ./bench/watch
 
 .PHONY: lint

@@ -10,7 +10,7 @@ import (
 )
 
 // bandsOnly leaves of a report the plots of the first and the last policy, side
-// by side.
+// by side, and says how high that is.
 const bandsOnly = `(() => {
 	const legend = document.querySelector('.legend');
 	const loads = [...document.querySelectorAll('figure')].filter((f) => f.querySelector('h3'));
@@ -19,7 +19,7 @@ const bandsOnly = `(() => {
 	row.append(loads[0], loads.at(-1));
 	document.body.style.cssText = 'max-width: none; padding: 1rem 1.25rem 0';
 	document.body.replaceChildren(legend, row);
-	return loads.length > 1;
+	return document.body.scrollHeight;
 })()`
 
 // drawDemo runs the demo, which writes a report, and takes pictures of that. Its
@@ -38,11 +38,19 @@ func drawDemo(ctx context.Context, o options, dir string, b *browser, out io.Wri
 	if err := b.shoot(filepath.Join(o.out, "demo-report.png"), false, out); err != nil {
 		return err
 	}
-	if err := b.resize(1280, 100); err != nil {
+	if err := b.resize(1280, 900); err != nil {
 		return err
 	}
-	if said, err := b.eval(bandsOnly); err != nil || said != "true" {
-		return fmt.Errorf("the report has no plots to set side by side: %s %w", said, err)
+	said, err := b.eval(bandsOnly)
+	if err != nil {
+		return fmt.Errorf("the report has no two plots to set side by side: %w", err)
 	}
-	return b.shoot(filepath.Join(o.out, "bands.png"), true, out)
+	height, err := strconv.ParseInt(said, 10, 64)
+	if err != nil {
+		return err
+	}
+	if err := b.resize(1280, height); err != nil {
+		return err
+	}
+	return b.shoot(filepath.Join(o.out, "bands.png"), false, out)
 }
