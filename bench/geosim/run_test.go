@@ -146,7 +146,7 @@ func TestAScenarioIsReadFromAFile(t *testing.T) {
 	s, err := Read(path, "")
 	require.NoError(t, err)
 	require.Equal(t, []Region{
-		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 160}},
+		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 60}},
 		{Name: "eu", Replicas: 1, Load: Load{Kind: treeOfThoughts, Clients: 2, Turns: 5, Prompt: 80, Output: 100, Branches: 3, Depth: 2}},
 	}, s.Regions)
 	want := presets["a100-mistral7b"]

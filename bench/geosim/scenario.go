@@ -173,7 +173,7 @@ func Named(name, preset string) (*Scenario, error) {
 	if s.Engine.StepMs < 30 { // a fast engine answers as much in less time
 		s.WarmS, s.MeasureS = 15, 75
 	}
-	chat := func(clients int) Load { return Load{Clients: clients, Turns: 5, Prompt: 80, Output: 160} }
+	chat := func(clients int) Load { return Load{Clients: clients, Turns: 5, Prompt: said, Output: answered} }
 	tot := func(clients, branches int) Load {
 		return Load{Kind: treeOfThoughts, Clients: clients, Branches: branches, Depth: 4, Output: 100}
 	}
@@ -467,7 +467,7 @@ func (f *regionFile) region(like Region, i int) (Region, error) {
 		if r.Load.Kind = Kind(at); r.Load.Kind == treeOfThoughts && r.Load.Branches == 0 {
 			r.Load.Branches, r.Load.Depth, r.Load.Output = 2, 4, 100
 		} else if r.Load.Kind == conversation && r.Load.Turns == 0 {
-			r.Load.Turns, r.Load.Prompt, r.Load.Output = 5, 80, 160
+			r.Load.Turns, r.Load.Prompt, r.Load.Output = 5, said, answered
 		}
 	}
 	set(&r.Load.Clients, f.Clients)

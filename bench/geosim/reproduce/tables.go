@@ -80,10 +80,12 @@ var variants = []struct {
 	{onePass, func(s *geosim.Scenario) { s.Engine.OnePass = true }},
 	{"one prefill for all that wait, and metrics as SGLang's", func(s *geosim.Scenario) { s.Engine.OnePass, s.Engine.LogSteps = true, 40 }},
 	{"none of t0 keeps the engine busy", func(s *geosim.Scenario) { s.Engine.BusyMs = 0 }},
+	{"all of t0 keeps the engine busy", func(s *geosim.Scenario) { s.Engine.BusyMs = s.Engine.T0Ms }},
 	{pauses, ofLoads(func(l *geosim.Load) { l.ThinkMs = 300 })},
-	{"answers twice as long", ofLoads(func(l *geosim.Load) { l.Output *= 2 })},
-	{"answers half as long", ofLoads(func(l *geosim.Load) { l.Output /= 2 })},
-	{"answers a quarter as long", ofLoads(func(l *geosim.Load) { l.Output /= 4 })},
+	{"answers of 480 tokens in the mean", ofLoads(func(l *geosim.Load) { l.Output *= 16. / 3 })},
+	{"answers of 240", ofLoads(func(l *geosim.Load) { l.Output *= 8. / 3 })},
+	{"answers of 120", ofLoads(func(l *geosim.Load) { l.Output *= 4. / 3 })},
+	{"answers of 60", ofLoads(func(l *geosim.Load) { l.Output *= 2. / 3 })},
 }
 
 func ofLoads(change func(l *geosim.Load)) func(s *geosim.Scenario) {
@@ -120,7 +122,7 @@ func (b *book) models() (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {pending_in_prefill: true, one_pass: true, log_steps: 40, busy_ms: 0}` and `regions: [{think_ms: 300, output: 80}, …]`\n\n", b.seeds) + table(head, rows), nil
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {pending_in_prefill: true, one_pass: true, log_steps: 40, busy_ms: 0}` and `regions: [{think_ms: 300, output: 160}, …]`\n\n", b.seeds) + table(head, rows), nil
 }
 
 // claims are C1 to C10.
