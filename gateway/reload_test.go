@@ -193,7 +193,9 @@ func TestOperatorsChangesSurviveAReload(t *testing.T) {
 	require.Zero(t, c.decode[0].Stats().Decodes)
 
 	c.write(c.yaml(usual+"dispatch: {policy: br0}\n", c.decode[1], c.decode[0]))
-	c.eventually("the file speaks of it", func() bool { return c.gw.Policy() == "br0" })
-	s = c.gw.Status(t.Context())
+	c.eventually("the file speaks of it", func() bool { // the policy is in force before the engines are
+		s = c.gw.Status(t.Context())
+		return c.gw.Policy() == "br0" && s.Engines[1].ID == second
+	})
 	require.Equal(t, []any{second, 16, first, true}, []any{s.Engines[1].ID, s.Engines[1].Slots, s.Engines[2].ID, s.Engines[2].Draining})
 }
