@@ -8,9 +8,11 @@ import (
 	"evenkeel/pool"
 )
 
-// avoidFor is how long an entry waits for a rank that it does not avoid. By
-// then health checks have found out about the others.
-const avoidFor = time.Second
+// avoidFor is how long an entry waits for a rank that it does not avoid, ahead
+// of all others. It is long because a rank that fails at once is always free:
+// while the others are full, an entry that takes what is free comes back to it.
+// Ranks that are down are not waited for.
+const avoidFor = 30 * time.Second
 
 // particular says whether an entry does not go to any rank.
 func particular(e *pool.Entry) bool { return len(e.Avoid)+len(e.Only) > 0 }

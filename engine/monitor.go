@@ -45,6 +45,10 @@ type Status struct {
 	// before failed. Wedged: a request of our own failed too.
 	Out    error
 	Wedged bool
+
+	// Accused is why nothing new should go there for a moment: several requests
+	// failed, and whether by their own fault is open.
+	Accused error
 }
 
 // MonitorConfig of a Monitor; Client is required.
@@ -274,7 +278,7 @@ func (s Status) clone() Status {
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged &&
+		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -36,6 +37,37 @@ func (m *Monitor) Judge(id string, v Verdict, why error) {
 	}
 }
 
+// maxAccused is how many failures of which it is open whose they are an instance
+// may have before it gets nothing new. An engine that fails at once is always
+// free, and would draw every request there is until the first of them was
+// answered elsewhere.
+const maxAccused = 3
+
+// Accuse holds a failure against an instance that may be the request's own
+// fault. Once that is known, settle must be called, and then Judge.
+func (m *Monitor) Accuse(id string) (settle func()) {
+	m.accused(id, 1)
+	return sync.OnceFunc(func() { m.accused(id, -1) })
+}
+
+func (m *Monitor) accused(id string, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watches[id]
+	if w == nil || len(w.in.Canaries) == 0 {
+		return
+	}
+	s := &w.suspect
+	s.accused = max(0, s.accused+n) // those of before a restart were forgiven
+	next := w.status
+	if next.Accused = nil; s.accused >= maxAccused {
+		next.Accused = errAccused
+	}
+	w.become(next)
+}
+
+var errAccused = fmt.Errorf("%d requests failed with 500, and no other engine has had them yet", maxAccused)
+
 // suspicion is what is held against an instance that answers its health check.
 type suspicion struct {
 	circuit circuit.Circuit
@@ -43,6 +75,7 @@ type suspicion struct {
 	wedged  bool // the canary failed, and nothing was served since
 	tried   time.Time
 	why     error // of the outage
+	accused int   // failures of which it is open whose they are
 }
 
 // judge needs m.mu.

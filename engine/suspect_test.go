@@ -266,3 +266,28 @@ func TestTrafficOfAnInstanceThatIsGoneIsForgotten(t *testing.T) {
 	require.Empty(t, m.traffic)
 	was.End()
 }
+
+// An engine that fails at once is always free: until it is known whose the
+// failures were, it gets nothing new.
+func TestFailuresThatMayBeTheRequestsOwnPauseAnEngine(t *testing.T) {
+	doubted(t, decodes(), func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		var settle []func()
+		for n := 1; n < maxAccused; n++ {
+			settle = append(settle, m.Accuse("d0"))
+			require.NoError(t, m.Status("d0").Accused, "%d may be anybody's", n)
+		}
+		settle = append(settle, m.Accuse("d0"))
+		require.ErrorContains(t, m.Status("d0").Accused, "no other engine has had them yet")
+		require.NoError(t, m.Status("d0").Out)
+		settle[0]()
+		settle[0]()
+		require.NoError(t, m.Status("d0").Accused, "one is settled, once")
+		settle = append(settle, m.Accuse("d0"))
+		require.Error(t, m.Status("d0").Accused)
+		for _, s := range settle {
+			s()
+		}
+		require.NoError(t, m.Status("d0").Accused)
+		m.Accuse("gone")() // an engine that left meanwhile
+	})
+}

@@ -91,7 +91,9 @@ const (
 
 // accuse holds a 500 against a decode engine, unless another gives it too.
 func (j *job) accuse(r *rank, err error) {
+	settle := j.gw.monitor.Accuse(r.Instance)
 	j.hold(r.Instance, func(f finding) {
+		settle()
 		switch f {
 		case guilty:
 			j.gw.monitor.Judge(r.Instance, engine.Faulted, err)
@@ -114,6 +116,9 @@ func (j *job) hold(instance string, settle func(finding)) {
 		b.settle(innocent)
 		settle(innocent)
 		b.settle, b.cleared = nil, true
+	default: // it said so before
+		first := b.settle
+		b.settle = func(f finding) { first(f); settle(f) }
 	}
 }
 

@@ -31,7 +31,7 @@ func (f *fleet) publish() {
 		in := f.instances[k]
 		f.route(routes, in, in.serving && f.takes(in, -1))
 		for _, r := range ranksOf(in) {
-			up := in.serving && f.takes(in, r)
+			up := in.serving && !in.paused && f.takes(in, r)
 			if in.role == rolePrefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown

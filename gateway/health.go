@@ -13,6 +13,7 @@ import (
 // it and what is charged for that depends on none of it.
 type standing struct {
 	serving bool    // takes requests, drains aside
+	paused  bool    // but nothing new for a moment: what failed there is not settled
 	served  bool    // did once
 	start   float64 // of the process that serves
 	fresh   time.Time
@@ -28,7 +29,7 @@ type standing struct {
 func (f *fleet) appraise(now time.Time) {
 	others := map[string]int{} // engines in full service by role and model
 	for _, in := range f.instances {
-		if in.status.Up && in.status.Out == nil && len(in.status.Models) > 0 {
+		if in.status.Up && in.status.Out == nil && in.status.Accused == nil && len(in.status.Models) > 0 {
 			others[in.kind()]++
 		}
 	}
@@ -47,6 +48,7 @@ func (f *fleet) appraise(now time.Time) {
 			f.gw.log.Info("engine is back or new: its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
 		}
 		s.serving, s.share = serving, 1
+		s.paused = in.status.Accused != nil && others[in.kind()] > 0
 		if serving {
 			s.served, s.start = true, in.status.StartTime
 		}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -201,8 +202,8 @@ func (f *fleet) statuses() []EngineStatus {
 		if in.status.Err != nil {
 			s.Error = in.status.Err.Error()
 		}
-		if in.status.Out != nil {
-			s.Error = in.status.Out.Error()
+		if err := cmp.Or(in.status.Out, in.status.Accused); err != nil {
+			s.Error = err.Error()
 		}
 		for _, m := range in.status.Models {
 			s.Models = append(s.Models, m.ID)

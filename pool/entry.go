@@ -38,7 +38,7 @@ type Entry struct {
 	Drain bool
 
 	// Avoid are the workers that failed at the request. While another one is up,
-	// the entry waits a moment for that.
+	// the entry waits for that, though not for ever.
 	Avoid []int32
 
 	// Only are the workers that may have it, whatever it avoids; none: any may. It
