@@ -154,9 +154,9 @@ func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) { // geo R28
 		n, _ := node(t, func(c *Config) { c.FirstByte = 200 * time.Millisecond }, entry(t, "eu-1", url))
 		f := forwarded(t, n)
 		if row.serve == nil {
-			gone := *f.peer.target
+			gone := *f.peer.conf.Target
 			gone.URL = &neturl.URL{Scheme: "http", Host: "127.0.0.1:1"}
-			f.peer.target = &gone
+			f.peer = n.newPeer(f.peer.conf, "gone", &gone) // one that nobody probes
 		}
 		if row.end != nil {
 			go func() { <-asked; row.end(f) }()
