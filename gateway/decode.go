@@ -1,0 +1,130 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+)
+
+// decode consumes the hand-off, if there is one, and returns with the first data event in hand:
+// the engine has the KV then, and only then the client sees a status line
+// (contract 0.6).
+func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
+	next := phaseTransfer
+	if h == nil {
+		next = phasePrefill
+	}
+	j.calls("decode")
+	j.reach(next)
+	s := j.newStream(slot)
+	if fault := j.open(h, s); fault != nil {
+		if s.run.moved.Load() && !fault.final {
+			fault.moved = true
+		}
+		j.judge(s.rank, fault)
+		kind := dispatcher.Failed
+		switch {
+		case errors.Is(fault.err, errNotOwner):
+			kind = dispatcher.Cancelled
+		case h == nil:
+			kind = j.localFailed(s, fault)
+		case s.whole && j.left():
+			kind = dispatcher.Cancelled
+		}
+		s.settle(kind)
+		if j.resume.times == 0 {
+			j.forget()
+		}
+		return nil, fault
+	}
+	h.release() // the prefiller has its blocks back (contract 2.3)
+	slot.Started()
+	j.arrived(h, s)
+	s.opened()
+	s.run.settle()
+	j.reach(phaseStreaming)
+	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
+	return s, nil
+}
+
+// open sends the decode request and reads up to the first data event. The
+// connection stays until then even if the client left, for a pull that is cut
+// leaks blocks on both sides (contract 2.6).
+func (j *job) open(h *handoff, s *stream) *fault {
+	sent, ok := s.rank.area.enter()
+	defer sent()
+	if !ok {
+		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+	}
+	s.call.OnWritten(sent)
+	s.call.Guard(s.rank.area.ours)
+	var kv json.RawMessage
+	if h == nil {
+		j.leaveAtOnce(s.call)
+	} else {
+		if j.gw.outlived(h) {
+			h.orphan()
+			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
+		}
+		var err error
+		if kv, err = h.take(s.began); err != nil {
+			h.orphan()
+			return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+		}
+		h.lease.Dispatched()
+	}
+	profile, limits := s.rank.Profile, &j.gw.conf().Limits
+	silence := profile.FirstEventTimeout
+	if h != nil {
+		silence = min(silence, h.pulledBy().Sub(s.began))
+	}
+	pulled := s.began.Add(silence)
+	if s.whole { // nothing comes before all of it has
+		if h != nil {
+			defer j.finishPull(s.call, pulled)()
+		}
+		silence = limits.ProbeTimeout
+		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
+	}
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(j.headers("d", j.rec.Attempts))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
+	switch {
+	case errors.Is(err, errNotOwner): // nothing was sent, and the engine is not to blame
+		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+	case err != nil:
+		j.gw.monitor.Report(s.rank.Instance, err)
+		var ee *engine.Error
+		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
+		switch {
+		case !spent:
+		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
+			h.release() // its answer was not awaited any longer, its pull was over
+		default:
+			j.overdue(h, s)
+			h.orphan()
+		}
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
+	}
+	s.resp = resp
+	if resp.StatusCode() != http.StatusOK {
+		return j.decodeRefused(h, s)
+	}
+	if err := s.first(s.began.Add(silence)); err != nil {
+		if s.mirror.Started() || s.tooLong(err) {
+			h.release() // the pull was over when it broke
+		} else {
+			j.overdue(h, s)
+			h.orphan()
+		}
+		return s.failure(err)
+	}
+	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
+		h.release()
+		return &fault{answer: fail, final: true, spent: true}
+	}
+	return nil
+}

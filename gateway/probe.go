@@ -1,0 +1,143 @@
+package gateway
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// probe runs the prefill. Once the engine answers, it holds the blocks, so the
+// hand-off is read also of a client that has left, to be drained by wait.
+func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
+	if j.left() { // before anything is sent
+		return nil, j.drop(lease)
+	}
+	j.reach(phasePrefill)
+	began := time.Now()
+	c := lease.Candidate
+	x, err := j.gw.exchange(c, j.id, j.rec.Attempts)
+	if err != nil {
+		lease.Failed(false, 0)
+		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
+	}
+	born := j.gw.fleet.born(c.Instance)
+	call := j.gw.client.NewCall(c.Target)
+	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
+	defer j.gw.ended(run)
+	stop := j.finishOrLeave(call)
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(j.headers("p", j.rec.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
+	})
+	stop()
+	if err != nil {
+		return nil, j.probeFailed(lease, run, err)
+	}
+	answered := time.Now() // the hold timeout counts from the response headers (contract 2.4)
+	defer resp.Close()
+	answer, err := resp.ReadAll(mooncake.MaxProbeAnswer)
+	if err != nil {
+		return nil, j.probeFailed(lease, run, err)
+	}
+	j.rec.ProbeMs += ms(time.Since(began))
+	j.gw.metrics.stage(stageProbe, time.Since(began))
+	if status := resp.StatusCode(); status != http.StatusOK {
+		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
+			lease.Release() // the request's fault, not the engine's
+		} else {
+			lease.Failed(false, 0)
+		}
+		if status == http.StatusInternalServerError {
+			j.hold(c.Instance, func(f finding) {
+				if f == innocent {
+					j.gw.tier.Forgive(c.ID)
+				}
+			})
+		}
+		return nil, j.refused("prefill", c.ID, resp, answer)
+	}
+	return j.accept(lease, born, x, answer, answered)
+}
+
+// accept makes a hand-off of a probe's answer.
+func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+	c := lease.Candidate
+	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
+	if err == nil && got.PromptTokens == 0 {
+		got.PromptTokens = j.estimate()
+	}
+	budget, budgetErr := c.Profile.HoldBudget()
+	if err = errors.Join(err, budgetErr); err != nil {
+		// Without a hand-off the engine keeps nothing; blocks that we cannot
+		// name may be held, so they stay on its budget.
+		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
+			lease.Release() // its first token was the end of the answer (contract 1.3): the prompt's doing
+			j.endsAtOnce(got.PromptTokens)
+		} else {
+			lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
+		}
+		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
+		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
+			j.gw.log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
+		}
+		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
+	}
+	j.prompt = got.PromptTokens
+	j.prefilled(&got)
+	if j.resume.times == 0 {
+		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
+		j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
+		if j.wantsIDs(c.Profile) {
+			j.resume.ids = got.PromptTokenIDs
+		}
+	}
+	expires := answered.Add(c.Profile.KVHoldTimeout)
+	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j}
+	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
+	if fail == nil {
+		fail = j.verify(j.resume.atP, got.PromptTokens)
+	}
+	if fail != nil {
+		j.gw.drain(h, j.model)
+		return nil, &fault{answer: fail, final: true}
+	}
+	return h, nil
+}
+
+// tooLong checks prompt and answer against the model's context. What a request
+// leaves open, engines cut to fit.
+func (j *job) tooLong() *openai.Error {
+	context, key := j.model.maxLen, j.req.MaxTokensKey
+	if context == 0 || key == "" || j.prompt-j.resume.before+j.req.MaxTokens <= context {
+		return nil
+	}
+	return &openai.Error{
+		Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: key,
+		Message: fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", context, j.prompt, key, j.req.MaxTokens),
+	}
+}
+
+// endsAtOnce notes that the first token was the end of the answer (contract 1.3).
+// Later probes mask the end-of-sequence token; where that does not help, a decode
+// rank may do without a hand-off.
+func (j *job) endsAtOnce(tokens int) {
+	if j.leg != nil && j.leg.IgnoreEOS {
+		j.local.ended = cmp.Or(tokens, j.estimate())
+		return
+	}
+	leg := mooncake.Leg{}
+	if j.leg != nil {
+		leg = *j.leg
+	}
+	leg.IgnoreEOS = true
+	j.leg = &leg
+}

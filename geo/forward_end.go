@@ -1,0 +1,192 @@
+package geo
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Leave tells that the client has gone: the connection is closed at once, which
+// is how the peer hears of it (geo R26). It never blocks.
+func (f *Forward) Leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.left = true
+	if f.call != nil {
+		f.call.Abort()
+	}
+}
+
+// Drop ends a forward that was never sent.
+func (f *Forward) Drop() { f.end(OutcomeGone, "") }
+
+// abandon ends the attempt from outside, unless the client has something.
+func (f *Forward) abandon(cause string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.started || f.left {
+		return
+	}
+	f.cause = cause
+	if f.call != nil {
+		f.call.Abort()
+	}
+}
+
+// attach makes the call one that Leave and abandon reach; false: they came
+// before.
+func (f *Forward) attach(call *engine.Call) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.call = call
+	return !f.left && f.cause == ""
+}
+
+func (f *Forward) gone() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.left
+}
+
+// written notes that a probe which is sent from now on counts the request.
+func (f *Forward) written() {
+	n := f.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f.peer.reserved.Written(f.number, n.at(time.Now()))
+}
+
+// begun notes the first byte: from here on there is no way back.
+func (f *Forward) begun() {
+	f.mu.Lock()
+	f.started = true
+	f.mu.Unlock()
+	f.firstAt = time.Now()
+	n, p := f.node, f.peer
+	took := ms(f.firstAt.Sub(f.decided))
+	n.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p.circuit.Succeed()
+	if predicted := f.predicted.TTFT(); predicted > 0 { // there was a prediction
+		p.distrust.Add(took - predicted)
+		n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
+	}
+	if f.cached >= 0 {
+		n.metrics.hits.WithLabelValues(p.id, "actual").Add(float64(f.cached))
+		if float64(f.hit-f.cached) >= f.blockTokens && len(f.prompt.Keys) > 0 {
+			p.sent.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
+		}
+	}
+	p.sent.Confirm(&f.expected)
+}
+
+// failure says what becomes of a request whose forward failed.
+func (f *Forward) failure(err error) *Failure {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var ee *engine.Error
+	var status *refused
+	isCall := errors.As(err, &ee)
+	switch {
+	case f.left:
+		return &Failure{Gone: true, Err: err}
+	case f.cause != "":
+		return &Failure{Reason: f.cause, Ran: true, Err: err}
+	case errors.As(err, &status):
+		switch {
+		case status.relay != nil:
+			return &Failure{Relay: status.relay, Err: err}
+		case slices.Contains(causes, status.reject):
+			return &Failure{Reason: status.reject, Err: err}
+		}
+		return &Failure{Reason: causeStatus, Err: err}
+	case isCall && ee.Phase == engine.PhaseRequest:
+		return &Failure{Reason: causeUnfit, Err: err}
+	case errors.Is(err, engine.ErrTooLarge):
+		return &Failure{Reason: causeLarge, Ran: true, Err: err}
+	case f.hurried && (errors.Is(err, errLate) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
+		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
+	case errors.Is(err, errLate), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
+		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
+	case isCall && ee.Phase == engine.PhaseConnect:
+		return &Failure{Reason: causeDial, Err: err}
+	}
+	return &Failure{Reason: causeBroken, Ran: !isCall || ee.Sent, Err: err}
+}
+
+func (x *Failure) outcome() string {
+	switch {
+	case x.Gone:
+		return OutcomeGone
+	case x.Relay != nil:
+		return OutcomeRelayed
+	}
+	return OutcomeFallback
+}
+
+// end settles the forward, once: circuit, books, receipt.
+func (f *Forward) end(outcome, cause string) {
+	f.mu.Lock()
+	if f.ended {
+		f.mu.Unlock()
+		return
+	}
+	f.ended = true
+	call := f.call
+	f.mu.Unlock()
+	n, p, now := f.node, f.peer, time.Now()
+	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
+	rec.Predicted.RTT, rec.Predicted.T0, rec.Predicted.Prefill, rec.Predicted.Wait = f.predicted.RTT, f.predicted.T0, f.predicted.Prefill, f.predicted.Wait
+	rec.Predicted.LocalCost = f.localMs
+	rec.Actual.TotalMs, rec.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
+	if !f.firstAt.IsZero() {
+		rec.Actual.TTFTMs = ms(f.firstAt.Sub(f.decided))
+	} else {
+		rec.Actual.CachedTokens = -1
+	}
+	if call != nil {
+		rec.BytesOut, rec.BytesIn = call.Bytes()
+	}
+	rec.USD = usd(rec.BytesOut, rec.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
+	f.settle(outcome, cause, rec.USD, now)
+	n.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
+	n.metrics.inflight.WithLabelValues(p.id).Dec()
+	n.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(rec.BytesOut))
+	n.metrics.bytes.WithLabelValues(p.id, "in").Add(float64(rec.BytesIn))
+	n.metrics.dollars.WithLabelValues(p.id).Add(rec.USD)
+	if outcome == OutcomeFallback {
+		n.metrics.fallbacks.WithLabelValues(p.id, cause).Inc()
+	}
+	n.papers.add(rec)
+	n.cfg.Log.Info("forward", rec.fields()...)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.bury(p)
+}
+
+// settle gives back what was booked on the peer.
+func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
+	n, p := f.node, f.peer
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(p.inflight, f)
+	p.reserved.Withdrawn(f.number)
+	p.spent.add(spent, now)
+	if outcome == OutcomeFallback {
+		p.disown()
+	}
+	switch {
+	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
+		p.circuit.Succeed()
+	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
+		if p.circuit.Fail(f.number, now) {
+			time.AfterFunc(p.circuit.Out(), n.cfg.Tier.Wake)
+		}
+	default:
+		p.circuit.Neutral(f.number)
+	}
+	p.sent.Drop(&f.expected)
+}
