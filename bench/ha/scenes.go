@@ -176,7 +176,7 @@ func playBack(ctx context.Context, w *world, r *report) error {
 	got := end()
 	r.add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
 	starting := func(f load.Failure) bool { // it was not ready yet
-		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(f.Detail, "no_region_available")
+		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(string(f.Kind), "no_region_available")
 	}
 	r.hold(but(got, starting) == "", scene, "%s", but(got, starting))
 	w.oneOwner(r, scene)
