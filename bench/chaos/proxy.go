@@ -101,18 +101,7 @@ func (p *proxy) series() (map[string]float64, error) {
 	if err != nil || status != http.StatusOK {
 		return nil, errors.Join(err, fmt.Errorf("/metrics answered %d", status))
 	}
-	all := map[string]float64{}
-	for line := range strings.Lines(string(page)) {
-		at := strings.LastIndexByte(line, ' ')
-		if at < 0 || line[0] == '#' {
-			continue
-		}
-		var v float64
-		if _, err := fmt.Sscan(line[at+1:], &v); err == nil {
-			all[line[:at]] = v
-		}
-	}
-	return all, nil
+	return process.Series(page), nil
 }
 
 // idle waits until neither the proxy nor an engine holds anything.

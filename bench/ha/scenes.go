@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/process"
 	"evenkeel/bench/trace"
 )
 
@@ -106,7 +107,7 @@ func cut(f load.Failure) bool {
 func playAll(ctx context.Context, w *world, r *report) error {
 	const scene = "all three serve"
 	end := w.under(ctx, w.all[:]...)
-	err := pause(ctx, w.load)
+	err := process.Pause(ctx, w.load)
 	got := end()
 	forwards := 0.0
 	for _, p := range w.all {
@@ -120,7 +121,7 @@ func playAll(ctx context.Context, w *world, r *report) error {
 
 // unowned waits until another than p admits to a group, for how long.
 func (w *world) unowned(ctx context.Context, group string, p *proxy, since time.Time) (taker *proxy, took time.Duration, err error) {
-	err = w.eventually(ctx, 4*w.lease, "another proxy has "+group, func() bool {
+	err = process.Await(ctx, 4*w.lease, "another proxy has "+group, func() bool {
 		for _, o := range w.others(p) {
 			if w.metric(o, fmt.Sprintf("evenkeel_ha_owner{group=%q}", group)) == 1 {
 				taker = o
@@ -138,13 +139,13 @@ func (w *world) away(ctx context.Context, group string, do func(*proxy)) (p, tak
 		return p, nil, 0, nil, nil, fmt.Errorf("%s has no owner", group)
 	}
 	endOthers, endOwn := w.under(ctx, w.others(p)...), w.under(ctx, p)
-	if err = pause(ctx, w.load); err == nil {
+	if err = process.Pause(ctx, w.load); err == nil {
 		at := time.Now()
 		do(p)
 		taker, took, err = w.unowned(ctx, group, p, at)
 	}
 	if err == nil {
-		err = pause(ctx, w.load)
+		err = process.Pause(ctx, w.load)
 	}
 	return p, taker, took, endOthers(), endOwn(), err
 }
@@ -171,7 +172,7 @@ func playBack(ctx context.Context, w *world, r *report) error {
 	err := w.rest(ctx)
 	took := time.Since(at)
 	if err == nil {
-		err = pause(ctx, w.load)
+		err = process.Pause(ctx, w.load)
 	}
 	got := end()
 	r.add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
@@ -241,7 +242,7 @@ func (w *world) oneOwner(r *report, scene string) {
 func playAfter(ctx context.Context, w *world, r *report) error {
 	const scene = "after the last request"
 	var held string
-	err := w.eventually(ctx, 20*time.Second, "nothing is held", func() bool {
+	err := process.Await(ctx, 20*time.Second, "nothing is held", func() bool {
 		held = ""
 		for _, p := range w.all {
 			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs{", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift", "evenkeel_double_releases_total"} {

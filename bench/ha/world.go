@@ -242,21 +242,12 @@ func (w *world) get(p *proxy, path string) ([]byte, error) {
 }
 
 // metric sums the series whose names begin so.
-func (w *world) metric(p *proxy, prefix string) (sum float64) {
+func (w *world) metric(p *proxy, prefix string) float64 {
 	page, err := w.get(p, "/metrics")
 	if err != nil {
 		return 0
 	}
-	for line := range strings.Lines(string(page)) {
-		cut := strings.LastIndexByte(line, ' ')
-		var v float64
-		if strings.HasPrefix(line, prefix) && cut > 0 {
-			if _, err := fmt.Sscan(line[cut+1:], &v); err == nil {
-				sum += v
-			}
-		}
-	}
-	return sum
+	return process.Sum(page, prefix)
 }
 
 // owner is the proxy that admits to a group; nil: none, or none that answers.
@@ -271,7 +262,7 @@ func (w *world) owner(group string) *proxy {
 
 // rest waits until every group is with the proxy that all think should have it.
 func (w *world) rest(ctx context.Context) error {
-	return w.eventually(ctx, 6*w.lease, "all proxies are ready, know each other, and have their groups", func() bool {
+	return process.Await(ctx, 6*w.lease, "all proxies are ready, know each other, and have their groups", func() bool {
 		for _, p := range w.all {
 			s, ok := w.status(p)
 			if !ok || !s.Ready || len(s.HA.Members) < proxies {
@@ -285,28 +276,4 @@ func (w *world) rest(ctx context.Context) error {
 		}
 		return true
 	})
-}
-
-// eventually polls until something holds.
-func (w *world) eventually(ctx context.Context, limit time.Duration, what string, holds func() bool) error {
-	for end := time.Now().Add(limit); ; {
-		if holds() {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("after %v it is not so that %s", limit, what)
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

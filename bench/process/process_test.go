@@ -1,12 +1,14 @@
 package process
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -70,4 +72,20 @@ func TestUsageIsOfTheProcessesNamed(t *testing.T) {
 	_, err = CPU(1 << 30)
 	require.Error(t, err)
 	require.GreaterOrEqual(t, most(), int64(0))
+}
+
+func TestSeriesOfAPage(t *testing.T) {
+	page := []byte("# HELP a_total All.\na_total{x=\"1 2\"} 3\na_total{x=\"b\"} 4.5\nab 1\nbroken\nnot a number\n")
+	require.Equal(t, map[string]float64{`a_total{x="1 2"}`: 3, `a_total{x="b"}`: 4.5, "ab": 1}, Series(page))
+	require.Equal(t, 7.5, Sum(page, "a_total{"))
+	require.Zero(t, Sum(page, "none"))
+}
+
+func TestAwait(t *testing.T) {
+	times := 0
+	require.NoError(t, Await(t.Context(), time.Minute, "it is the third time", func() bool { times++; return times == 3 }))
+	require.ErrorContains(t, Await(t.Context(), 0, "day is night", func() bool { return false }), "it is not so that day is night")
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, Await(over, time.Minute, "", func() bool { return false }), context.Canceled)
 }

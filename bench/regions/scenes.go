@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/process"
 	"evenkeel/bench/trace"
 )
 
@@ -192,14 +193,14 @@ func playDeath(ctx context.Context, w *world, r *report) error {
 	const scene = "eu killed while it answers for us"
 	dead, before := w.regions[eu], w.forwards(us, eu)
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "any", 6, 0.8}, {as, "home", 4, 0.8}}, func() error {
-		if err := pause(ctx, w.load/2); err != nil {
+		if err := process.Pause(ctx, w.load/2); err != nil {
 			return err
 		}
 		inflight := func() float64 {
 			return w.metric(w.regions[us].place.admin, `evenkeel_geo_forwards_inflight{peer="eu-1"}`)
 		}
 		for end := time.Now().Add(w.load / 2); time.Now().Before(end) && (w.forwards(us, eu) == before || inflight() < 4); { // the load is over then
-			if err := pause(ctx, 10*time.Millisecond); err != nil {
+			if err := process.Pause(ctx, 10*time.Millisecond); err != nil {
 				return err
 			}
 		}
@@ -229,7 +230,7 @@ func playDeath(ctx context.Context, w *world, r *report) error {
 // playReturn waits until a region is used again.
 func playReturn(ctx context.Context, w *world, r *report, scene string, back int) error {
 	start := time.Now()
-	if err := w.eventually(ctx, names[back]+" is available again", func() bool {
+	if err := process.Await(ctx, patience, names[back]+" is available again", func() bool {
 		return w.regions[us].available(w.regions[back]) && w.regions[as].available(w.regions[back])
 	}); err != nil {
 		return err
@@ -253,7 +254,7 @@ func playReturn(ctx context.Context, w *world, r *report, scene string, back int
 // taken waits until exactly one living region has eu's engines, or none.
 func (w *world) taken(ctx context.Context, taken bool) bool {
 	want := map[bool]float64{true: 1}[taken]
-	return w.eventually(ctx, "one has them", func() bool {
+	return process.Await(ctx, patience, "one has them", func() bool {
 		sum := 0.0
 		for _, i := range []int{us, as} {
 			sum += w.metric(w.regions[i].place.admin, "evenkeel_geo_takeover_active")
@@ -280,7 +281,7 @@ func playTakeover(ctx context.Context, w *world, r *report) error {
 	taker.prefill.Kill()
 	const prompts = "vllm:prefix_cache_queries_total" // tokens it was asked to prefill
 	before := w.metric(w.regions[eu].place.prefill, prompts)
-	if err := w.eventually(ctx, "us is ready with eu's engines alone", func() bool {
+	if err := process.Await(ctx, patience, "us is ready with eu's engines alone", func() bool {
 		a, err := w.post(ctx, taker, "to-eu", "/v1/completions", `{"model":"ref","prompt":"a b c","max_tokens":2}`, false)
 		return err == nil && a.status == 200
 	}); err != nil {
@@ -306,13 +307,13 @@ func playTakeover(ctx context.Context, w *world, r *report) error {
 func playCut(ctx context.Context, w *world, r *report) error {
 	const scene = "us and eu cut off from each other"
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "to-as", 4, 0.8}, {eu, "to-as", 4, 0.8}}, func() error {
-		if err := pause(ctx, w.load/4); err != nil {
+		if err := process.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
 		if err := w.cut(us, eu, true); err != nil {
 			return err
 		}
-		if err := pause(ctx, w.load/2); err != nil {
+		if err := process.Pause(ctx, w.load/2); err != nil {
 			return err
 		}
 		return w.cut(us, eu, false)
@@ -331,7 +332,7 @@ func playCut(ctx context.Context, w *world, r *report) error {
 func playAfter(ctx context.Context, w *world, r *report) error {
 	const scene = "after the last request"
 	var held string
-	err := w.eventually(ctx, "nothing is held", func() bool {
+	err := process.Await(ctx, patience, "nothing is held", func() bool {
 		held = ""
 		for _, one := range w.regions {
 			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs{", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift"} {

@@ -194,7 +194,7 @@ func (w *world) start(ctx context.Context) error {
 		}
 	}
 	for _, r := range w.regions {
-		if err := w.eventually(ctx, r.name+" is ready and both its peers are available", func() bool {
+		if err := process.Await(ctx, patience, r.name+" is ready and both its peers are available", func() bool {
 			for _, other := range w.regions {
 				if other != r && !r.available(other) {
 					return false
@@ -281,8 +281,11 @@ func (r *region) seen(other *region) (p peerStatus) {
 
 func (r *region) available(other *region) bool { return r.seen(other).Available[model] == "available" }
 
+// patience bounds every wait for what must come to be.
+const patience = 20 * time.Second
+
 // metric sums the series whose names begin so, at any listener with /metrics.
-func (w *world) metric(at, prefix string) (sum float64) {
+func (w *world) metric(at, prefix string) float64 {
 	req, err := http.NewRequest(http.MethodGet, "http://"+at+"/metrics", nil)
 	if err != nil {
 		return 0
@@ -297,40 +300,7 @@ func (w *world) metric(at, prefix string) (sum float64) {
 	if err != nil {
 		return 0
 	}
-	for line := range strings.Lines(string(page)) {
-		cut := strings.LastIndexByte(line, ' ')
-		var v float64
-		if strings.HasPrefix(line, prefix) && cut > 0 {
-			if _, err := fmt.Sscan(line[cut+1:], &v); err == nil {
-				sum += v
-			}
-		}
-	}
-	return sum
-}
-
-// eventually polls until something holds.
-func (w *world) eventually(ctx context.Context, what string, holds func() bool) error {
-	for end := time.Now().Add(20 * time.Second); ; {
-		if holds() {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("after 20 s it is not so that %s", what)
-		}
-		if err := pause(ctx, 25*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return process.Sum(page, prefix)
 }
 
 // spawn starts our program in a region.
