@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,8 +38,12 @@ func TestTheBookIsWhole(t *testing.T) {
 		}
 	}
 	for file := range b.files {
-		require.FileExists(t, filepath.Join(dir, "files", filepath.FromSlash(file)))
+		require.FileExists(t, filepath.Join(dir, filepath.FromSlash(copyOf(file))))
 	}
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		require.NotEqual(t, ".go", filepath.Ext(path), "the pages lie in the module, and go build ./... would find a package")
+		return err
+	}))
 	search, err := os.ReadFile(filepath.Join(dir, "search.js"))
 	require.NoError(t, err)
 	require.True(t, strings.Contains(string(search), "evenkeel_audit_drift"))

@@ -148,7 +148,16 @@ func (b *book) follow(c *chapter, r *rendered, destination string) (string, erro
 		}
 	}
 	b.files[file] = true
-	return "files/" + file, nil
+	return copyOf(file), nil
+}
+
+// copyOf is where a file of the repository lies in the book. Go source is text
+// there: a browser shows it, and Go does not take it for a package.
+func copyOf(file string) string {
+	if strings.HasSuffix(file, ".go") {
+		file += ".txt"
+	}
+	return "files/" + file
 }
 
 func exists(file string) bool {

@@ -52,7 +52,7 @@ func (b *book) write(dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := put(dir, "files/"+file, text); err != nil {
+		if err := put(dir, copyOf(file), text); err != nil {
 			return err
 		}
 	}
