@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -206,6 +207,25 @@ func TestCompletions(t *testing.T) {
 		require.Equal(t, prompt+reftext.Text(key, 6), got.Choices[0].Text)
 		require.EqualValues(t, 6, got.Usage.CompletionTokens)
 		require.Zero(t, got.Usage.PromptTokensDetails.CachedTokens, "the decode engine counts what it pulled; prefill had nothing cached")
+	})
+
+	// vLLM leaves the prompt out of an answer that also has token ids, so an echo
+	// must not be mixed with ids that only the proxy wants.
+	t.Run("echo", func(t *testing.T) {
+		plain := quick(refengine.Config{})
+		alone, err := refengine.Start(plain)
+		require.NoError(t, err)
+		defer alone.Close()
+		for _, more := range []string{`"echo":true,`, `"echo":true,"stream":true,`, `"echo":true,"return_token_ids":true,`, `"echo":true,"stream":true,"return_token_ids":true,`} {
+			body := completion(prompt, `"max_tokens":6,`+more)
+			want := c.ask(http.MethodPost, alone.URLs()[0]+completionPath, body)
+			got := c.post(completionPath, body)
+			require.Equal(t, 200, got.status, got.body)
+			require.Equal(t, readSeamless(t, want.body).text, readSeamless(t, got.body).text, more)
+			if !strings.Contains(more, "ids") {
+				require.Equal(t, prompt+reftext.Text(key, 6), readSeamless(t, got.body).text, more)
+			}
+		}
 	})
 
 	t.Run("a list of strings", func(t *testing.T) {

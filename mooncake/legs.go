@@ -129,7 +129,7 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		if p.returnTokenIDs() {
+		if p.returnTokenIDs() && (!echoes(b) || leg.resume() != nil) {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
 	} else {
@@ -201,6 +201,15 @@ func shift(seed, offset int64) int64 {
 		return seed - offset
 	}
 	return seed + offset
+}
+
+// echoes tells whether the answer begins with the prompt's text. vLLM leaves that
+// text out beside return_token_ids, because the ids then stand for it. The text is
+// what the client asked for, so the ids are not asked for: usage counts the tokens.
+// A resumed request has no echo any more, see Resume.drop.
+func echoes(b *Body) bool {
+	echo, ok := b.Get("echo")
+	return ok && string(echo) == "true"
 }
 
 // stopTokensSafe tells whether the body's stop_token_ids may go to an engine.

@@ -98,6 +98,29 @@ func TestDecodeWithoutAHandoffHasNoParams(t *testing.T) { // local prefill, wher
 	require.True(t, json.Valid([]byte(got)))
 }
 
+// With return_token_ids vLLM leaves the echoed prompt out.
+func TestAnEchoIsNotAskedForWithTokenIDs(t *testing.T) {
+	p := Profile{}.WithDefaults()
+	for _, tc := range []struct {
+		name, body string
+		leg        *Leg
+		want       bool
+	}{
+		{"an echo", `{"prompt":"one","echo":true}`, nil, false},
+		{"an echo of one prompt of several", `{"prompt":["one","two"],"echo":true}`, &Leg{Prompt: json.RawMessage(`"two"`)}, false},
+		{"no echo", `{"prompt":"one","echo":false}`, nil, true},
+		{"null is no echo", `{"prompt":"one","echo":null}`, nil, true},
+		{"the rest of an answer echoes nothing", `{"prompt":"one","echo":true}`, &Leg{Resume: &Resume{How: ResumePrompt, IDs: json.RawMessage(`[1]`)}}, true},
+		{"ids that the client wants stay", `{"prompt":"one","echo":true,"return_token_ids":true}`, nil, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			after := scan(t, join(p.DecodeBody(scan(t, tc.body), Completions, tc.leg, json.RawMessage(`{}`), true, nil)))
+			ids, _ := after.Get("return_token_ids")
+			require.Equal(t, tc.want, string(ids) == "true")
+		})
+	}
+}
+
 func TestALegOfAListPrompt(t *testing.T) {
 	b := scan(t, `{"model":"m","prompt":["one","two"],"n":2,"seed":7}`)
 	p := Profile{}.WithDefaults()

@@ -103,6 +103,7 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		}
 		r.setLeg(kv)
 	}
+	r.returnIDs = f.boolean("return_token_ids") && !cfg.NoTokenIDs
 	if err := r.render(f, chat, cfg.NoResumeIDs); err != nil {
 		return nil, err
 	}
@@ -142,7 +143,8 @@ func (r *request) render(f *fields, chat, ignoreIDs bool) *apiError {
 		prompt = reftext.OfIDs(r.kv.promptIDs, seed)
 	}
 	r.prompt = prompt
-	if r.echo = f.boolean("echo") && !chat; r.echo {
+	r.echo = f.boolean("echo") && !chat
+	if r.echo && !r.returnIDs { // vLLM leaves the text of the prompt out beside its ids
 		_ = json.Unmarshal(f.m["prompt"], &r.echoText) // a list of ids has no text to echo
 	}
 	return nil
@@ -164,7 +166,6 @@ func (r *request) output(f *fields, cfg Config) {
 			f.err = options.err
 		}
 	}
-	r.returnIDs = f.boolean("return_token_ids") && !cfg.NoTokenIDs
 	if _, ok := f.member("include_reasoning"); ok {
 		r.hideReasoning = !f.boolean("include_reasoning")
 	}
