@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -84,4 +85,21 @@ func TestARegionDecidesForItselfWhileItsCentreIsGone(t *testing.T) { // geo R17
 	got := us.post(chatPath, chat("one two", ""))
 	require.Equal(t, http.StatusOK, got.status, got.body)
 	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+}
+
+func TestLegsThatAFollowerKeepsGiveAllTheirTurnsBack(t *testing.T) {
+	t.Parallel()
+	us, _ := pair(t, conditional(remote), options{})
+	for n := range 8 { // more than the prefiller takes at once
+		for _, body := range []string{chat(fmt.Sprint("short ", n), `"n":3,`), strings.Replace(completion("@", ""), `"@"`, `["four five","six"]`, 1)} {
+			path := chatPath
+			if strings.Contains(body, `"prompt"`) {
+				path = "/v1/completions"
+			}
+			got := us.post(path, body, "X-Evenkeel-Geo", "local")
+			require.Equal(t, http.StatusOK, got.status, got.body)
+			require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		}
+	}
+	us.settled(false)
 }

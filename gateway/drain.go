@@ -33,6 +33,7 @@ const (
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
 // on the prefiller's budget.
 func (g *Gateway) drain(h *handoff, m route) {
+	h.lease.PassOn()
 	end := func(outcome string, err error) {
 		g.metrics.drains.WithLabelValues(outcome).Inc()
 		if err != nil {

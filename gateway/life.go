@@ -35,6 +35,7 @@ type job struct {
 	cached  int             // of these, found in its prefix cache; -1 unknown
 	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
 	leased  *prefill.Lease  // of a turn that might have ended in another region
+	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 	place   bool            // a reserved place in the pool is ours to give back
 	phase   phase
 	counted bool // among those whose client left
@@ -77,6 +78,7 @@ type client interface {
 // goOn: the prompt is longer by then, the rest is the same.
 func (j *job) serve() (_ *stream, fail *openai.Error) {
 	defer j.freePlace()
+	defer j.holdsNone()
 	defer func() {
 		j.find(unclear)
 		if fail == nil {
@@ -94,7 +96,7 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 		j.begin()
 		var fault *fault
 		var slot *dispatcher.Slot
-		if j.leased == nil {
+		if j.leased == nil && j.ticket == nil { // a turn that was taken is used
 			slot = j.bindLocal() // to a rank that needs no hand-off
 		}
 		if slot == nil && held == nil {
@@ -205,6 +207,10 @@ func (j *job) turn() prefill.Request {
 		Session: j.rec.session, Policy: j.rec.prefillPolicy, Target: j.rec.toPrefill,
 		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed || j.stranded,
 	}
+	if j.holder == nil {
+		j.holder = &prefill.Holder{}
+	}
+	r.Holder = j.holder
 	if j.question != nil && !j.place && !j.rec.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
@@ -215,6 +221,15 @@ func (j *job) turn() prefill.Request {
 		r.May = g.node.May(j.rec.Key, j.model.name)
 	}
 	return r
+}
+
+// holdsNone tells the audit that no lease of the request needs its last call any
+// more.
+func (j *job) holdsNone() {
+	if j.holder != nil {
+		j.gw.tier.Ended(j.holder)
+		j.holder = nil
+	}
 }
 
 func (j *job) freePlace() {

@@ -366,6 +366,7 @@ func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge
 		model:     r.Model,
 		alone:     c.batch(t.now, t.cfg.Scrape.Interval) == 0,
 		charge:    weight,
+		holder:    r.Holder,
 	}
 	c.circuit.Send(l.number, t.now)
 	t.book(l)

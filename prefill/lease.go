@@ -32,6 +32,7 @@ type Lease struct {
 	number   uint64
 	phase    phase
 	settled  bool // the caller made its last call
+	holder   *Holder
 	canary   bool
 	alone    bool // nothing else was on the candidate when it was charged
 	hung     bool // what was predicted to be cached was being computed then
@@ -188,6 +189,7 @@ func (l *Lease) settle() bool {
 		return false
 	}
 	l.settled = true
+	l.unhold()
 	return true
 }
 
@@ -210,6 +212,12 @@ func (l *Lease) hold() time.Duration {
 
 // book charges a new lease.
 func (t *Tier) book(l *Lease) {
+	if h := l.holder; h != nil {
+		h.leases++
+		if h.ended {
+			t.unheld++
+		}
+	}
 	l.phase = probing
 	l.sent, l.since = t.now, t.now
 	l.c.account.add(probing, l.charge)
@@ -230,6 +238,7 @@ func (t *Tier) move(l *Lease, to phase, tokens int64) {
 	}
 	l.phase, l.charge.tokens, l.since = to, tokens, t.now
 	if to == ended {
+		l.unhold()
 		t.released++
 		t.forget(c)
 	} else {

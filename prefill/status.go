@@ -52,7 +52,8 @@ type CandidateStatus struct {
 	accuracy accuracy
 }
 
-// audit compares what was charged and released with what the accounts hold.
+// audit compares what was charged and released with what the accounts hold for
+// somebody.
 type audit struct {
 	drift            int64
 	misuses, expired uint64
@@ -81,7 +82,7 @@ func (t *Tier) status() ([]CandidateStatus, audit) {
 			return a.order - b.order
 		}
 	})
-	a := audit{drift: int64(t.charged - t.released), misuses: t.misuses, expired: t.expired}
+	a := audit{drift: int64(t.charged-t.released) + int64(t.unheld), misuses: t.misuses, expired: t.expired}
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
 		a.drift -= int64(c.account.held())

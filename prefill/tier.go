@@ -49,8 +49,9 @@ type Tier struct {
 	lastLease   uint64
 	round       uint64 // of looking at who waits
 
-	// The audit: charged - released - what the accounts hold is always 0.
+	// The audit: charged - released - what the accounts hold for somebody is always 0.
 	charged, released, misuses, expired uint64
+	unheld                              int // leases on the accounts that nobody holds
 
 	// Scratch of one decision, and of one round of them.
 	shut              map[*model]bool
