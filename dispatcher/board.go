@@ -22,7 +22,7 @@ type board struct {
 	waiting map[uint64]waiting // by entry ID; the same entries as the pool's
 
 	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
-	groups []*group        // present ranks only, ascending lowest ID
+	groups []*group        // with a present rank, ascending lowest ID
 	up     int             // present ranks that take work
 	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
@@ -87,7 +87,8 @@ type rank struct {
 type group struct {
 	name     string // "" without barrier
 	barrier  bool
-	ranks    []*rank // ascending ID
+	members  []*rank // present, ascending ID
+	ranks    []*rank // of them, those that step: all that are not down; what a Snapshot shows
 	chosen   decider
 	fallback decider
 	slow     int // rounds the fallback still decides, after one over the limit
@@ -233,7 +234,7 @@ func (b *board) setWorkers(ws []Worker) {
 				zap.Int32("id", w.ID), zap.String("kept", r.Name), zap.String("ignored", w.Name))
 			continue
 		}
-		w.Slots = max(0, w.Slots)
+		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 		r.Worker, r.present = w, true
 		if grow := w.Slots - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
@@ -270,7 +271,7 @@ func (b *board) regroup() {
 	}
 	groups := make(map[key]*group, len(b.groups))
 	for _, g := range b.groups {
-		g.ranks = g.ranks[:0]
+		g.members, g.ranks = g.members[:0], g.ranks[:0]
 		groups[key{g.name, g.barrier}] = g
 	}
 	b.up = 0
@@ -288,22 +289,27 @@ func (b *board) regroup() {
 			groups[k] = g
 		}
 		r.group = g
-		g.ranks = append(g.ranks, r)
+		g.members = append(g.members, r)
 		if r.Up {
 			b.up++
 		}
 	}
 	b.groups = b.groups[:0]
 	for _, g := range groups {
-		if len(g.ranks) == 0 {
+		if len(g.members) == 0 {
 			g.held = 0 // its last streams may still tell steps
 			b.shadows.leave(g.shadows)
 			continue
 		}
-		slices.SortFunc(g.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+		slices.SortFunc(g.members, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+		for _, r := range g.members {
+			if !r.Down {
+				g.ranks = append(g.ranks, r)
+			}
+		}
 		b.groups = append(b.groups, g)
 	}
-	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.ranks[0].ID, y.ranks[0].ID) })
+	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.members[0].ID, y.members[0].ID) })
 }
 
 func (b *board) setPolicy() {
@@ -320,7 +326,7 @@ func (b *board) setPolicy() {
 func (b *board) recheck() {
 	b.largest = 0
 	for _, g := range b.groups {
-		for _, r := range g.ranks {
+		for _, r := range g.members { // one that is down may come back
 			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
 		}
 	}

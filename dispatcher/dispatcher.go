@@ -53,7 +53,8 @@ type Worker struct {
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
 	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
-	Up       bool    // false: takes nothing, but still holds its group's barrier
+	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
+	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
 }
 
 // Config is what Start needs. The zero value of a field is its default where

@@ -92,6 +92,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		}
 		oldest = max(oldest, m.OldestSeconds)
 		for _, w := range m.Workers {
+			if w.Down {
+				continue // a zero would enter every mean over ranks
+			}
 			group, rank := names.group(m.Model, w.Group), names.rank(w)
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")

@@ -69,7 +69,11 @@ type GroupStatus struct {
 	Barrier         bool    `json:"barrier"`
 	Policy          string  `json:"policy"`
 	FallbackRounds  int     `json:"fallback_rounds"` // still decided by the fallback
-	KVTokens        int64   `json:"kv_tokens"`
+	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
+	KVTokens        int64   `json:"kv_tokens"`       // of all of them
+	MeanTokens      float64 `json:"mean_tokens"`
+	LeastTokens     int64   `json:"least_tokens"`
+	MostTokens      int64   `json:"most_tokens"`
 	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
 	IdleShare       float64 `json:"idle_share"`       // of the group's step, for want of balance
 	Held            int     `json:"held"`             // entries the last round held back though they had a slot
@@ -90,9 +94,10 @@ type StepStatus struct {
 	Source    string  `json:"source"`     // learned or configured, empty: no model
 	Samples   uint64  `json:"samples"`    // steps regressed
 	R2        float64 `json:"r2"`         // of the learned model, in force or not
-	LostShare float64 `json:"lost_share"` // of a step, to imbalance
-	LostMs    float64 `json:"lost_ms"`
-	Says      string  `json:"says"` // the same in words, empty while unknown
+	ModelMs   float64 `json:"model_ms"`   // a step at the present loads by the model in force; 0 = no model
+	LostShare float64 `json:"lost_share"` // of ModelMs, to imbalance
+	LostMs    float64 `json:"lost_ms"`    // of ModelMs, to imbalance
+	Says      string  `json:"says"`       // the same in words, empty while unknown
 }
 
 // stepHistogram is evenkeel_step_seconds.
@@ -109,9 +114,10 @@ type WorkerStatus struct {
 	Group        string `json:"group"`
 	Barrier      bool   `json:"barrier"`
 	Up           bool   `json:"up"`
+	Down         bool   `json:"down"`    // its engine does not answer: it does not step with its group
 	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
 	Slots        int    `json:"slots"`
-	Limit        int    `json:"limit"` // of them, those that may be used now
+	Limit        int    `json:"limit"` // of them, those that may be used now; 0 while it is not up
 	Used         int    `json:"used"`  // above Slots under an immediate policy
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
@@ -147,7 +153,7 @@ func (l *loop) loads() Loads {
 			for i := range r.running {
 				all.OutputTokens += int64(r.running[i].Generated)
 			}
-			if r.present {
+			if r.present && !r.Down {
 				all.Ranks = append(all.Ranks, Load{r.ID, r.kv})
 			}
 		}
@@ -195,8 +201,11 @@ func (b *board) poolAges(now time.Time) []int {
 
 func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
-		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Removed: !r.present,
-		Slots: r.Slots, Limit: r.usable(), Used: len(r.slots), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
+		Slots: r.Slots, Used: len(r.slots), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+	}
+	if w.Up {
+		w.Limit = r.usable()
 	}
 	for _, s := range r.slots {
 		if s.started.Load() {
@@ -212,35 +221,28 @@ func (g *group) status() GroupStatus {
 	s := GroupStatus{
 		Name: g.name, Barrier: g.barrier, Policy: g.inForce().name, FallbackRounds: g.slow, Held: g.held, Budget: g.budget.evaluations(),
 	}
-	var largest int64
+	var kv, cost policy.Balance
 	for _, r := range g.ranks {
-		s.KVTokens += r.kv
-		largest = max(largest, r.kv)
+		kv.Add(r.kv)
+		cost.Add(r.cost())
 	}
-	if g.barrier && largest > 0 {
-		whole := largest * int64(len(g.ranks))
-		s.ImbalanceTokens = whole - s.KVTokens
-		s.IdleShare = float64(s.ImbalanceTokens) / float64(whole)
-	}
+	s.SteppingRanks, s.KVTokens, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Sum, kv.Mean(), kv.Min, kv.Max
 	if g.barrier {
-		s.Step, s.steps = g.stepStatus(), g.steps.histogram()
+		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
+		s.Step, s.steps = g.stepStatus(cost), g.steps.histogram()
 	}
 	return s
 }
 
-func (g *group) stepStatus() *StepStatus {
+// stepStatus expects the loads as the ranks' steps feel them.
+func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.model()
-	var b policy.Balance
-	b.Ranks = len(g.ranks)
-	for _, r := range g.ranks {
-		b.Max, b.Sum = max(b.Max, r.cost()), b.Sum+r.cost()
-	}
 	s := &StepStatus{
 		MeanMs: g.steps.stepMs(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.n, R2: r2,
 	}
 	if source != "" {
-		s.LostShare = b.LostShare(m.C0Ms, m.C1Ms)
-		s.LostMs = b.StepMs(m.C0Ms, m.C1Ms) - b.IdealStepMs(m.C0Ms, m.C1Ms)
+		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)
+		s.LostMs = s.ModelMs - b.IdealStepMs(m.C0Ms, m.C1Ms)
 		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)
 	}
 	return s

@@ -20,8 +20,8 @@ func TestStatusAndMetrics(t *testing.T) {
 		cfg := testConfig()
 		cfg.Registerer = registry
 		d := start(t, cfg)
-		fleet := ranks(3, 1, 1000)
-		fleet[2].Up = false
+		fleet := ranks(4, 1, 1000)
+		fleet[2].Up, fleet[3].Up, fleet[3].Down = false, false, true // one drains, one is dead
 		d.SetWorkers(fleet)
 		a, b := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 300})).Slot, (<-d.Enqueue(&pool.Entry{ID: 2, Model: "m", Prompt: 100})).Slot
 		a.Started()
@@ -33,11 +33,12 @@ func TestStatusAndMetrics(t *testing.T) {
 		s.Models[0].Groups[0].steps = stepHistogram{} // has a test of its own
 		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
 			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
-			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", KVTokens: 420, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
+			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
 			Workers: []WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
-				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Limit: 1, Capacity: 1000},
+				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Capacity: 1000},
+				{ID: 3, Name: "d3", Group: "main", Barrier: true, Down: true, Slots: 1, Capacity: 1000},
 			},
 		}}}, s)
 		loads, ok := d.Loads(t.Context())
@@ -55,7 +56,7 @@ func TestStatusAndMetrics(t *testing.T) {
 			`evenkeel_rank_kv_tokens{group="main",rank="d0"} 320`,
 			`evenkeel_rank_slots{group="main",rank="d0",state="free"} 0`,
 			`evenkeel_rank_slots{group="main",rank="d0",state="used"} 1`,
-			`evenkeel_rank_slots{group="main",rank="d2",state="free"} 1`,
+			`evenkeel_rank_slots{group="main",rank="d2",state="free"} 0`,
 			`evenkeel_rank_running{group="main",rank="d0"} 1`,
 			`evenkeel_rank_running{group="main",rank="d1"} 0`,
 			`evenkeel_imbalance_tokens{group="main"} 540`,
@@ -70,6 +71,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		} {
 			require.Contains(t, text, line)
 		}
+		require.NotContains(t, text, `rank="d3"`, "a zero of the dead rank would enter every mean")
 		d.Release(a, Outcome{})
 		d.Release(b, Outcome{})
 	})

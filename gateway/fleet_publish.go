@@ -137,6 +137,7 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
+		Down: !in.status.Up || in.status.Wedged,
 	}
 	if w.Capacity == 0 {
 		w.Capacity = capacityOf(in, r)

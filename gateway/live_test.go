@@ -2,9 +2,13 @@ package gateway_test
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -89,4 +93,69 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		}
 	}
 	require.Equal(t, 2, bad)
+}
+
+// A rank whose engine is dead takes no part in the steps of its group: where it
+// counted as idle, two level ranks beside a dead one seemed to lose a third of
+// every step.
+func TestARankThatIsDeadEntersNoMeanAndNoSum(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true, decode: []refengine.Config{{DPSize: 1}, {DPSize: 1}, {DPSize: 1}}, configure: func(cfg *config.Config) {
+		for i := range cfg.Engines.Decode {
+			cfg.Engines.Decode[i].Group, cfg.Engines.Decode[i].Barrier = "main", "dp"
+		}
+	}})
+	for range 6 {
+		c.endless()
+	}
+	group := func() (g live.Group) {
+		t.Helper()
+		var d live.Document
+		require.NoError(t, json.Unmarshal([]byte(c.get("/live?once").body), &d))
+		return d.Models[0].Groups[0]
+	}
+	require.Equal(t, 3, group().SteppingRanks)
+	dead := group().Ranks[0].Name
+	for _, e := range c.decode {
+		if "http://"+dead == e.URLs()[0] {
+			e.Kill()
+		}
+	}
+	var g live.Group
+	c.eventually("one rank is down and empty", func() bool {
+		g = group()
+		return g.Ranks[0].State == live.RankDown && g.Ranks[0].Used == 0
+	})
+	require.False(t, g.Ranks[0].Steps)
+	require.Zero(t, g.Ranks[0].Slots, "nothing may be sent there")
+	require.Equal(t, 2, g.SteppingRanks)
+	least, most := g.Ranks[1].KVTokens, g.Ranks[2].KVTokens
+	if least > most {
+		least, most = most, least
+	}
+	require.Positive(t, least)
+	require.Equal(t, least, g.LeastTokens)
+	require.Equal(t, most, g.MostTokens)
+	require.Equal(t, least+most, g.KVTokens)
+	require.InDelta(t, float64(least+most)/2, g.MeanTokens, 1e-9)
+	require.Equal(t, most-least, g.ImbalanceTokens)
+	require.InDelta(t, float64(most-least)/float64(2*most), g.IdleShare, 1e-9)
+	metrics := c.get("/metrics").body
+	require.NotContains(t, metrics, `rank="`+dead+`"`, "a zero would enter every mean, and a free slot would look starved")
+	require.Contains(t, metrics, `rank="`+g.Ranks[1].Name+`"`)
+	shown := map[string]float64{}
+	for line := range strings.Lines(metrics) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(series, "evenkeel_rank_kv_tokens{") || strings.HasPrefix(series, "evenkeel_imbalance_tokens{") {
+			number, err := strconv.ParseFloat(value, 64)
+			require.NoError(t, err)
+			shown[series] = number
+		}
+	}
+	imbalance := shown[`evenkeel_imbalance_tokens{group="main"}`]
+	delete(shown, `evenkeel_imbalance_tokens{group="main"}`)
+	loads := slices.Sorted(maps.Values(shown))
+	require.Len(t, loads, 2)
+	require.InDelta(t, loads[1]-loads[0], imbalance, 1e-9)
+	require.Contains(t, c.get("/status").body, `"stepping_ranks": 2`)
 }

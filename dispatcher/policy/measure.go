@@ -8,15 +8,29 @@ type Balance struct {
 
 // Measure reads the loads of one group at one step.
 func Measure(loads []int64) Balance {
-	b := Balance{Ranks: len(loads)}
-	for i, l := range loads {
-		if i == 0 {
-			b.Max, b.Min = l, l
-		}
-		b.Max, b.Min = max(b.Max, l), min(b.Min, l)
-		b.Sum += l
+	var b Balance
+	for _, l := range loads {
+		b.Add(l)
 	}
 	return b
+}
+
+// Add takes in the load of one more rank.
+func (b *Balance) Add(load int64) {
+	if b.Ranks == 0 {
+		b.Max, b.Min = load, load
+	}
+	b.Ranks++
+	b.Max, b.Min = max(b.Max, load), min(b.Min, load)
+	b.Sum += load
+}
+
+// Mean is the load of a rank in the mean, in KV tokens; 0 without ranks.
+func (b Balance) Mean() float64 {
+	if b.Ranks == 0 {
+		return 0
+	}
+	return float64(b.Sum) / float64(b.Ranks)
 }
 
 // Imbalance is what all ranks together lack to the fullest one, in KV tokens.
@@ -39,10 +53,7 @@ func (b Balance) StepMs(c0, c1 float64) float64 { return c0 + c1*float64(b.Max) 
 
 // IdealStepMs is the same with the load spread evenly.
 func (b Balance) IdealStepMs(c0, c1 float64) float64 {
-	if b.Ranks == 0 {
-		return c0
-	}
-	return c0 + c1*float64(b.Sum)/float64(b.Ranks)
+	return c0 + c1*b.Mean()
 }
 
 // LostShare is the share of a step lost to imbalance; 0 for a step of no length.

@@ -104,11 +104,12 @@ func model(m *dispatcher.ModelStatus, states rankStates, ttl float64) Model {
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		group := Group{
-			Name: g.Name, Barrier: g.Barrier, Policy: g.Policy, FallbackRounds: g.FallbackRounds, KVTokens: g.KVTokens,
+			Name: g.Name, Barrier: g.Barrier, Policy: g.Policy, FallbackRounds: g.FallbackRounds,
+			SteppingRanks: g.SteppingRanks, KVTokens: g.KVTokens, MeanTokens: g.MeanTokens, LeastTokens: g.LeastTokens, MostTokens: g.MostTokens,
 			ImbalanceTokens: g.ImbalanceTokens, IdleShare: g.IdleShare, Held: g.Held, Compared: make([]Compared, 0, len(g.Compared)), Ranks: []Rank{},
 		}
 		if g.Step != nil {
-			group.StepMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.LostShare, g.Step.LostMs
+			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}
 		for _, c := range g.Compared {
 			group.Compared = append(group.Compared, Compared(c))
@@ -116,7 +117,7 @@ func model(m *dispatcher.ModelStatus, states rankStates, ttl float64) Model {
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {
 				group.Ranks = append(group.Ranks, Rank{
-					ID: w.ID, Name: w.Name, State: states.of(&w), KVTokens: w.KVTokens, Capacity: w.Capacity,
+					ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Capacity: w.Capacity,
 					Used: w.Used, Slots: w.Limit, Running: w.Running, Tight: w.Tight,
 				})
 			}

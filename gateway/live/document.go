@@ -89,14 +89,19 @@ type Group struct {
 	Barrier         bool       `json:"barrier"`
 	Policy          string     `json:"policy"`          // in force now
 	FallbackRounds  int        `json:"fallback_rounds"` // above 0: the policy was too slow, so many rounds another still decides
-	KVTokens        int64      `json:"kv_tokens"`
+	SteppingRanks   int        `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
+	KVTokens        int64      `json:"kv_tokens"`       // of all of them
+	MeanTokens      float64    `json:"mean_tokens"`
+	LeastTokens     int64      `json:"least_tokens"`
+	MostTokens      int64      `json:"most_tokens"`
 	ImbalanceTokens int64      `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
 	IdleShare       float64    `json:"idle_share"`       // the same as a share of all they could hold at the largest load
 	Held            int        `json:"held_entries"`     // the last round held back though they had a slot
-	StepMs          float64    `json:"step_ms"`          // 0: unknown
-	LostShare       float64    `json:"lost_share"`       // of a step, to imbalance, by the step model; 0 while there is none
-	LostMs          float64    `json:"lost_ms"`
-	Compared        []Compared `json:"compared"` // the policy in force, then each of dispatch.shadow; empty without
+	StepMs          float64    `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
+	ModelMs         float64    `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
+	LostShare       float64    `json:"lost_share"`       // of model_ms, to imbalance
+	LostMs          float64    `json:"lost_ms"`          // of model_ms, to imbalance
+	Compared        []Compared `json:"compared"`         // the policy in force, then each of dispatch.shadow; empty without
 	Ranks           []Rank     `json:"ranks"`
 }
 
@@ -125,10 +130,11 @@ type Rank struct {
 	ID       int32  `json:"id"`   // while the process lives; History names it so
 	Name     string `json:"name"` // host:port, of several ranks with /rank behind it
 	State    string `json:"state"`
+	Steps    bool   `json:"steps"` // with its group; false: its engine is down or it is removed, and it enters no sum or mean
 	KVTokens int64  `json:"kv_tokens"`
 	Capacity int64  `json:"capacity_tokens"` // 0: not known, or without limit
 	Used     int    `json:"slots_used"`
-	Slots    int    `json:"slots"`           // may be used now: fewer than it has while it is fresh in service
+	Slots    int    `json:"slots"`           // may be used now: fewer than it has while it is fresh in service, none while it is not up
 	Running  int    `json:"running"`         // the rest of Used waits for its KV
 	Tight    bool   `json:"tight,omitempty"` // its engine preempted: kept emptier for a while
 }

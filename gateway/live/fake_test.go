@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
 )
 
@@ -85,21 +86,20 @@ func (f *fake) Document(context.Context) Document {
 	f.asked++
 	seconds := f.seconds()
 	s := f.at(seconds)
-	g := Group{Name: "dp", Barrier: true, Policy: "evenkeel", StepMs: 31.4, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
+	g := Group{Name: "dp", Barrier: true, Policy: "evenkeel", StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
 	for _, p := range s.Compared[0].Policies {
 		g.Compared = append(g.Compared, Compared{p.Policy, p.InForce, p.ImbalanceTokens, p.ImbalanceTokens / 4e7, 5000})
 	}
-	largest := int64(0)
+	var loads policy.Balance
 	for i, r := range s.Ranks {
-		largest = max(largest, r.KVTokens)
-		g.KVTokens += r.KVTokens
+		loads.Add(r.KVTokens)
 		g.Ranks = append(g.Ranks, Rank{
-			ID: r.Worker, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: RankUp, KVTokens: r.KVTokens, Capacity: 320_000,
+			ID: r.Worker, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: RankUp, Steps: true, KVTokens: r.KVTokens, Capacity: 320_000,
 			Used: 30 + i%11, Slots: 48, Running: 29 + i%11,
 		})
 	}
-	g.ImbalanceTokens = largest*int64(f.ranks) - g.KVTokens
-	g.IdleShare = share(float64(g.ImbalanceTokens), float64(largest)*float64(f.ranks))
+	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
+	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
 	d := Document{
 		Form: Form, AtMs: time.Now().UnixMilli(), EveryMs: sampleEvery.Milliseconds(),
 		Proxy:   Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},

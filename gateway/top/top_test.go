@@ -33,7 +33,7 @@ func document(ranks int) *live.Document {
 		Models: []live.Model{{
 			Name: "big-moe", Pool: live.Pool{Entries: 17, OldestS: 2.8, UpToS: []float64{1, 2}, Ages: []int{8, 4, 5}},
 			Groups: []live.Group{{
-				Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054, StepMs: 9.48, LostShare: .051,
+				Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054, StepMs: 9.48, ModelMs: 9.2, LostShare: .051,
 				Compared: []live.Compared{{Policy: "evenkeel", InForce: true, ImbalanceTokens: 10_000}, {Policy: "jsq", ImbalanceTokens: 32_000}},
 			}},
 		}},
@@ -50,6 +50,7 @@ func document(ranks int) *live.Document {
 			r.State = live.RankDraining
 		}
 		g.Ranks = append(g.Ranks, r)
+		g.SteppingRanks, g.MostTokens = i+1, r.KVTokens
 	}
 	return d
 }
@@ -92,7 +93,7 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	_, view := shown(80, 40, seen{document(144), time.Now()})
 	for _, want := range []string{
 		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad: p2:8100: prefill engine is down", "pool 17 of 1024, oldest 2.8 s",
-		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  step 9.5 ms, 5.1% lost", "jsq 32k ×3.20", "1 draining", "prefill finish  3 waiting of 1000", "50% of 90% KV",
+		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  5.1% of 9.2 ms lost", "jsq 32k ×3.20", "1 draining", "prefill finish  3 waiting of 1000", "50% of 90% KV",
 		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok",
 	} {
 		require.Contains(t, view, want)

@@ -140,6 +140,8 @@ var help = []string{
 	"KV bars are of a rank's capacity, or of the fullest rank where it is not known.",
 	"imbalance: sum over ranks of the fullest rank's KV tokens less their own;",
 	"idle: that as a share, which every step of the group waits for.",
+	"lost: the share of a step that imbalance costs, both by the step model; step: measured.",
+	"Ranks whose engine is down enter none of these.",
 	"A rank's line: state, KV bar, KV tokens, share of the bar's whole, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
 	"A row of blocks has a rank each, as high as its load beside the fullest.",
@@ -152,7 +154,7 @@ func (s screen) overview() (lines []string) {
 		lines = append(lines, strong.Render(m.Name)+"   "+pool(m.Pool, d.Proxy))
 		for _, g := range m.Groups {
 			lines = append(lines, group(g))
-			for few := range slices.Chunk(strip(g.Ranks), max(8, s.width-4)) {
+			for few := range slices.Chunk(strip(g), max(8, s.width-4)) {
 				lines = append(lines, "  "+filled.Render(strings.Join(few, "")))
 			}
 			if len(g.Compared) > 1 {
@@ -184,12 +186,16 @@ func (s screen) overview() (lines []string) {
 
 func group(g live.Group) string {
 	name := cmp.Or(g.Name, "no barrier")
-	text := fmt.Sprintf("  %s  %d ranks  %s  imbalance %s  idle %.1f%%", strong.Render(name), len(g.Ranks), g.Policy, count(g.ImbalanceTokens), 100*g.IdleShare)
+	ranks := fmt.Sprintf("%d ranks", len(g.Ranks))
+	if g.SteppingRanks < len(g.Ranks) {
+		ranks = fmt.Sprintf("%d of %d ranks", g.SteppingRanks, len(g.Ranks))
+	}
+	text := fmt.Sprintf("  %s  %s  %s  imbalance %s  idle %.1f%%", strong.Render(name), ranks, g.Policy, count(g.ImbalanceTokens), 100*g.IdleShare)
+	if g.ModelMs > 0 {
+		text += fmt.Sprintf("  %.1f%% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
+	}
 	if g.StepMs > 0 {
 		text += fmt.Sprintf("  step %.1f ms", g.StepMs)
-	}
-	if g.LostShare > 0 {
-		text += fmt.Sprintf(", %.1f%% lost", 100*g.LostShare)
 	}
 	if g.Held > 0 {
 		text += fmt.Sprintf("  %d held", g.Held)
@@ -236,12 +242,9 @@ func pool(p live.Pool, proxy live.Proxy) string {
 }
 
 // strip is a block a rank.
-func strip(ranks []live.Rank) (list []string) {
-	most := int64(1)
-	for _, r := range ranks {
-		most = max(most, r.KVTokens)
-	}
-	for _, r := range ranks {
+func strip(g live.Group) (list []string) {
+	most := max(1, g.MostTokens)
+	for _, r := range g.Ranks {
 		if r.State == live.RankUp {
 			list = append(list, block(float64(r.KVTokens)/float64(most)))
 		} else {
@@ -272,10 +275,7 @@ func (s screen) ranks() (lines []string) {
 	for _, m := range s.doc.Models {
 		for _, g := range m.Groups {
 			lines = append(lines, m.Name+group(g))
-			list, most := slices.Clone(g.Ranks), int64(1)
-			for _, r := range list {
-				most = max(most, r.KVTokens)
-			}
+			list := slices.Clone(g.Ranks)
 			if s.byLoad {
 				slices.SortStableFunc(list, func(a, b live.Rank) int { return cmp.Compare(b.KVTokens, a.KVTokens) })
 			}
@@ -286,7 +286,7 @@ func (s screen) ranks() (lines []string) {
 			name = min(name, max(12, s.width/2-6))
 			wide := max(4, s.width-name-36)
 			for _, r := range list {
-				of := cmp.Or(r.Capacity, most)
+				of := cmp.Or(r.Capacity, g.MostTokens, 1)
 				state := r.State
 				switch {
 				case state != live.RankUp:

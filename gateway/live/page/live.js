@@ -98,7 +98,7 @@ function takeDocument(d) {
   };
   for (const m of d.models) {
     for (const g of m.groups) {
-      for (const r of g.ranks) append(ranks, r.id, r.kv_tokens);
+      for (const r of g.ranks) if (r.steps) append(ranks, r.id, r.kv_tokens);
       for (const c of g.compared) {
         append(shadows, [m.name, g.name, c.policy].join('\0'), c.imbalance_tokens, () => ({ model: m.name, group: g.name, policy: c.policy, values: [] }));
       }
@@ -212,10 +212,8 @@ function drawGroup(c, g) {
     x.fillRect(right, top + y * row, Math.max(r.kv_tokens > 0 ? 1 : 0, r.kv_tokens * per), row > 4 ? row - 1 : row);
   });
   if (capacity > 0) { x.fillStyle = ink.ink; x.fillRect(right + capacity * per - 1, top, 1.5, n * row); }
-  let sum = 0;
-  for (const r of g.ranks) sum += r.kv_tokens;
-  if (n) {
-    const mean = right + sum / n * per;
+  if (g.stepping_ranks) {
+    const mean = right + g.mean_tokens * per;
     x.strokeStyle = ink.ink; x.setLineDash([3, 3]); x.lineWidth = 1;
     x.beginPath(); x.moveTo(mean, top); x.lineTo(mean, top + n * row); x.stroke(); x.setLineDash([]);
   }
@@ -345,7 +343,7 @@ function showTiles(d) {
     ['Tokens out', short(t.tokens_per_s), '/s', worst && worst.step_ms ? `a step takes ${worst.step_ms.toFixed(1)} ms` : 'step time not known', [line('tokens_per_s', 'l0')]],
     ['Pool', whole(pool), 'wait', pool ? `oldest ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places`, [line('pool_entries', 'l0')]],
     ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} that may` : '', []],
-    ['Lost to imbalance', worst && worst.step_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.step_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.step_ms.toFixed(1)} ms` : 'step model not known', []],
+    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : 'step model not known', []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
     (x) => el('div', null, el('dt', null, x[0]), el('dd', null, el('span'), el('small')), el('dd', { class: 'note' }), el('canvas', { 'aria-hidden': 'true' })),
@@ -380,13 +378,12 @@ function showRanks(d) {
       const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
       put(say.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`].join(' · '));
       drawGroup(e.children[1], g);
-      const loads = g.ranks.map((r) => r.kv_tokens), mean = g.kv_tokens / Math.max(1, loads.length);
-      e.children[1].setAttribute('aria-label', `${groupName(m, g)}: ${up} of ${g.ranks.length} ranks up, KV tokens from ${short(Math.min(...loads))} to ${short(Math.max(...loads))}, mean ${short(mean)}. Arrow keys read out a rank.`);
+      e.children[1].setAttribute('aria-label', `${groupName(m, g)}: ${up} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}. Arrow keys read out a rank.`);
       const r = g.ranks.find((o) => o.id === chosen), out = e.children[2];
       if (!r) {
-        const high = g.ranks.reduce((a, o) => (!a || o.kv_tokens > a.kv_tokens ? o : a), null), low = g.ranks.filter((o) => o.state === 'up').reduce((a, o) => (!a || o.kv_tokens < a.kv_tokens ? o : a), null);
+        const of = (tokens) => g.ranks.find((o) => o.steps && o.kv_tokens === tokens), high = of(g.most_tokens), low = of(g.least_tokens);
         if (out.firstChild && out.firstChild.nodeType !== Node.TEXT_NODE) out.replaceChildren();
-        put(out, high && low ? `fullest ${high.name} ${short(high.kv_tokens)}, mean ${short(mean)}, emptiest ${low.name} ${short(low.kv_tokens)}` : '');
+        put(out, high && low ? `fullest ${high.name} ${short(high.kv_tokens)}, mean ${short(g.mean_tokens)}, emptiest ${low.name} ${short(low.kv_tokens)}` : '');
         return;
       }
       const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
