@@ -136,9 +136,12 @@ type candidate struct {
 	sends        int     // of ours, ever
 	answers      int
 	startTime    float64
-	misses       int  // failed scrapes in a row
-	unbounded    bool // said that its capacity is not known
-	block        int  // scraped tokens of a KV block, 0: not told
+	misses       int           // failed scrapes in a row
+	missed       uint64        // failed scrapes, ever
+	asked        time.Time     // when the scrape under way was sent; zero: none is
+	took         time.Duration // by the last scrape, failed or not
+	unbounded    bool          // said that its capacity is not known
+	block        int           // scraped tokens of a KV block, 0: not told
 	rtt          time.Duration
 	sampleSent   time.Time // when the last good scrape was sent
 	idle         idle
@@ -152,6 +155,29 @@ type idle struct {
 
 func newCandidate(id string) *candidate {
 	return &candidate{usage: math.NaN(), ring: policy.Vnodes(id)}
+}
+
+// stale says that so many scrapes in a row failed that the gauges are no longer
+// believed. The engine may be too busy to tell them, so it goes on by our own
+// accounts, behind those that tell.
+func (c *candidate) stale(misses int) bool { return misses > 0 && c.misses >= misses }
+
+// toldUsage is the engine's own KV usage, NaN where it does not tell it any more.
+func (c *candidate) toldUsage(misses int) float64 {
+	if c.stale(misses) {
+		return math.NaN()
+	}
+	return c.usage
+}
+
+// current says whether the last sample still speaks of others' requests: for
+// three intervals, each as long as a scrape really takes.
+func (c *candidate) current(now time.Time, interval time.Duration) bool {
+	each := max(interval, c.took)
+	if !c.asked.IsZero() {
+		each = max(each, now.Sub(c.asked))
+	}
+	return now.Sub(c.sampleSent) <= 3*each
 }
 
 // own is the share of the KV cache that dispatchers' accounts say is taken; 0 while

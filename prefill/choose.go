@@ -23,8 +23,8 @@ const (
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
 // requests at once never see the same state (prefill P3). The order of the
-// filters is live, circuit, KV gate, tried before, stalled; all but liveness
-// and the gate give way when they would leave nobody (P4).
+// filters is live, circuit, KV gate, tried before, stale, stalled; all but
+// liveness and the gate give way when they would leave nobody (P4).
 //
 // All that are left are scored, the busy ones too. If the best cannot start the
 // request, it waits for that one rather than go to a worse one that is free.
@@ -64,6 +64,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 		eligible = t.filterTried(eligible, r.Exclude)
 	}
 	eligible = t.filterCrowded(m, r, eligible)
+	eligible = t.filterStale(r, eligible)
 	eligible = t.filterFull(p, r, eligible)
 	known := t.look(m, r, eligible)
 	if !known && p.Name() == needsLine {
@@ -181,7 +182,7 @@ func (t *Tier) canStart(r *Request, c *candidate) bool {
 		return r.Elsewhere.Takes(&p)
 	}
 	others := float64(c.shared.Unanswered)
-	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
+	if c.current(t.now, t.cfg.Scrape.Interval) {
 		others = max(others, c.foreignQueue)
 	}
 	return float64(c.account.leases[probing])+others < float64(t.cfg.Push)
@@ -207,6 +208,21 @@ func (c *candidate) stallsAt() (time.Time, bool) {
 func (t *Tier) stalled(c *candidate) bool {
 	at, ok := c.stallsAt()
 	return ok && !t.now.Before(at)
+}
+
+// filterStale drops, in place, the candidates whose gauges are stale while
+// another can start the request: those behind whose work is not known come last,
+// but nobody waits because of an engine that is slow to tell its gauges.
+func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
+	stale := func(c *candidate) bool { return c.stale(t.cfg.Scrape.Misses) }
+	if !slices.ContainsFunc(candidates, stale) {
+		return candidates
+	}
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !stale(c) && t.canStart(r, c) && !t.stalled(c) }) {
+		t.metrics.filterSkipped.WithLabelValues("stale").Inc()
+		return candidates
+	}
+	return slices.DeleteFunc(candidates, stale)
 }
 
 // filterFull drops, in place, the candidates that cannot start a request and

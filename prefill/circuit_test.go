@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // fail makes a candidate fail so many probes in a row.
@@ -37,6 +39,25 @@ func TestFiveFailuresInARowTakeACandidateOut(t *testing.T) {
 	for n := range 20 {
 		require.Equal(t, "b", acquire(t, tier, request(n)).Candidate.ID)
 	}
+}
+
+func TestAnOutageIsLoggedWhenItBeginsAndWhenItEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		tier := newTier(t, up("a", "b"), func(c *Config) { c.Log = zap.New(core) })
+		fail(t, tier, "a", 5)
+		for range 4 { // trials that fail, too
+			time.Sleep(30 * time.Second)
+			fail(t, tier, "a", 1)
+		}
+		require.Equal(t, 1, logs.FilterMessageSnippet("taken out").Len())
+		require.Zero(t, logs.FilterMessageSnippet("is back").Len())
+		time.Sleep(30 * time.Second)
+		hold(t, tier, "a", pooled, 10, 10)
+		require.Equal(t, 1, logs.FilterMessageSnippet("is back").Len())
+		fail(t, tier, "a", 5)
+		require.Equal(t, 2, logs.FilterMessageSnippet("taken out").Len())
+	})
 }
 
 func TestTheOutageDoublesUpToThirtySeconds(t *testing.T) {

@@ -45,7 +45,7 @@ type Config struct {
 type ScrapeConfig struct {
 	Interval time.Duration // 0: never, and our own accounts alone move the gate
 	Timeout  time.Duration // of one scrape
-	Misses   int           // so many in a row close the gate for new probes
+	Misses   int           // so many in a row make its gauges stale, so that it stands behind the others
 }
 
 // QueueConfig bounds the arrival queue of each model.
@@ -112,7 +112,7 @@ func Default() Config {
 		KVThreshold: 0.90,
 		Push:        8,
 		Calibration: CalibrationConfig{Line: policy.Line{TPMs: 0.0938, T0Ms: 150.72}, HalfLife: 500}, // GORGO's Table 1
-		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, Misses: 3},
+		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second, Misses: 3},
 		Queue:       QueueConfig{Max: 1000, Timeout: 60 * time.Second},
 		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.2},
 	}

@@ -118,7 +118,7 @@ func (t *Tier) prefiller(c *candidate) Prefiller {
 	if c.Limit > 0 {
 		p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
 	}
-	if t.now.Sub(c.sampleSent) <= 3*t.cfg.Scrape.Interval {
+	if c.current(t.now, t.cfg.Scrape.Interval) {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
 	}
 	p.Foreign = max(p.Foreign, c.shared.Unanswered)

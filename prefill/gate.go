@@ -15,19 +15,19 @@ const (
 // kvState is what moves a gate.
 type kvState struct {
 	own     float64 // share of the KV cache by our accounts
-	scraped float64 // share by the engine's gauge, NaN: unknown
+	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
 	live    int     // prompts in flight or waiting for decode
-	failing bool    // too many scrapes in a row failed
 }
 
 // gate keeps new probes from a candidate whose KV cache is full (prefill 3).
 //
 // The engine's gauge moves only while the engine steps: an idle one may report
 // 0.97 for ever. It therefore counts only while we have something there, which
-// makes the engine step (contract 2.7, 7).
+// makes the engine step (contract 2.7, 7). An engine that does not tell its
+// gauge in time is gated by our accounts alone: a busy one answers prompts while
+// its metrics take seconds, and to close it would make a question stop the work.
 type gate struct {
 	closed    bool
-	failing   bool
 	idleSince time.Time // closed with nothing live since, a canary neither; zero otherwise
 }
 
@@ -41,8 +41,7 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	if g.closed {
 		limit -= hysteresis
 	}
-	g.failing = s.failing
-	g.closed = s.failing || usage >= limit
+	g.closed = usage >= limit
 
 	switch {
 	case !g.closed || s.live > 0:
@@ -54,10 +53,9 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 
 // canaryAt is when one probe may pass the closed gate; false: none will.
 // Only orphans can be what fills an idle candidate, and whether the engine
-// still has them is known only by trying. A failing scrape gets no canary: its
-// loop is the trial.
+// still has them is known only by trying.
 func (g *gate) canaryAt() (time.Time, bool) {
-	if !g.closed || g.failing || g.idleSince.IsZero() {
+	if !g.closed || g.idleSince.IsZero() {
 		return time.Time{}, false
 	}
 	return g.idleSince.Add(canaryEvery), true

@@ -20,7 +20,7 @@ func TestGate(t *testing.T) {
 		{"G16: a full gauge of an engine that holds nothing of ours is frozen", false, kvState{scraped: .97, own: .10}, false},
 		{"G16: a full gauge counts while something of ours is there", false, kvState{scraped: .97, live: 3, own: .40}, true},
 		{"G16: our own accounts close it whatever the gauge says", false, kvState{scraped: .30, live: 9, own: .93}, true},
-		{"G16: failing scrapes close it for new probes", false, kvState{scraped: .10, own: .10, failing: true}, true},
+		{"G16: an engine that does not tell its gauge is gated by our accounts", false, kvState{scraped: math.NaN(), live: 3, own: .10}, false},
 		{"the threshold itself closes", false, kvState{scraped: math.NaN(), live: 1, own: .90}, true},
 		{"just below the threshold stays open", false, kvState{scraped: .89, live: 1, own: .89}, false},
 		{"just below the threshold stays closed", true, kvState{scraped: .89, live: 1, own: .10}, true},
@@ -67,13 +67,6 @@ func TestAWaitingRequestBecomesTheCanary(t *testing.T) {
 		require.Equal(t, canaryEvery, lease.Wait)
 		require.True(t, lease.canary)
 	})
-}
-
-func TestNoCanaryWhileScrapesFail(t *testing.T) {
-	var g gate
-	g.update(kvState{own: .93, failing: true}, .90, time.Unix(0, 0))
-	ok, _ := g.passes(time.Unix(60, 0))
-	require.False(t, ok, "the scrape loop is the trial of an engine that cannot be scraped")
 }
 
 func TestNoCanaryWhileSomethingIsLive(t *testing.T) {

@@ -55,11 +55,10 @@ func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 }
 
 // batch is the indicator bs: our unanswered probes and what others sent, as they
-// say or a sample shows. One older than three intervals says nothing about them
-// any more.
+// say or a sample shows, while it is current.
 func (c *candidate) batch(now time.Time, interval time.Duration) float64 {
 	others := float64(c.shared.Unanswered)
-	if now.Sub(c.sampleSent) <= 3*interval {
+	if c.current(now, interval) {
 		others = max(others, c.foreign)
 	}
 	return float64(c.account.leases[probing]+c.held.leases[probing]) + others

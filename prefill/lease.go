@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/engine/circuit"
 	"evenkeel/prefill/index"
 )
 
@@ -64,7 +65,17 @@ type Usage struct {
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	t := l.tier
 	t.lock()
-	defer t.unlock()
+	back := !l.c.circuit.In()
+	l.answer(u, expires)
+	back = back && l.c.circuit.In()
+	t.unlock()
+	if back { // logged without the lock
+		t.cfg.Log.Info("prefiller is back: it answered a probe", zap.String("candidate", l.Candidate.ID))
+	}
+}
+
+func (l *Lease) answer(u Usage, expires time.Time) {
+	t := l.tier
 	if l.settled || l.phase != probing {
 		t.misuses++
 		return
@@ -112,12 +123,13 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 	out := l.fail(written, hold)
 	t.unlock()
 	if out > 0 { // logged without the lock
-		t.cfg.Log.Warn("prefiller taken out after failures in a row",
-			zap.String("candidate", l.Candidate.ID), zap.Duration("for", out))
+		t.cfg.Log.Warn("prefiller taken out after failures in a row: one probe at a time tries it again until one is answered",
+			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
 	}
 }
 
-// fail books a failure and returns for how long it took the candidate out.
+// fail books a failure and returns for how long it took the candidate out, 0
+// where it did not, or was out already and failed its trial.
 func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	t := l.tier
 	if !l.settle() || l.phase == ended {
@@ -127,7 +139,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		t.move(l, orphaned, l.charge.tokens)
 		return 0
 	}
-	if l.c.circuit.Fail(l.number, t.now) {
+	if in := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && in {
 		out = l.c.circuit.Out()
 	}
 	if !written {

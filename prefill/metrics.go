@@ -105,6 +105,8 @@ var (
 	heldDesc       = describe("prefill_held_tokens", "Prompt tokens of hand-offs that hold KV, by where they are.", "candidate", "state")
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
+	staleDesc      = describe("prefill_gauges_stale", "1 while an engine does not tell its gauges: it goes on by the proxy's own accounts, behind those that tell.", "candidate")
+	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or came too late.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
 	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue by priority, retries not counted.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV by its own timeout.")
@@ -134,7 +136,7 @@ var (
 // Describe implements prometheus.Collector.
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
-		gateDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
+		gateDesc, staleDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
 		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, unreadableDesc, lagDesc,
 		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, ratioDesc, tpDesc, t0Desc, r2Desc, hotDesc} {
 		ch <- d
@@ -153,11 +155,9 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		states[c.State]++
 		gauge(inflightDesc, float64(c.Inflight), c.ID)
 		gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
-		open := 0.0
-		if c.GateOpen {
-			open = 1
-		}
-		gauge(gateDesc, open, c.ID)
+		gauge(gateDesc, one(c.GateOpen), c.ID)
+		gauge(staleDesc, one(c.Stale), c.ID)
+		ch <- prometheus.MustNewConstMetric(missesDesc, prometheus.CounterValue, float64(c.missed), c.ID)
 		if c.CapacityTokens > 0 {
 			gauge(usageDesc, c.OwnUsage, c.ID, "own")
 		}

@@ -99,23 +99,28 @@ func (t *Tier) Scrape(ctx context.Context, id string) {
 func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
 	target, at := c.Candidate, t.mark(c)
+	c.asked = t.now
 	t.unlock()
 
 	scrape, stop := context.WithTimeout(ctx, s.Timeout)
 	defer stop()
 	sample, err := t.cfg.Scraper(scrape, target)
-	if ctx.Err() != nil {
-		return // not wanted any more, whatever it says
-	}
 
 	t.lock()
-	failed := c.misses >= s.Misses
+	c.asked = time.Time{}
+	if ctx.Err() != nil {
+		t.unlock()
+		return // not wanted any more, whatever it says
+	}
+	c.took = t.now.Sub(at.sent)
+	before := c.stale(s.Misses)
 	if err != nil {
 		c.misses++
+		c.missed++
 	} else {
 		t.take(c, sample, at)
 	}
-	fails := c.misses >= s.Misses
+	now := c.stale(s.Misses)
 	unbounded := err == nil && c.capacityTokens() == 0 && !c.unbounded
 	c.unbounded = c.unbounded || unbounded
 	t.updateGate(c)
@@ -126,11 +131,11 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 			zap.String("candidate", target.ID))
 	}
 	switch {
-	case fails && !failed:
-		t.cfg.Log.Warn("prefiller gets no new probes: its metrics cannot be read",
+	case now && !before:
+		t.cfg.Log.Warn("a prefiller does not tell its gauges: it goes on by the proxy's own accounts, behind those that tell",
 			zap.String("candidate", target.ID), zap.Int("misses", s.Misses), zap.Error(err))
-	case failed && !fails:
-		t.cfg.Log.Info("prefiller's metrics can be read again", zap.String("candidate", target.ID))
+	case before && !now:
+		t.cfg.Log.Info("a prefiller tells its gauges again", zap.String("candidate", target.ID))
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // gauges is an engine's answer to scrapes.
@@ -79,21 +81,93 @@ func TestAFullEngineIsClosedWhileItHoldsSomethingOfOurs(t *testing.T) {
 	})
 }
 
-func TestThreeMissesCloseTheGateAndOneGoodScrapeOpensIt(t *testing.T) {
+// A question that is not answered must not stop the work: the engine goes on by
+// what is known, behind those that answer.
+func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &gauges{sample: Sample{KVUsage: .1}, err: errors.New("refused")}
-		tier := scraped(t, g, up("a"))
-		time.Sleep(999 * time.Millisecond) // misses at 0 and 500 ms
-		inFlight := acquire(t, tier, request(1))
-		time.Sleep(2 * time.Millisecond)
-		mustWait(t, tier, request(2))
-		require.Equal(t, "closed", stateOf(tier, "a"))
-		inFlight.Answered(Usage{}, time.Time{}) // what is in flight goes on
-		inFlight.Release()
+		core, logs := observer.New(zap.InfoLevel)
+		g := &gauges{sample: Sample{KVUsage: .1}}
+		slow := map[string]bool{}
+		tier := newTier(t, up("a", "b"), func(c *Config) {
+			c.Push, c.Log = 2, zap.New(core)
+			c.Scrape.Interval = 500 * time.Millisecond
+			c.Scraper = func(ctx context.Context, of Candidate) (Sample, error) {
+				g.mu.Lock()
+				late := slow[of.ID]
+				g.mu.Unlock()
+				if late {
+					<-ctx.Done()
+				}
+				return g.scrape(ctx, of)
+			}
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { tier.Run(ctx); close(done) }()
+		defer func() { stop(); <-done }()
+		of := func(id string) CandidateStatus {
+			for _, c := range tier.Status() {
+				if c.ID == id {
+					return c
+				}
+			}
+			return CandidateStatus{}
+		}
+		setSlow := func(ids ...string) {
+			g.set(func(*gauges) {
+				clear(slow)
+				for _, id := range ids {
+					slow[id] = true
+				}
+			})
+			time.Sleep(time.Minute)
+		}
 
-		waits := start(t.Context(), tier, request(3))
-		g.set(func(g *gauges) { g.err = nil })
-		require.LessOrEqual(t, (<-waits).after, 500*time.Millisecond)
+		setSlow("a")
+		require.True(t, of("a").Stale)
+		require.Equal(t, "open", of("a").State)
+		require.True(t, of("a").GateOpen)
+		require.Nil(t, of("a").ScrapedUsage, "a gauge that is a minute old is not shown as one")
+		require.NotZero(t, of("a").missed)
+		busy := []*Lease{acquire(t, tier, request(1)), acquire(t, tier, request(2))}
+		for _, l := range busy {
+			require.Equal(t, "b", l.Candidate.ID, "one that tells its gauges comes first")
+		}
+		behind := acquire(t, tier, request(3))
+		require.Equal(t, "a", behind.Candidate.ID, "nobody waits while it has room")
+		for _, l := range append(busy, behind) {
+			l.Release()
+		}
+
+		setSlow("a", "b") // all of them: an overloaded proxy does this to itself
+		for n := range 4 {
+			acquire(t, tier, request(10+n)).Release()
+		}
+		acquire(t, tier, request(20)).Release()
+
+		setSlow()
+		require.False(t, of("a").Stale)
+		require.NotNil(t, of("a").ScrapedUsage)
+		time.Sleep(time.Minute)
+		for _, id := range []string{"a", "b"} {
+			require.Equal(t, 1, logs.FilterMessageSnippet("does not tell its gauges").FilterField(zap.String("candidate", id)).Len())
+			require.Equal(t, 1, logs.FilterMessageSnippet("tells its gauges again").FilterField(zap.String("candidate", id)).Len())
+		}
+		requireIdle(t, tier)
+	})
+}
+
+func TestAStaleGaugeDoesNotCloseTheGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gauges{sample: Sample{KVUsage: .97}}
+		tier := scraped(t, g, up("a"))
+		time.Sleep(time.Second)
+		lease := acquire(t, tier, request(1))
+		mustWait(t, tier, request(2)) // it said that it is full
+		g.set(func(g *gauges) { g.err = errors.New("refused") })
+		time.Sleep(time.Minute)
+		acquire(t, tier, request(3)).Release()
+		lease.Release()
 	})
 }
 
@@ -102,10 +176,10 @@ func TestMissesFromBeforeACandidateWentDownAreForgotten(t *testing.T) {
 		g := &gauges{err: errors.New("refused")}
 		tier := scraped(t, g, up("a"))
 		time.Sleep(2 * time.Second)
-		require.Equal(t, "closed", stateOf(tier, "a"))
+		require.True(t, tier.Status()[0].Stale)
 		tier.SetCandidates([]Candidate{{ID: "a", Models: []string{testModel}}})
 		tier.SetCandidates(up("a"))
-		require.Equal(t, "open", stateOf(tier, "a"))
+		require.False(t, tier.Status()[0].Stale)
 	})
 }
 
@@ -113,9 +187,23 @@ func TestASilentEngineIsAskedOnceAtATimeAndMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{takes: time.Hour}
 		tier := scraped(t, g, up("a"))
-		time.Sleep(2 * time.Second)
-		require.Equal(t, "closed", stateOf(tier, "a"))
+		time.Sleep(20 * time.Second)
+		require.True(t, tier.Status()[0].Stale)
 		g.set(func(g *gauges) { require.Equal(t, 1, g.most) })
+	})
+}
+
+// A page that takes seconds is old when it comes, and is still the best there is.
+func TestASlowSampleSpeaksOfOthersUntilTheNextOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gauges{sample: Sample{Running: 3, Waiting: 4}, takes: 4 * time.Second}
+		tier := scraped(t, g, up("a"))
+		time.Sleep(4001 * time.Millisecond)
+		for range 60 {
+			require.InDelta(t, 7, tier.Status()[0].Batch, 0)
+			time.Sleep(200 * time.Millisecond)
+		}
+		require.False(t, tier.Status()[0].Stale)
 	})
 }
 

@@ -24,7 +24,8 @@ type CandidateStatus struct {
 	Dispatched      int      `json:"dispatched"`
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
-	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // null: not known
+	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // null: not known, or stale
+	Stale           bool     `json:"gauges_stale"`     // it has not told its gauges for some scrapes: it goes on by our accounts, behind those that tell
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 	Failures        int      `json:"failures"` // in a row
@@ -50,6 +51,7 @@ type CandidateStatus struct {
 
 	account  account
 	accuracy accuracy
+	missed   uint64
 }
 
 // audit compares what was charged and released with what the accounts hold for
@@ -106,7 +108,9 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		Dispatched:      c.account.leases[dispatched],
 		Orphans:         c.account.leases[orphaned],
 		OwnUsage:        c.own(),
-		ScrapedUsage:    finite(c.usage),
+		ScrapedUsage:    finite(c.toldUsage(t.cfg.Scrape.Misses)),
+		Stale:           c.stale(t.cfg.Scrape.Misses),
+		missed:          c.missed,
 		Foreign:         c.foreign,
 		ScrapeMisses:    c.misses,
 		Failures:        c.circuit.Failures(),

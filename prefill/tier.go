@@ -286,9 +286,8 @@ func (t *Tier) forget(c *candidate) {
 func (t *Tier) updateGate(c *candidate) {
 	c.gate.update(kvState{
 		own:     c.own(),
-		scraped: c.usage,
+		scraped: c.toldUsage(t.cfg.Scrape.Misses),
 		live:    c.account.live() + c.shared.Unanswered,
-		failing: c.misses >= t.cfg.Scrape.Misses,
 	}, t.cfg.KVThreshold, t.now)
 }
 

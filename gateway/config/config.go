@@ -315,7 +315,7 @@ func Default() *Config {
 	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}
 	c.Prefill.Disaggregation = Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512}
 	c.Prefill.Scrape.Interval = 500 * time.Millisecond
-	c.Prefill.Scrape.Timeout = 500 * time.Millisecond
+	c.Prefill.Scrape.Timeout = 5 * time.Second // a busy Python server is slow, not dead
 	c.Prefill.Scrape.Misses = 3
 	c.Prefill.Queue.Max = 1000
 	c.Prefill.Queue.Timeout = time.Minute
