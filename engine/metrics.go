@@ -14,6 +14,7 @@ type metrics struct {
 	canaries *prometheus.CounterVec
 	frozen   *prometheus.GaugeVec
 	over     *prometheus.GaugeVec
+	late     *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -30,6 +31,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		canaries: counter("canaries_total", "Completions of one token sent to decode engines under suspicion.", "engine", "outcome"),
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges stand still though it has requests of ours.", "engine"),
 		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots.", "engine"),
+		late:     counter("late_checks_total", "Health checks that did not come back in time from an engine that answered requests meanwhile: it is busy and stays in service.", "engine"),
 	}
 }
 
@@ -80,6 +82,7 @@ func (m *metrics) show(in Instance, s Status) {
 // the first.
 func (m *metrics) begin(in Instance) {
 	m.show(in, Status{})
+	m.late.WithLabelValues(in.ID)
 	if len(in.Canaries) == 0 {
 		return
 	}
@@ -96,6 +99,7 @@ func (m *metrics) begin(in Instance) {
 func (m *metrics) forget(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
+	m.late.DeleteLabelValues(in.ID)
 	if len(in.Canaries) == 0 {
 		return
 	}

@@ -56,7 +56,7 @@ type MonitorConfig struct {
 	Client         *Client
 	HealthInterval time.Duration // GET /health; default 1 s
 	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
-	Timeout        time.Duration // of one GET; default 3 s: a busy API server is slow, not dead
+	Timeout        time.Duration // of one GET; default 5 s: a busy API server is slow, not dead
 	Canary         time.Duration // of a completion of one token, on suspicion; 0: an engine that is out comes back by itself
 	Registerer     prometheus.Registerer
 	Log            *zap.Logger
@@ -87,7 +87,7 @@ type Monitor struct {
 func NewMonitor(cfg MonitorConfig) *Monitor {
 	cfg.HealthInterval = orDuration(cfg.HealthInterval, time.Second)
 	cfg.FactsInterval = orDuration(cfg.FactsInterval, 10*time.Second)
-	cfg.Timeout = orDuration(cfg.Timeout, 3*time.Second)
+	cfg.Timeout = orDuration(cfg.Timeout, 5*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
@@ -211,6 +211,16 @@ func (m *Monitor) Report(id string, err error) {
 func unreachable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
+}
+
+// Heard tells that an instance answered a request or a question of somebody
+// else's: it lives, however late its health check comes.
+func (m *Monitor) Heard(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		w.traffic.Heard()
+	}
 }
 
 // notify calls back for what changed since it was last called.

@@ -226,6 +226,110 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 	}
 }
 
+// A busy API server answers requests while its health check takes seconds. What
+// answers nothing at all is down, as ever.
+func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
+		require.True(t, m.Status("p0").Up)
+		f.set("/health", "")
+		for range 60 {
+			time.Sleep(time.Second)
+			m.Heard("p0")
+			require.True(t, m.Status("p0").Up)
+		}
+		require.ErrorContains(t, m.Status("p0").Err, context.DeadlineExceeded.Error(), "it is shown")
+		require.Greater(t, series(t, reg, "evenkeel_engine_late_checks_total"), 5.0, "and counted")
+
+		time.Sleep(time.Minute)
+		require.False(t, m.Status("p0").Up, "nothing was heard of it any more")
+		m.Heard("p0")
+		for !m.Status("p0").Up { // it hangs no longer: its requests are answered
+			time.Sleep(time.Second)
+			m.Heard("p0")
+		}
+		f.set("/health", ok(""))
+		time.Sleep(10 * time.Second)
+		require.NoError(t, m.Status("p0").Err)
+		require.Len(t, logs.FilterMessage("engine is down").All(), 1)
+		require.Len(t, logs.FilterMessage("engine is up").All(), 2)
+		m.Heard("nobody")
+	})
+}
+
+// What only helps, and what is asked for again at once.
+func TestAnEngineIsNotKeptWaitingByItsFacts(t *testing.T) {
+	f := newFake()
+	f.set("/metrics", "")
+	f.set("/version", "")
+	f.set("/v1/models", status(503))
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		time.Sleep(3 * time.Second)
+		require.True(t, m.Status("p0").Up)
+		require.Len(t, logs.FilterMessageSnippet("its models are not known").All(), 1)
+		f.set("/v1/models", ok(`{"data":[{"id":"m"}]}`))
+		time.Sleep(5 * time.Second)
+		require.Len(t, m.Status("p0").Models, 1, "models are asked for at every check while they are not known")
+		require.Len(t, logs.FilterMessageSnippet("its models are not known").All(), 1)
+	})
+}
+
+func TestAnAddressThatIsNoEnginesIsDown(t *testing.T) {
+	for _, tt := range []struct{ name, answer string }{
+		{"a web page", "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 15\r\n\r\n<html>hi</html>"},
+		{"another API", ok(`{"status":"fine"}`)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFake()
+			for path := range f.answers {
+				f.set(path, tt.answer)
+			}
+			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+				time.Sleep(5 * time.Minute)
+				require.False(t, m.Status("p0").Up)
+				require.ErrorIs(t, m.Status("p0").Err, ErrNotAnEngine)
+				require.Empty(t, logs.FilterMessage("engine is up").All())
+				require.Len(t, logs.All(), 1)
+				require.Contains(t, logs.All()[0].ContextMap()["error"], "check that the address is an engine's")
+			})
+		})
+	}
+}
+
+func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
+	f := newFake()
+	f.refuseAll(true)
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c, Log: zap.New(core)})
+		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		time.Sleep(10 * time.Minute)
+		require.Len(t, logs.All(), 1)
+		first := logs.All()[0]
+		require.Equal(t, zap.WarnLevel, first.Level)
+		require.Contains(t, first.Message, "does not answer yet")
+		require.Contains(t, first.ContextMap()["error"], "connection refused")
+		require.Equal(t, "p0", first.ContextMap()["engine"])
+
+		f.refuseAll(false)
+		f.set("/health", status(503))
+		time.Sleep(10 * time.Minute)
+		require.Len(t, logs.All(), 2)
+		require.Contains(t, logs.All()[1].Message, "for another reason")
+		f.set("/health", ok(""))
+		time.Sleep(10 * time.Second)
+		require.Len(t, logs.FilterMessage("engine is up").All(), 1)
+		stop()
+		<-done
+		c.Close()
+		time.Sleep(time.Hour)
+	})
+}
+
 func TestAnEngineWithoutVersionOrMetricsIsUp(t *testing.T) {
 	for _, tt := range []struct{ name, answer string }{{"404", status(404)}, {"500", status(500)}, {"silent", ""}, {"not understood", ok("{")}} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -17,6 +17,10 @@ import (
 // request would fail, so it counts as down (contract 9).
 var ErrCredential = errors.New("engine refused our credential; check the API key of its profile (api_key_env)")
 
+// ErrNotAnEngine is in Status.Err of an address that answers, but not as an
+// engine does: a web server's page for every path, for one.
+var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")
+
 // StatusError is an answer whose HTTP status was not the wanted one.
 type StatusError struct {
 	Target string
@@ -56,6 +60,8 @@ type watch struct {
 	facts    facts     // only run's goroutine
 	pulse    pulse     // only run's goroutine
 	answered time.Time // the last good health check; only run's goroutine
+	said     string    // what keeps it from serving, as the log has it; under m.mu
+	saidAt   time.Time
 
 	// Under m.mu:
 	status  Status
@@ -100,20 +106,24 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// check asks once and draws the conclusion.
+// check asks once and draws the conclusion. A health check that comes too late
+// says nothing of an engine that answered something else meanwhile: its API
+// server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reports, up, broke := w.reports, w.status.Up, w.broke
 	w.broke = false
 	w.m.mu.Unlock()
+	heard := w.traffic.heard.Load()
 	began := time.Now()
 	_, err := w.get(ctx, "/health")
 	if err == nil {
 		now := time.Now()
 		w.noteRTT(now.Sub(began), now)
 	}
-	if err == nil && (!up || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {
-		w.readFacts(ctx, !up)
+	unknown := w.facts.err != nil && len(w.facts.models) == 0
+	if err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {
+		w.readFacts(ctx, !up, !up || unknown)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return
@@ -125,6 +135,7 @@ func (w *watch) check(ctx context.Context) {
 	}
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
+	strange := err == nil && errors.Is(w.facts.err, ErrNotAnEngine)
 	switch {
 	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
 	case err == nil:
@@ -132,8 +143,17 @@ func (w *watch) check(ctx context.Context) {
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // what it did was done by another process
 		}
-		w.become(w.learned(!refused))
+		w.become(w.learned(!refused && !strange))
 		w.judged()
+	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
+		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
+		if reports != w.reports { // it could not be reached meanwhile
+			return
+		}
+		w.failed = 0
+		next := w.status
+		next.Up, next.Err = true, err
+		w.become(next)
 	default:
 		w.failed++
 		if broke && unreachable(err) { // two signs of one death
@@ -175,9 +195,61 @@ func (w *watch) become(next Status) {
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("engine restarted between two checks: what it held for decode is lost")
 	}
+	switch {
+	case next.Err == nil:
+		w.said = ""
+	case old.Up && !next.Up: // logged above
+		w.said, w.saidAt = kindOf(next.Err), time.Now()
+	case !next.Up || len(next.Models) == 0:
+		w.tellWhy(log, next)
+	}
 	w.status = next
 	w.m.metrics.show(w.in, next)
 	w.m.tell(w.in.ID)
+}
+
+// sayAgain is the least time between two lines about an engine that stays away
+// and whose reason changes.
+const sayAgain = time.Minute
+
+// tellWhy logs why an engine does not serve: once, and again when the reason is
+// another. It needs m.mu.
+func (w *watch) tellWhy(log *zap.Logger, next Status) {
+	kind, now := kindOf(next.Err), time.Now()
+	if kind == w.said || w.said != "" && now.Sub(w.saidAt) < sayAgain {
+		return
+	}
+	first := w.said == ""
+	w.said, w.saidAt = kind, now
+	switch {
+	case next.Up:
+		log.Warn("engine takes no requests: its models are not known", zap.Error(next.Err))
+	case first:
+		log.Warn("engine does not answer yet: it gets no requests until it does", zap.Error(next.Err))
+	default:
+		log.Warn("engine is still down, for another reason", zap.Error(next.Err))
+	}
+}
+
+// kindOf is what an error says without what differs from one time to the next,
+// such as the port of our own side.
+func kindOf(err error) string {
+	var e *Error
+	if !errors.As(err, &e) {
+		return err.Error()
+	}
+	root := e.Err
+	for inner := errors.Unwrap(root); inner != nil; inner = errors.Unwrap(root) {
+		root = inner
+	}
+	return fmt.Sprint(e.Phase, " ", root)
+}
+
+// late says that an answer did not come in time, from somebody who took the
+// connection.
+func late(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
 // alarm tells of a refused credential once, until it is accepted. It needs m.mu.
@@ -193,9 +265,12 @@ func (w *watch) alarm(refused bool) {
 // again after a restart, which shows as another start time. An engine that has
 // no /version or /metrics (404, or anything but an answer) leaves them unknown:
 // that does not make it worse at serving.
-func (w *watch) readFacts(ctx context.Context, full bool) {
-	f := w.facts
-	s, err := w.scrape(ctx)
+func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
+	f, patience := w.facts, w.m.cfg.Timeout
+	if hurry { // it could serve already: what only helps must not keep it waiting
+		patience = min(patience, time.Second)
+	}
+	s, err := w.scrape(ctx, patience)
 	if err == nil {
 		w.feel(s)
 	}
@@ -209,7 +284,7 @@ func (w *watch) readFacts(ctx context.Context, full bool) {
 		f.capacity = s.Capacities()
 	}
 	if f.version == "" {
-		if body, err := w.get(ctx, "/version"); err == nil {
+		if body, err := w.getWithin(ctx, "/version", patience); err == nil {
 			f.version = parseVersion(body)
 		}
 	}
@@ -226,15 +301,19 @@ func (w *watch) models(ctx context.Context) ([]Model, error) {
 	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-func (w *watch) scrape(ctx context.Context) (*Sample, error) {
-	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
+func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, error) {
+	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
 // get returns the body of a 200, and an error for anything else.
 func (w *watch) get(ctx context.Context, path string) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
+	return w.getWithin(ctx, path, w.m.cfg.Timeout)
+}
+
+func (w *watch) getWithin(ctx context.Context, path string, patience time.Duration) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, answerLimit)
 	if err != nil {
@@ -254,8 +333,8 @@ func parseModels(body []byte) ([]Model, error) {
 			MaxModelLen int    `json:"max_model_len"`
 		} `json:"data"`
 	}
-	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("not a model list: %w", err)
+	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
+		return nil, ErrNotAnEngine
 	}
 	models := make([]Model, 0, len(list.Data))
 	for _, d := range list.Data {
