@@ -46,6 +46,8 @@ func (s *stream) judge(fail *openai.Error) {
 		s.job.accuse(s.rank, errors.New("its event was an error of status 500"))
 	case s.silent:
 		monitor.Judge(id, engine.Silent, errSilent)
+	case s.why != nil:
+		monitor.Judge(id, engine.Faulted, s.why)
 	default:
 		monitor.Judge(id, engine.Faulted, errors.New(fail.Code))
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // harmless are faults that a client must not notice.
-var harmless = []refengine.Fault{refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Swallow, refengine.Comments,
+var harmless = []refengine.Fault{refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Swallow, refengine.Comments,
 	refengine.CRLF, refengine.SplitBytes, refengine.UsageAlways, refengine.EOSFirst}
 
 // Whatever an engine does wrong, on either side: the client gets the right text

@@ -240,6 +240,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.background.Go(func() { g.tier.Run(g.ctx) })
 	g.background.Go(func() { g.watchFiles(g.ctx) })
 	g.background.Go(func() { g.advice.run(g.ctx) })
+	g.background.Go(func() { g.tellReadiness(g.ctx) })
 	for _, f := range g.beside {
 		g.background.Go(func() { f(g.ctx) })
 	}

@@ -199,11 +199,12 @@ func (f *fleet) statuses() []EngineStatus {
 			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
-		if in.status.Err != nil {
-			s.Error = in.status.Err.Error()
+		why := cmp.Or(in.status.Out, in.status.Accused, in.status.Err)
+		if !in.status.Up { // that it cannot be reached says more than what failed because of it
+			why = cmp.Or(in.status.Err, why)
 		}
-		if err := cmp.Or(in.status.Out, in.status.Accused); err != nil {
-			s.Error = err.Error()
+		if why != nil {
+			s.Error = why.Error()
 		}
 		for _, m := range in.status.Models {
 			s.Models = append(s.Models, m.ID)

@@ -47,6 +47,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	if err != nil {
 		return nil, j.probeFailed(lease, run, err)
 	}
+	j.gw.monitor.Heard(c.Instance)
 	j.rec.ProbeMs += ms(time.Since(began))
 	j.gw.metrics.stage(stageProbe, time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {

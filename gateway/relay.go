@@ -53,9 +53,10 @@ type source struct {
 	began time.Time
 	local bool // it computes the prompt itself
 
-	heard   bool // its first event; the engine's traffic counts it until release
-	unheard bool // the engine took the request, and no first event came
-	silent  bool // it stopped in the middle without a word
+	heard   bool  // its first event; the engine's traffic counts it until release
+	unheard bool  // the engine took the request, and no first event came
+	silent  bool  // it stopped in the middle without a word
+	why     error // its connection broke; nil: that is not why it failed
 	*buffers
 }
 
@@ -148,7 +149,7 @@ func (s *stream) fill() error {
 		err = errNotWhole
 		s.lose(streamError("upstream_incomplete", err))
 	default:
-		s.silent = silent(err)
+		s.silent, s.why = silent(err), err
 		s.job.gw.monitor.Report(s.rank.Instance, err)
 		s.cut(err)
 	}

@@ -73,6 +73,9 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 	if p.at.IsZero() || time.Since(p.at) > g.conf().Prefill.Scrape.Interval/2 {
 		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
 		p.at = time.Now()
+		if p.err == nil {
+			g.monitor.Heard(c.Instance)
+		}
 	}
 	if p.err != nil {
 		return prefill.Sample{}, p.err

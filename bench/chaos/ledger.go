@@ -39,7 +39,7 @@ func (l *ledger) reset() {
 // Swallow is none of them: the ids of what a parser kept back are gone, so an
 // answer that is lost after it cannot go on by its ids.
 var harmless = []refengine.Fault{
-	refengine.MissingDone, refengine.FrozenGauges, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
+	refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
 	refengine.UsageAlways, refengine.EOSFirst,
 }
 

@@ -23,7 +23,7 @@ var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
 	"/v1/models":           {http.MethodGet, false, (*life).serveModels},
-	"/health":              {http.MethodGet, true, serveOK},
+	"/health":              {http.MethodGet, true, (*life).serveHealth},
 	"/ping":                {http.MethodGet, true, serveOK},
 	"/version":             {http.MethodGet, true, (*life).serveVersion},
 	"/metrics":             {http.MethodGet, true, (*life).serveMetrics},
@@ -54,6 +54,25 @@ func (l *life) handle(x *exchange) bool {
 		return x.answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
+}
+
+func (l *life) serveHealth(x *exchange) bool { return l.holdPage(x) && serveOK(l, x) }
+
+// holdPage is how long a busy API server takes to come to what is no request;
+// false: the asker has left.
+func (l *life) holdPage(x *exchange) bool {
+	busy := false
+	for i := range l.prefills {
+		r := l.rankStats(i)
+		busy = busy || r.Running+r.Waiting > 0
+	}
+	if !busy {
+		return true
+	}
+	hit := l.engine.faults.strike(func(r Rule) bool {
+		return r.Fault == SlowPages && (r.Rank == nil || *r.Rank == x.port)
+	})
+	return len(hit) == 0 || x.pause(hit[0].delay())
 }
 
 func serveOK(_ *life, x *exchange) bool { return x.answer(200, "", nil) }

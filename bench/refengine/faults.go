@@ -30,6 +30,7 @@ const (
 	Garbage       Fault = "garbage"        // 200 with a body that is no JSON and no event
 	WrongType     Fault = "wrong-type"     // the right body under content type text/plain
 	FrozenGauges  Fault = "frozen-gauges"  // /metrics stands still; Value > 0: KV usage stands there
+	SlowPages     Fault = "slow-pages"     // /metrics and /health take Delay while the engine has requests, as a busy API server's do
 	Slow          Fault = "slow"           // Delay before the headers and before every event; with Tokens before the first so many only
 	Swallow       Fault = "swallow"        // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
 	Comments      Fault = "comments"       // ": keep-alive" before every event
@@ -55,7 +56,7 @@ const (
 
 var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Busy), string(Throttle), string(Internal), string(Status),
 	string(ErrorEvent), string(Error200), string(SilentEnd), string(MissingFinish), string(MissingDone), string(FinishError),
-	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(Slow), string(Swallow), string(Comments),
+	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Slow), string(Swallow), string(Comments),
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
 	string(StringBlocks), string(WrongHost), string(WrongKey)}
 
@@ -119,6 +120,9 @@ func (r Rule) Validate() error {
 	}
 	return nil
 }
+
+// ofPages says that a rule strikes what is asked about the engine, not requests.
+func (r Rule) ofPages() bool { return r.Fault == FrozenGauges || r.Fault == SlowPages }
 
 func (r Rule) phase() string {
 	if r.Phase == "" && (r.Fault == Hang || r.Fault == Reset) {

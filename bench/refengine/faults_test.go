@@ -50,7 +50,7 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Contains(t, r.body, says)
 		}
 	}
-	seen := map[Fault]bool{FrozenGauges: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, WrongHost: true, WrongKey: true} // tested elsewhere
+	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, WrongHost: true, WrongKey: true} // tested elsewhere
 	for _, row := range []struct {
 		name  string
 		rule  Rule
@@ -264,6 +264,29 @@ func TestFrozenGauges(t *testing.T) {
 	require.Equal(t, 0.97, usage())
 	require.NoError(t, e.SetFaults())
 	require.Equal(t, 0.1, usage())
+}
+
+func TestPagesAreSlowWhileThereAreRequests(t *testing.T) {
+	e := start(t, Config{C0: time.Hour})
+	c := client(t)
+	require.NoError(t, e.SetFaults(Rule{Fault: SlowPages, DelayMS: 3_600_000}))
+	for _, page := range []string{"/health", "/metrics"} {
+		require.Equal(t, 200, do(c, "GET", e.URLs()[0]+page, "").status)
+	}
+	asker := &http.Client{Transport: c.Transport}
+	busy := make(chan struct{})
+	go func() {
+		do(asker, "POST", e.URLs()[0]+"/v1/completions", completionBody("a", ""))
+		close(busy)
+	}()
+	eventually(t, "it runs", func() bool { return e.Stats().Running == 1 })
+	asker.Timeout = 50 * time.Millisecond
+	for _, page := range []string{"/health", "/metrics"} {
+		require.Error(t, do(asker, "GET", e.URLs()[0]+page, "").err)
+	}
+	require.Equal(t, 200, do(c, "GET", e.URLs()[0]+"/version", "").status)
+	e.Kill()
+	<-busy
 }
 
 func TestAFullQueueAnswers503(t *testing.T) {

@@ -17,6 +17,7 @@ var variants = map[Fault][]Rule{
 	Slow:          {{DelayMS: 5}},
 	Swallow:       {{AfterTokens: 2, Tokens: 3}},
 	FrozenGauges:  {{Value: 0.97}},
+	SlowPages:     {{DelayMS: 2000}},
 }
 
 // Forms are the ways to try a fault, the plain one first if it is one.

@@ -98,7 +98,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 		r.id = "chatcmpl-" + id
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
-		return rule.Fault != FrozenGauges && rule.Phase != PhaseAccept &&
+		return !rule.ofPages() && rule.Phase != PhaseAccept &&
 			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank) &&
 			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})

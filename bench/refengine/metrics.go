@@ -35,6 +35,9 @@ func (f *frozenGauges) thaw() {
 // port (contract 7).
 func (l *life) serveMetrics(x *exchange) bool {
 	const contentType = "text/plain; version=0.0.4; charset=utf-8"
+	if !l.holdPage(x) {
+		return false
+	}
 	hit := l.engine.faults.strike(func(r Rule) bool {
 		return r.Fault == FrozenGauges && (r.Rank == nil || *r.Rank == x.port)
 	})

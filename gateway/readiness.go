@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	readyEvery = time.Second      // the proxy looks whether it is ready
+	readyAgain = 10 * time.Minute // and says again why it is not
+	mostWhy    = 8                // engines named
+)
+
+// tellReadiness logs why the proxy is not ready: when that begins, when the
+// reason changes, and seldom while it lasts.
+func (g *Gateway) tellReadiness(ctx context.Context) {
+	tick := time.NewTicker(readyEvery)
+	defer tick.Stop()
+	var said string
+	var at time.Time
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		ok, why := g.Ready()
+		switch {
+		case ok && said != "":
+			g.log.Info("ready again", zap.String("was", said))
+			said = ""
+		case ok:
+		case why != said || time.Since(at) >= readyAgain:
+			said, at = why, time.Now()
+			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.missing()))
+		}
+	}
+}
+
+// missing are the engines that take no requests, each with its reason.
+func (f *fleet) missing() []string {
+	var all []string
+	for _, s := range f.statuses() {
+		if s.State == "up" && len(s.Models) > 0 {
+			continue
+		}
+		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, s.Error))
+	}
+	if more := len(all) - mostWhy; more > 0 {
+		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
+	}
+	return all
+}

@@ -1,0 +1,135 @@
+package gateway_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// vacant is an address that nobody listens at.
+func vacant(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return "http://" + l.Addr().String()
+}
+
+// An operator who looks at the log alone finds out which engines are missing.
+func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
+	t.Parallel()
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprint(w, "<!doctype html><title>It works!</title>")
+	}))
+	t.Cleanup(page.Close)
+	gone := vacant(t)
+	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: page.URL}, config.Engine{URL: gone})
+	}})
+	of := func(message, engine string) (errors []string) {
+		for _, l := range c.logs.FilterMessageSnippet(message).All() {
+			if m := l.ContextMap(); engine == "" || strings.HasSuffix(m["engine"].(string), engine) {
+				errors = append(errors, fmt.Sprint(m["error"]))
+			}
+		}
+		return errors
+	}
+	web, nobody := strings.TrimPrefix(page.URL, "http://"), strings.TrimPrefix(gone, "http://")
+	c.eventually("both are told of", func() bool {
+		return len(of("does not answer yet", web)) == 1 && len(of("does not answer yet", nobody)) == 1
+	})
+	require.Contains(t, of("does not answer yet", nobody)[0], "connection refused")
+	require.Contains(t, of("does not answer yet", web)[0], "not a list of models")
+	require.Empty(t, of("engine is up", web))
+	require.Equal(t, "down", c.status(web).State)
+
+	c.prefill[0].Kill()
+	c.eventually("it says why it is not ready", func() bool { return c.logs.FilterMessage("not ready: no healthy prefill engine").Len() > 0 })
+	require.NoError(t, c.prefill[0].Revive())
+	c.eventually("and that it is again", func() bool { return c.logs.FilterMessage("ready again").Len() > 0 })
+	l := c.logs.FilterMessageSnippet("not ready: ").All()
+	require.Len(t, l, 1, "not every second")
+	engines := fmt.Sprint(l[0].ContextMap()["engines"])
+	for _, want := range []string{"prefill " + addressOf(c.prefill[0]) + " is down: ", "prefill " + nobody + " is down: ", "connection refused", "not a list of models"} {
+		require.Contains(t, engines, want)
+	}
+}
+
+// That nobody takes the connection says more than the requests that failed by it.
+func TestTheBetterReasonIsShown(t *testing.T) {
+	t.Parallel()
+	c := start(t, twoDecodes(func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }))
+	bad := c.decode[0]
+	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
+	for i := 0; c.engineStatus(bad).State == "up"; i++ {
+		require.Less(t, i, 50)
+		c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
+	}
+	for _, l := range c.logs.FilterMessageSnippet("engine is out of service").All() {
+		require.Contains(t, l.ContextMap()["error"], "read response body")
+		require.NotContains(t, l.ContextMap()["error"], "upstream_broken")
+	}
+	bad.Kill()
+	c.eventually("the reason is that it is gone", func() bool {
+		s := c.engineStatus(bad)
+		return s.State == "down" && strings.Contains(s.Error, "connection refused")
+	})
+	require.NoError(t, bad.Revive())
+}
+
+// A busy engine answers requests while its metrics and its health check take
+// seconds. It serves on.
+func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes the time of some health checks")
+	}
+	t.Parallel()
+	slow := refengine.Rule{Fault: refengine.SlowPages, DelayMS: 8000}
+	c := start(t, options{
+		prefill: []refengine.Config{{}, {}},
+		decode:  []refengine.Config{{C0: 5 * time.Millisecond}},
+		configure: func(cfg *config.Config) {
+			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
+		},
+	})
+	engines := append(c.prefill[:2:2], c.decode...)
+	for _, e := range engines {
+		require.NoError(t, e.SetFaults(slow))
+	}
+	stop := c.load(4) // every answer must be right
+	stale := func() (n int) {
+		for _, p := range c.candidates() {
+			if p.Stale {
+				n++
+			}
+		}
+		return n
+	}
+	mostStale := 0
+	c.eventually("their health checks come too late", func() bool {
+		mostStale = max(mostStale, stale())
+		for _, e := range engines {
+			s := c.engineStatus(e)
+			require.True(t, s.Up, s.Error)
+		}
+		return c.sum("evenkeel_engine_late_checks_total") >= 5 && mostStale == 2
+	})
+	require.Equal(t, http.StatusOK, c.get("/readyz").status)
+	require.Positive(t, stop())
+	require.Positive(t, c.sum("evenkeel_prefill_scrape_misses_total"))
+	for _, e := range engines {
+		require.NoError(t, e.SetFaults())
+	}
+	c.eventually("they tell their gauges again", func() bool { return stale() == 0 })
+	require.Empty(t, c.logs.FilterMessage("engine is down").All())
+}
