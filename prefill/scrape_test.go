@@ -97,6 +97,7 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 				g.mu.Unlock()
 				if late {
 					<-ctx.Done()
+					return Sample{}, ctx.Err()
 				}
 				return g.scrape(ctx, of)
 			}
