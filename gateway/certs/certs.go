@@ -36,11 +36,9 @@ func Load(certFile, keyFile string) (*Pair, error) {
 // stays in force: between the writing of one file and the other they do not
 // match. Call it from one goroutine.
 func (p *Pair) Reload() (changed bool, err error) {
-	var now [2][]byte
-	for i, file := range []string{p.certFile, p.keyFile} {
-		if now[i], err = os.ReadFile(file); err != nil {
-			return false, p.missing(fmt.Errorf("certificate: %w", err))
-		}
+	now, err := read(p.certFile, p.keyFile)
+	if err != nil {
+		return false, p.missing(err)
 	}
 	if p.same(now) {
 		return false, nil
@@ -125,19 +123,31 @@ func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 }
 
 func load(certFile, keyFile string) (tls.Certificate, error) {
-	cert, err := os.ReadFile(certFile)
+	pair, err := read(certFile, keyFile)
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("cert_file: %w", err)
+		return tls.Certificate{}, err
 	}
-	key, err := os.ReadFile(keyFile)
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("key_file: %w", err)
-	}
-	c, err := parse(cert, key)
+	c, err := parse(pair[0], pair[1])
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("certificate %s with key %s: %w", certFile, keyFile, err)
 	}
 	return c, nil
+}
+
+// read reads a certificate and its key. Its error names every file that cannot
+// be read, the certificate first.
+func read(certFile, keyFile string) (pair [2][]byte, err error) {
+	cert, certErr := os.ReadFile(certFile)
+	key, keyErr := os.ReadFile(keyFile)
+	switch {
+	case certErr != nil && keyErr != nil:
+		err = fmt.Errorf("certificate: %w; its key: %w", certErr, keyErr)
+	case certErr != nil:
+		err = fmt.Errorf("certificate: %w", certErr)
+	case keyErr != nil:
+		err = fmt.Errorf("key of certificate %s: %w", certFile, keyErr)
+	}
+	return [2][]byte{cert, key}, err
 }
 
 // parse refuses a certificate that nobody would accept any more.

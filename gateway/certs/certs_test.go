@@ -73,39 +73,51 @@ func TestFilesThatCannotBeUsedLeaveTheOldCertificate(t *testing.T) {
 	certFile, keyFile := a.Issue(t, "proxy", tomorrow)
 	p, err := Load(certFile, keyFile)
 	require.NoError(t, err)
-	leaf := p.Leaf()
 	cert, err := os.ReadFile(certFile)
 	require.NoError(t, err)
 
-	for name, spoil := range map[string]func(){
-		"the certificate of another key": func() {
+	without := func(files ...string) {
+		for _, file := range files {
+			require.NoError(t, os.Remove(file))
+		}
+	}
+	for _, tt := range []struct {
+		name  string
+		spoil func()
+		says  []string
+	}{
+		{"the certificate of another key", func() {
 			a.Issue(t, "proxy", tomorrow)
 			require.NoError(t, os.WriteFile(certFile, cert, 0o600))
-		},
-		"no PEM":                func() { require.NoError(t, os.WriteFile(certFile, []byte("soon"), 0o600)) },
-		"an empty file":         func() { require.NoError(t, os.WriteFile(certFile, nil, 0o600)) },
-		"a missing key":         func() { require.NoError(t, os.Remove(keyFile)) },
-		"past its last day":     func() { a.Issue(t, "proxy", time.Now().Add(-time.Hour)) },
-		"a missing certificate": func() { require.NoError(t, os.Remove(certFile)) },
+		}, []string{certFile, keyFile}},
+		{"no PEM", func() { require.NoError(t, os.WriteFile(certFile, []byte("soon"), 0o600)) }, []string{certFile}},
+		{"an empty file", func() { require.NoError(t, os.WriteFile(certFile, nil, 0o600)) }, []string{certFile}},
+		{"past its last day", func() { a.Issue(t, "proxy", time.Now().Add(-time.Hour)) }, []string{certFile}},
+		{"a missing certificate", func() { without(certFile) }, []string{"certificate: open " + certFile}},
+		{"a missing key", func() { without(keyFile) }, []string{"key of certificate " + certFile + ": open " + keyFile}},
+		{"both are missing", func() { without(certFile, keyFile) }, []string{"certificate: open " + certFile, "its key: open " + keyFile}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			a.Issue(t, "proxy", tomorrow)
 			_, err := p.Reload()
 			require.NoError(t, err)
-			leaf = p.Leaf()
-			spoil()
+			leaf := p.Leaf()
+			tt.spoil()
 			changed, err := p.Reload()
 			require.Error(t, err)
 			require.False(t, changed)
-			require.Contains(t, err.Error(), "proxy.")
+			for _, want := range tt.says {
+				require.ErrorContains(t, err, want)
+			}
 			require.Same(t, leaf, p.Leaf(), "what was read before")
-			_, err = p.Reload()
-			require.NoError(t, err, "told once")
+			_, again := p.Reload()
+			require.NoError(t, again, "told once")
+			_, atStart := Load(certFile, keyFile)
+			require.EqualError(t, atStart, err.Error(), "at the start it is an error, too")
+			_, toEngines := Client("x", "", certFile, keyFile)
+			require.EqualError(t, toEngines, err.Error(), "as it is for calls to engines")
 		})
 	}
-
-	_, err = Load(certFile, keyFile)
-	require.ErrorContains(t, err, certFile, "at the start it is an error")
 }
 
 func TestEnginesAreTrustedAsTheProfileSays(t *testing.T) {
@@ -180,7 +192,7 @@ func TestFilesThatSayNothingAreErrors(t *testing.T) {
 	_, err = Client("x", "", certFile, certFile)
 	require.ErrorContains(t, err, certFile)
 	_, err = Client("x", "", certFile, keyFile+".none")
-	require.ErrorContains(t, err, "key_file")
+	require.ErrorContains(t, err, "key of certificate "+certFile)
 	old, oldKey := a.Issue(t, "old", time.Now().Add(-time.Minute))
 	_, err = Client("x", "", old, oldKey)
 	require.ErrorIs(t, err, ErrExpired)
