@@ -60,19 +60,24 @@ func closed() chan struct{} {
 // changed takes a view of the area's claim. Once it returns from one that does
 // not admit, nothing is bound to the area's engines any more.
 func (o *owners) changed(a *area, v lease.View) {
-	was := a.view.Swap(&v)
+	was := a.view.Load() // each area has one caller at a time
 	if was.Admits == v.Admits {
+		a.view.Store(&v)
 		if was.Phase != v.Phase {
 			o.gw.log.Info("ownership", zap.String("region", a.region), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
 		}
 		return
 	}
+	// The view is what a publish between these lines acts upon: caution is noted
+	// before it admits, and forgotten only after it admits no more.
 	a.mu.Lock()
-	a.adopted = time.Time{}
 	if v.Admits {
 		a.adopted, a.gave = time.Now(), false
 		a.gone.Store(new(make(chan struct{})))
+		a.view.Store(&v)
 	} else {
+		a.view.Store(&v)
+		a.adopted = time.Time{}
 		clear(a.residents)
 	}
 	a.mu.Unlock()
