@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -96,6 +97,22 @@ func newFleet(gw *Gateway) *fleet {
 	f.again = time.AfterFunc(time.Hour, f.publish)
 	f.again.Stop()
 	return f
+}
+
+// ofConfig makes the engines of the config, all of them or none.
+func (f *fleet) ofConfig() (all []*instance, err error) {
+	set := f.gw.conf()
+	for _, side := range []struct {
+		role    string
+		engines []config.Engine
+	}{{rolePrefill, set.Engines.Prefill}, {roleDecode, set.Engines.Decode}} {
+		for _, e := range side.engines {
+			in, wrong := f.build(side.role, e, set)
+			err = errors.Join(err, wrong)
+			all = append(all, in)
+		}
+	}
+	return all, err
 }
 
 // add registers an engine. An engine that is known already keeps its state.

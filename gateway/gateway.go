@@ -90,11 +90,17 @@ type Gateway struct {
 }
 
 // New wires a proxy from a validated config. Nothing listens yet.
-func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
+func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	set := newSettings(cfg)
-	g := &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
+	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.current.Store(set)
 	g.ctx, g.stop = context.WithCancel(context.Background())
+	defer func(stop func()) {
+		if err != nil {
+			stop()
+		}
+	}(g.stop)
+	g.doubt(cfg)
 	g.service, g.runs.all = newService(g.ctx), map[*run]struct{}{}
 	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
 	secrets, err := readSecrets(cfg)
@@ -104,7 +110,7 @@ func New(cfg *config.Config, log *zap.Logger) (*Gateway, error) {
 	g.use(secrets)
 	g.source.at = g.started
 	g.noteConfig()
-	if g.requestLog, err = openRequestLog(cfg.Log.Requests); err != nil {
+	if g.requestLog, err = openRequestLog(cfg.Log.Requests, log); err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
 	traces, traced, err := g.tracerConfig(cfg)
@@ -205,31 +211,27 @@ func (g *Gateway) Beside(f func(context.Context)) { g.beside = append(g.beside, 
 // Start opens both listeners and begins to watch the engines. It returns once
 // clients can connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
-	for _, e := range g.conf().Engines.Prefill {
-		if err := g.fleet.add(rolePrefill, e); err != nil {
-			return err
-		}
+	engines, err := g.fleet.ofConfig()
+	if err != nil {
+		return err
 	}
-	for _, e := range g.conf().Engines.Decode {
-		if err := g.fleet.add(roleDecode, e); err != nil {
-			return err
-		}
+	for _, in := range engines {
+		g.fleet.enter(in)
 	}
 	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("file limit", zap.Error(err))
 	}
-	var err error
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
 		MaxLag: g.conf().Limits.ClientLag, SendBuffer: g.conf().Limits.ClientBacklog,
 		TLS: g.tls[0] != nil, Log: g.log,
 	})
 	if err != nil {
-		return fmt.Errorf("listen: %w; is another process on %s?", err, g.conf().Listen)
+		return fmt.Errorf("listen: %w", err)
 	}
 	if g.admin, err = net.Listen("tcp", g.conf().Admin.Listen); err != nil {
 		_ = g.listener.Close()
-		return fmt.Errorf("admin.listen: %w; is another process on %s?", err, g.conf().Admin.Listen)
+		return fmt.Errorf("admin.listen: %w", edge.ListenError(g.conf().Admin.Listen, err))
 	}
 	if g.regions != nil {
 		if err := g.regions.start(); err != nil {

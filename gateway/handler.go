@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"go.uber.org/zap"
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
@@ -260,9 +259,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	if rec.from != nil {
 		g.regions.node.Received(rec.Origin, rec.Outcome)
 	}
-	if err := g.requestLog.write(rec); err != nil {
-		g.log.Error("request log", zap.Error(err))
-	}
+	g.requestLog.write(rec)
 }
 
 // dropBody takes a request's body off the account of those in memory.

@@ -144,7 +144,7 @@ func (r *regions) start() error {
 		TLS: g.tls[geoTLS] != nil, Log: g.log,
 	})
 	if err != nil {
-		return fmt.Errorf("geo.listen: %w; is another process on %s?", err, g.conf().Geo.Listen)
+		return fmt.Errorf("geo.listen: %w", err)
 	}
 	ln := secured(r.listener, g.tls[geoTLS])
 	if r.authority != nil {

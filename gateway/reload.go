@@ -137,6 +137,7 @@ func (g *Gateway) tell(r *Reload) {
 		g.log.Info("the config file says what is in force already", zap.String("file", g.source.file))
 	case reloadUsed:
 		g.log.Info("the new config is in force", zap.String("file", g.source.file), zap.Strings("changes", changes))
+		g.doubt(g.conf().Config)
 		if len(r.Restart) > 0 {
 			g.log.Warn("some of the new config needs a restart", zap.Strings("keys", r.Restart))
 		}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
@@ -68,38 +70,49 @@ type record struct {
 
 // requestLog writes records as JSON lines; a nil one writes nothing.
 type requestLog struct {
-	mu sync.Mutex
-	w  io.Writer
-	c  io.Closer
+	log  *zap.Logger
+	mu   sync.Mutex
+	w    io.Writer
+	c    io.Closer
+	lost int // lines in a row that could not be written
 }
 
 // openRequestLog opens path for appending; "-" is stdout, "" no log at all.
-func openRequestLog(path string) (*requestLog, error) {
+func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	switch path {
 	case "":
 		return nil, nil
 	case "-":
-		return &requestLog{w: os.Stdout}, nil
+		return &requestLog{log: log, w: os.Stdout}, nil
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
 		return nil, err
 	}
-	return &requestLog{w: f, c: f}, nil
+	return &requestLog{log: log, w: f, c: f}, nil
 }
 
-func (l *requestLog) write(r *record) error {
+// write appends a record. When its reader has gone or its disk is full, that is
+// said once and not with every request.
+func (l *requestLog) write(r *record) {
 	if l == nil {
-		return nil
+		return
 	}
 	line, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, err = l.w.Write(append(line, '\n')) // one write a line: lines of two processes do not mix
-	return err
+	if err == nil {
+		_, err = l.w.Write(append(line, '\n')) // one write a line: lines of two processes do not mix
+	}
+	switch {
+	case err != nil:
+		if l.lost++; l.lost == 1 {
+			l.log.Error("the request log cannot be written, its lines are lost until it can", zap.Error(err))
+		}
+	case l.lost > 0:
+		l.log.Warn("the request log is written again", zap.Int("lines_lost", l.lost))
+		l.lost = 0
+	}
 }
 
 func (l *requestLog) close() error {

@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/selftest"
 )
@@ -18,85 +21,151 @@ type checkCmd struct {
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with this file."`
 	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
 	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the file's prefill policies, as configs/prefill-cases.json has them; fails where another engine is chosen."`
-	JSON    bool   `name:"json" help:"Print one JSON document."`
+	JSON    bool   `name:"json" help:"Print one JSON document, of what is wrong, too."`
+}
+
+// Help is what `check --help` says below its first line.
+func (checkCmd) Help() string {
+	return `It does what serve does before its first socket: it reads the files that the config names, too, and tries whether those that serve writes can be written. What serve would warn of is printed; what it would
+refuse is an error. Run it as the user that serve runs as, in the same working directory: relative paths are those of the working directory, and variables such as an api_key_env are looked at.
+
+The exit status is 0 when serve would start, 1 when it would not, or when a probe or a case failed.`
+}
+
+// checked is what was found out about a config file.
+type checked struct {
+	Config   string             `json:"config"`
+	Errors   []problem          `json:"errors"`
+	Findings []selftest.Finding `json:"findings"`
+	Changes  []config.Change    `json:"changes,omitzero"`
+	Cases    []verdict          `json:"cases,omitzero"`
+
+	cfg *config.Config
+}
+
+// problem is an error, and where in the file its cause is written.
+type problem struct {
+	File   string `json:"file,omitempty"`
+	Line   int    `json:"line,omitempty"`
+	Column int    `json:"column,omitempty"`
+	Key    string `json:"key,omitempty"`
+	Msg    string `json:"message"`
+}
+
+// Run fails on a config that serve would refuse and on engines that would fail
+// requests.
+func (c *checkCmd) Run(std streams) error {
+	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
+	err := c.look(&found)
+	switch {
+	case c.JSON:
+		found.Errors = append(found.Errors, problemsOf(err)...)
+		enc := json.NewEncoder(std.out)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(found); err != nil {
+			return err
+		}
+	case err == nil:
+		fmt.Fprintf(std.out, "%s: ok, %d prefill and %d decode engines, policy %s\n",
+			c.Config, len(found.cfg.Engines.Prefill), len(found.cfg.Engines.Decode), found.cfg.Dispatch.Policy)
+		fallthrough
+	default:
+		for _, change := range found.Changes {
+			fmt.Fprintln(std.out, change)
+		}
+		for _, v := range found.Cases {
+			fmt.Fprintln(std.out, v)
+		}
+		for _, f := range found.Findings {
+			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
+		}
+	}
+	if err != nil && !c.JSON {
+		return err
+	}
+	bad := func(f selftest.Finding) bool { return f.Level == selftest.Bad }
+	if err != nil || slices.ContainsFunc(found.Findings, bad) || slices.ContainsFunc(found.Cases, func(v verdict) bool { return !v.OK }) {
+		return errFailed
+	}
+	return nil
+}
+
+// look finds out; its error is what serve would refuse, or what was asked for
+// and cannot be done.
+func (c *checkCmd) look(found *checked) error {
+	var err error
+	if found.cfg, err = config.Load(c.Config); err != nil {
+		return err
+	}
+	warnings, err := gateway.Check(found.cfg)
+	for _, w := range warnings {
+		about := w.Key
+		if about == "" {
+			about = "serve"
+		}
+		found.Findings = append(found.Findings, selftest.Finding{Level: selftest.Warn, Engine: about, Msg: w.Msg})
+	}
+	found.Findings = append(found.Findings, discoveryFiles(found.cfg)...)
+	if err != nil {
+		return err
+	}
+	if c.Against != "" {
+		running, err := config.Load(c.Against)
+		if err != nil {
+			return err
+		}
+		_, changes, err := running.Succeed(found.cfg)
+		if err != nil {
+			return err
+		}
+		found.Changes = append([]config.Change{}, changes...)
+	}
+	if c.Fixture != "" {
+		if found.Cases, err = runFixture(c.Fixture, found.cfg); err != nil {
+			return err
+		}
+	}
+	if c.Probe {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg)...)
+	}
+	return nil
 }
 
 // discoveryFiles looks at the files that list engines. serve starts without them,
 // so what is wrong there is a warning.
-func discoveryFiles(cfg *config.Config) []selftest.Finding {
-	found := []selftest.Finding{}
+func discoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
 		if err == nil {
 			_, err = cfg.ParseEngines(path, text)
 		}
 		if err != nil {
-			found = append(found, selftest.Finding{Level: selftest.Warn, Engine: "discovery.files", Msg: err.Error()})
+			found = append(found, selftest.Finding{Level: selftest.Warn, Engine: "discovery.files", Msg: err.Error() + relativeTo(err)})
 		}
 	}
 	return found
 }
 
-// Run fails on a config that serve would refuse and on engines that would fail
-// requests.
-func (c *checkCmd) Run(std streams) error {
-	cfg, err := config.Load(c.Config)
-	if err != nil {
-		return err
+// problemsOf takes joined errors apart.
+func problemsOf(err error) (list []problem) {
+	if err == nil {
+		return nil
 	}
-	changes := []config.Change{}
-	if c.Against != "" {
-		running, err := config.Load(c.Against)
-		if err != nil {
-			return err
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var texts []string
+		for _, e := range joined.Unwrap() {
+			list = append(list, problemsOf(e)...)
+			texts = append(texts, e.Error())
 		}
-		_, found, err := running.Succeed(cfg)
-		if err != nil {
-			return err
-		}
-		changes = append(changes, found...)
-	}
-	cases := []verdict{}
-	if c.Fixture != "" {
-		if cases, err = runFixture(c.Fixture, cfg); err != nil {
-			return err
+		if err.Error() == strings.Join(texts, "\n") { // else it is one sentence about several
+			return list
 		}
 	}
-	findings := discoveryFiles(cfg)
-	if c.Probe {
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-		defer stop()
-		findings = append(findings, selftest.Run(ctx, cfg)...)
+	var at *config.Error
+	if errors.As(err, &at) {
+		return []problem{{at.File, at.Line, at.Column, at.Path, at.Msg}}
 	}
-	if c.JSON {
-		answer := map[string]any{"config": c.Config, "findings": findings}
-		if c.Against != "" {
-			answer["changes"] = changes
-		}
-		if c.Fixture != "" {
-			answer["cases"] = cases
-		}
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(answer); err != nil {
-			return err
-		}
-	} else {
-		fmt.Fprintf(std.out, "%s: ok, %d prefill and %d decode engines, policy %s\n",
-			c.Config, len(cfg.Engines.Prefill), len(cfg.Engines.Decode), cfg.Dispatch.Policy)
-		for _, change := range changes {
-			fmt.Fprintln(std.out, change)
-		}
-		for _, v := range cases {
-			fmt.Fprintln(std.out, v)
-		}
-		for _, f := range findings {
-			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
-		}
-	}
-	bad := func(f selftest.Finding) bool { return f.Level == selftest.Bad }
-	if slices.ContainsFunc(findings, bad) || slices.ContainsFunc(cases, func(v verdict) bool { return !v.OK }) {
-		return errFailed
-	}
-	return nil
+	return []problem{{Msg: err.Error() + relativeTo(err)}}
 }

@@ -117,14 +117,14 @@ func write(t *testing.T, text string) (path string) {
 }
 
 func TestCheck(t *testing.T) {
-	good := write(t, "engines: {decode: [{url: \"http://d0:1\", slots: 4}]}\n")
+	good := write(t, "engines: {prefill: [{url: \"http://127.0.0.1:1\"}], decode: [{url: \"http://d0:1\", slots: 4}]}\n")
 	status, out, errs := line("check", "--config", good)
 	require.Equal(t, 0, status, errs)
-	require.Equal(t, good+": ok, 0 prefill and 1 decode engines, policy evenkeel\n", out)
+	require.Equal(t, good+": ok, 1 prefill and 1 decode engines, policy evenkeel\n", out)
 
 	status, out, _ = line("check", "-c", good, "--json")
 	require.Equal(t, 0, status)
-	require.JSONEq(t, `{"config":"`+good+`","findings":[]}`, out)
+	require.JSONEq(t, `{"config":"`+good+`","errors":[],"findings":[]}`, out)
 
 	listing := write(t, "decode: [{url: 7}]\n")
 	status, out, _ = line("check", "--config", write(t, "discovery: {files: ["+listing+", /nowhere]}\n"))

@@ -28,7 +28,7 @@ type demoCmd struct {
 	Slots    int    `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Requests in the system beyond the slots (default: ${default})."`
 	Policies string `default:"jsq,jsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${default}). There are: ${policies}."`
-	Out      string `placeholder:"DIR" help:"Where the report goes (default: evenkeel-demo in the folder for temporary files)."`
+	Out      string `placeholder:"DIR" help:"Where the report goes (default: a new folder, evenkeel-demo-NUMBER, in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Which part of the trace is sent, and the text of its prompts (default: ${default})."`
 
@@ -64,12 +64,9 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	dir := c.Out
-	if dir == "" {
-		dir = filepath.Join(os.TempDir(), "evenkeel-demo")
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("--out: %w", err)
+	dir, err := c.folder()
+	if err != nil {
+		return err
 	}
 	fitFile, err := writeDemoFit(history, filepath.Join(dir, "fit.json"), source)
 	if err != nil {
@@ -109,6 +106,18 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 		}
 	}
 	return nil
+}
+
+// folder makes where the report goes. Without --out it is a new one: demos of two
+// users, or two at once, keep out of each other's way.
+func (c *demoCmd) folder() (string, error) {
+	if c.Out == "" {
+		return os.MkdirTemp("", "evenkeel-demo-")
+	}
+	if err := os.MkdirAll(c.Out, 0o755); err != nil {
+		return "", fmt.Errorf("--out: %w", err)
+	}
+	return c.Out, nil
 }
 
 // plan checks the flags and gives policies the demo's guard age.

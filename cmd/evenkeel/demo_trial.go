@@ -129,7 +129,7 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	log, err := newLogger("error")
+	log, err := newLogger("error", os.Stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"reflect"
+	"strconv"
 	"strings"
 )
 
 // spreadLists rewrites lists as argparse users type them, `--ports 1 2 3`, into
 // repeated flags, `--ports=1 --ports=2 --ports=3`, which kong reads. A list ends
-// at the next word that starts with "-"; nothing behind "--" is touched.
+// at the next word that starts with "-" and is no number; a negative number belongs
+// to the flag before it. Nothing behind "--" is touched.
 func spreadLists(args []string, lists map[string]bool) []string {
 	out := make([]string, 0, len(args))
 	flag := ""
@@ -15,13 +17,15 @@ func spreadLists(args []string, lists map[string]bool) []string {
 		switch {
 		case word == "--":
 			return append(out, args[i:]...)
-		case strings.HasPrefix(word, "-"):
+		case isFlag(word):
 			flag = ""
-			if lists[word] && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+			if lists[word] && i+1 < len(args) && !isFlag(args[i+1]) {
 				flag = word
 				continue
 			}
 			out = append(out, word)
+		case flag == "" && strings.HasPrefix(word, "-") && i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "="):
+			out[len(out)-1] += "=" + word // or kong takes it for a flag, and says so
 		case flag != "":
 			out = append(out, flag+"="+word)
 		default:
@@ -29,6 +33,15 @@ func spreadLists(args []string, lists map[string]bool) []string {
 		}
 	}
 	return out
+}
+
+// isFlag tells a flag from a value, which may be a negative number.
+func isFlag(word string) bool {
+	if !strings.HasPrefix(word, "-") || word == "-" {
+		return false
+	}
+	_, err := strconv.ParseFloat(word, 64)
+	return err != nil
 }
 
 // listFlags are the flags of a command whose field is a slice, by the names kong

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -74,6 +77,10 @@ func run(args []string, std streams) int {
 	switch {
 	case len(args) == 0:
 		args = []string{"--help"}
+	case args[0] == "help": // as other programs take it
+		args = append(args[1:len(args):len(args)], "--help")
+	case slices.Contains([]string{"--version", "-version", "-V", "-v"}, args[0]):
+		args = []string{"version"}
 	case isServeFlag(parser.Model.Node, args[0]): // the example proxy's command line, only its name replaced
 		args = append([]string{"serve"}, args...)
 	}
@@ -82,7 +89,7 @@ func run(args []string, std streams) int {
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "evenkeel: %v\n", err)
+		fmt.Fprintf(std.err, "evenkeel: %v%s\n", err, meantAsConfig(args))
 		var pe *kong.ParseError
 		if errors.As(err, &pe) && pe.Context != nil && pe.Context.Command() != "" {
 			hint(std.err, pe.Context.Command())
@@ -98,12 +105,33 @@ func run(args []string, std streams) int {
 	if errors.Is(err, errFailed) {
 		return 1
 	}
-	fmt.Fprintf(std.err, "evenkeel %s: %v\n", commandName(ctx.Command()), err)
+	fmt.Fprintf(std.err, "evenkeel %s: %v%s\n", commandName(ctx.Command()), err, relativeTo(err))
 	if usage := (usageError{}); errors.As(err, &usage) {
 		hint(std.err, ctx.Command())
 		return 2
 	}
 	return 1
+}
+
+// meantAsConfig is a hint for who gives a config file without its flag.
+func meantAsConfig(args []string) string {
+	if len(args) != 2 || args[0] != "serve" && args[0] != "check" || strings.HasPrefix(args[1], "-") {
+		return ""
+	}
+	return fmt.Sprintf("; a config file is given as --config %s", args[1])
+}
+
+// relativeTo says where a file was looked for that is not there.
+func relativeTo(err error) string {
+	var at *fs.PathError
+	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {
+		return ""
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	return "; the path is relative to the working directory, " + dir
 }
 
 // isServeFlag tells a command line that begins with a flag only serve has.

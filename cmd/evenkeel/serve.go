@@ -11,7 +11,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
@@ -38,23 +37,27 @@ func (serveCmd) Help() string {
 
     evenkeel serve --config evenkeel.yaml
 
+Relative paths in the file are those of the working directory, not of the file's folder.
+
 Without one, in place of vllm-ascend's example proxy:
 
     evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
 
 SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
 SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
-signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.`
+signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.
+A closed stdout or stderr ends nothing: lines that cannot be written are lost, and counted once they can be written again.`
 }
 
 // Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal
 // ends at once.
 func (c *serveCmd) Run(streams) error {
+	signal.Ignore(syscall.SIGPIPE) // whoever reads the logs may leave, and the streams go on
 	cfg, err := c.config()
 	if err != nil {
 		return err
 	}
-	log, err := newLogger(cfg.Log.Level)
+	log, err := newLogger(cfg.Log.Level, os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -99,7 +102,12 @@ func (c *serveCmd) Run(streams) error {
 	if s == syscall.SIGINT { // somebody waits at a terminal
 		grace = 0
 	}
-	return shutDown(g, grace, limit, signals, log)
+	if err := shutDown(g, grace, limit, signals, log); err != nil {
+		log.Error("ended, but not everything had finished", zap.Error(err))
+		return errFailed
+	}
+	log.Info("ended: every request had finished")
+	return nil
 }
 
 // cutTime is how long the end may take once nothing is waited for any more.
@@ -192,19 +200,6 @@ func pythonLevel(level string) string {
 	default:
 		return l
 	}
-}
-
-// newLogger writes JSON lines to stderr, without sampling: an SRE needs every
-// line of the one request that failed.
-func newLogger(level string) (*zap.Logger, error) {
-	l, err := zapcore.ParseLevel(level)
-	if err != nil {
-		return nil, err
-	}
-	enc := zap.NewProductionEncoderConfig()
-	enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	core := zapcore.NewCore(zapcore.NewJSONEncoder(enc), zapcore.Lock(os.Stderr), l)
-	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
 func policyNames() string { return strings.Join(policy.Names(), ", ") }

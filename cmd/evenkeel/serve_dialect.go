@@ -19,9 +19,9 @@ type dialect struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Address to listen on (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Port to listen on (default: 8000)."`
 	PrefillerHosts []string `group:"ascend" sep:"none" aliases:"prefiller-host" placeholder:"HOST ..." help:"Hosts of the prefill engines (default: localhost)."`
-	PrefillerPorts []int    `group:"ascend" sep:"none" aliases:"prefiller-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8001)."`
+	PrefillerPorts []string `group:"ascend" sep:"none" aliases:"prefiller-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8001)."`
 	DecoderHosts   []string `group:"ascend" sep:"none" aliases:"decoder-host" placeholder:"HOST ..." help:"Hosts of the decode engines, each a rank of one barrier group (default: localhost)."`
-	DecoderPorts   []int    `group:"ascend" sep:"none" aliases:"decoder-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8002)."`
+	DecoderPorts   []string `group:"ascend" sep:"none" aliases:"decoder-port" placeholder:"PORT ..." help:"Their ports, one for each host (default: 8002)."`
 	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Attempts for a request in all (default: 3)."`
 	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"The first backoff (default: 0.001)."`
 
@@ -29,7 +29,7 @@ type dialect struct {
 	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
-	Slots                   int    `group:"engines" placeholder:"B" help:"Requests a decode rank runs at once, its --max-num-seqs (default: 32, with a warning)."`
+	Slots                   *int   `group:"engines" placeholder:"B" help:"Requests a decode rank runs at once, its --max-num-seqs (default: 32, with a warning)."`
 	Connector               string `group:"engines" placeholder:"NAME" help:"KV connector of the engines: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
 	PrefillDataParallelSize int    `group:"engines" placeholder:"N" help:"DP ranks behind each prefill address, told apart by header (default: one, without a header)."`
 	DecodeDataParallelSize  int    `group:"engines" placeholder:"N" help:"DP ranks behind each decode address, told apart by header (default: one, without a header)."`
@@ -47,6 +47,15 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	}
 	if d.Port != nil {
 		port = *d.Port
+	}
+	if problem := hostProblem(host); problem != "" {
+		return nil, usageError{fmt.Errorf("--host: %q %s", host, problem)}
+	}
+	if port < 0 || port > 65535 {
+		return nil, usageError{fmt.Errorf("--port: %d is no port; write one from 1 to 65535, or 0 for any that is free", port)}
+	}
+	if d.Slots != nil && *d.Slots < 1 {
+		return nil, usageError{fmt.Errorf("--slots: a decode rank with %d slots runs nothing; write the engines' --max-num-seqs", *d.Slots)}
 	}
 	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 	cfg.Flag("listen", "--host, --port")
@@ -82,7 +91,9 @@ func (d *dialect) asConfig() (*config.Config, error) {
 		cfg.Flag(fmt.Sprintf("engines.prefill[%d].ranks", i), "--prefill-data-parallel-size")
 	}
 	for i := range cfg.Engines.Decode {
-		cfg.Engines.Decode[i].Slots = d.Slots
+		if d.Slots != nil {
+			cfg.Engines.Decode[i].Slots = *d.Slots
+		}
 		cfg.Flag(fmt.Sprintf("engines.decode[%d].slots", i), "--slots")
 		cfg.Engines.Decode[i].Ranks = d.DecodeDataParallelSize
 		cfg.Flag(fmt.Sprintf("engines.decode[%d].ranks", i), "--decode-data-parallel-size")
@@ -91,7 +102,17 @@ func (d *dialect) asConfig() (*config.Config, error) {
 }
 
 // engineList pairs hosts with ports.
-func engineList(side string, hosts []string, ports []int, port int) ([]config.Engine, error) {
+func engineList(side string, hosts, ports []string, port int) ([]config.Engine, error) {
+	for _, host := range hosts {
+		if problem := hostProblem(host); problem != "" {
+			return nil, usageError{fmt.Errorf("--%s-hosts: %q %s", side, host, problem)}
+		}
+	}
+	for _, port := range ports {
+		if problem := portProblem(port); problem != "" {
+			return nil, usageError{fmt.Errorf("--%s-ports: %q %s", side, port, problem)}
+		}
+	}
 	given := func(n int) string {
 		if n == 0 {
 			return "is not given, which is 1"
@@ -103,16 +124,39 @@ func engineList(side string, hosts []string, ports []int, port int) ([]config.En
 		hosts = []string{"localhost"}
 	}
 	if len(ports) == 0 {
-		ports = []int{port}
+		ports = []string{strconv.Itoa(port)}
 	}
 	if len(hosts) != len(ports) {
 		return nil, usageError{fmt.Errorf("%s; write one port for each host, in the same order", counts)}
 	}
 	list := make([]config.Engine, len(hosts))
 	for i := range hosts {
-		list[i].URL = "http://" + net.JoinHostPort(strings.Trim(hosts[i], "[]"), strconv.Itoa(ports[i]))
+		list[i].URL = "http://" + net.JoinHostPort(strings.Trim(hosts[i], "[]"), ports[i])
 	}
 	return list, nil
+}
+
+// hostProblem says what is wrong with a host of the command line and what to
+// write in its place.
+func hostProblem(host string) string {
+	problem := config.HostProblem(strings.Trim(host, "[]"))
+	switch {
+	case problem == "":
+		return ""
+	case strings.Contains(host, ","):
+		return problem + "; separate hosts by spaces"
+	}
+	return problem + "; write a name or an address alone, and its port with the flag for ports"
+}
+
+func portProblem(port string) string {
+	if strings.Contains(port, ",") {
+		return "is a list separated by commas; separate ports by spaces"
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "is no port; write a number from 1 to 65535"
+	}
+	return ""
 }
 
 // used lists the flags given that a file would have to say.
@@ -129,7 +173,7 @@ func (d *dialect) used() (flags []string) {
 		{"--decoder-ports", len(d.DecoderPorts) > 0},
 		{"--max-retries", d.MaxRetries != nil},
 		{"--retry-delay", d.RetryDelay != nil},
-		{"--slots", d.Slots != 0},
+		{"--slots", d.Slots != nil},
 		{"--connector", d.Connector != ""},
 		{"--prefill-data-parallel-size", d.PrefillDataParallelSize != 0},
 		{"--decode-data-parallel-size", d.DecodeDataParallelSize != 0},

@@ -56,9 +56,18 @@ func launch(t *testing.T, args ...string) *process {
 // start runs the words of a whole command line.
 func start(t *testing.T, words ...string) *process {
 	t.Helper()
+	return startTo(t, nil, words...)
+}
+
+// startTo is start with a stdout.
+func startTo(t *testing.T, stdout *os.File, words ...string) *process {
+	t.Helper()
 	p := &process{exited: make(chan error, 1), client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}}
 	p.cmd = exec.Command(os.Args[0], words...)
 	p.cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
+	if stdout != nil {
+		p.cmd.Stdout = stdout
+	}
 	stderr, err := p.cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, p.cmd.Start())
@@ -234,6 +243,7 @@ func TestServeDrainsOnSIGTERM(t *testing.T) {
 	require.Equal(t, reftext.Text(reftext.Of(prompt).Key, tokens), text(t, rest))
 	require.Equal(t, 0, proxy.wait(t))
 	require.NotEmpty(t, proxy.find("draining"))
+	require.NotEmpty(t, proxy.find("ended: every request had finished"), "the last line says how it ended")
 
 	require.Eventually(t, func() bool { return engineP.Stats().Pins == 0 }, patience, 5*time.Millisecond)
 	p, d := engineP.Stats(), engineD.Stats()
@@ -251,6 +261,7 @@ func TestASecondSignalEndsServeAtOnce(t *testing.T) {
 	rest, _ := io.ReadAll(stream)
 	require.NotContains(t, string(rest), `"finish_reason":"`, "a cut stream does not look whole")
 	require.NotEmpty(t, proxy.find("ending at once"))
+	require.NotEmpty(t, proxy.find("ended, but not everything had finished"))
 	require.Contains(t, proxy.log(), "requests had not finished")
 	require.Empty(t, proxy.find("self-test"))
 	require.Eventually(t, func() bool { return engineD.Stats().Running == 0 }, patience, 5*time.Millisecond, "the engine is not left decoding")

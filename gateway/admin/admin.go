@@ -56,8 +56,39 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	for pattern, f := range h.guarded(shown) {
 		mux.HandleFunc(pattern, h.guard(f))
 	}
-	return mux, nil
+	return answerAll(mux), nil
 }
+
+// answerAll answers what no route takes as routes answer their errors: as JSON
+// that says what there is.
+func answerAll(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refuse, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		refused := refusal{header: http.Header{}}
+		refuse.ServeHTTP(&refused, r)
+		switch allowed := refused.header.Get("Allow"); refused.status {
+		case http.StatusMethodNotAllowed:
+			w.Header().Set("Allow", allowed)
+			fail(w, refused.status, "method_not_allowed", r.URL.Path+" takes "+allowed+", not "+r.Method)
+		default:
+			fail(w, http.StatusNotFound, "not_found", "this listener has nothing at "+r.URL.Path+"; / is a page for people, docs/openapi.yaml lists the rest")
+		}
+	})
+}
+
+// refusal notes how the mux refuses a request.
+type refusal struct {
+	header http.Header
+	status int
+}
+
+func (r *refusal) Header() http.Header         { return r.header }
+func (r *refusal) Write(p []byte) (int, error) { return len(p), nil }
+func (r *refusal) WriteHeader(status int)      { r.status = status }
 
 // open is what needs no token: health, and the page, which asks for it.
 func (h *handler) open() map[string]http.Handler {

@@ -218,7 +218,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 			e, err = Engines{}, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
 		}
 	}()
-	src := source{file: file, text: text, places: map[string]place{}}
+	src := newSource(file, text)
 	root, err := src.root()
 	if err != nil {
 		return Engines{}, err
@@ -230,7 +230,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 		return Engines{}, err
 	}
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
-	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&one.Engines); err != nil {
+	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
 		return Engines{}, src.syntaxError(err)
 	}
 	one.finish()

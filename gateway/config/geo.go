@@ -188,9 +188,9 @@ func (c *Config) checkGeo(bad report) {
 	}
 	name("$.geo.self.id", g.Self.ID, "a dispatcher")
 	name("$.geo.self.region", g.Self.Region, "a region")
-	if _, port, err := net.SplitHostPort(g.Listen); err != nil || port == "" {
-		bad("$.geo.listen", "%q is not an address; write host:port, such as \":9443\"", g.Listen)
-	} else if port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen) {
+	if problem := listenProblem(g.Listen); problem != "" {
+		bad("$.geo.listen", "%q %s; write host:port, such as \":9443\"", g.Listen, problem)
+	} else if _, port, _ := net.SplitHostPort(g.Listen); port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen) {
 		bad("$.geo.listen", "dispatchers need an address of their own; %q is that of clients or operators", g.Listen)
 	}
 	switch t := g.TLS; {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -30,7 +31,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 			c, err = nil, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
 		}
 	}()
-	src := source{file: file, text: text, places: map[string]place{}}
+	src := newSource(file, text)
 	root, err := src.root()
 	if err != nil {
 		return nil, err
@@ -40,7 +41,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 		if err := src.checkShape(root, reflect.TypeFor[Config](), "$"); err != nil {
 			return nil, err
 		}
-		if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c); err != nil {
+		if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(c); err != nil {
 			return nil, src.syntaxError(err)
 		}
 	}
@@ -76,5 +77,9 @@ func (s *source) syntaxError(err error) error {
 	if !errors.As(err, &ye) || ye.GetToken() == nil {
 		return &Error{File: s.file, Msg: err.Error()}
 	}
-	return s.atToken(ye.GetToken(), "", "%s", ye.GetMessage())
+	e := s.atToken(ye.GetToken(), "", "%s", ye.GetMessage())
+	if strings.HasPrefix(s.line(e.Line), "\t") {
+		e.Msg += "; the line begins with a tab, and YAML is indented with spaces only"
+	}
+	return e
 }

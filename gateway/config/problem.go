@@ -51,9 +51,14 @@ func (p problems) join() error {
 		if !errors.As(a, &x) || !errors.As(b, &y) {
 			return 0
 		}
-		return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column), cmp.Compare(x.Path, y.Path))
+		return byPlace(x, y)
 	})
 	return errors.Join(p...)
+}
+
+// byPlace orders problems as the file has them.
+func byPlace(a, b *Error) int {
+	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path))
 }
 
 // source knows where every value was written.
@@ -66,6 +71,13 @@ type source struct {
 
 type place struct{ line, column int }
 
+// byteOrderMark is what some editors begin a file with, as YAML allows.
+var byteOrderMark = []byte("\ufeff")
+
+func newSource(file string, text []byte) source {
+	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), places: map[string]place{}}
+}
+
 // Flag notes that the value at path, such as "pool.ttl", came from a flag of
 // the command line, which errors then name in place of the file.
 func (c *Config) Flag(path, flag string) {
@@ -77,7 +89,7 @@ func (c *Config) Flag(path, flag string) {
 
 // at points at the value of a path, or at its nearest parent that is written
 // down.
-func (s *source) at(path, format string, args ...any) error {
+func (s *source) at(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
 		if flag, ok := s.flags[p]; ok {
@@ -92,7 +104,16 @@ func (s *source) at(path, format string, args ...any) error {
 	return e
 }
 
-func (s *source) atToken(t *token.Token, path, format string, args ...any) error {
+// line is a line of the text, counted from 1; empty where there is none.
+func (s *source) line(n int) string {
+	lines := bytes.Split(s.text, []byte("\n"))
+	if n < 1 || n > len(lines) {
+		return ""
+	}
+	return string(lines[n-1])
+}
+
+func (s *source) atToken(t *token.Token, path, format string, args ...any) *Error {
 	return &Error{
 		File: s.file, Line: t.Position.Line, Column: t.Position.Column,
 		Path: trimRoot(path), Msg: fmt.Sprintf(format, args...), Excerpt: s.excerpt(t.Position.Line),

@@ -16,6 +16,9 @@ import (
 
 // InstanceID is the name of an engine everywhere: host:port of its URL.
 func InstanceID(raw string) (string, error) {
+	if strings.Contains(raw, ",") {
+		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
+	}
 	u, err := url.Parse(raw)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
 		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)

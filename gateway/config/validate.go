@@ -46,8 +46,8 @@ func (c *Config) Validate() error {
 
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
-		if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
-			bad(path, "%q is not an address; write host:port, such as \":8000\" or \"127.0.0.1:9090\"", addr)
+		if problem := listenProblem(addr); problem != "" {
+			bad(path, "%q %s; write host:port, such as \":8000\" or \"127.0.0.1:9090\"", addr, problem)
 		}
 	}
 	host, port, err := net.SplitHostPort(c.Admin.Listen)
@@ -60,6 +60,47 @@ func (c *Config) checkListeners(bad report) {
 	if c.Admin.Listen == c.Listen && port != "0" {
 		bad("$.admin.listen", "clients and operators need an address each; both are %q", c.Listen)
 	}
+}
+
+// listenProblem says why nothing can listen on an address, whatever the machine;
+// empty: something might. Port 0 is any free one.
+func listenProblem(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	switch {
+	case strings.Contains(addr, "://"):
+		return "is a URL"
+	case err != nil || port == "":
+		return "is not an address"
+	}
+	if problem := HostProblem(host); host != "" && problem != "" {
+		return "has a host that " + problem
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil { // a number, or a service's name
+		return fmt.Sprintf("has port %s, and ports are 0 to 65535", port)
+	}
+	return ""
+}
+
+// HostProblem says why a text is not one host's name or address; empty: it may
+// be. IPv6 addresses have no brackets here.
+func HostProblem(host string) string {
+	switch {
+	case strings.Contains(host, "://"):
+		return "is a URL"
+	case strings.Contains(host, ","):
+		return "is a list separated by commas"
+	case strings.ContainsAny(host, " \t/@?#"):
+		return "is not a name or an address"
+	case strings.Contains(host, ":") && net.ParseIP(cutZone(host)) == nil:
+		return "has a port, or is not an IPv6 address"
+	}
+	return ""
+}
+
+// cutZone takes the zone off an IPv6 address: fe80::1%eth0.
+func cutZone(host string) string {
+	address, _, _ := strings.Cut(host, "%")
+	return address
 }
 
 // Loopback says whether a host is this machine, whoever resolves it.

@@ -78,13 +78,29 @@ type Listener struct {
 	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
 
+// ListenError adds to the error of net.Listen what to do about its cause.
+func ListenError(addr string, err error) error {
+	var name *net.DNSError
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%w; there is another process on %s: stop it, or choose a free port", err, addr)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%w; no network interface of this machine has the address: write one of its own, or 0.0.0.0 for all", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%w; a port below 1024 takes a right of its own: choose a higher port, or grant CAP_NET_BIND_SERVICE", err)
+	case errors.As(err, &name):
+		return fmt.Errorf("%w; the host to listen on must be a name or an address of this machine", err)
+	}
+	return err
+}
+
 // Listen listens on a TCP address and wraps the socket.
 func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	// A client that vanished without a FIN is noticed after 15 + 3 x 5 s.
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	ln, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w; choose a free address or stop what holds it", addr, err)
+		return nil, ListenError(addr, err)
 	}
 	l, err := Wrap(ln, opt)
 	if err != nil {

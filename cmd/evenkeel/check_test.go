@@ -1,0 +1,145 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/selftest"
+)
+
+// evenkeel runs a command line in a process of its own, in a folder, until it
+// ends: serve must not get as far as a socket.
+func evenkeel(t *testing.T, dir string, args ...string) (status int, out, errs string) {
+	t.Helper()
+	var o, e strings.Builder
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &o, &e
+	cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
+	if err := cmd.Run(); err != nil {
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit)
+		status = exit.ExitCode()
+	}
+	return status, o.String(), e.String()
+}
+
+// What keeps serve from starting is what check refuses, in the same words.
+func TestCheckRefusesWhatServeRefuses(t *testing.T) {
+	const engines = "listen: 127.0.0.1:0\nadmin: {listen: \"127.0.0.1:0\"}\nengines: {prefill: [{url: \"http://127.77.0.1:9\"}], decode: [{url: \"http://127.77.0.2:9\", slots: 4}]}\n"
+	for _, tt := range []struct{ name, more, says string }{
+		{"a keys file that is not there", "keys_file: keys.yaml", "keys.yaml: no such file or directory"},
+		{"a keys file without keys", "keys_file: empty", "no keys; add one with `evenkeel keys new`"},
+		{"a fit that is not there", "predictor: {file: fit.json}", "fit.json: no such file or directory"},
+		{"a fit that is none", "predictor: {file: empty}", "predictor.file: "},
+		{"a secret that is not there", "predictor: {kind: exact, secret_file: secret}", "open secret: no such file or directory"},
+		{"a request log in no folder", "log: {requests: nowhere/requests.jsonl}", "log.requests: open nowhere/requests.jsonl: no such file or directory"},
+		{"a request log that is a folder", "log: {requests: .}", "log.requests: open .: is a directory"},
+		{"a decision log in no folder", "dispatch: {log: {file: nowhere/decisions.jsonl}}", "open nowhere/decisions.jsonl: no such file or directory"},
+		{"a certificate that is not there", "tls: {cert_file: c.pem, key_file: k.pem}", "tls: certificate: open c.pem: no such file or directory; its key: open k.pem: no such file or directory"},
+		{"a key of engines that is not exported", "profiles: {ascend: {api_key_env: NO_SUCH_VARIABLE_HERE}}", "NO_SUCH_VARIABLE_HERE, which is empty; export it"},
+		{"an authority of traces that is not there", "tracing: {endpoint: \"https://127.77.0.3:4317\", tls: {ca_file: ca.pem}}", "open ca.pem: no such file or directory"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "empty"), nil, 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "evenkeel.yaml"), []byte(engines+tt.more+"\n"), 0o600))
+			status, _, errs := evenkeel(t, dir, "serve", "--config", "evenkeel.yaml")
+			require.Equal(t, 1, status, errs)
+			require.Contains(t, errs, tt.says)
+
+			status, out, errs := evenkeel(t, dir, "check", "--config", "evenkeel.yaml")
+			require.Equal(t, 1, status, out+errs)
+			require.NotContains(t, out, "ok, ")
+			require.Contains(t, errs, tt.says)
+			if strings.Contains(tt.says, "no such file") {
+				require.Contains(t, errs, "the path is relative to the working directory, "+dir)
+			}
+
+			status, out, errs = evenkeel(t, dir, "check", "--config", "evenkeel.yaml", "--json")
+			require.Equal(t, 1, status, errs)
+			require.Empty(t, errs, "the document says it all")
+			var doc checked
+			require.NoError(t, json.Unmarshal([]byte(out), &doc))
+			require.NotEmpty(t, doc.Errors, out)
+			require.Contains(t, doc.Errors[0].Msg, tt.says)
+		})
+	}
+}
+
+func TestCheckTellsEveryErrorAsJSON(t *testing.T) {
+	file := write(t, "pool: {size: 0}\nlisten: nowhere\nlimits: {body_bytes: -1}\n")
+	status, out, errs := line("check", "--config", file, "--json")
+	require.Equal(t, 1, status)
+	require.Empty(t, errs)
+	var doc checked
+	require.NoError(t, json.Unmarshal([]byte(out), &doc))
+	require.Equal(t, file, doc.Config)
+	require.Len(t, doc.Errors, 3, out)
+	for i, want := range []problem{
+		{File: file, Line: 1, Column: 14, Key: "pool.size"}, {File: file, Line: 2, Column: 9, Key: "listen"},
+		{File: file, Line: 3, Column: 22, Key: "limits.body_bytes"},
+	} {
+		got := doc.Errors[i]
+		require.NotEmpty(t, got.Msg)
+		got.Msg = ""
+		require.Equal(t, want, got)
+	}
+
+	status, out, _ = line("check", "--config", file+".none", "--json")
+	require.Equal(t, 1, status)
+	require.NoError(t, json.Unmarshal([]byte(out), &doc))
+	require.Contains(t, doc.Errors[0].Msg, "no such file")
+}
+
+// What serve starts with and would warn of, check tells, too.
+func TestCheckWarnsOfWhatIsHardlyMeant(t *testing.T) {
+	for _, tt := range []struct{ name, text, about, says string }{
+		{"no engines", "", "engines.prefill", "no prefill engine is listed"},
+		{"no decode engine", "engines: {prefill: [{url: \"http://p:1\"}]}", "engines.decode", "no decode engine is listed"},
+		{"no slots", "engines: {decode: [{url: \"http://d0:1\"}]}", "serve", "slots of a decode engine are not set"},
+		{"tokens in place of slots", "engines: {decode: [{url: \"http://d0:1\", slots: 131072}]}", "engines.decode[0].slots", "131072 is more than any proxy needs"},
+		{"a pool of a billion", "pool: {size: 1000000000}", "pool.size", "1000000000 is more than any proxy needs"},
+		{"bodies of a terabyte", "limits: {bodies_bytes: 1099511627776}", "limits.bodies_bytes", "1099511627776 bytes are 1024 GiB"},
+		{"bodies of nothing", "limits: {body_bytes: 100}", "limits.body_bytes", "most requests are refused"},
+		{"days in place of minutes", "limits: {probe_timeout: 600h}", "limits.probe_timeout", "600h0m0s is more than a day"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, out, errs := line("check", "--config", write(t, tt.text+"\n"), "--json")
+			require.Equal(t, 0, status, out+errs)
+			var doc checked
+			require.NoError(t, json.Unmarshal([]byte(out), &doc))
+			require.Empty(t, doc.Errors)
+			about := map[string]string{}
+			for _, f := range doc.Findings {
+				require.Equal(t, selftest.Warn, f.Level)
+				about[f.Engine] = f.Msg
+			}
+			require.Contains(t, about[tt.about], tt.says, out)
+		})
+	}
+	status, out, _ := line("check", "--config", "../../configs/evenkeel.yaml", "--json")
+	require.Equal(t, 0, status, out)
+	require.Contains(t, out, `"findings": []`, "nothing of the example is in doubt")
+}
+
+// Files that a proxy writes are as they were after a check.
+func TestCheckLeavesNothingBehind(t *testing.T) {
+	dir := t.TempDir()
+	there := filepath.Join(dir, "decisions.jsonl")
+	require.NoError(t, os.WriteFile(there, []byte("before\n"), 0o600))
+	file := write(t, "log: {requests: "+filepath.Join(dir, "requests.jsonl")+"}\ndispatch: {log: {file: "+there+"}}\n")
+	status, out, errs := line("check", "--config", file)
+	require.Equal(t, 0, status, out+errs)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	text, err := os.ReadFile(there)
+	require.NoError(t, err)
+	require.Equal(t, "before\n", string(text))
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A first hour's mistakes: what is said names the mistake, and nothing else.
+func TestMistakesAreNamed(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "evenkeel.yaml"), []byte("engines: {decode: [{url: \"http://d0:1\", slots: 4}]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tab.yaml"), []byte("engines:\n\tdecode: []\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "url.yaml"), []byte("listen: \"http://0.0.0.0:8000\"\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "port.yaml"), []byte("listen: \":80800\"\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "two.yaml"), []byte("engines: {decode: [{url: \"http://d0:1,http://d1:1\", slots: 4}]}\n"), 0o600))
+	const process = "another process"
+	for _, tt := range []struct {
+		name, line string
+		status     int
+		says, not  string
+	}{
+		{"a port that is none", "serve --port 80800", 2, "--port: 80800 is no port", process},
+		{"a negative port", "serve --port -1", 2, "--port: -1 is no port", "short flag"},
+		{"a port that is none, in a file", "check --config port.yaml", 1, `":80800" has port 80800, and ports are 0 to 65535`, process},
+		{"an admin port that is none", "serve --admin 127.0.0.1:99999", 2, `"127.0.0.1:99999" has port 99999, and ports are 0 to 65535`, process},
+		{"a host of another machine", "serve --host 192.0.2.1 --admin 127.0.0.1:0", 1, "no network interface of this machine has the address", process},
+		{"a host that is no name", "serve --host no-such-host.invalid --admin 127.0.0.1:0", 1, "the host to listen on must be a name or an address of this machine", process},
+		{"an address that is taken", "serve --host 127.0.0.1 --admin " + taken.Addr().String(), 1, "there is another process on " + taken.Addr().String(), ""},
+		{"a URL as host", "serve --host http://127.0.0.1", 2, `--host: "http://127.0.0.1" is a URL; write a name or an address alone`, process},
+		{"a URL to listen on, in a file", "check --config url.yaml", 1, `"http://0.0.0.0:8000" is a URL; write host:port`, ""},
+		{"a URL as an engine's host", "serve --prefiller-hosts http://10.0.0.1", 2, `--prefiller-hosts: "http://10.0.0.1" is a URL`, "[http"},
+		{"a port in an engine's host", "serve --decoder-hosts 10.0.0.1:9000", 2, `--decoder-hosts: "10.0.0.1:9000" has a port`, "[10"},
+		{"hosts with commas", "serve --prefiller-hosts 10.0.0.1,10.0.0.2 --prefiller-ports 1 2", 2, `--prefiller-hosts: "10.0.0.1,10.0.0.2" is a list separated by commas; separate hosts by spaces`, ""},
+		{"ports with commas", "serve --decoder-hosts a b --decoder-ports 8200,8201", 2, `--decoder-ports: "8200,8201" is a list separated by commas; separate ports by spaces`, "64 bit"},
+		{"a port that is a word", "serve --decoder-ports http", 2, `--decoder-ports: "http" is no port; write a number from 1 to 65535`, "64 bit"},
+		{"a negative port of an engine", "serve --decoder-ports -3", 2, `--decoder-ports: "-3" is no port`, "short flag"},
+		{"engines with commas, in a file", "check --config two.yaml", 1, "names more than one engine; write an entry for each", ""},
+		{"negative slots", "serve --slots -1", 2, "--slots: a decode rank with -1 slots runs nothing", "short flag"},
+		{"no slots", "serve --slots 0", 2, "--slots: a decode rank with 0 slots runs nothing; write the engines' --max-num-seqs", ""},
+		{"negative retries", "serve --max-retries -2", 2, "--max-retries: prefill.retry.attempts: -2; at least 1 is needed", "short flag"},
+		{"a negative delay", "serve --retry-delay -0.5", 2, "--retry-delay: prefill.retry.base: -500ms; a time above 0 is needed", "short flag"},
+		{"a file without its flag", "check evenkeel.yaml", 2, "a config file is given as --config evenkeel.yaml", ""},
+		{"a file that is not in this folder", "serve --config nowhere.yaml", 1, "open nowhere.yaml: no such file or directory; the path is relative to the working directory, " + dir, ""},
+		{"tabs", "check --config tab.yaml", 1, "the line begins with a tab, and YAML is indented with spaces only", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, out, errs := evenkeel(t, dir, strings.Fields(tt.line)...)
+			require.Equal(t, tt.status, status, out+errs)
+			require.Contains(t, errs, tt.says)
+			if tt.not != "" {
+				require.NotContains(t, errs, tt.not)
+			}
+		})
+	}
+}
+
+// A file that an editor of Windows began with a byte order mark is read.
+func TestAByteOrderMarkIsNoMistake(t *testing.T) {
+	status, out, errs := line("check", "--config", write(t, "\ufeffengines: {prefill: [{url: \"http://p:1\"}], decode: [{url: \"http://d0:1\", slots: 4}]}\n"))
+	require.Equal(t, 0, status, errs)
+	require.Contains(t, out, "ok, 1 prefill and 1 decode engines")
+	listing := write(t, "\ufeffdecode: [{url: \"http://d0:1\", slots: 4}]\n")
+	status, out, errs = line("check", "--config", write(t, "discovery: {files: ["+listing+"]}\n"))
+	require.Equal(t, 0, status, errs)
+	require.NotContains(t, out, "warn")
+}
+
+func TestHelpAndVersionAsOtherProgramsHaveThem(t *testing.T) {
+	_, version, _ := line("version")
+	for _, flag := range []string{"--version", "-V", "-v"} {
+		status, out, errs := line(flag)
+		require.Equal(t, 0, status, errs)
+		require.Equal(t, version, out)
+	}
+	for words, usage := range map[string]string{"help": "Usage: evenkeel <command>", "help serve": "Usage: evenkeel serve", "help keys new": "Usage: evenkeel keys new"} {
+		status, out, errs := line(strings.Fields(words)...)
+		require.Equal(t, 0, status, errs)
+		require.Contains(t, out, usage)
+	}
+}

@@ -1,0 +1,104 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Doubts are what a valid config hardly means: a proxy that starts with it and
+// serves nobody, or a number with the wrong unit.
+func (c *Config) Doubts() []*Error {
+	d := doubts{source: &c.source}
+	d.engines(c)
+	d.sizes(reflect.ValueOf(c).Elem(), "$")
+	d.numbers(c)
+	slices.SortStableFunc(d.found, byPlace)
+	return d.found
+}
+
+type doubts struct {
+	source *source
+	found  []*Error
+}
+
+func (d *doubts) add(path, format string, args ...any) {
+	d.found = append(d.found, d.source.at(path, format, args...))
+}
+
+// engines that nobody lists and nothing discovers must come by the admin
+// listener, or be another region's.
+func (d *doubts) engines(c *Config) {
+	if c.Discovery.On() || c.Geo.On() {
+		return
+	}
+	for _, side := range []struct {
+		role string
+		list []Engine
+	}{{"prefill", c.Engines.Prefill}, {"decode", c.Engines.Decode}} {
+		if len(side.list) == 0 {
+			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered: no request is served until one is added; list them under engines.%[1]s", side.role)
+		}
+	}
+}
+
+// Beyond these a number is far from what any proxy was seen to need.
+const (
+	muchMemory = 64 << 30
+	longTime   = 24 * time.Hour
+	manySlots  = 4096 // vLLM's max_num_seqs is 128 to 1024
+)
+
+// sizes looks at every time and at every number of bytes.
+func (d *doubts) sizes(v reflect.Value, path string) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" {
+				d.sizes(v.Field(i), path+"."+key)
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			d.sizes(v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	case reflect.Map:
+		for it := v.MapRange(); it.Next(); {
+			d.sizes(it.Value(), path+"."+it.Key().String())
+		}
+	case reflect.Int, reflect.Int64:
+		switch {
+		case v.Type() == durationType && v.Int() > int64(longTime):
+			d.add(path, "%v is more than a day; is the unit right?", time.Duration(v.Int()))
+		case strings.HasSuffix(path, "_bytes") && v.Int() > muchMemory:
+			d.add(path, "%d bytes are %d GiB; is that meant?", v.Int(), v.Int()>>30)
+		}
+	}
+}
+
+func (d *doubts) numbers(c *Config) {
+	most := func(path string, n, most int, what string) {
+		if n > most {
+			d.add(path, "%d is more than any proxy needs; %s", n, what)
+		}
+	}
+	least := func(path string, n, least int, what string) {
+		if n < least {
+			d.add(path, "%d bytes are so few that %s", n, what)
+		}
+	}
+	most("$.pool.size", c.Pool.Size, 1_000_000, "it is the number of finished prefills that may wait for a rank")
+	most("$.prefill.queue.max", c.Prefill.Queue.Max, 1_000_000, "it is the number of requests that may wait for a prefill engine")
+	most("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 10_000, "it is the number of prefills that one engine gets at once")
+	most("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 100, "it is the number of engines that one request may be tried on")
+	most("$.limits.connections", c.Limits.Connections, 1<<22, "each one takes a file descriptor")
+	least("$.limits.body_bytes", c.Limits.Body, 1<<10, "most requests are refused")
+	least("$.limits.head_bytes", c.Limits.Head, 1<<10, "most requests are refused")
+	least("$.limits.event_bytes", c.Limits.EventBytes, 4<<10, "events of engines are refused")
+	for i := range c.Engines.Decode {
+		path := fmt.Sprintf("$.engines.decode[%d].slots", i)
+		most(path, c.Engines.Decode[i].Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
+	}
+}
