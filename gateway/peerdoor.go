@@ -27,18 +27,41 @@ type hop struct {
 
 // stranger refuses by its head what no dispatcher sent, before its body is read.
 func (r *regions) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	x := r.node.Door().Glance(&geo.Knock{Hop: string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader))}, time.Now())
+	x := r.node.Door().Glance(knockOf(h), time.Now())
 	if x == nil {
 		return nil
 	}
-	r.node.Rejected(x.Reject)
+	r.rejected(x.Reject)
 	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
+}
+
+// knockOf is what the head of a request shows.
+func knockOf(h *fasthttp.RequestHeader) *geo.Knock {
+	return &geo.Knock{
+		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader))},
+		Hop:     string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader)),
+	}
+}
+
+// warnEvery is the least time between two warnings that anybody can cause.
+const warnEvery = time.Minute
+
+// rejected counts a refusal, and says in the log what somebody has to mend.
+func (r *regions) rejected(reason string) {
+	r.node.Rejected(reason)
+	if reason != geo.RejectVersion {
+		return
+	}
+	now := time.Now().UnixNano()
+	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
+		r.gw.log.Warn("a dispatcher of another version of evenkeel calls and is refused; run the same version on both sides")
+	}
 }
 
 // turnedAway answers what no handler saw.
 func (r *regions) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	r.gw.fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
-	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale}, x.Code) {
+	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}, x.Code) {
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
 }
@@ -110,17 +133,12 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 
 // open asks the door.
 func (r *regions) open(ctx *fasthttp.RequestCtx, now time.Time) (*hop, *geo.Refusal) {
-	h := &ctx.Request.Header
-	k := geo.Knock{
-		Message: geo.Message{
-			Method: string(ctx.Method()), Target: string(ctx.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader)), Body: [][]byte{ctx.PostBody()},
-		},
-		Hop: string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader)),
-	}
+	k := knockOf(&ctx.Request.Header)
+	k.Body = ctx.PostBody()
 	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.authority != nil {
 		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
 	}
-	got, refusal := r.node.Door().Open(&k, now)
+	got, refusal := r.node.Door().Open(k, now)
 	return &hop{got, k.Tenant}, refusal
 }
 
@@ -161,7 +179,7 @@ func (r *regions) busy(from *hop, m route) *openai.Error {
 
 // reject answers another dispatcher so that it serves the request itself.
 func (r *regions) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
-	r.node.Rejected(x.Reject)
+	r.rejected(x.Reject)
 	r.gw.fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
 	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
 }

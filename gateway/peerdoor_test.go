@@ -1,9 +1,13 @@
 package gateway_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -20,10 +24,46 @@ import (
 func (c *cluster) knock(id, path, body string) reply {
 	keys, err := geo.ParseKeys(geoKey)
 	require.NoError(c, err)
+	h := c.hopFrom(id, body)
+	return c.deliver(path, body, append(papers(keys, path, &h), geo.TenantHeader, "t")...)
+}
+
+// hopFrom is how a peer sends a body to this dispatcher.
+func (c *cluster) hopFrom(id, body string) geo.Hop {
 	now := time.Now()
-	h := geo.Hop{N: 1, Max: 1, Origin: id, Via: []string{id}, RID: "r", Time: now.UnixMilli(), Nonce: fmt.Sprintf("%032x", now.UnixNano()), Deadline: now.Add(time.Minute).UnixMilli()}
-	m := geo.Message{Method: http.MethodPost, Target: path, Tenant: "t", Body: [][]byte{[]byte(body)}}
-	return c.ask(http.MethodPost, "http://"+c.gw.GeoAddr()+path, body, geo.HopHeader, h.String(), geo.TenantHeader, "t", geo.SignatureHeader, keys.Sign(&m, &h))
+	return geo.Hop{
+		N: 1, Max: 1, Origin: id, Via: []string{id}, RID: "r", Time: now.UnixMilli(), Nonce: nonce(), Deadline: now.Add(time.Minute).UnixMilli(),
+		To: c.gw.Geo().ID(), Boot: c.boot(id), Digest: geo.DigestOf([]byte(body)),
+	}
+}
+
+func nonce() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+
+// papers are the headers of a hop that is signed for tenant t.
+func papers(keys *geo.Keys, path string, h *geo.Hop) []string {
+	m := geo.Message{Method: http.MethodPost, Target: path, Tenant: "t"}
+	return []string{geo.HopHeader, h.String(), geo.SignatureHeader, keys.Sign(&m, h)}
+}
+
+// deliver sends a request to the listener for other dispatchers.
+func (c *cluster) deliver(path, body string, header ...string) reply {
+	return c.ask(http.MethodPost, "http://"+c.gw.GeoAddr()+path, body, header...)
+}
+
+// boot is the run of the proxy, as it answers a probe of the peer with that id.
+func (c *cluster) boot(id string) string {
+	keys, err := geo.ParseKeys(geoKey)
+	require.NoError(c, err)
+	now, body := time.Now(), fmt.Sprintf(`{"v":"1.0","id":%q}`, id)
+	h := geo.Hop{
+		N: 1, Max: 1, Origin: id, Via: []string{id}, RID: "probe", Time: now.UnixMilli(), Nonce: nonce(), Deadline: now.UnixMilli(),
+		To: c.gw.Geo().ID(), Digest: geo.DigestOf([]byte(body)),
+	}
+	got := c.deliver(geo.ProbePath, body, append(papers(keys, geo.ProbePath, &h), geo.TenantHeader, "t")...)
+	require.Equal(c, http.StatusOK, got.status, got.body)
+	var a struct{ Boot string }
+	require.NoError(c, json.Unmarshal([]byte(got.body), &a))
+	return a.Boot
 }
 
 // alone is us-1 whose only peer is gone.
@@ -159,4 +199,75 @@ func kept(t *testing.T, store, key string) string {
 		return ""
 	}
 	return string(got.Kvs[0].Value)
+}
+
+func TestAHopIsBelievedByOneRunOfOneDispatcher(t *testing.T) {
+	t.Parallel()
+	begin := func(id string) *cluster {
+		c := start(t, options{configure: func(cfg *config.Config) { region(t, cfg, id, "127.0.0.1:0", "us-1", freePorts(t, 1)[0]) }})
+		c.hasEngines()
+		return c
+	}
+	eu, as := begin("eu-1"), begin("as-1")
+	keys, err := geo.ParseKeys(geoKey)
+	require.NoError(t, err)
+	body := chat("one two", "")
+	h := eu.hopFrom("us-1", body)
+	recorded := append(papers(keys, chatPath, &h), geo.TenantHeader, "t")
+	require.Equal(t, http.StatusOK, eu.deliver(chatPath, body, recorded...).status)
+	got := as.deliver(chatPath, body, recorded...)
+	require.Equal(t, http.StatusMisdirectedRequest, got.status, "another dispatcher: %s", got.body)
+	require.Equal(t, geo.RejectRecipient, got.header.Get(geo.RejectHeader))
+	require.NoError(t, eu.gw.Shutdown(t.Context()))
+	again := begin("eu-1")
+	got = again.deliver(chatPath, body, recorded...)
+	require.Equal(t, http.StatusMisdirectedRequest, got.status, "the same one, restarted: %s", got.body)
+	require.Equal(t, 1.0, again.metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
+	require.Equal(t, 0.0, again.sum("evenkeel_geo_received_total"))
+}
+
+func TestABadSignatureIsRefusedUnread(t *testing.T) {
+	t.Parallel()
+	us := alone(t, nil)
+	h := us.hopFrom("eu-1", "")
+	for name, signature := range map[string]string{
+		"forged": "kid=a;v1=" + strings.Repeat("0", 64),
+		"none":   "kid=b;v1=",
+	} {
+		conn, err := net.Dial("tcp", us.gw.GeoAddr())
+		require.NoError(t, err)
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", chatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
+		require.NoError(t, err)
+		got, err := http.ReadResponse(bufio.NewReader(conn), nil) // while no byte of the body has been sent
+		require.NoError(t, err, name)
+		require.Equal(t, http.StatusUnauthorized, got.StatusCode, name)
+		require.Equal(t, geo.RejectSignature, got.Header.Get(geo.RejectHeader), name)
+		_ = got.Body.Close()
+		_ = conn.Close()
+	}
+}
+
+func TestDispatchersOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
+	t.Parallel()
+	old := func(w http.ResponseWriter, r *http.Request) { // which begins with v1, and knows nothing else
+		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v2;"))
+		w.Header().Set(geo.RejectHeader, geo.RejectHop)
+		w.WriteHeader(http.StatusLoopDetected)
+	}
+	s := httptest.NewServer(http.HandlerFunc(old))
+	defer s.Close()
+	us := start(t, options{configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", strings.TrimPrefix(s.URL, "http://"))
+	}})
+	us.eventually("it is said, once", func() bool { return us.logs.FilterMessage("a peer refuses our probes").Len() == 1 })
+	require.Contains(t, us.gw.Geo().Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
+	for range 2 {
+		got := us.deliver(geo.ProbePath, "{}", geo.HopHeader, "v1;n=1;max=1;origin=eu-1;via=eu-1")
+		require.Equal(t, http.StatusBadRequest, got.status, got.body)
+		require.Equal(t, geo.RejectVersion, got.header.Get(geo.RejectHeader))
+		require.Contains(t, got.body, "run the same version")
+	}
+	require.Equal(t, 1, us.logs.FilterMessageSnippet("a dispatcher of another version").Len())
+	require.Equal(t, 1, us.logs.FilterMessage("a peer refuses our probes").Len(), "not with every probe")
 }

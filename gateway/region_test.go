@@ -198,14 +198,11 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E
 	require.NoError(t, err)
 	body := chat("one two", "")
 	send := func(k *geo.Keys, change func(h *geo.Hop), header ...string) reply {
-		now := time.Now()
-		h := geo.Hop{N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "r", Time: now.UnixMilli(), Nonce: fmt.Sprintf("%032x", now.UnixNano()), Deadline: now.Add(time.Minute).UnixMilli()}
+		h := eu.hopFrom("us-1", body)
 		if change != nil {
 			change(&h)
 		}
-		m := geo.Message{Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "t", Body: [][]byte{[]byte(body)}}
-		return eu.ask(http.MethodPost, "http://"+eu.gw.GeoAddr()+"/v1/chat/completions", body,
-			append([]string{geo.HopHeader, h.String(), geo.TenantHeader, "t", geo.SignatureHeader, k.Sign(&m, &h)}, header...)...)
+		return eu.deliver(chatPath, body, append(append(papers(k, chatPath, &h), geo.TenantHeader, "t"), header...)...)
 	}
 	got := send(keys, nil)
 	require.Equal(t, 200, got.status, got.body)
@@ -226,6 +223,10 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E
 		"too many hops":        {keys: keys, change: func(h *geo.Hop) { h.Max = 5 }, status: 508, reject: "hop"},
 		"a stranger's name":    {keys: keys, change: func(h *geo.Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, status: 403, reject: "peer_not_allowed"},
 		"nobody waits for it":  {keys: keys, change: func(h *geo.Hop) { h.Deadline = h.Time - 1 }, status: 504, reject: "deadline"},
+		"for another region":   {keys: keys, change: func(h *geo.Hop) { h.To = "us-1" }, status: 421, reject: "recipient"},
+		"for an earlier run":   {keys: keys, change: func(h *geo.Hop) { h.Boot = "b" }, status: 421, reject: "recipient"},
+		"another body":         {keys: keys, change: func(h *geo.Hop) { h.Digest = geo.DigestOf() }, status: 401, reject: "signature"},
+		"the version before":   {keys: keys, header: []string{geo.HopHeader, "v1;n=1"}, status: 400, reject: "version"},
 		"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
 	} {
 		got := send(row.keys, row.change, row.header...)

@@ -30,6 +30,7 @@ type regions struct {
 	server    *fasthttp.Server
 	listener  *edge.Listener
 	decoding  atomic.Pointer[map[string]decoding] // by model
+	warned    atomic.Int64                        // Unix ns of the last warning about another version
 }
 
 // decoding is how busy the ranks of a model are.

@@ -120,7 +120,7 @@ func TestRegionsThatShowCertificates(t *testing.T) { // geo R23
 	require.Equal(t, geo.OutcomeOK, us.receipts()[0].Outcome)
 
 	now := time.Now()
-	h := geo.Hop{N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "r", Time: now.UnixMilli(), Nonce: strings.Repeat("0", 32), Deadline: now.Add(time.Minute).UnixMilli()}
+	h := geo.Hop{N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "r", Time: now.UnixMilli(), Nonce: strings.Repeat("0", 32), Deadline: now.Add(time.Minute).UnixMilli(), To: "eu-1", Digest: geo.DigestOf([]byte(`{"v":"1.0","id":"us-1"}`))}
 	call := func(c *tls.Config) (int, error) {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}}
 		req, err := http.NewRequest(http.MethodPost, "https://"+eu.gw.GeoAddr()+geo.ProbePath, strings.NewReader(`{"v":"1.0","id":"us-1"}`))

@@ -69,11 +69,11 @@ const (
 
 // blameless are the causes that say nothing about the peer, so that no client
 // can take one out.
-var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline, RejectOwner}
+var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline, RejectOwner, RejectRecipient}
 
 var causes = []string{
 	causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel,
-	RejectVersion, RejectPeer, RejectDeadline, RejectOwner,
+	RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
 }
 
 // Request is what is forwarded: the client's own, less what clients may not
@@ -159,7 +159,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.attach(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant, Body: r.Body}, f.came, f.rid, now, deadline)
+	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.came, f.rid, now, deadline)
 	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body, engine.Deadlines{Connect: n.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {

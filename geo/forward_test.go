@@ -152,34 +152,54 @@ func TestNoClientTakesAPeerOut(t *testing.T) { // geo R31
 	}
 }
 
-func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) { // geo R23
-	keys, err := ParseKeys("a 0123456789abcdef0123456789abcdef\n")
+func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
+	keys, now := goldenKeys(t), millis(golden.Time)
+	stranger, err := ParseKeys("a " + strings.Repeat("f", 32))
 	require.NoError(t, err)
-	now := time.Now()
-	d := &Door{self: "eu-1", maxHops: 1, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) { return nil, id == "us-1" }}
-	d.keys.Store(keys)
-	hop := func(from string, at time.Time) string {
-		h := Hop{N: 1, Max: 1, Origin: from, Via: []string{from}, RID: "r", Time: at.UnixMilli(), Nonce: strings.Repeat("0", 32), Deadline: at.UnixMilli()}
-		return h.String()
-	}
-	sum := ";v1=" + strings.Repeat("0", 64)
 	for name, row := range map[string]struct {
-		hop, signature, reject string
+		keys   *Keys
+		hop    func(h *Hop)   // before it is signed
+		head   func(k *Knock) // after that
+		late   time.Duration
+		reject string
 	}{
-		"one that might be":         {hop("us-1", now), "kid=a" + sum, ""},
-		"no hop":                    {"", "kid=a" + sum, RejectHop},
-		"nobody's name":             {hop("mars", now), "kid=a" + sum, RejectPeer},
-		"a key that is not ours":    {hop("us-1", now), "kid=b" + sum, RejectSignature},
-		"no signature":              {hop("us-1", now), "", RejectSignature},
-		"one recorded long ago":     {hop("us-1", now.Add(-31*time.Second)), "kid=a" + sum, RejectStale},
-		"one of a time yet to come": {hop("us-1", now.Add(31*time.Second)), "kid=a" + sum, RejectStale},
+		"one that might be":         {},
+		"no hop":                    {head: func(k *Knock) { k.Hop = "" }, reject: RejectHop},
+		"the version before":        {head: func(k *Knock) { k.Hop = "v1" + k.Hop[2:] }, reject: RejectVersion},
+		"nobody's name":             {hop: func(h *Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, reject: RejectPeer},
+		"a key that is not ours":    {keys: stranger, reject: RejectSignature},
+		"no signature":              {head: func(k *Knock) { k.Signature = "" }, reject: RejectSignature},
+		"another path":              {head: func(k *Knock) { k.Target = "/v1/completions" }, reject: RejectSignature},
+		"another tenant":            {head: func(k *Knock) { k.Tenant = "rich" }, reject: RejectSignature},
+		"another recipient":         {hop: func(h *Hop) { h.To = "asia-1" }, reject: RejectRecipient},
+		"an earlier run":            {hop: func(h *Hop) { h.Boot = "another" }, reject: RejectRecipient},
+		"one recorded long ago":     {late: 31 * time.Second, reject: RejectStale},
+		"one of a time yet to come": {late: -31 * time.Second, reject: RejectStale},
 	} {
+		if row.keys == nil {
+			row.keys = keys
+		}
+		d, m, h, k := door(keys, 1), goldenMessage(), golden, Knock{}
+		if row.hop != nil {
+			row.hop(&h)
+		}
+		k = Knock{Message: m, Hop: h.String(), Signature: row.keys.Sign(&m, &h)}
+		if row.head != nil {
+			row.head(&k)
+		}
 		got := ""
-		if x := d.Glance(&Knock{Hop: row.hop, Signature: row.signature}, now); x != nil {
+		if x := d.Glance(&k, now.Add(row.late)); x != nil {
 			got = x.Reject
 		}
 		require.Equal(t, row.reject, got, name)
 	}
+	d, m, h := door(keys, 1), goldenMessage(), golden
+	k := Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h)}
+	require.Nil(t, d.Glance(&k, now))
+	require.Nil(t, d.Glance(&k, now), "to look changes nothing")
+	_, refusal := d.Open(&k, now)
+	require.Nil(t, refusal)
+	require.Equal(t, RejectSignature, d.Glance(&k, now).Reject, "it was here before")
 }
 
 func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) { // geo R26, R28

@@ -1,6 +1,8 @@
 package geo
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
@@ -27,6 +29,7 @@ const (
 	RejectStale     = "stale"
 	RejectModel     = "model"
 	RejectVersion   = "version"
+	RejectRecipient = "recipient" // it was sent to another dispatcher, or to an earlier run of this one
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
 	RejectOwner     = "not_owner" // a sibling admits to the request's decode groups
@@ -42,10 +45,13 @@ type Hop struct {
 	Time     int64    // when it was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
 	Deadline int64    // Unix ms; nobody waits for its first event after it
+	To       string   // the dispatcher it is sent to, by its own name; of a probe, by that under geo.peers
+	Boot     string   // the run of it, as its last probe told; empty in a probe
+	Digest   string   // of the body, as DigestOf writes it
 }
 
 const (
-	maxHop  = 1 << 10 // bytes of the header
+	maxHop  = 2 << 10 // bytes of the header
 	maxName = 64      // of a dispatcher, request or tenant
 	maxVia  = 8
 )
@@ -53,10 +59,28 @@ const (
 // ErrHop is a hop header that says nothing one could believe.
 var ErrHop = errors.New("the hop header is not that of a dispatcher")
 
+// ErrHopVersion is a hop header as another version of evenkeel writes it. The
+// first version named no recipient and covered the body itself, so that a
+// request could be sent again to another dispatcher.
+var ErrHopVersion = errors.New("the hop header is of another version")
+
+// hopVersion begins every header and every text that is signed.
+const hopVersion = "v2"
+
+// DigestOf is how a hop names the body of its request.
+func DigestOf(body ...[]byte) string {
+	sum := sha256.New()
+	for _, part := range body {
+		_, _ = sum.Write(part) // never fails, by its documentation
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
 // String writes the header: one way to write a hop, and one only.
 func (h *Hop) String() string {
-	return "v1;n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
-		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10)
+	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
+		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10) +
+		";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
 }
 
 func (h *Hop) via() string { return strings.Join(h.Via, ",") }
@@ -71,9 +95,12 @@ func ParseHop(text string) (Hop, error) {
 	if len(text) > maxHop {
 		return h, fmt.Errorf("%w: over %d bytes", ErrHop, maxHop)
 	}
-	rest, ok := strings.CutPrefix(text, "v1;")
+	rest, ok := strings.CutPrefix(text, hopVersion+";")
 	if !ok {
-		return h, fmt.Errorf("%w: it does not begin with v1", ErrHop)
+		if len(text) > 2 && text[0] == 'v' && text[1] >= '0' && text[1] <= '9' && text[2] == ';' {
+			return h, fmt.Errorf("%w: %s and not %s; run the same version of evenkeel on both sides", ErrHopVersion, text[:2], hopVersion)
+		}
+		return h, fmt.Errorf("%w: it does not begin with %s", ErrHop, hopVersion)
 	}
 	var err error
 	field := func(name string) string {
@@ -110,13 +137,22 @@ func ParseHop(text string) (Hop, error) {
 	}
 	h.RID = name("rid")
 	h.Time = number("ts", maxMillis)
-	h.Nonce = field("nonce")
-	if err == nil && (len(h.Nonce) != 32 || strings.Trim(h.Nonce, "0123456789abcdef") != "") {
-		err = fmt.Errorf("%w: nonce is not 32 hex digits", ErrHop)
+	digits := func(name string, n int) string {
+		text := field(name)
+		if err == nil && (len(text) != n || strings.Trim(text, "0123456789abcdef") != "") {
+			err = fmt.Errorf("%w: %s is not %d hex digits", ErrHop, name, n)
+		}
+		return text
 	}
+	h.Nonce = digits("nonce", 32)
 	h.Deadline = number("deadline", maxMillis)
+	h.To = name("to")
+	if h.Boot = field("boot"); err == nil && h.Boot != "" && !ValidName(h.Boot) {
+		err = fmt.Errorf("%w: boot is no name", ErrHop)
+	}
+	h.Digest = digits("body", 2*sha256.Size)
 	if err == nil && rest != "" || strings.HasSuffix(text, ";") {
-		err = fmt.Errorf("%w: something stands behind the deadline", ErrHop)
+		err = fmt.Errorf("%w: something stands behind the body", ErrHop)
 	}
 	if err != nil {
 		return Hop{}, err

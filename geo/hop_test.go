@@ -16,15 +16,15 @@ import (
 var golden = Hop{
 	N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "rid-0001", Time: 1767225600000,
 	Nonce: "00112233445566778899aabbccddeeff", Deadline: 1767225660000,
+	To: "eu-1", Boot: "0123456789abcdef0123456789abcdef", Digest: DigestOf(goldenBody()),
 }
 
-const goldenSum = "aa97998a389556578913b5729053ee4c811bedeaec260e91ee4a890e419aaadd"
+func goldenBody() []byte { return []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`) }
+
+const goldenSum = "24875648d7b51ff7c0a64822f9669cdfe1b460234ca37d5f1f64b3da22d7f4f2"
 
 func goldenMessage() Message {
-	return Message{
-		Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "tenant-a",
-		Body: [][]byte{[]byte(`{"model":"m","messages":[`), []byte(`{"role":"user","content":"hi"}]}`)},
-	}
+	return Message{Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "tenant-a"}
 }
 
 func goldenKeys(t testing.TB) *Keys {
@@ -35,7 +35,7 @@ func goldenKeys(t testing.TB) *Keys {
 
 // door is that of eu-1, whose peers are us-1 and asia-1.
 func door(keys *Keys, maxHops int) *Door {
-	d := &Door{self: "eu-1", maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
+	d := &Door{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
 		return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
 	}}
 	d.keys.Store(keys)
@@ -52,19 +52,21 @@ func TestTheSignatureIsThatOfTheSpecification(t *testing.T) {
 func TestNothingASignatureCoversCanBeChanged(t *testing.T) { // geo R23
 	keys := goldenKeys(t)
 	for name, change := range map[string]func(m *Message, h *Hop){
-		"the method":   func(m *Message, _ *Hop) { m.Method = "GET" },
-		"the path":     func(m *Message, _ *Hop) { m.Target = "/v1/completions" },
-		"the query":    func(m *Message, _ *Hop) { m.Target += "?a=b" },
-		"the tenant":   func(m *Message, _ *Hop) { m.Tenant = "tenant-b" },
-		"the body":     func(m *Message, _ *Hop) { m.Body[1] = []byte(strings.ToUpper(string(m.Body[1]))) },
-		"the id":       func(_ *Message, h *Hop) { h.RID = "rid-0002" },
-		"the origin":   func(_ *Message, h *Hop) { h.Origin = "asia-1" },
-		"the way":      func(_ *Message, h *Hop) { h.Via = []string{"asia-1"} },
-		"the hops":     func(_ *Message, h *Hop) { h.N = 0 },
-		"the limit":    func(_ *Message, h *Hop) { h.Max = 2 },
-		"the time":     func(_ *Message, h *Hop) { h.Time++ },
-		"the nonce":    func(_ *Message, h *Hop) { h.Nonce = strings.Repeat("0", 32) },
-		"the deadline": func(_ *Message, h *Hop) { h.Deadline++ },
+		"the method":    func(m *Message, _ *Hop) { m.Method = "GET" },
+		"the path":      func(m *Message, _ *Hop) { m.Target = "/v1/completions" },
+		"the query":     func(m *Message, _ *Hop) { m.Target += "?a=b" },
+		"the tenant":    func(m *Message, _ *Hop) { m.Tenant = "tenant-b" },
+		"the body":      func(_ *Message, h *Hop) { h.Digest = DigestOf([]byte("another")) },
+		"the recipient": func(_ *Message, h *Hop) { h.To = "asia-1" },
+		"its run":       func(_ *Message, h *Hop) { h.Boot = "another" },
+		"the id":        func(_ *Message, h *Hop) { h.RID = "rid-0002" },
+		"the origin":    func(_ *Message, h *Hop) { h.Origin = "asia-1" },
+		"the way":       func(_ *Message, h *Hop) { h.Via = []string{"asia-1"} },
+		"the hops":      func(_ *Message, h *Hop) { h.N = 0 },
+		"the limit":     func(_ *Message, h *Hop) { h.Max = 2 },
+		"the time":      func(_ *Message, h *Hop) { h.Time++ },
+		"the nonce":     func(_ *Message, h *Hop) { h.Nonce = strings.Repeat("0", 32) },
+		"the deadline":  func(_ *Message, h *Hop) { h.Deadline++ },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, h := goldenMessage(), golden
@@ -122,7 +124,14 @@ func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
 		{name: "via contains ourselves", hop: func(h *Hop) { h.N, h.Via = 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: RejectHop},
 		{name: "hops and via disagree", hop: func(h *Hop) { h.N = 0 }, status: 508, reject: RejectHop},
 		{name: "no hop at all", knock: func(k *Knock) { k.Hop = "" }, status: 508, reject: RejectHop},
-		{name: "another version", knock: func(k *Knock) { k.Hop = "v2" + k.Hop[2:] }, status: 508, reject: RejectHop},
+		{name: "of the version before", knock: func(k *Knock) { k.Hop = "v1" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of a version yet to come", knock: func(k *Knock) { k.Hop = "v3" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of no version", knock: func(k *Knock) { k.Hop = "va" + k.Hop[2:] }, status: 508, reject: RejectHop},
+		{name: "sent to another dispatcher", hop: func(h *Hop) { h.To = "asia-1" }, status: 421, reject: RejectRecipient},
+		{name: "sent to one whose name begins like ours", hop: func(h *Hop) { h.To = "eu" }, status: 421, reject: RejectRecipient},
+		{name: "sent to an earlier run", hop: func(h *Hop) { h.Boot = "another" }, status: 421, reject: RejectRecipient},
+		{name: "sent to any run", hop: func(h *Hop) { h.Boot = "" }, status: 421, reject: RejectRecipient},
+		{name: "another body than was signed", knock: func(k *Knock) { k.Body = []byte("{}") }, status: 401, reject: RejectSignature},
 		{name: "31 seconds old", late: 31 * time.Second, status: 401, reject: RejectStale},
 		{name: "31 seconds ahead", late: -31 * time.Second, status: 401, reject: RejectStale},
 		{name: "30 seconds old is believed", late: 30 * time.Second},
@@ -141,7 +150,7 @@ func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
 				row.hop(&h)
 			}
 			m := goldenMessage()
-			k := Knock{Message: m, Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
+			k := Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
 			if row.knock != nil {
 				row.knock(&k)
 			}
@@ -175,7 +184,7 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) { // geo R24
 		keys := goldenKeys(t)
 		d, h, m := door(keys, 3), golden, goldenMessage()
 		h.Origin, h.Via, h.N, h.Max = row.origin, row.via, len(row.via), 3
-		_, refusal := d.Open(&Knock{Message: m, Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, millis(h.Time))
+		_, refusal := d.Open(&Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, millis(h.Time))
 		if row.status == 0 {
 			require.Nil(t, refusal, row.name)
 			continue
@@ -187,7 +196,7 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) { // geo R24
 
 func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	d := door(nil, 1)
-	k := Knock{Message: goldenMessage(), Hop: golden.String()}
+	k := Knock{Message: goldenMessage(), Body: goldenBody(), Hop: golden.String()}
 	_, refusal := d.Open(&k, millis(golden.Time))
 	require.Equal(t, 401, refusal.Status)
 	k.Certified, k.Names = true, []string{"spiffe://ek/us-1"}
@@ -217,6 +226,7 @@ func TestAHopIsReadAsItWasWritten(t *testing.T) {
 			N: rapid.IntRange(0, 99).Draw(t, "n"), Max: rapid.IntRange(0, 99).Draw(t, "max"), Origin: name.Draw(t, "origin"),
 			Via: rapid.SliceOfN(name, 1, maxVia).Draw(t, "via"), RID: name.Draw(t, "rid"), Time: rapid.Int64Range(0, maxMillis).Draw(t, "ts"),
 			Nonce: rapid.StringMatching(`[0-9a-f]{32}`).Draw(t, "nonce"), Deadline: rapid.Int64Range(0, maxMillis).Draw(t, "deadline"),
+			To: name.Draw(t, "to"), Boot: rapid.StringMatching(`[a-z0-9]{0,64}`).Draw(t, "boot"), Digest: rapid.StringMatching(`[0-9a-f]{64}`).Draw(t, "body"),
 		}
 		got, err := ParseHop(h.String())
 		if len(h.String()) > maxHop {
@@ -250,9 +260,10 @@ func BenchmarkSign(b *testing.B) {
 	for i := range body {
 		body[i] = byte(rand.Int())
 	}
-	m.Body = [][]byte{body}
+	h := golden
 	b.ReportAllocs()
 	for b.Loop() {
-		keys.Sign(&m, &golden)
+		h.Digest = DigestOf(body)
+		keys.Sign(&m, &h)
 	}
 }

@@ -111,7 +111,7 @@ func New(cfg Config) (*Node, error) {
 	if _, err := cfg.Settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
-	n.door = &Door{self: cfg.ID, maxHops: cfg.MaxHops, skew: cfg.Skew, nonces: newNonces(2 * cfg.Skew), known: n.known}
+	n.door = &Door{self: cfg.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.Skew, nonces: newNonces(2 * cfg.Skew), known: n.known}
 	n.door.keys.Store(cfg.Keys)
 	n.metrics = newMetrics()
 	if cfg.Registerer != nil {

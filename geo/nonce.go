@@ -12,10 +12,10 @@ type nonces struct {
 	mu    sync.Mutex
 	keep  time.Duration
 	known map[string]*list.Element
-	order list.List // of used, oldest first
+	order list.List // of spent, oldest first
 }
 
-type used struct {
+type spent struct {
 	nonce string
 	at    time.Time
 }
@@ -29,12 +29,19 @@ func newNonces(keep time.Duration) *nonces {
 	return &nonces{keep: keep, known: map[string]*list.Element{}}
 }
 
+// used says whether a nonce is known, and notes nothing.
+func (n *nonces) used(nonce string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.known[nonce] != nil
+}
+
 // first notes a nonce and says whether it had not been used before.
 func (n *nonces) first(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for e := n.order.Front(); e != nil; e = n.order.Front() {
-		old := e.Value.(used)
+		old := e.Value.(spent)
 		if now.Sub(old.at) < n.keep && len(n.known) < maxNonces {
 			break
 		}
@@ -44,6 +51,6 @@ func (n *nonces) first(nonce string, now time.Time) bool {
 	if n.known[nonce] != nil {
 		return false
 	}
-	n.known[nonce] = n.order.PushBack(used{nonce, now})
+	n.known[nonce] = n.order.PushBack(spent{nonce, now})
 	return true
 }

@@ -52,7 +52,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	sent := time.Now()
-	a, dialled, trip, err := n.ask(ctx, client, p.target, seq, sent)
+	a, dialled, trip, err := n.ask(ctx, client, p, seq, sent)
 	if err == nil {
 		err = n.check(p, &a, seq)
 	}
@@ -64,6 +64,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
+	refused := errors.Is(err, errRefused) && p.fault != err.Error() // said once, as long as it stays so
 	if err == nil {
 		changed = p.answered(&a, sent, trip, n.at(sent), dialled)
 		n.metrics.probe.WithLabelValues(p.id).Observe(trip.Seconds())
@@ -77,6 +78,9 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 	n.mu.Unlock()
 	if err == nil && n.cfg.Heard != nil {
 		n.cfg.Heard(Heard{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
+	}
+	if refused {
+		n.cfg.Log.Warn("a peer refuses our probes", zap.String("peer", p.id), zap.Error(err))
 	}
 	if changed && up {
 		n.cfg.Log.Info("peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
@@ -97,16 +101,16 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 // ask sends the question and reads the answer, which came so long after it was
 // written. dialled: the connection was dialled for it, so that this says nothing
 // of the way (geo R20).
-func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target, seq uint64, sent time.Time) (a answer, dialled bool, trip time.Duration, err error) {
+func (n *Node) ask(ctx context.Context, client *engine.Client, p *peer, seq uint64, sent time.Time) (a answer, dialled bool, trip time.Duration, err error) {
 	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	if err != nil {
 		return a, false, 0, err
 	}
 	parts := [][]byte{body}
-	call, wrote := client.NewCall(t), sent
+	call, wrote := client.NewCall(p.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath, Body: parts}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: p.conf.ID}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -121,10 +125,26 @@ func (n *Node) ask(ctx context.Context, client *engine.Client, t *engine.Target,
 	case err != nil:
 		return a, dialled, trip, err
 	case resp.StatusCode() != http.StatusOK:
-		return a, dialled, trip, fmt.Errorf("%w: status %d, %s; see the peer's log", ErrProbe, resp.StatusCode(), resp.Header(RejectHeader))
+		return a, dialled, trip, refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}
 	a, err = readAnswer(text)
 	return a, dialled, trip, err
+}
+
+// errRefused is a probe that the peer's door refused.
+var errRefused = fmt.Errorf("%w: the peer refuses it", ErrProbe)
+
+// refusedProbe says why, and what to do.
+func refusedProbe(status int, reject string) error {
+	switch reject {
+	case RejectVersion:
+		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
+	case RejectHop: // the version before answers so to a hop header that it cannot read
+		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set geo.max_hops alike", errRefused, status)
+	case RejectRecipient:
+		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
+	}
+	return fmt.Errorf("%w with status %d, %.40q; see the peer's log", errRefused, status, reject)
 }
 
 var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)
@@ -142,12 +162,23 @@ func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
+// address is the run of a dispatcher that a request is for.
+type address struct{ to, boot string }
+
+// addressOf is that of a peer, as its last probe told.
+func (n *Node) addressOf(p *peer) address {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return address{p.name, p.boot}
+}
+
 // papersOf are the headers that another dispatcher believes; came is how the
 // request came here from one, nil if it did not.
-func (n *Node) papersOf(m *Message, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	h := Hop{
 		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.ID, Via: []string{n.cfg.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
+		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
 		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.ID)

@@ -59,7 +59,7 @@ var ErrHandBack = errors.New("the region is not handed back")
 
 // AskBack asks a peer, by the name it gives itself, for what it holds.
 func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
-	t := n.named(name)
+	t, to := n.named(name)
 	if t == nil {
 		return h, fmt.Errorf("%w: its holder %s is not among the peers that answer", ErrHandBack, name)
 	}
@@ -71,7 +71,7 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 	call := n.traffic.NewCall(t)
 	defer context.AfterFunc(ctx, call.Abort)()
 	now := time.Now()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: HandBackPath, Body: parts}, nil, "handback-"+newBoot(), now, now.Add(time.Minute))
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: HandBackPath}, parts, to, nil, "handback-"+newBoot(), now, now.Add(time.Minute))
 	resp, err := call.Do(http.MethodPost, HandBackPath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
@@ -91,15 +91,15 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 }
 
 // named is how calls to the peer with that name are made; nil: there is none.
-func (n *Node) named(name string) *engine.Target {
+func (n *Node) named(name string) (*engine.Target, address) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.peers {
 		if p.name == name || p.name == "" && p.id == name {
-			return p.target
+			return p.target, address{p.name, p.boot}
 		}
 	}
-	return nil
+	return nil, address{}
 }
 
 // rtts are the round trips to the peers, by name. Called with n.mu held.

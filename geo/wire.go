@@ -57,7 +57,7 @@ func readAnswer(text []byte) (answer, error) {
 	if err := json.Unmarshal(text, &a); err != nil {
 		return a, fmt.Errorf("%w: %w", ErrProbe, err)
 	}
-	if !ValidName(a.ID) || len(a.Boot) > maxName || len(a.Models) > maxModels {
+	if !ValidName(a.ID) || !ValidName(a.Boot) || len(a.Models) > maxModels {
 		return a, fmt.Errorf("%w: its id, boot or number of models", ErrProbe)
 	}
 	for name, o := range a.Models {
