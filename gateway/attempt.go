@@ -253,8 +253,14 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 func (j *job) headers(leg string, attempt int) []engine.Header {
 	return []engine.Header{
 		{Name: "Content-Type", Value: "application/json"},
-		{Name: "X-Request-Id", Value: fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)},
+		{Name: requestID, Value: j.legID(leg, attempt)},
 	}
+}
+
+const requestID = "X-Request-Id"
+
+func (j *job) legID(leg string, attempt int) string {
+	return fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)
 }
 
 // estimate is the prompt's length before anyone counted it.

@@ -90,7 +90,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(j.headers("d", j.rec.Attempts))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(h.identify(j.headers("d", j.rec.Attempts)))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, errNotOwner): // nothing was sent, and the engine is not to blame

@@ -162,7 +162,7 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	call.OnWritten(sent)
 	call.Guard(rank.area.ours)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(j.headers("x", try)), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(h.identify(j.headers("x", try))), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	switch {

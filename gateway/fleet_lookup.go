@@ -5,6 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // lookup finds a model's route. known is false while no engine has told which
@@ -119,6 +122,24 @@ func (f *fleet) rejects(r *rank) (spent, freed bool) {
 // rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
 // rejected decode request (vLLM PR 41269, May 2026).
 const rejectReleasesMinor = 25
+
+// namesRequests tells whether hand-offs of an engine's version name the request
+// that made them. One without that name cannot be its own then, and a decode
+// engine would wait for its KV for ever.
+func (f *fleet) namesRequests(c prefill.Candidate) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	in, ok := f.instances[c.Instance]
+	if !ok {
+		return false
+	}
+	major, minor, ok := parseVersion(in.status.Version)
+	return ok && c.Profile.Connector == mooncake.AscendMooncakeV1 && (major > 0 || minor >= requestIDsMinor)
+}
+
+// requestIDsMinor is the first 0.x of vllm-ascend, which reports the version of
+// vLLM that it is made for, whose hand-offs have a remote_request_id.
+const requestIDsMinor = 14
 
 func parseVersion(v string) (major, minor int, ok bool) {
 	parts := strings.SplitN(strings.TrimPrefix(v, "v"), ".", 3)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"evenkeel/engine"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -14,6 +15,7 @@ type handoff struct {
 	lease *prefill.Lease
 	born  string // incarnation of the prefiller that made it
 	job   *job
+	id    string          // X-Request-Id that a decode request must have; empty: any new one
 	kv    json.RawMessage // the taken params, while no engine has accepted them
 }
 
@@ -30,6 +32,21 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 	var err error
 	h.kv, err = h.Take(now)
 	return h.kv, err
+}
+
+// identify gives a decode request the probe's id where the prefill engine knows
+// the blocks by nothing else. Neither engine has another request of that id then:
+// the probe is over, and a hand-off is with one decode engine at a time.
+func (h *handoff) identify(headers []engine.Header) []engine.Header {
+	if h == nil || h.id == "" {
+		return headers
+	}
+	for i := range headers {
+		if headers[i].Name == requestID {
+			headers[i].Value = h.id
+		}
+	}
+	return headers
 }
 
 // release and orphan end the lease of a hand-off that a decode request consumed;

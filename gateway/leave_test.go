@@ -124,6 +124,19 @@ func TestClientsThatLeave(t *testing.T) {
 			require.EqualValues(t, legs, c.metric(`evenkeel_cancel_release_seconds_count{phase="pooled"}`))
 		})
 
+		t.Run(name+", pooled, of engines whose hand-offs name no request", func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{prefill: []refengine.Config{{Version: "0.13.0"}}, decode: []refengine.Config{{Slots: 1, Version: "0.13.0"}}})
+			blocker := c.endless()
+			leave, _ := c.send(body)
+			c.eventually("it is pooled", func() bool { return c.metric("evenkeel_pool_entries") == float64(legs) })
+			leave()
+			c.noticed()
+			blocker()
+			c.eventually("drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == float64(legs) })
+			require.Zero(t, c.prefill[0].Stats().Pins, "the prefill engine knows the blocks by the probe's id alone")
+		})
+
 		t.Run(name+", in transfer", func(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{decode: []refengine.Config{{TransferBase: time.Second}}})

@@ -75,6 +75,9 @@ func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, an
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()
 	}
+	if err == nil && got.ByProbeID && j.gw.fleet.namesRequests(c) {
+		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
+	}
 	budget, budgetErr := c.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
 		// Without a hand-off the engine keeps nothing; blocks that we cannot
@@ -103,6 +106,9 @@ func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, an
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j}
+	if got.ByProbeID {
+		h.id = j.legID("p", j.rec.Attempts)
+	}
 	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
 	if fail == nil {
 		fail = j.verify(j.resume.atP, got.PromptTokens)

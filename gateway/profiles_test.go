@@ -23,6 +23,9 @@ func TestConnectors(t *testing.T) {
 	}{
 		{"ascend-mooncake-v1, nested block ids", refengine.Config{Connector: refengine.AscendMooncake}, mooncake.AscendMooncakeV1},
 		{"ascend-mooncake-v1, flat block ids of old versions", refengine.Config{Connector: refengine.AscendMooncake, FlatBlockIDs: true}, mooncake.AscendMooncakeV1},
+		{"vllm-ascend 0.11.0, whose hand-offs name no request", refengine.Config{Connector: refengine.AscendMooncake, Version: "0.11.0"}, mooncake.AscendMooncakeV1},
+		{"vllm-ascend 0.13.0, whose hand-offs name no request", refengine.Config{Connector: refengine.AscendMooncake, Version: "0.13.0"}, mooncake.AscendMooncakeV1},
+		{"nixl-pull 0.11.0, whose hand-offs name no request", refengine.Config{Connector: refengine.NIXLPull, Version: "0.11.0"}, mooncake.NIXLPull},
 		{"nixl-pull", refengine.Config{Connector: refengine.NIXLPull}, mooncake.NIXLPull},
 		{"vllm-mooncake", refengine.Config{Connector: refengine.VLLMMooncake}, mooncake.VLLMMooncake},
 		{"opaque", refengine.Config{Connector: refengine.Opaque}, mooncake.Opaque},
@@ -53,6 +56,27 @@ func TestConnectors(t *testing.T) {
 			}
 			require.EqualValues(t, 6, c.prefill[0].Stats().Pulls)
 			require.EqualValues(t, 6, c.decode[0].Stats().Decodes)
+		})
+	}
+}
+
+// From vllm-ascend 0.14 on a decode engine waits for the name of the request, so a
+// hand-off without it is refused before it is sent there. Of a version that cannot
+// be read, nothing is known, and the shape alone decides.
+func TestAHandoffThatNamesNoRequest(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{"0.13.0": "right", "0.14.0rc1": "502", "0.23.0": "502", "main": "right"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			old := refengine.Config{Version: "0.13.0"} // takes such hand-offs
+			c := start(t, options{prefill: []refengine.Config{{Version: version}}, decode: []refengine.Config{old}, dirty: true})
+			if version != "0.13.0" {
+				require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.NoRequestID}))
+			}
+			require.Equal(t, want, c.judge("one two three", `"stream":true,`))
+			if want == "502" {
+				require.Zero(t, c.decode[0].Stats().Decodes)
+			}
 		})
 	}
 }

@@ -39,6 +39,12 @@ type ProbeAnswer struct {
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
 	FinishReason   string
+
+	// ByProbeID: the handoff does not say which request made it, so the decode
+	// request must have the probe's X-Request-Id. A decode engine of such a version
+	// reports a finished pull under its own request's id, and the prefill engine
+	// keeps the blocks until the hold timeout if it does not know that id.
+	ByProbeID bool
 }
 
 // ReadProbe reads the JSON of a probe's 200 and checks the handoff by its
@@ -72,7 +78,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %q; start the engine with kv_role kv_producer or kv_both",
 			ErrNoHandoff, a.FinishReason)
 	}
-	if err := p.checkHandoff(kv, knownHost); err != nil {
+	if a.ByProbeID, err = p.checkHandoff(kv, knownHost); err != nil {
 		return a, err
 	}
 	a.KV = bytes.Clone(kv)
@@ -101,45 +107,45 @@ func readAnswer(b *Body) ProbeAnswer {
 }
 
 // checkHandoff checks the parts a decode engine would act on.
-func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) error {
+func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) (byProbeID bool, err error) {
 	if len(kv) > maxHandoff {
-		return fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
+		return false, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
 	h, ok := object(kv, true)
 	if !ok {
-		return fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, excerpt(kv))
+		return false, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, excerpt(kv))
 	}
 	if len(h.members) == 0 {
-		return fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
+		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
 	}
 	if p.Connector == Opaque {
-		return nil
+		return false, nil
 	}
 	if v, _ := h.Get("do_remote_prefill"); string(v) != "true" {
-		return fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, excerpt(v))
+		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, excerpt(v))
 	}
 	ids, _ := h.Get("remote_block_ids")
 	switch n, ok := countBlocks(ids); {
 	case !ok:
-		return fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, excerpt(ids))
+		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, excerpt(ids))
 	case n == 0: // the blocks were preempted; with it the decode engine would crash (contract 11.19)
-		return fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
+		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
 	names := []string{"remote_engine_id", "remote_host", "remote_request_id"}
-	if p.Connector == NIXLPull {
-		names = names[:2]
+	if _, named := h.Get("remote_request_id"); !named { // vllm-ascend before 0.14, vLLM's NIXL before 0.13
+		names, byProbeID = names[:2], true
 	}
 	for _, key := range names {
 		if s, ok := text(&h, key); !ok || s == "" || len(s) > maxName {
 			v, _ := h.Get(key)
-			return fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, excerpt(v))
+			return false, fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, excerpt(v))
 		}
 	}
 	if port, ok := number(&h, "remote_port"); !ok || port < 1 || port > 65535 {
 		v, _ := h.Get("remote_port")
-		return fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, excerpt(v))
+		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, excerpt(v))
 	}
-	return checkHosts(&h, knownHost)
+	return byProbeID, checkHosts(&h, knownHost)
 }
 
 // checkHosts: a prefill engine that was taken over must not send decode engines

@@ -54,6 +54,7 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 		{"groups of which one is empty", AscendMooncakeV1, with(blocks, `[[],[3]]`), nil, ""},
 		{"an unknown field passes", AscendMooncakeV1, with(`"odd"`, `"new_in_0.40":{"a":[null]},"odd"`), nil, ""},
 		{"an IPv6 host", AscendMooncakeV1, with(host, `"fd00::5"`), nil, ""},
+		{"Ascend before 0.14 names no request", AscendMooncakeV1, with(id, ""), nil, ""},
 		{"NIXL works without a request id", NIXLPull, with(id, ""), nil, ""},
 		{"anything that is not empty, if opaque", Opaque, `{"x":[]}`, nil, ""},
 
@@ -76,7 +77,7 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 		{"no engine id", AscendMooncakeV1, with(`"e1"`, `""`), ErrBadHandoff, `remote_engine_id is ""`},
 		{"an engine id as number", NIXLPull, with(`"e1"`, `1`), ErrBadHandoff, "remote_engine_id is 1, not a name"},
 		{"a name without end", NIXLPull, with(`"e1"`, `"`+strings.Repeat("e", 600)+`"`), ErrBadHandoff, "remote_engine_id is"},
-		{"no request id, which Ascend waits for", AscendMooncakeV1, with(id, ""), ErrBadHandoff, "remote_request_id is missing"},
+		{"a request id that is none", AscendMooncakeV1, with(id, `"remote_request_id":null,`), ErrBadHandoff, "remote_request_id is null"},
 		{"no port", AscendMooncakeV1, with(port, `0`), ErrBadHandoff, "remote_port is 0, not a port"},
 		{"a port beyond ports", AscendMooncakeV1, with(port, `70000`), ErrBadHandoff, "remote_port is 70000"},
 		{"a host of nobody", AscendMooncakeV1, with(host, `"10.6.6.6"`), ErrUnknownHost, `"10.6.6.6"; if it is one of yours, add it to kv_hosts`},

@@ -192,4 +192,20 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// before tells whether the engine is older than a 0.x of vLLM. An engine whose
+// version says nothing is new.
+func (c Config) before(minor int) bool {
+	var major, has int
+	n, _ := fmt.Sscanf(c.Version, "%d.%d", &major, &has)
+	return n == 2 && major == 0 && has < minor
+}
+
+// namesRequests: before 0.14 a hand-off of vllm-ascend did not say which request
+// made it, nor before 0.13 one of vLLM's NIXL. Its blocks are known by the probe's
+// own id then, which has no random suffix yet, and a decode engine reports a pull
+// under the id of its request.
+func (c Config) namesRequests() bool {
+	return !(c.Connector == AscendMooncake && c.before(14) || c.Connector == NIXLPull && c.before(13))
+}
+
 func blocks(tokens int) int { return (tokens + blockSize - 1) / blockSize }

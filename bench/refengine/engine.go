@@ -163,7 +163,7 @@ func (e *Engine) Revive() error {
 		e.addrs[i] = ln.Addr().String()
 		l.ports = append(l.ports, ln.Addr().(*net.TCPAddr).Port)
 	}
-	l.pins = newPins(e.cfg.KVHoldTimeout, &e.count)
+	l.pins = newPins(e.cfg, &e.count)
 	l.group = newGroup(e.cfg, &e.count, e.log)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
 	for i, addr := range e.kvAddrs {

@@ -41,6 +41,7 @@ const (
 	NullHandoff   Fault = "null-handoff"   // a probe's kv_transfer_params are null
 	EmptyBlocks   Fault = "empty-blocks"   // a probe's block ids are empty, as after a preemption
 	StringBlocks  Fault = "string-blocks"  // a probe's block ids are strings
+	NoRequestID   Fault = "no-request-id"  // a probe's hand-off does not name its request, as those of old versions
 	WrongHost     Fault = "wrong-host"     // a probe points at 203.0.113.7
 	WrongKey      Fault = "wrong-key"      // the KV pulled is another prompt's
 )
@@ -58,7 +59,7 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 	string(ErrorEvent), string(Error200), string(SilentEnd), string(MissingFinish), string(MissingDone), string(FinishError),
 	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Slow), string(Swallow), string(Comments),
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
-	string(StringBlocks), string(WrongHost), string(WrongKey)}
+	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey)}
 
 // FaultNames lists every fault.
 func FaultNames() []string { return slices.Clone(faultNames) }

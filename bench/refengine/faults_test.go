@@ -50,7 +50,7 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Contains(t, r.body, says)
 		}
 	}
-	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, WrongHost: true, WrongKey: true} // tested elsewhere
+	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, NoRequestID: true, WrongHost: true, WrongKey: true} // tested elsewhere
 	for _, row := range []struct {
 		name  string
 		rule  Rule
@@ -199,6 +199,8 @@ func TestFaultsOfAHandoff(t *testing.T) {
 		require.NoError(t, p.SetFaults(Rule{Fault: fault, Leg: LegProbe}))
 		require.Contains(t, string(probe(t, c, p, "a b")), says)
 	}
+	require.NoError(t, p.SetFaults(Rule{Fault: NoRequestID, Leg: LegProbe}))
+	require.NotContains(t, string(probe(t, c, p, "a b")), "remote_request_id")
 	require.NoError(t, p.SetFaults())
 	require.NoError(t, d.SetFaults(Rule{Fault: WrongKey}))
 	s, _ := streamOf(t, c, d.URLs()[0]+"/v1/chat/completions", chatBody("a b", decodeMore(probe(t, c, p, "a b"), `"stream":true,`)))

@@ -97,6 +97,9 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	if r.chat {
 		r.id = "chatcmpl-" + id
 	}
+	if r.leg == LegDecode && !l.engine.cfg.namesRequests() {
+		r.kv.remote.id = r.id
+	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
 		return !rule.ofPages() && rule.Phase != PhaseAccept &&
 			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank) &&
@@ -269,7 +272,9 @@ func (l *life) keep(r *request, p plan, free func()) []byte {
 	first := int(l.blockIDs.Add(int64(n))) - n
 	k := &pin{id: r.kv.transferID, engine: l.engineID(r.rank), key: r.prompt.Key, tokens: r.prompt.Tokens(), free: free}
 	if k.id == "" {
-		k.id = r.id + "-" + l.engine.suffix()
+		if k.id = r.id; l.engine.cfg.namesRequests() {
+			k.id += "-" + l.engine.suffix()
+		}
 	}
 	for i := range n {
 		k.blocks = append(k.blocks, (first+i)%(1<<20))

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -41,7 +42,7 @@ type remote struct {
 
 // readKV checks what a proxy sent. Only types and, of the fields of its own
 // connector, presence matter; others pass.
-func readKV(c Connector, raw json.RawMessage) (*kvParams, *apiError) {
+func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return nil, refuse(400, "kv_transfer_params: not an object")
@@ -59,9 +60,9 @@ func readKV(c Connector, raw json.RawMessage) (*kvParams, *apiError) {
 		return nil, refuse(400, "kv_transfer_params: do_remote_decode and do_remote_prefill exclude each other")
 	}
 	if p.consume {
-		p.remote = f.remote(c)
+		p.remote = f.remote(cfg)
 	}
-	if p.produce && c == VLLMMooncake && p.transferID == "" {
+	if p.produce && cfg.Connector == VLLMMooncake && p.transferID == "" {
 		return nil, refuse(400, "kv_transfer_params.transfer_id: missing")
 	}
 	if f.err != nil {
@@ -70,8 +71,8 @@ func readKV(c Connector, raw json.RawMessage) (*kvParams, *apiError) {
 	return p, nil
 }
 
-func (f *fields) remote(c Connector) remote {
-	switch c {
+func (f *fields) remote(cfg Config) remote {
+	switch cfg.Connector {
 	case VLLMMooncake:
 		r := remote{address: f.text("remote_bootstrap_addr"), id: f.text("transfer_id"), engine: f.text("remote_engine_id")}
 		r.address = trimScheme(r.address)
@@ -85,7 +86,7 @@ func (f *fields) remote(c Connector) remote {
 	r := remote{named: true, id: f.text("remote_request_id"), engine: f.text("remote_engine_id"), blocks: f.blocks("remote_block_ids")}
 	host, port := f.text("remote_host"), f.number("remote_port")
 	r.address = net.JoinHostPort(host, strconv.Itoa(port))
-	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "")
+	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" && cfg.namesRequests())
 	return r
 }
 
@@ -138,9 +139,26 @@ func (l *life) handoffOf(rank int, r *request, k *pin, first int32) json.RawMess
 		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"where":%q,"what":%q,"sealed":[9007199254740993,"é"]}`,
 			net.JoinHostPort(host, strconv.Itoa(port)), k.id)
 	}
-	ids := appendBlocks(nil, k.blocks, cfg.FlatBlockIDs, r.troubles)
-	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%q,"remote_host":%q,"remote_port":%d`,
-		ids, l.engineID(rank), k.id, host, port)
+	ids := appendBlocks(nil, k.blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles)
+	if !cfg.namesRequests() && cfg.Connector == NIXLPull {
+		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_host":%q,"remote_port":%d,"tp_size":1}`,
+			ids, l.engineID(rank), host, port)
+	}
+	if !cfg.namesRequests() {
+		common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_host":%q,"remote_port":%d,"last_token_id":%d`,
+			ids, l.engineID(rank), host, port, first)
+		if cfg.before(12) {
+			return fmt.Appendf(nil, `{%s}`, common)
+		}
+		return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q}},"num_prompt_blocks":%d}`,
+			common, host, l.engineID(rank), len(k.blocks))
+	}
+	id, _ := json.Marshal(k.id) // a string always marshals
+	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%s,"remote_host":%q,"remote_port":%d`,
+		ids, l.engineID(rank), id, host, port)
+	if r.troubles.has(NoRequestID) {
+		common = strings.Replace(common, fmt.Sprintf(`"remote_request_id":%s,`, id), "", 1)
+	}
 	if cfg.Connector == NIXLPull {
 		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.6f,"transfer_mode":"pull"}`,
 			common, k.tokens, float64(time.Now().Add(cfg.KVHoldTimeout).UnixMicro())/1e6)

@@ -21,8 +21,9 @@ type pin struct {
 // timeout ends one; what it was is remembered, so that a late or second pull
 // is told from one of an unknown id (contract 2.4).
 type pins struct {
-	hold  time.Duration
-	count *counters
+	hold    time.Duration
+	count   *counters
+	unnamed bool // hand-offs do not name their request
 
 	mu    sync.Mutex
 	live  map[string]*pin
@@ -44,8 +45,8 @@ const (
 
 const rememberedPins = 1 << 16
 
-func newPins(hold time.Duration, count *counters) *pins {
-	return &pins{hold: hold, count: count, live: map[string]*pin{}, past: map[string]pullState{}, older: map[string]pullState{}}
+func newPins(cfg Config, count *counters) *pins {
+	return &pins{hold: cfg.KVHoldTimeout, count: count, unnamed: !cfg.namesRequests(), live: map[string]*pin{}, past: map[string]pullState{}, older: map[string]pullState{}}
 }
 
 func (p *pins) add(k *pin) {
@@ -97,6 +98,13 @@ func (p *pins) pull(id, engine string, ids []int) (pullState, uint64) {
 		}
 		p.count.pulls.Add(1)
 		return pullOK, k.key
+	}
+	if p.unnamed {
+		for _, k := range p.live { // the blocks are read by their numbers; the id that comes with them frees nothing
+			if slices.Equal(ids, k.blocks) {
+				return pullOK, k.key
+			}
+		}
 	}
 	state, ok := p.past[id]
 	if !ok {

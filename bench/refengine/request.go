@@ -97,7 +97,7 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		return nil, refuse(404, "The model `%s` does not exist.", model)
 	}
 	if raw, ok := f.member("kv_transfer_params"); ok {
-		kv, err := readKV(cfg.Connector, raw)
+		kv, err := readKV(cfg, raw)
 		if err != nil {
 			return nil, err
 		}

@@ -82,6 +82,15 @@ func header(id, leg string) []engine.Header {
 	}
 }
 
+// decodeLeg ends the id of the decode request: the probe's own where only that
+// tells the prefill engine which blocks were pulled.
+func decodeLeg(a mooncake.ProbeAnswer) string {
+	if a.ByProbeID {
+		return "p"
+	}
+	return "d"
+}
+
 func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *mooncake.Exchange, id string) (mooncake.ProbeAnswer, error) {
 	call := t.client.NewCall(p.target)
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -108,7 +117,7 @@ func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *m
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, "d"), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil), t.deadlines())
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, decodeLeg(a)), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil), t.deadlines())
 	if err != nil {
 		return err
 	}
