@@ -3,9 +3,11 @@ package fit
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"text/tabwriter"
 	"time"
 
@@ -199,6 +201,19 @@ func figure(f predictor.Figure) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.4f", float64(f))
+}
+
+// CanWrite tells whether replaceFile could write a file: before the work that is
+// to be written.
+func CanWrite(path string) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a folder; name a file", path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return fmt.Errorf("%s cannot be written: %w", path, errors.Unwrap(err))
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
 // replaceFile writes a file so that whoever reads it, as serve does when it

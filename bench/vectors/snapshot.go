@@ -112,6 +112,9 @@ type entryJSON struct {
 	Key    uint64  `json:"key"`
 }
 
+// ErrSeveral is a text with more than one JSON value, such as a whole log.
+var ErrSeveral = errors.New("more than one JSON value")
+
 // ReadSnapshot reads a snapshot and the parameters beside it: the `in` object
 // of a vector, or the whole line (a vector's or the decision log's) that holds
 // one. Unknown keys are refused: a misspelt one would silently be zero.
@@ -119,7 +122,15 @@ func ReadSnapshot(data []byte) (policy.Snapshot, Params, error) {
 	var line struct {
 		In json.RawMessage `json:"in"`
 	}
-	if err := json.Unmarshal(data, &line); err != nil {
+	first := json.NewDecoder(bytes.NewReader(data))
+	if err := first.Decode(&line); err != nil {
+		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", err)
+	}
+	var second json.RawMessage
+	switch err := first.Decode(&second); {
+	case err == nil:
+		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", ErrSeveral)
+	case !errors.Is(err, io.EOF):
 		return policy.Snapshot{}, Params{}, fmt.Errorf("snapshot: %w", err)
 	}
 	if line.In != nil {
@@ -144,7 +155,7 @@ func decodeStrict(data []byte, to any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more than one JSON value")
+		return ErrSeveral
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -29,7 +30,10 @@ func (c *decideCmd) Run(std streams) error {
 		return err
 	}
 	report, err := vectors.Decide(data, c.Policy)
-	if err != nil {
+	switch {
+	case errors.Is(err, vectors.ErrSeveral):
+		return fmt.Errorf("%s holds more than one round, as a decision log does; give one of its lines, such as `tail -n 1 FILE | evenkeel decide --snapshot -`, or replay all of it with `evenkeel simulate --log`", c.Snapshot)
+	case err != nil:
 		return err
 	}
 	if c.JSON {

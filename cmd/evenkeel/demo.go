@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"evenkeel/bench/fit"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
@@ -75,6 +76,9 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	fmt.Fprintf(std.err, "%d requests of %s; %d prefill engines, %d decode ranks of %d slots, %d requests in the system; a step takes %s and %s a KV token\n",
 		c.Requests, source, c.Prefills, c.Workers, c.Slots, c.concurrency(), millis(c.C0), millis(c.C1))
 
+	if least := c.concurrency() + c.Workers*c.Slots; c.Requests <= least {
+		fmt.Fprintf(std.err, "%d requests are too few to measure anything, only the streams are checked: it takes more than %d, or fewer --workers, --slots or --extra\n", c.Requests, least)
+	}
 	began := time.Now()
 	trials := make([]*trial, 0, len(policies))
 	for i, p := range policies {
@@ -114,10 +118,20 @@ func (c *demoCmd) folder() (string, error) {
 	if c.Out == "" {
 		return os.MkdirTemp("", "evenkeel-demo-")
 	}
-	if err := os.MkdirAll(c.Out, 0o755); err != nil {
-		return "", fmt.Errorf("--out: %w", err)
+	return c.Out, makeFolder(c.Out)
+}
+
+// makeFolder makes the folder of --out, if it is not there, and tries whether
+// files can be made in it: a run takes minutes.
+func makeFolder(dir string) error {
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = fit.CanWrite(filepath.Join(dir, "report.json"))
 	}
-	return c.Out, nil
+	if err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	return nil
 }
 
 // plan checks the flags and gives policies the demo's guard age.

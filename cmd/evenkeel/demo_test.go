@@ -81,6 +81,25 @@ func TestDemo(t *testing.T) {
 	require.Contains(t, progress.String(), filepath.Join(dir, "report.html"))
 }
 
+// Two users of a machine, or two demos of one, do not write over each other.
+func TestEachDemoHasAFolderOfItsOwn(t *testing.T) {
+	defer noLeak(t)()
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	require.NoError(t, os.WriteFile(filepath.Join(temp, "evenkeel-demo"), nil, 0o400), "of another user")
+	for range 2 {
+		var out, progress bytes.Buffer
+		args := small("", "--requests", "5", "--policies", "rr")
+		require.Equal(t, "--out", args[1])
+		status := run(append(args[:1], args[3:]...), streams{&out, &progress})
+		require.Zero(t, status, progress.String())
+		require.Contains(t, progress.String(), "5 requests are too few to measure anything")
+	}
+	reports, err := filepath.Glob(filepath.Join(temp, "evenkeel-demo-*", "report.html"))
+	require.NoError(t, err)
+	require.Len(t, reports, 2)
+}
+
 func TestDemoFailsIfAStreamDoes(t *testing.T) {
 	defer noLeak(t)()
 	var csv strings.Builder

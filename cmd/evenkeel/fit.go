@@ -39,8 +39,10 @@ type fitPredictorCmd struct {
 // Run fits, writes the file and says how good it is.
 func (c *fitPredictorCmd) Run(std streams) error {
 	var history *fit.History
-	var err error
+	err := fit.CanWrite(c.Out)
 	switch {
+	case err != nil:
+		return fmt.Errorf("--out: %w", err)
 	case c.Horizon < 1:
 		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
 	case !(c.Holdout > 0 && c.Holdout < 1):

@@ -86,3 +86,40 @@ func TestHelpAndVersionAsOtherProgramsHaveThem(t *testing.T) {
 		require.Contains(t, out, usage)
 	}
 }
+
+// What a run could not use, or could not write, is said before the run: these
+// end long before the work they ask for could.
+func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	vector, err := os.ReadFile(snapshot(t))
+	require.NoError(t, err)
+	log := filepath.Join(dir, "log.jsonl")
+	require.NoError(t, os.WriteFile(log, []byte(string(vector)+"\n"+string(vector)+"\n"), 0o600))
+	for _, tt := range []struct {
+		name, line string
+		status     int
+		says       string
+	}{
+		{"twice what can be served", "simulate --load 2 --seeds 500", 1, "--load 2 is 2 times what the ranks can serve: the pool would only grow"},
+		{"per cent", "simulate --load 90 --seeds 500", 1, "write a share up to 1, like 0.9, or closed"},
+		{"too few requests", "simulate --requests 5 --seeds 500", 1, "5 requests are too few: nothing is measured before 160 of them are in the system"},
+		{"a page that cannot be written", "simulate --seeds 500 --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
+		{"a demo that cannot be written", "demo --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
+		{"a fit in no folder", "fit --trace " + azure + " --kind learned --out " + dir + "/none/fit.json", 1, "--out: " + dir + "/none/fit.json cannot be written: "},
+		{"a fit in place of a folder", "fit --trace " + azure + " --kind learned --out " + dir, 1, "--out: " + dir + " is a folder; name a file"},
+		{"a log in place of a round", "decide --policy br0 --snapshot " + log, 1, log + " holds more than one round, as a decision log does; give one of its lines"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, out, errs := evenkeel(t, dir, strings.Fields(tt.line)...)
+			require.Equal(t, tt.status, status, out+errs)
+			require.Contains(t, errs, tt.says)
+			require.Empty(t, out)
+			require.NotContains(t, errs, "fitting")
+		})
+	}
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 2, "a look at what can be written leaves nothing behind")
+}

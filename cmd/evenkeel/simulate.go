@@ -68,14 +68,16 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Policies == "" {
 		c.Policies = decodePolicies
 	}
+	if c.Out != "" { // before anything is simulated for it
+		if err := makeFolder(c.Out); err != nil {
+			return err
+		}
+	}
 	r, metrics, err := c.report(ctx, std.err)
 	if err != nil {
 		return ended(ctx, std, err)
 	}
 	if c.Out != "" {
-		if err := os.MkdirAll(c.Out, 0o755); err != nil {
-			return fmt.Errorf("--out: %w", err)
-		}
 		page, err := writeReport(r, c.Out)
 		if err != nil {
 			return err
@@ -191,6 +193,8 @@ func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
 	switch {
 	case err != nil || !(rho > 0):
 		return sim.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
+	case rho > 1:
+		return sim.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve: the pool would only grow, and waits would say how long the run is; write a share up to 1, like 0.9, or closed", rho)
 	case c.Pool != nil:
 		return sim.Load{}, errors.New("--pool and an open loop: there the pool is as long as it gets")
 	}
