@@ -194,7 +194,7 @@ func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 	j.rec.PromptTokens, j.rec.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.gw.metrics.ttft.Observe(f.FirstAt().Sub(j.arrive).Seconds())
 	j.body = mooncake.Body{} // the peer has it
-	j.gw.dropBody(j.rec)
+	j.rec.body.Give()
 	j.gw.markRoute(ctx, j.rec)
 }
 

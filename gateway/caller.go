@@ -28,6 +28,12 @@ func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &strange
 }
 
+// callerName is the name of the caller's key, who is charged for what it sends.
+func (g *Gateway) callerName(h *fasthttp.RequestHeader) string {
+	key, _ := g.keys.Load().Authenticate(h.Peek("Authorization"))
+	return key.Name
+}
+
 // authenticate finds the caller's key.
 func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
 	key, ok := g.keys.Load().Authenticate(ctx.Request.Header.Peek("Authorization"))
@@ -55,10 +61,18 @@ func (r *record) identify(ctx *fasthttp.RequestCtx, key keys.Key) *openai.Error 
 		}
 		r.priority = n
 	}
-	if wait, ok := key.Request(r.Arrival); !ok {
-		return tooFast(fmt.Sprintf("key %s may send %d requests a minute; send the next later", key.Name, key.RPM), wait)
+	if fail := inRate(key, r.Arrival); fail != nil {
+		return fail
 	}
 	return r.book(1)
+}
+
+// inRate takes one request of the key's minute.
+func inRate(key keys.Key, now time.Time) *openai.Error {
+	if wait, ok := key.Request(now); !ok {
+		return tooFast(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
+	}
+	return nil
 }
 
 // book charges n more answers to the caller's key; account gives them back.

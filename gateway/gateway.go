@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
@@ -74,7 +73,7 @@ type Gateway struct {
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
 	drains      drainage       // of hand-offs
-	server      *fasthttp.Server
+	server      *edge.Server
 	listener    *edge.Listener
 	bodies      *edge.Bodies
 	admin       net.Listener
@@ -108,6 +107,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.use(secrets)
+	g.warnOfReaders(privateFiles(cfg)...)
 	g.source.at = g.started
 	g.noteConfig()
 	if g.requestLog, err = openRequestLog(cfg.Log.Requests, log); err != nil {
@@ -148,6 +148,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
+	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owners, err = newOwners(g); err != nil {
 		return nil, err
 	}
@@ -162,13 +163,12 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.routes = g.publicRoutes()
-	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	g.registerEdge()
 	g.server = edge.NewServer(edge.Options{
 		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Stranger: g.stranger, Bodies: g.bodies, Refused: g.refusedByEdge,
+		Stranger: g.stranger, Caller: g.callerName, Bodies: g.bodies, Refused: g.refusedByEdge,
 	})
 	return g, g.trace(traces, traced)
 }

@@ -146,7 +146,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 	}
 	g.expose(ctx, rec)
 	g.markRoute(ctx, rec)
-	g.dropBody(rec) // what is kept to go on elsewhere is on an account of its own
+	rec.body.Give() // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
 		g.refuse(ctx, rec, fail)
 		return
@@ -197,9 +197,8 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 	if refusing {
 		return nil, route{}, errLeaving()
 	}
-	raw := ctx.Request.SwapBody(nil) // ours from here on; left in ctx it would stay for the whole stream
-	rec.body = len(raw)
-	g.bodies.Keep(rec.body)
+	raw, charge := edge.TakeBody(ctx)
+	rec.body = charge
 	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
 		return nil, route{}, fail
@@ -253,7 +252,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.tell(fail)
 	g.open.Add(-1)
 	rec.giveBack()
-	g.dropBody(rec)
+	rec.body.Give()
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
 	g.metrics.recent.end(fail)
 	if rec.from != nil {
@@ -262,14 +261,11 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	g.requestLog.write(rec)
 }
 
-// dropBody takes a request's body off the account of those in memory.
-func (g *Gateway) dropBody(rec *record) {
-	g.bodies.Give(rec.body)
-	rec.body = 0
-}
-
-// refusedByEdge counts a request that no handler saw.
-func (g *Gateway) refusedByEdge(r edge.Refusal) {
+// refusedByEdge counts a request that no handler saw, in its key's minute, too.
+func (g *Gateway) refusedByEdge(h *fasthttp.RequestHeader, r edge.Refusal) {
+	if key, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
+		key.Request(time.Now())
+	}
 	g.metrics.requests.WithLabelValues(outcomeOf(&openai.Error{Code: r.Code})).Inc()
 }
 
@@ -288,7 +284,11 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 
 // listModels is the union of what healthy engines serve.
 func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
-	if _, fail := g.authenticate(ctx); fail != nil {
+	key, fail := g.authenticate(ctx)
+	if fail == nil {
+		fail = inRate(key, time.Now())
+	}
+	if fail != nil {
 		g.metrics.requests.WithLabelValues(outcomeOf(fail)).Inc()
 		g.fail(ctx, fail)
 		return

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
@@ -27,7 +26,7 @@ type regions struct {
 	gw        *Gateway
 	node      *geo.Node
 	authority *certs.Authority // nil: others show no certificates
-	server    *fasthttp.Server
+	server    *edge.Server
 	listener  *edge.Listener
 	decoding  atomic.Pointer[map[string]decoding] // by model
 	warned    atomic.Int64                        // Unix ns of the last warning about another version

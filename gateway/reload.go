@@ -240,6 +240,7 @@ func (g *Gateway) apply(p *prepared) error {
 	}
 	g.fit = p.fit
 	g.use(p.secrets)
+	g.warnOfReaders(privateFiles(p.set.Config)...)
 	g.retrace(g.conf().Config, p.set.Config, p.traces, p.traced)
 	g.current.Store(p.set)
 	g.places.Resize(p.set.Pool.Size)

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
@@ -55,9 +56,9 @@ type record struct {
 
 	key      keys.Key
 	priority int
-	booked   int // answers charged to key, given back at the end
-	body     int // bytes on the account of bodies in memory
-	metered  int // tokens taken of its minute beforehand
+	booked   int          // answers charged to key, given back at the end
+	body     *edge.Charge // what the body takes of the account of those in memory
+	metered  int          // tokens taken of its minute beforehand
 
 	session       uint64 // hash of its name, 0: none
 	prefillPolicy string // that a trusted caller asked for

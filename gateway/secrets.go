@@ -217,6 +217,7 @@ func (g *Gateway) reloadKeys() (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	g.warnOfReaders(privateFile{keyKeys, file})
 	set.Succeed(g.keys.Load())
 	g.keys.Store(set)
 	return true, nil

@@ -1,76 +1,88 @@
 package edge
 
 import (
+	"net/netip"
 	"sync"
-	"sync/atomic"
-
-	"github.com/valyala/fasthttp"
 )
 
-// Bodies bounds the bytes of all request bodies that are in memory: those being
-// read, counted by their declared length, and those the handler keeps.
+// Bodies bounds the bytes of all request bodies that are in memory, of those
+// that are being read and of those that a handler keeps. A body is charged as
+// it arrives, to the caller who sends it.
+//
+// One caller may hold as much as is free beside it: alone half of the limit,
+// one of two a third. So there is always room for one caller more.
 type Bodies struct {
 	limit int64
-	held  atomic.Int64
+
+	mu      sync.Mutex
+	held    int64
+	callers map[caller]int64
+}
+
+// caller is who is charged for a body: a name, else an address.
+type caller struct {
+	name string
+	addr netip.Addr
 }
 
 // NewBodies returns an empty account of so many bytes; 0: no limit.
-func NewBodies(limit int64) *Bodies { return &Bodies{limit: limit} }
+func NewBodies(limit int64) *Bodies { return &Bodies{limit: limit, callers: map[caller]int64{}} }
 
 // Held is how many bytes are taken now.
-func (b *Bodies) Held() int64 { return b.held.Load() }
+func (b *Bodies) Held() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.held
+}
 
-// Keep takes n bytes that are in memory already, for a handler that keeps a body
-// beyond its return; whoever does gives them back.
-func (b *Bodies) Keep(n int) { b.held.Add(int64(n)) }
+// Charge is what one body takes of an account, until Give.
+type Charge struct {
+	bodies *Bodies
+	who    caller
+	n      int64 // under the account's lock
+}
 
-// Give gives n bytes back.
-func (b *Bodies) Give(n int) { b.held.Add(-int64(n)) }
+// fits says whether n bytes more would be granted now.
+func (c *Charge) fits(n int) bool {
+	c.bodies.mu.Lock()
+	defer c.bodies.mu.Unlock()
+	return c.allowed(int64(n))
+}
 
-// take takes n bytes for a body that is about to be read, if there are so many.
-func (b *Bodies) take(n int) bool {
-	if now := b.held.Add(int64(n)); b.limit > 0 && now > b.limit {
-		b.held.Add(-int64(n))
+// take takes n bytes more, if it may.
+func (c *Charge) take(n int) bool {
+	b := c.bodies
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !c.allowed(int64(n)) {
 		return false
 	}
+	c.n += int64(n)
+	b.held += int64(n)
+	b.callers[c.who] += int64(n)
 	return true
 }
 
-// reading are the bodies being read now. fasthttp tells of a request's head
-// without its connection, so the head, which is the connection's own as long as
-// it is served, stands for it.
-type reading struct {
-	bodies *Bodies
-	mu     sync.Mutex
-	taken  map[*fasthttp.RequestHeader]int // bytes; -1: refused
+// allowed is the rule. A body up to 4 KiB is no more than a connection's own
+// buffers and always allowed. A caller's only body may take what is free, or no
+// body as large as the limit could ever be read.
+func (c *Charge) allowed(n int64) bool {
+	b := c.bodies
+	mine, free := b.callers[c.who]+n, b.limit-b.held-n
+	return b.limit <= 0 || c.n+n <= smallBody || free >= 0 && (mine <= free || mine == c.n+n)
 }
 
-// begin takes room for a body of n bytes; false: there is none.
-func (r *reading) begin(h *fasthttp.RequestHeader, n int) bool {
-	ok := r.bodies.take(n)
-	if !ok {
-		n = -1
+// Give gives everything back. It may be called more than once.
+func (c *Charge) Give() {
+	if c == nil {
+		return
 	}
-	r.mu.Lock()
-	before := r.taken[h]
-	r.taken[h] = n
-	r.mu.Unlock()
-	r.give(before) // of a request that ended without a word
-	return ok
-}
-
-// end gives back what begin took; refused: nothing.
-func (r *reading) end(h *fasthttp.RequestHeader) (refused bool) {
-	r.mu.Lock()
-	n := r.taken[h]
-	delete(r.taken, h)
-	r.mu.Unlock()
-	r.give(n)
-	return n < 0
-}
-
-func (r *reading) give(n int) {
-	if n > 0 {
-		r.bodies.Give(n)
+	b := c.bodies
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held -= c.n
+	if b.callers[c.who] -= c.n; b.callers[c.who] == 0 {
+		delete(b.callers, c.who)
 	}
+	c.n = 0
 }

@@ -1,7 +1,6 @@
 package edge
 
 import (
-	"crypto/tls"
 	"errors"
 	"io"
 	"math"
@@ -43,7 +42,7 @@ type Conn struct {
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
 	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
-	readTimedOut atomic.Bool  // fasthttp's chunk errors hide the timeout that caused them
+	readTimedOut atomic.Bool  // errors may hide the timeout that caused them
 	linger       atomic.Bool
 	closed       atomic.Bool
 }
@@ -51,12 +50,11 @@ type Conn struct {
 // ConnOf returns the connection a request came in on, also below TLS. It is
 // false for a request that did not come through a Listener.
 func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
-	c := ctx.Conn()
-	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
+	w := wireOf(ctx)
+	if w == nil || w.client == nil {
+		return nil, false
 	}
-	wc, ok := c.(*Conn)
-	return wc, ok
+	return w.client, true
 }
 
 // Gone is closed once the client has left or the connection was closed here.

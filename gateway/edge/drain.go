@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/valyala/fasthttp"
 )
 
 const (
@@ -16,7 +14,7 @@ const (
 // Drain stops s: no new connection, no new request on an open one, and
 // whatever runs may finish until ctx ends. What is left then is cut, handlers
 // see Gone, and the error says how many there were. Call it once a server.
-func Drain(ctx context.Context, s *fasthttp.Server, l *Listener) error {
+func Drain(ctx context.Context, s *Server, l *Listener) error {
 	// One call only: a second Shutdown answers nil at once although connections are open.
 	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("drain: %w", err)
@@ -35,7 +33,7 @@ func Drain(ctx context.Context, s *fasthttp.Server, l *Listener) error {
 }
 
 // wait waits until no connection is open and no handler runs; false: ctx ended first.
-func wait(ctx context.Context, s *fasthttp.Server, l *Listener) bool {
+func wait(ctx context.Context, s *Server, l *Listener) bool {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for l.Stats().Open > 0 || s.GetCurrentConcurrency() > 0 {

@@ -2,53 +2,105 @@ package edge
 
 import "bytes"
 
-// malformed names the rule a request head breaks, or "" when it breaks none.
-// fasthttp refuses most of what smuggles a request past a proxy by itself
-// (fasthttp 4); these it lets through, and a proxy in front of us may read
-// each of them differently than we do. protocol is what the request line ends
-// in, raw the header block as it came.
-func malformed(protocol, raw []byte) string {
+// framing is what a head says of the body behind it.
+type framing struct {
+	length  int  // bytes, 0 for none; of no meaning if chunked
+	chunked bool // the length is not known before the end
+	expect  bool // the client waits for a word before it sends the body
+}
+
+// parseHead names the rule a request head breaks, or "" when it breaks none, and
+// returns the body's framing. fasthttp refuses most of what smuggles a request
+// past a proxy by itself; these it lets through, and a proxy in front of us may
+// read each of them differently than we do. protocol is what the request line
+// ends in, raw the header block as it came.
+func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
 	if !http11 && string(protocol) != "HTTP/1.0" { // v1.73.0 serves anything, the HTTP/2 preface too
-		return "the protocol is neither HTTP/1.1 nor HTTP/1.0"
+		return f, "the protocol is neither HTTP/1.1 nor HTTP/1.0"
 	}
-	var length, coding bool
+	var length, authorized bool
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 1 || raw[end-1] != '\r' {
-			return "a header line does not end in CRLF"
+			return f, "a header line does not end in CRLF"
 		}
 		line := raw[:end-1]
 		raw = raw[end+1:]
 		if len(line) == 0 {
 			break
 		}
-		if line[0] == ' ' || line[0] == '\t' {
-			return "a header is folded over several lines"
+		name, why := fieldName(line)
+		if why != "" {
+			return f, why
 		}
-		colon := bytes.IndexByte(line, ':')
-		if colon < 1 {
-			return "a header has no name"
-		}
-		name := line[:colon]
-		for _, b := range name {
-			if !tokenByte[b] {
-				return "a header name contains a character that is not allowed"
+		value := bytes.Trim(line[len(name)+1:], " \t")
+		switch {
+		case is(name, "Content-Length"):
+			if f.length, length = decimal(value); !length {
+				return f, "Content-Length is not a number"
 			}
+		case is(name, "Transfer-Encoding"):
+			if !is(value, "chunked") { // identity means nothing any more: some read a body, some none
+				return f, "the only Transfer-Encoding is chunked"
+			}
+			f.chunked = true
+		case is(name, "Authorization"):
+			if authorized {
+				return f, "there are two Authorization headers"
+			}
+			authorized = true
+		case is(name, "Expect"):
+			f.expect = http11 && is(value, "100-continue")
 		}
-		if bytes.IndexByte(line, '\r') >= 0 {
-			return "a header contains a bare CR"
-		}
-		length = length || bytes.EqualFold(name, []byte("Content-Length"))
-		coding = coding || bytes.EqualFold(name, []byte("Transfer-Encoding"))
 	}
 	switch {
-	case length && coding:
-		return "Content-Length and Transfer-Encoding exclude each other"
-	case coding && !http11:
-		return "Transfer-Encoding needs HTTP/1.1"
+	case length && f.chunked:
+		return f, "Content-Length and Transfer-Encoding exclude each other"
+	case f.chunked && !http11:
+		return f, "Transfer-Encoding needs HTTP/1.1"
 	}
-	return ""
+	f.expect = f.expect && (f.chunked || f.length > 0)
+	return f, ""
+}
+
+// fieldName returns the name in a line of a head or a trailer, without its
+// CRLF, or names the rule that the line breaks.
+func fieldName(line []byte) (name []byte, why string) {
+	if line[0] == ' ' || line[0] == '\t' {
+		return nil, "a header is folded over several lines"
+	}
+	colon := bytes.IndexByte(line, ':')
+	if colon < 1 {
+		return nil, "a header has no name"
+	}
+	for _, b := range line[:colon] {
+		if !tokenByte[b] {
+			return nil, "a header name contains a character that is not allowed"
+		}
+	}
+	if bytes.IndexByte(line, '\r') >= 0 {
+		return nil, "a header contains a bare CR"
+	}
+	return line[:colon], ""
+}
+
+func is(b []byte, word string) bool {
+	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
+}
+
+// decimal reads a length of digits alone.
+func decimal(b []byte) (n int, ok bool) {
+	if len(b) == 0 || len(b) > 18 {
+		return 0, false
+	}
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n, true
 }
 
 // tokenByte holds the characters of a token, RFC 9110 5.6.2.

@@ -7,14 +7,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func FuzzMalformed(f *testing.F) {
+func FuzzParseHead(f *testing.F) {
 	f.Add([]byte("Host: x\r\nContent-Length: 2\r\n\r\n"), "HTTP/1.1")
 	f.Add([]byte("A: b\r\n c\r\n\r\n"), "HTTP/1.1")
 	f.Add([]byte("A: b\nC: d\r\n\r\n"), "HTTP/1.0")
 	f.Add([]byte("Transfer-Encoding: chunked\r\ncontent-length: 1"), "HTTP/1.0")
 	f.Add([]byte(""), "HTTP/1.1")
 	f.Fuzz(func(t *testing.T, raw []byte, protocol string) {
-		if malformed([]byte(protocol), raw) != "" {
+		if _, why := parseHead([]byte(protocol), raw); why != "" {
 			return
 		}
 		head, _, _ := bytes.Cut(append([]byte("\r\n"), raw...), []byte("\r\n\r\n"))
@@ -35,15 +35,15 @@ func FuzzMalformed(f *testing.F) {
 	})
 }
 
-func TestMalformedAllocatesNothing(t *testing.T) {
+func TestParseHeadAllocatesNothing(t *testing.T) {
 	protocol, raw := []byte("HTTP/1.1"), []byte("Host: x\r\nContent-Length: 2\r\nUser-Agent: openai\r\n\r\n")
-	require.Zero(t, testing.AllocsPerRun(100, func() { malformed(protocol, raw) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { parseHead(protocol, raw) }))
 }
 
-func BenchmarkMalformed(b *testing.B) {
+func BenchmarkParseHead(b *testing.B) {
 	protocol, raw := []byte("HTTP/1.1"), []byte("Host: api.example.com\r\nAuthorization: Bearer ek-0123456789abcdef0123456789abcdef\r\nContent-Type: application/json\r\nContent-Length: 2\r\nUser-Agent: OpenAI/Python\r\n\r\n")
 	b.ReportAllocs()
 	for b.Loop() {
-		malformed(protocol, raw)
+		parseHead(protocol, raw)
 	}
 }

@@ -48,7 +48,7 @@ func await[T any](t *testing.T, ch <-chan T, what string) T {
 }
 
 type testServer struct {
-	*fasthttp.Server
+	*Server
 	ln   *Listener
 	addr string
 	tls  *tls.Config // the client's; nil: clear text
@@ -93,6 +93,10 @@ func (s *testServer) dial(t *testing.T) *client {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = raw.Close() })
 	require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
+	return s.client(raw)
+}
+
+func (s *testServer) client(raw net.Conn) *client {
 	c := &client{Conn: raw, tcp: raw.(*net.TCPConn)}
 	if s.tls != nil {
 		c.Conn = tls.Client(raw, s.tls)

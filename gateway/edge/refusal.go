@@ -19,15 +19,15 @@ type Refusal struct {
 
 // The refusals the edge knows, one a cause.
 var (
-	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see malformed
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see parseHead
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time; send it faster, or in smaller parts"}
-	refusedBodies  = Refusal{fasthttp.StatusServiceUnavailable, "overloaded", "the server holds as many bytes of requests as it may; retry later"}
+	refusedBodies  = Refusal{fasthttp.StatusServiceUnavailable, "overloaded", "the server holds as many bytes of requests as it may, of all callers or of you; retry later"}
 	refusedPanic   = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
 // refusalOf says what to answer to a request that fasthttp could not read.
-func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusal {
+func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	var (
 		small   *fasthttp.ErrSmallBuffer
 		timeout net.Error
@@ -36,9 +36,6 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusa
 	case errors.As(err, &small), errors.Is(err, fasthttp.ErrSmallReadBuffer):
 		return Refusal{fasthttp.StatusRequestHeaderFieldsTooLarge, "head_too_large",
 			"request line and headers are limited to " + strconv.Itoa(maxHead) + " bytes; send fewer or shorter headers"}
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		return Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
-			"the request body is limited to " + strconv.Itoa(maxBody) + " bytes; send less"}
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return refusedSlow
 	}
@@ -46,6 +43,11 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead, maxBody int) Refusa
 		return refusedSlow
 	}
 	return refusedRequest
+}
+
+func (o *Options) tooLarge() *Refusal {
+	return &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
+		"the request body is limited to " + strconv.Itoa(o.MaxBody) + " bytes; send less"}
 }
 
 // answerJSON is the default Answer: OpenAI's error object.

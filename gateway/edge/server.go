@@ -19,22 +19,28 @@ type Options struct {
 	Log    *zap.Logger // default: none
 
 	// Stranger, if set, tells from the head alone that a request will be refused,
-	// and how; nil lets it pass. A body of more than 4 KiB is then not read: else
-	// anybody could have MaxBody of memory on each connection.
+	// and how; nil lets it pass. It is asked once per request
+	// whose body may be large. A body of more than 4 KiB is then not read: else
+	// anybody could have MaxBody of memory on each connection. Smaller ones are read
+	// and left to the handler to refuse, so that the connection stays.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
+	// Caller, if set, names from the head who is charged for the body; without a
+	// name that is the address of the connection.
+	Caller func(h *fasthttp.RequestHeader) string
 
-	// Bodies, if set, bounds the memory of all bodies together. Those up to 4 KiB
-	// are always read: they are no more than a connection's own buffers.
+	// Bodies, if set, bounds the memory of all bodies together, and the share of
+	// each caller.
 	Bodies *Bodies
-	// Refused, if set, hears of every refusal that the handler never saw.
-	Refused func(Refusal)
+	// Refused, if set, hears of every refusal that the handler never saw. The head
+	// is empty if it could not be read.
+	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
 	MaxBody int // bytes of body (32 MiB, contract 10); more: 413
 
 	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
-	// MinUploadRate, in bytes a second (256 KiB), extends it for what a large
-	// body takes at that rate: 128 s more for 32 MiB, or for a body of unknown size.
+	// MinUploadRate, in bytes per second (256 KiB), extends it for a large body by
+	// what the bytes that have arrived take at that rate: 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
 	IdleTimeout   time.Duration // of a connection between requests (120 s: longer than common clients keep theirs)
@@ -42,8 +48,6 @@ type Options struct {
 	// Concurrency is how many connections are served at once (65,536). Keep the
 	// listener's MaxConns below it: that one refuses without blocking accept.
 	Concurrency int
-
-	reading *reading
 }
 
 func (o Options) withDefaults() Options {
@@ -72,39 +76,46 @@ func (o Options) withDefaults() Options {
 		o.Bodies = NewBodies(0)
 	}
 	if o.Refused == nil {
-		o.Refused = func(Refusal) {}
+		o.Refused = func(*fasthttp.RequestHeader, Refusal) {}
 	}
-	o.reading = &reading{bodies: o.Bodies, taken: map[*fasthttp.RequestHeader]int{}}
 	return o
 }
 
-// NewServer returns a fasthttp server with the limits set. Serve it on a
-// Listener, for TLS on tls.NewListener(listener, config), and end it with Drain.
+// NewServer returns a server with the limits set. Serve it on a Listener, for
+// TLS on tls.NewListener(listener, config), and end it with Drain.
 //
 // There is no WriteTimeout: fasthttp's is for a whole answer and would cut
 // long streams; the Listener has one per write.
-func NewServer(o Options) *fasthttp.Server {
+func NewServer(o Options) *Server {
 	o = o.withDefaults()
-	return &fasthttp.Server{
-		Handler: o.guard,
-		HeaderReceived: func(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-			limit := o.maxBody(h)
-			return fasthttp.RequestConfig{ReadTimeout: o.uploadTime(h, limit), MaxRequestBodySize: limit}
-		},
-		ErrorHandler:       o.refuse,
-		ReadBufferSize:     o.MaxHead,
-		MaxRequestBodySize: o.MaxBody,
-		ReadTimeout:        o.ReadTimeout,
-		IdleTimeout:        o.IdleTimeout,
-		Concurrency:        o.Concurrency,
-		CloseOnShutdown:    true,
-		ReduceMemoryUsage:  true, // a stream holds no 16 KiB read buffer while it runs
+	return &Server{&fasthttp.Server{
+		Handler:           o.guard,
+		HeaderReceived:    withoutBody,
+		ErrorHandler:      o.unread,
+		ReadBufferSize:    o.MaxHead,
+		ReadTimeout:       o.ReadTimeout,
+		IdleTimeout:       o.IdleTimeout,
+		Concurrency:       o.Concurrency,
+		CloseOnShutdown:   true,
+		ReduceMemoryUsage: true, // a stream holds no 16 KiB read buffer while it runs
 
 		NoDefaultServerHeader:        true,
 		SecureErrorLogMessage:        true, // without it errors quote request heads, keys included
 		DisablePreParseMultipartForm: true, // we serve none: a body is bytes
 		Logger:                       logger{o.Log},
+	}}
+}
+
+// withoutBody has fasthttp take every request for one without a body. The head
+// as it came is still there, in RawHeaders.
+func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+	if h.ContentLength() != 0 {
+		h.SetContentLength(0)
 	}
+	if len(h.Peek(fasthttp.HeaderExpect)) > 0 {
+		h.Del(fasthttp.HeaderExpect)
+	}
+	return fasthttp.RequestConfig{}
 }
 
 // guard keeps what a handler does to itself away from everybody else: fasthttp
@@ -121,79 +132,50 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 			c.OnGone(nil)
 		}
 		ctx.Response.Reset() // also closes a stream that was set
-		o.Refused(refusedPanic)
-		o.Answer(ctx, refusedPanic)
-		ctx.SetConnectionClose()
+		o.refuse(ctx, refusedPanic)
 	}()
-	o.reading.end(&ctx.Request.Header) // the handler has it now
-	if c, ok := ConnOf(ctx); ok {
-		c.lagged.Store(0)
+	w := wireOf(ctx)
+	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
+	if w.head.bareLF {
+		why = "a header line does not end in CRLF"
 	}
-	if why := malformed(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders()); why != "" {
+	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.Refused(r)
-		o.Answer(ctx, r)
-		ctx.SetConnectionClose() // who knows where the next request begins
+		o.refuse(ctx, r) // who knows where the next request begins
 		return
+	}
+	if r := o.receive(ctx, w, f); r != nil {
+		o.refuse(ctx, *r)
+		return
+	}
+	defer func() { // what the handler did not take would stay for the whole answer
+		if w.charge != nil {
+			_, left := TakeBody(ctx)
+			left.Give()
+		}
+	}()
+	if w.client != nil {
+		w.client.lagged.Store(0)
 	}
 	o.Handler(ctx)
 }
 
-// refuse is fasthttp's ErrorHandler: it starts at status 200, and the
-// connection is closed after it.
-func (o *Options) refuse(ctx *fasthttp.RequestCtx, err error) {
-	r := refusalOf(ctx, err, o.MaxHead, o.MaxBody)
-	if o.reading.end(&ctx.Request.Header) {
-		r = refusedBodies
-	}
-	if stranger := o.stranger(&ctx.Request.Header); stranger != nil && r.Status == fasthttp.StatusRequestEntityTooLarge {
-		r = *stranger
-	}
+// unread is fasthttp's ErrorHandler, for heads that it could not read. It starts
+// at status 200, and the connection is closed after it.
+func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
+	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
+}
+
+// refuse answers in place of the handler, and closes the connection: what is
+// left of the request is not read.
+func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
 	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
 		c.linger.Store(true) // it may be sending still
 	}
-	o.Refused(r)
+	o.Refused(&ctx.Request.Header, r)
 	o.Answer(ctx, r)
-}
-
-// smallBody is what is read of a body whose request will be refused: enough
-// to answer an honest mistake without closing the connection.
-const smallBody = 4 << 10
-
-// maxBody bounds the body of one request. Only those that may be large are
-// looked at twice.
-func (o *Options) maxBody(h *fasthttp.RequestHeader) int {
-	size := h.ContentLength()
-	if size != -1 && size <= smallBody {
-		return o.MaxBody
-	}
-	if size == -1 { // chunked
-		size = o.MaxBody
-	}
-	if o.stranger(h) == nil && (size > o.MaxBody || o.reading.begin(h, size)) {
-		return o.MaxBody
-	}
-	return min(smallBody, o.MaxBody)
-}
-
-func (o *Options) stranger(h *fasthttp.RequestHeader) *Refusal {
-	if o.Stranger == nil {
-		return nil
-	}
-	return o.Stranger(h)
-}
-
-// uploadTime is ReadTimeout plus what the body takes at the slowest rate we accept.
-func (o *Options) uploadTime(h *fasthttp.RequestHeader, maxBody int) time.Duration {
-	size := h.ContentLength()
-	switch {
-	case size == -1 || size > maxBody: // chunked, or refused in a moment
-		size = maxBody
-	case size < 0: // no body
-		size = 0
-	}
-	return o.ReadTimeout + time.Duration(float64(size)/float64(o.MinUploadRate)*float64(time.Second))
+	ctx.SetConnectionClose()
 }
 
 // logger takes fasthttp's lines about single connections, for whoever debugs

@@ -1,0 +1,132 @@
+package edge
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+)
+
+const (
+	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
+	maxFraming   = 16 << 10 // bytes of such lines beyond what the data justifies
+)
+
+// errChunked says what is wrong with the framing of a chunked body.
+type errChunked string
+
+func (e errChunked) Error() string { return "edge: " + string(e) }
+
+// readChunks reads a chunked body to the end of its trailer. It is as strict as
+// heads are: what two parsers may read differently is refused.
+func (u *upload) readChunks(br *bufio.Reader) error {
+	framing := 0
+	for {
+		line, err := chunkLine(br, maxChunkLine)
+		if err != nil {
+			return err
+		}
+		size, err := chunkSize(line)
+		if err != nil {
+			return err
+		}
+		if size == 0 {
+			return readTrailer(br)
+		}
+		// 16 bytes per chunk and two per byte of data are fair, as net/http has it.
+		if framing = max(0, framing+len(line)-16-2*size); framing > maxFraming {
+			return errChunked("the chunks have more framing than data")
+		}
+		if size > u.limit-len(u.buf) {
+			return errBodyTooLarge
+		}
+		if err := u.take(br, size); err != nil {
+			return err
+		}
+		var crlf [2]byte
+		switch _, err := io.ReadFull(br, crlf[:]); {
+		case err != nil:
+			return eof(err)
+		case string(crlf[:]) != "\r\n":
+			return errChunked("a chunk does not end where its size says")
+		}
+	}
+}
+
+// chunkLine returns the next line without its CRLF, until the next read.
+func chunkLine(br *bufio.Reader, most int) ([]byte, error) {
+	line, err := br.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull), len(line) > most:
+		return nil, errChunked("a line between the chunks is too long")
+	case err != nil:
+		return nil, eof(err)
+	case len(line) < 2 || line[len(line)-2] != '\r':
+		return nil, errChunked("a line between the chunks does not end in CRLF")
+	}
+	line = line[:len(line)-2]
+	for _, b := range line {
+		if b < ' ' && b != '\t' || b == 0x7f {
+			return nil, errChunked("a line between the chunks contains a control character")
+		}
+	}
+	return line, nil
+}
+
+// chunkSize reads the line before a chunk: hex digits, then white space or an
+// extension, which means nothing to us.
+func chunkSize(line []byte) (size int, err error) {
+	digits := 0
+	for digits < len(line) && hexByte[line[digits]] >= 0 {
+		size = size<<4 | int(hexByte[line[digits]])
+		digits++
+	}
+	if digits == 0 || digits > 15 {
+		return 0, errChunked("a chunk's size is no number, or beyond measure")
+	}
+	if rest := line[digits:]; len(rest) > 0 && rest[0] != ';' && len(bytes.Trim(rest, " \t")) > 0 {
+		return 0, errChunked("a chunk's size is followed by something else than an extension")
+	}
+	return size, nil
+}
+
+// hexByte is the value of a hex digit, -1 for any other byte.
+var hexByte = func() (t [256]int8) {
+	for i := range t {
+		t[i] = -1
+	}
+	for i, b := range []byte("0123456789abcdef") {
+		t[b] = int8(i)
+		t[bytes.ToUpper([]byte{b})[0]] = int8(i)
+	}
+	return t
+}()
+
+// readTrailer reads the fields behind the last chunk and drops them. Those that
+// frame, route or authorise a request are refused: a proxy in front of us may
+// have merged them into the head.
+func readTrailer(br *bufio.Reader) error {
+	for all := 0; ; {
+		line, err := chunkLine(br, br.Size())
+		if err != nil || len(line) == 0 {
+			return err
+		}
+		if all += len(line) + 2; all > br.Size() {
+			return errChunked("the trailer is too long")
+		}
+		name, why := fieldName(line)
+		switch {
+		case why != "":
+			return errChunked(why)
+		case notInTrailer[string(bytes.ToLower(name))]:
+			return errChunked("the trailer has a field that belongs into the head")
+		}
+	}
+}
+
+var notInTrailer = map[string]bool{
+	"authorization": true, "connection": true, "content-encoding": true, "content-length": true, "content-range": true, "content-type": true, "cookie": true,
+	"expect": true, "host": true, "keep-alive": true, "max-forwards": true, "proxy-authenticate": true, "proxy-authorization": true, "proxy-connection": true,
+	"range": true, "te": true, "trailer": true, "transfer-encoding": true,
+	"x-forwarded-for": true, "x-forwarded-host": true, "x-forwarded-proto": true, "x-real-ip": true,
+}

@@ -1,0 +1,197 @@
+package edge
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// smallBody is what is read of a body whatever its request comes to: enough to
+// answer an honest mistake without closing the connection.
+const smallBody = 4 << 10
+
+// firstRoom is the memory for a body of which nothing has arrived, unless it is
+// smaller: most are, and are read in one go.
+const firstRoom = 64 << 10
+
+// What ends the reading of a body, other than the connection.
+var (
+	errBodyTooLarge = errors.New("edge: the body is too large")
+	errNoRoom       = errors.New("edge: bodies fill their budget")
+)
+
+// upload is one body being read.
+type upload struct {
+	o      *Options
+	w      *wire
+	f      framing
+	limit  int // bytes of the body
+	began  time.Time
+	charge *Charge
+	buf    []byte
+}
+
+// TakeBody makes the body of a request the handler's own, with what is charged
+// for it: the handler gives that back when it needs the body no longer. A body
+// that is not taken is let go of when the handler returns.
+func TakeBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
+	var c *Charge
+	if w := wireOf(ctx); w != nil {
+		c, w.charge = w.charge, nil
+	}
+	return ctx.Request.SwapBody(nil), c
+}
+
+// receive reads the body of a request whose head has been read, or says why the
+// request is refused. A refusal that the head decides leaves the body unread.
+func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal {
+	if !f.chunked && f.length == 0 {
+		w.head = headEnd{} // what comes now is the next request's
+		return nil
+	}
+	h := &ctx.Request.Header
+	var stranger *Refusal
+	if o.Stranger != nil && (f.chunked || f.length > smallBody || f.expect) {
+		stranger = o.Stranger(h)
+	}
+	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), charge: &Charge{bodies: o.Bodies, who: o.callerOf(h, w)}}
+	if stranger != nil {
+		u.limit = min(smallBody, o.MaxBody)
+	}
+	switch {
+	case stranger != nil && (f.length > u.limit || f.expect):
+		return stranger
+	case f.length > u.limit:
+		return o.tooLarge()
+	case !u.charge.fits(f.length):
+		return &refusedBodies
+	}
+	if err := u.read(); err != nil {
+		u.charge.Give()
+		return o.broken(ctx, err, stranger)
+	}
+	w.head, w.charge = headEnd{}, u.charge
+	ctx.Request.SwapBody(u.buf)
+	h.SetContentLength(len(u.buf))
+	return nil
+}
+
+// broken says what to answer when a body could not be read.
+func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal) *Refusal {
+	var bad errChunked
+	switch {
+	case errors.Is(err, errBodyTooLarge) && stranger != nil:
+		return stranger
+	case errors.Is(err, errBodyTooLarge):
+		return o.tooLarge()
+	case errors.Is(err, errNoRoom):
+		return &refusedBodies
+	case errors.As(err, &bad):
+		r := refusedRequest
+		r.Message = string(bad)
+		return &r
+	}
+	r := refusalOf(ctx, err, o.MaxHead)
+	return &r
+}
+
+func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
+	if o.Caller != nil {
+		c.name = o.Caller(h)
+	}
+	if c.name == "" && w.client != nil {
+		c.addr = w.client.ip
+	}
+	return c
+}
+
+// read reads the body whole.
+func (u *upload) read() error {
+	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // it came with the head, and nothing after it
+		u.buf, w.rest = w.rest, nil
+		if !u.charge.take(len(u.buf)) {
+			return errNoRoom
+		}
+		return nil
+	}
+	if u.f.expect && len(u.w.rest) == 0 {
+		if _, err := io.WriteString(u.w, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
+			return err
+		}
+	}
+	if !u.f.chunked {
+		return u.take(body{u.w}, u.f.length)
+	}
+	br := readers.Get().(*bufio.Reader)
+	br.Reset(body{u.w})
+	err := u.readChunks(br)
+	if behind, _ := br.Peek(br.Buffered()); err == nil && len(behind) > 0 {
+		u.w.rest = append(bytes.Clone(behind), u.w.rest...)
+	}
+	br.Reset(nil)
+	readers.Put(br)
+	return err
+}
+
+// readers are for chunked bodies. Their buffer is what a line of the chunks'
+// framing may have at most.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
+
+// take reads the next n bytes of the body.
+func (u *upload) take(src io.Reader, n int) error {
+	for n > 0 {
+		if len(u.buf) == cap(u.buf) {
+			if err := u.grow(); err != nil {
+				return err
+			}
+		}
+		k, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
+		u.buf = u.buf[:len(u.buf)+k]
+		n -= k
+		switch {
+		case err != nil && n > 0:
+			return eof(err)
+		case err != nil:
+			return nil
+		}
+	}
+	return nil
+}
+
+// grow makes room, in proportion to what has arrived: whoever announces much
+// and sends little has little memory and little time. A length that was
+// announced allows larger steps, since no more than it is ever taken.
+func (u *upload) grow() error {
+	room := min(u.limit, max(smallBody, 2*len(u.buf)))
+	if !u.f.chunked {
+		room = min(u.f.length, max(firstRoom, 8*len(u.buf)))
+	}
+	if !u.charge.take(room - cap(u.buf)) {
+		return errNoRoom
+	}
+	if err := u.w.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {
+		return err
+	}
+	larger := make([]byte, len(u.buf), room)
+	copy(larger, u.buf)
+	u.buf = larger
+	return nil
+}
+
+// uploadTime is ReadTimeout and what so many bytes take at the slowest rate we accept.
+func (o *Options) uploadTime(bytes int) time.Duration {
+	return o.ReadTimeout + time.Duration(float64(bytes)/float64(o.MinUploadRate)*float64(time.Second))
+}
+
+// eof is the error for an end in the middle.
+func eof(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package gateway_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/certs/certtest"
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+)
+
+// raw sends text on a connection of its own and leaves it open.
+func (c *cluster) raw(addr, text string) net.Conn {
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(c, err)
+	c.Cleanup(func() { _ = conn.Close() })
+	require.NoError(c, conn.SetDeadline(time.Now().Add(patience)))
+	_, _ = io.WriteString(conn, text) // an answer that came before the end may be a reset here
+	return conn
+}
+
+// status reads the answer to what raw sent.
+func status(t *testing.T, conn net.Conn) int {
+	t.Helper()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return resp.StatusCode
+}
+
+// Other proxies' bodies are on the same account as those of clients.
+func TestBodiesOfPeersAreBounded(t *testing.T) {
+	t.Parallel()
+	const size, limit = 1 << 20, 4 << 20
+	us := alone(t, func(cfg *config.Config) { cfg.Limits.Body, cfg.Limits.Bodies = size, limit })
+	keys, err := geo.ParseKeys(geoKey)
+	require.NoError(t, err)
+	body := strings.Repeat("x", size)
+	var open []net.Conn
+	for range 8 {
+		h := us.hopFrom("eu-1", body)
+		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", chatPath, size, geo.TenantHeader)
+		for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+			head += field[0] + ": " + field[1] + "\r\n"
+		}
+		open = append(open, us.raw(us.gw.GeoAddr(), head+"\r\n"+body[1:]))
+	}
+	held := func() float64 { return us.metric("evenkeel_bodies_bytes") }
+	us.eventually("those that fit are charged", func() bool { return held() >= 2*size })
+	require.LessOrEqual(t, held(), float64(limit/2), "one address leaves room for another")
+	require.Equal(t, http.StatusServiceUnavailable, status(t, open[len(open)-1]))
+	for _, conn := range open {
+		_ = conn.Close()
+	}
+	us.eventually("all is given back", func() bool { return held() == 0 })
+}
+
+// A request counts in its key's minute wherever it is refused.
+func TestWhatNoHandlerServesCountsInTheKeysMinute(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "lists ek-lists , rpm: 2", "large ek-large , rpm: 2")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile, cfg.Limits.Body = file, 64<<10 }})
+	addr := strings.TrimPrefix(c.url, "http://")
+
+	for range 2 {
+		require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists").status)
+	}
+	r := c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists")
+	require.Equal(t, 429, r.status)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "rate_limit_exceeded", code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+
+	for range 2 {
+		conn := c.raw(addr, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 65537\r\n\r\n")
+		require.Equal(t, 413, status(t, conn))
+	}
+	require.Equal(t, 429, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-large").status)
+}
+
+func TestTwoKeysAreOneTooMany(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "team ek-one")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	body := chat("a", "")
+	for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
+		first, second, _ := strings.Cut(keys, " ")
+		conn := c.raw(strings.TrimPrefix(c.url, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, first, second, len(body), body))
+		require.Equal(t, 400, status(t, conn))
+	}
+	require.Zero(t, c.prefill[0].Stats().Requests)
+}
+
+func TestPrivateFilesThatAllUsersCanRead(t *testing.T) {
+	t.Parallel()
+	keys, secret := filepath.Join(t.TempDir(), "keys.yaml"), filepath.Join(t.TempDir(), "secret")
+	keyFile(t, keys, "team ek-one")
+	require.NoError(t, os.Chmod(keys, 0o644))
+	require.NoError(t, os.WriteFile(secret, []byte(strings.Repeat("s", 32)), 0o640))
+	c := tlsCluster(t, certtest.New(t), func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Predictor.SecretFile = keys, secret
+		require.NoError(t, os.Chmod(cfg.TLS.KeyFile, 0o604))
+	})
+	warned := func() (keys []string) {
+		for _, e := range c.logs.FilterMessageSnippet("can read a private file").All() {
+			require.Equal(t, zap.WarnLevel, e.Level)
+			keys = append(keys, e.ContextMap()["config"].(string))
+		}
+		return keys
+	}
+	require.ElementsMatch(t, []string{"keys_file", "tls.key_file", "admin.tls.key_file"}, warned(), "the group may read the other")
+}
