@@ -230,6 +230,35 @@ func TestMoreRequestsThanSlots(t *testing.T) {
 	})
 }
 
+// Requests that were admitted while there were more slots run on when these are
+// lowered. They are nobody's mistake.
+func TestLoweredSlotsAreNoAlarm(t *testing.T) {
+	f := decodes()
+	f.set("/metrics", ok(gauges(0, 4)))
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		over := func(running int) int {
+			f.set("/metrics", ok(gauges(0, running)))
+			time.Sleep(11 * time.Second) // a scrape
+			return int(series(t, reg, "evenkeel_engine_over_slots", "d0"))
+		}
+		slots := func(n int) {
+			in := m.watches["d0"].in
+			in.Slots = n
+			m.Set([]Instance{in})
+		}
+		require.Zero(t, over(4))
+		slots(1)
+		require.Zero(t, over(4), "they run on")
+		require.Zero(t, over(1))
+		require.Zero(t, over(3), "they were pulling their KV")
+		require.Zero(t, over(1))
+		require.Zero(t, over(1))
+		require.Equal(t, 2, over(3), "now nothing excuses them")
+		slots(3)
+		require.Zero(t, over(3))
+	})
+}
+
 func TestWithoutACanaryAnEngineComesBackByItself(t *testing.T) {
 	f := decodes()
 	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {

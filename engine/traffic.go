@@ -65,6 +65,27 @@ type pulse struct {
 	alike  int  // scrapes that were as the one before, with streams of ours running
 	frozen bool
 	over   bool
+
+	slots   int // may run without an alarm: those of the config, or more right after they were lowered
+	settled int // scrapes in a row with no more than the config's while slots are more
+}
+
+// settledScrapes is how many in a row must show no more requests than the
+// lowered slots before these count: what was admitted before may still pull its
+// KV, and begins to run after a scrape that did not see it.
+const settledScrapes = 2
+
+// allow follows the configured slots: at once when they are raised, and when
+// they are lowered once the requests that had been admitted before have ended.
+func (p *pulse) allow(slots int, running float64) {
+	if running > float64(slots) {
+		p.settled = 0
+	} else {
+		p.settled++
+	}
+	if slots > p.slots || p.settled >= settledScrapes {
+		p.slots = slots
+	}
 }
 
 // feel holds a scrape against what we know ourselves: gauges that stand still
@@ -102,13 +123,14 @@ func (w *watch) feel(s *Sample) {
 			running = math.Max(running, n)
 		}
 	}
+	p.allow(w.in.Slots, running)
 	if w.in.Slots > 0 {
-		most = math.Max(0, running-float64(w.in.Slots))
+		most = math.Max(0, running-float64(p.slots))
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(most)
 	if most > 0 && !p.over {
 		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep others off the engine",
-			zap.Int("slots", w.in.Slots), zap.Float64("running", running))
+			zap.Int("slots", p.slots), zap.Float64("running", running))
 	}
 	p.over = most > 0
 }
