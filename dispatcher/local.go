@@ -129,7 +129,7 @@ func (b *board) roundLocal(g *group, w waiting, least int, now time.Time) (bound
 	b.snapshot.Pool = append(b.snapshot.Pool, policyEntry(w.entry, now))
 	took, failure := b.consult(g, p, start, now)
 	if failure != nil {
-		b.metrics.fallbacks.WithLabelValues("panic").Inc()
+		b.metrics.fallbacks.WithLabelValues(fallbackPanic).Inc()
 		g.chosen = b.choose(g.barrier) // its scratch may be half written
 		return false
 	}

@@ -35,7 +35,7 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	return &metrics{
+	m := &metrics{
 		tickSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Time of one decision round: snapshot and policy.",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
@@ -86,7 +86,42 @@ func newMetrics() *metrics {
 			Name: "evenkeel_shadow_missed_total", Help: "Rounds the shadows did not see, because they were still at the last one.",
 		}),
 	}
+	m.begin()
+	return m
 }
+
+// begin makes the series whose labels have few values: a counter that is born
+// with its first event has not increased, and no alert sees that event.
+func (m *metrics) begin() {
+	for _, reason := range []string{fallbackPanic, fallbackInvalid, fallbackSlow} {
+		m.fallbacks.WithLabelValues(reason)
+	}
+	for _, fault := range []string{faultEntry, faultWorker, faultDown, faultSlot, faultRoom} {
+		m.invalid.WithLabelValues(fault)
+	}
+	for _, change := range []int{-1, 1} {
+		m.budgetChanges.WithLabelValues(direction(change))
+	}
+	for _, outcome := range []string{steerMoved, steerSwapped, steerLeft, steerKept} {
+		m.steered.WithLabelValues(outcome)
+	}
+}
+
+// Why the fallback took over.
+const (
+	fallbackPanic   = "panic"
+	fallbackInvalid = "invalid"
+	fallbackSlow    = "slow"
+)
+
+// Why an assignment was not bound.
+const (
+	faultEntry  = "unknown_entry"
+	faultWorker = "unknown_worker"
+	faultDown   = "worker_down"
+	faultSlot   = "no_slot"
+	faultRoom   = "no_room"
+)
 
 var shadowLabels = []string{"group", "policy"}
 

@@ -141,6 +141,7 @@ func (s *shadows) follow(b *board) *shadowed {
 	for _, spec := range s.specs {
 		p := s.make(spec)
 		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
+		s.metrics.shadowFailures.WithLabelValues(p.Name()) // an alert needs the zero before the first
 		g.sources = append(g.sources, b.source(policy.NeedsOf(p, nil)))
 	}
 	s.mu.Lock()

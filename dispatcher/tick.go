@@ -134,14 +134,14 @@ func (b *board) decide(g *group, now time.Time) {
 	}
 	switch {
 	case failure != nil:
-		b.metrics.fallbacks.WithLabelValues("panic").Inc()
+		b.metrics.fallbacks.WithLabelValues(fallbackPanic).Inc()
 		g.chosen = b.choose(g.barrier) // its scratch may be half written
 		b.fallBack(g, now)
 	case invalid > 0:
-		b.metrics.fallbacks.WithLabelValues("invalid").Inc()
+		b.metrics.fallbacks.WithLabelValues(fallbackInvalid).Inc()
 		b.fallBack(g, now)
 	case took > b.cfg.TickLimit:
-		b.metrics.fallbacks.WithLabelValues("slow").Inc()
+		b.metrics.fallbacks.WithLabelValues(fallbackSlow).Inc()
 		g.slow = slowRounds
 		b.cfg.Log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
 			zap.String("policy", p.name), zap.Duration("took", took), zap.Duration("limit", b.cfg.TickLimit), zap.Int("ticks", slowRounds))
@@ -264,16 +264,16 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, t
 	r := g.rank(a.Worker)
 	switch {
 	case !ok:
-		return "unknown_entry"
+		return faultEntry
 	case r == nil:
-		return "unknown_worker"
+		return faultWorker
 	case !r.Up:
-		return "worker_down"
+		return faultDown
 	case p.Immediate(): // the engine queues what is beyond the limits below
 	case r.free() <= 0:
-		return "no_slot"
+		return faultSlot
 	case r.Capacity > 0 && r.kv+int64(w.slot.prompt) > r.Capacity:
-		return "no_room"
+		return faultRoom
 	}
 	s := w.slot
 	b.charge(r, s)

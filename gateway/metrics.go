@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/gateway/tracing"
 )
 
 // Stages of a request's life, as stage_seconds labels them.
@@ -106,6 +108,12 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	for _, why := range []string{localShort, localAsked, localEnded} {
 		m.localRequests.WithLabelValues(why)
 	}
+	for _, outcome := range []string{tracing.Exported, tracing.Dropped, tracing.Failed} {
+		m.spans.WithLabelValues(outcome)
+	}
+	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
+		m.tokenize.WithLabelValues(outcome)
+	}
 	for _, outcome := range []string{drainDone, drainUnplaced, drainCrowded, drainExpired, drainFailed, drainRefused} {
 		m.drains.WithLabelValues(outcome)
 	}
@@ -117,7 +125,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.configOK = gauge("evenkeel_config_last_reload_successful", "0 after a config that was refused.")
 	m.configSince = gauge("evenkeel_config_last_reload_success_timestamp_seconds", "Since when the config in force is.")
 	m.configHash = gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force: equal on proxies with equal files.")
-	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyGeoTLS, keyGeoCA, keyGeoKeys} {
+	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS, keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{reloadUsed, reloadRefused} {
 			m.reloads.WithLabelValues(key, outcome)
 		}

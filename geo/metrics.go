@@ -72,6 +72,33 @@ func (m *metrics) all() []prometheus.Collector {
 	}
 }
 
+// begin makes the series of the peer listener, and beginPeer those of a peer: a
+// counter that is born with its first event has not increased, and no alert sees
+// that event.
+func (m *metrics) begin() {
+	for _, reason := range []string{RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient} {
+		m.rejects.WithLabelValues(reason)
+	}
+	for _, outcome := range []string{patienceHolder, patienceExpired} {
+		m.patience.WithLabelValues(outcome)
+	}
+}
+
+func (m *metrics) beginPeer(peer string) {
+	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
+		m.forwards.WithLabelValues(peer, outcome)
+	}
+	for _, cause := range causes {
+		m.fallbacks.WithLabelValues(peer, cause)
+	}
+}
+
+// Whether a request's patience paid.
+const (
+	patienceHolder  = "holder"
+	patienceExpired = "expired"
+)
+
 // gauges are set when they are read.
 func (m *metrics) gauges() []*prometheus.GaugeVec {
 	return []*prometheus.GaugeVec{m.up, m.rtt, m.age, m.snapshot}

@@ -114,6 +114,7 @@ func New(cfg Config) (*Node, error) {
 	n.door = &Door{self: cfg.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.Skew, nonces: newNonces(2 * cfg.Skew), known: n.known}
 	n.door.keys.Store(cfg.Keys)
 	n.metrics = newMetrics()
+	n.metrics.begin()
 	if cfg.Registerer != nil {
 		if err := n.metrics.register(cfg.Registerer, n); err != nil {
 			return nil, err

@@ -90,6 +90,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	p.forget()
 	p.sent = index.New(index.Config{MaxBytes: n.cfg.SnapshotBytes, Evict: index.Oldest})
 	p.slot = p.sent.Add(id, 0)
+	n.metrics.beginPeer(id)
 	return p
 }
 

@@ -171,9 +171,9 @@ func (q *Question) Stayed(wait time.Duration) {
 	switch q.holder {
 	case "":
 	case q.sends:
-		m.patience.WithLabelValues("holder").Inc()
+		m.patience.WithLabelValues(patienceHolder).Inc()
 	default:
-		m.patience.WithLabelValues("expired").Inc()
+		m.patience.WithLabelValues(patienceExpired).Inc()
 	}
 }
 

@@ -58,7 +58,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 		return nil, noRoom
 	}
 	if skipped {
-		t.metrics.filterSkipped.WithLabelValues("circuit").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
 	}
 	if len(r.Exclude) > 0 {
 		eligible = t.filterTried(eligible, r.Exclude)
@@ -159,7 +159,7 @@ func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotS
 		t.metrics.policyErrors.WithLabelValues(l.Policy).Add(float64(choice.Bad))
 	}
 	if choice.FilterSkipped {
-		t.metrics.filterSkipped.WithLabelValues("policy").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterPolicy).Inc()
 	}
 	if kept != "" {
 		t.metrics.affinity.WithLabelValues(kept).Inc()
@@ -231,7 +231,7 @@ func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
 func (t *Tier) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	keep := func(c *candidate) bool { return t.canStart(r, c) || !p.LoadBlind() && !t.stalled(c) }
 	if !slices.ContainsFunc(candidates, keep) {
-		t.metrics.filterSkipped.WithLabelValues("stalled").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterStalled).Inc()
 		return candidates
 	}
 	kept := candidates[:0]
@@ -318,7 +318,7 @@ func (t *Tier) filterFresh(candidates []*candidate) []*candidate {
 	full := func(c *candidate) bool { return c.Limit > 0 && c.account.leases[probing] >= c.Limit }
 	others := slices.ContainsFunc(candidates, func(c *candidate) bool { return !full(c) })
 	if !others {
-		t.metrics.filterSkipped.WithLabelValues("fresh").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterFresh).Inc()
 		return candidates
 	}
 	return slices.DeleteFunc(candidates, full)
@@ -338,10 +338,10 @@ func (t *Tier) filterTried(candidates []*candidate, exclude []string) []*candida
 		}
 	}
 	if elsewhere == 0 {
-		t.metrics.filterSkipped.WithLabelValues("instance").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
 	}
 	if others == 0 {
-		t.metrics.filterSkipped.WithLabelValues("excluded").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterExcluded).Inc()
 		return candidates
 	}
 	t.untried = t.untried[:0]

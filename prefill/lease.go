@@ -88,7 +88,7 @@ func (l *Lease) answer(u Usage, expires time.Time) {
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)
 	}
-	l.answered("answered")
+	l.answered(probeAnswered)
 	l.c.circuit.Succeed()
 	if m := t.models[l.model]; m != nil {
 		m.pace.answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
@@ -143,12 +143,12 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		out = l.c.circuit.Out()
 	}
 	if !written {
-		l.answered("failed")
+		l.answered(probeFailed)
 		t.index.Drop(&l.expected)
 		t.move(l, ended, 0)
 		return out
 	}
-	l.answered("lost")
+	l.answered(probeLost)
 	t.index.Linger(&l.expected, t.now)
 	if hold <= 0 {
 		hold = l.hold()
@@ -168,7 +168,7 @@ func (l *Lease) Orphan() {
 		return
 	}
 	if l.phase == probing {
-		l.answered("lost")
+		l.answered(probeLost)
 		t.index.Linger(&l.expected, t.now)
 		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
@@ -187,7 +187,7 @@ func (l *Lease) Release() {
 		return
 	}
 	if l.phase == probing {
-		l.answered("dropped")
+		l.answered(probeDropped)
 		t.index.Drop(&l.expected)
 		l.c.circuit.Neutral(l.number)
 	}

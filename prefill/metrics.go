@@ -75,6 +75,46 @@ func newMetrics() *metrics {
 	}
 }
 
+// begin makes the series whose labels have few values, and those of all
+// policies: a counter that is born with its first event has not
+// increased, and no alert sees that event.
+func (m *metrics) begin(policies []string) {
+	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
+		m.attempts.WithLabelValues(outcome)
+	}
+	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterHotspot, filterPolicy} {
+		m.filterSkipped.WithLabelValues(filter)
+	}
+	for _, to := range []HotspotState{HotspotOK, HotspotAlarm, HotspotFilter} {
+		m.hotTransitions.WithLabelValues(string(to))
+	}
+	for _, outcome := range []string{affinityKept, affinityOverloaded, affinityGone, affinityNew} {
+		m.affinity.WithLabelValues(outcome)
+	}
+	for _, policy := range policies {
+		m.policyErrors.WithLabelValues(policy)
+	}
+}
+
+// How a probe ended.
+const (
+	probeAnswered = "answered"
+	probeFailed   = "failed"
+	probeLost     = "lost"    // written, and not answered
+	probeDropped  = "dropped" // the client left, or the engine refused the request
+)
+
+// Filters that give way when they would leave no candidate.
+const (
+	filterCircuit  = "circuit"
+	filterFresh    = "fresh"
+	filterInstance = "instance"
+	filterExcluded = "excluded"
+	filterStalled  = "stalled"
+	filterHotspot  = "hotspot"
+	filterPolicy   = "policy"
+)
+
 // forget drops the series of a candidate that is gone.
 func (m *metrics) forget(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}

@@ -77,7 +77,7 @@ func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model
 	}
 	holds := func(c *candidate) bool { return c.blocksOn(t.found, unit) >= depth }
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !holds(c) }) {
-		t.metrics.filterSkipped.WithLabelValues("hotspot").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, HotspotAlarm
 	}
 	kept := 0

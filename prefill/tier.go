@@ -123,6 +123,7 @@ func New(cfg Config) (*Tier, error) {
 		t.timer.Stop()
 	}
 	t.metrics = newMetrics()
+	t.metrics.begin(policies.library.Names())
 	if cfg.Registerer != nil {
 		if err := t.register(cfg.Registerer); err != nil {
 			return nil, err
