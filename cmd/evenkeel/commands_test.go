@@ -107,6 +107,11 @@ func TestKeysNewIsReadByServe(t *testing.T) {
 	require.NoError(t, err, out)
 	require.Contains(t, out, "batch jobs")
 	require.Contains(t, out, "trusted: true")
+
+	status, out, errs = line("keys", "new", "--name=")
+	require.Equal(t, 1, status)
+	require.Empty(t, out, "an entry that serve would refuse")
+	require.Contains(t, errs, "a key needs a name")
 }
 
 func write(t *testing.T, text string) (path string) {

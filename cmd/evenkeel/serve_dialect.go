@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -54,8 +55,8 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	if port < 0 || port > 65535 {
 		return nil, usageError{fmt.Errorf("--port: %d is no port; write one from 1 to 65535, or 0 for any that is free", port)}
 	}
-	if d.Slots != nil && *d.Slots < 1 {
-		return nil, usageError{fmt.Errorf("--slots: a decode rank with %d slots runs nothing; write the engines' --max-num-seqs", *d.Slots)}
+	if d.Slots != nil && *d.Slots == 0 { // to a file it is the default
+		return nil, usageError{errors.New("--slots: a decode rank with 0 slots runs nothing; write the engines' --max-num-seqs")}
 	}
 	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 	cfg.Flag("listen", "--host, --port")

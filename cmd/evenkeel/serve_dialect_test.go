@@ -142,7 +142,7 @@ func TestServeRefuses(t *testing.T) {
 		{"lists of different length", "--prefiller-hosts a b --prefiller-ports 1", 2, []string{"--prefiller-hosts has 2, --prefiller-ports has 1", "one port for each host"}},
 		{"more ports than hosts", "--decoder-hosts a --decoder-ports 1 2 3", 2, []string{"--decoder-hosts has 1, --decoder-ports has 3"}},
 		{"hosts without their ports", "--decoder-hosts a b", 2, []string{"--decoder-hosts has 2, --decoder-ports is not given, which is 1"}},
-		{"a port that is none", "--decoder-ports 0", 2, []string{"--decoder-hosts, --decoder-ports: engines.decode[0].url", "1 to 65535"}},
+		{"a port that is none", "--decoder-ports 0", 2, []string{"--decoder-ports: \"0\" is no port", "1 to 65535"}},
 		{"an engine listed twice", "--decoder-hosts a a --decoder-ports 1 1", 2, []string{"--decoder-hosts, --decoder-ports: engines.decode[1].url: a:1 is listed twice"}},
 		{"an unknown policy", "--policy fastest", 2, []string{"--policy: dispatch.policy: unknown policy \"fastest\"; there are br0"}},
 		{"a connector that cannot wait", "--connector ascend-layerwise", 2, []string{"--connector: ", "use ascend-mooncake-v1"}},

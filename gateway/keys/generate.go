@@ -20,6 +20,9 @@ func Generate() string {
 // entry to append to the key file.
 func WriteNew(out io.Writer, name string, trusted bool) error {
 	key := Generate()
+	if _, err := (&entry{Name: name, SHA256: Hash(key)}).check(); err != nil { // as serve would refuse it
+		return err
+	}
 	_, err := fmt.Fprintf(out, `# Give this to the caller; it is shown only once:
 #   %s
 # Append this to the key file, below "keys:"; it is read again within seconds:
