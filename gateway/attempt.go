@@ -204,22 +204,21 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 	return &fault{answer: errGone(), final: true}
 }
 
-// decodeRefused settles an error status from the decode engine. Where the
-// engine then tells the prefiller to free, the hand-off is spent; else it is
-// intact (contract 2.3, 2.5b).
+// decodeRefused settles an error status from the decode engine. The hand-off is
+// spent, for a status may also come from something in between or after the pull;
+// where the engine is known to tell the prefiller to free, it needs no drain
+// (contract 2.5b).
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	body, err := s.resp.ReadAll(maxErrorBody)
 	if err != nil {
 		body = nil
 	}
 	f := j.refused("decode", s.rank.Target.ID, s.resp, body)
-	spent, freed := j.gw.fleet.rejects(s.rank)
-	if f.spent = spent; spent {
-		if freed {
-			h.release()
-		} else {
-			h.orphan()
-		}
+	f.spent = true
+	if j.gw.fleet.rejectionFrees(s.rank) {
+		h.release()
+	} else {
+		j.doubt(h, false)
 	}
 	return f
 }

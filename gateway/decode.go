@@ -105,7 +105,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 			h.release() // its answer was not awaited any longer, its pull was over
 		default:
 			j.overdue(h, s)
-			h.orphan()
+			j.doubt(h, true)
 		}
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
 	}
@@ -118,7 +118,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 			h.release() // the pull was over when it broke
 		} else {
 			j.overdue(h, s)
-			h.orphan()
+			j.doubt(h, true)
 		}
 		return s.failure(err)
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,14 +25,16 @@ const (
 	drainCrowded  = "crowded"  // too many others waited already
 	drainExpired  = "expired"
 	drainFailed   = "failed"  // the decode engine broke the call
-	drainRefused  = "refused" // it refused, and frees nothing then
+	drainRefused  = "refused" // it refused, and is not known to free anything then
 )
 
 // drain releases a hand-off nobody will decode: no call frees a prefiller's
 // blocks but a decode that pulls them, so one token is decoded and thrown away
 // on the rank the dispatcher picks, charged like any admission (contract 2.5a).
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
-// on the prefiller's budget.
+// on the prefiller's budget. An engine may have read it before: then the blocks
+// that the drain pulls may be another prompt's, which is why nobody sees its text
+// and why it has a cache_salt of its own, under which no other request finds them.
 func (g *Gateway) drain(h *handoff, m route) {
 	h.lease.PassOn()
 	end := func(outcome string, err error) {
@@ -102,8 +105,7 @@ var errShutDown = errors.New("the proxy is shutting down")
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")
 
-// drainTries is how often a hand-off is offered to decode ranks; none is asked
-// again that may have it.
+// drainTries is how often a hand-off is offered to decode ranks.
 const drainTries = 3
 
 // drainNow drains and says what became of it; an error leaves the hand-off to
@@ -114,18 +116,20 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 			return drainExpired, errors.Join(errOutlived, err)
 		}
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
-			ID: g.nextID(), Model: boardIn(m.board, g.fleet.regionFor(h.lease.Candidate.Instance)), Prompt: h.job.prompt, Arrival: h.job.arrive, Entered: time.Now(),
+			ID: g.nextID(), Model: boardIn(m.board, g.fleet.regionFor(h.lease.Candidate.Instance)), Prompt: h.prompt, Arrival: h.job.arrive, Entered: time.Now(),
 			Deadline:  h.drainBy(),
 			Prefiller: h.lease.Candidate.Instance,
+			Avoid:     h.avoid,
 			Drain:     true,
 		})
 		if r.Err != nil {
 			return drainUnplaced, errors.Join(r.Err, err)
 		}
-		var intact bool
-		if outcome, intact, err = g.drainOn(r.Slot, h, try); err == nil || !intact || try == drainTries {
+		var again bool
+		if outcome, again, err = g.drainOn(r.Slot, h, try); err == nil || !again || try == drainTries || h.id != "" && outcome == drainFailed {
 			return outcome, err
 		}
+		h.avoid = g.fleet.beside(r.Slot.Worker, h.avoid)
 		select { // a moment for the monitor to hear of it
 		case <-time.After(g.conf().Prefill.Retry.Base << try):
 		case <-g.ctx.Done():
@@ -134,9 +138,10 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	}
 }
 
-// drainOn has the rank of a slot decode one token. intact: it failed, and another
-// rank may still do it.
-func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, intact bool, err error) {
+// drainOn has the rank of a slot decode one token. again: it failed, and another
+// rank may still do it. One that was silent all its time is not followed by
+// another, which would be as long on its slot if the hand-off is why.
+func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, again bool, err error) {
 	j := h.job
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
 	defer func() { g.dispatcher.Release(slot, end) }()
@@ -157,12 +162,12 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		}
 	}
 	h.lease.Dispatched()
-	body := rank.Profile.DrainBody(&j.body, j.req.Endpoint, j.leg, h.kv, nil)
+	body := rank.Profile.DrainBody(&h.body, j.req.Endpoint, h.leg, h.kv, rand.Text(), nil)
 	call := g.client.NewCall(rank.Target)
 	call.OnWritten(sent)
 	call.Guard(rank.area.ours)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(h.identify(j.headers("x", try))), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	switch {
@@ -172,19 +177,16 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	case err != nil:
 		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)
-		var ee *engine.Error
-		return drainFailed, errors.As(err, &ee) && !ee.Sent, err
+		return drainFailed, !silent(err), err
 	}
 	defer resp.Close()
 	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
 		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)
-		return drainFailed, false, err
+		return drainFailed, !silent(err), err
 	}
-	if resp.StatusCode() != http.StatusOK {
-		if spent, freed := g.fleet.rejects(rank); !freed {
-			return drainRefused, !spent, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
-		}
+	if resp.StatusCode() != http.StatusOK && !g.fleet.rejectionFrees(rank) {
+		return drainRefused, true, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 	}
 	h.lease.Release()
 	if resp.StatusCode() == http.StatusOK {

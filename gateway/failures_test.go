@@ -37,7 +37,7 @@ var phases = []struct{ name, about string }{
 	{inChoice, "It waits in the arrival queue. No engine knows of it."},
 	{inProbe, "A prefill engine computes the prompt."},
 	{inPool, "The hand-off waits for a decode rank. The prefill engine holds its KV; no call is under way."},
-	{dispatched, "A decode engine was sent the request and has not answered. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 spends the hand-off: its KV tokens are released at once, and the prompt is prefilled anew."},
+	{dispatched, "A decode engine was sent the request and has not answered. Unless the connection was refused, the engine may have read the hand-off, so no answer is made of it any more. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
 	{opened, "The decode engine has taken the hand-off, and pulls the KV. Nothing has reached the client."},
 	{streaming, "The client has part of the answer. One that is not streamed is the same here, but nothing of it is out: where it cannot be taken up in the middle it begins anew."},
 	{finishing, "The last token is out, the end is not."},
@@ -103,27 +103,23 @@ func cells() []cell {
 	head := "the head of an answer tells; before it there are none"
 	past := "the status is out"
 	two := func(phase string, atP, atD bool) []cell { // of the phases before an answer
-		side, again, kv, probes := "decode", sameHandoff, "kept for the next rank", int64(1)
+		side, again, lost, kv, lostKV := "decode", both, both, drained, drained
 		if atP {
-			side, again, kv, probes = "prefill", elsewhere, atOnce, 2
+			side, again, lost, kv, lostKV = "prefill", elsewhere, elsewhere, atOnce, holds
 		}
 		unavailable, failed, timeout := "503 `"+side+"_unavailable`", "502 `"+side+"_failed`", "504 `"+side+"_timeout`"
-		lost := both
-		if atP {
-			lost = elsewhere
-		}
 		all := []cell{
 			{fault: "refused", other: right, alone: unavailable, again: again, kv: kv, attempts: 2, probes: 1, act: kill},
-			{fault: "reset", rule: rule(refengine.Reset, ""), other: right, alone: failed, again: lost, kv: holds, attempts: 2, probes: 2},
-			{fault: "timeout", rule: rule(refengine.Hang, ""), other: right, alone: timeout, again: lost, kv: holds, attempts: 2, probes: 2},
+			{fault: "reset", rule: rule(refengine.Reset, ""), other: right, alone: failed, again: lost, kv: lostKV, attempts: 2, probes: 2},
+			{fault: "timeout", rule: rule(refengine.Hang, ""), other: right, alone: timeout, again: lost, kv: lostKV, attempts: 2, probes: 2},
 			{fault: "4xx", rule: rule(refengine.Reject, ""), other: "400, as the engine said it", again: nothing, kv: kv, attempts: 1, probes: 1},
-			{fault: "429", rule: refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1}, other: right, alone: "429, as the engine said it", again: again, kv: kv, attempts: 2, probes: probes},
-			{fault: "500", rule: rule(refengine.Internal, ""), other: right, alone: failed, again: again + ", once", kv: kv, attempts: 2, probes: probes},
-			{fault: "503", rule: rule(refengine.Busy, ""), other: right, alone: unavailable, again: again, kv: kv, attempts: 2, probes: probes},
+			{fault: "429", rule: refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1}, other: right, alone: "429, as the engine said it", again: again, kv: kv, attempts: 2, probes: 2},
+			{fault: "500", rule: rule(refengine.Internal, ""), other: right, alone: failed, again: again + ", once", kv: kv, attempts: 2, probes: 2},
+			{fault: "503", rule: rule(refengine.Busy, ""), other: right, alone: unavailable, again: again, kv: kv, attempts: 2, probes: 2},
 		}
 		if atD {
-			all[3].kv = drained
-			all[5].kv = "kept for the next rank; after the second 500 at the hold timeout: no third engine sees the request"
+			all[0].again, all[0].kv = sameHandoff, "kept for the next rank"
+			all[5].kv = drained + "; after the second 500 at the hold timeout: no third engine sees the request"
 		}
 		for i := range all {
 			all[i].phase = phase
@@ -182,13 +178,13 @@ func cells() []cell {
 	}
 	failed := "502 `decode_failed`"
 	all = append(all,
-		cell{phase: opened, fault: "reset", rule: rule(refengine.Reset, refengine.PhaseAfterHeaders), other: right, alone: failed, again: both, kv: holds, attempts: 2, probes: 2},
-		cell{phase: opened, fault: "timeout", rule: rule(refengine.Hang, refengine.PhaseAfterHeaders), other: right, alone: "504 `decode_timeout`", again: both, kv: holds, attempts: 2, probes: 2},
-		cell{phase: opened, fault: "garbage", rule: rule(refengine.Garbage, ""), other: right, alone: failed, again: both, kv: holds, attempts: 2, probes: 2},
-		cell{phase: opened, fault: "wrong content type", rule: rule(refengine.WrongType, ""), other: right, alone: failed, again: both, kv: holds, attempts: 2, probes: 2},
-		cell{phase: opened, fault: "error event", rule: rule(refengine.ErrorEvent, ""), other: right, alone: failed, again: both + ", once", kv: holds, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "reset", rule: rule(refengine.Reset, refengine.PhaseAfterHeaders), other: right, alone: failed, again: both, kv: drained, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "timeout", rule: rule(refengine.Hang, refengine.PhaseAfterHeaders), other: right, alone: "504 `decode_timeout`", again: both, kv: drained, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "garbage", rule: rule(refengine.Garbage, ""), other: right, alone: failed, again: both, kv: drained, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "wrong content type", rule: rule(refengine.WrongType, ""), other: right, alone: failed, again: both, kv: drained, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "error event", rule: rule(refengine.ErrorEvent, ""), other: right, alone: failed, again: both + ", once", kv: drained, attempts: 2, probes: 2},
 		cell{phase: opened, fault: "missing finish", rule: rule(refengine.MissingFinish, ""), never: as("silent end")},
-		cell{phase: opened, fault: "silent end", rule: rule(refengine.SilentEnd, ""), other: right, alone: failed, again: both, kv: holds, attempts: 2, probes: 2},
+		cell{phase: opened, fault: "silent end", rule: rule(refengine.SilentEnd, ""), other: right, alone: failed, again: both, kv: drained, attempts: 2, probes: 2},
 		cell{phase: opened, fault: "hang", never: as("timeout") + "; comments are no events"},
 		cell{phase: opened, fault: "restart", never: as("reset")},
 		cell{phase: opened, fault: "client gone", other: "", again: nothing, kv: firstEvent + ", for which the connection stays open; so does the slot", attempts: 1, probes: 1, act: whileOpened(nil)},

@@ -97,26 +97,21 @@ func (f *fleet) downSince(key string, at time.Time) bool {
 	return !s.Up || s.Since.After(at)
 }
 
-// rejects tells what an error status of a decode engine means for the hand-off:
-// spent when the engine tells the prefiller to free it, which the profile says
-// or its version does; freed when that is certain, for a build whose version
-// cannot be read may do either (contract 12).
-func (f *fleet) rejects(r *rank) (spent, freed bool) {
+// rejectionFrees tells whether a decode engine that answers a request with an
+// error status is known to tell the prefiller to free the hand-off: the profile
+// says so, or its version does it (contract 12).
+func (f *fleet) rejectionFrees(r *rank) bool {
 	if says := r.Profile.RejectReleases; says != nil {
-		return *says, *says
+		return *says
 	}
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	in, ok := f.instances[r.Instance]
 	if !ok {
-		return true, false
+		return false
 	}
 	major, minor, ok := parseVersion(in.status.Version)
-	if !ok {
-		return true, false
-	}
-	spent = major > 0 || minor >= rejectReleasesMinor
-	return spent, spent
+	return ok && (major > 0 || minor >= rejectReleasesMinor)
 }
 
 // rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a

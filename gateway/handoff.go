@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"evenkeel/engine"
@@ -16,12 +17,20 @@ type handoff struct {
 	born  string // incarnation of the prefiller that made it
 	job   *job
 	id    string          // X-Request-Id that a decode request must have; empty: any new one
-	kv    json.RawMessage // the taken params, while no engine has accepted them
+	kv    json.RawMessage // the taken params, while no engine can have read them
+
+	// What a drain sends: the job may be at another attempt by then.
+	body    mooncake.Body
+	leg     *mooncake.Leg
+	prompt  int     // tokens
+	attempt int     // that prefilled it
+	avoid   []int32 // workers that failed at it
+	live    bool    // one of them may work on it still
 }
 
-// take returns the params for a decode request. The hand-off is taken once;
-// until an engine accepts it the params may go to another rank, before the same
-// deadline.
+// take returns the params for a decode request. The hand-off is taken once; as
+// long as no byte of a request with it was written, the params may go to another
+// rank, before the same deadline.
 func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 	if h.kv != nil {
 		if !now.Before(h.Deadline()) {
@@ -35,8 +44,8 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 }
 
 // identify gives a decode request the probe's id where the prefill engine knows
-// the blocks by nothing else. Neither engine has another request of that id then:
-// the probe is over, and a hand-off is with one decode engine at a time.
+// the blocks by nothing else. No engine has another request of that id then: the
+// probe is over, and such a hand-off is not drained while it may be somewhere else.
 func (h *handoff) identify(headers []engine.Header) []engine.Header {
 	if h == nil || h.id == "" {
 		return headers
@@ -81,7 +90,32 @@ func (j *job) overdue(h *handoff, s *stream) {
 	}
 }
 
-// drainBy is until when a decode of it may begin that nobody reads.
-func (h *handoff) drainBy() time.Time {
-	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 2) // the pull takes its time
+// drainBy is until when a decode of it may begin that nobody reads: its pull
+// needs some time before the prefiller frees the blocks by itself.
+func (h *handoff) drainBy() time.Time { return h.pulledBy() }
+
+// doubt keeps a hand-off that no answer may be made of any more, because an
+// engine may have read it: that engine was sent the request, and what became of
+// it there is not known. Its prompt is prefilled anew. The hand-off is drained
+// once it is clear that the request is not what breaks engines. live: the engine
+// has not said that it is done with the request.
+func (j *job) doubt(h *handoff, live bool) {
+	if h != nil {
+		h.live = h.live || live
+		j.doubtful = append(j.doubtful, h)
+	}
+}
+
+// settleDoubts drains what is kept by doubt, or leaves it to the hold timeout
+// where another engine must not see the request.
+func (j *job) settleDoubts() {
+	for _, h := range j.doubtful {
+		if j.tries.suspect >= poison || h.live && h.id != "" { // two requests of one id may be the end of an engine
+			h.orphan()
+			continue
+		}
+		h.avoid = slices.Clone(j.tries.decode)
+		j.gw.drain(h, j.model)
+	}
+	j.doubtful = nil
 }

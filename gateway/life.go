@@ -48,11 +48,13 @@ type job struct {
 	failed   bool          // every attempt here did, by no fault of its own
 	stranded bool          // its hand-off was in a region that has no rank for it any more
 
-	tries  tries
-	notes  notes
-	local  locally
-	resume resumption
-	blame  blame
+	tries tries
+	notes notes
+	local locally
+
+	doubtful []*handoff // that an engine may have read, and no answer was made of
+	resume   resumption
+	blame    blame
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -73,12 +75,15 @@ type client interface {
 //
 // The caller relays the rest and settles by closing the stream. Before the
 // first event nothing has reached the client, so a failure may start over: with
-// the same hand-off while no engine accepted it, else with a fresh prefill
-// (contract 2.3, 9). An answer that is lost afterwards comes here again, from
+// the same hand-off if no byte of a request with it was written to an engine,
+// else with a fresh prefill. That a connection broke, or what status an engine or
+// something before it answered, is no proof that the KV was not read (contract 9).
+// An answer that is lost afterwards comes here again, from
 // goOn: the prompt is longer by then, the rest is the same.
 func (j *job) serve() (_ *stream, fail *openai.Error) {
 	defer j.freePlace()
 	defer j.holdsNone()
+	defer j.settleDoubts()
 	defer func() {
 		j.find(unclear)
 		if fail == nil {
@@ -125,13 +130,7 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 			held = nil
 		}
 		if !j.again(fault) {
-			switch {
-			case held == nil:
-			case j.tries.suspect >= poison: // to drain it would show it to another engine
-				held.lease.Orphan()
-			default: // no engine accepted it, but nobody wants it any more
-				j.gw.drain(held, j.model)
-			}
+			j.doubt(held, false) // no engine has it, but no answer needs it any more
 			if j.left() {
 				return nil, errGone()
 			}

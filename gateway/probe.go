@@ -105,7 +105,8 @@ func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, an
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j}
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j,
+		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.rec.Attempts}
 	if got.ByProbeID {
 		h.id = j.legID("p", j.rec.Attempts)
 	}

@@ -68,7 +68,7 @@ func TestARequestThatBreaksEngines(t *testing.T) {
 		probes, decodes int64
 	}{
 		{"500 of two prefill engines", [3]*refengine.Rule{&internal, &internal}, [3]*refengine.Rule{}, "502", 2, 0},
-		{"500 of two decode engines", [3]*refengine.Rule{}, [3]*refengine.Rule{&internal, &internal}, "502", 1, 2},
+		{"500 of two decode engines", [3]*refengine.Rule{}, [3]*refengine.Rule{&internal, &internal}, "502", 2, 2},
 		{"500 of one on each side", [3]*refengine.Rule{&internal}, [3]*refengine.Rule{&internal}, "502", 2, 1},
 		{"one 500 and an engine that is full", [3]*refengine.Rule{&internal, &busy}, [3]*refengine.Rule{}, "right", 3, 1},
 		{"an engine that is full and one 500", [3]*refengine.Rule{&busy, &internal}, [3]*refengine.Rule{}, "right", 3, 1},
@@ -167,9 +167,10 @@ func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
 	}
 }
 
-// A rank that refused a hand-off does not get it again while there is another,
-// whatever the policy would say.
-func TestARefusedHandOffGoesToAnotherRank(t *testing.T) {
+// A rank that refused a request does not get it again while there is another,
+// whatever the policy would say. Nor does any other rank get the hand-off it came
+// with: who answered 503 is not known for sure, and what became of the KV neither.
+func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{decode: []refengine.Config{{}, {}}, dirty: true, profile: mooncake.Profile{RejectReleases: new(false)}})
 	c.allUp()
@@ -184,7 +185,7 @@ func TestARefusedHandOffGoesToAnotherRank(t *testing.T) {
 		again += r.Attempts - 1
 	}
 	require.Positive(t, again, "some met the bad rank first")
-	require.EqualValues(t, 20, c.probes())
+	require.EqualValues(t, 20+again, c.probes())
 }
 
 // A client that tells how long it waits is not kept beyond that.

@@ -144,10 +144,13 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 }
 
 // DrainBody appends the segments of a request that only makes a decode engine
-// pull the handoff, so that the prefill engine frees it (contract 2.5a).
-func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, dst [][]byte) [][]byte {
-	members := oneToken(b, leg, make([]Member, 0, 6))
-	return b.Splice(dst, leg.resume().drop(dropOnProbe), append(members, Member{"kv_transfer_params", leg.resume().params(kv)}))
+// pull the handoff, so that the prefill engine frees it (contract 2.5a). What it
+// pulls may be another prompt's blocks by then, so the salt, new for every drain,
+// keeps them apart in the engine's prefix cache, where nothing else finds them.
+func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+	members := oneToken(b, leg, make([]Member, 0, 7))
+	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", leg.resume().params(kv)})
+	return b.Splice(dst, leg.resume().drop(dropOnProbe), members)
 }
 
 // oneToken adds what ends a request after its first token, in one JSON answer.

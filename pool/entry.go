@@ -34,7 +34,9 @@ type Entry struct {
 
 	// Drain marks a hand-off nobody will read, decoded once so that its
 	// prefiller frees the KV (contract 2.5). It is an admission like any other,
-	// but holds no place.
+	// but holds no place, and the pool's TTL does not end its wait: no client
+	// waits for it, and its KV stays on the prefiller until its deadline if
+	// nothing drains it.
 	Drain bool
 
 	// Avoid are the workers that failed at the request. While another one is up,
@@ -48,8 +50,8 @@ type Entry struct {
 	// Set by Add.
 	seq      uint64
 	expires  time.Time // zero = never
-	urgentAt time.Time
-	why      error // what to say at expires
+	urgentAt time.Time // zero = never
+	why      error     // what to say at expires
 }
 
 // drainPatience is how long a policy may look for a rank where a drain fits in
@@ -59,7 +61,7 @@ const drainPatience = 500 * time.Millisecond
 // Urgent says whether three quarters of the time the entry may wait are over; of
 // a drain, half a second.
 func (e *Entry) Urgent(now time.Time) bool {
-	return !e.expires.IsZero() && !now.Before(e.urgentAt)
+	return !e.urgentAt.IsZero() && !now.Before(e.urgentAt)
 }
 
 // Wait is the time in the pool, what admission statistics count.
@@ -82,11 +84,13 @@ func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 
 func (e *Entry) arm(ttl time.Duration) {
 	e.expires, e.why = e.Deadline, ErrExpired
-	if end := e.Entered.Add(ttl); ttl > 0 && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
+	if end := e.Entered.Add(ttl); ttl > 0 && !e.Drain && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
 		e.expires, e.why = end, ErrTimeout
 	}
-	e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
-	if soon := e.Entered.Add(drainPatience); e.Drain && soon.Before(e.urgentAt) {
+	if !e.expires.IsZero() {
+		e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
+	}
+	if soon := e.Entered.Add(drainPatience); e.Drain && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
 		e.urgentAt = soon
 	}
 }

@@ -59,6 +59,18 @@ func TestADrainIsSoonUrgent(t *testing.T) {
 	require.True(t, short.Urgent(at(10).Add(300*time.Millisecond)), "never later than any other entry")
 }
 
+// Nobody waits for a drain, and until it is done its KV is held: a TTL for clients
+// is none of its business.
+func TestADrainOutlivesTheTTL(t *testing.T) {
+	p := New(time.Second)
+	held := &Entry{Entered: at(10), Deadline: at(50), Drain: true}
+	p.Add(held, at(10))
+	require.Empty(t, p.Expire(at(50).Add(-1), nil))
+	require.Equal(t, []*Entry{held}, p.Expire(at(50), nil))
+	_, why := held.Expiry()
+	require.Equal(t, ErrExpired, why)
+}
+
 func TestAnEntryWithoutAnyDeadlineWaitsForEver(t *testing.T) {
 	p, e := New(0), &Entry{}
 	p.Add(e, at(0))

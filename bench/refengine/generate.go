@@ -241,7 +241,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, more: time.Duration(p.want-1) * l.engine.cfg.C0,
+	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
 		done: func(cached int, free func()) { // from here on only a pull or the timeout frees (contract 2.4)
 			done <- outcome{cached, l.keep(r, p, free)}
 			if gone.Load() {
@@ -285,7 +285,13 @@ func (l *life) keep(r *request, p plan, free func()) []byte {
 
 // decode admits a request to the group, gets its KV and relays its tokens.
 func (l *life) decode(x *exchange, r *request) bool {
-	p := r.plan(r.prompt.Answer)
+	right := r.prompt.Answer
+	cache := l.prefills[r.rank].cache
+	if _, bad := cache.match(r.salt, r.prompt.IDs); bad { // it decodes on what is there, and pulls the rest
+		l.engine.count.badHits.Add(1)
+		right ^= badKV
+	}
+	p := r.plan(right)
 	remote := r.leg == LegDecode && r.kv.remote.missing == ""
 	if r.leg == LegDecode && !remote { // a real engine logs a warning and recomputes
 		l.engine.count.unknownHandoffs.Add(1)
@@ -294,7 +300,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 	if r.stream && !a.open() { // 200 before the pull starts
 		return false
 	}
-	j := newJob(r.rank, r.prompt.IDs, remote, p.want)
+	j := newJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
 	l.group.inbox.post(message{kind: submit, job: j})
 	defer func() {
 		if j.end.Load() == goingOn {
@@ -302,7 +308,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		}
 	}()
 	if remote {
-		answer, local, err := l.fetchKV(x, r, j, a)
+		answer, local, err := l.fetchKV(x, r, j, a, right)
 		if l.ctx.Err() != nil {
 			return false
 		}
@@ -315,7 +321,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		}
 		a.plan = r.plan(answer)
 		if !local { // its blocks are in the prefix cache like any others
-			l.prefills[r.rank].cache.add(r.prompt.IDs)
+			cache.add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}
 		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})
 	}

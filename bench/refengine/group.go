@@ -13,6 +13,7 @@ type job struct {
 	prompt  int  // tokens
 	remote  bool // its KV comes from a prefill engine
 	ids     []int32
+	salt    string
 	granted chan struct{}
 	wake    chan struct{} // nudged when made or end changed
 
@@ -44,8 +45,8 @@ const (
 	recomputed // preempted, and the recompute scheduler gives it back
 )
 
-func newJob(rank int, ids []int32, remote bool, want int) *job {
-	return &job{rank: rank, prompt: len(ids), ids: ids, remote: remote, want: want, granted: make(chan struct{}), wake: make(chan struct{}, 1)}
+func newJob(rank int, ids []int32, salt string, remote bool, want int) *job {
+	return &job{rank: rank, prompt: len(ids), ids: ids, salt: salt, remote: remote, want: want, granted: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
 func (j *job) kvTokens() int { return j.prompt + int(j.made.Load()) }
@@ -265,9 +266,9 @@ func (g *group) admit() {
 // prefill computes a prompt on its decode rank and returns what that adds to the
 // step, of all ranks of the group.
 func (g *group) prefill(j *job) time.Duration {
-	cached := g.caches[j.rank].match(j.ids)
+	cached, bad := g.caches[j.rank].match(j.salt, j.ids)
 	j.cached.Store(int64(cached))
-	g.caches[j.rank].add(j.ids)
+	g.caches[j.rank].add(j.salt, j.ids, bad)
 	return g.cfg.PrefillBase + time.Duration(j.kvTokens()-cached)*g.cfg.PrefillPerToken
 }
 

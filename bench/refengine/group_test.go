@@ -29,7 +29,7 @@ func clocked(t *testing.T, cfg Config, f func(g *group)) {
 }
 
 func (g *group) put(rank, prompt, want int) *job {
-	j := newJob(rank, make([]int32, prompt), false, want)
+	j := newJob(rank, make([]int32, prompt), "", false, want)
 	g.inbox.post(message{kind: submit, job: j})
 	synctest.Wait()
 	return j
@@ -108,7 +108,7 @@ func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
 func TestPulledKVIsChargedBeforeItHasASlot(t *testing.T) {
 	clocked(t, Config{Slots: 1, KVTokens: 4 * blockSize}, func(g *group) {
 		g.put(0, 100, 1000)
-		second, third := newJob(0, make([]int32, 100), true, 1), newJob(0, make([]int32, 300), true, 1)
+		second, third := newJob(0, make([]int32, 100), "", true, 1), newJob(0, make([]int32, 300), "", true, 1)
 		g.inbox.post(message{kind: submit, job: second})
 		g.inbox.post(message{kind: submit, job: third})
 		time.Sleep(50 * time.Millisecond)

@@ -84,7 +84,9 @@ func (p *pins) end(k *pin, as pullState) {
 
 // pull is a decode engine's read and its DONE in one. engine must be the id of
 // the rank that holds the pin, ids its blocks; empty and nil are not compared.
-func (p *pins) pull(id, engine string, ids []int) (pullState, uint64) {
+// A late or second pull of a drain harms nobody: its text is thrown away, and its
+// cache_salt keeps the blocks from every other request.
+func (p *pins) pull(id, engine string, ids []int, drain bool) (pullState, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if k := p.live[id]; k != nil {
@@ -113,6 +115,8 @@ func (p *pins) pull(id, engine string, ids []int) (pullState, uint64) {
 	switch {
 	case !ok:
 		return pullUnknown, 0
+	case drain:
+		p.count.spentDrains.Add(1)
 	case state == pullExpired:
 		p.count.expiredPulls.Add(1)
 	default:

@@ -11,6 +11,7 @@ import (
 type prefillJob struct {
 	ctx  context.Context // of the request: it ends when the client leaves
 	ids  []int32
+	salt string
 	more time.Duration // beyond the prompt: tokens after the first
 	// done is called once by the rank when the KV is there. It owns the blocks, to be given back by free.
 	done func(cached int, free func())
@@ -73,7 +74,7 @@ func (r *prefillRank) run(ctx context.Context) {
 		}
 		r.waiting.Add(-1)
 		r.running.Add(1)
-		cached := r.lookUp(j.ids)
+		cached, bad := r.lookUp(j)
 		start := time.Now()
 		if !ended.IsZero() && r.cfg.PrefillConcurrency == 1 {
 			start = ended
@@ -84,7 +85,7 @@ func (r *prefillRank) run(ctx context.Context) {
 		select {
 		case <-timer.C:
 			r.running.Add(-1)
-			r.cache.add(j.ids)
+			r.cache.add(j.salt, j.ids, bad)
 			j.done(cached, free)
 		case <-j.ctx.Done(): // aborted: freed at once (contract 2.6)
 			r.running.Add(-1)
@@ -132,12 +133,12 @@ func (r *prefillRank) reserve(ctx context.Context, need int64) (waited, ok bool)
 	}
 }
 
-func (r *prefillRank) lookUp(ids []int32) (cached int) {
+func (r *prefillRank) lookUp(j *prefillJob) (cached int, bad bool) {
 	if r.cache == nil {
-		return 0 // not a query
+		return 0, false // not a query
 	}
-	cached = r.cache.match(ids)
-	r.queries.Add(int64(len(ids)))
+	cached, bad = r.cache.match(j.salt, j.ids)
+	r.queries.Add(int64(len(j.ids)))
 	r.hits.Add(int64(cached))
-	return cached
+	return cached, bad
 }

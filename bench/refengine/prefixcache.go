@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// prefixCache knows whole blocks by the hash of everything up to their end.
-// When it is full the least recent one goes, of one prompt the last first, as
+// prefixCache knows whole blocks by the hash of everything up to their end, and
+// of the cache_salt before it. When it is full the least recent one goes, of one prompt the last first, as
 // engines do. A nil cache is always empty.
 type prefixCache struct {
 	size   int       // blocks
@@ -14,17 +14,27 @@ type prefixCache struct {
 
 	mu     sync.Mutex
 	known  map[uint64]*list.Element
-	recent list.List // of hashes, the newest first
+	recent list.List           // of hashes, the newest first
+	bad    map[uint64]struct{} // of known: the KV in them is another prompt's
 }
 
 func newPrefixCache(size int, events *kvEvents) *prefixCache {
 	if size <= 0 {
 		return nil
 	}
-	return &prefixCache{size: size, events: events, known: map[uint64]*list.Element{}}
+	return &prefixCache{size: size, events: events, known: map[uint64]*list.Element{}, bad: map[uint64]struct{}{}}
 }
 
 const chainStart = 1
+
+// saltOf is where the chain of a prompt with a cache_salt starts.
+func saltOf(salt string) uint64 {
+	h := uint64(chainStart)
+	for _, c := range []byte(salt) {
+		h = (h ^ uint64(c)) * 0x100000001b3
+	}
+	return h
+}
 
 func chain(h uint64, ids []int32) uint64 {
 	for _, id := range ids {
@@ -35,49 +45,60 @@ func chain(h uint64, ids []int32) uint64 {
 }
 
 // match counts the tokens of the blocks that are known from the start. The
-// last token is always computed, as engines do.
-func (c *prefixCache) match(ids []int32) (tokens int) {
+// last token is always computed, as engines do. bad: what was found there is not
+// this prompt's KV, and no engine would notice.
+func (c *prefixCache) match(salt string, ids []int32) (tokens int, bad bool) {
 	if c == nil {
-		return 0
+		return 0, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := uint64(chainStart)
+	h := saltOf(salt)
 	for tokens+blockSize < len(ids) {
 		h = chain(h, ids[tokens:tokens+blockSize])
 		if c.known[h] == nil {
 			break
 		}
+		_, wrong := c.bad[h]
+		bad = bad || wrong
 		tokens += blockSize
 	}
-	return tokens
+	return tokens, bad
 }
 
-// add takes in a prompt that was computed: its first blocks if all are too many.
-func (c *prefixCache) add(ids []int32) {
+// add takes in a prompt that was computed or pulled: its first blocks if all are
+// too many. bad: the KV that was pulled is another prompt's.
+func (c *prefixCache) add(salt string, ids []int32, bad bool) {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var hashes []uint64
-	h := uint64(chainStart)
+	h := saltOf(salt)
 	for at := 0; at+blockSize <= len(ids) && len(hashes) < c.size; at += blockSize {
 		h = chain(h, ids[at:at+blockSize])
 		hashes = append(hashes, h)
 	}
-	stored := c.missing(hashes, ids)
+	var stored []kvRun
+	if salt == "" { // those who read the events can do nothing with blocks that are not made of tokens alone
+		stored = c.missing(hashes, ids)
+	}
 	for i := len(hashes) - 1; i >= 0; i-- { // the deepest is the least recent
 		if e := c.known[hashes[i]]; e != nil {
 			c.recent.MoveToFront(e)
 			continue
 		}
 		c.known[hashes[i]] = c.recent.PushFront(hashes[i])
+		if bad {
+			c.bad[hashes[i]] = struct{}{}
+		}
 	}
 	var removed []uint64
 	for c.recent.Len() > c.size {
 		h := c.recent.Remove(c.recent.Back()).(uint64)
 		delete(c.known, h)
+		delete(c.bad, h)
 		removed = append(removed, h)
 	}
 	c.events.changed(removed, stored, false)
@@ -107,6 +128,7 @@ func (c *prefixCache) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.known)
+	clear(c.bad)
 	c.recent.Init()
 	c.events.changed(nil, nil, true)
 }

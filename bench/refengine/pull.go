@@ -17,7 +17,11 @@ type pullRequest struct {
 	Engine  string `json:"engine_id,omitempty"`
 	Blocks  []int  `json:"block_ids,omitempty"`
 	Release bool   `json:"release,omitempty"` // free it, read nothing
+	Drain   bool   `json:"drain,omitempty"`   // nobody sees what is made of it
 }
+
+// badKV is what an answer is off by whose KV was another prompt's.
+const badKV = 0x2545f4914f6cdd1d
 
 type pullReply struct {
 	State pullState `json:"state"`
@@ -34,14 +38,15 @@ func (l *life) servePull(x *exchange) bool {
 		l.pins.release(q.ID)
 		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
 	}
-	state, key := l.pins.pull(q.ID, q.Engine, q.Blocks)
+	state, key := l.pins.pull(q.ID, q.Engine, q.Blocks, q.Drain)
 	return x.answer(200, typeJSON, fmt.Appendf(nil, `{"state":%q,"key":"%d"}`, state, key))
 }
 
 // fetchKV waits for KV blocks, then pulls the prompt's KV. answer is what will
 // be decoded: another one than the prompt's where the KV was not the prompt's.
-// local: nothing came, the group must prefill.
-func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, local bool, err *apiError) {
+// local: nothing came, the group must prefill. right is the answer of KV that came
+// as it should.
+func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	if !waitFor(a, j.granted) {
 		return 0, false, nil
@@ -49,9 +54,8 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, 
 	if !waitFor(a, time.After(cfg.TransferBase+time.Duration(r.prompt.Tokens())*cfg.TransferPer)) {
 		return 0, false, nil
 	}
-	right := r.prompt.Answer
 	for {
-		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks})
+		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
 		if x.ctx.Err() != nil {
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
@@ -79,7 +83,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer) (key uint64, 
 			count.unknownHandoffs.Add(1)
 			return right, true, nil
 		default: // expired or replayed: recycled blocks, and no error anywhere
-			return right ^ 0x2545f4914f6cdd1d, false, nil
+			return right ^ badKV, false, nil
 		}
 	}
 }

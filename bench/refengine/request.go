@@ -17,6 +17,7 @@ type request struct {
 	rank   int
 	prompt reftext.Prompt
 	kv     *kvParams
+	salt   string // cache_salt: its blocks are its own in prefix caches
 
 	stream, includeUsage, continuousUsage bool
 	maxTokens, minTokens                  int
@@ -107,6 +108,11 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	if err := r.render(f, chat, cfg.NoResumeIDs); err != nil {
 		return nil, err
 	}
+	if r.salt = f.text("cache_salt"); r.salt == "" {
+		if _, given := f.member("cache_salt"); given {
+			f.fail("cache_salt", "must be a non-empty string")
+		}
+	}
 	r.output(f, cfg)
 	r.sampling(f)
 	r.tools(f)
@@ -114,6 +120,12 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		return nil, f.err
 	}
 	return r, r.check(cfg)
+}
+
+// drains says whether this is a decode whose one token nobody reads and whose
+// blocks nobody finds.
+func (r *request) drains() bool {
+	return r.leg == LegDecode && !r.stream && r.maxTokens == 1 && r.salt != ""
 }
 
 func (r *request) setLeg(kv *kvParams) {

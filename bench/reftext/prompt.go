@@ -65,7 +65,7 @@ func OfIDs(ids []int32, seed *int64) Prompt { return finish(ids, seed) }
 // shapes are the members of a request that take part in the prompt on a real
 // engine and must therefore reach prefill and decode alike (contract 1.1).
 var shapes = []string{"tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "documents",
-	"mm_processor_kwargs", "truncate_prompt_tokens", "add_special_tokens", "cache_salt", "response_format"}
+	"mm_processor_kwargs", "truncate_prompt_tokens", "add_special_tokens", "response_format"}
 
 func seedOf(body map[string]json.RawMessage) (*int64, error) {
 	raw, ok := member(body, "seed")
