@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -83,7 +84,11 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
 	if err != nil {
-		return nil, fmt.Errorf("metrics page: %w", err)
+		line := 0 // the rest of what the parser says quotes the page
+		if at := (expfmt.ParseError{}); errors.As(err, &at) {
+			line = at.Line
+		}
+		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
 	}
 	s := &Sample{
 		kvUsage:   byEngine(families, kv),

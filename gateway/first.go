@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"evenkeel/engine"
@@ -52,8 +53,23 @@ func (s *stream) notAStream(contentType []byte) error {
 			return err
 		}
 	}
-	return fmt.Errorf("the engine answered 200 with content type %q instead of an event stream", contentType)
+	return fmt.Errorf("the engine answered 200 with %s instead of an event stream", kindOfAnswer(contentType))
 }
+
+// kindOfAnswer is a content type in words of ours: an engine may write anything
+// there.
+func kindOfAnswer(contentType []byte) string {
+	kind, _, _ := strings.Cut(string(contentType), ";")
+	switch kind = strings.TrimSpace(kind); kind {
+	case "":
+		return "no content type"
+	case "application/json", "text/html", "text/plain":
+		return "content type " + kind
+	}
+	return "a content type that we do not know"
+}
+
+var errNotJSON = errors.New("the engine's answer is not JSON")
 
 // readWhole takes an answer that comes in one piece as if it were the one event
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
@@ -66,7 +82,7 @@ func (s *stream) readWhole() error {
 	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
 	line.WriteString("data: ")
 	if err := json.Compact(line, body); err != nil {
-		return fmt.Errorf("the engine's answer is not JSON: %w", err)
+		return errNotJSON
 	}
 	line.WriteString("\n\n")
 	s.framer.Feed(line.Bytes())

@@ -127,6 +127,60 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		bird.Store(nil)
 	}
 
+	// They repeat it where something else belongs: the client hears of it in our own
+	// words, too.
+	stream := func(w http.ResponseWriter, events ...string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, e := range events {
+			_, _ = fmt.Fprintf(w, "data: %s\n\n", e)
+		}
+	}
+	handOff := func(w http.ResponseWriter, member string) {
+		_, _ = fmt.Fprintf(w, `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":3},"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],`+
+			`"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1,%s}}`, member)
+	}
+	const first = `{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}`
+	for i, answer := range []struct {
+		leg   string
+		write func(w http.ResponseWriter)
+	}{
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { stream(w, `["`+secretPrompt+`"]`) }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { stream(w, first, `["`+secretPrompt+`"]`) }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { stream(w, first, `{"choices":"`+secretPrompt+`"}`) }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { stream(w, first, `{"choices":[],"usage":"`+secretPrompt+`"}`, "[DONE]") }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { stream(w, first, `{"`+secretPrompt) }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/"+secretPrompt) }},
+		{"do_remote_prefill\":true", func(w http.ResponseWriter) { w.Header().Set("Content-Type", "application/json; "+secretPrompt) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) {
+			_, _ = io.WriteString(w, `{"choices":[{"finish_reason":"`+secretPrompt+`"}]}`)
+		}},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"do_remote_prefill":"`+secretPrompt+`"`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"remote_block_ids":["`+secretPrompt+`"]`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"remote_engine_id":["`+secretPrompt+`"]`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"remote_port":"`+secretPrompt+`"`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"remote_host":"`+secretPrompt+`"`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"new":{"`+secretPrompt+`":"tcp://`+secretPrompt+`"}`) }},
+		{"do_remote_decode\":true", func(w http.ResponseWriter) { handOff(w, `"`+secretPrompt+`_host":"`+secretPrompt+`"`) }},
+	} {
+		echo := parrot(func(w http.ResponseWriter, body string) bool {
+			if !strings.Contains(body, answer.leg) {
+				return false
+			}
+			answer.write(w)
+			return true
+		})
+		bird.Store(&echo)
+		for _, more := range []string{`"stream":true,`, "", `"n":2,`} {
+			got := c.post(chatPath, chat(prompt, more), auth...)
+			require.NoError(t, got.err)
+			if more != `"stream":true,` { // which may have relayed what came before
+				require.NotContains(t, got.body, secretPrompt, "answer %d with %s", i, more)
+			}
+		}
+		bird.Store(nil)
+		c.eventually("the engine is up again", func() bool { return c.get("/readyz").status == http.StatusOK })
+	}
+
 	// Engines fail in every other way.
 	for _, f := range []refengine.Rule{
 		{Fault: refengine.Internal}, {Fault: refengine.Reject}, {Fault: refengine.Throttle}, {Fault: refengine.Status, Value: 401}, {Fault: refengine.Reset},

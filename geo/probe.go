@@ -144,7 +144,10 @@ func refusedProbe(status int, reject string) error {
 	case RejectRecipient:
 		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
 	}
-	return fmt.Errorf("%w with status %d, %.40q; see the peer's log", errRefused, status, reject)
+	if !slices.Contains(causes, reject) {
+		reject = "without a reason that we know"
+	}
+	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)
 }
 
 var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)

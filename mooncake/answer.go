@@ -68,15 +68,15 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first", ErrBadHandoff)
 		}
 		if a.FinishReason != "length" { // blocks are kept for a request that ran into its limit only
-			return a, fmt.Errorf("%w: finish_reason is %q", ErrNoHandoff, a.FinishReason)
+			return a, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(a.FinishReason))
 		}
 		a.KV = x.handoff()
 		return a, nil
 	}
 	kv, ok := b.Get("kv_transfer_params")
 	if !ok || string(kv) == "null" {
-		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %q; start the engine with kv_role kv_producer or kv_both",
-			ErrNoHandoff, a.FinishReason)
+		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer or kv_both",
+			ErrNoHandoff, reasonOf(a.FinishReason))
 	}
 	if a.ByProbeID, err = p.checkHandoff(kv, knownHost); err != nil {
 		return a, err
@@ -113,7 +113,7 @@ func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) 
 	}
 	h, ok := object(kv, true)
 	if !ok {
-		return false, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, excerpt(kv))
+		return false, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
 	}
 	if len(h.members) == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -122,12 +122,12 @@ func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) 
 		return false, nil
 	}
 	if v, _ := h.Get("do_remote_prefill"); string(v) != "true" {
-		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, excerpt(v))
+		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, kindOf(v))
 	}
 	ids, _ := h.Get("remote_block_ids")
 	switch n, ok := countBlocks(ids); {
 	case !ok:
-		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, excerpt(ids))
+		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, kindOf(ids))
 	case n == 0: // the blocks were preempted; with it the decode engine would crash (contract 11.19)
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
@@ -138,36 +138,14 @@ func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) 
 	for _, key := range names {
 		if s, ok := text(&h, key); !ok || s == "" || len(s) > maxName {
 			v, _ := h.Get(key)
-			return false, fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, excerpt(v))
+			return false, fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, kindOf(v))
 		}
 	}
 	if port, ok := number(&h, "remote_port"); !ok || port < 1 || port > 65535 {
 		v, _ := h.Get("remote_port")
-		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, excerpt(v))
+		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, kindOf(v))
 	}
-	return byProbeID, checkHosts(&h, knownHost)
-}
-
-// checkHosts: a prefill engine that was taken over must not send decode engines
-// anywhere else. Besides the host itself, Ascend names one for each node of an
-// engine that spans several.
-func checkHosts(h *Body, knownHost func(string) bool) error {
-	host, _ := text(h, "remote_host")
-	hosts := []string{host}
-	nodes, _ := h.Get("remote_multi_nodes_meta_mapping")
-	for _, raw := range Members(nodes) {
-		if node, ok := object(raw, true); ok {
-			if s, ok := text(&node, "host"); ok {
-				hosts = append(hosts, s)
-			}
-		}
-	}
-	for _, host := range hosts {
-		if knownHost == nil || !knownHost(host) {
-			return fmt.Errorf("%w %q; if it is one of yours, add it to kv_hosts of the engine's profile", ErrUnknownHost, host)
-		}
-	}
-	return nil
+	return byProbeID, p.checkHosts(kv, knownHost)
 }
 
 // countBlocks counts the block numbers in a list or in a list of lists, one
@@ -249,16 +227,4 @@ func tokenList(raw json.RawMessage, ok bool) json.RawMessage {
 		return nil
 	}
 	return raw
-}
-
-// excerpt is a value as an error message shows it.
-func excerpt(raw json.RawMessage) string {
-	const most = 120
-	switch {
-	case len(raw) == 0:
-		return "missing"
-	case len(raw) > most:
-		return fmt.Sprintf("%.*s...", most, raw)
-	}
-	return string(raw)
 }

@@ -86,6 +86,7 @@ type Profile struct {
 	KeyFile           string        `yaml:"key_file"`        // its key
 	ServerName        string        `yaml:"server_name"`     // name in the engines' certificates; empty: the URL's host
 	KVHosts           []string      `yaml:"kv_hosts"`        // hosts a handoff may name besides the engine's own
+	KVPlainKeys       []string      `yaml:"kv_plain_keys"`   // keys of a handoff that hold no address, whatever they look like
 	RejectReleases    *bool         `yaml:"reject_releases"` // nil: by the engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`  // vllm-mooncake only
 }

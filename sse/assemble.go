@@ -57,7 +57,7 @@ func (a *Assembler) Add(event []byte) error {
 		}
 	}
 	if o.pos < 0 {
-		return fmt.Errorf("sse: assembling the answer: an event of the decode stream is not a JSON object with choices: %.100q", data)
+		return fmt.Errorf("sse: assembling the answer: an event of the decode stream of %d bytes is not a JSON object with choices", len(data))
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (m *merger) add(p Part) error {
 		}
 	}
 	if o.pos < 0 || !choices {
-		return fmt.Errorf("not an answer with choices: %.100q", b)
+		return fmt.Errorf("not an answer with choices, of %d bytes", len(b))
 	}
 	return nil
 }
@@ -102,6 +102,8 @@ func (m *merger) json() ([]byte, error) {
 	return append(dst, '}'), nil
 }
 
+var errUsage = errors.New("its usage is no object of counts")
+
 // usageSum adds up the usage of answers. Details are sums of what they name.
 type usageSum struct {
 	Prompt     int            `json:"prompt_tokens"`
@@ -125,7 +127,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 		ComplBy    json.RawMessage `json:"completion_tokens_details"`
 	}
 	if err := json.Unmarshal(val, &one); err != nil {
-		return fmt.Errorf("its usage: %w", err)
+		return errUsage // not what the decoder says, which quotes numbers
 	}
 	s.seen = true
 	s.Completion += one.Completion

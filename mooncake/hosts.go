@@ -1,0 +1,170 @@
+package mooncake
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// checkHosts: a prefill engine that was taken over must not send decode engines
+// anywhere else. Connectors differ by version in where they name hosts, one for
+// each node of an engine that spans several, so all strings are looked at,
+// however deep: below a key that is called like an address each must be a known
+// host, with a port or as a URL, and anywhere else one that is written like a
+// URL or an IP address must be, unless the profile says that its key holds none.
+func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
+	if knownHost == nil {
+		knownHost = func(string) bool { return false }
+	}
+	w := hostCheck{plain: p.KVPlainKeys, known: knownHost}
+	return w.value("", handoff, false)
+}
+
+type hostCheck struct {
+	plain []string
+	known func(string) bool
+}
+
+// value checks what stands under a key; address: it, or one around it, is
+// called like an address.
+func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
+	switch raw[0] {
+	case '{':
+		for member, val := range Members(raw) {
+			if slices.Contains(w.plain, member) {
+				continue
+			}
+			if err := w.text(key, member, false); err != nil {
+				return err
+			}
+			if err := w.value(member, val, address || namesAddress(member)); err != nil {
+				return err
+			}
+		}
+	case '[':
+		for val := range Elements(raw) {
+			if err := w.value(key, val, address); err != nil {
+				return err
+			}
+		}
+	case '"':
+		var s string
+		if err := json.Unmarshal(raw, &s); err != nil {
+			return fmt.Errorf("%w: a string under %s cannot be read", ErrBadHandoff, shown(key))
+		}
+		return w.text(key, s, address)
+	}
+	return nil
+}
+
+// text checks each part of a string that may be a list.
+func (w *hostCheck) text(key, s string, address bool) error {
+	for _, part := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
+		host, written := hostIn(part)
+		if !address && !written || w.known(host) || w.known(part) {
+			continue
+		}
+		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile, and the key to kv_plain_keys if it is no address at all", ErrUnknownHost, shownHost(host), shown(key))
+	}
+	return nil
+}
+
+// namesAddress says whether a key is called like one that holds addresses: one
+// of its words is host, ip, addr or the like, as in remote_host,
+// remoteBootstrapAddr, hosts and local_ip.
+func namesAddress(key string) bool {
+	start := 0
+	word := func(end int) bool {
+		w := strings.TrimSuffix(strings.ToLower(key[start:end]), "s")
+		return slices.Contains(addressWords, w) || strings.HasSuffix(w, "addr") || strings.HasSuffix(w, "host") || strings.HasSuffix(w, "hostname")
+	}
+	for i := range len(key) {
+		c := key[i]
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		if !letter || i > start && c <= 'Z' && key[i-1] >= 'a' { // the next word of camelCase begins
+			if word(i) {
+				return true
+			}
+			start = i
+			if !letter {
+				start = i + 1
+			}
+		}
+	}
+	return word(len(key))
+}
+
+// addressWords are in the singular; "addres" is "address" less its last letter.
+var addressWords = []string{"host", "hostname", "ip", "ipv", "addr", "addres", "url", "uri", "endpoint"}
+
+// hostIn returns the host of what may be a host, a host with a port or a URL, and
+// whether it is written like a URL or an IP address.
+func hostIn(s string) (host string, written bool) {
+	if _, rest, ok := strings.Cut(s, "://"); ok {
+		written = true
+		s = rest
+		if end := strings.IndexAny(s, "/?#\\"); end >= 0 {
+			s = s[:end]
+		}
+	}
+	if at, err := netip.ParseAddrPort(s); err == nil {
+		return at.Addr().String(), true
+	}
+	bare := strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
+	if ip, err := netip.ParseAddr(bare); err == nil {
+		return ip.String(), true
+	}
+	if name, port, ok := strings.Cut(s, ":"); ok && port != "" && strings.Trim(port, "0123456789") == "" {
+		return name, written
+	}
+	return s, written
+}
+
+// shownHost is a host as an error shows it: an IP address, or nothing of it. An
+// engine may write anything there, prompts included.
+func shownHost(host string) string {
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
+		return `"` + ip.String() + `"`
+	}
+	return fmt.Sprintf("a name of %d bytes", len(host))
+}
+
+// shown is a key as an error shows it: one that we know, or nothing of it.
+func shown(key string) string {
+	switch key {
+	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts", "ip", "addr", "url":
+		return key
+	}
+	return "a key that we do not know"
+}
+
+// kindOf is a value as an error shows it: what it is, and nothing of its text.
+func kindOf(raw json.RawMessage) string {
+	if len(raw) == 0 {
+		return "missing"
+	}
+	switch raw[0] {
+	case '"':
+		return fmt.Sprintf("a string of %d bytes", len(raw)-2)
+	case '[':
+		return fmt.Sprintf("a list of %d bytes", len(raw))
+	case '{':
+		return fmt.Sprintf("an object of %d bytes", len(raw))
+	case 't', 'f', 'n':
+		return string(raw)
+	}
+	return "a number"
+}
+
+// reasonOf is a finish_reason as an error shows it.
+func reasonOf(s string) string {
+	switch s {
+	case "":
+		return "missing"
+	case "stop", "length", "tool_calls", "content_filter", "abort", "error", "recomputed":
+		return `"` + s + `"`
+	}
+	return "one that we do not know"
+}
