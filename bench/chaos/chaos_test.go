@@ -34,6 +34,22 @@ func TestAWhileOfEverything(t *testing.T) {
 	require.Positive(t, r.Clients.Left)
 }
 
+func TestStrangersHarmNoOtherCaller(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 15 s")
+	}
+	s, err := scenarioOf("strangers")
+	require.NoError(t, err)
+	s.count = 200
+	r, err := play(t.Context(), s, options{seed: 5})
+	require.NoError(t, err)
+	require.NoError(t, r.writeTable(t.Output()))
+	require.Empty(t, r.Breaches)
+	require.Equal(t, 200, r.Clients.Right)
+	require.Len(t, r.TTFT, 2)
+	require.NotEmpty(t, r.Actions)
+}
+
 func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
 	reset, reject, comments := refengine.Rule{Fault: refengine.Reset}, refengine.Rule{Fault: refengine.Reject}, refengine.Rule{Fault: refengine.Comments}
 	for _, row := range []struct {

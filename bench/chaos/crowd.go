@@ -38,6 +38,7 @@ type seen struct {
 	WrongText []string       `json:"-"`       // of the wide and the slow
 	Wide      tally          `json:"wide"`    // requests for several answers
 	Slow      tally          `json:"slow"`    // clients that hardly read
+	TTFT      float64        `json:"-"`       // ms, the median of the load that ended last
 }
 
 // tally counts how the requests of clients of our own ended.
@@ -65,6 +66,9 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 	shares := map[string]int{callers[0].name: 5, callers[1].name: 3, callers[2].name: 1, guest.name: 1} // of ten
 	if c.s.count > 0 || !c.s.operators {
 		shares = map[string]int{callers[0].name: 5, callers[1].name: 5} // nobody who is refused by plan
+	}
+	if c.s.strangers {
+		shares = map[string]int{callers[0].name: 10}
 	}
 	var wg sync.WaitGroup
 	over, cancel := context.WithCancel(ctx)
@@ -125,6 +129,7 @@ func (c *crowd) done() int {
 func (s *seen) add(r *load.Result) {
 	s.Sent += r.Sent
 	s.Right += r.OK
+	s.TTFT = r.All.TTFT.P50
 	s.Left += r.Cancelled + r.Stopped
 	for kind, n := range r.Kinds {
 		if kind.Failed() {

@@ -49,6 +49,9 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 		dir: p.dir, listen: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
 		budget: max(0.2, 3*s.rate), slots: f.of("decode")[0].Config().Slots,
 	}
+	if s.strangers {
+		p.settings.peers = "127.0.0.1:" + process.FreePort()
+	}
 	p.url, p.admin = "http://"+p.settings.listen, "http://"+p.settings.admin
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers)); err != nil {
 		return nil, err
@@ -133,7 +136,7 @@ func (p *proxy) busy() (held []string) {
 		metric, _, _ := strings.Cut(name, "{")
 		switch {
 		case v == 0:
-		case metric == "evenkeel_requests_open", metric == "evenkeel_pool_entries", metric == "evenkeel_rank_kv_tokens", metric == "evenkeel_rank_running",
+		case metric == "evenkeel_requests_open", metric == "evenkeel_bodies_bytes", metric == "evenkeel_pool_entries", metric == "evenkeel_rank_kv_tokens", metric == "evenkeel_rank_running",
 			metric == "evenkeel_prefill_inflight_requests", metric == "evenkeel_handoffs",
 			metric == "evenkeel_prefill_held_tokens", metric == "evenkeel_prefill_queued_new_tokens",
 			metric == "evenkeel_rank_slots" && strings.Contains(name, `state="used"`):

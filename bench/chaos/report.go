@@ -16,20 +16,21 @@ import (
 
 // report is what a run showed.
 type report struct {
-	Scenario string         `json:"scenario"`
-	Seed     uint64         `json:"seed"`
-	Started  time.Time      `json:"started"`
-	Seconds  float64        `json:"seconds"`
-	Folder   string         `json:"folder"` // of the proxy's files, kept after a breach
-	Clients  *seen          `json:"clients"`
-	Saved    saved          `json:"saved"`
-	Struck   map[string]int `json:"struck"`  // faults, by name
-	Actions  map[string]int `json:"actions"` // of operators and machines
-	Leaks    int64          `json:"handoffs_left_to_timeouts"`
-	Before   vitals         `json:"before"`
-	After    vitals         `json:"after"`
-	Checks   []check        `json:"checks"`
-	Breaches []string       `json:"breaches"`
+	Scenario string             `json:"scenario"`
+	Seed     uint64             `json:"seed"`
+	Started  time.Time          `json:"started"`
+	Seconds  float64            `json:"seconds"`
+	Folder   string             `json:"folder"` // of the proxy's files, kept after a breach
+	Clients  *seen              `json:"clients"`
+	Saved    saved              `json:"saved"`
+	Struck   map[string]int     `json:"struck"`  // faults, by name
+	Actions  map[string]int     `json:"actions"` // of operators and machines
+	Leaks    int64              `json:"handoffs_left_to_timeouts"`
+	TTFT     map[string]float64 `json:"ttft_p50_ms,omitempty"` // of the same load
+	Before   vitals             `json:"before"`
+	After    vitals             `json:"after"`
+	Checks   []check            `json:"checks"`
+	Breaches []string           `json:"breaches"`
 }
 
 // check is one invariant and what was found.
@@ -165,6 +166,13 @@ func (r *report) writeTable(out io.Writer) error {
 	fmt.Fprintf(w, "trouble\t%s\n", counts(r.Actions))
 	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n", r.Saved.Struck, r.Saved.Final, r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
 	fmt.Fprintf(w, "hand-offs\t%d left to an engine's timeout\n", r.Leaks)
+	if len(r.TTFT) > 0 {
+		fmt.Fprintf(w, "first token\t")
+		for i, when := range slices.Sorted(maps.Keys(r.TTFT)) {
+			fmt.Fprintf(w, "%s%.1f ms %s", []string{"", ", "}[min(i, 1)], r.TTFT[when], when)
+		}
+		fmt.Fprintf(w, " (median)\n")
+	}
 	fmt.Fprintf(w, "resident\t%.1f MiB, %.1f before\n\n", mib(r.After.Resident), mib(r.Before.Resident))
 	for _, check := range r.Checks {
 		mark := "ok"

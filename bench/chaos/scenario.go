@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ type scenario struct {
 	rate      float64 // share of an engine's requests that a fault strikes, all kinds equally
 	wide, lag int     // clients that ask for several answers at once, and that hardly read
 	operators bool    // kills, restarts, drains, reloads, policies, keys
+	strangers bool    // attacks on the sockets, after the same load without them
 	killAll   bool    // each decode engine once, in the middle of the streams
 
 	prefill, decode, ranks int
@@ -49,6 +51,10 @@ var scenarios = []scenario{
 	{
 		name: "kill", count: 1200, streams: 200, stream: 1, killAll: true,
 		prefill: 2, decode: 3, ranks: 2, step: 25 * time.Millisecond, output: [2]int{80, 160}, hold: 8 * time.Second, settle: 20 * time.Second,
+	},
+	{
+		name: "strangers", count: 2000, streams: 24, stream: 1, strangers: true,
+		prefill: 2, decode: 2, ranks: 2, step: 20 * time.Millisecond, output: [2]int{8, 64}, hold: 2 * time.Minute, settle: 20 * time.Second,
 	},
 	{
 		name: "soak", duration: 30 * time.Minute, streams: 60, stream: 0.7, cancel: 0.1, rate: 0.01, wide: 2, lag: 2, operators: true,
@@ -118,13 +124,30 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 		return nil, err
 	}
 	before.Goroutines, before.Files = cold.Goroutines, cold.Files // those of the warm-up's connections end later
+	var peace *seen
+	if s.strangers {
+		if peace, err = newCrowd(s, o.seed, p).run(ctx); err != nil {
+			return nil, err
+		}
+		if err := p.idle(ctx, f, s.settle); err != nil {
+			return nil, fmt.Errorf("before the attacks: %w", err)
+		}
+	}
 	books.reset()
 
 	r.Started = time.Now()
 	crowd := newCrowd(s, o.seed, p)
 	trouble := startTrouble(ctx, s, o.seed, f, p, crowd)
+	var foes *strangers
+	if s.strangers {
+		foes = startStrangers(ctx, o.seed, p)
+	}
 	seen, err := crowd.run(ctx)
 	r.Actions = trouble.stop()
+	if foes != nil {
+		maps.Copy(r.Actions, foes.stop())
+		r.TTFT = map[string]float64{"alone": peace.TTFT, "beside attacks": seen.TTFT}
+	}
 	r.Seconds = time.Since(r.Started).Seconds()
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,10 +10,14 @@ import (
 	"time"
 )
 
+// bodiesBytes bounds all bodies: little, so that whoever takes all of it is seen.
+const bodiesBytes = 256 << 20
+
 // settings are the proxy's files. They are replaced whole, as config management
 // does it.
 type settings struct {
 	dir, listen, admin string
+	peers              string // where other proxies connect; empty: there are none
 	hold               time.Duration
 	pool, slots        int
 	budget             float64 // of retries: enough for the faults there are
@@ -32,9 +37,18 @@ func (c caller) key() string { return "sk-chaos-" + c.name }
 
 // callers are who may ask. The guest comes and goes under trouble; the narrow
 // one is over its limit at times.
-var callers = []caller{{"inside", true, 0}, {"outside", false, 0}, {"narrow", false, 8}, guest}
+var callers = []caller{{"inside", true, 0}, {"outside", false, 0}, {"narrow", false, 8}, greedy, guest}
 
 var guest = caller{name: "guest"}
+
+// greedy asks for nothing but room, and only among strangers.
+var greedy = caller{name: "greedy"}
+
+// The names of this proxy and of its peer, which is never there.
+const (
+	thisRegion, otherRegion = "here-1", "there-1"
+	hopKeyName              = "a"
+)
 
 func (s *settings) write() error {
 	var b strings.Builder
@@ -58,10 +72,10 @@ pool: {size: %[5]d}
 prefill:
   scrape: {interval: 200ms}
   retry: {base: 20ms, budget: %[7]v}
-limits: {connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
+limits: {bodies_bytes: %[9]d, connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
 log: {level: info, requests: %[6]q}
-engines:
-`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget)
+%[8]sengines:
+`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget, s.others(), bodiesBytes)
 	for _, role := range []string{"prefill", "decode"} {
 		fmt.Fprintf(&b, "  %s:\n", role)
 		for _, m := range s.fleet.of(role) {
@@ -80,13 +94,27 @@ engines:
 	return replace(s.file(), b.String())
 }
 
+// others are the lines about other regions.
+func (s *settings) others() string {
+	if s.peers == "" {
+		return ""
+	}
+	return fmt.Sprintf(`geo:
+  mode: distributed
+  self: {id: %s, region: here}
+  listen: %q
+  hmac: {keys_file: %q}
+  peers: [{id: %s, region: there, url: "http://127.0.0.1:9"}]
+`, thisRegion, s.peers, filepath.Join(s.dir, "hops.key"), otherRegion)
+}
+
 func (s *settings) writeKeys(who []caller) error {
 	var b strings.Builder
 	b.WriteString("keys:\n")
 	for _, c := range who {
 		fmt.Fprintf(&b, "  - {name: %s, sha256: %x, trusted: %v, max_concurrent: %d}\n", c.name, sha256.Sum256([]byte(c.key())), c.trusted, c.most)
 	}
-	return replace(filepath.Join(s.dir, "keys.yaml"), b.String())
+	return errors.Join(replace(filepath.Join(s.dir, "keys.yaml"), b.String()), replace(filepath.Join(s.dir, "hops.key"), hopKeyName+" 0123456789abcdef0123456789abcdef\n"))
 }
 
 // spoil puts a file there that nobody can use.

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	randv2 "math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"evenkeel/geo"
+)
+
+// strangers are callers without a key, callers with a key that want everything
+// for themselves, and machines that say they are another region's proxy. They
+// attack the sockets, one after another, until they are stopped.
+type strangers struct {
+	p      *proxy
+	body   int // bytes of the largest body that is taken
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+// attackers run at once. Each pauses between two attacks, so that the machine is
+// not the one that is attacked.
+const (
+	attackers   = 24
+	attackEvery = 20 * time.Millisecond
+	holdTime    = 2 * time.Second // of connections that are kept open
+	attackTime  = 5 * time.Second // of any other
+)
+
+func startStrangers(ctx context.Context, seed uint64, p *proxy) *strangers {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &strangers{p: p, body: 32 << 20, cancel: cancel, counts: map[string]int{}}
+	for i := range attackers {
+		rng := randv2.New(randv2.NewPCG(seed, uint64(3000+i)))
+		s.wg.Go(func() {
+			for pause(ctx, attackEvery) {
+				a := attacks[rng.IntN(len(attacks))]
+				a.run(s, ctx, rng)
+				s.mu.Lock()
+				s.counts[a.name]++
+				s.mu.Unlock()
+			}
+		})
+	}
+	return s
+}
+
+// stop returns how many attacks of each kind there were.
+func (s *strangers) stop() map[string]int {
+	s.cancel()
+	s.wg.Wait()
+	return maps.Clone(s.counts)
+}
+
+// attacks are all that is done. Bodies are announced or broken off rather than
+// sent, because what they cost the proxy is what counts.
+var attacks = []struct {
+	name string
+	run  func(s *strangers, ctx context.Context, rng *randv2.Rand)
+}{
+	{"uploads broken off", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+		whole := s.post(greedy.key()) + "Transfer-Encoding: chunked\r\n\r\n1000\r\n" + strings.Repeat("x", 4096) + "\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n"
+		s.send(whole[:rng.IntN(len(whole))], func(c *net.TCPConn) {
+			switch rng.IntN(3) {
+			case 0:
+				_ = c.CloseWrite()
+				_, _ = io.Copy(io.Discard, c)
+			case 1:
+				_ = c.SetLinger(0)
+			}
+		})
+	}},
+	{"uploads that announce much", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
+		s.hold(ctx, 64, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\nhello", s.body))
+	}},
+	{"uploads that stop half-way", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
+		s.hold(ctx, 8, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 2<<20, strings.Repeat("x", 1<<20)))
+	}},
+	{"uploads of nobody", func(s *strangers, ctx context.Context, rng *randv2.Rand) {
+		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", s.body), "Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
+		s.hold(ctx, 16, s.post("nobody")+framing)
+	}},
+	{"uploads that wait for a word", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", s.body+rng.IntN(2)), answered)
+	}},
+	{"bodies too large", func(s *strangers, _ context.Context, _ *randv2.Rand) {
+		s.send(s.post(greedy.key())+fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\nhello", s.body+1), answered)
+	}},
+	{"requests that read in two ways", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+		chunked := "Transfer-Encoding: chunked\r\n\r\n"
+		s.send(s.post(greedy.key())+[]string{
+			"Transfer-Encoding: identity\r\n\r\n", "Authorization: Bearer " + callers[0].key() + "\r\nContent-Length: 0\r\n\r\n", "Content-Length: 5\r\n" + chunked + "0\r\n\r\n",
+			chunked + "0\r\nX : y\r\n\r\n", chunked + "0\r\nX: y\n\r\n", chunked + "0\r\nX: y\r\n z\r\n\r\n", chunked + "5;a\x00b\r\nhello\r\n0\r\n\r\n",
+			chunked + "5;" + strings.Repeat("x", 60_000) + "\r\n", chunked + strings.Repeat("1;"+strings.Repeat("x", 200)+"\r\na\r\n", 500),
+		}[rng.IntN(9)], answered)
+	}},
+	{"heads that drip", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
+		s.hold(ctx, 16, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
+	}},
+	{"lists of models", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+		key := []string{"nobody", greedy.key()}[rng.IntN(2)]
+		s.send(strings.Repeat("GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "+key+"\r\n\r\n", 50), nil)
+	}},
+	{"forged heads of a peer", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
+		s.holdAt(ctx, s.p.settings.peers, 16, s.forged()+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", s.body, strings.Repeat("x", 64<<10)))
+	}},
+}
+
+func (s *strangers) post(key string) string {
+	return "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer " + key + "\r\n"
+}
+
+// forged is the head of a request that the peer might have sent, signed with a
+// key that has the right name alone.
+func (s *strangers) forged() string {
+	var nonce [16]byte
+	_, _ = rand.Read(nonce[:])
+	now := time.Now()
+	h := geo.Hop{
+		N: 1, Max: 1, Origin: otherRegion, Via: []string{otherRegion}, RID: "r", Time: now.UnixMilli(), Nonce: hex.EncodeToString(nonce[:]),
+		Deadline: now.Add(time.Minute).UnixMilli(), To: thisRegion, Boot: "b", Digest: geo.DigestOf(nil),
+	}
+	keys, err := geo.ParseKeys(hopKeyName + " another-key-of-at-least-32-bytes\n")
+	if err != nil {
+		panic(err) // it is our own text
+	}
+	const path = "/v1/completions"
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\n%s: %s\r\n%s: %s\r\n", path, geo.HopHeader, h.String(),
+		geo.SignatureHeader, keys.Sign(&geo.Message{Method: http.MethodPost, Target: path}, &h))
+}
+
+// send sends text on a connection of its own and does what is left to do. What
+// the proxy answers is not looked at: others are asked whether they feel it.
+func (s *strangers) send(text string, then func(*net.TCPConn)) {
+	if c := s.open(s.p.settings.listen, text); c != nil {
+		if then != nil {
+			then(c)
+		}
+		_ = c.Close()
+	}
+}
+
+// answered waits for the proxy's word.
+func answered(c *net.TCPConn) { _, _ = c.Read(make([]byte, 4096)) }
+
+// hold sends the same on n connections and keeps them open as long as it may.
+func (s *strangers) hold(ctx context.Context, n int, text string) {
+	s.holdAt(ctx, s.p.settings.listen, n, text)
+}
+
+func (s *strangers) holdAt(ctx context.Context, addr string, n int, text string) {
+	for range n {
+		if c := s.open(addr, text); c != nil {
+			defer func() { _ = c.Close() }()
+		}
+	}
+	pause(ctx, holdTime)
+}
+
+func (s *strangers) open(addr, text string) *net.TCPConn {
+	c, err := net.DialTimeout("tcp", addr, attackTime)
+	if err != nil {
+		return nil // the listener's own limits are a defence, too
+	}
+	_ = c.SetDeadline(time.Now().Add(attackTime))
+	_, _ = io.WriteString(c, text)
+	return c.(*net.TCPConn)
+}
