@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/engine"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -48,10 +50,15 @@ func (g *Gateway) exchange(c prefill.Candidate, id string, attempt int) (*moonca
 		ctx, cancel := context.WithTimeout(g.ctx, g.conf().Limits.ConnectTimeout)
 		defer cancel()
 		x, err := engine.Bootstrap(ctx, g.client, c.Target, c.Profile.BootstrapPort)
-		if err != nil {
+		switch {
+		case err == nil:
+			known.x = x
+		case !ok || ctx.Err() == nil:
 			return nil, err
+		default: // it is slow to tell what was known: the work goes on with that, for as long again
+			g.log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
 		}
-		known = learned{x, time.Now()}
+		known.at = time.Now()
 		g.exchanges.mu.Lock()
 		if g.exchanges.known == nil {
 			g.exchanges.known = map[string]learned{}

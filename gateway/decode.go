@@ -67,7 +67,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		j.leaveAtOnce(s.call)
 	} else {
 		if j.gw.outlived(h) {
-			h.orphan()
+			h.release()
 			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
 		}
 		var err error

@@ -58,6 +58,7 @@ type instance struct {
 	found
 	own bool // stands in the config, and is discovery's no more
 	standing
+	processes processes // seen at its address
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -172,6 +173,7 @@ func (f *fleet) build(role string, e config.Engine, set *settings) (*instance, e
 func (f *fleet) put(in *instance) {
 	if old, ok := f.instances[in.key()]; ok {
 		in.status, in.standing, in.number = old.status, old.standing, old.number
+		in.processes = old.processes
 		if in.found == (found{}) && !in.own { // an operator describes it anew
 			in.found = old.found
 		}
@@ -239,8 +241,10 @@ func (f *fleet) onStatus(key string, s engine.Status) {
 	in, ok := f.instances[key]
 	if ok {
 		in.status = s
+		f.away(in, s)
 	}
 	f.mu.Unlock()
+	f.started(key, s.StartTime, s.Up && s.Err == nil)
 	if ok {
 		f.publish()
 	}

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"errors"
 	"maps"
 	"time"
 )
@@ -65,27 +64,3 @@ func (f *fleet) number(in *instance, rank string) int32 {
 	}
 	return id
 }
-
-// born names who has an address now.
-func (f *fleet) born(key string) string {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	if in := f.instances[key]; in != nil {
-		return in.incarnation
-	}
-	return ""
-}
-
-// outlived says whether a hand-off's prefiller is no more. Whoever has its
-// address now would be asked for blocks that it never made.
-func (g *Gateway) outlived(h *handoff) bool {
-	if h.born == "" {
-		return false
-	}
-	g.fleet.mu.RLock()
-	defer g.fleet.mu.RUnlock()
-	_, dead := g.fleet.dead[h.born]
-	return dead
-}
-
-var errOutlived = errors.New("the prefill engine of the hand-off is gone, and its KV with it")

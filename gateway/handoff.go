@@ -14,7 +14,7 @@ import (
 type handoff struct {
 	*mooncake.Handoff
 	lease *prefill.Lease
-	born  string // incarnation of the prefiller that made it
+	born  birth
 	job   *job
 	id    string          // X-Request-Id that a decode request must have; empty: any new one
 	kv    json.RawMessage // the taken params, while no engine can have read them

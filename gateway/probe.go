@@ -69,7 +69,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
 	if err == nil && got.PromptTokens == 0 {
@@ -105,7 +105,7 @@ func (j *job) accept(lease *prefill.Lease, born string, x *mooncake.Exchange, an
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: born, job: j,
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.gw.fleet.made(born, c, got.EngineID), job: j,
 		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.rec.Attempts}
 	if got.ByProbeID {
 		h.id = j.legID("p", j.rec.Attempts)

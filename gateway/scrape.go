@@ -75,6 +75,7 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 		p.at = time.Now()
 		if p.err == nil {
 			g.monitor.Heard(c.Instance)
+			g.fleet.started(c.Instance, p.sample.StartTime, true)
 		}
 	}
 	if p.err != nil {

@@ -39,6 +39,7 @@ type ProbeAnswer struct {
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
 	FinishReason   string
+	EngineID       string // of the engine that has the blocks; empty: not told
 
 	// ByProbeID: the handoff does not say which request made it, so the decode
 	// request must have the probe's X-Request-Id. A decode engine of such a version
@@ -70,7 +71,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		if a.FinishReason != "length" { // blocks are kept for a request that ran into its limit only
 			return a, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(a.FinishReason))
 		}
-		a.KV = x.handoff()
+		a.KV, a.EngineID = x.handoff(), x.EngineID
 		return a, nil
 	}
 	kv, ok := b.Get("kv_transfer_params")
@@ -82,6 +83,9 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		return a, err
 	}
 	a.KV = bytes.Clone(kv)
+	if h, ok := object(kv, true); ok {
+		a.EngineID, _ = text(&h, "remote_engine_id")
+	}
 	return a, nil
 }
 

@@ -20,7 +20,7 @@ func TestReadProbeKeepsTheHandoffByteForByte(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, ProbeAnswer{
 		ID: "chatcmpl-ek-1-p1", KV: json.RawMessage(handoffJSON), PromptTokens: 3, CachedTokens: 2,
-		PromptTokenIDs: json.RawMessage("[1,15,2047]"), FinishReason: "length",
+		PromptTokenIDs: json.RawMessage("[1,15,2047]"), FinishReason: "length", EngineID: "e1",
 	}, a)
 	clear(raw)
 	require.Equal(t, handoffJSON, string(a.KV), "it outlives the answer's buffer")
