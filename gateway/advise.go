@@ -135,9 +135,10 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {
 		p.Busy++
-		runs := c.BacklogMs / 1000 / float64(c.Inflight) // one at a time
+		ours := (c.BacklogMs - c.OthersMs) / 1000
+		runs := ours / float64(c.Inflight) // one at a time
 		p.Begun += runs
-		p.Waiting += c.BacklogMs/1000 - runs
+		p.Waiting += ours - runs
 	}
 	if c.CapacityTokens > 0 {
 		p.KVTokens += c.KVTokens

@@ -89,6 +89,7 @@ func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank
 	}
+	_, c.Decodes = f.instances[roleDecode+" "+in.id]
 	for _, m := range in.status.Models {
 		c.Models = append(c.Models, m.ID)
 	}

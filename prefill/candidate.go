@@ -25,7 +25,8 @@ type Candidate struct {
 	RTT            time.Duration // to its engine, until a scrape says what was measured; 0 inside one site
 	Region         string        // of its engine; empty: ours
 	Live           bool
-	Limit          int // unanswered probes it may have while it is fresh in service; 0: any number
+	Decodes        bool // its engine also decodes, so that not all it runs is prefill
+	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number
 	Events         EventSource
 }
 

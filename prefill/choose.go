@@ -385,6 +385,7 @@ func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge
 		holder:    r.Holder,
 	}
 	c.circuit.Send(l.number, t.now)
+	t.noteUsual(weight.newTokens)
 	t.book(l)
 	return l
 }

@@ -40,7 +40,7 @@ func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	active, kv := float64(a.tokens[probing]), float64(a.kvTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(a.newTokens + c.held.newTokens + c.shared.NewTokens)
-	v.BacklogMs = c.backlog(t.now)
+	v.BacklogMs = c.backlog(t.now) + t.othersBacklog(c, line)
 	v.BS = c.batch(t.now, t.cfg.Scrape.Interval)
 	v.Waiting, v.Running = c.queued+float64(c.held.leases[probing]), c.running
 	v.ActiveTokens, v.KVTokens = active, kv
@@ -64,7 +64,7 @@ func (c *candidate) batch(now time.Time, interval time.Duration) float64 {
 	return float64(c.account.leases[probing]+c.held.leases[probing]) + others
 }
 
-// backlog is the indicator backlog_ms.
+// backlog is our own part of the indicator backlog_ms.
 func (c *candidate) backlog(now time.Time) float64 {
 	waiting := float64(c.held.predictedUs) / 1000
 	if c.oldest == nil {
@@ -72,6 +72,36 @@ func (c *candidate) backlog(now time.Time) float64 {
 	}
 	elapsed := float64(now.Sub(c.runningSince())) / float64(time.Millisecond)
 	return waiting + policy.Backlog(float64(c.account.predictedUs)/1000, float64(c.oldest.charge.predictedUs)/1000, elapsed)
+}
+
+// othersBacklog is the part of backlog_ms that other dispatchers and strangers
+// sent: what the former say that they have there, and of what a current sample
+// shows beyond that, each as long as a prompt of ours usually takes. What runs
+// is half over, as far as anybody knows. On an engine that also decodes, what
+// runs is not counted, for it may be decode.
+func (t *Tier) othersBacklog(c *candidate, line policy.Line) float64 {
+	told := float64(c.shared.Unanswered)
+	ms := told*line.T0Ms + line.TPMs*float64(c.shared.NewTokens)
+	if !c.current(t.now, t.cfg.Scrape.Interval) {
+		return ms
+	}
+	waits, runs := c.foreignQueue, c.foreign-c.foreignQueue
+	if c.Decodes {
+		runs = 0
+	}
+	waits, told = max(0, waits-told), max(0, told-waits)
+	return ms + (waits+max(0, runs-told)/2)*line.Ms(t.usual, 0)
+}
+
+// usualWeight is what one more prompt counts for in the usual one.
+const usualWeight = 0.05
+
+// noteUsual learns what a prompt of ours has to compute.
+func (t *Tier) noteUsual(newTokens int64) {
+	if t.usual == 0 {
+		t.usual = float64(newTokens)
+	}
+	t.usual += usualWeight * (float64(newTokens) - t.usual)
 }
 
 // runningSince is when the engine can have begun with the oldest probe at the

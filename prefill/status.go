@@ -32,7 +32,8 @@ type CandidateStatus struct {
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
-	Waiting     float64  `json:"waiting"` // in the engine's queue and running, ours since the scrape included
+	OthersMs    float64  `json:"backlog_others_ms"` // of it, what other proxies and strangers sent
+	Waiting     float64  `json:"waiting"`           // in the engine's queue and running, ours since the scrape included
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
 	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of what the engine said of itself; null: nothing yet
@@ -94,6 +95,11 @@ func (t *Tier) status() ([]CandidateStatus, audit) {
 }
 
 func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
+	others := 0.0
+	if len(c.Models) > 0 {
+		line, _ := t.line(c.Models[0], c.Hardware)
+		others = t.othersBacklog(c, line)
+	}
 	return CandidateStatus{
 		ID:              c.ID,
 		Instance:        c.Instance,
@@ -115,7 +121,8 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		ScrapeMisses:    c.misses,
 		Failures:        c.circuit.Failures(),
 		Batch:           c.batch(t.now, t.cfg.Scrape.Interval),
-		BacklogMs:       c.backlog(t.now),
+		BacklogMs:       c.backlog(t.now) + others,
+		OthersMs:        others,
 		Waiting:         c.queued,
 		Running:         c.running,
 		HeldTokens:      c.account.kvTokens() - c.account.tokens[probing],

@@ -47,7 +47,8 @@ type Tier struct {
 	shadows     []*policy.Policy
 	suspected   []suspected // to be logged
 	lastLease   uint64
-	round       uint64 // of looking at who waits
+	usual       float64 // new tokens of a prompt of ours, lately
+	round       uint64  // of looking at who waits
 
 	// The audit: charged - released - what the accounts hold for somebody is always 0.
 	charged, released, misuses, expired uint64

@@ -46,7 +46,7 @@ func newRun(p *Plan, spec string, pr *prompts, jobs []*job) (*run, error) {
 		r.engines = append(r.engines, &engine{Engines: &p.Engines, cache: newCache(blocks, pr.blockNames())})
 		name := "p" + strconv.Itoa(i)
 		candidates = append(candidates, prefill.Candidate{
-			ID: name + "/0", Instance: name, Models: []string{model}, CapacityTokens: told, BlockTokens: blockTokens, Live: true,
+			ID: name + "/0", Instance: name, Models: []string{model}, CapacityTokens: told, BlockTokens: blockTokens, Live: true, Decodes: p.Engines.Decode != nil,
 		})
 	}
 	cfg := p.tier(spec)
