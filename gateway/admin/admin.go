@@ -70,13 +70,12 @@ func answerAll(mux *http.ServeMux) http.Handler {
 		}
 		refused := refusal{header: http.Header{}}
 		refuse.ServeHTTP(&refused, r)
-		switch allowed := refused.header.Get("Allow"); refused.status {
-		case http.StatusMethodNotAllowed:
+		if allowed := refused.header.Get("Allow"); refused.status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", allowed)
-			fail(w, refused.status, "method_not_allowed", r.URL.Path+" takes "+allowed+", not "+r.Method)
-		default:
-			fail(w, http.StatusNotFound, "not_found", "this listener has nothing at "+r.URL.Path+"; / is a page for people, docs/openapi.yaml lists the rest")
+			fail(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" takes "+allowed+", not "+r.Method)
+			return
 		}
+		fail(w, http.StatusNotFound, "not_found", "this listener has nothing at "+r.URL.Path+"; / is a page for people, docs/openapi.yaml lists the rest")
 	})
 }
 
