@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,8 +23,9 @@ func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
 	keyFile(t, file, append(keys, "jam ek-jam")...)
 	c = start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
+		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine
 	}})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
 	ctx, leave := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat("jam", "")))
 	require.NoError(t, err)
