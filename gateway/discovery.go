@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -94,6 +95,22 @@ func (d *discovery) status() *discover.Status {
 		return nil
 	}
 	return new(d.Status())
+}
+
+// failure says for an answer why there may be no engines, empty where every
+// source tells.
+func (d *discovery) failure() string {
+	if d == nil {
+		return ""
+	}
+	var all []string
+	for _, s := range d.Status().Sources {
+		if s.Error != "" {
+			why, _, _ := strings.Cut(s.Error, "\n")
+			all = append(all, "; discovery by "+s.Name+" fails: "+why)
+		}
+	}
+	return strings.Join(all, "")
 }
 
 // tryEngine is the probe before an engine's first request.

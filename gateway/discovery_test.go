@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -25,6 +26,7 @@ import (
 type oracle struct {
 	mu      sync.Mutex
 	list    []discover.Engine
+	err     error // instead of the list
 	changed chan struct{}
 }
 
@@ -37,9 +39,9 @@ func (o *oracle) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 		select {
 		case <-o.changed:
 			o.mu.Lock()
-			list := append([]discover.Engine{}, o.list...)
+			list, err := append([]discover.Engine{}, o.list...), o.err
 			o.mu.Unlock()
-			tell(list, nil)
+			tell(list, err)
 		case <-ctx.Done():
 			return
 		}
@@ -409,4 +411,28 @@ func TestEnginesOfAFile(t *testing.T) {
 	version("..v3", list(c.decode[1], c.decode[2]))
 	only("a new word about another engine", c.decode[1], c.decode[2])
 	require.Equal(t, 4, c.status(addressOf(c.decode[2])).Slots, "which said nothing of this one")
+}
+
+// Where engines are to be found and their source fails, that is why there are
+// none.
+func TestReadinessTellsThatDiscoveryFails(t *testing.T) {
+	t.Parallel()
+	o := newOracle()
+	c := start(t, options{dirty: true, discover: func(c *cluster) []discover.Source {
+		o.say(found(c.prefill[0], "prefill", "p", ""), found(c.decode[0], "decode", "d", ""))
+		return []discover.Source{o}
+	}})
+	o.gone(found(c.prefill[0], "prefill", "p", ""))
+	c.eventually("there is no prefill engine", func() bool {
+		r := c.get("/readyz")
+		return r.status == http.StatusServiceUnavailable && strings.Contains(r.body, "no healthy prefill engine")
+	})
+	require.NotContains(t, c.get("/readyz").body, "discovery")
+	o.mu.Lock()
+	o.err = errors.New("pods is forbidden: User \"evenkeel\" cannot list resource \"pods\"")
+	o.wake()
+	o.mu.Unlock()
+	c.eventually("why is told", func() bool {
+		return strings.Contains(c.get("/readyz").body, "no healthy prefill engine; discovery by oracle fails: pods is forbidden: User ")
+	})
 }

@@ -351,9 +351,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "no proxy owns a decode group yet"
 	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
 	case p == 0:
-		return false, "no healthy prefill engine"
+		return false, "no healthy prefill engine" + g.discovery.failure()
 	case d == 0:
-		return false, "no healthy decode engine"
+		return false, "no healthy decode engine" + g.discovery.failure()
 	}
 	return true, ""
 }

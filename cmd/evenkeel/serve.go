@@ -15,6 +15,7 @@ import (
 	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
+	kubernetes "evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
 )
 
@@ -61,6 +62,7 @@ func (c *serveCmd) Run(streams) error {
 	if err != nil {
 		return err
 	}
+	kubernetes.LogTo(log)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"os"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"pgregory.net/rapid"
 )
 
@@ -200,6 +206,37 @@ func TestAFailingSourceChangesNothing(t *testing.T) {
 		require.Empty(t, r.Status().Sources[0].Error)
 		require.EqualValues(t, 0, testutil.ToFloat64(r.metrics.stale.WithLabelValues("a")))
 	})
+}
+
+// The texts of one failure differ by ports and times. It is said once, until the
+// source works again or fails otherwise.
+func TestAFailureIsSaidOnce(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	d := New(Config{Sources: []Source{&told{name: "a"}}, Log: zap.New(core)})
+	refused := func(port int) error {
+		return fmt.Errorf("watch pods: %w", &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{Port: port}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)})
+	}
+	for i, step := range []struct {
+		err  error
+		said string // empty: nothing
+	}{
+		{refused(1), "discovery fails; what it found last stays in force"},
+		{refused(2), ""},
+		{fmt.Errorf("list pods: %w", refused(3)), ""},
+		{errors.Join(refused(4), refused(5)), ""},
+		{fmt.Errorf("list pods: %w", context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
+		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 423, context.DeadlineExceeded), ""},
+		{nil, "discovery works again"},
+		{nil, ""},
+		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 512, context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
+	} {
+		d.hear(news{0, nil, step.err}, time.Now())
+		var said []string
+		for _, l := range logs.TakeAll() {
+			said = append(said, l.Message)
+		}
+		require.Equal(t, step.said, strings.Join(said, ", "), "step %d", i)
+	}
 }
 
 func TestOfTwoSourcesTheFirstCounts(t *testing.T) {

@@ -5,8 +5,11 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -21,10 +24,12 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
+	where := "this pod's service account"
 	own := func() (string, error) { return read(ownNamespace) }
 	if kubeconfig == "" {
 		cfg, err = rest.InClusterConfig()
 	} else {
+		where = "kubeconfig " + kubeconfig
 		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
 		cfg, err = file.ClientConfig()
 		own = func() (string, error) {
@@ -32,15 +37,41 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 			return namespace, err
 		}
 	}
-	if err != nil {
-		return nil, "", fmt.Errorf("kubernetes: %w; outside of a cluster a kubeconfig is needed", err)
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, "", errors.New("kubernetes: this is no pod of a cluster, so a kubeconfig is needed")
+	case err != nil:
+		return nil, "", fmt.Errorf("kubernetes: %s: %w", where, err)
 	}
+	notice(cfg)
 	if namespace == "" {
 		if namespace, err = own(); err != nil {
 			return nil, "", fmt.Errorf("kubernetes: which namespace is ours is not known: %w; write it in the config", err)
 		}
 	}
 	return cfg, namespace, nil
+}
+
+// A connection whose other end is gone without a word is noticed within
+// deadAfter once nothing has come for quietFor.
+const (
+	quietFor  = 5 * time.Second
+	deadAfter = 5 * time.Second
+)
+
+// notice has connections to the API server fail when its other end is gone. A
+// watch may be silent for minutes, so without it only the half minutes of
+// client-go would tell.
+func notice(cfg *rest.Config) {
+	probes := net.KeepAliveConfig{Enable: true, Idle: quietFor, Interval: deadAfter / 5, Count: 5}
+	cfg.Dial = (&net.Dialer{Timeout: deadAfter, KeepAliveConfig: probes}).DialContext
+	// Between us and the server may be what answers for it. HTTP/2 asks the server
+	// itself; client-go reads how often from nowhere but here.
+	for name, d := range map[string]time.Duration{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": quietFor, "HTTP2_PING_TIMEOUT_SECONDS": deadAfter} {
+		if os.Getenv(name) == "" {
+			_ = os.Setenv(name, strconv.Itoa(int(d.Seconds()))) // fails for names that are none
+		}
+	}
 }
 
 // read reads a namespace from a file.

@@ -31,6 +31,10 @@ func TestFindTellsServerAndNamespace(t *testing.T) {
 func TestFindSaysWhatIsMissing(t *testing.T) {
 	_, _, err := Find("", "ek")
 	require.ErrorContains(t, err, "a kubeconfig is needed")
+	_, _, err = Find("/no/such/kubeconfig", "ek")
+	require.ErrorContains(t, err, "kubeconfig /no/such/kubeconfig: ")
+	require.ErrorContains(t, err, "no such file")
+	require.NotContains(t, err.Error(), "is needed", "there is one in the config")
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, os.WriteFile(broken, []byte("{"), 0o600))
 	_, _, err = Find(broken, "ek")

@@ -1,5 +1,5 @@
 // Package kube finds engines among the pods of a namespace, with client-go's
-// informers: by label, with the role in a label. A pod is used while it is ready
+// reflectors: by label, with the role in a label. A pod is used while it is ready
 // and not leaving, by its own word and by that of every EndpointSlice it is in.
 //
 // A pod is itself only by its UID: another with the same name, or at the same
@@ -12,7 +12,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -20,10 +19,6 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 
 	"evenkeel/engine/discover"
 )
@@ -45,13 +40,10 @@ type Config struct {
 // Source watches one namespace. It implements discover.Source.
 type Source struct {
 	cfg    Config
-	pods   cache.SharedIndexInformer
-	slices cache.SharedIndexInformer // nil: not heeded
+	pods   *mirror
+	slices *mirror // nil: not heeded
 	signal chan struct{}
 	warned map[string]string // by pod UID: why it is not used, as logged
-
-	mu     sync.Mutex
-	failed map[string]error // by kind: why the API server does not tell
 }
 
 var _ discover.Source = (*Source)(nil)
@@ -61,44 +53,12 @@ func New(cfg Config) *Source {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	s := &Source{cfg: cfg, signal: make(chan struct{}, 1), warned: map[string]string{}, failed: map[string]error{}}
-	s.pods = s.informer(Pods, &corev1.Pod{}, cfg.Selector)
+	s := &Source{cfg: cfg, signal: make(chan struct{}, 1), warned: map[string]string{}}
+	s.pods = s.mirror(Pods, &corev1.Pod{}, cfg.Selector)
 	if cfg.Slices {
-		s.slices = s.informer(Slices, &discoveryv1.EndpointSlice{}, "")
+		s.slices = s.mirror(Slices, &discoveryv1.EndpointSlice{}, "")
 	}
 	return s
-}
-
-// informer mirrors one kind of object. What becomes of its calls is noted, for
-// informers tell nobody when they work again.
-func (s *Source) informer(kind string, object runtime.Object, selector string) cache.SharedIndexInformer {
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = selector
-			all, err := s.cfg.Client.List(ctx, kind, s.cfg.Namespace, o)
-			s.note(ctx, kind, "list", err)
-			return all, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = selector
-			w, err := s.cfg.Client.Watch(ctx, kind, s.cfg.Namespace, o)
-			s.note(ctx, kind, "watch", err)
-			return w, err
-		},
-	}
-	i := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client), object, 0, cache.Indexers{})
-	// Both fail only on an informer that was started.
-	_ = i.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}) // noted already; the default one writes to stderr
-	_ = i.SetTransform(func(o any) (any, error) {
-		if m, ok := o.(metav1.Object); ok {
-			m.SetManagedFields(nil) // half of what a pod weighs
-		}
-		return o, nil
-	})
-	_, _ = i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { s.wake() }, UpdateFunc: func(any, any) { s.wake() }, DeleteFunc: func(any) { s.wake() },
-	})
-	return i
 }
 
 func (s *Source) wake() {
@@ -106,25 +66,6 @@ func (s *Source) wake() {
 	case s.signal <- struct{}{}:
 	default: // many changes are one look
 	}
-}
-
-func (s *Source) note(ctx context.Context, kind, verb string, err error) {
-	if ctx.Err() != nil {
-		return
-	}
-	if err != nil {
-		err = fmt.Errorf("%s %s in namespace %s: %w", verb, kind, s.cfg.Namespace, err)
-	}
-	s.mu.Lock()
-	s.failed[kind] = err
-	s.mu.Unlock()
-	s.wake()
-}
-
-func (s *Source) failure() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Join(s.failed[Pods], s.failed[Slices])
 }
 
 // Name is kubernetes:, the namespace, the selector and, if it is fixed, the role.
@@ -140,17 +81,12 @@ func (s *Source) Name() string {
 func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	mirrors := []cache.SharedIndexInformer{s.pods}
+	mirrors := []*mirror{s.pods}
 	if s.slices != nil {
 		mirrors = append(mirrors, s.slices)
 	}
-	for _, i := range mirrors {
-		wg.Go(func() { i.RunWithContext(ctx) })
-		wg.Go(func() { // the end of the first list may bring no event
-			if cache.WaitForCacheSync(ctx.Done(), i.HasSynced) {
-				s.wake()
-			}
-		})
+	for _, m := range mirrors {
+		wg.Go(func() { m.run(ctx) })
 	}
 	var last []discover.Engine
 	for {
@@ -159,8 +95,12 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 		case <-ctx.Done():
 			return
 		}
-		failure := s.failure()
-		if synced := !slices.ContainsFunc(mirrors, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() }); synced {
+		complete, failure := true, error(nil)
+		for _, m := range mirrors {
+			listed, err := m.state()
+			complete, failure = complete && listed, errors.Join(failure, err)
+		}
+		if complete {
 			// One mirror may tell of a pod that leaves while the other is behind.
 			if list := s.list(); failure == nil || !slices.Equal(list, last) {
 				tell(list, nil)
@@ -177,7 +117,7 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 func (s *Source) list() (list []discover.Engine) {
 	var seen []*discoveryv1.EndpointSlice
 	if s.slices != nil {
-		for _, o := range s.slices.GetStore().List() {
+		for _, o := range s.slices.List() {
 			if slice, ok := o.(*discoveryv1.EndpointSlice); ok {
 				seen = append(seen, slice)
 			}
@@ -185,7 +125,7 @@ func (s *Source) list() (list []discover.Engine) {
 	}
 	stands := standings(seen)
 	warned := map[string]string{}
-	for _, o := range s.pods.GetStore().List() {
+	for _, o := range s.pods.List() {
 		pod, ok := o.(*corev1.Pod)
 		if !ok {
 			continue

@@ -3,8 +3,12 @@ package kube
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
 
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/kube/kubetest"
@@ -41,6 +46,7 @@ type site struct {
 	watches map[string]watch.Interface // by resource, as they run
 	list    []discover.Engine
 	err     error
+	good    int // lists told
 }
 
 var errAway = errors.New("connection refused")
@@ -80,6 +86,7 @@ func open(t *testing.T, cfg Config, away bool, objects ...runtime.Object) *site 
 			defer s.mu.Unlock()
 			if s.err = err; err == nil {
 				s.list = list
+				s.good++
 			}
 		})
 	}()
@@ -240,6 +247,61 @@ func TestWhileTheAPIServerIsAwayNothingChanges(t *testing.T) {
 	s.away.Store(false)
 	s.becomes("decode http://10.0.0.2:8000 u2")
 	s.until("it works again", func() bool { return s.err == nil })
+}
+
+// While the server is away a watch is tried again and again from where the last
+// one ended. Once it is back such a watch opens, to be ended because its version
+// is gone: that is no list, and what happened meanwhile is not known.
+func TestAWatchThatOpensIsNoList(t *testing.T) {
+	one := pod("d-0", "u1", "10.0.0.1", "decode")
+	s := open(t, Config{}, false, one)
+	s.becomes("decode http://10.0.0.1:8000 u1")
+
+	var lists atomic.Int32
+	var listing, gone atomic.Bool
+	s.api.PrependReactor("list", "*", func(ktesting.Action) (bool, runtime.Object, error) {
+		lists.Add(1)
+		return !listing.Load(), nil, errRefused
+	})
+	s.api.PrependWatchReactor("*", func(ktesting.Action) (bool, watch.Interface, error) {
+		if listing.Load() {
+			return false, nil, nil
+		}
+		if !gone.Load() {
+			return true, nil, errRefused
+		}
+		w := watch.NewFakeWithChanSize(1, false)
+		w.Error(&metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired})
+		return true, w, nil
+	})
+	s.mu.Lock()
+	for _, w := range s.watches {
+		w.Stop()
+	}
+	s.mu.Unlock()
+	s.until("it says so", func() bool { return errors.Is(s.err, syscall.ECONNREFUSED) })
+	s.mu.Lock()
+	s.good = 0
+	s.mu.Unlock()
+	gone.Store(true)
+	before := lists.Load()
+	s.until("lists fail", func() bool { return lists.Load() >= before+4 })
+	s.until("it never said that it works", func() bool { return s.good == 0 })
+	s.create(pod("d-1", "u2", "10.0.0.2", "decode"))
+	listing.Store(true)
+	s.becomes("decode http://10.0.0.1:8000 u1", "decode http://10.0.0.2:8000 u2")
+	s.until("it works", func() bool { return s.err == nil })
+}
+
+var errRefused error = &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+
+// However long the server was away, it is asked again soon.
+func TestPausesStayShort(t *testing.T) {
+	backoff := pauses
+	pause := backoff.DelayWithReset(clock.RealClock{}, time.Hour)
+	for range 100 {
+		require.LessOrEqual(t, pause(), 3*time.Second)
+	}
 }
 
 func TestWhatAPodSaysOfItself(t *testing.T) {

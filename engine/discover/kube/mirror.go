@@ -1,0 +1,147 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// mirror holds the objects of one kind as the API server last told them. The
+// reflector that fills it tells nobody how it does, so its calls are noted: from
+// the first that fails the mirror is stale, until a list has come. A watch that
+// opens proves nothing, for it may go on from a version that is gone.
+type mirror struct {
+	cache.Store
+	reflector *cache.Reflector
+	kind      string
+	namespace string
+	wake      func()
+
+	mu     sync.Mutex
+	listed bool  // once at least
+	failed error // since the last list; nil: the mirror is fresh
+}
+
+// pauses between two tries: once the server answers again it is asked for a list
+// at once, and not after the half minute of client-go's own.
+var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
+
+// listPatience is how long a list may take: one that is asked over a connection
+// that is dead and open never comes.
+const listPatience = 30 * time.Second
+
+func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
+	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = selector
+			limited, cancel := context.WithTimeout(ctx, listPatience)
+			defer cancel()
+			all, err := s.cfg.Client.List(limited, kind, m.namespace, o)
+			m.note(ctx, "list", err)
+			return all, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
+			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
+			if err != nil {
+				if o.SendInitialEvents == nil { // a list that is streamed: where it is refused, a plain one is asked for
+					m.note(ctx, "watch", err)
+				}
+				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
+			}
+			return watch.Filter(w, func(e watch.Event) (watch.Event, bool) { return m.heard(ctx, e), true }), nil
+		},
+	}
+	backoff := pauses
+	m.reflector = cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client), object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
+	return m
+}
+
+// run fills the mirror until ctx ends. What the reflector would log at each try
+// is noted already.
+func (m *mirror) run(ctx context.Context) {
+	m.reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
+}
+
+// state says whether there is a list, and what failed since it came.
+func (m *mirror) state() (listed bool, failed error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.listed, m.failed
+}
+
+// note keeps a failure.
+func (m *mirror) note(ctx context.Context, verb string, err error) {
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	m.mu.Lock()
+	m.failed = fmt.Errorf("%s %s in namespace %s: %w", verb, m.kind, m.namespace, err)
+	m.mu.Unlock()
+	m.wake()
+}
+
+// heard notes a watch that ends with an error. That its version is gone is no
+// failure: the list that is asked for then tells everything.
+func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
+	if e.Type != watch.Error {
+		return e
+	}
+	err := apierrors.FromObject(e.Object)
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return e
+	}
+	m.note(ctx, "watch", err)
+	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}} // without its reason, for the same reason
+}
+
+// Replace takes over a list.
+func (m *mirror) Replace(all []any, version string) error {
+	for _, o := range all {
+		slim(o)
+	}
+	err := m.Store.Replace(all, version)
+	m.mu.Lock()
+	m.listed, m.failed = true, nil
+	m.mu.Unlock()
+	m.wake()
+	return err
+}
+
+// Add, Update and Delete take over one event of a watch.
+func (m *mirror) Add(o any) error {
+	defer m.wake()
+	return m.Store.Add(slim(o))
+}
+
+// Update takes over a changed object.
+func (m *mirror) Update(o any) error {
+	defer m.wake()
+	return m.Store.Update(slim(o))
+}
+
+// Delete takes an object out.
+func (m *mirror) Delete(o any) error {
+	defer m.wake()
+	return m.Store.Delete(o)
+}
+
+// slim drops what makes half of a pod's weight and says nothing of an engine.
+func slim(o any) any {
+	if m, ok := o.(metav1.Object); ok {
+		m.SetManagedFields(nil)
+	}
+	return o
+}

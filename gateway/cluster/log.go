@@ -1,0 +1,43 @@
+package cluster
+
+import (
+	"fmt"
+
+	"github.com/go-logr/logr"
+	"go.uber.org/zap"
+	"k8s.io/klog/v2"
+)
+
+// LogTo has client-go write through a logger. By itself it writes plain lines to
+// standard error, between those of the log. It is called once, before anything
+// talks to Kubernetes.
+func LogTo(log *zap.Logger) { klog.SetLogger(logr.New(sink{log.Named("kubernetes").Sugar()})) }
+
+// sink takes what client-go says. What it only tells those who debug it is left
+// out.
+type sink struct{ log *zap.SugaredLogger }
+
+var _ logr.LogSink = sink{}
+
+func (sink) Init(logr.RuntimeInfo) {}
+
+func (sink) Enabled(level int) bool { return level == 0 }
+
+func (s sink) Info(_ int, msg string, pairs ...any) { s.log.Infow(msg, texts(pairs)...) }
+
+func (s sink) Error(err error, msg string, pairs ...any) {
+	s.log.Warnw(msg, append(texts(pairs), "error", err)...)
+}
+
+func (s sink) WithValues(pairs ...any) logr.LogSink { return sink{s.log.With(texts(pairs)...)} }
+
+func (s sink) WithName(name string) logr.LogSink { return sink{s.log.Named(name)} }
+
+// texts are values as text: some would be whole objects.
+func texts(pairs []any) []any {
+	all := make([]any, len(pairs))
+	for i, v := range pairs {
+		all[i] = fmt.Sprint(v)
+	}
+	return all
+}
