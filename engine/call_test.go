@@ -477,6 +477,41 @@ func TestReadAllStopsAtItsLimit(t *testing.T) {
 	}
 }
 
+func TestReadUpToCutsAtItsLimit(t *testing.T) {
+	for _, raw := range []string{ok("hello"), "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"} {
+		c, tg := listen(t, answer(raw))
+		for limit, want := range map[int]string{1: "h", 4: "hell", 5: "hello", 9: "hello"} {
+			r, err := post(c.NewCall(tg), "{}")
+			require.NoError(t, err)
+			r.SetDeadline(time.Now().Add(50 * time.Millisecond)) // the last one does not end
+			require.Equal(t, want, string(r.ReadUpTo(limit)))
+			r.Close()
+		}
+	}
+}
+
+// However often bytes come, a deadline is one.
+func TestADeadlineEndsADrip(t *testing.T) {
+	c, tg := listen(t, func(_ int, conn net.Conn, br *bufio.Reader) {
+		if _, err := http.ReadRequest(br); err != nil {
+			return
+		}
+		_, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+		for ; err == nil; time.Sleep(5 * time.Millisecond) {
+			_, err = io.WriteString(conn, "x")
+		}
+	})
+	r, err := post(c.NewCall(tg), "{}")
+	require.NoError(t, err)
+	defer r.Close()
+	r.SetIdle(time.Minute)
+	r.SetDeadline(time.Now().Add(50 * time.Millisecond))
+	_, err = r.ReadAll(1 << 30)
+	var e *Error
+	require.ErrorAs(t, err, &e)
+	require.True(t, e.Timeout)
+}
+
 // What net/http's server sends in any framing of its own choice arrives whole.
 func TestAnswersOfNetHTTP(t *testing.T) {
 	var plan atomic.Pointer[[][]byte]

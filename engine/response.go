@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 )
 
@@ -48,6 +49,22 @@ func (r *Response) SetIdle(d time.Duration) {
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
 	r.conn.idle, r.conn.set = d, time.Time{}
+	if !r.conn.last {
+		r.conn.by = time.Time{}
+	}
+}
+
+// SetDeadline ends all later Reads at one moment, however much comes until then.
+// SetIdle takes it back.
+func (r *Response) SetDeadline(t time.Time) {
+	if r.conn == nil {
+		return
+	}
+	r.conn.mu.Lock()
+	defer r.conn.mu.Unlock()
+	if !r.conn.last {
+		r.conn.by, r.conn.set = t, time.Time{}
+	}
 }
 
 // Read waits for the first byte and returns what has arrived. io.EOF means the
@@ -101,6 +118,22 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 			buf = append(buf, 0)[:len(buf)]
 		}
 	}
+}
+
+// ReadUpTo returns what comes of the rest of the body, cut at limit bytes: of a
+// refusal its beginning is better than nothing.
+func (r *Response) ReadUpTo(limit int) []byte {
+	buf := make([]byte, 0, min(max(r.expected(), 1), limit))
+	for len(buf) < limit {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, min(len(buf), limit-len(buf)))
+		}
+		n, err := r.Read(buf[len(buf):min(cap(buf), limit)])
+		if buf = buf[:len(buf)+n]; err != nil {
+			break
+		}
+	}
+	return buf
 }
 
 func (r *Response) expected() int {

@@ -106,7 +106,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.patience,
+		Stream: j.req.Stream, Deadline: j.patience, Most: j.mayRelay(),
 	})
 	switch {
 	case failure != nil:
@@ -208,7 +208,7 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 			Completion int `json:"completion_tokens"`
 		} `json:"usage"`
 	}
-	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 {
+	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && j.believes(says.Usage.Prompt, says.Usage.Completion) {
 		j.rec.PromptTokens, j.rec.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.ends(nil)

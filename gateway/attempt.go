@@ -209,11 +209,7 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 // where the engine is known to tell the prefiller to free, it needs no drain
 // (contract 2.5b).
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
-	body, err := s.resp.ReadAll(maxErrorBody)
-	if err != nil {
-		body = nil
-	}
-	f := j.refused("decode", s.rank.Target.ID, s.resp, body)
+	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
 	if j.gw.fleet.rejectionFrees(s.rank) {
 		h.release()
@@ -223,7 +219,17 @@ func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	return f
 }
 
-const maxErrorBody = 1 << 20
+// refusal reads the body of an error status. Its beginning says what is wrong, and
+// the status says the rest: neither its length nor its pace may hold the request.
+func refusal(resp *engine.Response) []byte {
+	resp.SetDeadline(time.Now().Add(refusalTime))
+	return resp.ReadUpTo(maxErrorBody)
+}
+
+const (
+	maxErrorBody = 1 << 20
+	refusalTime  = 5 * time.Second
+)
 
 // refused maps an engine's error status: its 4xx reach the client as they came,
 // our own credential's failure and its 5xx do not (contract 9).

@@ -7,6 +7,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"evenkeel/sse"
 )
 
 // judge tells the monitor what a decode that gave nothing says about its
@@ -45,7 +46,7 @@ func (s *stream) judge(fail *openai.Error) {
 	case said.Status == http.StatusInternalServerError:
 		s.job.accuse(s.rank, errors.New("its event was an error of status 500"))
 	case s.silent:
-		monitor.Judge(id, engine.Silent, errSilent)
+		monitor.Judge(id, engine.Silent, sse.ErrSilent)
 	case s.why != nil:
 		monitor.Judge(id, engine.Faulted, s.why)
 	default:
@@ -71,7 +72,7 @@ func (g *Gateway) drainLost(r *rank, err error) bool {
 // silent says whether an engine that took a request let its time pass.
 func silent(err error) bool {
 	var ee *engine.Error
-	return errors.Is(err, errSilent) || errors.As(err, &ee) && ee.Timeout && ee.Phase >= engine.PhaseHead
+	return errors.Is(err, sse.ErrSilent) || errors.As(err, &ee) && ee.Timeout && ee.Phase >= engine.PhaseHead
 }
 
 // blame is a 500 whose cause is open: old vLLM answers so to prompts that are

@@ -60,7 +60,8 @@ func (g *Gateway) drain(h *handoff, m route) {
 	}
 }
 
-// drainage is the drains under way. It begins none once it is closed.
+// drainage is what still runs for requests that are over, such as drains. It
+// begins nothing once it is closed.
 type drainage struct {
 	mu     sync.Mutex
 	open   int
@@ -68,7 +69,7 @@ type drainage struct {
 	all    sync.WaitGroup
 }
 
-// begin runs a drain, unless so many run already.
+// begin runs one, unless so many run already.
 func (d *drainage) begin(most int, drain func()) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,6 +181,7 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		return drainFailed, !silent(err), err
 	}
 	defer resp.Close()
+	resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
 	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
 		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)

@@ -62,7 +62,7 @@ func transportError(side string, err error) *openai.Error {
 	switch isCall := errors.As(err, &ee); {
 	case isCall && ee.Phase == engine.PhaseConnect:
 		return unavailable(side+"_unavailable", "the "+side+" engine cannot be reached; retry later", 1)
-	case isCall && ee.Timeout, errors.Is(err, errSilent):
+	case isCall && ee.Timeout, errors.Is(err, sse.ErrSilent):
 		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", "the "+side+" engine was silent for too long")
 	}
 	return badGateway(side, cause(err))
@@ -155,14 +155,18 @@ func (g *Gateway) waitError(err error, prompt int) *openai.Error {
 	return unavailable("decode_unavailable", "no healthy decode engine serves the model", 1)
 }
 
-// retryAfter reads an engine's Retry-After in seconds; a date counts as none.
+// retryAfter reads an engine's Retry-After in seconds; a date counts as none. A
+// client that obeyed more than an hour would be lost, and no engine knows so far
+// ahead.
 func retryAfter(resp *engine.Response) int {
 	n, err := strconv.Atoi(string(resp.Header("Retry-After")))
-	if err != nil || n < 0 {
+	if errors.Is(err, strconv.ErrSyntax) || n < 0 {
 		return 0
 	}
-	return n
+	return min(n, mostRetryAfter)
 }
+
+const mostRetryAfter = 3600
 
 // outcomeOf names how a request ended, for metrics and the log: one of a fixed
 // set, for what an engine or a client writes must not become a label.

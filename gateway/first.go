@@ -10,30 +10,27 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/sse"
 )
 
 // What a decode engine can do wrong beneath a 200.
 var (
 	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
-	errSilent   = errors.New("the engine sent no event in time")
 	errRefusal  = errors.New("the engine's first event was a failure")
 )
 
-// first reads up to the first data event. Comments may keep the connection
-// alive for ever, so the deadline is for all of it.
+// first reads up to the first data event.
 func (s *stream) first(deadline time.Time) error {
 	if s.whole {
+		s.resp.SetDeadline(deadline)
 		return s.readWhole()
 	}
 	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+		s.resp.SetDeadline(deadline)
 		return s.notAStream(ct)
 	}
+	s.reader.Reset(s.limits(time.Until(deadline)))
 	for !s.mirror.Started() && !s.ended {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return errSilent
-		}
-		s.resp.SetIdle(left)
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -41,7 +38,6 @@ func (s *stream) first(deadline time.Time) error {
 	if s.broken != nil {
 		return errRefusal
 	}
-	s.resp.SetIdle(s.job.gw.conf().Limits.EventTimeout)
 	return nil
 }
 
@@ -85,8 +81,10 @@ func (s *stream) readWhole() error {
 		return errNotJSON
 	}
 	line.WriteString("\n\n")
-	s.framer.Feed(line.Bytes())
-	if e, ok := s.framer.Next(); ok {
+	s.now = time.Now()
+	frames := sse.NewFramer(line.Len())
+	frames.Feed(line.Bytes())
+	if e, ok := frames.Next(); ok {
 		s.event(e)
 	}
 	switch {
@@ -122,7 +120,7 @@ func (s *stream) failure(err error) *fault {
 	switch {
 	case s.broken.Status/100 == 4: // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
-	case errors.As(err, &call) && call.Timeout:
+	case errors.Is(err, sse.ErrSilent), errors.As(err, &call) && call.Timeout:
 		f.answer = transportError("decode", err)
 	default:
 		f.answer = badGateway("decode", s.broken.Message)

@@ -71,6 +71,7 @@ type rank struct {
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
 	Region   string       // empty: ours
+	Context  int          // tokens of prompt and answer, of its longest model; 0: unknown
 	area     *decodeGroup // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu

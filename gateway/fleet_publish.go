@@ -134,7 +134,7 @@ func capacityOf(in *instance, r int) int64 {
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
-	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), area: f.gw.groups.of(in.conf.Group)}
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), area: f.gw.groups.of(in.conf.Group)}
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
@@ -180,6 +180,28 @@ func (f *fleet) route(routes map[string]route, in *instance, up bool) {
 		}
 		routes[m.ID] = r
 	}
+}
+
+// context is the longest of its models' contexts, 0 where one is unknown.
+func (i *instance) context() (longest int) {
+	for _, m := range i.status.Models {
+		n := i.maxLen(m)
+		if n <= 0 && m.Parent == "" {
+			return 0
+		}
+		longest = max(longest, n)
+	}
+	return longest
+}
+
+// context is that of an engine by its key.
+func (f *fleet) context(key string) int {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if in := f.instances[key]; in != nil {
+		return in.context()
+	}
+	return 0
 }
 
 // maxLen is the context length of a model, the profile's word first.

@@ -73,6 +73,7 @@ type Gateway struct {
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
 	drains      drainage       // of hand-offs
+	tails       drainage       // ends of engines' bodies behind [DONE]
 	server      *edge.Server
 	listener    *edge.Listener
 	bodies      *edge.Bodies
@@ -309,7 +310,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.regions != nil {
 		err = errors.Join(err, g.regions.drain(cut))
 	}
-	drained := g.drains.close()
+	drained, tails := g.drains.close(), g.tails.close()
 	select {
 	case <-drained:
 	case <-cut.Done():
@@ -328,6 +329,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.service.close()
 	g.fleet.stopTimers()
 	<-drained
+	<-tails
 	g.background.Wait()
 	if t := g.tracer.Swap(nil); t != nil {
 		g.flush(t)

@@ -43,9 +43,14 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	}
 	answered := time.Now() // the hold timeout counts from the response headers (contract 2.4)
 	defer resp.Close()
-	answer, err := resp.ReadAll(mooncake.MaxProbeAnswer)
-	if err != nil {
-		return nil, j.probeFailed(lease, run, err)
+	var answer []byte
+	if resp.StatusCode() != http.StatusOK {
+		answer = refusal(resp)
+	} else {
+		resp.SetDeadline(began.Add(j.gw.conf().Limits.ProbeTimeout))
+		if answer, err = resp.ReadAll(mooncake.MaxProbeAnswer); err != nil {
+			return nil, j.probeFailed(lease, run, err)
+		}
 	}
 	j.gw.monitor.Heard(c.Instance)
 	j.rec.ProbeMs += ms(time.Since(began))
@@ -72,11 +77,17 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
+	if err == nil && !credible(got.PromptTokens, 0, j.gw.fleet.context(c.Instance)) {
+		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
+	}
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()
 	}
 	if err == nil && got.ByProbeID && j.gw.fleet.namesRequests(c) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
+	}
+	if got.CachedTokens > got.PromptTokens {
+		got.CachedTokens = -1 // it cannot have found more than there is
 	}
 	budget, budgetErr := c.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {

@@ -30,6 +30,7 @@ type stream struct {
 
 	assembler *sse.Assembler // set for an answer put together from the events
 	unread    []byte         // events the client has not taken yet
+	now       time.Time      // of the last arrival
 	firstAt   time.Time      // first data event; from then on the client may have bytes
 	tokenFrom time.Time      // first event that carried tokens
 	tokenAt   time.Time      // last one
@@ -53,10 +54,12 @@ type source struct {
 	began time.Time
 	local bool // it computes the prompt itself
 
-	heard   bool  // its first event; the engine's traffic counts it until release
-	unheard bool  // the engine took the request, and no first event came
-	silent  bool  // it stopped in the middle without a word
-	why     error // its connection broke; nil: that is not why it failed
+	mayHave int           // tokens
+	idle    time.Duration // how long the engine may be silent, as the connection has it
+	heard   bool          // its first event; the engine's traffic counts it until release
+	unheard bool          // the engine took the request, and no first event came
+	silent  bool          // it stopped in the middle without a word
+	why     error         // its connection broke; nil: that is not why it failed
 	*buffers
 }
 
@@ -64,32 +67,33 @@ type source struct {
 type buffers struct {
 	read   [4 << 10]byte
 	out    []byte
-	framer *sse.Framer
+	reader *sse.Reader
 	mirror *sse.Mirror
 	trail  sse.Trail
 }
 
 var buffersPool = sync.Pool{New: func() any {
-	return &buffers{framer: sse.NewFramer(0), mirror: sse.NewMirror(sse.Ask{Choice: -1})}
+	return &buffers{reader: sse.NewReader(), mirror: sse.NewMirror(sse.Ask{Choice: -1})}
 }}
 
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.gw.fleet.rank(slot.Worker)
-	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, buffers: buffersPool.Get().(*buffers)}}
+	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
+	ask.MaxTokens, ask.Context = s.mayHave, contextOf(rank.Context)
 	if ask.Cached = j.cached; s.local {
 		ask.Cached = sse.OwnCached
 	}
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage = true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.gw.conf().Limits.AnswerBytes)
 	}
 	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
-	s.framer.Reset()
+	s.reader.Reset(sse.Limits{})
 	if s.trail.Reset(j.resume.how == mooncake.ChatResumeContinue); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local
 		ask.Trail = &s.trail
@@ -127,20 +131,31 @@ func (s *stream) fill() error {
 		s.goOn()
 		return nil //nolint:nilerr // what was read decides how the answer ends
 	}
+	if wait := s.reader.Wait(time.Now()); wait != s.idle {
+		s.idle = max(wait, 1)
+		s.resp.SetIdle(s.idle)
+	}
 	n, err := s.resp.Read(s.read[:])
-	s.framer.Feed(s.read[:n])
+	s.now = time.Now()
+	s.reader.Feed(s.read[:n], s.now)
 	for !s.ended && s.lost == nil {
-		e, ok := s.framer.Next()
+		e, ok := s.reader.Next()
 		if !ok {
 			break
 		}
 		s.event(e)
 	}
+	if err == nil {
+		err = s.reader.Err()
+	}
 	if err == nil || s.ended || s.lost != nil {
 		return nil //nolint:nilerr // the end of the stream is none of the answer
 	}
 	switch {
-	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.framer.Buffered() == 0:
+	case errors.Is(err, sse.ErrTooMuch):
+		s.end(streamError("upstream_broken", err))
+		return nil
+	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.reader.Buffered() == 0:
 		s.end(nil) // whole, but without [DONE], as some engines leave it
 		return nil
 	case s.run.moved.Load():
@@ -187,6 +202,8 @@ func (s *stream) event(e sse.Event) {
 		if e.Kind == sse.KindComment && !s.mirror.Started() {
 			s.out = s.out[:mark] // it would commit us to a 200
 		}
+	case sse.Overrun:
+		s.end(streamError("upstream_broken", s.mirror.Fault()))
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
 		if fail := engineError(s.mirror.Failure()); fail.Status/100 == 5 && !s.poisons() {
@@ -219,13 +236,12 @@ func (s *stream) progress(tokens int) {
 		s.rank.Traffic.Heard()
 	}
 	s.shed()
-	now := time.Now()
 	if s.tokenFrom.IsZero() {
-		s.tokenFrom = now
+		s.tokenFrom = s.now
 	} else {
-		s.job.gw.metrics.itl.Observe(now.Sub(s.tokenAt).Seconds())
+		s.job.gw.metrics.itl.Observe(s.now.Sub(s.tokenAt).Seconds())
 	}
-	s.tokenAt = now
+	s.tokenAt = s.now
 }
 
 // end closes the stream's contents: whole when fail is nil, else with an error
@@ -290,7 +306,6 @@ func (s *stream) Read(p []byte) (int, error) {
 func (s *stream) next() ([]byte, error) {
 	for len(s.out) == 0 {
 		if s.ended {
-			s.tail()
 			return nil, io.EOF
 		}
 		if err := s.fill(); err != nil {
@@ -315,7 +330,6 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	case s.whole: // as readWhole framed it
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.out), []byte("data:"))), nil
 	}
-	s.tail()
 	body, err := s.assembler.JSON(nil)
 	if err != nil {
 		s.broken = streamError("upstream_broken", err)
@@ -323,22 +337,6 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	}
 	return body, nil
 }
-
-// tail reads the end of the body behind [DONE], so that the connection can be
-// used again. The client has everything already.
-func (s *stream) tail() {
-	if s.broken != nil {
-		return
-	}
-	s.resp.SetIdle(tailTimeout)
-	for {
-		if _, err := s.resp.Read(s.read[:]); err != nil {
-			return
-		}
-	}
-}
-
-const tailTimeout = 250 * time.Millisecond
 
 // close settles the request, however it ended; err is why nobody read it to its
 // end, and the stream knows as much by itself. A late FIN of the client must not
@@ -386,18 +384,33 @@ func (s *stream) settle(kind dispatcher.Kind) {
 	s.detach()
 }
 
-// detach gives back the source's connection and buffers.
+// detach gives back the source's connection and buffers. The end of a body that
+// has not come yet is waited for elsewhere: the client's own end does not wait.
 func (s *stream) detach() {
-	if s.resp != nil {
-		s.resp.Close()
-	}
-	if cap(s.trail.IDs) > 64<<10 {
-		s.trail = sse.Trail{}
-	}
-	if cap(s.out) <= 64<<10 { // one huge event must not stay in the pool
-		buffersPool.Put(s.buffers)
-	}
+	resp, b := s.resp, s.buffers
 	s.buffers = nil
+	if resp != nil && b.reader.Done() && !resp.Ended() {
+		finish := func() {
+			finishBody(resp, b)
+			b.putBack()
+		}
+		if s.job.gw.tails.begin(mostTails, finish) == nil {
+			return
+		}
+	}
+	if resp != nil {
+		resp.Close()
+	}
+	b.putBack()
+}
+
+func (b *buffers) putBack() {
+	if cap(b.trail.IDs) > 64<<10 {
+		b.trail = sse.Trail{}
+	}
+	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool
+		buffersPool.Put(b)
+	}
 }
 
 // release gives the slot back, once; of an answer that is not whole, when the

@@ -233,7 +233,7 @@ func (s *stream) plan() string {
 		return anew()
 	case r.keeping == keepAll && s.resumable(seen):
 	case r.keeping == keepAll && !j.req.Stream:
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat)
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.gw.conf().Limits.AnswerBytes)
 		said.Head = sse.Head{} // nobody has seen it
 		return anew()
 	default:
@@ -380,9 +380,9 @@ func (s *stream) conclude(finish string) {
 		u.Prompt = j.prompt
 	}
 	u.Total = u.Prompt + u.Completion
-	s.framer.Reset()
-	s.framer.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))
-	for e, ok := s.framer.Next(); ok && !s.ended; e, ok = s.framer.Next() {
+	frames := sse.NewFramer(0)
+	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))
+	for e, ok := frames.Next(); ok && !s.ended; e, ok = frames.Next() {
 		s.event(e)
 	}
 }

@@ -48,11 +48,11 @@ type Forward struct {
 	resp    *engine.Response
 	cached  int
 	firstAt time.Time
-	framer  *sse.Framer
+	reader  *sse.Reader
+	idle    time.Duration // how long the peer may be silent, as the connection has it
 	read    [8 << 10]byte
 	out     []byte // events the client has not taken yet
 	events  int
-	done    bool  // [DONE] came
 	over    error // of Read: why nothing more comes
 }
 
@@ -84,6 +84,7 @@ type Request struct {
 	Body           [][]byte
 	Stream         bool
 	Deadline       time.Time // when the client gives up; zero: unknown
+	Most           int64     // bytes of a streamed answer; 0: any number
 }
 
 // Failure is a forward that gave the client nothing.
@@ -166,6 +167,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		return nil, err
 	}
 	f.resp = resp
+	resp.SetDeadline(deadline)
 	if status := resp.StatusCode(); status/100 != 2 {
 		return nil, f.refusal(status)
 	}
@@ -187,18 +189,13 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !bytes.HasPrefix(resp.ContentType(), []byte("text/event-stream")) {
 		return nil, fmt.Errorf("the peer answered a stream with content type %q", resp.ContentType())
 	}
-	f.framer = sse.NewFramer(n.cfg.EventBytes)
+	f.reader = sse.NewReader()
+	f.reader.Reset(sse.Limits{Event: n.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: n.cfg.Idle})
 	for seen := false; !seen; {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return nil, errLate
-		}
-		resp.SetIdle(left)
 		if seen, err = f.fill(); err != nil && !seen {
 			return nil, err
 		}
 	}
-	resp.SetIdle(n.cfg.Idle)
 	f.begun()
 	return nil, nil
 }

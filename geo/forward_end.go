@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/sse"
 )
 
 // Leave tells that the client has gone: the connection is closed at once, which
@@ -107,9 +108,9 @@ func (f *Forward) failure(err error) *Failure {
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &Failure{Reason: causeLarge, Ran: true, Err: err}
-	case f.hurried && (errors.Is(err, errLate) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
+	case f.hurried && (errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
 		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
-	case errors.Is(err, errLate), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
+	case errors.Is(err, errLate), errors.Is(err, sse.ErrSilent), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
 		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
 	case isCall && ee.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}

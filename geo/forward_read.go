@@ -11,10 +11,9 @@ import (
 // fill reads one arrival; event tells whether a data event is in it. Events are
 // handed on whole: what comes after one that broke off could not be told apart.
 func (f *Forward) fill() (event bool, err error) {
-	k, err := f.resp.Read(f.read[:])
-	f.framer.Feed(f.read[:k])
+	err = f.receive()
 	for {
-		e, ok := f.framer.Next()
+		e, ok := f.reader.Next()
 		if !ok {
 			break
 		}
@@ -23,9 +22,23 @@ func (f *Forward) fill() (event bool, err error) {
 			f.events++
 		}
 		event = event || e.Kind != sse.KindComment
-		f.done = f.done || e.Kind == sse.KindDone
+	}
+	if err == nil {
+		err = f.reader.Err()
 	}
 	return event, err
+}
+
+// receive reads what has arrived, and waits for it as long as the peer may be
+// silent.
+func (f *Forward) receive() error {
+	if wait := f.reader.Wait(time.Now()); wait != f.idle {
+		f.idle = wait
+		f.resp.SetIdle(wait)
+	}
+	n, err := f.resp.Read(f.read[:])
+	f.reader.Feed(f.read[:n], time.Now())
+	return err
 }
 
 // ContentType of the answer that is streamed.
@@ -55,41 +68,53 @@ func (f *Forward) Read(p []byte) (int, error) {
 	return k, nil
 }
 
-// tailTime is how long the end of a body may take behind its [DONE].
-const tailTime = 250 * time.Millisecond
-
 // more reads on until there is something to hand out, or nothing more.
 func (f *Forward) more() {
-	if f.done {
-		f.resp.SetIdle(tailTime)
-	}
-	_, err := f.fill()
-	switch {
-	case err == nil:
-	case f.done: // whole, whatever became of the connection
+	if f.reader.Done() { // whatever becomes of the connection
 		f.over = io.EOF
-	default:
+		return
+	}
+	if _, err := f.fill(); err != nil && !f.reader.Done() {
 		f.over = ErrPeerLost
 		f.out = sse.ErrorEvent(f.out, "upstream region lost", "server_error", "peer_lost")
 	}
 }
 
+// finish closes the response, once its body has ended if that is soon: the
+// connection can serve again then, and the client's own end does not wait for it.
+func (f *Forward) finish() {
+	n := f.node
+	n.mu.Lock()
+	wait := f.reader != nil && f.reader.Done() && !f.resp.Ended() && n.ctx.Err() == nil
+	if wait {
+		n.running.Go(func() {
+			defer f.resp.Close()
+			for f.reader.Err() == nil && f.receive() == nil {
+			}
+		})
+	}
+	n.mu.Unlock()
+	if !wait {
+		f.resp.Close()
+	}
+}
+
 // Close ends the forward, however far it was read.
 func (f *Forward) Close() {
-	f.resp.Close()
 	outcome := OutcomeOK
 	switch {
-	case f.framer == nil: // it came whole
+	case f.reader == nil: // it came whole
 	case errors.Is(f.over, ErrPeerLost) && !f.gone():
 		outcome = OutcomeLost
-	case !f.done:
+	case !f.reader.Done():
 		outcome = OutcomeGone
 	}
 	f.end(outcome, "")
+	f.finish()
 }
 
 // Lost says whether the peer was lost in the middle.
 func (f *Forward) Lost() bool { return errors.Is(f.over, ErrPeerLost) && !f.gone() }
 
 // Whole says whether all of the answer was read.
-func (f *Forward) Whole() bool { return f.framer == nil || f.done }
+func (f *Forward) Whole() bool { return f.reader == nil || f.reader.Done() }

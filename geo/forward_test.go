@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/geo/policy"
 	"evenkeel/prefill"
+	"evenkeel/sse"
 )
 
 // served is a peer eu-1 with so many free places that serves requests as a test
@@ -270,4 +271,90 @@ func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) { // geo R10
 	require.Zero(t, first(n).Reserved)
 	f.Drop()
 	require.Zero(t, first(n).Reserved, "once")
+}
+
+// drips sends a text until nobody reads any more.
+func drips(w http.ResponseWriter, r *http.Request, first, text string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, err := io.WriteString(w, first)
+	for err == nil && r.Context().Err() == nil {
+		w.(http.Flusher).Flush()
+		time.Sleep(5 * time.Millisecond)
+		_, err = io.WriteString(w, text)
+	}
+}
+
+// What keeps a connection alive is no event, and nobody waits for the end of a
+// body behind [DONE].
+func TestAPeerThatOnlySeemsToGoOn(t *testing.T) {
+	const event = "data: {}\n\n"
+	for name, row := range map[string]struct {
+		first, text string
+		most        int64
+		begins      bool
+		err         error
+	}{
+		"comments and no event":  {": c\n\n", ": c\n\n", 0, false, nil},
+		"an event without end":   {"data: ", "x", 0, false, nil},
+		"comments behind events": {event, ": c\n\n", 0, true, ErrPeerLost},
+		"an event that stops":    {event, "x", 0, true, ErrPeerLost},
+		"more than it may have":  {event, event, 1000, true, ErrPeerLost},
+		"a drip behind the end":  {event + sse.Done, ":", 0, true, io.EOF},
+		"a flood behind the end": {event + sse.Done, ": " + strings.Repeat("x", 64<<10) + "\n\n", 0, true, io.EOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan struct{})
+			url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+				defer close(ended)
+				drips(w, r, row.first, row.text)
+			})
+			n, _ := node(t, func(c *Config) { c.FirstByte, c.Idle = 2*time.Second, 300*time.Millisecond }, entry(t, "eu-1", url))
+			request := *stream
+			request.Most = row.most
+			f := forwarded(t, n)
+			_, fail := f.Send(&request)
+			if !row.begins {
+				require.Equal(t, causeTimeout, fail.Reason)
+				<-ended
+				return
+			}
+			require.Nil(t, fail)
+			got, err := io.ReadAll(f)
+			if row.err == io.EOF { //nolint:errorlint // as it came
+				require.NoError(t, err)
+				require.Equal(t, row.first, string(got))
+			} else {
+				require.ErrorIs(t, err, row.err)
+				require.Contains(t, string(got), `"code":"peer_lost"`)
+			}
+			f.Close()
+			<-ended
+		})
+	}
+}
+
+// A connection whose body ends soon serves the next forward.
+func TestTheTailOfAForwardIsWorthItsConnection(t *testing.T) {
+	addresses := make(chan string, 100)
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {}\n\n"+sse.Done)
+		w.(http.Flusher).Flush()
+		time.Sleep(20 * time.Millisecond) // before the last chunk
+		addresses <- r.RemoteAddr
+	})
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	used := map[string]int{}
+	for range 8 {
+		f := forwarded(t, n)
+		_, fail := f.Send(stream)
+		require.Nil(t, fail)
+		_, err := io.ReadAll(f)
+		require.NoError(t, err)
+		f.Close()
+		used[<-addresses]++
+		time.Sleep(50 * time.Millisecond)
+	}
+	require.Less(t, len(used), 8, "%v", used)
 }

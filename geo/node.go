@@ -71,7 +71,7 @@ type Node struct {
 	metrics *metrics
 	door    *Door
 	papers  receipts
-	probers sync.WaitGroup
+	running sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
 	ctx     context.Context // of the probers
 	stop    context.CancelFunc
 
@@ -148,15 +148,17 @@ func (n *Node) Start() {
 	n.mu.Unlock()
 	for i := range n.cfg.Peers {
 		if c := &n.cfg.Peers[i]; c.Discover != Static {
-			n.probers.Go(func() { n.follow(c) })
+			n.running.Go(func() { n.follow(c) })
 		}
 	}
 }
 
 // Close ends the probing; forwards under way go on.
 func (n *Node) Close() {
+	n.mu.Lock()
 	n.stop()
-	n.probers.Wait()
+	n.mu.Unlock()
+	n.running.Wait()
 	n.traffic.Close()
 }
 

@@ -25,7 +25,7 @@ const warm = 2
 func (n *Node) probeLoop(p *peer) {
 	ctx, cancel := context.WithCancel(n.ctx)
 	p.stop = cancel
-	n.probers.Go(func() {
+	n.running.Go(func() {
 		defer cancel()
 		client := engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Interval)}) // its connection is for probes alone
 		defer client.Close()

@@ -3,11 +3,15 @@ package sse
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 )
 
 // ErrNoAnswer says that the stream held no event an answer could be made of.
 var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or usage; prefill again")
+
+// ErrTooLarge says that an answer has more bytes than may be put together.
+var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
 // Assembler makes a non-streamed answer of a stream's events (contract 6). It
 // takes them as a Mirror returns them, with Ask.Usage set, and judges nothing:
@@ -19,10 +23,17 @@ type Assembler struct {
 	usage   []byte
 	scratch []byte
 	any     bool
+	room    int // bytes of events that it may still take
 }
 
-// NewAssembler returns an assembler of one answer.
-func NewAssembler(chat bool) *Assembler { return &Assembler{chat: chat} }
+// NewAssembler returns an assembler of one answer, of up to limit bytes of
+// events; 0: of any size.
+func NewAssembler(chat bool, limit int) *Assembler {
+	if limit <= 0 {
+		limit = math.MaxInt
+	}
+	return &Assembler{chat: chat, room: limit}
+}
 
 // Add takes the next event, framed as Mirror.Event returns it, or its bare JSON.
 // Comments and [DONE] add nothing.
@@ -34,6 +45,9 @@ func (a *Assembler) Add(event []byte) error {
 	}
 	if len(data) == 0 || isDone(data) {
 		return nil
+	}
+	if a.room -= len(data); a.room < 0 {
+		return ErrTooLarge
 	}
 	o := at(data, space(data, 0))
 	for o.next() {
@@ -56,11 +70,18 @@ func (a *Assembler) Add(event []byte) error {
 			a.top.first(o.key, val)
 		}
 	}
-	if o.pos < 0 {
+	switch {
+	case o.pos < 0:
 		return fmt.Errorf("sse: assembling the answer: an event of the decode stream of %d bytes is not a JSON object with choices", len(data))
+	case a.top.full() || len(a.choices) > maxMembers:
+		return errMembers
 	}
 	return nil
 }
+
+// errMembers is an answer made of members, choices or tool calls that no engine
+// has so many of: each is looked for among the others whenever an event comes.
+var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
 func (a *Assembler) addChoices(b []byte, i int) bool {
 	if isNull(b[i:]) {
@@ -83,7 +104,7 @@ func (a *Assembler) addChoice(b []byte, i int) int {
 			index = n
 		}
 	}
-	if o.pos < 0 || !a.choice(index).add(b, i) {
+	if o.pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
 		return -1
 	}
 	a.any = true

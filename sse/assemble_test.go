@@ -2,6 +2,8 @@ package sse
 
 import (
 	"encoding/json"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,7 +48,7 @@ func TestAssemblerPutsAnAnswerTogether(t *testing.T) {
 			`{"id":"a","object":"text_completion","system_fingerprint":"fp","model":"m","created":1,"service_tier":"t","choices":[],"usage":{"a":1.0}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a := NewAssembler(tt.chat)
+			a := NewAssembler(tt.chat, 0)
 			require.NoError(t, a.Add([]byte(": keep-alive\n\n")))
 			for i, data := range tt.events {
 				if i%2 == 0 { // framed and bare are the same
@@ -66,9 +68,9 @@ func TestAssemblerPutsAnAnswerTogether(t *testing.T) {
 
 func TestAssemblerRefusesWhatIsNoAnswer(t *testing.T) {
 	for _, data := range []string{"data: x\n\n", `{"choices":[{]}`, `{"choices":{}}`, `{"choices":[1]}`, `{"a"`, `{"choices":[{"delta":[]}]}`, `{"choices":[{"delta":{"tool_calls":{}}}]}`, `{"choices":[{"delta":{"tool_calls":[1]}}]}`, `{"choices":[{"logprobs":1}]}`} {
-		require.ErrorContains(t, NewAssembler(true).Add([]byte(data)), "not a JSON object with choices", "%s", data)
+		require.ErrorContains(t, NewAssembler(true, 0).Add([]byte(data)), "not a JSON object with choices", "%s", data)
 	}
-	_, err := NewAssembler(true).JSON(nil)
+	_, err := NewAssembler(true, 0).JSON(nil)
 	require.ErrorIs(t, err, ErrNoAnswer)
 }
 
@@ -109,4 +111,38 @@ func TestMergeAnswersOfAFanOut(t *testing.T) {
 	}
 	_, err := MergeAnswers(nil)
 	require.Error(t, err)
+}
+
+func TestAnAnswerIsPutTogetherUpToALimit(t *testing.T) {
+	const data = `{"choices":[{"index":0,"text":"0123456789"}]}`
+	a := NewAssembler(false, 3*len(data))
+	for range 3 {
+		require.NoError(t, a.Add([]byte(data)))
+	}
+	require.ErrorIs(t, a.Add([]byte(data)), ErrTooLarge)
+}
+
+// Each member is looked for among the others, so there may not be any number.
+func TestAnAnswerOfManyMembersIsNone(t *testing.T) {
+	many := func(format string) string {
+		var b strings.Builder
+		for i := range 4 * maxMembers {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	for name, data := range map[string]string{
+		"top":        `{"choices":[],` + many(`"k%d":0`) + `}`,
+		"choices":    `{"choices":[` + many(`{"index":%d}`) + `]}`,
+		"a choice":   `{"choices":[{` + many(`"k%d":0`) + `}]}`,
+		"a message":  `{"choices":[{"delta":{` + many(`"k%d":0`) + `}}]}`,
+		"tool calls": `{"choices":[{"delta":{"tool_calls":[` + many(`{"index":%d}`) + `]}}]}`,
+		"a call":     `{"choices":[{"delta":{"tool_calls":[{` + many(`"k%d":0`) + `}]}}]}`,
+		"logprobs":   `{"choices":[{"logprobs":{` + many(`"k%d":0`) + `}}]}`,
+	} {
+		require.Error(t, NewAssembler(true, 0).Add([]byte(data)), name)
+	}
 }

@@ -49,7 +49,12 @@ func (c *choice) add(b []byte, i int) bool {
 			c.rest.last(o.key, val)
 		}
 	}
-	return o.pos > 0
+	return o.pos > 0 && !c.full()
+}
+
+// full tells whether something of it has more members than it may.
+func (c *choice) full() bool {
+	return c.message.full() || c.function.full() || c.logprobs.full() || c.rest.full() || len(c.tools) > maxMembers
 }
 
 func (c *choice) addText(val []byte) {
@@ -198,10 +203,11 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 			index = n
 		}
 	}
-	end, c := o.pos, cs.call(index)
-	if end < 0 {
+	end := o.pos
+	if end < 0 || len(*cs) > maxMembers {
 		return -1
 	}
+	c := cs.call(index)
 	for o = at(b, i); o.next(); {
 		o.pos = valueEnd(b, o.val)
 		val := b[o.val:o.pos]
@@ -216,6 +222,9 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 		default:
 			c.rest.last(o.key, val)
 		}
+	}
+	if c.rest.full() || c.function.full() {
+		return -1
 	}
 	return end
 }

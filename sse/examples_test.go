@@ -34,7 +34,7 @@ func Example() {
 }
 
 func ExampleAssembler() {
-	a := sse.NewAssembler(true)
+	a := sse.NewAssembler(true, 0)
 	for _, event := range []string{
 		`data: {"id":"chatcmpl-1","model":"dsv3","choices":[{"index":0,"delta":{"role":"assistant","content":"Hi"}}]}` + "\n\n",
 		`data: {"id":"chatcmpl-1","model":"dsv3","choices":[{"index":0,"delta":{"content":" there"},"finish_reason":"stop"}]}` + "\n\n",

@@ -62,7 +62,17 @@ func (fs *fields) join(key, val []byte) {
 	}
 }
 
+// maxMembers bounds the members of an object, the tool calls of a message and the
+// choices of an answer under construction.
+const maxMembers = 256
+
+func (fs fields) full() bool { return len(fs) > maxMembers }
+
+// add leaves out what an object that is full already has beyond that.
 func (fs *fields) add(key, val []byte) {
+	if fs.full() {
+		return
+	}
 	*fs = append(*fs, field{string(key), append([]byte(nil), val...)})
 }
 

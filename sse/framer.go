@@ -102,7 +102,10 @@ func (f *Framer) Next() (Event, bool) {
 
 // Buffered is how many bytes of an unfinished event have come, those returned
 // as opaque pieces included. If the stream ends and it is not 0, it was cut off.
-func (f *Framer) Buffered() int { return f.handed + len(f.buf) - f.start }
+func (f *Framer) Buffered() int { return f.handed + f.held() }
+
+// held is how many bytes have come and are in no event yet.
+func (f *Framer) held() int { return len(f.buf) - f.start }
 
 // Reset makes the framer ready for another stream.
 func (f *Framer) Reset() {

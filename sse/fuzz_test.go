@@ -76,7 +76,7 @@ func FuzzMirror(f *testing.F) {
 			return
 		}
 		out, v := NewMirror(ask).Event(e, nil)
-		a := NewAssembler(bits&64 > 0)
+		a := NewAssembler(bits&64 > 0, 0)
 		if a.Add(e.Data) == nil && json.Valid(e.Data) {
 			if answer, err := a.JSON(nil); err == nil {
 				require.True(t, json.Valid(answer), "%s", answer)

@@ -57,7 +57,7 @@ func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 // assembled is the answer of a client that wants no stream, or why it has none.
 func assembled(t *testing.T, stream string) string {
 	m := NewMirror(Ask{Usage: true, Cached: 1, Choice: -1})
-	a := NewAssembler(strings.Contains(stream, "chat.completion"))
+	a := NewAssembler(strings.Contains(stream, "chat.completion"), 0)
 	for _, e := range frames(t, stream) {
 		out, v := m.Event(e, nil)
 		if v == Failed || v == Recomputed {

@@ -1,6 +1,9 @@
 package sse
 
-import "math"
+import (
+	"errors"
+	"math"
+)
 
 // Ask is what the client asked for, where it differs from what decode was asked,
 // and what a fan-out changes in the events of one of its legs.
@@ -17,6 +20,11 @@ type Ask struct {
 	// TokensPerChunk is what this decode engine's streams had on average; it
 	// counts tokens where an engine reports none. 0: not known, taken as 1.
 	TokensPerChunk float64
+
+	// MaxTokens is how many tokens the answer may have, Context how many it may have
+	// together with its prompt. An event beyond them is a fault of the engine, and
+	// none of its counts is taken. 0: any number.
+	MaxTokens, Context int
 
 	// A fan-out (n > 1, or a list of prompts) makes one stream out of several.
 	ID             []byte // replaces the id; nil: leave it
@@ -42,10 +50,11 @@ const (
 	Failed                    // decode failed: see Failure; out is its event, for a client that already has bytes
 	Recomputed                // decode gave up its KV and wants a new prefill; out is held-back text, if any
 	Ended                     // [DONE]; without Finished a failure all the same
+	Overrun                   // it has or says more than the answer may have: see Fault; nothing of it is for the client
 )
 
 func (v Verdict) String() string {
-	return [...]string{"forward", "drop", "failed", "recomputed", "ended"}[v]
+	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun"}[v]
 }
 
 // Mirror follows one decode leg: it counts its tokens (contract 4.4), edits its
@@ -71,6 +80,7 @@ type Mirror struct {
 	reconciled bool
 	promptIDs  int
 	failure    Failure
+	fault      error
 }
 
 // NewMirror returns a mirror for one leg.
@@ -130,12 +140,45 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		m.failure = parseFailure(e.Data)
 		return e.Raw, Failed
 	}
+	if m.fault = m.overrun(); m.fault != nil {
+		return nil, Overrun
+	}
 	m.count()
 	out, v = m.judge(e, dst)
 	if m.ask.Trail != nil && v != Failed {
 		m.ask.Trail.keep(m, e.Data)
 	}
 	return out, v
+}
+
+// What is wrong with an event that a mirror does not take.
+var (
+	ErrTooManyTokens = errors.New("the engine sent more tokens than were asked for")
+	ErrBadCount      = errors.New("the engine counts more tokens than there can be")
+)
+
+const (
+	// spareTokens is how far over its limit an answer may be: an engine that
+	// speculates may end some tokens late.
+	spareTokens = 32
+	// chunksPerToken is how many chunks a token may come in: parsers of tools and
+	// of reasoning make several of one.
+	chunksPerToken = 4
+)
+
+// overrun says what an event has too much of.
+func (m *Mirror) overrun() error {
+	f, most := &m.f, m.ask.MaxTokens
+	switch {
+	case m.ask.Context > 0 && f.hasUsage && f.usage.Prompt+f.usage.Completion > m.ask.Context+spareTokens:
+		return ErrBadCount
+	case most <= 0:
+	case f.hasUsage && f.usage.Completion > most+spareTokens:
+		return ErrBadCount
+	case m.ids+f.ids > most+spareTokens, f.content && m.chunks >= chunksPerToken*(most+spareTokens):
+		return ErrTooManyTokens
+	}
+	return nil
 }
 
 // count takes over what read found about tokens. The best source an engine
@@ -252,6 +295,9 @@ func (m *Mirror) Prompt() int {
 
 // Failure is what the engine said where Event returned Failed.
 func (m *Mirror) Failure() Failure { return m.failure }
+
+// Fault is why Event returned Overrun.
+func (m *Mirror) Fault() error { return m.fault }
 
 // Drift is how many tokens too many were counted just before the engine sent its
 // final usage; ok is false while it has not.

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -315,4 +316,39 @@ func BenchmarkFramerAlone(b *testing.B) {
 		n++
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+}
+
+func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
+	ids := func(n int) string {
+		return `{"choices":[{"text":"a","token_ids":[1` + strings.Repeat(",1", n-1) + `]}]}`
+	}
+	const text = `{"choices":[{"index":0,"delta":{"content":"a"}}]}`
+	for _, tt := range []struct {
+		name   string
+		events []string
+		want   error
+		tokens int // counted before the fault
+	}{
+		{"as many as asked for", []string{ids(4), `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":4}}`}, nil, 4},
+		{"some more, of an engine that speculates", []string{ids(4 + spareTokens)}, nil, 4 + spareTokens},
+		{"ids without end", []string{ids(4), ids(20), ids(20)}, ErrTooManyTokens, 24},
+		{"all at once", []string{ids(100)}, ErrTooManyTokens, 0},
+		{"a usage that says so", []string{text, `{"choices":[],"usage":{"completion_tokens":1000000000000000}}`}, ErrBadCount, 1},
+		{"a usage that understates the ids", []string{`{"choices":[{"text":"a","token_ids":[` + strings.Repeat("1,", 99) + `1]}],"usage":{"completion_tokens":1}}`}, ErrTooManyTokens, 0},
+		{"chunks without end", slices.Repeat([]string{text}, 500), ErrTooManyTokens, chunksPerToken * (4 + spareTokens)},
+		{"an answer beyond the context", []string{`{"choices":[],"usage":{"prompt_tokens":14,"completion_tokens":33}}`}, ErrBadCount, 0},
+		{"a prompt beyond the context", []string{`{"choices":[],"usage":{"prompt_tokens":1000000000000000,"completion_tokens":1}}`}, ErrBadCount, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := NewMirror(Ask{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1})
+			for _, data := range tt.events {
+				if out, v := m.Event(event(t, data), nil); v == Overrun {
+					require.Nil(t, out)
+					break
+				}
+			}
+			require.Equal(t, tt.want, m.Fault())
+			require.Equal(t, tt.tokens, m.Tokens())
+		})
+	}
 }

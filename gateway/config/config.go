@@ -249,6 +249,7 @@ type Limits struct {
 	DrainGrace     time.Duration `yaml:"drain_grace"`          // SIGTERM: /readyz is false this long before requests are refused
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`        // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
+	AnswerBytes    int           `yaml:"answer_bytes"` // of the events that an answer which is not streamed is put together from
 	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
 	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
@@ -295,6 +296,7 @@ func Default() *Config {
 			DrainGrace:     2 * time.Second,
 			DrainTimeout:   5 * time.Minute,
 			EventBytes:     8 << 20,
+			AnswerBytes:    64 << 20,
 			ResumeBytes:    256 << 20,
 		},
 		Log:      Log{Level: "info"},

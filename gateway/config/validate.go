@@ -355,6 +355,7 @@ func (c *Config) checkNumbers(bad report) {
 	}
 	least("$.limits.client_backlog_bytes", c.Limits.ClientBacklog, 0)
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
+	least("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)

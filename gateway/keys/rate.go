@@ -20,11 +20,14 @@ func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok b
 	defer b.mu.Unlock()
 	b.refill(now, perMinute)
 	if over := b.debt + float64(min(n, perMinute)) - float64(perMinute); over > rounding {
-		return time.Duration(over / float64(perMinute) * float64(time.Minute)), false
+		return time.Duration(min(over/float64(perMinute)*float64(time.Minute), float64(longestWait))), false
 	}
 	b.debt += float64(n)
 	return 0, true
 }
+
+// longestWait is the longest that is told; a debt may be larger than a Duration.
+const longestWait = 24 * time.Hour
 
 // rounding is what a sum of many refills may be off, in requests or tokens.
 const rounding = 1e-6

@@ -97,3 +97,12 @@ func TestARateHoldsAndTheWaitIsRight(t *testing.T) {
 		}
 	})
 }
+
+// A debt of thousands of years is a wait that can be told, not one that overflows.
+func TestALongWaitIsCapped(t *testing.T) {
+	k := limited(t, "    tpm: 6000\n")
+	k.Settle(noon, 1e15)
+	wait, ok := k.Tokens(noon, 1)
+	require.False(t, ok)
+	require.Equal(t, longestWait, wait)
+}

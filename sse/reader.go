@@ -1,0 +1,168 @@
+package sse
+
+import (
+	"errors"
+	"time"
+)
+
+// Why a Reader believes an engine no longer.
+var (
+	// ErrSilent says that no data event came in time, whatever else did.
+	ErrSilent = errors.New("the engine sent no event in time")
+	// ErrTooMuch says that the answer has more bytes than it may have.
+	ErrTooMuch = errors.New("the engine sent more bytes than its answer may have")
+	// ErrTail says that the body did not end soon behind [DONE]. The answer is whole.
+	ErrTail = errors.New("the engine did not end its stream behind [DONE]")
+)
+
+// The end of a body behind [DONE] is waited for so long, and read for so many
+// bytes in all: it is worth the connection, which can then be used again.
+const (
+	tailTime  = 250 * time.Millisecond
+	tailBytes = 64 << 10
+)
+
+// Limits bound what an engine may send for one answer. Zero bounds nothing,
+// except where a default is named.
+type Limits struct {
+	Event int           // bytes of one event (DefaultMaxEvent); a larger one comes in pieces of KindOpaque
+	Bytes int64         // of the whole stream, comments and line ends included
+	First time.Duration // until the first data event
+	Gap   time.Duration // between two data events
+}
+
+// Reader cuts an engine's stream into events as a Framer does, and holds the
+// engine to its Limits. It has no clock: whoever reads the socket tells it when
+// a wait begins and when bytes came, and asks how long the wait may take.
+//
+// Only a data event, as a whole, ends a wait. A comment, or the next byte of an
+// event, shows that the connection lives, not that the answer goes on.
+type Reader struct {
+	framer Framer
+	limits Limits
+
+	bytes int64         // of the events returned; behind [DONE] of all that came
+	quiet time.Duration // waited since the last data event
+	since time.Time     // when the present wait began; zero: nobody waits
+	begun bool          // a data event came
+	done  bool          // [DONE] came
+	err   error
+}
+
+// NewReader returns a reader without limits; Reset sets them.
+func NewReader() *Reader { return &Reader{framer: Framer{max: DefaultMaxEvent}} }
+
+// Reset makes the reader ready for another stream; it keeps its memory.
+func (r *Reader) Reset(l Limits) {
+	f := r.framer
+	if f.max = l.Event; f.max <= 0 {
+		f.max = DefaultMaxEvent
+	}
+	f.Reset()
+	*r = Reader{framer: f, limits: l}
+}
+
+// Wait tells that bytes are waited for from now on, and returns for how long at
+// most; 0 is for ever. Once that time is over, Err says so. The time between a
+// Feed and the next Wait belongs to the client, which may read slowly, and does
+// not count.
+func (r *Reader) Wait(now time.Time) time.Duration {
+	if r.since.IsZero() {
+		r.since = now
+	}
+	limit := r.limit()
+	if limit <= 0 {
+		return 0
+	}
+	left := limit - r.quiet - now.Sub(r.since)
+	if left <= 0 {
+		r.late()
+	}
+	return max(left, 1)
+}
+
+func (r *Reader) limit() time.Duration {
+	switch {
+	case r.done:
+		return tailTime
+	case r.begun:
+		return r.limits.Gap
+	}
+	return r.limits.First
+}
+
+func (r *Reader) late() {
+	switch {
+	case r.err != nil:
+	case r.done:
+		r.err = ErrTail
+	default:
+		r.err = ErrSilent
+	}
+}
+
+// Feed takes the bytes that came by now; p can be reused. Slices of earlier
+// events die here.
+func (r *Reader) Feed(p []byte, now time.Time) {
+	if !r.since.IsZero() {
+		r.quiet += now.Sub(r.since)
+		r.since = time.Time{}
+	}
+	if !r.done {
+		r.framer.Feed(p)
+		return
+	}
+	if r.bytes += int64(len(p)); r.bytes > tailBytes && r.err == nil {
+		r.err = ErrTail
+	}
+}
+
+// Next returns the next complete event up to [DONE]; see Framer.Next. Once it
+// has none, Err tells whether the engine may go on.
+func (r *Reader) Next() (Event, bool) {
+	if r.err != nil || r.done {
+		return Event{}, false
+	}
+	e, ok := r.framer.Next()
+	if !ok {
+		switch limit := r.limit(); {
+		case r.over(int64(r.framer.held())):
+		case limit > 0 && r.quiet >= limit:
+			r.late()
+		}
+		return Event{}, false
+	}
+	if r.over(int64(len(e.Raw))) {
+		return Event{}, false
+	}
+	r.bytes += int64(len(e.Raw))
+	switch {
+	case e.Kind == KindDone:
+		r.done, r.bytes = true, int64(r.framer.held())
+		r.quiet = 0
+	case e.Kind == KindData, e.Kind == KindOpaque && r.framer.handed == 0: // the last piece
+		r.begun, r.quiet = true, 0
+	}
+	return e, true
+}
+
+// over tells whether so many bytes more are too many.
+func (r *Reader) over(more int64) bool {
+	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
+		r.err = ErrTooMuch
+		return true
+	}
+	return false
+}
+
+// Err is why nothing more is taken from this engine: ErrSilent or ErrTooMuch
+// for an answer that is not whole, ErrTail for one that is; nil while it may go
+// on.
+func (r *Reader) Err() error { return r.err }
+
+// Done tells whether [DONE] came.
+func (r *Reader) Done() bool { return r.done }
+
+// Buffered is how many bytes of an unfinished event have come; see
+// Framer.Buffered.
+func (r *Reader) Buffered() int { return r.framer.Buffered() }
