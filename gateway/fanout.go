@@ -203,10 +203,25 @@ func (f *fanned) leave() {
 	}
 }
 
+// part ends the legs and settles the request once they have let go of their
+// engines. After a failure that may take until the first event of each, so it is
+// not the client who waits for it.
+func (f *fanned) part(fail *openai.Error) {
+	f.leave()
+	f.conn.OnGone(nil)
+	last := func() {
+		f.wg.Wait()
+		f.settle(fail)
+	}
+	if fail == nil || f.gw.tails.begin(mostTails, last) != nil {
+		last()
+	}
+}
+
 // collect answers a fan-out that is not streamed.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	parts := make([]sse.Part, len(f.legs))
-	fails := make(chan *openai.Error, len(f.legs)) // in the order they happened
+	ends := make(chan *openai.Error, len(f.legs)) // in the order they happened
 	for i, l := range f.legs {
 		f.wg.Go(func() {
 			s, fail := l.serve()
@@ -215,30 +230,30 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 				parts[i].JSON, fail = s.collect()
 				s.close(nil)
 			}
-			if fail != nil {
-				fails <- fail
-				f.leave()
-			}
+			ends <- fail
 		})
 	}
-	f.wg.Wait()
-	f.conn.OnGone(nil)
 	var answer []byte
 	var fail *openai.Error
-	select {
-	case fail = <-fails:
-	default:
+	for range f.legs {
+		if fail = <-ends; fail != nil {
+			break
+		}
+	}
+	if fail == nil {
 		var err error
 		if answer, err = sse.MergeAnswers(parts); err != nil {
 			fail = streamError("upstream_broken", err)
 		}
 	}
-	f.settle(fail)
-	f.mark(ctx, fail)
 	if fail != nil {
+		f.mark(ctx, fail)
 		f.gw.fail(ctx, fail)
+		f.part(fail)
 		return
 	}
+	f.part(nil)
+	f.mark(ctx, nil)
 	ctx.SetContentType("application/json")
 	ctx.SetBody(answer)
 }

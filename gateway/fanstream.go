@@ -48,9 +48,9 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	}
 	if first.fail != nil {
 		m.fail = first.fail
-		m.close(nil)
 		f.mark(ctx, first.fail)
 		f.gw.fail(ctx, first.fail)
+		m.close(nil)
 		return
 	}
 	m.take(first)
@@ -157,8 +157,5 @@ func (m *merged) close(error) {
 	if m.fail == nil && !m.ended {
 		m.fail = errGone()
 	}
-	m.leave()
-	m.wg.Wait()
-	m.conn.OnGone(nil)
-	m.settle(m.fail)
+	m.part(m.fail)
 }

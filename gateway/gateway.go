@@ -73,7 +73,7 @@ type Gateway struct {
 	stop        context.CancelFunc
 	background  sync.WaitGroup // loops that end with ctx
 	drains      drainage       // of hand-offs
-	tails       drainage       // ends of engines' bodies behind [DONE]
+	tails       drainage       // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	server      *edge.Server
 	listener    *edge.Listener
 	bodies      *edge.Bodies
@@ -310,7 +310,12 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.regions != nil {
 		err = errors.Join(err, g.regions.drain(cut))
 	}
-	drained, tails := g.drains.close(), g.tails.close()
+	tails := g.tails.close()
+	select {
+	case <-tails:
+	case <-cut.Done():
+	}
+	drained := g.drains.close()
 	select {
 	case <-drained:
 	case <-cut.Done():

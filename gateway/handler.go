@@ -250,7 +250,7 @@ func (g *Gateway) account(rec *record, fail *openai.Error) {
 	rec.Outcome = outcomeOf(fail)
 	rec.TotalMs = ms(time.Since(rec.Arrival))
 	rec.tell(fail)
-	g.open.Add(-1)
+	defer g.open.Add(-1)
 	rec.giveBack()
 	rec.body.Give()
 	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()

@@ -390,3 +390,35 @@ func TestRetryAfterIsClamped(t *testing.T) {
 		}
 	}
 }
+
+// One leg's refusal is the answer. It does not wait for the others' first events,
+// until which those keep their connections all the same.
+func TestARefusedLegIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []string{"true", "false"} {
+		held, free := make(chan struct{}), make(chan struct{})
+		u := &unruly{}
+		u.decode = func(w *script, r *http.Request) {
+			if w.n == 1 {
+				close(held)
+				<-free
+				require.NoError(t, r.Context().Err(), "its pull goes on")
+				w.send(wholeEvents)
+				return
+			}
+			<-held
+			w.Header().Set("Content-Type", "text/plain")
+			w.WriteHeader(http.StatusBadRequest)
+			w.send("too hot")
+		}
+		c := misled(t, u)
+		r := c.post(chatPath, chat("a", `"n":2,"stream":`+stream+`,`))
+		require.Equal(t, http.StatusBadRequest, r.status, r.body)
+		require.Equal(t, "too hot", r.body)
+		require.Equal(t, 1.0, c.metric("evenkeel_requests_open"), "the other leg has its slot")
+		close(free)
+		u.over(t, 2)
+		c.eventually("it is settled", func() bool { return c.metric("evenkeel_requests_open") == 0 })
+		require.Equal(t, 1.0, c.metric(`evenkeel_requests_total{outcome="engine_refused"}`))
+	}
+}
