@@ -67,6 +67,41 @@ func TestBodiesOfPeersAreBounded(t *testing.T) {
 	us.eventually("all is given back", func() bool { return held() == 0 })
 }
 
+func TestForgedHeadsOfPeersAreRefusedUnread(t *testing.T) {
+	t.Parallel()
+	us := alone(t, nil)
+	keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
+	require.NoError(t, err)
+	h := us.hopFrom("eu-1", "")
+	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", chatPath, geo.TenantHeader)
+	for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+		head += field[0] + ": " + field[1] + "\r\n"
+	}
+	require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
+	require.Zero(t, us.metric("evenkeel_bodies_bytes"))
+}
+
+// A key that fills its share of the memory for bodies leaves room for others.
+func TestAKeyHoldsItsShareOfBodies(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "greedy ek-greedy", "modest ek-modest")
+	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Limits.Body, cfg.Limits.Bodies = file, 1<<20, 2<<20
+	}})
+	body := strings.Repeat("x", 1<<20)
+	head := func(key string) string {
+		return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", chatPath, key, len(body))
+	}
+	c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+body[1:])
+	c.eventually("one body is all but whole", func() bool { return c.metric("evenkeel_bodies_bytes") == 1<<20 })
+	for range 64 {
+		conn := c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+"hello")
+		require.Equal(t, http.StatusServiceUnavailable, status(t, conn))
+	}
+	require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").status)
+}
+
 // A request counts in its key's minute wherever it is refused.
 func TestWhatNoHandlerServesCountsInTheKeysMinute(t *testing.T) {
 	t.Parallel()
