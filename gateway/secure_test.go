@@ -255,6 +255,14 @@ func TestPagesOfOtherSitesCannotUseTheAdminListener(t *testing.T) {
 		{"a sandboxed page", "POST", "/drain", "", []string{"Origin", "null"}, 403, "cross_site"},
 		{"a page on another port of this host", "POST", "/drain", "", []string{"Origin", "http://127.0.0.1:1"}, 403, "cross_site"},
 		{"a picture of another site", "GET", "/debug/pprof/profile?seconds=60", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "cross_site"},
+		{"a read of another site", "GET", "/status", "", []string{"Origin", "https://evil.example"}, 403, "cross_site"},
+		{"the same, said to be a link", "GET", "/status", "", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 403, "cross_site"},
+		{"a frame of another site", "GET", "/status", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403, "cross_site"},
+		{"a link to a profile", "GET", "/debug/pprof/profile?seconds=60", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, 403, "cross_site"},
+		{"an operator's profile", "GET", "/debug/pprof/cmdline", "", nil, 200, ""},
+		{"brackets in brackets", "GET", "/status", "", []string{"Host", "[[127.0.0.1]]" + port}, 403, "wrong_host"},
+		{"brackets around what needs none", "GET", "/status", "", []string{"Host", "[127.0.0.1]" + port}, 403, "wrong_host"},
+		{"brackets without a port", "GET", "/status", "", []string{"Host", "[::1]"}, 200, ""},
 		{"a name that leads here", "GET", "/status", "", []string{"Host", "evil.example" + port}, 403, "wrong_host"},
 		{"a name that begins well", "GET", "/status", "", []string{"Host", "127.0.0.1.evil.example"}, 403, "wrong_host"},
 		{"the same, as the browser's own site", "POST", "/drain", "", []string{"Host", "evil.example", "Origin", "http://evil.example", "Sec-Fetch-Site", "same-origin"}, 403, "wrong_host"},
@@ -286,6 +294,10 @@ func TestWithATokenTheAdminListenerAnswersToAnyName(t *testing.T) {
 	const token = "Bearer sesame"
 	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
 	require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
+	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
+	for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
+		require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
+	}
 	require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
 }
 

@@ -42,6 +42,41 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	}
 }
 
+// Blank writes spaces over the members of an object whose key drop reports, in
+// the text that the object stands in. What is left is the same object without
+// them, as long as it was. The value must come out of a scanned Body.
+func Blank(value json.RawMessage, drop func(key string) bool) {
+	if len(value) == 0 || value[0] != '{' {
+		return
+	}
+	from := -1 // the comma behind the last member that was kept
+	for i := skipSpace(value, 1); value[i] != '}'; {
+		keyEnd := skip(value, i)
+		end := skip(value, skipSpace(value, skipSpace(value, keyEnd)+1))
+		next := skipComma(value, end)
+		switch {
+		case !drop(keyOf(value[i:keyEnd])):
+			if from = -1; value[next] != '}' {
+				from = end + bytes.IndexByte(value[end:next], ',')
+			}
+		case value[next] != '}': // with the comma behind it
+			blank(value[i:next])
+		default: // the last: with the comma before it
+			blank(value[i:next])
+			if from >= 0 {
+				value[from] = ' '
+			}
+		}
+		i = next
+	}
+}
+
+func blank(text []byte) {
+	for i := range text {
+		text[i] = ' '
+	}
+}
+
 func skipSpace(data []byte, i int) int {
 	for class[data[i]] == classSpace {
 		i++

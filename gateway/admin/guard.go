@@ -14,7 +14,7 @@ import (
 // Health is not guarded: kubelets have neither.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		known, asked := h.g.Operator(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+		known, asked := h.g.Operator(bearer(r))
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")
@@ -38,22 +38,42 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// bearer is the token of a request, empty without one.
+func bearer(r *http.Request) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return token
+}
+
 // here tells a loopback name or address from one that a page's owner made lead
 // here (DNS rebinding): to the browser, page and listener are then one site.
 func here(host string) bool {
+	bracketed := strings.HasPrefix(host, "[")
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
+	} else if bracketed {
+		host = strings.TrimSuffix(host[1:], "]")
 	}
-	return config.Loopback(strings.ToLower(strings.Trim(host, "[]")))
+	return config.Loopback(strings.ToLower(host)) && bracketed == strings.Contains(host, ":") // as RFC 3986 writes addresses, and no other way
 }
 
 var origins = http.NewCrossOriginProtection()
 
 // crossSite finds what a browser sent for another site: any write, and any read
-// but a link that was followed. Reads cost, too, a profile a minute of CPU.
+// but a link that was followed to a page of its own. Reads cost, too, a profile a
+// minute of CPU: to those of debugging no other site may lead at all.
 func crossSite(r *http.Request) bool {
-	site, mode := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Sec-Fetch-Mode")
-	return origins.Check(r) != nil || (site == "cross-site" || site == "same-site") && mode != "navigate"
+	as := *r
+	as.Method = http.MethodPost // what is said of reads, the check does not look at
+	if origins.Check(&as) == nil {
+		return false
+	}
+	read := r.Method == http.MethodGet || r.Method == http.MethodHead
+	dest := r.Header.Get("Sec-Fetch-Dest") // a frame's is another
+	link := r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && (dest == "" || dest == "document")
+	return !read || !link || strings.HasPrefix(r.URL.Path, "/debug/")
 }
 
 // isJSON: a form or a plain text is what a page may send anywhere unasked.

@@ -77,6 +77,9 @@ func profilesWithoutEmpty(all map[string]mooncake.Profile) map[string]mooncake.P
 		if len(p.KVHosts) == 0 {
 			p.KVHosts = nil
 		}
+		if len(p.KVPlainKeys) == 0 {
+			p.KVPlainKeys = nil
+		}
 		all[name] = p
 	}
 	return all

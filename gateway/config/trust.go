@@ -57,7 +57,7 @@ func (c *Config) allowWorker(raw string) error {
 			return nil // described anew, or its drain taken back
 		}
 	}
-	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	host := strings.TrimRight(strings.ToLower(u.Hostname()), ".")
 	addr, err := netip.ParseAddr(host)
 	isAddr := err == nil
 	addr = addr.WithZone("").Unmap()
@@ -78,11 +78,53 @@ func (c *Config) allowWorker(raw string) error {
 	switch {
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
-	case isAddr && (addr.IsLinkLocalUnicast() || addr.IsMulticast() || addr.IsUnspecified()):
-		// 169.254.169.254 is where clouds keep credentials; no engine is at any of these.
-		return fmt.Errorf("%s is a link-local, multicast or unspecified address, where no engine is expected; if one is, name it in admin.worker_hosts", host)
+	case isAddr && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
+		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address or one where a cloud tells its machines of themselves; no engine is expected there, if one is, name it in admin.worker_hosts", host)
+	case slices.Contains(metadataNames, host):
+		return fmt.Errorf("%s is where a cloud tells its machines of themselves; no engine is expected there, if one is, name it in admin.worker_hosts", host)
 	case isNumber(host):
 		return fmt.Errorf("%s may be read as an address in several ways; write a name or a plain address", host)
+	}
+	return nil
+}
+
+// noEngine is an address at which no engine is: clouds keep the credentials of
+// their machines at some of them, most at 169.254.169.254, which is link-local.
+func noEngine(a netip.Addr) bool {
+	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
+}
+
+var metadataAddrs = []netip.Addr{
+	netip.MustParseAddr("fd00:ec2::254"),   // AWS
+	netip.MustParseAddr("fd20:ce::254"),    // Google Cloud
+	netip.MustParseAddr("100.100.100.200"), // Alibaba Cloud
+	netip.MustParseAddr("168.63.129.16"),   // Azure
+	netip.MustParseAddr("192.0.0.192"),     // Oracle Cloud, classic
+}
+
+var metadataNames = []string{"metadata", "metadata.google.internal", "metadata.goog", "metadata.azure.internal", "instance-data", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com"}
+
+// embedded are the IPv4 addresses that a router or a tunnel on the way may take
+// an IPv6 address for.
+func embedded(a netip.Addr) []netip.Addr {
+	if !a.Is6() {
+		return nil
+	}
+	b := a.As16()
+	v4 := func(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b)) }
+	in := func(prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
+	last := v4(b[12:])
+	switch {
+	case in("64:ff9b:1::/48"): // NAT64 of one's own, whose prefix may be as short as this or as long as the next
+		return []netip.Addr{last, v4([]byte{b[6], b[7], b[9], b[10]}), v4([]byte{b[7], b[9], b[10], b[11]}), v4(b[9:13])}
+	case in("64:ff9b::/96"), in("::/96"), in("::ffff:0:0/96"), in("::ffff:0:0:0/96"): // NAT64; compatible, mapped and translated forms
+		return []netip.Addr{last}
+	case in("2002::/16"): // 6to4
+		return []netip.Addr{v4(b[2:6])}
+	case in("2001::/32"): // Teredo: server, and client
+		return []netip.Addr{v4(b[4:8]), v4([]byte{^b[12], ^b[13], ^b[14], ^b[15]})}
+	case b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP
+		return []netip.Addr{last}
 	}
 	return nil
 }

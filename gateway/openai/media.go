@@ -33,27 +33,92 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
+// partTypes are what a part may be. Any other is refused: what an engine that
+// learns a new kind would do with it, nobody has looked at.
+var partTypes = []string{
+	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
+	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
+}
+
 func (p *parser) part(part json.RawMessage) *Error {
+	named, kind, media := false, "", ""
+	var strange *Error // said if no key says more
 	for key, v := range mooncake.Members(part) {
 		switch key {
+		case "type":
+			if isNull(v) {
+				continue
+			}
+			if !isString(v) {
+				return wrong(key, v, isString, "a string")
+			}
+			if kind = unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // all of them: a parser may take either of two
+				strange = bad(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
+			}
 		case "image_url", "audio_url", "video_url", "file_url":
-			if isString(v) { // the short form
-				if e := p.mediaURL(key, v); e != nil {
-					return e
-				}
+			if isNull(v) {
+				continue
 			}
-			for inner, u := range mooncake.Members(v) {
-				if inner == "url" && isString(u) {
-					if e := p.mediaURL(inner, u); e != nil {
-						return e.within(key + ".")
-					}
-				}
+			if e := p.media(key, v); e != nil {
+				return e
 			}
+			media = key
 		case "input_audio":
+			if isNull(v) {
+				continue
+			}
+			if !isObject(v) {
+				return wrong(key, v, isObject, "an object with data and format")
+			}
 			p.mediaBytes += len(v)
-		case "image_embeds", "audio_embeds", "video_embeds":
+			media = key
+		case "uuid":
+			named = true
+		case "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil":
 			return bad(CodeUnsupported, key, "%q is not supported: engines do not load tensors that clients send", key)
 		}
+	}
+	if strange != nil {
+		return strange
+	}
+	if kind == "input_image" {
+		kind = "image_url" // the key that it stands under
+	}
+	if media == "" && (strings.HasSuffix(kind, "_url") || kind == "input_audio") {
+		return bad(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
+	}
+	if named {
+		// vLLM finds a medium in its cache by this name alone, whoever gave it: one
+		// client could name another's. Without it the medium is known by its content.
+		mooncake.Blank(part, func(key string) bool { return key == "uuid" })
+	}
+	return nil
+}
+
+// media checks a medium's URL, which stands alone or in an object. Anything else
+// would have the engine take a medium that it knows already, or fail.
+func (p *parser) media(key string, v json.RawMessage) *Error {
+	if isString(v) { // the short form
+		return p.mediaURL(key, v)
+	}
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object with a url, or a URL")
+	}
+	found := false
+	for inner, u := range mooncake.Members(v) {
+		if inner != "url" { // all of them: a parser may take either of two
+			continue
+		}
+		if !isString(u) {
+			return wrong(key+".url", u, isString, "a URL")
+		}
+		found = true
+		if e := p.mediaURL(inner, u); e != nil {
+			return e.within(key + ".")
+		}
+	}
+	if !found {
+		return bad(CodeMissing, key+".url", "%q has no url; send the medium itself", key)
 	}
 	return nil
 }

@@ -314,6 +314,18 @@ func TestMediaURLs(t *testing.T) {
 		{"tensors do not", `{"type":"image_embeds","image_embeds":"AAAA"}`, trusted, at + ".image_embeds"},
 		{"of sound neither", `{"type":"audio_embeds","audio_embeds":"AAAA"}`, trusted, at + ".audio_embeds"},
 		{"nor of film", `{"video_embeds":{}}`, trusted, at + ".video_embeds"},
+		{"nor of a prompt", `{"type":"prompt_embeds","data":"AAAA"}`, trusted, at + ".type"},
+		{"nor of one without a type", `{"prompt_embeds":null,"data":"AAAA"}`, trusted, at + ".prompt_embeds"},
+		{"a type that nobody knows does not", `{"type":"hologram","text":"a"}`, trusted, at + ".type"},
+		{"a type that is none does not", `{"type":["image_url"],"image_url":{"url":"data:,"}}`, trusted, at + ".type"},
+		{"a list of URLs does not", `{"type":"image_url","image_url":["http://x/"]}`, trusted, at + ".image_url"},
+		{"a list in an object does not", `{"type":"image_url","image_url":{"url":["http://x/"]}}`, trusted, at + ".image_url.url"},
+		{"an object in an object does not", `{"type":"image_url","image_url":{"url":{"url":"http://x/"}}}`, trusted, at + ".image_url.url"},
+		{"an object without a url does not", `{"type":"image_url","image_url":{"detail":"low"}}`, trusted, at + ".image_url.url"},
+		{"a name in place of a picture does not", `{"type":"image_url","image_url":null,"uuid":"a"}`, trusted, at + ".image_url"},
+		{"a name in place of any medium does not", `{"type":"input_audio","uuid":"a"}`, trusted, at + ".input_audio"},
+		{"one of the responses API is looked at, too", `{"type":"input_image","image_url":"http://x/"}`, Limits{}, at + ".image_url"},
+		{"text beside what is null passes", `{"type":"text","text":"a","image_url":null}`, Limits{}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"role":"user","content":[`+tc.part+`]}]}`), tc.lim)
@@ -328,6 +340,24 @@ func TestMediaURLs(t *testing.T) {
 	}
 	_, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"content":"x","content":{"image_url":"http://x/"}}]}`), Limits{})
 	refusal(t, e, "messages[0].content.image_url", CodeInvalidValue) // every content is checked, whichever the engine reads
+}
+
+func TestNoClientNamesAMediumInACacheOfAll(t *testing.T) {
+	const url = `"image_url":{"url":"data:image/png;base64,AAAA"}`
+	for part, want := range map[string]string{
+		`{"type":"image_url",` + url + `,"uuid":"sku-1"}`:           `{"type":"image_url",` + url + `}`,
+		`{"uuid" : "sku-1" , "type":"image_url",` + url + `}`:       `{"type":"image_url",` + url + `}`,
+		`{"uu\u0069d":7,` + url + `,"uuid":{"a":[1]},"uuid":null }`: `{` + url + `}`,
+		`{"type":"text","text":"the uuid: \"uuid\":1","uuid":"x"}`:  `{"type":"text","text":"the uuid: \"uuid\":1"}`,
+		`{"type":"text","text":"uuid"}`:                             `{"type":"text","text":"uuid"}`,
+	} {
+		r, e := Parse(mooncake.Chat, []byte(`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"},`+part+`]}]}`), Limits{})
+		require.Nil(t, e, part)
+		messages, ok := r.Body.Get("messages")
+		require.True(t, ok)
+		require.JSONEq(t, `[{"role":"user","content":[{"type":"text","text":"a"},`+want+`]}]`, string(messages))
+		require.NotRegexp(t, `"uuid"\s*:|sku-1`, strings.ReplaceAll(string(messages), `\"uuid\"`, ""))
+	}
 }
 
 func TestLegsOfSeveralAnswers(t *testing.T) {
