@@ -115,6 +115,23 @@ func TestTheOnlyBodyOfACallerMayFillTheLimit(t *testing.T) {
 	require.Equal(t, "hello", body)
 }
 
+func TestAHandlerThatPanicsKeepsNothingCharged(t *testing.T) {
+	bodies := NewBodies(1 << 20)
+	for _, take := range []bool{false, true} {
+		s := serve(t, Options{Bodies: bodies, Handler: func(ctx *fasthttp.RequestCtx) {
+			if take {
+				TakeBody(ctx)
+			}
+			panic("on purpose")
+		}}, ListenOptions{})
+		c := s.dial(t)
+		c.send(t, post+"Content-Length: 5\r\n\r\nhello")
+		status, _ := c.errorOf(t)
+		require.Equal(t, 500, status)
+		require.Zero(t, bodies.Held(), "taken %v", take)
+	}
+}
+
 // An upload may end at any byte, by a FIN, a half close or a reset, and for any
 // method: nothing stays charged.
 func TestBrokenUploadsLeaveNothingCharged(t *testing.T) {

@@ -128,6 +128,9 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		}
 		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
 			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
+		if w := wireOf(ctx); w != nil {
+			w.charge.Give() // the handler will not
+		}
 		if c, ok := ConnOf(ctx); ok {
 			c.OnGone(nil)
 		}
@@ -150,9 +153,9 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	defer func() { // what the handler did not take would stay for the whole answer
-		if w.charge != nil {
-			_, left := TakeBody(ctx)
-			left.Give()
+		if !w.taken {
+			_, charge := TakeBody(ctx)
+			charge.Give()
 		}
 	}()
 	if w.client != nil {

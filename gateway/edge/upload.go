@@ -42,7 +42,7 @@ type upload struct {
 func TakeBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 	var c *Charge
 	if w := wireOf(ctx); w != nil {
-		c, w.charge = w.charge, nil
+		c, w.taken = w.charge, true
 	}
 	return ctx.Request.SwapBody(nil), c
 }
@@ -50,6 +50,7 @@ func TakeBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 // receive reads the body of a request whose head has been read, or says why the
 // request is refused. A refusal that the head decides leaves the body unread.
 func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal {
+	w.charge, w.taken = nil, false
 	if !f.chunked && f.length == 0 {
 		w.head = headEnd{} // what comes now is the next request's
 		return nil

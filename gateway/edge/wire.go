@@ -41,7 +41,8 @@ type wire struct {
 	client *Conn // the connection below; nil: it did not come through a Listener
 	head   headEnd
 	rest   []byte
-	charge *Charge // for the body that the handler has not taken over
+	charge *Charge // of the request being served; nil: it has no body
+	taken  bool    // the handler has the body, and gives its charge back
 }
 
 // tlsWire lets fasthttp see that a connection is TLS, by these two methods.
