@@ -82,6 +82,7 @@ type route struct {
 	name    string // as the client wrote it: a base model or a LoRA
 	board   string // the base model, whose ranks they share
 	maxLen  int    // context length, 0 = unknown
+	clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of it
 	prefill bool   // some prefill engine that is up has it
 	decode  bool   // some decode rank that is up has it
 }

@@ -177,6 +177,7 @@ func (f *fleet) route(routes map[string]route, in *instance, up bool) {
 			if n := in.maxLen(m); n > 0 && (r.maxLen == 0 || n < r.maxLen) {
 				r.maxLen = n
 			}
+			r.clamps = r.clamps || in.clamps()
 		}
 		routes[m.ID] = r
 	}

@@ -116,6 +116,10 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 	}
 	rec.locate(ctx)
 	legs, body := req.Legs(), req.Body
+	if fail := g.overlong(m, req, legs); fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
 	fail = rec.book(len(legs) - 1)
 	if fail == nil {
 		fail = rec.meter(estimateAll(req, legs))

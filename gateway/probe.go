@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -130,19 +129,6 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 		return nil, &fault{answer: fail, final: true}
 	}
 	return h, nil
-}
-
-// tooLong checks prompt and answer against the model's context. What a request
-// leaves open, engines cut to fit.
-func (j *job) tooLong() *openai.Error {
-	context, key := j.model.maxLen, j.req.MaxTokensKey
-	if context == 0 || key == "" || j.prompt-j.resume.before+j.req.MaxTokens <= context {
-		return nil
-	}
-	return &openai.Error{
-		Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: key,
-		Message: fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", context, j.prompt, key, j.req.MaxTokens),
-	}
 }
 
 // endsAtOnce notes that the first token was the end of the answer (contract 1.3).

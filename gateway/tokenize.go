@@ -107,7 +107,7 @@ func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
 	}
 	ids, err := g.postTokenize(target, body)
 	if err != nil {
-		g.log.Warn("prompts are looked up by their bytes: an engine did not tell token ids", zap.String("engine", target.ID), zap.Error(err))
+		g.log.Warn("an engine did not tell the token ids of a prompt", zap.String("engine", target.ID), zap.Error(err))
 		g.tokenizer.rest(now.Add(tokenizeQuiet))
 	}
 	return ids, err

@@ -81,14 +81,15 @@ type Profile struct {
 	RecomputeMax      *int          `yaml:"recompute_max"`
 	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
 	APIKeyEnv         string        `yaml:"api_key_env"`
-	CAFile            string        `yaml:"ca_file"`         // PEM; empty: the system's authorities
-	CertFile          string        `yaml:"cert_file"`       // PEM; what engines that ask for a certificate get
-	KeyFile           string        `yaml:"key_file"`        // its key
-	ServerName        string        `yaml:"server_name"`     // name in the engines' certificates; empty: the URL's host
-	KVHosts           []string      `yaml:"kv_hosts"`        // hosts a handoff may name besides the engine's own
-	KVPlainKeys       []string      `yaml:"kv_plain_keys"`   // keys of a handoff that hold no address, whatever they look like
-	RejectReleases    *bool         `yaml:"reject_releases"` // nil: by the engine's version
-	BootstrapPort     int           `yaml:"bootstrap_port"`  // vllm-mooncake only
+	CAFile            string        `yaml:"ca_file"`           // PEM; empty: the system's authorities
+	CertFile          string        `yaml:"cert_file"`         // PEM; what engines that ask for a certificate get
+	KeyFile           string        `yaml:"key_file"`          // its key
+	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
+	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
+	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
+	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
+	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
+	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake only
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the

@@ -119,6 +119,9 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	if f.err != nil {
 		return nil, f.err
 	}
+	if err := r.fit(cfg); err != nil {
+		return r, err
+	}
 	return r, r.check(cfg)
 }
 
@@ -278,14 +281,28 @@ func (r *request) tools(f *fields) {
 	}
 }
 
+// fit checks prompt and answer against the context. From 0.32 on vLLM cuts what is
+// asked for to what the prompt leaves; before, that is an error.
+func (r *request) fit(cfg Config) *apiError {
+	n := r.prompt.Tokens()
+	switch most := cfg.MaxModelLen; {
+	case cfg.before(32) && (n+r.maxTokens > most || r.maxTokens < 1):
+		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the completion.", most, n, r.maxTokens)
+	case r.maxTokens > most:
+		return refuse(400, "max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", r.maxTokens, most)
+	case n > most:
+		return refuse(400, "This model's maximum context length is %d tokens. However, your prompt contains %d input tokens, which exceeds this limit even without any output tokens.", most, n)
+	case n == most:
+		return refuse(400, "max_tokens must be at least 1, got 0.")
+	}
+	r.maxTokens = min(r.maxTokens, cfg.MaxModelLen-n)
+	return nil
+}
+
 // check holds what is wrong only in combination.
 func (r *request) check(cfg Config) *apiError {
 	if r.minTokens > r.maxTokens {
 		return refuse(400, "min_tokens: must be less than or equal to max_tokens=%d, got %d.", r.maxTokens, r.minTokens)
-	}
-	if n := r.prompt.Tokens(); n+r.maxTokens > cfg.MaxModelLen || r.maxTokens < 1 {
-		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the completion.",
-			cfg.MaxModelLen, n, r.maxTokens)
 	}
 	if blocks(r.prompt.Tokens()+cfg.TokensPerChunk) > cfg.KVTokens/blockSize {
 		return refuse(400, "the prompt's %d tokens do not fit the KV cache of %d.", r.prompt.Tokens(), cfg.KVTokens)

@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"encoding/json"
 	"strings"
 
 	"evenkeel/mooncake"
@@ -32,7 +31,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 				return true
 			}
 		case "messages":
-			if ep == mooncake.Chat && hasMedia(v) {
+			if HasMedia(b, ep) {
 				return true
 			}
 		default:
@@ -51,8 +50,12 @@ func HasTools(b *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
-// hasMedia tells whether some message has a part that is not text.
-func hasMedia(messages json.RawMessage) bool {
+// HasMedia tells whether some message of a chat has a part that is not text.
+func HasMedia(b *mooncake.Body, ep mooncake.Endpoint) bool {
+	messages, ok := b.Get("messages")
+	if !ok || ep != mooncake.Chat {
+		return false
+	}
 	for message := range mooncake.Elements(messages) {
 		for field, content := range mooncake.Members(message) {
 			if field != "content" || !isArray(content) {

@@ -1,0 +1,87 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill/index"
+)
+
+// A prompt and the answer it asks for may be longer than the model's context. What
+// that means is the decode engine's to say: vLLM from 0.32 on gives as many tokens
+// as fit, and ends the answer by length. Older engines answer 400, but only after a
+// whole prefill, for a prefill engine is asked for one token. So evenkeel says it in
+// their place.
+
+// clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
+// leaves of the context; 0.31 answers 400.
+const clampsMinor = 32
+
+// clamps tells whether a decode engine cuts max_tokens to fit. Of a version that
+// cannot be read it is taken to do so: the engine decides then.
+func (i *instance) clamps() bool {
+	if says := i.profile.ClampsMaxTokens; says != nil {
+		return *says
+	}
+	major, minor, ok := parseVersion(i.status.Version)
+	return !ok || major > 0 || minor >= clampsMinor
+}
+
+// overlong refuses, before any prefill, a request that the decode engines of its
+// model would refuse. A prompt whose length nobody tells in time is prefilled, and
+// looked at again with the prefill engine's count.
+func (g *Gateway) overlong(m route, req *openai.Request, legs []openai.Leg) *openai.Error {
+	switch {
+	case m.maxLen == 0 || req.MaxTokensKey == "":
+		return nil
+	case req.MaxTokens > m.maxLen: // no engine gives so much, whatever the prompt
+		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.maxLen, req.MaxTokensKey, req.MaxTokens))
+	case m.clamps:
+		return nil
+	}
+	for i := range legs {
+		if n, ok := g.promptLength(m, req, &legs[i].Leg, m.maxLen-req.MaxTokens); ok && n+req.MaxTokens > m.maxLen {
+			return beyondContext(m, req, n)
+		}
+	}
+	return nil
+}
+
+// promptLength is how many tokens a prompt has, if that is known; ok is false for
+// one that has no more bytes than it may have tokens, for a token has at least one.
+func (g *Gateway) promptLength(m route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
+	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
+	if prompt == nil {
+		prompt, _ = req.Body.Get(key)
+	}
+	if ids, ok := index.PromptTokens(nil, prompt); ok && req.Endpoint == mooncake.Completions {
+		return len(ids), true
+	}
+	j := &job{gw: g, req: req, body: req.Body, leg: leg, model: m}
+	if j.promptBytes() <= room || openai.HasMedia(&req.Body, req.Endpoint) {
+		return 0, false
+	}
+	body, _ := j.templated(index.Key{})
+	ids, err := g.askForIDs(m.name, body)
+	return len(ids), err == nil
+}
+
+// tooLong checks prompt and answer against the model's context, with the prompt as
+// the prefill engine counted it. What a request leaves open, engines cut to fit.
+func (j *job) tooLong() *openai.Error {
+	m := j.model
+	if m.maxLen == 0 || m.clamps || j.req.MaxTokensKey == "" || j.prompt-j.resume.before+j.req.MaxTokens <= m.maxLen {
+		return nil
+	}
+	return beyondContext(m, j.req, j.prompt)
+}
+
+func beyondContext(m route, req *openai.Request, prompt int) *openai.Error {
+	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.maxLen, prompt, req.MaxTokensKey, req.MaxTokens))
+}
+
+func tooLong(req *openai.Request, message string) *openai.Error {
+	return &openai.Error{Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: req.MaxTokensKey, Message: message}
+}
