@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
@@ -399,6 +400,36 @@ func TestErrorsAsTheClientSeesThem(t *testing.T) {
 			require.False(t, stream.Next())
 			require.True(t, errors.As(stream.Err(), &e), "before the stream began: %v", stream.Err())
 			require.Equal(t, row.status, e.StatusCode)
+		})
+	}
+}
+
+// A leg that is refused ends its request at once: the client does not wait for the
+// first event of the others, which may take a minute, and they are not decoded.
+func TestAFanOutIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []string{"", `"stream":true,`} {
+		t.Run(stream, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{dirty: true, decode: []refengine.Config{{}}})
+			require.NoError(t, c.decode[0].SetFaults(
+				refengine.Rule{Fault: refengine.Reject, Leg: refengine.LegDecode, Count: 1, DelayMS: 1},
+				refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode}))
+			got := make(chan reply, 1)
+			go func() {
+				got <- c.post(completionPath, strings.Replace(completion("x", stream+`"max_tokens":5,`), `"x"`, `["one","two","three"]`, 1))
+			}()
+			select {
+			case r := <-got:
+				require.Equal(t, http.StatusBadRequest, r.status, r.body)
+				require.Contains(t, r.body, "rejected on demand")
+			case <-time.After(patience / 2):
+				t.Fatal("the answer waits for legs that hang")
+			}
+			require.NoError(t, c.decode[0].SetFaults())
+			c.decode[0].Kill() // ends what hangs there
+			c.settledRequests(1)
+			require.Equal(t, []string{"engine_refused"}, c.outcomes())
 		})
 	}
 }

@@ -22,9 +22,11 @@ func TestBeyondTheContext(t *testing.T) {
 	text := reftext.MakePrompt(9, prompt)
 	ids := "[" + strings.TrimSuffix(strings.Repeat("7,", prompt), ",") + "]"
 	bodies := map[string]func(more string) (path, body string){
-		"chat":      func(more string) (string, string) { return chatPath, chat(text, more) },
-		"text":      func(more string) (string, string) { return completionPath, completion(text, more) },
-		"token ids": func(more string) (string, string) { return completionPath, strings.Replace(completion("x", more), `"x"`, ids, 1) },
+		"chat": func(more string) (string, string) { return chatPath, chat(text, more) },
+		"text": func(more string) (string, string) { return completionPath, completion(text, more) },
+		"token ids": func(more string) (string, string) {
+			return completionPath, strings.Replace(completion("x", more), `"x"`, ids, 1)
+		},
 		"two prompts": func(more string) (string, string) {
 			return completionPath, strings.Replace(completion("x", more), `"x"`, fmt.Sprintf(`["a b",%q]`, text), 1)
 		},

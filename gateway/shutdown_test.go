@@ -72,8 +72,11 @@ func TestShutdownCutsWhenItIsCancelled(t *testing.T) {
 func TestShutdownWaitsForDrains(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
-		decode:    []refengine.Config{{TransferBase: 200 * time.Millisecond}},
-		configure: func(cfg *config.Config) { cfg.Limits.DrainTimeout = time.Second },
+		decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+		configure: func(cfg *config.Config) {
+			cfg.Limits.DrainTimeout = time.Second
+			cfg.Prefill.Index.TokenizeTimeout = time.Nanosecond // nobody tells how long the prompt is
+		},
 	})
 	r := c.post(chatPath, chat("a", `"max_tokens":131072,`))
 	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")
