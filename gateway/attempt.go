@@ -29,6 +29,7 @@ type fault struct {
 	final      bool // no other engine would answer otherwise
 	givenBack  bool // for want of KV memory, before a first event
 	most       int  // recompute_max of the engine that did
+	refusal    bool // a prefill engine took nothing of it: 503 or 429
 	moved      bool // what it was at was taken out of service: an engine, or a region
 }
 
@@ -45,6 +46,7 @@ type tries struct {
 	count, unsent int      // since the last start: of a resumed answer, those of its next part
 	prefill       []string // candidates tried since then
 	decode        []int32  // workers that failed, and those beside them
+	refused       int      // by prefill engines, attempts not counted
 	suspect       int      // engines that it may have broken (contract 9)
 	broke         []breach
 }
@@ -55,11 +57,16 @@ type breach struct {
 	at     time.Time
 }
 
+// mostRefused is how many refusals of prefill engines are no attempts: they ran
+// nothing. Of engines that refuse a fifth of their probes three attempts would
+// fail one request in a hundred.
+const mostRefused = 3
+
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
 func (t *tries) begin() {
-	t.count, t.unsent, t.prefill = 0, 0, nil
+	t.count, t.unsent, t.refused, t.prefill = 0, 0, 0, nil
 }
 
 // shun keeps the next attempts off a rank, and off those behind the same API
@@ -108,6 +115,11 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
 		t.unsent++
 		return j.gw.tier.RetryUnsent(t.unsent)
+	}
+	if f.refusal && t.refused < mostRefused {
+		t.refused++
+		_, again = j.gw.tier.Retry(max(1, t.count), f.status, f.err)
+		return rand.N(retry.Base<<t.refused + 1), again
 	}
 	t.count++
 	if j.breaks(f) {

@@ -67,7 +67,9 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 				}
 			})
 		}
-		return nil, j.refused("prefill", c.ID, resp, answer)
+		f := j.refused("prefill", c.ID, resp, answer)
+		f.refusal = status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
+		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)
 }

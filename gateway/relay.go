@@ -278,11 +278,11 @@ func (s *stream) end(fail *openai.Error) {
 	s.out = append(s.out, sse.Done...)
 }
 
-// forLog is why a stream failed, without the words of an engine: those go to the
-// client only, for many engines repeat what they were sent.
+// forLog is why a stream failed, without the words of an engine: those are for
+// the client at most, for many engines repeat what they were sent.
 func (s *stream) forLog(fail *openai.Error) string {
 	if said := s.mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
-		return fmt.Sprintf("an error event of status %d; the client got its text, the engine's log has it", said.Status)
+		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
 }

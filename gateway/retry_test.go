@@ -317,3 +317,30 @@ func TestARefusalAfterASiblingBegan(t *testing.T) {
 	c.settledRequests(1)
 	require.Equal(t, []string{"engine_refused"}, c.outcomes())
 }
+
+// A refusal has run nothing, so the first few are no attempts; and whatever is
+// logged of a failed attempt is true of one that the client never heard of.
+func TestRefusalsOfPrefillEnginesAreNoAttempts(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []refengine.Fault{refengine.Busy, refengine.Throttle} {
+		c := start(t, options{dirty: true})
+		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: fault, Leg: refengine.LegProbe, Count: 4}))
+		require.Equal(t, "right", c.judge("a prompt that is refused", `"stream":true,`))
+		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: fault, Leg: refengine.LegProbe}))
+		probes := c.prefill[0].Stats().Requests
+		require.Contains(t, []string{"503", "429"}, c.judge("another", `"stream":true,`))
+		require.EqualValues(t, 6, c.prefill[0].Stats().Requests-probes, "three refusals, and three attempts")
+		require.NoError(t, c.prefill[0].SetFaults())
+	}
+}
+
+func TestTheLogOfARetryIsTrue(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true})
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode, Count: 1}))
+	require.Equal(t, "right", c.judge("a prompt", `"stream":true,`))
+	l := c.logs.FilterMessage("attempt failed, trying again").All()
+	require.Len(t, l, 1)
+	require.Contains(t, l[0].ContextMap()["error"], "the engine's log has its text")
+	require.NotContains(t, l[0].ContextMap()["error"], "client")
+}

@@ -56,7 +56,7 @@ type QueueConfig struct {
 
 // RetryConfig bounds the attempts of one request and of all of them.
 type RetryConfig struct {
-	Attempts int           // in all, the first included
+	Attempts int           // in all, the first included; refusals of engines that ran nothing are not counted at first
 	Base     time.Duration // upper bound of the first backoff
 	Budget   float64       // retries as a share of requests, over 10 s
 }
@@ -114,7 +114,7 @@ func Default() Config {
 		Calibration: CalibrationConfig{Line: policy.Line{TPMs: 0.0938, T0Ms: 150.72}, HalfLife: 500}, // GORGO's Table 1
 		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second, Misses: 3},
 		Queue:       QueueConfig{Max: 1000, Timeout: 60 * time.Second},
-		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.2},
+		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }
 

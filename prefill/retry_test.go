@@ -180,3 +180,19 @@ func TestARetryTakesTheSameCandidateIfThereIsNoOther(t *testing.T) {
 	tier := newTier(t, up("p0/0"))
 	require.Equal(t, "p0/0", acquire(t, tier, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
 }
+
+// With one of two engines that fails nine of ten probes, almost half of all
+// requests are tried again.
+func TestOneFlakyPrefillerDoesNotUseUpTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"))
+		for n := range 2000 {
+			acquire(t, tier, request(n)).Release()
+			if n%2 == 0 && n%20 != 0 {
+				_, again := tier.Retry(1, 503, nil)
+				require.True(t, again, "request %d", n)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}

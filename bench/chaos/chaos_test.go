@@ -34,6 +34,22 @@ func TestAWhileOfEverything(t *testing.T) {
 	require.Positive(t, r.Clients.Left)
 }
 
+// The default retry budget and its attempts are enough for engines that refuse a
+// fifth of what they are asked.
+func TestPrefillEnginesThatRefuseFailFewRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 10 s")
+	}
+	s, err := scenarioOf("busy-prefill")
+	require.NoError(t, err)
+	s.count = 400
+	r, err := play(t.Context(), s, options{seed: 6})
+	require.NoError(t, err)
+	require.NoError(t, r.writeTable(t.Output()))
+	require.Empty(t, r.Breaches)
+	require.Greater(t, r.Struck["busy"], 40)
+}
+
 func TestStrangersHarmNoOtherCaller(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 15 s")

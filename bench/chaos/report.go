@@ -67,6 +67,9 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	r.Saved = books.saved(got.Failures)
 	switch {
 	case s.operators: // engines are taken away, too, and callers are over their limits
+	case s.busy > 0:
+		bad := got.Refused + got.Broken + wrong
+		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent, some(got.Failures, nil))
 	case s.rate > 0:
 		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable, some(r.Saved.Lost, nil))
 	default:

@@ -35,6 +35,11 @@ func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *pro
 	if s.rate > 0 {
 		_ = f.misbehave() // the rules are our own and were validated
 	}
+	if s.busy > 0 {
+		for _, m := range f.of("prefill") {
+			_ = m.SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegProbe, Probability: s.busy}) // as above
+		}
+	}
 	if s.operators {
 		t.wg.Go(func() { t.operate(ctx, rand.New(rand.NewPCG(seed, 3))) })
 	}

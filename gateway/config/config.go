@@ -323,7 +323,7 @@ func Default() *Config {
 	c.Prefill.Queue.Timeout = time.Minute
 	c.Prefill.Retry.Attempts = 3
 	c.Prefill.Retry.Base = 50 * time.Millisecond
-	c.Prefill.Retry.Budget = 0.2
+	c.Prefill.Retry.Budget = 0.5 // one prefiller of several that fails most of its probes does not use it up
 	return c
 }
 
