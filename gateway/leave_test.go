@@ -313,8 +313,9 @@ func TestARefusedDrainIsTriedAgain(t *testing.T) {
 func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
-		decode:  []refengine.Config{{TransferBase: 100 * time.Millisecond}},
-		profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: time.Second},
+		// The pull ends by itself well within the time of the first event, or the call would be cut in it.
+		decode:  []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+		profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: 5 * time.Second},
 	})
 	leave, _ := c.send(chat("a b c", `"ignore_eos":true,"max_tokens":30000,`))
 	c.eventually("the KV is on its way", func() bool { return c.decode[0].Stats().Waiting == 1 })

@@ -96,7 +96,8 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	t.Parallel()
 	slow := refengine.Rule{Fault: refengine.SlowPages, DelayMS: 8000}
 	c := start(t, options{
-		prefill: []refengine.Config{{}, {}},
+		// Pages are slow only while an engine has requests: prefills take so long that it always has.
+		prefill: []refengine.Config{{PrefillBase: time.Second}, {PrefillBase: time.Second}},
 		decode:  []refengine.Config{{C0: 5 * time.Millisecond}},
 		configure: func(cfg *config.Config) {
 			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
@@ -106,7 +107,7 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	for _, e := range engines {
 		require.NoError(t, e.SetFaults(slow))
 	}
-	stop := c.load(4) // every answer must be right
+	stop := c.load(8) // every answer must be right
 	stale := func() (n int) {
 		for _, p := range c.candidates() {
 			if p.Stale {
