@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -113,20 +114,75 @@ func (d *discovery) failure() string {
 	return strings.Join(all, "")
 }
 
-// tryEngine is the probe before an engine's first request.
+// tryEngine is the probe before an engine's first request. It takes a slot of the
+// decode rank that it is tried on, so it waits while what ran there before the
+// engine left has all of them, and asks no partner to decode that is full.
 func (g *Gateway) tryEngine(ctx context.Context, e discover.Engine) error {
 	set := g.conf()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
 	if err != nil {
 		return err
 	}
-	findings, err := selftest.One(ctx, set.Config, e.Role, conf, g.fleet.partners(e.Role))
+	partners := g.fleet.partners(e.Role)
+	if e.Role == roleDecode {
+		if err := g.awaitSlot(ctx, conf); err != nil {
+			return err
+		}
+	} else {
+		full := g.full(ctx)
+		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
+	}
+	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners)
 	for _, f := range findings {
 		if f.Level == selftest.Warn {
 			g.log.Warn("discovered engine", zap.String("engine", f.Engine), zap.String("finding", f.Msg))
 		}
 	}
 	return err
+}
+
+// slotPatience is how long a probe waits for a slot before the engine is tried
+// again later.
+const slotPatience = 10 * time.Second
+
+// awaitSlot waits until the rank of an engine on which it is tried has a free
+// slot, by our own accounts: they outlive the engine's absence.
+func (g *Gateway) awaitSlot(ctx context.Context, e config.Engine) error {
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for end := time.Now().Add(slotPatience); g.full(ctx)[triedRank(e)]; {
+		if time.Now().After(end) {
+			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// full are the decode ranks without a free slot.
+func (g *Gateway) full(ctx context.Context) map[string]bool {
+	full := map[string]bool{}
+	for _, m := range g.dispatcher.Status(ctx).Models {
+		for _, w := range m.Workers {
+			if w.Used >= w.Slots {
+				full[w.Name] = true
+			}
+		}
+	}
+	return full
+}
+
+// triedRank names the rank of a decode engine on which it is tried.
+func triedRank(e config.Engine) string {
+	id, _ := config.InstanceID(e.URL) // it was read before
+	if e.Ranks > 0 {
+		id += "/0"
+	}
+	return id
 }
 
 // partners are engines of the other side that serve.

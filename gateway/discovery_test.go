@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -259,6 +260,31 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 		return len(other) > 0 && other[len(other)-1] != ids[0]
 	})
 	leave()
+}
+
+// The probe of an engine that returns takes a slot like any request: while its
+// rank is full it waits.
+func TestAnEngineThatReturnsFullIsNotTriedBeyondItsSlots(t *testing.T) {
+	t.Parallel()
+	o := newOracle()
+	c := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 1}}, discover: func(c *cluster) []discover.Source {
+		o.say(found(c.prefill[0], "prefill", "p", ""), found(c.decode[0], "decode", "d", ""))
+		return []discover.Source{o}
+	}})
+	d := found(c.decode[0], "decode", "d", "")
+	d.Attributes.Slots = 1
+	o.say(d)
+	leave := c.endless()
+	before := c.decode[0].Stats().Requests
+	o.gone(d)
+	c.eventually("it is forgotten", func() bool { return c.status(d.Address).ID == "" })
+	o.say(d)
+	time.Sleep(500 * time.Millisecond) // it would be tried at once
+	require.Equal(t, before, c.decode[0].Stats().Requests, "nothing is asked of a full rank")
+	require.Empty(t, c.status(d.Address).ID)
+	leave()
+	c.eventually("it is back", c.inUse(c.decode[0]))
+	require.EqualValues(t, 1, c.decode[0].Stats().Ranks[0].Concurrent)
 }
 
 // A finished prefill whose engine was replaced is not offered to decode: whoever

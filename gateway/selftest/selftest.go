@@ -28,7 +28,7 @@ const (
 
 // Finding is one thing learned about one engine.
 type Finding struct {
-	Engine string `json:"engine"` // role and host:port
+	Engine string `json:"engine"` // role and host:port, and /rank where several ranks stand behind it
 	Level  Level  `json:"level"`
 	Msg    string `json:"message"`
 }
@@ -51,16 +51,16 @@ type subject struct {
 	models  []string
 }
 
-// Run pairs every engine with one of the other side and tests the pairs one
-// after the other, until ctx ends. The config must be valid.
+// Run pairs every rank of every engine with one of the other side and tests the
+// pairs one after the other, until ctx ends. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config) []Finding {
 	t := newTester(cfg)
 	defer t.client.Close()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
-	t.compareModels(prefills, decodes)
-	t.compareModels(decodes, prefills)
-	for _, p := range prefills {
+	t.compareModels(engines(prefills), engines(decodes))
+	t.compareModels(engines(decodes), engines(prefills))
+	for _, p := range engines(prefills) {
 		t.learnHosts(ctx, p)
 	}
 	for n, pair := range t.pairs(prefills, decodes) {
@@ -83,7 +83,7 @@ func (t *tester) say(s string, l Level, format string, args ...any) {
 	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
 }
 
-// subjects are the engines that answer, with the models they serve.
+// subjects are the ranks of the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
 	if len(engines) == 0 && !t.cfg.Discovery.On() {
 		t.say(role, Warn, "the config lists none; until some are added nothing can be served")
@@ -96,8 +96,30 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		}
 		t.metrics(ctx, role, e, s)
 		ok = append(ok, s)
+		for rank := 1; rank < e.Ranks; rank++ {
+			ok = append(ok, s.rank(rank))
+		}
 	}
 	return ok
+}
+
+// rank is another rank of the same engine.
+func (s subject) rank(n int) subject {
+	target := *s.target
+	target.Rank = n
+	s.target = &target
+	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), n)
+	return s
+}
+
+// engines are the first ranks: what differs between engines is told once.
+func engines(ranks []subject) (list []subject) {
+	for _, s := range ranks {
+		if s.target.Rank <= 0 {
+			list = append(list, s)
+		}
+	}
+	return list
 }
 
 func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s subject, err error) {
@@ -112,6 +134,9 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	}
 	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
 		s.target.Rank = 0
+	}
+	if e.Ranks > 1 {
+		s.name += "/0"
 	}
 	s.models, err = t.models(ctx, s.target)
 	return s, err

@@ -112,6 +112,19 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	found := Run(t.Context(), c)
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
+	for rank := range 4 {
+		require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
+	}
+
+	two := 2
+	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Internal, Rank: &two}))
+	found = Run(t.Context(), c)
+	require.Len(t, pick(found, Bad), 1, "one rank that fails is found")
+	for _, f := range found {
+		if f.Level == Bad {
+			require.True(t, strings.HasSuffix(f.Engine, "/2"), f.Engine)
+		}
+	}
 }
 
 func TestEveryEngineGetsAPartner(t *testing.T) {
