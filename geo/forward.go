@@ -28,6 +28,7 @@ type Forward struct {
 	model       string
 	rid, tenant string
 	came        *Hop
+	legs        int // requests that it is
 	hit         int // tokens thought to be cached there
 	predicted   policy.Terms
 	localMs     float64

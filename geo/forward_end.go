@@ -69,10 +69,18 @@ func (f *Forward) begun() {
 	took := ms(f.firstAt.Sub(f.decided))
 	n.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	full := p.open >= p.trust.Window()
+	defer func() {
+		n.mu.Unlock()
+		if full { // it takes more now
+			n.cfg.Tier.Wake()
+		}
+	}()
+	f.answered()
 	p.circuit.Succeed()
+	p.trust.Answered(took, f.predicted.TTFT())
 	if predicted := f.predicted.TTFT(); predicted > 0 { // there was a prediction
-		p.distrust.Add(took - predicted)
+		p.distrust.Add(n.at(f.firstAt), took-predicted)
 		n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 	}
 	if f.cached >= 0 {
@@ -82,6 +90,13 @@ func (f *Forward) begun() {
 		}
 	}
 	p.sent.Confirm(&f.expected)
+}
+
+// answered takes the forward off what the peer has not answered, once. Called
+// with the node's lock held.
+func (f *Forward) answered() {
+	f.peer.open -= f.legs
+	f.legs = 0
 }
 
 // failure says what becomes of a request whose forward failed.
@@ -174,6 +189,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(p.inflight, f)
+	f.answered()
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)
 	if outcome == OutcomeFallback {
@@ -183,6 +199,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
+		p.trust.Failed()
 		if p.circuit.Fail(f.number, now) {
 			time.AfterFunc(p.circuit.Out(), n.cfg.Tier.Wake)
 		}

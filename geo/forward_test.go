@@ -2,6 +2,7 @@ package geo
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -151,6 +152,40 @@ func TestNoClientTakesAPeerOut(t *testing.T) { // geo R31
 		}
 		require.Equal(t, "closed", first(n).Circuit, name)
 	}
+}
+
+func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
+	url, _ := served(t, 1<<16, hang)
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	sent := []*Forward{forwarded(t, n)}
+	ask := func(asked int) {
+		for i := range asked {
+			q := n.Question(Ask{ID: fmt.Sprint(i), Model: "m", Tenant: "acme"})
+			if q.Where(nobody(uint64(10_000+i))) == prefill.ToThere {
+				sent = append(sent, q.Forward())
+			}
+		}
+	}
+	ask(500)
+	require.Len(t, sent, 64)
+	require.Equal(t, 64, first(n).Unanswered)
+	require.Equal(t, "full", first(n).Available["m"])
+	for _, f := range sent {
+		f.decided = f.decided.Add(-time.Minute) // so late do their first events come
+		f.begun()
+	}
+	require.Equal(t, 1, first(n).Window)
+	for _, f := range sent {
+		f.end(OutcomeOK, "")
+	}
+	require.Zero(t, first(n).Unanswered)
+	sent = nil
+	ask(100)
+	require.Len(t, sent, 1, "one at a time")
+	sent[0].begun()
+	require.Equal(t, 2, first(n).Window, "in time, it earns more")
+	sent[0].Drop()
+	require.Zero(t, first(n).InFlight)
 }
 
 func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {

@@ -350,6 +350,8 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	}
 	p.circuit.Send(f.number, h.Now)
 	p.inflight[f] = struct{}{}
+	f.legs = q.legs
+	p.open += f.legs
 	if len(f.prompt.Keys) > 0 {
 		f.expected = p.sent.Speculate(p.slot, f.prompt.Keys)
 	}

@@ -23,23 +23,25 @@ type Status struct {
 
 // PeerStatus is one peer.
 type PeerStatus struct {
-	ID        string                  `json:"id"`
-	Name      string                  `json:"name,omitempty"` // that it gives itself
-	Region    string                  `json:"region"`
-	URL       string                  `json:"url"`
-	Up        bool                    `json:"up"`
-	Draining  bool                    `json:"draining,omitempty"`
-	Version   int                     `json:"version"` // major, -1 unknown
-	Fault     string                  `json:"fault,omitempty"`
-	RTTMs     float64                 `json:"rtt_ms"`
-	AgeMs     float64                 `json:"probe_age_ms"` // -1: no good probe yet
-	Reserved  int                     `json:"reserved"`
-	InFlight  int                     `json:"in_flight"`
-	USDToday  float64                 `json:"usd_today"`
-	MinGainUp float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
-	Circuit   string                  `json:"circuit"`     // closed, or open
-	Models    map[string]policy.Offer `json:"models"`
-	Available map[string]string       `json:"available"` // by model: available, or why not
+	ID         string                  `json:"id"`
+	Name       string                  `json:"name,omitempty"` // that it gives itself
+	Region     string                  `json:"region"`
+	URL        string                  `json:"url"`
+	Up         bool                    `json:"up"`
+	Draining   bool                    `json:"draining,omitempty"`
+	Version    int                     `json:"version"` // major, -1 unknown
+	Fault      string                  `json:"fault,omitempty"`
+	RTTMs      float64                 `json:"rtt_ms"`
+	AgeMs      float64                 `json:"probe_age_ms"` // -1: no good probe yet
+	Reserved   int                     `json:"reserved"`
+	InFlight   int                     `json:"in_flight"`
+	USDToday   float64                 `json:"usd_today"`
+	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
+	Unanswered int                     `json:"unanswered"`  // requests without a first event
+	Window     int                     `json:"window"`      // how many may be: it grows with each that comes in time, and shrinks with those that come late
+	Circuit    string                  `json:"circuit"`     // closed, or open
+	Models     map[string]policy.Offer `json:"models"`
+	Available  map[string]string       `json:"available"` // by model: available, or why not
 }
 
 // Status copies what is known.
@@ -61,7 +63,7 @@ func (n *Node) Status() Status {
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major, Fault: p.fault,
-			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(),
+			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {

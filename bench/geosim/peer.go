@@ -51,7 +51,7 @@ func (d *dispatcher) place(p *peer) policy.Place {
 	x := policy.Peer{
 		ID: p.to.id, Probed: p.probed, Down: p.down, Major: p.major, AgeMs: d.s.now - p.goodAt, IntervalMs: d.s.probeMs + rtt,
 		Draining: p.draining, Offers: true, CircuitOpen: d.s.now < p.openUntil, Offer: p.offer, RTTMs: rtt,
-		Reserved: n, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(),
+		Reserved: n, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(d.s.now),
 	}
 	switch d.s.arm.blindTo {
 	case "rtt":
@@ -197,7 +197,7 @@ func (d *dispatcher) relayed(v *visit) {
 	p := d.peers[v.place]
 	v.answered = true
 	p.failures, p.openFor = 0, 0
-	p.distrust.Add(d.s.now - v.movedAt - v.predict)
+	p.distrust.Add(d.s.now, d.s.now-v.movedAt-v.predict)
 	for _, other := range v.r.visits {
 		if other.from == v && other.job != nil && other.attempt == v.attempt && other.job.hit+blockTokens <= v.hit {
 			d.snapshot.Correct(p.slot, v.r.keys, other.job.hit/blockTokens)

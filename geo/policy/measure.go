@@ -1,5 +1,7 @@
 package policy
 
+import "math"
+
 // RTT is a round trip to a peer, from its probes (geo R20).
 type RTT struct {
 	alpha float64
@@ -67,19 +69,27 @@ func (d *Drain) Ms() float64 { return d.ms }
 
 // Distrust is by how much a peer's costs were too small: the median of actual
 // less predicted first token, followed in steps (geo R21).
+//
+// A peer that is distrusted is asked for little, so that nothing tells whether it
+// has mended its ways: after a minute without a forward half of it is forgotten,
+// and so on with each.
 type Distrust struct {
 	median  float64
 	samples int
+	lastAt  float64 // when the last one came, or part of it was forgotten
 }
 
 const (
 	distrustStep  = 10.0 // ms
 	distrustFrom  = 100.0
 	distrustCount = 20
+	distrustHalf  = 60_000.0 // ms
 )
 
 // Add takes one forward's actual less its predicted time to first token, in ms.
-func (d *Distrust) Add(errorMs float64) {
+func (d *Distrust) Add(nowAt, errorMs float64) {
+	d.fade(nowAt)
+	d.lastAt = nowAt
 	d.samples++
 	switch {
 	case errorMs > d.median:
@@ -91,9 +101,48 @@ func (d *Distrust) Add(errorMs float64) {
 
 // Ms is what min_gain is raised by: 0 unless the peer was clearly too
 // optimistic.
-func (d *Distrust) Ms() float64 {
+func (d *Distrust) Ms(nowAt float64) float64 {
+	d.fade(nowAt)
 	if d.samples < distrustCount || d.median < distrustFrom {
 		return 0
 	}
 	return d.median
 }
+
+func (d *Distrust) fade(nowAt float64) {
+	if gaps := math.Floor((nowAt - d.lastAt) / distrustHalf); gaps >= 1 && d.samples > 0 {
+		d.median *= math.Pow(0.5, gaps)
+		d.lastAt += gaps * distrustHalf
+	}
+}
+
+// Trust is how many requests may be unanswered at a peer, whatever its probes
+// offer: it begins small, grows with each first event that comes when it was to
+// be expected, and shrinks twice as fast with those that come late. A peer that
+// offers what it has not got gets few requests, and then one at a time.
+type Trust struct{ less int } // than trustFirst
+
+const (
+	trustFirst = 64
+	trustMost  = 1 << 16
+	trustBlind = 5000.0 // ms to a first event that nobody predicted
+)
+
+// Answered takes the time to a first event and the one that was predicted, 0
+// where nothing was.
+func (t *Trust) Answered(tookMs, predictedMs float64) {
+	if predictedMs <= 0 {
+		predictedMs = trustBlind
+	}
+	if tookMs > 2*predictedMs+distrustFrom {
+		t.Failed()
+		return
+	}
+	t.less = max(t.less-1, trustFirst-trustMost)
+}
+
+// Failed takes a request that the peer did not serve.
+func (t *Trust) Failed() { t.less = min(t.less+2, trustFirst-1) }
+
+// Window is how many requests may be unanswered, at least one.
+func (t *Trust) Window() int { return trustFirst - t.less }

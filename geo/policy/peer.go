@@ -95,6 +95,18 @@ type Peer struct {
 	Reserved     int     // of our forwards that its probe did not count yet
 	UnseenTokens float64 // of the same
 	DistrustMs   float64
+	Unanswered   int // of our forwards
+	Window       int // how many may be; 0: any number
+}
+
+// left is how many more requests it takes: what it offers, as far as it has
+// earned that.
+func (x *Peer) left() int {
+	left := x.Offer.Free - x.Reserved
+	if x.Window > 0 {
+		left = min(left, x.Window-x.Unanswered)
+	}
+	return left
 }
 
 // Protocol is the major version of what dispatchers say to each other.
@@ -129,7 +141,7 @@ func (p *Policy) Judge(x *Peer) Reason {
 		return NoReplica
 	case p.rule.tau && x.Offer.Queue > p.set.Tau:
 		return Queued
-	case x.Offer.Free-x.Reserved <= 0:
+	case x.left() <= 0:
 		return Full
 	}
 	return Available
@@ -145,7 +157,7 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 		UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
 	}
 	if place.Why == Available {
-		place.Left = o.Free - x.Reserved
+		place.Left = x.left()
 	}
 	if place.TPMs == 0 {
 		place.TPMs, place.T0Ms = p.set.TPMs, p.set.T0Ms

@@ -10,7 +10,7 @@ const (
 	Available  Reason = iota
 	Queued            // peer: its arrival queue is longer than tau
 	NoReplica         // peer: none of its replicas takes a request
-	Full              // no pushes left; of a peer: all its free ones are reserved
+	Full              // no pushes left; of a peer: all its free ones are reserved, or as many requests are unanswered as it is trusted with
 	Pending           // replica: the engine has requests that it has not begun
 	Unhealthy         // replica
 	GateClosed        // replica: its KV gate is closed, or nobody could take its prefills; nobody knows for how long

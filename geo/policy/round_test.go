@@ -118,15 +118,60 @@ func TestAPeerThatWasTooOptimisticMustGainMore(t *testing.T) {
 	require.Equal(t, Forward, next(p, r, 0, local, peer("p", 100)).Act)
 	var d Distrust
 	for range 100 {
-		d.Add(400)
+		d.Add(0, 400)
 	}
-	require.Equal(t, Send, next(p, r, 0, local, with(peer("p", 100), func(x *Place) { x.DistrustMs = d.Ms() })).Act)
-	require.InDelta(t, 400, d.Ms(), 10)
+	require.Equal(t, Send, next(p, r, 0, local, with(peer("p", 100), func(x *Place) { x.DistrustMs = d.Ms(0) })).Act)
+	require.InDelta(t, 400, d.Ms(0), 10)
 	var noise Distrust
 	for i := range 100 {
-		noise.Add(float64(i%3-1) * 80)
+		noise.Add(0, float64(i%3-1)*80)
 	}
-	require.Zero(t, noise.Ms())
+	require.Zero(t, noise.Ms(0))
+}
+
+func TestDistrustFadesWhereNothingComesAnyMore(t *testing.T) {
+	var d Distrust
+	for i := range 100 {
+		d.Add(float64(i)*50_000, 800) // seldom, but often enough to be sure
+	}
+	const last = 99 * 50_000
+	require.InDelta(t, 800, d.Ms(last), 10)
+	require.InDelta(t, 800, d.Ms(last+59_000), 10)
+	require.InDelta(t, 400, d.Ms(last+60_000), 10)
+	require.InDelta(t, 400, d.Ms(last+61_000), 10, "asked twice, it fades once")
+	require.InDelta(t, 200, d.Ms(last+120_000), 10)
+	require.Zero(t, d.Ms(last+240_000), "it is believed again")
+}
+
+func TestAPeerHasAsManyUnansweredAsItHasEarned(t *testing.T) {
+	var liar, honest Trust
+	require.Equal(t, 64, liar.Window())
+	for range 31 {
+		liar.Answered(5000, 200)
+	}
+	require.Equal(t, 2, liar.Window())
+	liar.Answered(5000, 200)
+	liar.Failed()
+	require.Equal(t, 1, liar.Window(), "it can always show that it has mended its ways")
+	for range 10 {
+		liar.Answered(400, 200)
+	}
+	require.Equal(t, 11, liar.Window())
+	for i := range 1000 {
+		took := 200.0
+		if i%5 == 0 {
+			took = 700 // now and then somebody is late
+		}
+		honest.Answered(took, 200)
+	}
+	require.Greater(t, honest.Window(), 400)
+
+	p := must(t, "finish")
+	x := Peer{ID: "p", Probed: true, Major: Protocol, IntervalMs: 500, Offers: true, Offer: Offer{Replicas: 1, NAvail: 1, Free: 1000}, Window: 64, Unanswered: 60}
+	require.Equal(t, Available, p.Judge(&x))
+	require.Equal(t, 4, p.PeerPlace(&x).Left)
+	x.Unanswered = 64
+	require.Equal(t, Full, p.Judge(&x))
 }
 
 func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
