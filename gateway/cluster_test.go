@@ -466,6 +466,7 @@ type record struct {
 	Attempts     int     `json:"attempts"`
 	Outcome      string  `json:"outcome"`
 	PromptKey    string  `json:"prompt_key"`
+	Inexact      bool    `json:"inexact"`
 }
 
 func (c *cluster) records() (all []record) {

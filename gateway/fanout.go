@@ -281,6 +281,7 @@ func (f *fanned) settle(fail *openai.Error) {
 			r.TTFTMs = l.rec.TTFTMs
 		}
 		r.Attempts += l.rec.Attempts
+		r.Inexact = r.Inexact || l.rec.Inexact
 		r.LocalTokens += l.rec.LocalTokens
 		r.Route = cmp.Or(l.rec.Route, r.Route)
 		r.Prefill, r.Rank, r.Policy = l.rec.Prefill, l.rec.Rank, l.rec.Policy

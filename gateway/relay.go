@@ -94,7 +94,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
 	s.reader.Reset(sse.Limits{})
-	if s.trail.Reset(j.resume.how == mooncake.ChatResumeContinue); !s.whole && j.resume.keeping != keepNothing {
+	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local
 		ask.Trail = &s.trail
 	}

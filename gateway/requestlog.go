@@ -41,6 +41,7 @@ type record struct {
 	TTFTMs       float64   `json:"ttft_ms"`
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
+	Inexact      bool      `json:"inexact,omitempty"` // it went on by its text after a loss, which the engine tokenised anew
 	Outcome      string    `json:"outcome"`
 	Peer         string    `json:"peer,omitempty"`   // another dispatcher that it was sent to
 	Origin       string    `json:"origin,omitempty"` // the one that it came from

@@ -24,7 +24,7 @@ const (
 	tierAnew     = "0" // nothing of the answer is out: the same request again
 	tierPrompt   = "1" // a completion: its token ids become the prompt
 	tierIDs      = "2" // a chat: its token ids beside the hand-off
-	tierText     = "3" // a chat: the text so far as a last message
+	tierText     = "3" // the text so far: of a chat as a last message, of a completion behind the prompt. Not exact to the token
 	tierNone     = "4" // it ends with an error
 	tierFinished = "finished"
 )
@@ -102,13 +102,39 @@ func (s *stream) shed() {
 // beforehand.
 func (j *job) howToResume(p *mooncake.Profile) string {
 	how := p.ChatResume
+	byText := mooncake.ChatResumeContinue
 	if j.req.Endpoint == mooncake.Completions {
-		how = mooncake.ResumePrompt
+		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
 	}
-	if how == mooncake.ChatResumeNone || how != mooncake.ChatResumeContinue && j.resume.ids == nil {
+	switch {
+	case how == mooncake.ChatResumeNone:
+		return ""
+	case mooncake.ByText(how):
+	case j.resume.ids == nil, j.echoes(): // beside an echo the decode engine is not asked for ids
+		how = byText
+	}
+	if how == mooncake.ResumeText && j.promptText() == nil {
 		return ""
 	}
 	return how
+}
+
+func (j *job) echoes() bool {
+	echo, _ := j.body.Get("echo")
+	return string(echo) == "true"
+}
+
+// promptText is a completion's prompt as a JSON string; nil for one of token ids,
+// which no text can follow, or one that the engine cuts, which it would cut again.
+func (j *job) promptText() json.RawMessage {
+	prompt, _ := j.body.Get("prompt")
+	if j.leg != nil && j.leg.Prompt != nil {
+		prompt = j.leg.Prompt
+	}
+	if cut, ok := j.body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
+		return nil
+	}
+	return prompt
 }
 
 func recomputeMax(p *mooncake.Profile) int {
@@ -193,7 +219,7 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != tierNone:
-		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == statusGone:
 		s.end(errGone())
 	default:
@@ -239,7 +265,7 @@ func (s *stream) plan() string {
 	default:
 		return tierNone
 	}
-	if !seen && r.how != mooncake.ChatResumeContinue {
+	if !seen && !mooncake.ByText(r.how) {
 		said.Cut()
 	}
 	resume := &mooncake.Resume{How: r.how, Tokens: said.Completed}
@@ -263,6 +289,12 @@ func (s *stream) plan() string {
 		resume.IDs = appendIDs(r.ids, said.IDs)
 	case mooncake.ChatResumeContinue:
 		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
+	case mooncake.ResumeText:
+		prompt := j.promptText()
+		if j.echoes() { // the answer begins with it
+			prompt = []byte(`""`)
+		}
+		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})
 	default:
 		tier = tierIDs
 		resume.IDs = appendIDs(r.ids, said.IDs)
@@ -277,7 +309,9 @@ func (s *stream) begin(said *sse.Trail, resume *mooncake.Resume) {
 	s.sofar = said
 	r.times++
 	r.before, r.atP, r.atD = said.Completed, 0, 0
-	if resume != nil && resume.How != mooncake.ChatResumeContinue {
+	if resume != nil && mooncake.ByText(resume.How) {
+		j.rec.Inexact = true
+	} else if resume != nil {
 		r.atP = r.alone + said.Completed
 		if said.Prompt > 0 {
 			r.atD = said.Prompt + said.Completed
@@ -312,7 +346,7 @@ func (s *stream) resumable(seen bool) bool {
 	switch {
 	case r.how == "", said.Head.ID == nil, said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
 		return false
-	case r.how == mooncake.ChatResumeContinue:
+	case mooncake.ByText(r.how):
 		return !seen && !openai.HasTools(&j.body)
 	}
 	return said.Exact() && (said.Prompt == 0 || said.Prompt == countIDs(r.ids))

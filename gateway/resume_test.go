@@ -256,6 +256,66 @@ func TestALostAnswerGoesOn(t *testing.T) {
 	}
 }
 
+// Without token ids an answer goes on by its text, which the engine tokenises anew:
+// that is told. An echo is never asked for with ids.
+func TestALostAnswerGoesOnByItsText(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		chat   bool
+		resume string
+		more   string
+		ids    bool // the engines tell token ids
+		tier   string
+	}{
+		{"a completion", false, "", `"max_tokens":300,`, false, "3"},
+		{"a completion of a prompt of several", false, "", `"max_tokens":300,"n":2,`, false, "3"},
+		{"an echo", false, "", `"max_tokens":300,"echo":true,`, true, "3"},
+		{"a chat whose profile says ids", true, mooncake.ChatResumeVLLM, "", false, "3"},
+		{"a chat that nobody may resume", true, mooncake.ChatResumeNone, "", false, "4"},
+		{"logprobs would differ", false, "", `"max_tokens":300,"logprobs":1,`, false, "4"},
+		{"a prompt that the engine cuts", false, "", `"max_tokens":300,"truncate_prompt_tokens":20,`, false, "4"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			e := refengine.Config{NoTokenIDs: !row.ids}
+			c := start(t, options{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, dirty: true, profile: mooncake.Profile{ChatResume: row.resume}})
+			path, bodyOf := completionPath, completion
+			if row.chat {
+				path, bodyOf = chatPath, chat
+			}
+			var body, prompt string
+			var rendered reftext.Prompt
+			for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ {
+				prompt = reftext.MakePrompt(seed, 40)
+				body = bodyOf(prompt, row.more)
+				var err error
+				rendered, err = reftext.Render(row.chat, []byte(body))
+				require.NoError(t, err)
+			}
+			require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5, Count: 1}, slow))
+			r := c.post(path, strings.Replace(body, "{", `{"stream":true,"stream_options":{"include_usage":true},`, 1))
+			require.NoError(t, r.err)
+			got := read(t, r.body)
+			c.settledRequests(1)
+			require.EqualValues(t, 1, c.metric(fmt.Sprintf("evenkeel_recomputes_total{tier=%q}", row.tier)))
+			require.Equal(t, row.tier == "3", c.records()[0].Inexact)
+			if row.tier == "4" {
+				require.Equal(t, "recompute_unresumable", got.fail)
+				return
+			}
+			require.Empty(t, got.fail, r.body)
+			text := got.text[0]
+			if strings.Contains(row.more, "echo") {
+				var whole bool
+				text, whole = strings.CutPrefix(text, prompt)
+				require.True(t, whole, "the prompt stands once, before the answer: %q", got.text[0])
+			}
+			wholeText(t, rendered.Answer, text)
+		})
+	}
+}
+
 // An engine that overlooks the answer so far would begin it again: the client
 // must not read that.
 func TestAnEngineThatIgnoresTheAnswerSoFar(t *testing.T) {

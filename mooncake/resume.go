@@ -11,24 +11,35 @@ import (
 // up: the answer so far becomes part of the prompt, on the probe and on the
 // decode leg alike (contract 5.3). A nil Resume changes nothing.
 type Resume struct {
-	How    string          // a chat_resume, or ResumePrompt
-	IDs    json.RawMessage // of the prompt and of the answer so far; ChatResumeContinue needs none
-	Text   json.RawMessage // of the answer so far, a JSON string; for ChatResumeContinue
+	How    string          // a chat_resume, ResumePrompt or ResumeText
+	IDs    json.RawMessage // of the prompt and of the answer so far; without them it is by text
+	Text   json.RawMessage // a JSON string: for ChatResumeContinue the answer so far, for ResumeText with the prompt before it
 	Tokens int             // of the answer so far
 
 	Limit    int    // tokens that the rest may have
 	LimitKey string // which key of the body says so; empty: the limit is the context's
 }
 
-// ResumePrompt gives a completion its token ids as the prompt.
-const ResumePrompt = "prompt"
+// The ways of completions: their prompt becomes the token ids of prompt and answer,
+// or the text of both, where an engine does not tell ids.
+const (
+	ResumePrompt = "prompt"
+	ResumeText   = "text"
+)
 
-func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || r.How == ChatResumeContinue }
+// ByText tells whether a way to resume gives the engines text. They tokenise it
+// anew then, and may come to other tokens than those that were generated.
+func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
+
+func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
 // prompt adds the members that stand for the prompt and the answer so far.
 func (r *Resume) prompt(b *Body, members []Member) []Member {
-	if r.How == ResumePrompt {
+	switch r.How {
+	case ResumePrompt:
 		return append(members, Member{"prompt", r.IDs})
+	case ResumeText:
+		return append(members, Member{"prompt", r.Text})
 	}
 	messages, _ := b.Get("messages")
 	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")

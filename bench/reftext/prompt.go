@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Prompt is a rendered prompt. Two requests with equal Key have the same
@@ -111,8 +112,45 @@ func renderCompletion(body map[string]json.RawMessage, seed *int64) (Prompt, err
 	}
 	var r renderer
 	r.shapes(body)
-	r.text(text)
-	return finish(r.close(), seed), nil
+	return r.completion(text, seed), nil
+}
+
+// completion renders a prompt of text. It may end with the beginning of the answer
+// to what stands before (contract 5.3): tokens of answers begin with white space,
+// so that is looked for between two words.
+func (r *renderer) completion(text string, seed *int64) Prompt {
+	var word [40]byte
+	h, hashed := uint64(noIDs), 0
+	for i := 0; i < len(text); {
+		at := i
+		for i < len(text) && space(text[i]) {
+			i++
+		}
+		for ; hashed < len(r.ids); hashed++ {
+			h = mix(h ^ uint64(r.ids[hashed]))
+		}
+		answer := seeded(h, seed)
+		if first := AppendToken(word[:0], TokenID(answer, 0)); at > 0 && strings.HasPrefix(text[at:], string(first)) {
+			if n, err := Check(answer, 0, text[at:]); err == nil {
+				for k := range n {
+					r.ids = append(r.ids, TokenID(answer, k))
+				}
+				break
+			}
+		}
+		for i < len(text) && !space(text[i]) {
+			i++
+		}
+		r.text(text[at:i])
+	}
+	return finish(r.close(), seed)
+}
+
+func seeded(h uint64, seed *int64) uint64 {
+	if seed == nil {
+		return h
+	}
+	return mix(h ^ mix(uint64(*seed)))
 }
 
 func renderChat(body map[string]json.RawMessage, seed *int64) (Prompt, error) {
@@ -162,6 +200,8 @@ func continued(r renderer, m map[string]json.RawMessage, seed *int64) (Prompt, b
 	return finish(ids, seed), true
 }
 
+const noIDs = 0x65766e6b65656c // the hash of no ids
+
 // finish finds the keys. Ids that end with the first tokens of their own
 // answer continue it.
 func finish(ids []int32, seed *int64) Prompt {
@@ -169,14 +209,11 @@ func finish(ids []int32, seed *int64) Prompt {
 	for first > 0 && ids[first-1] >= FirstAnswerID {
 		first--
 	}
-	h := uint64(0x65766e6b65656c)
+	h := uint64(noIDs)
 	for _, id := range ids[:first] {
 		h = mix(h ^ uint64(id))
 	}
-	answer := h
-	if seed != nil {
-		answer = mix(h ^ mix(uint64(*seed)))
-	}
+	answer := seeded(h, seed)
 	p := Prompt{Key: h, Answer: answer, IDs: ids}
 	if first == len(ids) {
 		return p
@@ -190,10 +227,7 @@ func finish(ids []int32, seed *int64) Prompt {
 		p.Resumed = len(ids) - first
 		return p
 	}
-	p.Answer = p.Key
-	if seed != nil {
-		p.Answer = mix(p.Key ^ mix(uint64(*seed)))
-	}
+	p.Answer = seeded(p.Key, seed)
 	return p
 }
 

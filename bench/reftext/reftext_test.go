@@ -183,6 +183,18 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
+func TestACompletionThatEndsWithItsAnswer(t *testing.T) {
+	prompt := MakePrompt(3, 50)
+	of := Of(prompt)
+	for n := 1; n < 8; n++ {
+		got, err := Render(false, fmt.Appendf(nil, `{"prompt":%q}`, prompt+Text(of.Answer, n)))
+		require.NoError(t, err)
+		require.Equal(t, n, got.Resumed)
+		require.Equal(t, of.Answer, got.Answer)
+		require.Equal(t, of.Tokens()+n, got.Tokens())
+	}
+}
+
 func BenchmarkMakePrompt(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
