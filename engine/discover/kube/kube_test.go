@@ -256,6 +256,12 @@ func TestAWatchThatOpensIsNoList(t *testing.T) {
 	one := pod("d-0", "u1", "10.0.0.1", "decode")
 	s := open(t, Config{}, false, one)
 	s.becomes("decode http://10.0.0.1:8000 u1")
+	// A watch that told nothing would be followed by a list.
+	s.update(with(one, unready))
+	s.becomes("decode http://10.0.0.1:8000 u1 not ready")
+	_, err := s.api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(), slice("a", endpoint("u1", discoveryv1.EndpointConditions{Terminating: new(true)})), metav1.CreateOptions{})
+	require.NoError(t, err)
+	s.becomes("decode http://10.0.0.1:8000 u1 leaving")
 
 	var lists atomic.Int32
 	var listing, gone atomic.Bool
@@ -289,7 +295,7 @@ func TestAWatchThatOpensIsNoList(t *testing.T) {
 	s.until("it never said that it works", func() bool { return s.good == 0 })
 	s.create(pod("d-1", "u2", "10.0.0.2", "decode"))
 	listing.Store(true)
-	s.becomes("decode http://10.0.0.1:8000 u1", "decode http://10.0.0.2:8000 u2")
+	s.becomes("decode http://10.0.0.1:8000 u1 leaving", "decode http://10.0.0.2:8000 u2")
 	s.until("it works", func() bool { return s.err == nil })
 }
 
