@@ -4,17 +4,18 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/receipt"
 )
 
 // phase is how far a request was when its client left, as metrics label it.
 type phase string
 
 const (
-	phaseQueued    phase = "queued"    // for prefill
-	phasePrefill   phase = "prefill"   // from the probe's sending to its answer
-	phasePooled    phase = "pooled"    // for a slot
-	phaseTransfer  phase = "transfer"  // from the decode request to its first event
-	phaseStreaming phase = "streaming" // from the first event on
+	phaseQueued    phase = "queued"       // for prefill
+	phasePrefill   phase = "prefill"      // from the probe's sending to its answer
+	phasePooled    phase = receipt.Pooled // for a slot
+	phaseTransfer  phase = "transfer"     // from the decode request to its first event
+	phaseStreaming phase = "streaming"    // from the first event on
 )
 
 var phases = []phase{phaseQueued, phasePrefill, phasePooled, phaseTransfer, phaseStreaming}

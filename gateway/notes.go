@@ -124,7 +124,7 @@ func (j *job) enter(p phase) {
 		j.rec.live.Note(func(r *receipt.Receipt) {
 			r.State = string(p)
 			if a := r.At(n.index); a != nil {
-				a.State = string(p)
+				a.State, a.Since = string(p), ms(n.since.Sub(r.Arrival))
 			}
 		})
 	}

@@ -3,10 +3,14 @@ package main
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -121,4 +125,37 @@ components:
 	_, err = describe([]byte("openapi: 3.0.3\npaths: {}\n"))
 	require.Error(t, err)
 	require.False(t, strings.Contains(err.Error(), "\n\n"))
+}
+
+// On a telephone no page of the book is wider than the screen: what is wide
+// scrolls by itself.
+func TestPagesFitANarrowScreen(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser takes seconds")
+	}
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("no Chromium here, so the pages are not tried in one: apt-get install chromium")
+	}
+	b, err := read(repository, "v0")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.NoError(t, b.write(dir))
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox)
+	allocator, cancel := chromedp.NewExecAllocator(t.Context(), opts...)
+	defer cancel()
+	tab, cancelTab := chromedp.NewContext(allocator)
+	defer cancelTab()
+	require.NoError(t, chromedp.Do(tab))
+	require.NoError(t, chromedp.Do(tab, chromedp.EmulateViewport(390, 844)))
+	for _, c := range b.chapters {
+		require.NoError(t, chromedp.Do(tab, chromedp.Navigate("file://"+filepath.Join(dir, c.Page))))
+		wide, err := chromedp.Run(tab, chromedp.Evaluate[string](`(() => {
+			if (document.documentElement.scrollWidth <= innerWidth) return '';
+			const over = [...document.querySelectorAll('main *, header *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .wide'));
+			return (document.documentElement.scrollWidth - innerWidth) + ' px: ' + over.slice(0, 5).map((e) => e.tagName + ' ' + e.textContent.slice(0, 60)).join(' | ');
+		})()`))
+		require.NoError(t, err)
+		assert.Empty(t, wide, c.source)
+	}
 }

@@ -52,7 +52,7 @@ func BenchmarkCost(b *testing.B) {
 	for i := range 5000 {
 		ring.Open(&receipt.Receipt{ID: strconv.Itoa(i), Arrival: time.Now()})
 	}
-	b.ReportMetric(timed(func() { decisions(ring.Latest(mostDecisions)) }), "decisions-µs")
+	b.ReportMetric(timed(func() { decisions(ring.Latest(mostDecisions), time.Now()) }), "decisions-µs")
 }
 
 // floor is a dispatcher with its streams.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+	"time"
 
 	"evenkeel/gateway/receipt"
 )
@@ -11,9 +12,9 @@ import (
 // mostDecisions are in a document.
 const mostDecisions = 24
 
-// decisions are the receipts of the last requests in short. What is not known
-// yet of one that runs is left out.
-func decisions(last []*receipt.Receipt) []Decision {
+// decisions are the receipts of the last requests in short, as of now. What is
+// not known yet of one that runs is left out.
+func decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	all := make([]Decision, 0, len(last))
 	for _, r := range last {
 		d := Decision{
@@ -29,6 +30,9 @@ func decisions(last []*receipt.Receipt) []Decision {
 			}
 			if r.State != receipt.Ended {
 				d.WaitMs += a.Waits.Pool
+				if a.State == receipt.Pooled {
+					d.WaitMs += max(0, now.Sub(r.Arrival).Seconds()*1000-a.Since)
+				}
 			}
 		}
 		all = append(all, d)

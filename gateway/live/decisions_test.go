@@ -2,6 +2,7 @@ package live
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -21,6 +22,8 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 				"prefill finish, best of 4; 512 tokens cached; decode evenkeel, one of 7 with room, held 1000 KV tokens, the fullest 9000"}},
 		"it runs": {receipt.Receipt{ID: "a", Arrival: noon, State: "pool", Model: "m", Attempts: []receipt.Attempt{{Prefill: prefill, Waits: receipt.Waits{Pool: 2}}}},
 			Decision{"a", noon.UnixMilli(), "m", 900, "p1:8000/0", "", 2, "", "prefill finish, best of 4; 512 tokens cached"}},
+		"it waits": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Pooled, Model: "m", Attempts: []receipt.Attempt{{State: receipt.Pooled, Since: 1200, Prefill: prefill, Waits: receipt.Waits{Pool: 2}}}},
+			Decision{"a", noon.UnixMilli(), "m", 900, "p1:8000/0", "", 2 + 3800, "", "prefill finish, best of 4; 512 tokens cached"}},
 		"nothing is decided": {receipt.Receipt{ID: "a", Arrival: noon, State: "queue", Model: "m"}, Decision{"a", noon.UnixMilli(), "m", 0, "", "", 0, "", "queue"}},
 		"it was tried twice, and the guard let it in": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "ok", Attempts: []receipt.Attempt{
 			{Prefill: prefill, Cause: "connection refused", Again: true},
@@ -33,7 +36,7 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			Decision{"a", noon.UnixMilli(), "", 0, "", "d", 0, "", "decode jsq, single"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, []Decision{tt.want}, decisions([]*receipt.Receipt{&tt.r}))
+			require.Equal(t, []Decision{tt.want}, decisions([]*receipt.Receipt{&tt.r}, noon.Add(5*time.Second)))
 		})
 	}
 }

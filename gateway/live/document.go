@@ -203,7 +203,7 @@ type Decision struct {
 	Prompt  int     `json:"prompt_tokens"`
 	Prefill string  `json:"prefill"` // engine; empty: none
 	Rank    string  `json:"rank"`    // decode rank; empty: none
-	WaitMs  float64 `json:"wait_ms"` // in the pool
+	WaitMs  float64 `json:"wait_ms"` // in the pool, up to now while rank is empty
 	Outcome string  `json:"outcome"` // empty while it runs
 	Why     string  `json:"why"`
 }

@@ -364,6 +364,98 @@ func TestPageIsWorkedByKeys(t *testing.T) {
 	b.calm(s)
 }
 
+// A screen reader reads out what changed, not every document.
+func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	b.visit(s)
+	b.eventually("the verdict", `document.getElementById('said').textContent !== ''`)
+	b.press("1")
+	b.press(kb.ArrowDown)
+	b.eventually("the rank is said", `document.getElementById('said').textContent.startsWith('10.0.3.10:8000/0 up, ')`)
+	b.eval(`(window.spoken = [], new MutationObserver((l) => l.forEach((m) => { const r = (m.target.parentElement || document.body).closest('[role=status], [aria-live]'); if (r) spoken.push(r.textContent); })).observe(document.body, { subtree: true, childList: true, characterData: true }))`)
+	for i := range 3 {
+		open := int64(1000 + i)
+		s.fake.set(func(d *Document) { d.Proxy.Open = open })
+		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, grouped(open)))
+	}
+	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
+	s.fake.set(troubledFew)
+	b.eventually("the verdict is said", `document.getElementById('said').textContent === '1 thing is wrong, 1 worth a look'`)
+	b.calm(s)
+}
+
+func grouped(n int64) string { return fmt.Sprintf("%d,%03d", n/1000, n%1000) }
+
+// What has the focus may go with a document, or move.
+func TestPageKeepsTheFocus(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	rows := func(ids ...string) {
+		s.fake.set(func(d *Document) {
+			one := d.Decisions[0]
+			d.Decisions = d.Decisions[:0]
+			for _, id := range ids {
+				one.ID = id
+				d.Decisions = append(d.Decisions, one)
+			}
+		})
+	}
+	has := func(id string) string {
+		return "document.activeElement.tagName === 'BUTTON' && document.activeElement.parentElement.title === '" + id + "'"
+	}
+	rows("a", "b", "c")
+	b.visit(s)
+	b.eventually("three rows", "document.querySelectorAll('#decision-rows button').length === 3")
+	b.eval("document.querySelectorAll('#decision-rows button')[1].focus()")
+	b.eventually("b has it", has("b"))
+	rows("d", "b", "a", "c")
+	b.eventually("it moves along", "document.querySelectorAll('#decision-rows button').length === 4 && "+has("b"))
+	rows("d", "a", "c")
+	b.eventually("b is gone: the next has it", "document.querySelectorAll('#decision-rows button').length === 3 && "+has("a"))
+	rows("d")
+	b.eventually("there is no next", "document.querySelectorAll('#decision-rows button').length === 1 && "+has("d"))
+	s.fake.set(func(d *Document) { d.Decisions = d.Decisions[:0] })
+	b.eventually("there is none at all", "document.querySelectorAll('#decision-rows button').length === 0 && document.activeElement.id === 'decisions'")
+	b.calm(s)
+}
+
+// What is lost is told of one step: its share and its length are by the model, and
+// so is the step they are of.
+func TestPageTellsOfOneStep(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16)
+	s.fake.set(func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 20, 0.1, 2
+	})
+	s.open()
+	b.visit(s)
+	b.eventually("the tile", text+`.includes('2.0 ms of 20.0 ms, by the step model')`)
+	s.fake.set(func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 0, 0, 0
+	})
+	b.eventually("without a model nothing is known", text+`.includes('step model not known')`)
+	b.calm(s)
+}
+
+// A rank that is dead enters neither the mean nor the emptiest.
+func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
+	b, s := chromium(t), newSite(t, 4)
+	s.fake.set(func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		for i := range g.Ranks {
+			g.Ranks[i].KVTokens = int64(100_000 + i)
+		}
+		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = RankDown, false, 0, 0
+		g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = 3, 300_006, 100_002, 100_001, 100_003
+	})
+	s.open()
+	b.visit(s)
+	b.eventually("the reading", `(document.querySelector('.read') || {}).textContent === 'fullest 10.0.3.10:8000/3 100k, mean 100k, emptiest 10.0.3.10:8000/1 100k'`)
+	require.Contains(t, b.eval("document.querySelector('canvas.map').getAttribute('aria-label')"), "3 of 4 ranks up, KV tokens from 100k to 100k, mean 100k")
+	require.Contains(t, b.eval(text), "X: 1 down")
+	b.calm(s)
+}
+
 func TestPageSaysThatTheStreamIsLostAndComesBack(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
 	b.visit(s)

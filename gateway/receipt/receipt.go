@@ -12,6 +12,9 @@ import (
 // added.
 const Ended = "ended"
 
+// Pooled is the state of an attempt that waits for a decode rank.
+const Pooled = "pooled"
+
 // A Receipt is the account of one client's request, as GET /decisions shows it.
 // Times are in ms.
 type Receipt struct {
@@ -70,7 +73,8 @@ type Attempt struct {
 	Leg     string   `json:"leg,omitempty"`
 	At      float64  `json:"at_ms"` // since arrival
 	State   string   `json:"state"`
-	Waits   Waits    `json:"waits_ms"`
+	Since   float64  `json:"since_ms"` // of State, since arrival
+	Waits   Waits    `json:"waits_ms"` // of the steps that are over
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
 	Peer    string   `json:"peer,omitempty"`   // it was sent to another region; GET /geo/receipts has the rest

@@ -40,6 +40,8 @@ func document(ranks int) *live.Document {
 		Prefill: live.Prefill{Policy: "finish", Waiting: 3, QueueMax: 1000, HitShare: .41, Engines: []live.PrefillEngine{{ID: "p1:8100/0", State: "open", KVShare: .5, GateShare: .9, Inflight: 2, NewTokens: 4096}}},
 		Engines: []live.Engine{{ID: "p1:8100", Role: "prefill", State: "up", SinceS: 7000}, {ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
 		Decisions: []live.Decision{
+			{ID: "r3", AtMs: 1_767_225_600_000, Prompt: 20, Why: "queue"},
+			{ID: "r2", AtMs: 1_767_225_600_000, Prompt: 10, Prefill: "p1:8100", WaitMs: 4200, Why: "best F 12"},
 			{ID: "r1", AtMs: 1_767_225_600_000, Prompt: 4000, Prefill: "p1:8100", Rank: "d0:8200", WaitMs: 120, Outcome: "ok", Why: "best F 12"},
 		},
 	}
@@ -94,7 +96,7 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	for _, want := range []string{
 		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad: p2:8100: prefill engine is down", "pool 17 of 1024, oldest 2.8 s",
 		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  5.1% of 9.2 ms lost", "jsq 32k ×3.20", "1 draining", "prefill finish  3 waiting of 1000", "50% of 90% KV",
-		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok",
+		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok", "p1:8100 → –  has waited 4s  runs", "20 tok  – → –  runs",
 	} {
 		require.Contains(t, view, want)
 	}

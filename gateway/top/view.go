@@ -335,10 +335,22 @@ func (s screen) engines(amiss bool) (lines []string) {
 func (s screen) decisions() []string {
 	lines := []string{strong.Render("last decisions")}
 	for _, d := range s.doc.Decisions {
-		lines = append(lines, fmt.Sprintf("  %s %7s tok  %s → %s  waited %s  %s  %s", time.UnixMilli(d.AtMs).Format("15:04:05"), count(int64(d.Prompt)),
-			cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), span(d.WaitMs/1000), cmp.Or(d.Outcome, "runs"), faint.Render(d.Why)))
+		lines = append(lines, fmt.Sprintf("  %s %7s tok  %s → %s%s  %s  %s", time.UnixMilli(d.AtMs).Format("15:04:05"), count(int64(d.Prompt)),
+			cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited(d), cmp.Or(d.Outcome, "runs"), faint.Render(d.Why)))
 	}
 	return lines
+}
+
+// waited is how long a request was in the pool, or has been so far; empty while
+// it has not come there.
+func waited(d live.Decision) string {
+	switch {
+	case d.Rank != "":
+		return "  waited " + span(d.WaitMs/1000)
+	case d.WaitMs > 0 && d.Outcome == "":
+		return "  has waited " + span(d.WaitMs/1000)
+	}
+	return ""
 }
 
 // bar is a share of a width, in eighths of a cell.

@@ -23,7 +23,8 @@ function put(e, text, className) {
 
 // keyed has one child of a parent for each item, by its key, in their order.
 function keyed(parent, items, key, make, update) {
-  const old = new Map([...parent.children].map((c) => [c.dataset.key, c]));
+  const was = [...parent.children], old = new Map(was.map((c) => [c.dataset.key, c]));
+  const had = parent.contains(document.activeElement) ? document.activeElement : null;
   let at = parent.firstElementChild;
   for (const item of items) {
     const k = String(key(item));
@@ -33,7 +34,25 @@ function keyed(parent, items, key, make, update) {
     if (c === at) at = at.nextElementSibling; else parent.insertBefore(c, at);
     update(c, item);
   }
+  const stay = had && [...old.values()].some((c) => c.contains(had)) ? beside(was, had, new Set(old.values())) : had;
   for (const c of old.values()) c.remove();
+  if (stay && document.activeElement !== stay) stay.focus({ preventScroll: true }); // what is moved loses it, too
+}
+
+// beside is where the focus goes when the child that has it goes: the same in the
+// next child that stays, else in the one before, else the section.
+function beside(was, had, going) {
+  const i = was.findIndex((c) => c.contains(had));
+  const near = was.slice(i).concat(was.slice(0, i).reverse()).find((c) => !going.has(c) && c.querySelector(had.tagName));
+  return near ? near.querySelector(had.tagName) : had.closest('section');
+}
+
+// say has a screen reader read a text out, once while it is the same.
+const said = new Map();
+function say(what, text) {
+  if (said.get(what) === text) return;
+  said.set(what, text);
+  put($('said'), text);
 }
 
 // cells makes a table row whose cells have these classes; fill sets their texts.
@@ -314,6 +333,7 @@ function showProblems(d) {
   if (rest) words.push(`${rest} worth a look`);
   const up = d.engines.filter((e) => e.state === 'up').length;
   put($('problems-title'), words.length ? (bad ? '✕ ' : '! ') + words.join(', ') : `✓ Nothing is wrong: ${up} of ${d.engines.length} engines up, ${whole(d.proxy.open_requests)} requests open`);
+  say('verdict', words.join(', ') || 'Nothing is wrong'); // without the numbers that change with every document
   $('problems').className = bad ? 'bad' : rest ? 'warn' : 'ok';
   keyed($('problem-list'), d.problems, (p) => [p.severity, p.panel, p.where, p.what.replace(/[\d.]+/g, '#')].join('\0'),
     () => el('li', null, el('a', { href: '#problems' }, el('span'), el('span', { class: 'where' }), el('span', { class: 'what' }))),
@@ -370,7 +390,7 @@ function showRanks(d) {
         if (to !== undefined) { choose(c, Math.max(0, Math.min(map.ids.length - 1, to))); e.preventDefault(); }
         if (e.key === 'Escape') read(null);
       };
-      return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3'), el('span', { class: 'soft' })), c, el('div', { class: 'read', 'aria-live': 'polite' }));
+      return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3'), el('span', { class: 'soft' })), c, el('div', { class: 'read' }));
     },
     (e, { m, g }) => {
       const say = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0);
@@ -404,6 +424,8 @@ function choose(c, i) {
 function read(id) {
   if (chosen === id) return;
   chosen = id;
+  const r = doc && doc.models.flatMap((m) => m.groups.flatMap((g) => g.ranks)).find((o) => o.id === id);
+  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots`);
   draw();
 }
 
@@ -525,7 +547,7 @@ function showDecisions(d) {
     },
     (row, c) => {
       const wait = inMs(c.wait_ms);
-      fill(row, clock(c.at_ms), null, c.model, c.prompt_tokens ? whole(c.prompt_tokens) : '–', c.prefill || '–', c.rank || '–', c.rank ? wait.join(' ') : '–', c.outcome || 'runs', c.why);
+      fill(row, clock(c.at_ms), null, c.model, c.prompt_tokens ? whole(c.prompt_tokens) : '–', c.prefill || '–', c.rank || '–', c.rank ? wait.join(' ') : c.wait_ms && !c.outcome ? wait.join(' ') + ' so far' : '–', c.outcome || 'runs', c.why);
       row.children[7].className = !c.outcome || c.outcome === 'ok' ? '' : 'bad';
     });
 }
@@ -626,6 +648,7 @@ function tell() {
   document.body.classList.toggle('held', held && !stale);
   const ago = doc ? `what is shown is ${span(age)} old` : 'nothing was shown yet';
   put($('link-word'), stale ? `lost: ${why || 'no news'}; ${ago}` : held ? `held still, ${ago}` : doc ? 'live' : 'connecting');
+  if (doc) say('link', stale ? `lost: ${why || 'no news'}` : held ? 'held still' : 'live');
   if (stale && doc) {
     $('problems').className = 'bad';
     put($('problems-title'), `▲ No news for ${span(age)}: ${why || 'the proxy sends nothing'}. Trying again.`);
