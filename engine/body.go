@@ -63,6 +63,14 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
+// arrived reports whether a Read would return data without waiting.
+func (b *body) arrived() bool {
+	if b.framing == byChunks && (b.chunks.settle() || b.chunks.next != chunkData) {
+		return false
+	}
+	return b.framing != noBody && b.br.Buffered() > 0
+}
+
 // finished reports whether all of the body was taken off the connection, without
 // waiting for what has not arrived.
 func (b *body) finished() bool {

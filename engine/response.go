@@ -93,6 +93,9 @@ func (r *Response) Read(p []byte) (int, error) {
 // the time until the head was spent on dialling.
 func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
 
+// Arrived says that the next Read returns data without waiting.
+func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.body.arrived() }
+
 // Ended says that nothing more can be read: the body is whole, or broke off.
 func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
 

@@ -151,6 +151,9 @@ func (m *merged) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// Pending is how much more Read has without waiting.
+func (m *merged) Pending() int { return len(m.pending) }
+
 // close ends every leg and settles the request. err tells of a client that
 // left; how the legs ended is known already.
 func (m *merged) close(error) {

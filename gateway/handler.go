@@ -189,7 +189,7 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 	ctx.Response.Header.SetContentTypeBytes(contentType)
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
-	ctx.Response.SetBodyStream(body, -1)
+	body.Answer(ctx)
 }
 
 // admit checks a request against what can be served at all.

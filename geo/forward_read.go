@@ -68,6 +68,9 @@ func (f *Forward) Read(p []byte) (int, error) {
 	return k, nil
 }
 
+// Pending is how much more Read has without waiting.
+func (f *Forward) Pending() int { return len(f.out) }
+
 // more reads on until there is something to hand out, or nothing more.
 func (f *Forward) more() {
 	if f.reader.Done() { // whatever becomes of the connection

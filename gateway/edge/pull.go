@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"sync"
 
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 )
 
@@ -14,27 +17,52 @@ import (
 // end: the client left, or wanted the head only.
 var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 
-// Pull streams an answer by being read: give it to ctx.SetBodyStream(p, -1).
-// fasthttp then writes and flushes one HTTP chunk a Read on the connection's
-// own goroutine, so a slow client slows the source down and no goroutine or
-// pipe is spent on it.
+// Pull streams an answer by being read, as Answer arranges it. fasthttp then
+// writes and flushes one HTTP chunk a Read on the connection's own goroutine, so
+// a slow client slows the source down and no goroutine or pipe is spent on it.
+//
+// fasthttp reads 4 KiB at a time. What is larger leaves past it: as one chunk and
+// one write of up to 64 KiB, from a buffer that the stream has only meanwhile.
 //
 // A Read that fails with anything but io.EOF ends the connection without the
 // last chunk: the client sees a truncated answer, never a whole one.
 type Pull struct {
-	src  io.Reader
-	end  func(err error)
-	log  *zap.Logger
-	err  error // why reading ended; nil: not yet
-	once sync.Once
+	src     io.Reader
+	pending func() int // how much Read has without waiting
+	end     func(err error)
+	log     *zap.Logger
+	conn    io.Writer // the client's; nil: fasthttp writes everything
+	head    bool      // the answer's head is out, so that conn may be written to
+	err     error     // why reading ended; nil: not yet
+	once    sync.Once
 }
 
-// NewPull returns a Pull of src. end is called exactly once, when fasthttp is
+// NewPull returns a Pull of src, whose Pending() int, if it has one, is how much
+// Read has without waiting. end is called exactly once, when fasthttp is
 // through with the answer or has given it up: err is nil after src's io.EOF,
 // the error src gave, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
-	return &Pull{src: src, end: end, log: log}
+	p := &Pull{src: src, pending: func() int { return 0 }, end: end, log: log}
+	if s, ok := src.(interface{ Pending() int }); ok {
+		p.pending = s.Pending
+	}
+	return p
 }
+
+// Answer makes p the body of ctx's answer.
+func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
+	p.conn = ctx.Conn()
+	p.head = p.pending() > smallChunk // it leaves by itself, so that nothing stands before the first chunk
+	ctx.Response.ImmediateHeaderFlush = p.head
+	ctx.Response.SetBodyStream(p, -1)
+}
+
+const (
+	smallChunk = 4<<10 - 64 // with its frame it fits fasthttp's buffer
+	chunkRoom  = 16         // for a chunk's frame
+)
+
+var chunks = sync.Pool{New: func() any { return new([]byte) }}
 
 // Read reads from the source and turns its panic into an error.
 func (p *Pull) Read(b []byte) (n int, err error) {
@@ -49,7 +77,34 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 			p.err = err
 		}
 	}()
-	return p.src.Read(b)
+	n, err = p.src.Read(b)
+	switch {
+	case err != nil || p.conn == nil:
+	case !p.head:
+		p.head = true // it leaves with what was read
+	case n+p.pending() > smallChunk:
+		return 0, p.write(b[:n])
+	}
+	return n, err
+}
+
+// write writes an arrival that has begun as one chunk.
+func (p *Pull) write(begun []byte) error {
+	buf := chunks.Get().(*[]byte)
+	defer chunks.Put(buf)
+	size := min(len(begun)+p.pending(), writePiece-chunkRoom)
+	b := slices.Grow((*buf)[:0], size+chunkRoom)
+	b = append(append(strconv.AppendInt(b, int64(size), 16), "\r\n"...), begun...)
+	for size -= len(begun); size > 0; {
+		n, err := p.src.Read(b[len(b) : len(b)+size])
+		if err != nil {
+			return err
+		}
+		b, size = b[:len(b)+n], size-n
+	}
+	*buf = append(b, "\r\n"...)
+	_, err := p.conn.Write(*buf)
+	return err
 }
 
 // Close calls end, the first time. It never fails: fasthttp would report the
