@@ -13,6 +13,7 @@ import (
 type Traffic struct {
 	running atomic.Int64
 	heard   atomic.Uint64
+	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
 }
 
 // Begin tells of a first event.
@@ -23,6 +24,20 @@ func (t *Traffic) Heard() { t.heard.Add(1) }
 
 // End tells that the stream is over.
 func (t *Traffic) End() { t.running.Add(-1) }
+
+// TokensPerChunk is how many tokens its chunks have on average, as Learn was told;
+// 0: not known.
+func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.chunk.Load()) }
+
+// Learn tells of a whole stream: next makes the new average of the old one.
+func (t *Traffic) Learn(next func(before float64) float64) {
+	for {
+		old := t.chunk.Load()
+		if t.chunk.CompareAndSwap(old, math.Float64bits(next(math.Float64frombits(old)))) {
+			return
+		}
+	}
+}
 
 // Traffic of an instance. Streams that outlive the instance count on in theirs.
 func (m *Monitor) Traffic(id string) *Traffic {

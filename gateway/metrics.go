@@ -37,7 +37,7 @@ type metrics struct {
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
 	slowStart                         *prometheus.GaugeVec
-	heedless, latePulls               prometheus.Counter
+	heedless, latePulls, miscounted   prometheus.Counter
 	tokenize                          *prometheus.CounterVec
 	spans                             *prometheus.CounterVec
 
@@ -84,6 +84,9 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		}),
 		latePulls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_late_pulls_total", Help: "Answers given up because they had not begun when the prefill engine may have freed their KV: a later one could be somebody else's.",
+		}),
+		miscounted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_miscounted_answers_total", Help: "Answers whose tokens, as they were counted while the answer came, differ by more than 1 % from the engine's final usage. The load of decode ranks is known by that count.",
 		}),
 		localRequests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_requests_total", Help: "Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.",
@@ -159,7 +162,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m.ttft = both{histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer."), &m.recent.ttft}
 	m.tpot = both{histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request."), &m.recent.tpot}
 	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",

@@ -83,6 +83,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
+	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	ask.MaxTokens, ask.Context = s.mayHave, contextOf(rank.Context)
 	if ask.Cached = j.cached; s.local {
 		ask.Cached = sse.OwnCached
@@ -254,6 +255,9 @@ func (s *stream) end(fail *openai.Error) {
 		fail = errGone() // that is why it broke
 	}
 	s.ended, s.broken = true, fail
+	if fail == nil {
+		s.owe()
+	}
 	s.judge(fail)
 	switch {
 	case fail == nil:
@@ -276,6 +280,17 @@ func (s *stream) end(fail *openai.Error) {
 		s.out = sse.ErrorEvent(s.out, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
 	}
 	s.out = append(s.out, sse.Done...)
+}
+
+// owe adds the final usage that the engine told in an event of another kind.
+func (s *stream) owe() {
+	mark := len(s.out)
+	s.out = s.mirror.Owed(s.out)
+	if s.assembler == nil || len(s.out) == mark {
+		return
+	}
+	_ = s.assembler.Add(s.out[mark:]) // the answer is whole without it
+	s.out = s.out[:mark]
 }
 
 // forLog is why a stream failed, without the words of an engine: those are for
@@ -301,10 +316,13 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// Pending is how much more Read has without waiting.
+func (s *stream) Pending() int { return len(s.unread) + len(s.out) }
+
 // next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
 func (s *stream) next() ([]byte, error) {
-	for len(s.out) == 0 {
+	for len(s.out) == 0 || s.more() {
 		if s.ended {
 			return nil, io.EOF
 		}
@@ -316,6 +334,14 @@ func (s *stream) next() ([]byte, error) {
 	s.out = s.out[:0]
 	return events, nil
 }
+
+// more says that there is more of the arrival, which the client is to have at
+// once.
+func (s *stream) more() bool {
+	return !s.ended && s.lost == nil && len(s.out) < mostAtOnce && s.resp.Arrived()
+}
+
+const mostAtOnce = 64 << 10
 
 // collect reads an answer that is not streamed to its end and returns its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
@@ -362,10 +388,24 @@ func (s *stream) account() {
 		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.tokenFrom).Seconds() / float64(tokens-1))
 	}
 	j.rec.OutputTokens = tokens
+	s.reconcile()
 	s.reportLocal()
 	j.ends(s.broken)
 	if !j.isLeg() {
 		j.gw.account(j.rec, s.broken)
+	}
+}
+
+// reconcile learns from a whole answer how well its tokens were counted while they
+// came: ranks are loaded by that count.
+func (s *stream) reconcile() {
+	if s.broken != nil || s.whole {
+		return
+	}
+	s.rank.Traffic.Learn(s.mirror.TokensPerChunk)
+	u, _ := s.mirror.Usage()
+	if drift, ok := s.mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
+		s.job.gw.metrics.miscounted.Inc()
 	}
 }
 

@@ -1,12 +1,14 @@
 package gateway_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -421,4 +423,96 @@ func TestARefusedLegIsToldAtOnce(t *testing.T) {
 		c.eventually("it is settled", func() bool { return c.metric("evenkeel_requests_open") == 0 })
 		require.Equal(t, 1.0, c.metric(`evenkeel_requests_total{outcome="engine_refused"}`))
 	}
+}
+
+// tell is an engine's hand-off of seven tokens, five of them cached.
+func tell(w http.ResponseWriter) {
+	_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":5}},"kv_transfer_params":`+handoffOnTheWire+`}`)
+}
+
+// Some engines tell the usage with the last chunk, and report no details of the
+// prompt.
+func TestTheUsageReachesTheClientHoweverItIsTold(t *testing.T) {
+	t.Parallel()
+	const usage = `{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2`
+	const want = `"usage":` + usage + `,"prompt_tokens_details":{"cached_tokens":5}}`
+	u := &unruly{probe: tell}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(oneEvent + strings.Replace(lastEvent, `}]}`, `}],"usage":`+usage+`}}`, 1) + doneEvent)
+	}
+	c := misled(t, u)
+	r := c.post(chatPath, chat("a", `"stream":true,"stream_options":{"include_usage":true},`))
+	require.Contains(t, r.body, `"choices":[],`+want, "an event of its own")
+	require.Equal(t, 1, strings.Count(r.body, `"prompt_tokens"`), r.body)
+	require.True(t, strings.HasSuffix(r.body, doneEvent))
+	require.Contains(t, c.post(chatPath, chat("a", "")).body, want)
+	require.NotContains(t, c.post(chatPath, chat("a", `"stream":true,`)).body, "usage", "nobody asked for it")
+}
+
+// An engine that says of its chunks neither ids nor usage is known by what its
+// answers had in the end.
+func TestTokensPerChunkAreLearned(t *testing.T) {
+	t.Parallel()
+	chunk := strings.Replace(oneEvent, `,"token_ids":[1]`, "", 1)
+	held, free := make(chan struct{}), make(chan struct{})
+	u := &unruly{}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(strings.Repeat(chunk, 4))
+		if w.n == 3 {
+			close(held)
+			<-free
+		}
+		w.send(strings.NewReplacer(`"content":"!"`, "", `,"token_ids":[2]`, "").Replace(lastEvent) + `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":12}}` + "\n\n" + doneEvent)
+	}
+	c := misled(t, u)
+	for range 2 {
+		require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
+		c.settled(true)
+		require.Equal(t, 1.0, c.metric("evenkeel_miscounted_answers_total"), "4 for 12 the first time, 12 the second")
+	}
+	got := make(chan reply, 1)
+	go func() { got <- c.post(chatPath, chat("a", `"stream":true,`)) }()
+	<-held
+	c.eventually("the rank has the prompt and 12 tokens", func() bool { return c.sum("evenkeel_rank_kv_tokens") == 7+12 })
+	close(free)
+	require.Equal(t, http.StatusOK, (<-got).status)
+}
+
+// A large event leaves as one chunk, not in fasthttp's pieces of 4 KiB: also the
+// first, before which the head leaves.
+func TestALargeEventIsOneChunk(t *testing.T) {
+	t.Parallel()
+	large := strings.Replace(oneEvent, "hi", strings.Repeat("x", 60_000), 1)
+	u := &unruly{}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(large)
+		w.send(large)
+		w.send(lastEvent + doneEvent)
+	}
+	c := misled(t, u)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	body := chat("a", `"stream":true,`)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	require.NoError(t, err)
+	br := bufio.NewReader(conn)
+	for line := ""; line != "\r\n"; {
+		line, err = br.ReadString('\n')
+		require.NoError(t, err)
+	}
+	chunks, largest := 0, 0
+	for {
+		var size int
+		_, err = fmt.Fscanf(br, "%x\r\n", &size)
+		require.NoError(t, err)
+		_, err = br.Discard(size + 2)
+		require.NoError(t, err)
+		if size == 0 {
+			break
+		}
+		chunks, largest = chunks+1, max(largest, size)
+	}
+	require.GreaterOrEqual(t, largest, 60_000)
+	require.LessOrEqual(t, chunks, 4)
 }

@@ -46,9 +46,12 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 		case null:
 			dst = append(dst, "null"...)
 		case put:
-			if k.what == offsetsValue {
+			switch k.what {
+			case offsetsValue:
 				dst = appendShifted(dst, b[k.val:k.end], m.ask.Seam.Runes)
-			} else {
+			case noDetails, nullDetails, noCached:
+				dst = m.appendCached(dst, k)
+			default:
 				dst = m.appendValue(dst, k.what)
 			}
 		}
@@ -87,6 +90,11 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		case -1:
 			return remove
 		}
+	case noDetails, nullDetails, noCached:
+		if m.f.hasUsage {
+			return put
+		}
+		return keep
 	case foreign, roleValue:
 		return remove
 	case offsetsValue:
@@ -148,6 +156,24 @@ func (m *Mirror) appendValue(dst []byte, w what) []byte {
 	default:
 		return strconv.AppendInt(dst, int64(m.ask.Cached), 10)
 	}
+}
+
+// appendCached appends prefill's cached_tokens with what is missing around them.
+func (m *Mirror) appendCached(dst []byte, k *mark) []byte {
+	if k.what != nullDetails && k.n > 0 {
+		dst = append(dst, ',')
+	}
+	if k.what == noDetails {
+		dst = append(dst, `"prompt_tokens_details":`...)
+	}
+	if k.what != noCached {
+		dst = append(dst, '{')
+	}
+	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(m.ask.Cached), 10)
+	if k.what != noCached {
+		dst = append(dst, '}')
+	}
+	return dst
 }
 
 // appendShifted appends a list of numbers, each with n more.

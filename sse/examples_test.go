@@ -27,7 +27,7 @@ func Example() {
 	fmt.Println(mirror.Finished(), framer.Buffered())
 	// Output:
 	// forward after 2 tokens: "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\"},\"finish_reason\":null}]}\n\n"
-	// forward after 2 tokens: "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
+	// forward after 3 tokens: "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
 	// drop after 3 tokens: ""
 	// ended after 3 tokens: "data: [DONE]\n\n"
 	// true 0

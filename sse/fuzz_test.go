@@ -136,6 +136,13 @@ func odd(b []byte) bool {
 	return walk(space(b, 0))
 }
 
+// counted tells whether a usage says how many tokens were generated.
+func counted(usage map[string]any) bool {
+	n, ok := usage["completion_tokens"].(json.Number)
+	_, counts := intAt([]byte(n), 0, len(n))
+	return ok && counts
+}
+
 // reference edits a decoded event in the obvious way.
 func reference(event map[string]any, ask Ask, v Verdict) {
 	set := func(m map[string]any, key string, value any) {
@@ -163,11 +170,19 @@ func reference(event map[string]any, ask Ask, v Verdict) {
 		if details, ok := usage["prompt_tokens_details"].(map[string]any); ok {
 			if ask.Cached >= 0 {
 				set(details, "cached_tokens", json.Number("77"))
+				if counted(usage) {
+					details["cached_tokens"] = json.Number("77")
+				}
 			} else if _, ok := details["cached_tokens"]; ok {
 				if delete(details, "cached_tokens"); len(details) == 0 {
 					delete(usage, "prompt_tokens_details")
 				}
 			}
+		}
+	}
+	if usage, ok := event["usage"].(map[string]any); ok && ask.Cached >= 0 && counted(usage) {
+		if details, there := usage["prompt_tokens_details"]; details == nil || !there {
+			usage["prompt_tokens_details"] = map[string]any{"cached_tokens": json.Number("77")}
 		}
 	}
 	for _, c := range choices {

@@ -73,6 +73,8 @@ type Mirror struct {
 	chunks     int // with content
 	idsSeen    bool
 	usageSeen  bool
+	idsThen    int // ids and chunks when the last usage came, which has counted them
+	chunksThen int
 	started    bool
 	finish     string
 	usage      Usage
@@ -81,6 +83,7 @@ type Mirror struct {
 	promptIDs  int
 	failure    Failure
 	fault      error
+	owed       []byte // the event of a final usage that the engine has not sent so far
 }
 
 // NewMirror returns a mirror for one leg.
@@ -92,7 +95,7 @@ func NewMirror(a Ask) *Mirror {
 
 // Reset makes the mirror ready for another leg; it keeps its memory.
 func (m *Mirror) Reset(a Ask) {
-	id, marks := m.id[:0], m.marks[:0]
+	id, marks, owed := m.id[:0], m.marks[:0], m.owed[:0]
 	if cap(marks) > 256 {
 		marks = make([]mark, 0, 16)
 	}
@@ -102,7 +105,7 @@ func (m *Mirror) Reset(a Ask) {
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
-	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks}
+	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed}
 }
 
 // Event takes the next event of the stream and returns the bytes the client
@@ -181,8 +184,8 @@ func (m *Mirror) overrun() error {
 	return nil
 }
 
-// count takes over what read found about tokens. The best source an engine
-// offers counts alone: its usage, else its token ids, else its chunks.
+// count takes over what read found about tokens. What an engine's last usage has
+// not counted yet, its token ids count; where there are none, its chunks.
 func (m *Mirror) count() {
 	f, before := &m.f, m.tokens
 	if f.content {
@@ -194,19 +197,17 @@ func (m *Mirror) count() {
 	}
 	if f.hasUsage {
 		m.usageSeen = true
+		m.idsThen, m.chunksThen = m.ids, m.chunks
 		m.usage = f.usage
 		if m.ask.Cached != OwnCached {
 			m.usage.Cached = m.ask.Cached
 		}
 	}
-	var now int
-	switch {
-	case m.usageSeen:
-		now = m.usage.Completion
-	case m.idsSeen:
-		now = m.ids
-	default:
-		now = int(math.Round(float64(m.chunks) * m.perChunk()))
+	now := m.usage.Completion
+	if m.idsSeen {
+		now += m.ids - m.idsThen
+	} else {
+		now += int(math.Round(float64(m.chunks-m.chunksThen) * m.perChunk()))
 	}
 	m.tokens = max(m.tokens, now)
 	if f.hasUsage && f.choices == 0 {
@@ -244,6 +245,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if len(finish) > 0 {
 		m.finish = finishReason(finish)
 	}
+	m.owe(e.Data)
 	if f.choices == 0 && f.hasUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
 		return nil, Drop
 	}
@@ -257,6 +259,48 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		return nil, Drop // the answer has begun already
 	}
 	return m.edit(e, dst), Forward
+}
+
+// owe keeps what a client that asked for a final usage has to get if the engine
+// tells it with the finish_reason only, where OpenAI's clients do not look for it.
+func (m *Mirror) owe(data []byte) {
+	f := &m.f
+	switch {
+	case !f.hasUsage || !m.ask.Usage || m.continuous || m.ask.DropFinalUsage || m.finish == "":
+		return
+	case f.choices == 0:
+		m.owed = m.owed[:0]
+		return
+	}
+	var usage []byte
+	m.owed = append(m.owed[:0], "data: {"...)
+	o := at(data, space(data, 0))
+	for o.next() {
+		o.pos = valueEnd(data, o.val)
+		switch string(o.key) {
+		case "choices":
+		case "usage":
+			usage = data[o.val:o.pos]
+		default:
+			m.owed = append(append(m.owed, data[o.quote:o.pos]...), ',')
+		}
+	}
+	m.owed = append(append(append(m.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
+}
+
+// Owed appends the event of the final usage, for an answer that came to its end
+// without the engine sending one.
+func (m *Mirror) Owed(dst []byte) []byte {
+	if len(m.owed) == 0 {
+		return dst
+	}
+	const head = len("data: ")
+	e := Event{Raw: m.owed, Data: m.owed[head : len(m.owed)-2], Kind: KindData, at: head}
+	out, _ := m.Event(e, dst)
+	if len(out) > 0 && &out[0] == &e.Raw[0] {
+		return append(dst, out...)
+	}
+	return out
 }
 
 // Untrack ends what Ask.Trail began.
@@ -303,22 +347,22 @@ func (m *Mirror) Fault() error { return m.fault }
 // final usage; ok is false while it has not.
 func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
 
-// TokensPerChunk is Ask.TokensPerChunk moved a tenth of the way to what this leg
-// had, for the next leg on the same engine. It does not move where the leg's
-// true count is not known.
-func (m *Mirror) TokensPerChunk() float64 {
+// TokensPerChunk is what an engine's chunks had on average before this leg, moved
+// a tenth of the way to what this leg had, for the next one's Ask. It does not
+// move where the leg's true count is not known.
+func (m *Mirror) TokensPerChunk(before float64) float64 {
 	exact := m.ids
 	if m.usageSeen {
 		exact = m.usage.Completion
 	}
 	if m.chunks == 0 || exact == 0 {
-		return m.ask.TokensPerChunk
+		return before
 	}
 	seen := float64(exact) / float64(m.chunks)
-	if m.ask.TokensPerChunk <= 0 {
+	if before <= 0 {
 		return seen
 	}
-	return m.ask.TokensPerChunk + (seen-m.ask.TokensPerChunk)/10
+	return before + (seen-before)/10
 }
 
 // finishReason is string(b) without an allocation for the reasons engines give.

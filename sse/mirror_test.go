@@ -28,6 +28,10 @@ func TestMirrorCountsByTheBestSource(t *testing.T) {
 		{"reasoning is content", 0, []string{`{"choices":[{"delta":{"reasoning":"a"}}]}`, `{"choices":[{"delta":{"reasoning_content":"a"}}]}`}, 2},
 		{"a tool call is content", 0, []string{`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`}, 1},
 		{"a completion's text is content", 0, []string{`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":""}]}`}, 1},
+		{"token ids count between usages", 0, []string{`{"choices":[{"token_ids":[1]}],"usage":{"completion_tokens":1}}`, `{"choices":[{"token_ids":[1,2]}]}`, `{"choices":[{"token_ids":[3]}]}`}, 4},
+		{"the next usage has counted them", 0, []string{`{"choices":[{"token_ids":[1]}],"usage":{"completion_tokens":1}}`, `{"choices":[{"token_ids":[1,2]}]}`, `{"choices":[{"token_ids":[3]}],"usage":{"completion_tokens":4}}`}, 4},
+		{"ids that a usage has seen before them count behind it", 0, []string{`{"choices":[],"usage":{"completion_tokens":0}}`, `{"choices":[{"token_ids":[1,2]}]}`}, 2},
+		{"chunks count between usages where there are no ids", 2, []string{`{"choices":[],"usage":{"completion_tokens":1}}`, text, text}, 5},
 		{"the count never falls", 3, []string{text, text, `{"choices":[],"usage":{"completion_tokens":4}}`}, 6},
 		{"a usage without completion tokens does not count", 0, []string{text, `{"choices":[],"usage":{"prompt_tokens":4}}`, `{"choices":[],"usage":null}`}, 1},
 		{"what is not JSON counts nothing", 0, []string{text, `{"choices":[{"token_ids":[1,2`}, 1},
@@ -70,6 +74,11 @@ func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
 		{"the last usage stays, with prefill's cached tokens", usage, counted, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":7}}}`},
 		{"continuous usage has prefill's cached tokens too", all, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":9},"completion_tokens":1}}`, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{"cached_tokens":7},"completion_tokens":1}}`},
 		{"unknown cached tokens take their details with them", Ask{Usage: true, Cached: -1, Choice: -1}, final, `{"choices":[],"usage":{"prompt_tokens":9}}`},
+		{"prefill's cached tokens stand where decode reports none", usage, `{"choices":[],"usage":{"completion_tokens":1}}`, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":7}}}`},
+		{"also in place of null", usage, `{"choices":[],"usage":{"prompt_tokens_details":null,"completion_tokens":1}}`, `{"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":7},"completion_tokens":1}}`},
+		{"also beside other details", usage, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":1}}}`, `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":1,"cached_tokens":7}}}`},
+		{"also in empty ones", all, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{ },"completion_tokens":1}}`, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens_details":{ "cached_tokens":7},"completion_tokens":1}}`},
+		{"not in a usage that goes", nothing, `{"choices":[{"text":"a"}],"usage":{"completion_tokens":1}}`, `{"choices":[{"text":"a"}]}`},
 		{"decode's own count stays where it computed the prompt", Ask{Usage: true, Cached: OwnCached, Choice: -1}, final, final},
 		{"other details stay", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1,"cached_tokens":9}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{"audio_tokens":1}}}`},
 		{"details without cached tokens are left alone", Ask{Usage: true, Cached: -1, Choice: -1}, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`, `{"choices":[],"usage":{"prompt_tokens_details":{}}}`},
@@ -175,13 +184,11 @@ func TestFailureReadsEveryShape(t *testing.T) {
 
 func TestMirrorLearnsTokensPerChunk(t *testing.T) {
 	run := func(before float64, events ...string) float64 {
-		ask := nothing
-		ask.TokensPerChunk = before
-		m := NewMirror(ask)
+		m := NewMirror(nothing)
 		for _, data := range events {
 			m.Event(event(t, data), nil)
 		}
-		return m.TokensPerChunk()
+		return m.TokensPerChunk(before)
 	}
 	const text, usage = `{"choices":[{"text":"a"}]}`, `{"choices":[],"usage":{"completion_tokens":6}}`
 	require.InDelta(t, 3, run(0, text, text, usage), 1e-9, "the first leg sets it")
@@ -225,7 +232,7 @@ func TestResetForgetsTheLegBefore(t *testing.T) {
 	require.NotZero(t, m.Tokens())
 	m.Reset(nothing)
 	fresh := NewMirror(nothing)
-	fresh.id, fresh.marks = m.id, m.marks // memory it may keep
+	fresh.id, fresh.marks, fresh.owed = m.id, m.marks, m.owed // memory it may keep
 	require.Equal(t, fresh, m)
 }
 
@@ -349,6 +356,44 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 			}
 			require.Equal(t, tt.want, m.Fault())
 			require.Equal(t, tt.tokens, m.Tokens())
+		})
+	}
+}
+
+// Some engines tell the usage with the finish_reason and in no event of its own,
+// which is where clients look for it.
+func TestAUsageOnTheLastChunkIsOwed(t *testing.T) {
+	const text, last = `{"id":"x","model":"m","choices":[{"text":"a"}],"usage":{"completion_tokens":1}}`, `{"id":"x","created":3,"model":"m","kv_transfer_params":{},"choices":[{"text":"b","finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2}}`
+	asked := Ask{Usage: true, Cached: 4, Choice: -1}
+	leg := Ask{Usage: true, Cached: -1, Choice: 1, ID: []byte("whole"), Created: 7}
+	with := func(change func(*Ask)) Ask { a := asked; change(&a); return a }
+	for _, tt := range []struct {
+		name   string
+		ask    Ask
+		events []string
+		want   string
+	}{
+		{"to who asked for it, with prefill's cached tokens", asked, []string{text, last}, `{"id":"x","created":3,"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`},
+		{"as part of a whole", leg, []string{last}, `{"id":"whole","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}`},
+		{"not before the end", asked, []string{text}, ""},
+		{"not where the engine sends it", asked, []string{last, `{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}`}, ""},
+		{"not to who has it in every chunk", with(func(a *Ask) { a.ContinuousUsage = true }), []string{last}, ""},
+		{"nor to who did not ask", nothing, []string{last}, ""},
+		{"nor of a leg whose usage is summed", with(func(a *Ask) { a.DropFinalUsage = true }), []string{last}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := NewMirror(tt.ask)
+			for _, data := range tt.events {
+				m.Event(event(t, data), nil)
+			}
+			got := string(m.Owed([]byte("kept")))
+			if tt.want == "" {
+				require.Equal(t, "kept", got)
+				return
+			}
+			require.Equal(t, "keptdata: "+tt.want+"\n\n", got)
+			require.Equal(t, "kept", string(m.Owed([]byte("kept"))), "once")
+			require.Equal(t, 2, m.Tokens())
 		})
 	}
 }

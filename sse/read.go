@@ -46,6 +46,11 @@ const (
 	completionValue
 	totalValue
 	offsetsValue
+
+	// Where prefill's cached_tokens go that decode has no place for:
+	noDetails   // behind the members of a usage
+	nullDetails // in place of null
+	noCached    // behind the members of its details
 )
 
 // mark is a member that may have to change. Marks are in the order of their
@@ -71,6 +76,11 @@ func (m *Mirror) marked(w what, level uint8, o *object) int {
 	end := valueEnd(o.b, o.val)
 	m.mark(w, level, o).end = end
 	return end
+}
+
+// insert marks the place behind the last member of an object that was walked.
+func (m *Mirror) insert(w what, o *object) {
+	m.marks = append(m.marks, mark{what: w, open: o.open, val: o.pos - 1, end: o.pos - 1, n: o.n})
 }
 
 // read scans an event's JSON into m.f and m.marks; false if it is not an object.
@@ -291,10 +301,11 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 		return valueEnd(b, i)
 	}
 	u := Usage{Cached: -1}
-	counts, total := false, false
+	counts, total, details := false, false, false
 	o := at(b, i)
 	for o.next() {
 		if string(o.key) == "prompt_tokens_details" {
+			details = true
 			o.pos = m.readDetails(&o, &u)
 			continue
 		}
@@ -312,6 +323,9 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 			o.pos = valueEnd(b, o.val)
 		}
 	}
+	if counts && !details && m.ask.Cached >= 0 && o.pos > 0 {
+		m.insert(noDetails, &o)
+	}
 	if counts {
 		if !total {
 			u.Total = u.Prompt + u.Completion
@@ -324,6 +338,9 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 func (m *Mirror) readDetails(usage *object, u *Usage) int {
 	b := usage.b
 	if b[usage.val] != '{' {
+		if m.ask.Cached >= 0 && b[usage.val] == 'n' {
+			return m.marked(nullDetails, 1, usage)
+		}
 		return valueEnd(b, usage.val)
 	}
 	k := len(m.marks)
@@ -344,6 +361,9 @@ func (m *Mirror) readDetails(usage *object, u *Usage) int {
 	m.marks[k].end, m.marks[k].n = o.pos, o.n-cached
 	if cached == 0 {
 		m.marks[k].n = 1 // nothing in it is ours to remove
+		if m.ask.Cached >= 0 && o.pos > 0 {
+			m.insert(noCached, &o)
+		}
 	}
 	return o.pos
 }

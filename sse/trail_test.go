@@ -71,9 +71,9 @@ func TestASeamCannotBeSeen(t *testing.T) {
 		{"a second role is dropped", head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null}],"prompt_token_ids":[1,2,3,4,5]}`, ""},
 		{"or taken out of an event with text", head + `"choices":[{"index":0,"delta":{"role":"assistant","content":"x"}}]}`, same + `"choices":[{"index":0,"delta":{"content":"x"}}]}` + "\n\n"},
 		{"usage is that of both", head + `"choices":[{"index":0,"text":"x","token_ids":[6],"prompt_token_ids":[1,2,3,4,5]}],"usage":{"prompt_tokens":5,"total_tokens":6,"completion_tokens":1}}`,
-			same + `"choices":[{"index":0,"text":"x","token_ids":[6]}],"usage":{"prompt_tokens":3,"total_tokens":6,"completion_tokens":3}}` + "\n\n"},
+			same + `"choices":[{"index":0,"text":"x","token_ids":[6]}],"usage":{"prompt_tokens":3,"total_tokens":6,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1}}}` + "\n\n"},
 		{"positions run on", head + `"choices":[{"text":"xy","logprobs":{"text_offset":[0,1],"tokens":["x","y"]}}]}`, same + `"choices":[{"text":"xy","logprobs":{"text_offset":[10,11],"tokens":["x","y"]}}]}` + "\n\n"},
-		{"the final usage too", head + `"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":4}}`, same + `"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":6}}` + "\n\n"},
+		{"the final usage too", head + `"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":4}}`, same + `"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":6,"prompt_tokens_details":{"cached_tokens":1}}}` + "\n\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out, _ := follow(t, ask, tc.in)
