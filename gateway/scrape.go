@@ -40,10 +40,21 @@ func (p *pages) find(instance string) *page {
 }
 
 // residents are what runs on engines' decode ranks by their own gauges; silent
-// are those that do not tell.
+// are those that do not tell. They are asked at once and have a moment each: who
+// asks has claims to look after, and must not wait for an engine that hangs.
 func (g *Gateway) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
-	for _, in := range engines {
-		sample, err := engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
+	ctx, cancel := context.WithTimeout(ctx, areaEvery)
+	defer cancel()
+	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
+	var all sync.WaitGroup
+	for i, in := range engines {
+		all.Go(func() {
+			samples[i], errs[i] = engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
+		})
+	}
+	all.Wait()
+	for i, in := range engines {
+		sample, err := samples[i], errs[i]
 		if err != nil {
 			g.log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
 		}

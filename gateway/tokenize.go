@@ -3,6 +3,7 @@ package gateway
 import (
 	"container/list"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
 	"evenkeel/prefill/index"
 )
@@ -25,7 +27,8 @@ type tokenizer struct {
 	known  map[promptDigest]*list.Element
 	recent list.List // of tokenized, the last used first
 	keys   int       // of all
-	quiet  time.Time // nobody is asked before: the last one failed
+	asked  uint64
+	trust  circuit.Circuit // out after one failure; then one prompt at a time tries again
 }
 
 // promptDigest is 128 bits of everything that takes part in a prompt.
@@ -39,7 +42,6 @@ type tokenized struct {
 }
 
 const (
-	tokenizeQuiet  = time.Second
 	tokenizeAnswer = 16 << 20 // bytes
 	mostTokenized  = 512      // prompts
 	mostKeys       = 1 << 20  // of them all: 16 MiB, 512 prompts of 32k tokens
@@ -100,15 +102,20 @@ func (j *job) templated(root index.Key) ([]byte, promptDigest) {
 }
 
 func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
-	now := time.Now()
 	target := g.fleet.anyPrefill(model)
-	if target == nil || !g.tokenizer.mayAsk(now) {
+	if target == nil {
 		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
 	}
+	turn, ok := g.tokenizer.mayAsk(time.Now())
+	if !ok {
+		return nil, errQuiet
+	}
 	ids, err := g.postTokenize(target, body)
-	if err != nil {
-		g.log.Warn("an engine did not tell the token ids of a prompt", zap.String("engine", target.ID), zap.Error(err))
-		g.tokenizer.rest(now.Add(tokenizeQuiet))
+	switch began, ended := g.tokenizer.answered(turn, time.Now(), err); {
+	case began:
+		g.log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
+	case ended:
+		g.log.Info("engines tell token ids again", zap.String("engine", target.ID))
 	}
 	return ids, err
 }
@@ -187,14 +194,35 @@ func (t *tokenizer) drop(e *list.Element) {
 	t.keys -= len(k.keys)
 }
 
-func (t *tokenizer) mayAsk(now time.Time) bool {
+// mayAsk says whether a prompt may ask now, and gives it the number to answer by.
+func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !now.Before(t.quiet)
+	if !t.trust.Allows(now) {
+		return 0, false
+	}
+	t.asked++
+	t.trust.Send(t.asked, now)
+	return t.asked, true
 }
 
-func (t *tokenizer) rest(until time.Time) {
+// answered notes how asking went, and says whether from now on nobody is asked
+// for a while, or everybody again. A prompt that an engine refuses says nothing.
+func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.quiet = until
+	in := t.trust.In()
+	t.trust.Limit = 1
+	var status *engine.StatusError
+	switch {
+	case err == nil:
+		t.trust.Succeed()
+		return false, !in
+	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
+		t.trust.Neutral(turn)
+		return false, false
+	}
+	return t.trust.Fail(turn, now) && in, false
 }
+
+var errQuiet = errors.New("engines did not tell token ids a moment ago")

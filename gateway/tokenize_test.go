@@ -1,10 +1,18 @@
 package gateway
 
 import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 	"evenkeel/prefill/index"
 )
 
@@ -32,5 +40,73 @@ func TestTokenizedPromptsAreBoundedInNumberAndBlocks(t *testing.T) {
 			_, ok := known.find(promptDigest{last}, 16)
 			require.Equal(t, row.prompt > 0, ok)
 		})
+	}
+}
+
+// A question that engines do not answer holds up one prompt now and then, not
+// every second's worth of them, and is logged once.
+func TestAnEngineThatTellsNoTokenIDsIsSeldomAsked(t *testing.T) {
+	var k tokenizer
+	now, failed := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC), errors.New("late")
+	refused, ok := k.mayAsk(now)
+	require.True(t, ok)
+	began, _ := k.answered(refused, now, &engine.StatusError{Status: http.StatusBadRequest})
+	require.False(t, began, "that is the prompt's own fault")
+	first, ok := k.mayAsk(now)
+	require.True(t, ok)
+	second, ok := k.mayAsk(now) // at once with it
+	require.True(t, ok)
+	began, _ = k.answered(first, now, failed)
+	require.True(t, began)
+	began, _ = k.answered(second, now, failed)
+	require.False(t, began, "said once")
+
+	asked := 0
+	for range 1000 { // ten a second
+		now = now.Add(100 * time.Millisecond)
+		if turn, ok := k.mayAsk(now); ok {
+			_, another := k.mayAsk(now)
+			require.False(t, another, "one at a time tries again")
+			began, _ := k.answered(turn, now, failed)
+			require.False(t, began)
+			asked++
+		}
+	}
+	require.Less(t, asked, 10, "of 1000 prompts")
+	now = now.Add(time.Minute)
+	turn, ok := k.mayAsk(now)
+	require.True(t, ok)
+	_, ended := k.answered(turn, now, nil)
+	require.True(t, ended)
+	_, ok = k.mayAsk(now)
+	require.True(t, ok)
+}
+
+// Whoever looks after claims asks engines what runs on them. One that hangs must
+// not keep it from that.
+func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
+	hangs := make(chan struct{})
+	page := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hangs }))
+	defer page.Close()
+	defer close(hangs)
+	g := &Gateway{client: engine.NewClient(engine.Options{}), log: zap.NewNop()}
+	defer g.client.Close()
+	var all []*instance
+	for range 8 {
+		profile := &mooncake.Profile{}
+		target, err := config.Target(config.Engine{URL: page.URL}, profile)
+		require.NoError(t, err)
+		all = append(all, &instance{id: target.ID, role: roleDecode, engine: target, profile: profile})
+	}
+	done := make(chan int)
+	go func() {
+		_, silent := g.residents(t.Context(), all)
+		done <- len(silent)
+	}()
+	select {
+	case n := <-done:
+		require.Equal(t, 8, n)
+	case <-time.After(time.Minute):
+		require.Fail(t, "it waits for ever")
 	}
 }
