@@ -433,3 +433,34 @@ func TestAFanOutIsRefusedAtOnce(t *testing.T) {
 		})
 	}
 }
+
+func TestOneModel(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{prefill: []refengine.Config{{Model: "org/ref"}}, decode: []refengine.Config{{Model: "org/ref"}}})
+	r := c.ask(http.MethodGet, c.url+"/v1/models/org/ref", "")
+	require.Equal(t, 200, r.status, r.body)
+	var list struct{ Data []json.RawMessage }
+	require.NoError(t, json.Unmarshal([]byte(c.ask(http.MethodGet, c.url+"/v1/models", "").body), &list))
+	require.Len(t, list.Data, 1)
+	require.JSONEq(t, string(list.Data[0]), r.body)
+	client := c.client()
+	m, err := client.Models.Get(t.Context(), "org/ref")
+	require.NoError(t, err)
+	require.Equal(t, "org/ref", m.ID)
+	r = c.ask(http.MethodGet, c.url+"/v1/models/gone", "")
+	require.Equal(t, 404, r.status)
+	require.Contains(t, r.body, `"model_not_found"`)
+	require.Equal(t, 404, c.ask(http.MethodGet, c.url+"/v1/models/", "").status)
+	require.Equal(t, 405, c.post("/v1/models/org/ref", "{}").status)
+}
+
+func TestACompressedBody(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	for _, how := range []string{"gzip", "br", "identity, gzip"} {
+		r := c.post(chatPath, "\x1f\x8b", "Content-Encoding", how)
+		require.Equal(t, http.StatusUnsupportedMediaType, r.status, r.body)
+		require.Contains(t, r.body, `"unsupported_encoding"`)
+	}
+	require.Equal(t, 200, c.post(chatPath, chat("one", ""), "Content-Encoding", "identity").status)
+}

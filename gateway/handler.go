@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -23,6 +25,9 @@ import (
 func (g *Gateway) handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
 	route, ok := g.routes[path]
+	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // which may have slashes in it
+		route, ok = g.routes[oneModel]
+	}
 	switch {
 	case !ok:
 		g.fail(ctx, &openai.Error{
@@ -40,6 +45,8 @@ func (g *Gateway) handle(ctx *fasthttp.RequestCtx) {
 	}
 }
 
+const oneModel = "/v1/models/{model}"
+
 type handler struct {
 	method string
 	serve  func(*fasthttp.RequestCtx)
@@ -50,6 +57,7 @@ func (g *Gateway) publicRoutes() map[string]handler {
 		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Chat) }},
 		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Completions) }},
 		"/v1/models":           {http.MethodGet, g.listModels},
+		oneModel:               {http.MethodGet, g.showModel},
 		"/health":              {http.MethodGet, g.health},
 		"/healthcheck":         {http.MethodGet, g.healthcheck},
 	}
@@ -76,6 +84,10 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		g.refuse(ctx, rec, fail)
 		return
 	}
+	if fail := encoded(ctx); fail != nil {
+		g.refuse(ctx, rec, fail)
+		return
+	}
 	rec.Key = key.Name
 	g.witness(ctx, rec, ep, key.Trusted)
 	if fail := rec.identify(ctx, key); fail != nil {
@@ -83,6 +95,16 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 		return
 	}
 	g.answer(ctx, ep, rec, nil)
+}
+
+// encoded refuses a body that is compressed: it would be no JSON to us, nor to an
+// engine.
+func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
+	how := ctx.Request.Header.ContentEncoding()
+	if len(how) == 0 || bytes.EqualFold(how, []byte("identity")) {
+		return nil
+	}
+	return &openai.Error{Status: http.StatusUnsupportedMediaType, Code: "unsupported_encoding", Message: "the body has a Content-Encoding; send it without, as JSON"}
 }
 
 // answer serves a request whose sender may send it: a client, or another
@@ -217,16 +239,20 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && !g.owners.admitsAny()): // geo 10
 		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
-		return req, m, &openai.Error{
-			Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
-			Message: "the model " + strconv.Quote(req.Model) + " does not exist; GET /v1/models lists those that do",
-		}
+		return req, m, noSuchModel(req.Model)
 	case !ok || !m.prefill:
 		return req, m, unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
 	case !m.decode:
 		return req, m, unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
 	}
 	return req, m, nil
+}
+
+func noSuchModel(name string) *openai.Error {
+	return &openai.Error{
+		Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
+		Message: "the model " + strconv.Quote(name) + " does not exist; GET /v1/models lists those that do",
+	}
 }
 
 // markReason says in an answer's headers which error it is.
@@ -286,8 +312,43 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.SetBody(e.JSON())
 }
 
+// servedModel is a model as OpenAI shows it.
+type servedModel struct {
+	ID          string `json:"id"`
+	Object      string `json:"object"`
+	Created     int64  `json:"created"`
+	OwnedBy     string `json:"owned_by"`
+	Root        string `json:"root"`
+	MaxModelLen int    `json:"max_model_len,omitempty"`
+}
+
 // listModels is the union of what healthy engines serve.
 func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
+	if !g.mayAskForModels(ctx) {
+		return
+	}
+	writeJSON(ctx, http.StatusOK, struct {
+		Object string        `json:"object"`
+		Data   []servedModel `json:"data"`
+	}{"list", g.servedModels()})
+}
+
+// showModel is one of them.
+func (g *Gateway) showModel(ctx *fasthttp.RequestCtx) {
+	if !g.mayAskForModels(ctx) {
+		return
+	}
+	name := strings.TrimPrefix(string(ctx.Path()), "/v1/models/")
+	list := g.servedModels()
+	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
+	if i < 0 {
+		g.fail(ctx, noSuchModel(name))
+		return
+	}
+	writeJSON(ctx, http.StatusOK, list[i])
+}
+
+func (g *Gateway) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 	key, fail := g.authenticate(ctx)
 	if fail == nil {
 		fail = inRate(key, time.Now())
@@ -295,31 +356,23 @@ func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
 	if fail != nil {
 		g.metrics.requests.WithLabelValues(outcomeOf(fail)).Inc()
 		g.fail(ctx, fail)
-		return
 	}
-	type model struct {
-		ID          string `json:"id"`
-		Object      string `json:"object"`
-		Created     int64  `json:"created"`
-		OwnedBy     string `json:"owned_by"`
-		Root        string `json:"root"`
-		MaxModelLen int    `json:"max_model_len,omitempty"`
-	}
-	list := struct {
-		Object string  `json:"object"`
-		Data   []model `json:"data"`
-	}{"list", []model{}}
+	return fail == nil
+}
+
+func (g *Gateway) servedModels() []servedModel {
+	list := []servedModel{}
 	for _, r := range g.fleet.models() {
-		list.Data = append(list.Data, model{r.name, "model", g.started.Unix(), "evenkeel", r.board, r.maxLen})
+		list = append(list, servedModel{r.name, "model", g.started.Unix(), "evenkeel", r.board, r.maxLen})
 	}
 	if g.regions != nil {
 		for _, name := range g.regions.node.Models() {
-			if !slices.ContainsFunc(list.Data, func(m model) bool { return m.ID == name }) {
-				list.Data = append(list.Data, model{name, "model", g.started.Unix(), "evenkeel", name, 0})
+			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
+				list = append(list, servedModel{name, "model", g.started.Unix(), "evenkeel", name, 0})
 			}
 		}
 	}
-	writeJSON(ctx, http.StatusOK, list)
+	return list
 }
 
 // health answers as the engines do: 200 while requests can be served.

@@ -204,6 +204,8 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", `"4"`, 1), 400, "invalid_type"},
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", "4000000", 1), 400, "context_length_exceeded"},
 		{"GET /v1/models", "", "", 200, ""},
+		{"GET /v1/models/{model}", "/v1/models/ref", "", 200, ""},
+		{"GET /v1/models/{model}", "/v1/models/gone", "", 404, "model_not_found"},
 		{"GET /health", "", "", 200, ""},
 		{"GET /healthcheck", "", "", 200, ""},
 
