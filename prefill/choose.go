@@ -219,7 +219,7 @@ func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
 		return candidates
 	}
 	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !stale(c) && t.canStart(r, c) && !t.stalled(c) }) {
-		t.metrics.filterSkipped.WithLabelValues("stale").Inc()
+		t.metrics.filterSkipped.WithLabelValues(filterStale).Inc()
 		return candidates
 	}
 	return slices.DeleteFunc(candidates, stale)

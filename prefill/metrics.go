@@ -82,7 +82,7 @@ func (m *metrics) begin(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)
 	}
-	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterHotspot, filterPolicy} {
+	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot, filterPolicy} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
 	for _, to := range []HotspotState{HotspotOK, HotspotAlarm, HotspotFilter} {
@@ -111,6 +111,7 @@ const (
 	filterInstance = "instance"
 	filterExcluded = "excluded"
 	filterStalled  = "stalled"
+	filterStale    = "stale"
 	filterHotspot  = "hotspot"
 	filterPolicy   = "policy"
 )
