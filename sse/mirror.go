@@ -143,7 +143,8 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		m.failure = parseFailure(e.Data)
 		return e.Raw, Failed
 	}
-	if m.fault = m.overrun(); m.fault != nil {
+	if fault := m.overrun(); fault != nil {
+		m.fault = fault
 		return nil, Overrun
 	}
 	m.count()
@@ -245,7 +246,9 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if len(finish) > 0 {
 		m.finish = finishReason(finish)
 	}
-	m.owe(e.Data)
+	if m.finish != "" && f.hasUsage {
+		m.owe(e.Data)
+	}
 	if f.choices == 0 && f.hasUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
 		return nil, Drop
 	}
@@ -266,7 +269,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 func (m *Mirror) owe(data []byte) {
 	f := &m.f
 	switch {
-	case !f.hasUsage || !m.ask.Usage || m.continuous || m.ask.DropFinalUsage || m.finish == "":
+	case !m.ask.Usage || m.continuous || m.ask.DropFinalUsage:
 		return
 	case f.choices == 0:
 		m.owed = m.owed[:0]
