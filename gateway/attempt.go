@@ -223,6 +223,9 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
+	if f.status == http.StatusNotFound && h != nil {
+		j.gw.fleet.differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.name)
+	}
 	if j.gw.fleet.rejectionFrees(s.rank) {
 		h.release()
 	} else {

@@ -24,19 +24,20 @@ type fleet struct {
 	publishing sync.Mutex // what is published last is what is true last
 
 	mu        sync.RWMutex
-	instances map[string]*instance // by role and host:port
-	order     []string             // as configured, then as added
-	ranks     map[int32]*rank      // those of engines that are gone for a while, too: assignments may be on their way
-	ids       map[string]int32     // rank name → worker id, never reused
-	numbers   int32                // given out
-	bygone    map[string]bygone    // ids of ranks whose engine may come back, by incarnation and name
-	dead      map[string]time.Time // incarnations that will not, until when a hand-off of theirs may turn up
-	routes    map[string]route     // model or LoRA name → board
-	hosts     map[string]trust     // where a prefiller's KV may be pulled from
-	stops     map[string]*stopped  // engines and ranks that drain, by role and id
-	added     int                  // engines that ever were
-	asked     int                  // times a prefill engine was asked for token ids
-	again     *time.Timer          // publishes while an engine gets its load step by step
+	instances map[string]*instance    // by role and host:port
+	order     []string                // as configured, then as added
+	ranks     map[int32]*rank         // those of engines that are gone for a while, too: assignments may be on their way
+	ids       map[string]int32        // rank name → worker id, never reused
+	numbers   int32                   // given out
+	bygone    map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
+	dead      map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
+	differing map[[2]string][2]string // prefill and decode engines of which only the first knew a model, and their versions then
+	routes    map[string]route        // model or LoRA name → board
+	hosts     map[string]trust        // where a prefiller's KV may be pulled from
+	stops     map[string]*stopped     // engines and ranks that drain, by role and id
+	added     int                     // engines that ever were
+	asked     int                     // times a prefill engine was asked for token ids
+	again     *time.Timer             // publishes while an engine gets its load step by step
 }
 
 // Roles of an engine.
@@ -94,7 +95,7 @@ const defaultSlots = 32
 func newFleet(gw *Gateway) *fleet {
 	f := &fleet{
 		gw: gw, instances: map[string]*instance{}, ranks: map[int32]*rank{}, ids: map[string]int32{},
-		routes: map[string]route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
+		differing: map[[2]string][2]string{}, routes: map[string]route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
 		bygone: map[string]bygone{}, dead: map[string]time.Time{},
 	}
 	f.again = time.AfterFunc(time.Hour, f.publish)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -31,6 +32,7 @@ func (f *fleet) drop(in *instance, dead bool) {
 	delete(f.instances, in.key())
 	f.abandon(in.key())
 	f.distrust(in, dead)
+	maps.DeleteFunc(f.differing, func(pair [2]string, _ [2]string) bool { return slices.Contains(pair[:], in.key()) })
 	f.gw.metrics.slowStart.DeleteLabelValues(in.key(), in.role)
 	if in.incarnation == "" {
 		return

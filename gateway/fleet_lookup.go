@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -144,6 +146,26 @@ func parseVersion(v string) (major, minor int, ok bool) {
 	major, err1 := strconv.Atoi(parts[0])
 	minor, err2 := strconv.Atoi(parts[1])
 	return major, minor, err1 == nil && err2 == nil
+}
+
+// differ says that a decode engine answered 404 for a model whose prompt the prefill
+// engine had computed: they were started for different models or adapters, or are
+// of versions that name them differently. It is said once for a pair, and again when
+// one of them comes back as another version.
+func (f *fleet) differ(prefill, decode, model string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, d := f.instances[prefill], f.instances[decode]
+	if p == nil || d == nil {
+		return
+	}
+	pair, versions := [2]string{prefill, decode}, [2]string{p.status.Version, d.status.Version}
+	if was, said := f.differing[pair]; said && was == versions {
+		return
+	}
+	f.differing[pair] = versions
+	f.gw.log.Error("ALARM: prefill and decode engine do not fit: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
+		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]), zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 
 // up counts the engines that take requests now, count those there are.
