@@ -15,13 +15,13 @@ type gauges struct{ d *Dispatcher }
 
 var (
 	rankLabels     = []string{"group", "rank"}
-	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens the rank's requests hold, by our count.", rankLabels, nil)
-	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state.", append(rankLabels, "state"), nil)
-	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests whose first event was seen.", rankLabels, nil)
-	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the group's ranks of the largest KV load less their own.", rankLabels[:1], nil)
-	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance over ranks times largest load.", rankLabels[:1], nil)
+	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by its own count. A rank whose engine is down has no series.", rankLabels, nil)
+	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state: used by requests of this proxy, and free for more. A rank that takes nothing new has no free slots.", append(rankLabels, "state"), nil)
+	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event this proxy has seen.", rankLabels, nil)
+	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the ranks of the group whose engine is not down: the largest KV load less their own.", rankLabels[:1], nil)
+	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance divided by the number of these ranks times the largest load: the share of a step that they wait for the fullest one.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)
-	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time any of them has waited.", nil, nil)
+	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that any finished prefill in the pool has waited.", nil, nil)
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
 
