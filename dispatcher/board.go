@@ -36,9 +36,11 @@ type board struct {
 	pairs      *pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 	avoiding   int       // waiting entries that do not go to any rank
+	draining   int       // waiting entries that are drains
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
+	pace     *pace
 	ticks    uint64
 	outcomes [Failed + 1]uint64
 	output   int64 // tokens of all released slots
@@ -106,7 +108,8 @@ type group struct {
 }
 
 func newBoard(model string, r *rules) *board {
-	b := &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}}
+	b := &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}, pace: newPace()}
+	r.paces.Store(model, b.pace)
 	b.pairs = b.newPairs()
 	return b
 }
@@ -135,6 +138,9 @@ func (b *board) enqueue(w waiting, now time.Time) {
 	if particular(w.entry) {
 		b.avoiding++
 	}
+	if w.entry.Drain {
+		b.draining++
+	}
 }
 
 // refusal says why a prompt can never be admitted, whatever is released.
@@ -162,6 +168,9 @@ func (b *board) answer(e *pool.Entry, r Result) {
 	if particular(e) {
 		b.avoiding--
 	}
+	if e.Drain && w.local == nil {
+		b.draining--
+	}
 	w.leave(b.cfg.Places, r)
 }
 
@@ -169,7 +178,9 @@ func (b *board) expire(now time.Time) {
 	b.expired = b.pool.Expire(now, b.expired[:0])
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		b.answer(e, Result{Err: why})
+		if why != ErrExpired || !b.overflow(e, now) {
+			b.answer(e, Result{Err: why})
+		}
 		b.expired[i] = nil
 	}
 }
@@ -200,7 +211,11 @@ func (b *board) release(s *Slot, o Outcome, now time.Time) {
 	r := s.rank
 	b.learn(s, o)
 	b.pairEnded(s, o, now)
+	if !s.drain {
+		b.pace.ended(now.Sub(s.since))
+	}
 	b.discharge(s)
+	s.rank.promote()
 	r.group.rest()
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
@@ -236,7 +251,8 @@ func (b *board) setWorkers(ws []Worker) {
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 		r.Worker, r.present = w, true
-		if grow := w.Slots - len(r.slots); grow > 0 { // room now, so that the tick need not make it
+		r.promote()
+		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
 		}
 	}

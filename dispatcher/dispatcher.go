@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,7 @@ type Worker struct {
 	Barrier  bool    // its group steps together
 	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
 	Slots    int     // max_num_seqs
+	Beyond   int     // requests its engine's own queue may have beyond them, at their hand-offs' deadlines; 0 = none: it does not renew their hold
 	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
@@ -122,6 +124,7 @@ type Dispatcher struct {
 	inbox   *inbox
 	metrics *metrics
 	policy  atomic.Pointer[string] // canonical name, of barrier groups
+	paces   sync.Map               // of *pace, by board
 	done    chan struct{}
 	last    Status // what was left at the end; read after done is closed
 }
@@ -135,7 +138,7 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
-	l, err := newLoop(cfg, d.metrics, &d.policy, d.inbox.push)
+	l, err := newLoop(cfg, d.metrics, &d.policy, &d.paces, d.inbox.push)
 	if err != nil {
 		return nil, err
 	}

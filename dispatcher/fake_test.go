@@ -115,7 +115,7 @@ func newHand(t tb, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
-	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy, func(c command) bool { h.told = append(h.told, c); return true })
+	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy, &d.paces, func(c command) bool { h.told = append(h.told, c); return true })
 	if err != nil {
 		t.Fatal(err)
 	}

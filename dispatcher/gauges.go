@@ -18,6 +18,7 @@ var (
 	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by its own count. A rank whose engine is down has no series.", rankLabels, nil)
 	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state: used by requests of this proxy, and free for more. A rank that takes nothing new has no free slots.", append(rankLabels, "state"), nil)
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event this proxy has seen.", rankLabels, nil)
+	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine, bound at their hand-offs' deadlines though the rank had no slot for them.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the ranks of the group whose engine is not down: the largest KV load less their own.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance divided by the number of these ranks times the largest load: the share of a step that they wait for the fullest one.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)
@@ -57,7 +58,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descSlots, descRunning, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descKVTokens, descSlots, descRunning, descBeyond, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
@@ -100,6 +101,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
+			gauge(descBeyond, float64(w.Beyond), group, rank)
 		}
 		for _, q := range m.Groups {
 			if !q.Barrier {

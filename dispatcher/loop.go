@@ -76,6 +76,7 @@ type rules struct {
 	name    *atomic.Pointer[string]
 	wake    func(command) bool // runs a command in the next turn
 	shared  map[string]bool    // names of groups that several models have
+	paces   *sync.Map          // of *pace, by board
 
 	fit      *predictor.Fit // what predictors start from; nil: from nothing
 	learner  *learner
@@ -84,10 +85,10 @@ type rules struct {
 	declog   *decisionLog            // nil: off
 }
 
-func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string], wake func(command) bool) (*loop, error) {
+func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string], paces *sync.Map, wake func(command) bool) (*loop, error) {
 	l := &loop{
 		rules: &rules{
-			cfg: cfg, metrics: m, name: name, wake: wake, fit: cfg.Predictor.Fit,
+			cfg: cfg, metrics: m, name: name, paces: paces, wake: wake, fit: cfg.Predictor.Fit,
 			learner: newLearner(cfg.Log, m), subjects: map[subjectKey]*subject{}, shadows: newShadows(cfg, m),
 		},
 		boards: map[string]*board{},
@@ -127,6 +128,7 @@ func (l *loop) turn(queue []command, now time.Time) {
 		b.turn(now)
 		if b.empty() {
 			delete(l.boards, model)
+			l.paces.Delete(model)
 		}
 	}
 }

@@ -16,6 +16,7 @@ type metrics struct {
 	fallbacks      *prometheus.CounterVec
 	invalid        *prometheus.CounterVec
 	doubleReleases prometheus.Counter
+	beyond         prometheus.Counter
 	budgetChanges  *prometheus.CounterVec
 
 	quarantines *prometheus.CounterVec
@@ -48,6 +49,9 @@ func newMetrics() *metrics {
 		}, []string{"fault"}),
 		doubleReleases: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_double_releases_total", Help: "Slots released a second time; a bug, without effect on the books.",
+		}),
+		beyond: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "evenkeel_beyond_slots_total", Help: "Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot.",
 		}),
 		budgetChanges: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_tick_budget_changes_total", Help: "Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.",
@@ -140,7 +144,7 @@ func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 		return nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.tickSeconds, m.fallbacks, m.invalid, m.doubleReleases, m.budgetChanges, m.quarantines, m.steered, m.endingsDropped, m.censored,
+		m.tickSeconds, m.fallbacks, m.invalid, m.doubleReleases, m.beyond, m.budgetChanges, m.quarantines, m.steered, m.endingsDropped, m.censored,
 		m.roundsDropped, m.logFailures,
 		m.shadowImbalance, m.shadowRounds, m.shadowDisagreements, m.shadowFailures, m.shadowMissed, gauges{d},
 	} {

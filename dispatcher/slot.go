@@ -20,6 +20,7 @@ type Slot struct {
 	Wait       time.Duration // in the pool
 	Decide     time.Duration // of Wait, the round that admitted it
 	Grounds    *Grounds      // what the rank was chosen on; nil without Config.Explain
+	Beyond     bool          // it was bound though the rank had no slot for it, see Waits
 	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
 	id, key     uint64
@@ -33,11 +34,13 @@ type Slot struct {
 	pairs     *pairs        // the board's
 	started   atomic.Bool
 	released  atomic.Bool
+	waits     atomic.Bool // in the engine's queue, beyond the rank's slots
 
 	// The owner's bookkeeping; only its goroutine touches it.
 	rank  *rank
-	pos   int   // in rank.slots and rank.running
-	index int32 // in the board's slot table
+	since time.Time // it was bound
+	pos   int       // in rank.slots and rank.running
+	index int32     // in the board's slot table
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {

@@ -117,8 +117,9 @@ type WorkerStatus struct {
 	Down         bool   `json:"down"`    // its engine does not answer: it does not step with its group
 	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
 	Slots        int    `json:"slots"`
-	Limit        int    `json:"limit"` // of them, those that may be used now; 0 while it is not up
-	Used         int    `json:"used"`  // above Slots under an immediate policy
+	Limit        int    `json:"limit"`        // of them, those that may be used now; 0 while it is not up
+	Used         int    `json:"used"`         // above Slots under an immediate policy, or by Beyond
+	Beyond       int    `json:"beyond_slots"` // of them, in the engine's own queue for want of a slot
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
@@ -202,7 +203,7 @@ func (b *board) poolAges(now time.Time) []int {
 func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Slots: r.Slots, Used: len(r.slots), Beyond: r.waitingBeyond(), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 	}
 	if w.Up {
 		w.Limit = r.usable()

@@ -36,6 +36,7 @@ func (b *board) turn(now time.Time) {
 	shy := !b.wakeShy.IsZero() && !now.Before(b.wakeShy)
 	due := b.changed || windowOver || arrived || step || shy || b.pairs.due(now)
 	b.arrived = false
+	defer b.keepPace()
 	if !due {
 		return
 	}
@@ -275,18 +276,24 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, t
 	case r.Capacity > 0 && r.kv+int64(w.slot.prompt) > r.Capacity:
 		return faultRoom
 	}
+	w.slot.Stage, w.slot.Score = a.Stage, a.Score
+	b.pool.Remove(w.entry)
+	b.admit(r, p.name, w, now, took)
+	return ""
+}
+
+// admit charges an entry that has left the pool and hands its caller the slot.
+func (b *board) admit(r *rank, policy string, w waiting, now time.Time, took time.Duration) {
 	s := w.slot
 	b.charge(r, s)
 	if b.pairs.out > 0 {
 		b.pairs.send(s, now)
 	}
-	s.Worker, s.WorkerName, s.Group = r.ID, r.Name, r.Group
-	s.Policy, s.Stage, s.Score = p.name, a.Stage, a.Score
+	s.since = now
+	s.Worker, s.WorkerName, s.Group, s.Policy = r.ID, r.Name, r.Group, policy
 	s.Wait, s.Decide = w.entry.Wait(now), took
 	b.waits.add(s.Wait)
-	b.pool.Remove(w.entry)
 	b.answer(w.entry, Result{Slot: s})
-	return ""
 }
 
 // tokens is a count as policies hold it.

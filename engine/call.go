@@ -206,6 +206,16 @@ func (k *Call) Abort() {
 	}
 }
 
+// Expire ends the wait for bytes that have not come as if its time were over. It may
+// come from any goroutine, and does nothing where nothing is waited for.
+func (k *Call) Expire() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn != nil {
+		k.conn.hurry(0)
+	}
+}
+
 // Leave ends the call as a client that goes away does, but hears the engine out
 // for at most limit: it closes our half of the connection, and the engine closes
 // its own once it has noticed, so that the end of what can be read tells when.

@@ -14,6 +14,7 @@ type Traffic struct {
 	running atomic.Int64
 	heard   atomic.Uint64
 	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
+	beyond  atomic.Int64
 }
 
 // Begin tells of a first event.
@@ -21,6 +22,10 @@ func (t *Traffic) Begin() { t.running.Add(1); t.heard.Add(1) }
 
 // Heard tells of a later one.
 func (t *Traffic) Heard() { t.heard.Add(1) }
+
+// Beyond tells of a request that its rank has no slot for, by intent, and with -1
+// that it is gone: an engine may run it although the slots we count are taken.
+func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // End tells that the stream is over.
 func (t *Traffic) End() { t.running.Add(-1) }
@@ -140,7 +145,7 @@ func (w *watch) feel(s *Sample) {
 	}
 	p.allow(w.in.Slots, running)
 	if w.in.Slots > 0 {
-		most = math.Max(0, running-float64(p.slots))
+		most = math.Max(0, running-float64(p.slots)-float64(w.traffic.beyond.Load()))
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(most)
 	if most > 0 && !p.over {

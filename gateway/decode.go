@@ -79,10 +79,22 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	profile, limits := s.rank.Profile, &j.gw.conf().Limits
 	silence := profile.FirstEventTimeout
-	if h != nil {
+	switch {
+	case h != nil && profile.Renews():
+		h.lease.Renewed()
+	case h != nil:
 		silence = min(silence, h.pulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
+	headers := j.headers("d", j.rec.Attempts)
+	if h != nil && s.slot.Beyond {
+		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
+		s.inQueue()
+		if !s.whole {
+			defer s.watchQueue(silence)()
+			silence = forEver
+		}
+	}
 	if s.whole { // nothing comes before all of it has
 		if h != nil {
 			defer j.finishPull(s.call, pulled)()
@@ -90,7 +102,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(h.identify(j.headers("d", j.rec.Attempts)))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, errNotOwner): // nothing was sent, and the engine is not to blame

@@ -94,6 +94,7 @@ func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 		c.Models = append(c.Models, m.ID)
 	}
 	if len(c.Models) > 0 {
+		c.Board = boardIn(boardOf(in.status.Models), c.Region)
 		c.Events = eventsOf(in, r, f.gw.conf().Prefill.KVEvents)
 	}
 	return c
@@ -142,6 +143,9 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	}
 	if w.Capacity == 0 {
 		w.Capacity = capacityOf(in, r)
+	}
+	if in.profile.Renews() {
+		w.Beyond = f.gw.conf().Dispatch.Beyond
 	}
 	limit, others := f.gw.owners.room(in.conf.Region, t.ID, w.Slots)
 	if f.gw.groups != nil { // then regions have no owners

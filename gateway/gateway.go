@@ -201,6 +201,7 @@ func (g *Gateway) prefillConfig(s *settings) prefill.Config {
 		Queue:   prefill.QueueConfig{Max: p.Queue.Max, Timeout: p.Queue.Timeout},
 		Retry:   prefill.RetryConfig{Attempts: p.Retry.Attempts, Base: p.Retry.Base, Budget: p.Retry.Budget},
 		Places:  g.places,
+		Decode:  func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) },
 		Scraper: g.scrape, Registerer: g.reg, Log: g.log,
 	}
 }

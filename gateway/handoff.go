@@ -82,10 +82,16 @@ func (h *handoff) pulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
+// bindBy is until when it may wait for a rank: what is bound in the last moment
+// before its deadline has still to be sent before it.
+func (h *handoff) bindBy() time.Time {
+	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
+}
+
 // overdue counts an answer that was given up because what came then would not
 // have been believed.
 func (j *job) overdue(h *handoff, s *stream) {
-	if h != nil && !s.whole && !time.Now().Before(h.pulledBy()) {
+	if h != nil && !s.whole && !s.rank.Profile.Renews() && !time.Now().Before(h.pulledBy()) {
 		j.gw.metrics.latePulls.Inc()
 	}
 }

@@ -251,7 +251,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	j.place = false // the entry has it now
 	region := j.gw.fleet.regionFor(h.lease.Candidate.Instance)
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.Deadline(),
+		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
 		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.groups.losses()

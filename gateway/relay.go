@@ -56,6 +56,7 @@ type source struct {
 
 	mayHave int           // tokens
 	idle    time.Duration // how long the engine may be silent, as the connection has it
+	beyond  bool          // the engine's traffic expects it beyond the slots until release
 	heard   bool          // its first event; the engine's traffic counts it until release
 	unheard bool          // the engine took the request, and no first event came
 	silent  bool          // it stopped in the middle without a word
@@ -470,6 +471,10 @@ func (s *stream) release(kind dispatcher.Kind) {
 	if s.heard {
 		s.heard = false
 		s.rank.Traffic.End()
+	}
+	if s.beyond {
+		s.beyond = false
+		s.rank.Traffic.Beyond(-1)
 	}
 	s.job.gw.ended(s.run)
 	if kind == dispatcher.Cancelled {

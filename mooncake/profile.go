@@ -85,6 +85,7 @@ type Profile struct {
 	CertFile          string        `yaml:"cert_file"`         // PEM; what engines that ask for a certificate get
 	KeyFile           string        `yaml:"key_file"`          // its key
 	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
+	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine keeps the hold of what waits in its own queue; nil: nixl-pull with a hold that is a lease
 	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
 	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
 	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
@@ -100,12 +101,15 @@ type MetricNames struct {
 	Waiting string `yaml:"waiting"`
 }
 
+// oldHold is how long engines keep a hand-off that know no lease.
+const oldHold = 480 * time.Second
+
 // WithDefaults returns the profile with every unset field that has a default
 // at that default.
 func (p Profile) WithDefaults() Profile {
 	set(&p.Connector, AscendMooncakeV1)
 	set(&p.Name, p.Connector)
-	hold := 480 * time.Second
+	hold := oldHold
 	if p.Connector == NIXLPull {
 		hold = 30 * time.Second // the lease of vLLM since mid 2026
 	}
@@ -124,6 +128,9 @@ func (p Profile) WithDefaults() Profile {
 	}
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
+	}
+	if p.QueueRenews == nil { // vLLM whose NIXL held for 480 s had no leases yet
+		p.QueueRenews = new(p.Connector == NIXLPull && p.KVHoldTimeout < oldHold)
 	}
 	return p
 }
@@ -216,6 +223,10 @@ func HoldBudget(timeout, margin time.Duration) (time.Duration, error) {
 }
 
 // The two switches below are on unless the operator turned them off.
+
+// Renews tells whether a decode engine's own queue renews the hold of a hand-off
+// that waits in it, by heartbeats to the prefill engine.
+func (p *Profile) Renews() bool { return p.QueueRenews != nil && *p.QueueRenews }
 
 func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }
 func (p *Profile) returnTokenIDs() bool  { return p.ReturnTokenIDs == nil || *p.ReturnTokenIDs }

@@ -24,6 +24,7 @@ type Candidate struct {
 	BlockTokens    int           // of a KV block; 0: what the scrape says, else 16
 	RTT            time.Duration // to its engine, until a scrape says what was measured; 0 inside one site
 	Region         string        // of its engine; empty: ours
+	Board          string        // of the decode ranks that take its hand-offs
 	Live           bool
 	Decodes        bool // its engine also decodes, so that not all it runs is prefill
 	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number

@@ -85,6 +85,9 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 		c.held.queue(weight)
 		return nil, held
 	}
+	if !r.Reserved && t.hopeless(c) {
+		return nil, held
+	}
 	if !r.Reserved && t.cfg.Places != nil && !t.cfg.Places.TryReserve() {
 		return nil, noPlace
 	}

@@ -33,9 +33,12 @@ type Config struct {
 	Queue  QueueConfig
 	Retry  RetryConfig
 
-	Clock   func() time.Time // of a simulation; nil: the real one
-	Places  Places           // room in the pool; nil: unlimited
-	Scraper Scraper          // needed unless Scrape.Interval is 0
+	Clock  func() time.Time // of a simulation; nil: the real one
+	Places Places           // room in the pool; nil: unlimited
+	// Decode tells how many hand-offs more than wait for the ranks of a board would get a slot within a time; nil: all. It
+	// is called under the tier's lock.
+	Decode  func(board string, within time.Duration) int
+	Scraper Scraper // needed unless Scrape.Interval is 0
 
 	Registerer prometheus.Registerer // nil: metrics are kept but not exported
 	Log        *zap.Logger           // nil: silent

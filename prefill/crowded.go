@@ -65,3 +65,23 @@ func (t *Tier) decodeFull(c *candidate) bool {
 	}
 	return false
 }
+
+// hopeless says whether what the candidate prefills now would not get a decode slot
+// for as long as its engine keeps it: so many are on their way there already. The
+// next that leaves the pool makes room.
+func (t *Tier) hopeless(c *candidate) bool {
+	if t.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
+		return false
+	}
+	hold, err := c.Profile.HoldBudget()
+	if err != nil {
+		return false
+	}
+	ahead := 0
+	for _, other := range t.candidates {
+		if other.Board == c.Board {
+			ahead += other.account.leases[probing]
+		}
+	}
+	return ahead >= t.cfg.Decode(c.Board, hold)
+}

@@ -2,9 +2,12 @@ package prefill
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
 )
 
 // twoRegions are candidates a and b of ours and c of eu, taken in turn.
@@ -60,4 +63,51 @@ func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) { // geo R6
 	require.Equal(t, "c", acquire(t, tier, request(2)).Candidate.ID)
 	first.Dispatched()
 	require.Equal(t, "a", acquire(t, tier, request(3)).Candidate.ID, "the next in turn, for the slot is free by the last count")
+}
+
+func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
+	room := 2
+	candidates := up("a", "b", "c")
+	for i := range candidates {
+		candidates[i].Board, candidates[i].Profile = "m", &mooncake.Profile{KVHoldTimeout: 30 * time.Second}
+	}
+	candidates[2].Board = "another"
+	tier := newTier(t, candidates, withPolicy("round-robin"), func(c *Config) {
+		c.Decode = func(board string, within time.Duration) int {
+			require.Equal(t, 15*time.Second, within, "the hold budget")
+			if board != "m" {
+				return 100
+			}
+			return room
+		}
+	})
+	first := acquire(t, tier, request(0))
+	acquire(t, tier, request(1))
+	acquire(t, tier, request(2)) // the other board's
+	mustWait(t, tier, request(3))
+	retried := request(4)
+	retried.Reserved = true
+	acquire(t, tier, retried)
+	first.Release()
+	mustWait(t, tier, request(5))
+	room = 3
+	acquire(t, tier, request(6))
+}
+
+func TestARenewedHoldEndsWithItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		held := func() int64 { return tier.Status()[0].KVTokens }
+		l := acquire(t, tier, request(0))
+		l.Answered(Usage{PromptTokens: 100}, time.Now().Add(30*time.Second))
+		l.Dispatched()
+		l.Renewed()
+		time.Sleep(time.Hour)
+		require.EqualValues(t, 100, held(), "its decode engine renews it")
+		l.Orphan()
+		time.Sleep(time.Second)
+		require.EqualValues(t, 100, held(), "the prefiller has not noticed yet")
+		time.Sleep(defaultHold)
+		require.Zero(t, held())
+	})
 }

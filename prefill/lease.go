@@ -33,6 +33,7 @@ type Lease struct {
 	number   uint64
 	phase    phase
 	settled  bool // the caller made its last call
+	renewed  bool // by the decode engine that has the request
 	holder   *Holder
 	canary   bool
 	alone    bool // nothing else was on the candidate when it was charged
@@ -112,6 +113,22 @@ func (l *Lease) Dispatched() {
 	}
 }
 
+// Renewed says that the decode engine keeps the KV held for as long as it has the
+// request: it is not free by itself before the caller's last call.
+func (l *Lease) Renewed() {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	if l.settled || l.phase != dispatched {
+		return
+	}
+	l.renewed, l.expires = true, t.now.Add(renewedFor)
+	heap.Fix(&t.expiries, l.place)
+}
+
+// renewedFor is longer than any request runs.
+const renewedFor = 10_000 * time.Hour
+
 // Failed says that the probe failed in a way that speaks against the
 // candidate. If the request was written and no answer came, the engine may
 // have finished it and hold its KV: the prompt then stays charged for hold, 0
@@ -172,6 +189,9 @@ func (l *Lease) Orphan() {
 		t.index.Linger(&l.expected, t.now)
 		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
+	}
+	if l.renewed { // until now
+		l.renewed, l.expires = false, t.now.Add(l.hold())
 	}
 	t.move(l, orphaned, l.charge.tokens)
 }

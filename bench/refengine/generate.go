@@ -301,6 +301,10 @@ func (l *life) decode(x *exchange, r *request) bool {
 		return false
 	}
 	j := newJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
+	j.beyond = x.req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
+	if remote {
+		defer l.renew(x, r, j)()
+	}
 	l.group.inbox.post(message{kind: submit, job: j})
 	defer func() {
 		if j.end.Load() == goingOn {

@@ -14,6 +14,7 @@ type job struct {
 	remote  bool // its KV comes from a prefill engine
 	ids     []int32
 	salt    string
+	beyond  bool // its proxy knows that the rank has no slot for it
 	granted chan struct{}
 	wake    chan struct{} // nudged when made or end changed
 
@@ -151,7 +152,7 @@ func (g *group) receive() {
 		case submit:
 			r.waiting = append(r.waiting, m.job)
 			present := int64(len(r.waiting) + len(r.running))
-			if present > int64(g.cfg.Slots) {
+			if present > int64(g.cfg.Slots) && !m.job.beyond {
 				g.count.overAdmitted.Add(1)
 			}
 			r.gauges.most.Store(max(r.gauges.most.Load(), present))
@@ -279,7 +280,7 @@ func (g *group) grant(r *decodeRank, j *job, free *int, alone bool) {
 	if need > *free && !alone {
 		return
 	}
-	if !j.remote && len(r.running) >= g.cfg.Slots {
+	if (!j.remote || g.cfg.Connector == NIXLPull) && len(r.running) >= g.cfg.Slots { // vLLM looks at nobody who waits while it is full
 		return
 	}
 	*free -= need

@@ -15,6 +15,7 @@ type pin struct {
 	tokens int
 	free   func() // gives the blocks back to the rank
 	timer  *time.Timer
+	until  time.Time // the timeout, renewals and all
 }
 
 // pins are the hand-offs of one prefill engine. Only a pull, a release or the
@@ -58,6 +59,7 @@ func (p *pins) add(k *pin) {
 	}
 	p.live[k.id] = k
 	p.total += k.tokens
+	k.until = time.Now().Add(p.hold)
 	k.timer = time.AfterFunc(p.hold, func() { p.expire(k) })
 }
 
@@ -123,6 +125,22 @@ func (p *pins) pull(id, engine string, ids []int, drain bool) (pullState, uint64
 		p.count.replays.Add(1)
 	}
 	return state, 0
+}
+
+// renew lets a pin live for two thirds of the hold from now on, or for what is left
+// of it if that is longer.
+func (p *pins) renew(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.live[id]
+	if k == nil {
+		return
+	}
+	if until := time.Now().Add(p.hold / 3 * 2); until.After(k.until) {
+		k.until = until
+		k.timer.Reset(time.Until(until))
+		p.count.renewals.Add(1)
+	}
 }
 
 // release frees a pin without reading it: what a decode engine does when it

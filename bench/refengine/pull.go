@@ -17,6 +17,7 @@ type pullRequest struct {
 	Engine  string `json:"engine_id,omitempty"`
 	Blocks  []int  `json:"block_ids,omitempty"`
 	Release bool   `json:"release,omitempty"` // free it, read nothing
+	Renew   bool   `json:"renew,omitempty"`   // keep it a while longer
 	Drain   bool   `json:"drain,omitempty"`   // nobody sees what is made of it
 }
 
@@ -33,6 +34,10 @@ func (l *life) servePull(x *exchange) bool {
 	var q pullRequest
 	if err := json.Unmarshal(x.body, &q); err != nil || q.ID == "" {
 		return x.fail(refuse(400, "pull: needs an id"))
+	}
+	if q.Renew {
+		l.pins.renew(q.ID)
+		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
 	}
 	if q.Release {
 		l.pins.release(q.ID)
@@ -86,6 +91,34 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 			return right ^ badKV, false, nil
 		}
 	}
+}
+
+// renew has the prefill keep the KV of a request that waits in our queue, as NIXL's
+// decode side does: a heartbeat every sixth of the lease, from when the request came
+// until its pull begins.
+func (l *life) renew(x *exchange, r *request, j *job) (stop func()) {
+	cfg := l.engine.cfg
+	if cfg.Connector != NIXLPull || cfg.NoRenewals {
+		return func() {}
+	}
+	done := make(chan struct{})
+	l.wg.Go(func() {
+		beat := time.NewTicker(max(cfg.KVHoldTimeout/6, time.Millisecond))
+		defer beat.Stop()
+		for {
+			select {
+			case <-beat.C:
+				_, _ = l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
+			case <-j.granted:
+				return
+			case <-done:
+				return
+			case <-x.ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { close(done) }
 }
 
 func (l *life) sendPull(x *exchange, to remote, q pullRequest) (reply pullReply, err error) {

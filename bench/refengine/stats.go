@@ -18,7 +18,7 @@ type counters struct {
 	duplicateIDs, rankMismatches, unpinned atomic.Int64
 	generated, finished, nullHandoffs      atomic.Int64
 	lostHandoffs, staleEpochs              atomic.Int64
-	spentDrains, badHits                   atomic.Int64
+	spentDrains, badHits, renewals         atomic.Int64
 	epoch                                  atomic.Int64 // the highest that was seen
 	turns                                  turns
 }
@@ -67,6 +67,7 @@ type Stats struct {
 	Releases      int64 `json:"releases"`              // pins freed by a rejected decode
 	Replays       int64 `json:"replays"`               // pulls of a pin that was consumed: wrong text
 	ExpiredPulls  int64 `json:"expired_pulls"`         // pulls of a pin that timed out: wrong text
+	Renewals      int64 `json:"renewals"`              // of pins, by decode engines that have the request in their queue
 	SpentDrains   int64 `json:"spent_drains"`          // pulls of a pin that was consumed or timed out, by a drain: nobody sees its text
 	BadHits       int64 `json:"bad_cache_hits"`        // requests that found another prompt's KV in the prefix cache: wrong text
 	WrongBlocks   int64 `json:"wrong_blocks"`          // pulls that named other blocks: wrong text
@@ -111,7 +112,7 @@ func (e *Engine) Stats() Stats {
 		Requests: c.requests.Load(), Probes: c.probes.Load(), Decodes: c.decodes.Load(), Plain: c.plain.Load(),
 		Finished: c.finished.Load(), Aborted: c.aborted.Load(), Tokens: c.generated.Load(),
 		Leaks: c.leaks.Load(), Pulls: c.pulls.Load(), Releases: c.releases.Load(), Replays: c.replays.Load(),
-		ExpiredPulls: c.expiredPulls.Load(), SpentDrains: c.spentDrains.Load(), BadHits: c.badHits.Load(), WrongBlocks: c.wrongBlocks.Load(), NullHandoffs: c.nullHandoffs.Load(), LostHandoffs: c.lostHandoffs.Load(),
+		ExpiredPulls: c.expiredPulls.Load(), SpentDrains: c.spentDrains.Load(), Renewals: c.renewals.Load(), BadHits: c.badHits.Load(), WrongBlocks: c.wrongBlocks.Load(), NullHandoffs: c.nullHandoffs.Load(), LostHandoffs: c.lostHandoffs.Load(),
 		KeyMismatches: c.keyMismatches.Load(), Unknown: c.unknownHandoffs.Load(), FailedPulls: c.failedPulls.Load(),
 		LocalPrefills: c.localPrefills.Load(), InTransfer: c.abortedInTransfer.Load(), OverAdmitted: c.overAdmitted.Load(),
 		Preemptions: c.preemptions.Load(), Crashes: c.crashes.Load(), DuplicateIDs: c.duplicateIDs.Load(),
@@ -150,7 +151,7 @@ func (e *Engine) ResetStats() {
 	for _, n := range []*atomic.Int64{&c.requests, &c.probes, &c.decodes, &c.plain, &c.pulls, &c.releases, &c.leaks, &c.replays,
 		&c.expiredPulls, &c.wrongBlocks, &c.unknownHandoffs, &c.keyMismatches, &c.failedPulls, &c.localPrefills, &c.abortedInTransfer,
 		&c.aborted, &c.overAdmitted, &c.preemptions, &c.crashes, &c.duplicateIDs, &c.rankMismatches, &c.unpinned, &c.generated,
-		&c.finished, &c.nullHandoffs, &c.lostHandoffs, &c.spentDrains, &c.badHits, &c.staleEpochs} {
+		&c.finished, &c.nullHandoffs, &c.lostHandoffs, &c.spentDrains, &c.badHits, &c.renewals, &c.staleEpochs} {
 		n.Store(0)
 	}
 }

@@ -99,8 +99,12 @@ type Dispatch struct {
 	Window    time.Duration `yaml:"window"`
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"`
-	Shadow    []string      `yaml:"shadow"` // policies that decide the same rounds without effect
-	Log       DecisionLog   `yaml:"log"`
+	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots, where
+	// that queue renews their hold.
+	Beyond int `yaml:"beyond_slots"`
+
+	Shadow []string    `yaml:"shadow"` // policies that decide the same rounds without effect
+	Log    DecisionLog `yaml:"log"`
 }
 
 // StepModel is how long a step of a barrier group takes: c0 + c1 * the KV tokens
@@ -270,6 +274,7 @@ func Default() *Config {
 			Policy:    "evenkeel",
 			Window:    3 * time.Millisecond,
 			TickLimit: 20 * time.Millisecond,
+			Beyond:    16,
 			Log:       DecisionLog{MaxBytes: 256 << 20},
 		},
 		Predictor: Predictor{Kind: "survival"},

@@ -38,7 +38,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20}, c.Admin)
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
-	require.Equal(t, Dispatch{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Log: DecisionLog{MaxBytes: 256 << 20}}, c.Dispatch)
+	require.Equal(t, Dispatch{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16, Log: DecisionLog{MaxBytes: 256 << 20}}, c.Dispatch)
 	require.Equal(t, Predictor{Kind: "survival"}, c.Predictor)
 	require.Equal(t, Pool{Size: 1024, TTL: 0}, c.Pool)
 	require.Equal(t, Log{Level: "info"}, c.Log)

@@ -359,6 +359,7 @@ func (c *Config) checkNumbers(bad report) {
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
+	least("$.dispatch.beyond_slots", c.Dispatch.Beyond, 0)
 	least("$.dispatch.log.max_bytes", int(c.Dispatch.Log.MaxBytes), 1<<20)
 	for i, host := range c.Limits.MediaHosts {
 		if host == "" || strings.ContainsAny(host, "/ ") {
