@@ -180,3 +180,12 @@ func (f *fleet) leaks() (n int64) {
 	}
 	return n
 }
+
+// handoffs are those that prefill engines made.
+func (f *fleet) handoffs() (n int64) {
+	for _, m := range f.of("prefill") {
+		s := m.Stats()
+		n += s.Probes - s.NullHandoffs
+	}
+	return n
+}

@@ -48,7 +48,7 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 	}
 	p.settings = settings{
 		dir: p.dir, listen: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
-		budget: max(prefill.Default().Retry.Budget, 3*s.rate), slots: f.of("decode")[0].Config().Slots,
+		budget: max(prefill.Default().Retry.Budget, 3*s.rate, 3*s.heads), slots: f.of("decode")[0].Config().Slots,
 	}
 	if s.strangers {
 		p.settings.peers = "127.0.0.1:" + process.FreePort()

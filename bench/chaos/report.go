@@ -50,6 +50,10 @@ func (r *report) hold(ok bool, name, format string, args ...any) {
 
 func (r *report) breach(name, format string, args ...any) { r.hold(false, name, format, args...) }
 
+// mostLeft is the share of all hand-offs that may be left to the engines' timeout
+// where a fifth of the decode requests, drains among them, lose their connection.
+const mostLeft = 0.025
+
 // leastSaved is the share of requests that a retry could save and that must be.
 const leastSaved = 0.999
 
@@ -61,7 +65,11 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	r.hold(idle == nil, fmt.Sprintf("nothing is held %v later", s.settle), "%s", word(idle))
 	harm := f.harm()
 	r.hold(len(harm) == 0, "no engine was harmed", "%s", counts(harm))
-	if r.Leaks = f.leaks(); s.rate == 0 && !s.operators && !s.killAll {
+	switch r.Leaks = f.leaks(); {
+	case s.heads > 0:
+		made := f.handoffs()
+		r.hold(float64(r.Leaks) < mostLeft*float64(made), "few hand-offs are left to their timeout where heads are reset", "%d of %d", r.Leaks, made)
+	case s.rate == 0 && !s.operators && !s.killAll:
 		r.hold(r.Leaks == 0, "no hand-off was left to its timeout", "%d", r.Leaks)
 	}
 	r.Saved = books.saved(got.Failures)
@@ -70,7 +78,7 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	case s.busy > 0:
 		bad := got.Refused + got.Broken + wrong
 		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent, some(got.Failures, nil))
-	case s.rate > 0:
+	case s.rate+s.heads > 0:
 		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable, some(r.Saved.Lost, nil))
 	default:
 		told := got.Refused + got.Broken

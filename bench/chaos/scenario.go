@@ -21,6 +21,7 @@ type scenario struct {
 	cancel    float64 // share that its client leaves, in any phase
 	rate      float64 // share of an engine's requests that a fault strikes, all kinds equally
 	busy      float64 // share of the prefill engines' probes that are answered 503
+	heads     float64 // share of the decode engines' requests that are reset before the head of the answer
 	wide, lag int     // clients that ask for several answers at once, and that hardly read
 	operators bool    // kills, restarts, drains, reloads, policies, keys
 	strangers bool    // attacks on the sockets, after the same load without them
@@ -56,6 +57,10 @@ var scenarios = []scenario{
 	{
 		name: "busy-prefill", count: 2000, streams: 60, stream: 0.7, busy: 0.2,
 		prefill: 3, decode: 3, ranks: 2, step: 10 * time.Millisecond, output: [2]int{4, 32}, hold: 2 * time.Minute, settle: 20 * time.Second,
+	},
+	{
+		name: "heads", count: 2000, streams: 60, stream: 0.7, heads: 0.2,
+		prefill: 3, decode: 3, ranks: 2, step: 10 * time.Millisecond, output: [2]int{4, 32}, hold: 20 * time.Second, settle: 30 * time.Second,
 	},
 	{
 		name: "strangers", count: 2000, streams: 24, stream: 1, strangers: true,

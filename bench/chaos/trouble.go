@@ -40,6 +40,11 @@ func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *pro
 			_ = m.SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegProbe, Probability: s.busy}) // as above
 		}
 	}
+	if s.heads > 0 {
+		for _, m := range f.of("decode") {
+			_ = m.SetFaults(refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode, Probability: s.heads}) // as above
+		}
+	}
 	if s.operators {
 		t.wg.Go(func() { t.operate(ctx, rand.New(rand.NewPCG(seed, 3))) })
 	}
