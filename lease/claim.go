@@ -59,8 +59,8 @@ type result struct {
 // expire: Leave releases it.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
-	results := make(chan result, 1)
-	calling := false
+	results := make(chan result, 2)
+	calling, asking := false, false // a call of the store, and one of the holder
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -74,20 +74,30 @@ func (c *Claim) Run(ctx context.Context) {
 		c.tell(now)
 		c.mu.Unlock()
 		if call != None {
-			calling = true
+			if call == AskBack {
+				asking = true
+			} else {
+				calling = true
+			}
 			go func() { results <- c.call(ctx, call) }()
 			continue
 		}
 		timer.Reset(time.Until(wake))
 		select {
 		case r := <-results:
-			calling = false
+			if r.call == AskBack {
+				asking = false
+			} else {
+				calling = false
+			}
 			c.learn(r)
 		case <-timer.C:
 		case <-c.poke:
 		case <-ctx.Done():
-			if calling {
-				<-results
+			for _, open := range []bool{calling, asking} {
+				if open {
+					<-results
+				}
 			}
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -167,6 +168,43 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		us.Leave(ctx)
 		require.Empty(t, s.rec.Holder)
 		require.False(t, both, "two admitted")
+		stop()
+		running.Wait()
+	})
+}
+
+// A holder that is asked for the area and hangs delays no look at the lease, so
+// the area is taken when the lease ends.
+func TestAHolderThatHangsDelaysNoLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := &shelf{rec: Record{Holder: Identity("eu-1", "x"), Epoch: 6, Stamp: "z"}}
+		d := &desk{hand: &hand{shelf: s, self: Identity("us-1", "x")}}
+		var asked atomic.Int32
+		d.Claim = NewClaim(Config{Self: d.hand.self, Home: true, Times: DefaultTimes}, d.hand, Hooks{
+			OnChange: func(View) {},
+			AskBack: func(ctx context.Context, _ string, _ int64) error {
+				asked.Add(1)
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		}, zap.NewNop())
+		var running sync.WaitGroup
+		running.Go(func() { d.Run(ctx) })
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1, asked.Load(), "it is being asked")
+		s.mu.Lock()
+		(&hand{shelf: s}).put(Identity("eu-1", "x"), 6) // the holder renews once more, and then no more
+		s.mu.Unlock()
+		time.Sleep(DefaultTimes.Retry + time.Millisecond)
+		d.Claim.mu.Lock()
+		seen := d.machine.rec.Stamp
+		d.Claim.mu.Unlock()
+		require.Equal(t, s.rec.Stamp, seen, "the lease was looked at while the holder was asked")
+		time.Sleep(DefaultTimes.Duration)
+		s.mu.Lock()
+		require.Equal(t, d.hand.self, s.rec.Holder)
+		s.mu.Unlock()
 		stop()
 		running.Wait()
 	})

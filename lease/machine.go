@@ -59,8 +59,9 @@ var ErrNotHolder = errors.New("not held here with this epoch")
 
 // Machine decides when a dispatcher looks at a lease, takes it, renews it and
 // gives it back, and whether it may admit meanwhile. All times are of its own
-// clock. Next names one call, whose outcome is told before Next is asked again;
-// the other methods may come at any time.
+// clock. Next names one call, whose outcome is told before Next is asked again,
+// except for AskBack: a holder that hangs must not keep anybody from looking at
+// the lease. The other methods may come at any time.
 type Machine struct {
 	cfg Config
 
@@ -84,6 +85,7 @@ type Machine struct {
 	giveBy  time.Time // the release must be done by then; zero: nothing is given back
 	hurry   time.Time // looks often until then: a release is expected
 	asked   time.Time // when the holder may be asked for the area again
+	asking  bool      // it is being asked
 }
 
 // NewMachine begins to watch.
@@ -106,7 +108,8 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	switch at, ok := m.mayAcquire(); {
 	case ok && !now.Before(at):
 		return Acquire, now
-	case m.wantsBack() && !now.Before(m.asked):
+	case m.wantsBack() && !m.asking && !now.Before(m.asked):
+		m.asking = true
 		return AskBack, now
 	}
 	return Look, now
@@ -196,7 +199,7 @@ func (m *Machine) again(sent, now time.Time) {
 	}
 	m.try = sent.Add(every)
 	switch at, ok := m.mayAcquire(); {
-	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.wantsBack() && !now.Before(m.asked): // wanted while the call was under way
+	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.wantsBack() && !m.asking && !now.Before(m.asked): // wanted while the call was under way
 		m.try = now
 	case !m.held && ok && at.Before(m.try):
 		m.try = at
@@ -258,7 +261,7 @@ func (m *Machine) lose(now time.Time) {
 
 // Asked tells whether the holder has agreed to give the area back.
 func (m *Machine) Asked(now time.Time, err error) {
-	m.asked = now.Add(m.cfg.Step)
+	m.asking, m.asked = false, now.Add(m.cfg.Step)
 	if err == nil {
 		m.hurry = now.Add(m.cfg.Step)
 	}
