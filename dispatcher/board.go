@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"slices"
 	"time"
@@ -178,7 +179,7 @@ func (b *board) expire(now time.Time) {
 	b.expired = b.pool.Expire(now, b.expired[:0])
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		if why != ErrExpired || !b.overflow(e, now) {
+		if !errors.Is(why, ErrExpired) || !b.overflow(e, now) {
 			b.answer(e, Result{Err: why})
 		}
 		b.expired[i] = nil

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,7 +104,7 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
 		},
 	})
-	engines := append(c.prefill[:2:2], c.decode...)
+	engines := slices.Concat(c.prefill[:2], c.decode)
 	for _, e := range engines {
 		require.NoError(t, e.SetFaults(slow))
 	}

@@ -83,6 +83,7 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 		{"a host of nobody", AscendMooncakeV1, with(host, `"10.6.6.6"`), ErrUnknownHost, `"10.6.6.6" under remote_host; if it is one of yours, add it to kv_hosts`},
 		{"a node of nobody", AscendMooncakeV1, with(`"odd"`, `"remote_multi_nodes_meta_mapping":{"0":{"host":"10.0.0.5"},"1":{"host":"10.6.6.6"}},"odd"`),
 			ErrUnknownHost, `"10.6.6.6"`},
+		{"addresses in a list", AscendMooncakeV1, with(`"odd"`, `"peerAddresses":["10.0.0.5","evil.example"],"odd"`), ErrUnknownHost, "a name of 12 bytes under"},
 		{"hosts in a list", AscendMooncakeV1, with(`"odd"`, `"hosts":["10.0.0.5","evil.example"],"odd"`), ErrUnknownHost, "a name of 12 bytes under hosts"},
 		{"nodes in a list", AscendMooncakeV1, with(`"odd"`, `"remote_multi_nodes_meta_mapping":[[{"host":"10.6.6.6"}]],"odd"`), ErrUnknownHost, `"10.6.6.6" under host`},
 		{"a node below others", AscendMooncakeV1, with(`"odd"`, `"remote_multi_nodes_meta_mapping":{"0":{"1":{"host":["evil"]}}},"odd"`), ErrUnknownHost, "under host"},

@@ -77,8 +77,14 @@ func (w *hostCheck) text(key, s string, address bool) error {
 func namesAddress(key string) bool {
 	start := 0
 	word := func(end int) bool {
-		w := strings.TrimSuffix(strings.ToLower(key[start:end]), "s")
-		return slices.Contains(addressWords, w) || strings.HasSuffix(w, "addr") || strings.HasSuffix(w, "host") || strings.HasSuffix(w, "hostname")
+		w := strings.ToLower(key[start:end])
+		for _, plural := range []string{"", "s", "es"} {
+			if slices.Contains(addressWords, strings.TrimSuffix(w, plural)) {
+				return true
+			}
+		}
+		w = strings.TrimSuffix(w, "s")
+		return strings.HasSuffix(w, "addr") || strings.HasSuffix(w, "host") || strings.HasSuffix(w, "hostname")
 	}
 	for i := range len(key) {
 		c := key[i]
@@ -96,8 +102,8 @@ func namesAddress(key string) bool {
 	return word(len(key))
 }
 
-// addressWords are in the singular; "addres" is "address" less its last letter.
-var addressWords = []string{"host", "hostname", "ip", "ipv", "addr", "addres", "url", "uri", "endpoint"}
+// addressWords are in the singular.
+var addressWords = []string{"host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint"}
 
 // hostIn returns the host of what may be a host, a host with a port or a URL, and
 // whether it is written like a URL or an IP address.

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -176,7 +177,7 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 			opaque = ""
 		}
 	}
-	if r.Err() == ErrTooMuch {
+	if errors.Is(r.Err(), ErrTooMuch) {
 		opaque = "" // how much of it came out depends on the cuts
 	}
 	return append(events, opaque), fmt.Sprint(r.Err(), r.Done())

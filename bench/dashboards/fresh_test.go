@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/stretchr/testify/require"
@@ -171,7 +172,7 @@ func TestTheSeriesOfEveryRuleExistBeforeTheFirstRequest(t *testing.T) {
 		if known[fed.name].kind != "counter" {
 			continue
 		}
-		want := []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, labels.MetricName, fed.name)}
+		want := []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, fed.name)}
 		for name, value := range fed.labels {
 			if len(known[fed.name].labels[name]) > 0 {
 				want = append(want, labels.MustNewMatcher(labels.MatchEqual, name, value))
@@ -190,7 +191,7 @@ func TestTheSeriesOfEveryRuleExistBeforeTheFirstRequest(t *testing.T) {
 			few = few && len(values) > 0
 		}
 		if few {
-			v := &parser.VectorSelector{Name: name, LabelMatchers: []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, labels.MetricName, name)}}
+			v := &parser.VectorSelector{Name: name, LabelMatchers: []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, name)}}
 			for _, want := range selectors(v, known) {
 				if !exists(want) {
 					t.Errorf("a fresh proxy does not export %v", want)
@@ -221,9 +222,9 @@ func inputs(t *testing.T) (all []input) {
 		for _, s := range test.Series {
 			metric, err := parser.NewParser(parser.Options{}).ParseMetric(s.Series)
 			require.NoError(t, err, s.Series)
-			in := input{test.Name, metric.Get(labels.MetricName), s.Values, map[string]string{}}
+			in := input{test.Name, metric.Get(model.MetricNameLabel), s.Values, map[string]string{}}
 			metric.Range(func(l labels.Label) {
-				if l.Name != labels.MetricName && !slices.Contains(scraped, l.Name) {
+				if l.Name != model.MetricNameLabel && !slices.Contains(scraped, l.Name) {
 					in.labels[l.Name] = l.Value
 				}
 			})

@@ -102,8 +102,9 @@ func (p *Pull) write(begun []byte) error {
 		}
 		b, size = b[:len(b)+n], size-n
 	}
-	*buf = append(b, "\r\n"...)
-	_, err := p.conn.Write(*buf)
+	b = append(b, "\r\n"...)
+	*buf = b
+	_, err := p.conn.Write(b)
 	return err
 }
 

@@ -154,11 +154,8 @@ func (u *upload) take(src io.Reader, n int) error {
 		k, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
 		u.buf = u.buf[:len(u.buf)+k]
 		n -= k
-		switch {
-		case err != nil && n > 0:
+		if err != nil && n > 0 {
 			return eof(err)
-		case err != nil:
-			return nil
 		}
 	}
 	return nil
