@@ -95,8 +95,8 @@ type StepStatus struct {
 	Samples   uint64  `json:"samples"`    // steps regressed
 	R2        float64 `json:"r2"`         // of the learned model, in force or not
 	ModelMs   float64 `json:"model_ms"`   // a step at the present loads by the model in force; 0 = no model
-	LostShare float64 `json:"lost_share"` // of ModelMs, to imbalance
-	LostMs    float64 `json:"lost_ms"`    // of ModelMs, to imbalance
+	LostShare float64 `json:"lost_share"` // the part of ModelMs that imbalance costs
+	LostMs    float64 `json:"lost_ms"`    // the part of ModelMs that imbalance costs
 	Says      string  `json:"says"`       // the same in words, empty while unknown
 }
 
@@ -114,12 +114,12 @@ type WorkerStatus struct {
 	Group        string `json:"group"`
 	Barrier      bool   `json:"barrier"`
 	Up           bool   `json:"up"`
-	Down         bool   `json:"down"`    // its engine does not answer: it does not step with its group
+	Down         bool   `json:"down"`    // its engine does not answer, so it does not step with its group
 	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
 	Slots        int    `json:"slots"`
-	Limit        int    `json:"limit"`        // of them, those that may be used now; 0 while it is not up
-	Used         int    `json:"used"`         // above Slots under an immediate policy, or by Beyond
-	Beyond       int    `json:"beyond_slots"` // of them, in the engine's own queue for want of a slot
+	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up
+	Used         int    `json:"used"`         // may be above Slots under an immediate policy, or by Beyond
+	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot is free
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`

@@ -30,8 +30,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		outages:  counter("outages_total", "Times a decode engine was taken out though it answers its health check.", "engine", "reason"),
 		canaries: counter("canaries_total", "Completions of one token sent to decode engines under suspicion.", "engine", "outcome"),
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges stand still though it has requests of ours.", "engine"),
-		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots. Those that were admitted before the slots were lowered are no excess.", "engine"),
-		late:     counter("late_checks_total", "Health checks that did not come back in time from an engine that answered requests meanwhile: it is busy and stays in service.", "engine"),
+		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots. Requests that were admitted before the slots were lowered do not count.", "engine"),
+		late:     counter("late_checks_total", "Health checks that came too late while the engine answered requests: it is busy and stays in service.", "engine"),
 	}
 }
 

@@ -218,8 +218,7 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 
 // decodeRefused settles an error status from the decode engine. The hand-off is
 // spent, for a status may also come from something in between or after the pull;
-// where the engine is known to tell the prefiller to free, it needs no drain
-// (contract 2.5b).
+// where the engine is known to tell the prefiller to free it, it needs no drain.
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true

@@ -101,7 +101,7 @@ func (f *fleet) downSince(key string, at time.Time) bool {
 
 // rejectionFrees tells whether a decode engine that answers a request with an
 // error status is known to tell the prefiller to free the hand-off: the profile
-// says so, or its version does it (contract 12).
+// says so, or its version does it.
 func (f *fleet) rejectionFrees(r *rank) bool {
 	if says := r.Profile.RejectReleases; says != nil {
 		return *says

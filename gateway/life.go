@@ -77,7 +77,7 @@ type client interface {
 // first event nothing has reached the client, so a failure may start over: with
 // the same hand-off if no byte of a request with it was written to an engine,
 // else with a fresh prefill. That a connection broke, or what status an engine or
-// something before it answered, is no proof that the KV was not read (contract 9).
+// something before it answered, is no proof that the KV was not read.
 // An answer that is lost afterwards comes here again, from
 // goOn: the prompt is longer by then, the rest is the same.
 func (j *job) serve() (_ *stream, fail *openai.Error) {

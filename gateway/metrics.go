@@ -86,7 +86,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 			Name: "evenkeel_late_pulls_total", Help: "Answers given up because they had not begun when the prefill engine may have freed their KV: a later one could be somebody else's.",
 		}),
 		miscounted: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_miscounted_answers_total", Help: "Answers whose tokens, as they were counted while the answer came, differ by more than 1 % from the engine's final usage. The load of decode ranks is known by that count.",
+			Name: "evenkeel_miscounted_answers_total", Help: "Answers whose tokens, as they were counted while the answer came, differ by more than 1 % from the engine's final usage. The load of decode ranks is this count.",
 		}),
 		localRequests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_requests_total", Help: "Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.",

@@ -37,8 +37,8 @@ type PeerStatus struct {
 	InFlight   int                     `json:"in_flight"`
 	USDToday   float64                 `json:"usd_today"`
 	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
-	Unanswered int                     `json:"unanswered"`  // requests without a first event
-	Window     int                     `json:"window"`      // how many may be: it grows with each that comes in time, and shrinks with those that come late
+	Unanswered int                     `json:"unanswered"`  // requests that have no first event yet
+	Window     int                     `json:"window"`      // how many may be unanswered: it grows with each first event in time, and shrinks with late ones
 	Circuit    string                  `json:"circuit"`     // closed, or open
 	Models     map[string]policy.Offer `json:"models"`
 	Available  map[string]string       `json:"available"` // by model: available, or why not

@@ -144,7 +144,7 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 }
 
 // DrainBody appends the segments of a request that only makes a decode engine
-// pull the handoff, so that the prefill engine frees it (contract 2.5a). What it
+// pull the handoff, so that the prefill engine frees it. What it
 // pulls may be another prompt's blocks by then, so the salt, new for every drain,
 // keeps them apart in the engine's prefix cache, where nothing else finds them.
 func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {

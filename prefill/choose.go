@@ -24,7 +24,7 @@ const (
 // tryServe chooses a candidate and charges the request to it, in one step: two
 // requests at once never see the same state (prefill P3). The order of the
 // filters is live, circuit, KV gate, tried before, stale, stalled; all but
-// liveness and the gate give way when they would leave nobody (P4).
+// liveness and the gate give way when they would leave no candidate.
 //
 // All that are left are scored, the busy ones too. If the best cannot start the
 // request, it waits for that one rather than go to a worse one that is free.
@@ -214,8 +214,8 @@ func (t *Tier) stalled(c *candidate) bool {
 }
 
 // filterStale drops, in place, the candidates whose gauges are stale while
-// another can start the request: those behind whose work is not known come last,
-// but nobody waits because of an engine that is slow to tell its gauges.
+// another can start the request. The work of such an engine is not known, so it
+// comes last, but no request waits because an engine is slow to tell its gauges.
 func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
 	stale := func(c *candidate) bool { return c.stale(t.cfg.Scrape.Misses) }
 	if !slices.ContainsFunc(candidates, stale) {

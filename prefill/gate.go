@@ -23,7 +23,7 @@ type kvState struct {
 //
 // The engine's gauge moves only while the engine steps: an idle one may report
 // 0.97 for ever. It therefore counts only while we have something there, which
-// makes the engine step (contract 2.7, 7). An engine that does not tell its
+// makes the engine step. An engine that does not tell its
 // gauge in time is gated by our accounts alone: a busy one answers prompts while
 // its metrics take seconds, and to close it would make a question stop the work.
 type gate struct {

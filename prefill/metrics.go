@@ -146,7 +146,7 @@ var (
 	heldDesc       = describe("prefill_held_tokens", "Prompt tokens of hand-offs that hold KV, by where they are.", "candidate", "state")
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
-	staleDesc      = describe("prefill_gauges_stale", "1 while an engine does not tell its gauges: it goes on by the proxy's own accounts, behind those that tell.", "candidate")
+	staleDesc      = describe("prefill_gauges_stale", "1 while an engine does not tell its gauges: the proxy uses its own accounts, and prefers engines that tell their gauges.", "candidate")
 	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or came too late.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
 	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue by priority, retries not counted.", "priority")

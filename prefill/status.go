@@ -25,14 +25,14 @@ type CandidateStatus struct {
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
 	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // null: not known, or stale
-	Stale           bool     `json:"gauges_stale"`     // it has not told its gauges for some scrapes: it goes on by our accounts, behind those that tell
+	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed: the proxy uses its own accounts, and prefers engines that tell their gauges
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 	Failures        int      `json:"failures"` // in a row
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
-	OthersMs    float64  `json:"backlog_others_ms"` // of it, what other proxies and strangers sent
+	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
 	Waiting     float64  `json:"waiting"`           // in the engine's queue and running, ours since the scrape included
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`

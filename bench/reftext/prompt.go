@@ -116,7 +116,7 @@ func renderCompletion(body map[string]json.RawMessage, seed *int64) (Prompt, err
 }
 
 // completion renders a prompt of text. It may end with the beginning of the answer
-// to what stands before (contract 5.3): tokens of answers begin with white space,
+// to what stands before: tokens of answers begin with white space,
 // so that is looked for between two words.
 func (r *renderer) completion(text string, seed *int64) Prompt {
 	var word [40]byte

@@ -99,8 +99,8 @@ type Group struct {
 	Held            int        `json:"held_entries"`     // the last round held back though they had a slot
 	StepMs          float64    `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
 	ModelMs         float64    `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
-	LostShare       float64    `json:"lost_share"`       // of model_ms, to imbalance
-	LostMs          float64    `json:"lost_ms"`          // of model_ms, to imbalance
+	LostShare       float64    `json:"lost_share"`       // the part of model_ms that imbalance costs
+	LostMs          float64    `json:"lost_ms"`          // the part of model_ms that imbalance costs
 	Compared        []Compared `json:"compared"`         // the policy in force, then each of dispatch.shadow; empty without
 	Ranks           []Rank     `json:"ranks"`
 }
@@ -130,11 +130,11 @@ type Rank struct {
 	ID       int32  `json:"id"`   // while the process lives; History names it so
 	Name     string `json:"name"` // host:port, of several ranks with /rank behind it
 	State    string `json:"state"`
-	Steps    bool   `json:"steps"` // with its group; false: its engine is down or it is removed, and it enters no sum or mean
+	Steps    bool   `json:"steps"` // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
 	KVTokens int64  `json:"kv_tokens"`
 	Capacity int64  `json:"capacity_tokens"` // 0: not known, or without limit
 	Used     int    `json:"slots_used"`
-	Slots    int    `json:"slots"`           // may be used now: fewer than it has while it is fresh in service, none while it is not up
+	Slots    int    `json:"slots"`           // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
 	Running  int    `json:"running"`         // the rest of Used waits for its KV
 	Tight    bool   `json:"tight,omitempty"` // its engine preempted: kept emptier for a while
 }
@@ -203,7 +203,7 @@ type Decision struct {
 	Prompt  int     `json:"prompt_tokens"`
 	Prefill string  `json:"prefill"` // engine; empty: none
 	Rank    string  `json:"rank"`    // decode rank; empty: none
-	WaitMs  float64 `json:"wait_ms"` // in the pool, up to now while rank is empty
+	WaitMs  float64 `json:"wait_ms"` // time in the pool; up to now while rank is empty
 	Outcome string  `json:"outcome"` // empty while it runs
 	Why     string  `json:"why"`
 }

@@ -73,8 +73,8 @@ type Attempt struct {
 	Leg     string   `json:"leg,omitempty"`
 	At      float64  `json:"at_ms"` // since arrival
 	State   string   `json:"state"`
-	Since   float64  `json:"since_ms"` // of State, since arrival
-	Waits   Waits    `json:"waits_ms"` // of the steps that are over
+	Since   float64  `json:"since_ms"` // when State began, since arrival
+	Waits   Waits    `json:"waits_ms"` // the steps that are over
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
 	Peer    string   `json:"peer,omitempty"`   // it was sent to another region; GET /geo/receipts has the rest
