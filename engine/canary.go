@@ -26,14 +26,19 @@ func (w *watch) canary(ctx context.Context, model string, limit time.Duration) e
 	defer stop()
 	failures := make(chan error, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
+		w.traffic.Sends(canaryTokens)
 		go func() { failures <- oneToken(ctx, w.m.cfg.Client, t, model) }()
 	}
 	var all []error
 	for range w.in.Canaries {
 		all = append(all, <-failures)
+		w.traffic.Settles(canaryTokens, canaryTokens)
 	}
 	return errors.Join(all...)
 }
+
+// canaryTokens are more than a canary's prompt has.
+const canaryTokens = 16
 
 func oneToken(ctx context.Context, c *Client, t *Target, model string) error {
 	body, err := json.Marshal(map[string]any{

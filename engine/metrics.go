@@ -15,6 +15,7 @@ type metrics struct {
 	frozen   *prometheus.GaugeVec
 	over     *prometheus.GaugeVec
 	late     *prometheus.CounterVec
+	short    *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -32,6 +33,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges stand still though it has requests of ours.", "engine"),
 		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots. Requests that were admitted before the slots were lowered do not count.", "engine"),
 		late:     counter("late_checks_total", "Health checks that came too late while the engine answered requests: it is busy and stays in service.", "engine"),
+		short:    counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent: their KV was not pulled. Engines that count external cache hits tell it; at least so many.", "engine"),
 	}
 }
 
@@ -94,6 +96,7 @@ func (m *metrics) begin(in Instance) {
 	}
 	m.frozen.WithLabelValues(in.ID).Set(0)
 	m.over.WithLabelValues(in.ID).Set(0)
+	m.short.WithLabelValues(in.ID)
 }
 
 func (m *metrics) forget(in Instance) {
@@ -108,4 +111,5 @@ func (m *metrics) forget(in Instance) {
 	m.canaries.DeletePartialMatch(gone)
 	m.frozen.DeletePartialMatch(gone)
 	m.over.DeletePartialMatch(gone)
+	m.short.DeletePartialMatch(gone)
 }

@@ -25,6 +25,8 @@ var (
 	waitingNames  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
 	capacityNames = []string{"sglang:max_total_num_tokens"}
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
+	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
+	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 )
 
 const (
@@ -51,7 +53,7 @@ type Sample struct {
 	// BlockTokens is the size of a KV block, 0 unknown.
 	BlockTokens int
 
-	kvUsage, running, waiting, capacity, generated map[string]float64
+	kvUsage, running, waiting, capacity, generated, asked, pulled map[string]float64
 }
 
 // Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
@@ -80,7 +82,7 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 // broken line among them must not blind us.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, []string{cacheConfigName, startTimeName})
+	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, askedNames, pulledNames, []string{cacheConfigName, startTimeName})
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
 	if err != nil {
@@ -96,6 +98,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		waiting:   byEngine(families, waiting),
 		capacity:  byEngine(families, capacityNames),
 		generated: byEngine(families, outputNames),
+		asked:     byEngine(families, askedNames),
+		pulled:    byEngine(families, pulledNames),
 	}
 	for _, m := range families[cacheConfigName].GetMetric() {
 		if tokens, ok := cacheTokens(m); ok {
@@ -129,6 +133,14 @@ func (s *Sample) Waiting(rank int) (float64, bool) { return total(s.waiting, ran
 
 // Generated counts the output tokens of all requests since the start.
 func (s *Sample) Generated(rank int) (float64, bool) { return total(s.generated, rank) }
+
+// NotPulled counts the prompt tokens, since the start, whose KV the instance looked
+// for in other engines and did not get: it computed them.
+func (s *Sample) NotPulled() (tokens float64, ok bool) {
+	asked, ok := total(s.asked, -1)
+	pulled, both := total(s.pulled, -1)
+	return asked - pulled, ok && both
+}
 
 // CacheTokens is the KV capacity in tokens: num_gpu_blocks x block_size.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {

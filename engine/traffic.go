@@ -15,6 +15,9 @@ type Traffic struct {
 	heard   atomic.Uint64
 	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
 	beyond  atomic.Int64
+
+	computes atomic.Int64 // prompt tokens that the engine was to compute itself, at most
+	open     atomic.Int64 // of these, tokens of requests that the engine may not have counted yet
 }
 
 // Begin tells of a first event.
@@ -26,6 +29,17 @@ func (t *Traffic) Heard() { t.heard.Add(1) }
 // Beyond tells of a request that its rank has no slot for, by intent, and with -1
 // that it is gone: an engine may run it although the slots we count are taken.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
+
+// Sends tells of a request right before it is sent, and of how many tokens of its
+// prompt the engine is to compute at most.
+func (t *Traffic) Sends(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
+
+// Settles tells that a request has its first event or will get none, and how many
+// of the tokens that Sends was told the engine computed at most.
+func (t *Traffic) Settles(tokens, computed int64) {
+	t.open.Add(-tokens)
+	t.computes.Add(computed - tokens)
+}
 
 // End tells that the stream is over.
 func (t *Traffic) End() { t.running.Add(-1) }
@@ -86,6 +100,8 @@ type pulse struct {
 	frozen bool
 	over   bool
 
+	pulls pulls
+
 	slots   int // may run without an alarm: those of the config, or more right after they were lowered
 	settled int // scrapes in a row with no more than the config's while slots are more
 }
@@ -125,6 +141,9 @@ func (w *watch) feel(s *Sample) {
 		p.alike = 0
 	}
 	p.last, p.busy = now, busy
+	if n := p.pulls.fellShort(s, w.traffic); n > 0 {
+		w.m.metrics.short.WithLabelValues(w.in.ID).Add(n)
+	}
 	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID))
 	if frozen := p.alike >= frozenScrapes; frozen != p.frozen {
 		p.frozen = frozen
@@ -153,6 +172,39 @@ func (w *watch) feel(s *Sample) {
 			zap.Int("slots", p.slots), zap.Float64("running", running))
 	}
 	p.over = most > 0
+}
+
+// pulls hold what an engine counts of prompts that it did not get from others
+// against what it was to compute itself. What it counts late must not look like a
+// pull that fell short, so a request counts as one that is to be computed from
+// before it is sent, and for a base only once it has its first event.
+type pulls struct {
+	known   bool
+	start   float64 // of the process that counts
+	settled float64 // that the engine was to compute and has counted, before the scrape
+	base    float64 // tokens that nobody explains, at the first scrape of this process
+	told    float64 // since then
+}
+
+// before is called right before a scrape.
+func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
+
+// fellShort returns how many tokens more than at the scrapes before were not pulled.
+func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
+	n, ok := s.NotPulled()
+	switch {
+	case !ok:
+		return 0
+	case !p.known || s.StartTime != p.start:
+		p.known, p.start, p.base, p.told = true, s.StartTime, n-p.settled, 0
+		return 0
+	}
+	more := n - float64(t.computes.Load()) - p.base - p.told
+	if more <= 0 {
+		return 0
+	}
+	p.told += more
+	return more
 }
 
 func truth(b bool) float64 {

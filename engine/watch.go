@@ -270,6 +270,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if hurry { // it could serve already: what only helps must not keep it waiting
 		patience = min(patience, time.Second)
 	}
+	w.pulse.pulls.before(w.traffic)
 	s, err := w.scrape(ctx, patience)
 	if err == nil {
 		w.feel(s)

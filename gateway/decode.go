@@ -21,6 +21,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	j.calls("decode")
 	j.reach(next)
 	s := j.newStream(slot)
+	s.computes()
 	if fault := j.open(h, s); fault != nil {
 		if s.run.moved.Load() && !fault.final {
 			fault.moved = true

@@ -163,6 +163,8 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		}
 	}
 	h.lease.Dispatched()
+	rank.Traffic.Sends(blockTokens)
+	defer rank.Traffic.Settles(blockTokens, blockTokens)
 	body := rank.Profile.DrainBody(&h.body, j.req.Endpoint, h.leg, h.kv, rand.Text(), nil)
 	call := g.client.NewCall(rank.Target)
 	call.OnWritten(sent)

@@ -56,6 +56,7 @@ type source struct {
 
 	mayHave int           // tokens
 	idle    time.Duration // how long the engine may be silent, as the connection has it
+	may     int64         // tokens of the prompt that the engine was to compute at most; 0: that is settled
 	beyond  bool          // the engine's traffic expects it beyond the slots until release
 	heard   bool          // its first event; the engine's traffic counts it until release
 	unheard bool          // the engine took the request, and no first event came
@@ -108,6 +109,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 // opened notes that the first data event is here.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
+	s.computed()
 	if s.slot != nil { // else all of it came at once
 		s.heard = true
 		s.rank.Traffic.Begin()
@@ -468,6 +470,7 @@ func (s *stream) release(kind dispatcher.Kind) {
 	}
 	s.job.gw.dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil
+	s.computed()
 	if s.heard {
 		s.heard = false
 		s.rank.Traffic.End()

@@ -44,6 +44,7 @@ const (
 	NoRequestID   Fault = "no-request-id"  // a probe's hand-off does not name its request, as those of old versions
 	WrongHost     Fault = "wrong-host"     // a probe points at 203.0.113.7
 	WrongKey      Fault = "wrong-key"      // the KV pulled is another prompt's
+	LostKV        Fault = "lost-kv"        // a pull finds nothing, and the decode engine computes the prompt without a word
 )
 
 // The phases of Hang and Reset.
@@ -59,7 +60,7 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 	string(ErrorEvent), string(Error200), string(SilentEnd), string(MissingFinish), string(MissingDone), string(FinishError),
 	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Slow), string(Swallow), string(Comments),
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
-	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey)}
+	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
 // FaultNames lists every fault.
 func FaultNames() []string { return slices.Clone(faultNames) }

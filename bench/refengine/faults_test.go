@@ -50,7 +50,7 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Contains(t, r.body, says)
 		}
 	}
-	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, NoRequestID: true, WrongHost: true, WrongKey: true} // tested elsewhere
+	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, NoRequestID: true, WrongHost: true, WrongKey: true, LostKV: true} // tested elsewhere
 	for _, row := range []struct {
 		name  string
 		rule  Rule

@@ -305,6 +305,10 @@ func (l *life) decode(x *exchange, r *request) bool {
 	if remote {
 		defer l.renew(x, r, j)()
 	}
+	tokens, from := int64(r.prompt.Tokens()), l.prefills[r.rank]
+	if !remote {
+		from.asked.Add(tokens)
+	}
 	l.group.inbox.post(message{kind: submit, job: j})
 	defer func() {
 		if j.end.Load() == goingOn {
@@ -324,7 +328,9 @@ func (l *life) decode(x *exchange, r *request) bool {
 			return a.failed(err, l.engine.cfg.ErrorShape)
 		}
 		a.plan = r.plan(answer)
+		from.asked.Add(tokens)
 		if !local { // its blocks are in the prefix cache like any others
+			from.pulled.Add(tokens)
 			cache.add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}
 		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})

@@ -85,6 +85,10 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	}
 	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].queries.Load()) }, "")
 	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].hits.Load()) }, "")
+	if !cfg.OldMetricNames {
+		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].asked.Load()) }, "")
+		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].pulled.Load()) }, "")
+	}
 	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
 	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.preemptions.Load())
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)

@@ -32,6 +32,7 @@ type prefillRank struct {
 
 	running, waiting atomic.Int64
 	queries, hits    atomic.Int64 // tokens
+	asked, pulled    atomic.Int64 // tokens looked for in other engines, and those that came from there
 }
 
 func newPrefillRank(cfg Config, events *kvEvents) *prefillRank {

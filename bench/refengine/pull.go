@@ -65,6 +65,8 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
 		switch {
+		case r.troubles.has(LostKV):
+			return right, true, nil
 		case failure != nil:
 			count.failedPulls.Add(1)
 			switch cfg.KVLoadFailure {
