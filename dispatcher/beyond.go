@@ -8,8 +8,8 @@ import (
 	"evenkeel/pool"
 )
 
-// Beyond the slots. An engine whose own queue renews the hold of what waits there
-// can keep a hand-off good for longer than the pool can. So an entry that reaches
+// Beyond the slots. An engine whose own queue renews the hold of hand-offs that
+// wait there can keep a hand-off good for longer than the pool can. So an entry that reaches
 // its deadline is not given up if such an engine has room in its queue: it is bound
 // to the rank as any other, charged and counted, though the rank has no slot for it.
 // The engine begins with it once one is free.
@@ -18,7 +18,7 @@ import (
 // for its slots, and says whether there was one.
 func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if e.Drain {
-		return false // what waits in a queue holds its KV only longer
+		return false // a drain that waits in a queue only holds its KV longer
 	}
 	var best *rank
 	for _, g := range b.groups {
@@ -47,8 +47,8 @@ func (r *rank) queues(e *pool.Entry) bool {
 	return r.Up && r.Beyond > 0 && r.free()+r.Beyond > 0 && wants(e, r.ID)
 }
 
-// fuller says whether another rank is worse off: fewer free slots, or more that
-// waits, for the slots it has.
+// fuller says whether another rank is fuller: for the slots that it has, it has
+// fewer free ones, or more requests that wait.
 func (r *rank) fuller(other *rank) bool {
 	mine, theirs := r.free()*max(1, other.usable()), other.free()*max(1, r.usable())
 	return mine > theirs || mine == theirs && r.cost() < other.cost()
@@ -65,8 +65,8 @@ func (r *rank) waitingBeyond() (n int) {
 	return n
 }
 
-// promote tells the oldest of those that wait beyond the slots that a slot has
-// become free for it: engines take them in order.
+// promote tells the oldest request that waits beyond the slots that a slot has
+// become free for it: engines take requests in order.
 func (r *rank) promote() {
 	for n := r.waitingBeyond(); n > 0 && n > len(r.slots)-r.usable(); n-- {
 		var oldest *Slot
@@ -80,19 +80,19 @@ func (r *rank) promote() {
 }
 
 // Waits says that the request is in its engine's queue, because the rank has no
-// slot for it yet: that its first event does not come is no silence.
+// slot for it yet. That its first event does not come then is no fault of the engine.
 func (s *Slot) Waits() bool { return s.waits.Load() }
 
-// pace is how fast the slots of a board come free, for those who must know whether
-// a hand-off would get one in time. The board writes it, anybody reads it.
+// pace is how fast the slots of a board come free. Room reads it to tell whether a
+// hand-off would get a slot in time. The board writes it, any goroutine may read it.
 type pace struct {
 	slots, free atomic.Int64
 	waiting     atomic.Int64  // in the pool, drains not counted
 	seconds     atomic.Uint64 // bits of the mean time that a request has its slot
 }
 
-// Before requests have ended a slot is thought to be taken for so long; each that
-// ends moves the mean by a part of the difference.
+// Before any request has ended, a slot is presumed to be taken for presumedSeconds.
+// Each request that ends moves the mean by paceWeight of the difference.
 const (
 	presumedSeconds = 30
 	paceWeight      = 1.0 / 16
@@ -124,8 +124,9 @@ func (b *board) keepPace() {
 	b.pace.waiting.Store(int64(b.pool.Len() - b.draining))
 }
 
-// Room is how many hand-offs more than wait in the pool of a board would get a slot
-// within a time: one if none waits, so that something always is on its way.
+// Room returns how many hand-offs more than those that wait in the pool of a board
+// would get a slot within a time. It is at least one if none waits, so that a
+// hand-off is always on its way.
 func (d *Dispatcher) Room(board string, within time.Duration) int {
 	v, ok := d.paces.Load(board)
 	if !ok {

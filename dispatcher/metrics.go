@@ -94,8 +94,8 @@ func newMetrics() *metrics {
 	return m
 }
 
-// begin makes the series whose labels have few values: a counter that is born
-// with its first event has not increased, and no alert sees that event.
+// begin makes the series whose labels have few values. A counter that begins to
+// exist with its first event has not increased, so no alert would see that event.
 func (m *metrics) begin() {
 	for _, reason := range []string{fallbackPanic, fallbackInvalid, fallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

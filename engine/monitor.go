@@ -213,8 +213,8 @@ func unreachable(err error) bool {
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
-// Heard tells that an instance answered a request or a question of somebody
-// else's: it lives, however late its health check comes.
+// Heard tells that an instance answered something other than a check of the
+// monitor: it lives, however late its health check comes.
 func (m *Monitor) Heard(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

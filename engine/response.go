@@ -123,8 +123,8 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 	}
 }
 
-// ReadUpTo returns what comes of the rest of the body, cut at limit bytes: of a
-// refusal its beginning is better than nothing.
+// ReadUpTo returns the rest of the body as far as it comes, cut at limit bytes. It
+// is for refusals, of which the beginning is better than nothing.
 func (r *Response) ReadUpTo(limit int) []byte {
 	buf := make([]byte, 0, min(max(r.expected(), 1), limit))
 	for len(buf) < limit {

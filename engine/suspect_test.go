@@ -231,7 +231,7 @@ func TestMoreRequestsThanSlots(t *testing.T) {
 }
 
 // Requests that were admitted while there were more slots run on when these are
-// lowered. They are nobody's mistake.
+// lowered. They are no mistake.
 func TestLoweredSlotsAreNoAlarm(t *testing.T) {
 	f := decodes()
 	f.set("/metrics", ok(gauges(0, 4)))

@@ -26,8 +26,9 @@ func (t *Traffic) Begin() { t.running.Add(1); t.heard.Add(1) }
 // Heard tells of a later one.
 func (t *Traffic) Heard() { t.heard.Add(1) }
 
-// Beyond tells of a request that its rank has no slot for, by intent, and with -1
-// that it is gone: an engine may run it although the slots we count are taken.
+// Beyond tells of a request that was sent on purpose although its rank has no slot
+// for it, and with -1 that it is gone: an engine may run it although the slots we
+// count are taken.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // Sends tells of a request right before it is sent, and of how many tokens of its
@@ -48,7 +49,7 @@ func (t *Traffic) End() { t.running.Add(-1) }
 // 0: not known.
 func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.chunk.Load()) }
 
-// Learn tells of a whole stream: next makes the new average of the old one.
+// Learn is called after a whole stream: next makes the new average from the old one.
 func (t *Traffic) Learn(next func(before float64) float64) {
 	for {
 		old := t.chunk.Load()

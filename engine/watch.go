@@ -106,9 +106,9 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// check asks once and draws the conclusion. A health check that comes too late
-// says nothing of an engine that answered something else meanwhile: its API
-// server is busy, and the work goes on.
+// check asks once and updates the engine's state. A health check that comes too
+// late does not count against an engine that answered something else meanwhile:
+// its API server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reports, up, broke := w.reports, w.status.Up, w.broke
@@ -245,8 +245,8 @@ func kindOf(err error) string {
 	return fmt.Sprint(e.Phase, " ", root)
 }
 
-// late says that an answer did not come in time, from somebody who took the
-// connection.
+// late says that a server took the connection, but its answer did not come in
+// time.
 func late(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect

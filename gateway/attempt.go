@@ -57,9 +57,9 @@ type breach struct {
 	at     time.Time
 }
 
-// mostRefused is how many refusals of prefill engines are no attempts: they ran
-// nothing. Of engines that refuse a fifth of their probes three attempts would
-// fail one request in a hundred.
+// mostRefused is how many refusals of prefill engines do not count as attempts,
+// because the engines ran nothing. If engines refuse a fifth of their probes, three
+// attempts alone would fail one request in a hundred.
 const mostRefused = 3
 
 // poison is how many engines a request may have broken before it is stopped.

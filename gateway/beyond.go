@@ -3,14 +3,14 @@ package gateway
 import "time"
 
 // A hand-off at its deadline may be bound to a rank that has no slot for it, where
-// the engine's own queue renews its hold. How long it waits there is the queue's
-// business: only from when the rank has a slot for it must a first event come.
+// the engine's own queue renews its hold. The time that it waits there does not
+// count: a first event must come only once the rank has a slot for it.
 
-// beyondHeader tells an engine that the request is one more than the rank's slots by
-// intent. Nothing but a log needs to heed it.
+// beyondHeader tells an engine that the request was sent on purpose although the
+// rank has no slot for it. An engine may ignore it; it helps to read logs.
 const beyondHeader = "X-Evenkeel-Beyond-Slots"
 
-// forEver stands for a wait that something else ends.
+// forEver is the limit of a wait that something else ends.
 const forEver = 1000 * time.Hour
 
 // inQueue has the alarm about ranks with too many requests expect one more.

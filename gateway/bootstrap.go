@@ -55,7 +55,7 @@ func (g *Gateway) exchange(c prefill.Candidate, id string, attempt int) (*moonca
 			known.x = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
-		default: // it is slow to tell what was known: the work goes on with that, for as long again
+		default: // it is slow: the work goes on with its last answer, for as long again
 			g.log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
 		}
 		known.at = time.Now()

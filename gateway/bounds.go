@@ -8,16 +8,16 @@ import (
 	"evenkeel/sse"
 )
 
-// mostTokens bounds what an engine may count where nobody says how long its
-// model's context is: no model's is near it.
+// mostTokens bounds an engine's counts where the length of its model's context is
+// not known. No model's context is near it.
 const mostTokens = 16 << 20
 
 // tokenBytes is how much of a stream one token may take: with the twenty
 // likeliest tokens beside it, each as text and bytes, it is some 3 KiB.
 const tokenBytes = 16 << 10
 
-// contextOf is how many tokens prompt and answer may have together on an engine
-// that says so of itself.
+// contextOf is how many tokens prompt and answer may have together on an engine,
+// as the engine says.
 func contextOf(said int) int {
 	if said <= 0 {
 		return mostTokens
@@ -65,8 +65,8 @@ func (j *job) believes(prompt, completion int) bool {
 	return credible(prompt, completion, j.model.maxLen) && completion <= j.mayHave(j.model.maxLen)
 }
 
-// finishBody reads what stands behind [DONE], within the reader's limits, so
-// that the connection can be used again. The client has its answer already.
+// finishBody reads the rest of the body behind [DONE], within the reader's limits,
+// so that the connection can be used again. The client has its answer already.
 func finishBody(resp *engine.Response, b *buffers) {
 	for {
 		wait := b.reader.Wait(time.Now())

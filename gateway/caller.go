@@ -28,7 +28,7 @@ func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &strange
 }
 
-// callerName is the name of the caller's key, who is charged for what it sends.
+// callerName is the name of the caller's key. Bodies are charged to that name.
 func (g *Gateway) callerName(h *fasthttp.RequestHeader) string {
 	key, _ := g.keys.Load().Authenticate(h.Peek("Authorization"))
 	return key.Name

@@ -20,9 +20,9 @@ type Warning struct {
 	Msg string
 }
 
-// Check does what a start does, up to the first socket, and tells what the start
-// would fail at and what it would warn of. Nothing of it stays: the files that
-// a proxy writes are opened and left as they were.
+// Check does what a start does, up to the first socket, and returns the errors that
+// would end the start and the warnings that it would log. It leaves no trace: the
+// files that a proxy writes are opened and left as they were.
 func Check(cfg *config.Config) ([]Warning, error) {
 	err := errors.Join(
 		keyed("log.requests", writable(cfg.Log.Requests)),
@@ -72,7 +72,7 @@ func writable(path string) error {
 	return f.Close()
 }
 
-// abandon ends what New began, of a proxy that is never started.
+// abandon ends what New began for a proxy that is never started.
 func (g *Gateway) abandon() {
 	g.stop()
 	if g.regions != nil {
@@ -108,7 +108,7 @@ func warningOf(entry observer.LoggedEntry) Warning {
 	return w
 }
 
-// doubt warns of what is allowed in a config and hardly meant.
+// doubt warns of settings that are valid but probably a mistake.
 func (g *Gateway) doubt(cfg *config.Config) {
 	for _, d := range cfg.Doubts() {
 		g.log.Warn(d.Msg, zap.String(keyField, d.Path))

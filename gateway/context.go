@@ -9,18 +9,18 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// A prompt and the answer it asks for may be longer than the model's context. What
-// that means is the decode engine's to say: vLLM from 0.32 on gives as many tokens
+// A prompt and the answer it asks for may be longer than the model's context. The
+// decode engine decides what happens then: vLLM from 0.32 on gives as many tokens
 // as fit, and ends the answer by length. Older engines answer 400, but only after a
-// whole prefill, for a prefill engine is asked for one token. So evenkeel says it in
-// their place.
+// whole prefill, because a prefill engine is asked for one token. So evenkeel
+// answers 400 in their place.
 
 // clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
 // leaves of the context; 0.31 answers 400.
 const clampsMinor = 32
 
-// clamps tells whether a decode engine cuts max_tokens to fit. Of a version that
-// cannot be read it is taken to do so: the engine decides then.
+// clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
+// be read, the answer is yes: the engine then decides.
 func (i *instance) clamps() bool {
 	if says := i.profile.ClampsMaxTokens; says != nil {
 		return *says
@@ -30,8 +30,8 @@ func (i *instance) clamps() bool {
 }
 
 // overlong refuses, before any prefill, a request that the decode engines of its
-// model would refuse. A prompt whose length nobody tells in time is prefilled, and
-// looked at again with the prefill engine's count.
+// model would refuse. A prompt whose length is not known in time is prefilled, and
+// checked again with the prefill engine's count.
 func (g *Gateway) overlong(m route, req *openai.Request, legs []openai.Leg) *openai.Error {
 	switch {
 	case m.maxLen == 0 || req.MaxTokensKey == "":
@@ -49,8 +49,9 @@ func (g *Gateway) overlong(m route, req *openai.Request, legs []openai.Leg) *ope
 	return nil
 }
 
-// promptLength is how many tokens a prompt has, if that is known; ok is false for
-// one that has no more bytes than it may have tokens, for a token has at least one.
+// promptLength returns how many tokens a prompt has, if that is known. ok is false
+// for a prompt that has no more bytes than it may have tokens: it fits, because a
+// token has at least one byte.
 func (g *Gateway) promptLength(m route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
 	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
 	if prompt == nil {

@@ -98,8 +98,8 @@ func (d *discovery) status() *discover.Status {
 	return new(d.Status())
 }
 
-// failure says for an answer why there may be no engines, empty where every
-// source tells.
+// failure returns why there may be no engines, as text for an answer; it is empty
+// while every source works.
 func (d *discovery) failure() string {
 	if d == nil {
 		return ""
@@ -115,8 +115,8 @@ func (d *discovery) failure() string {
 }
 
 // tryEngine is the probe before an engine's first request. It takes a slot of the
-// decode rank that it is tried on, so it waits while what ran there before the
-// engine left has all of them, and asks no partner to decode that is full.
+// decode rank that it is tried on. So it waits while requests from before the engine
+// left have all slots of that rank, and it takes no full rank as decode partner.
 func (g *Gateway) tryEngine(ctx context.Context, e discover.Engine) error {
 	set := g.conf()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))

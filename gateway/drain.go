@@ -33,8 +33,8 @@ const (
 // on the rank the dispatcher picks, charged like any admission (contract 2.5a).
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
 // on the prefiller's budget. An engine may have read it before: then the blocks
-// that the drain pulls may be another prompt's, which is why nobody sees its text
-// and why it has a cache_salt of its own, under which no other request finds them.
+// that the drain pulls may be another prompt's. So its text is thrown away, and it
+// has a cache_salt of its own, under which no other request finds the blocks.
 func (g *Gateway) drain(h *handoff, m route) {
 	h.lease.PassOn()
 	end := func(outcome string, err error) {
@@ -140,8 +140,8 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 }
 
 // drainOn has the rank of a slot decode one token. again: it failed, and another
-// rank may still do it. One that was silent all its time is not followed by
-// another, which would be as long on its slot if the hand-off is why.
+// rank may still do it. A drain that was silent all its time is the last: if the
+// hand-off is the cause, the next drain would hold its slot as long.
 func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, again bool, err error) {
 	j := h.job
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}

@@ -156,8 +156,8 @@ func (g *Gateway) waitError(err error, prompt int) *openai.Error {
 }
 
 // retryAfter reads an engine's Retry-After in seconds; a date counts as none. A
-// client that obeyed more than an hour would be lost, and no engine knows so far
-// ahead.
+// client that waited for more than an hour would be lost, and no engine can plan
+// that far ahead.
 func retryAfter(resp *engine.Response) int {
 	n, err := strconv.Atoi(string(resp.Header("Retry-After")))
 	if errors.Is(err, strconv.ErrSyntax) || n < 0 {

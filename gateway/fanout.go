@@ -204,8 +204,8 @@ func (f *fanned) leave() {
 }
 
 // part ends the legs and settles the request once they have let go of their
-// engines. After a failure that may take until the first event of each, so it is
-// not the client who waits for it.
+// engines. After a failure that may take until the first event of each leg, so the
+// client does not wait for it.
 func (f *fanned) part(fail *openai.Error) {
 	f.leave()
 	f.conn.OnGone(nil)

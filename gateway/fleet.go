@@ -31,9 +31,9 @@ type fleet struct {
 	numbers   int32                   // given out
 	bygone    map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
 	dead      map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
-	differing map[[2]string][2]string // prefill and decode engines of which only the first knew a model, and their versions then
+	differing map[[2]string][2]string // pairs of a prefill and a decode engine of which only the first knew a model, and their versions then
 	routes    map[string]route        // model or LoRA name → board
-	hosts     map[string]trust        // where a prefiller's KV may be pulled from
+	hosts     map[string]trust        // from which a prefiller's KV may be pulled
 	stops     map[string]*stopped     // engines and ranks that drain, by role and id
 	added     int                     // engines that ever were
 	asked     int                     // times a prefill engine was asked for token ids

@@ -121,8 +121,8 @@ func (f *fleet) rejectionFrees(r *rank) bool {
 const rejectReleasesMinor = 25
 
 // namesRequests tells whether hand-offs of an engine's version name the request
-// that made them. One without that name cannot be its own then, and a decode
-// engine would wait for its KV for ever.
+// that made them. A hand-off of such a version that lacks the name is faulty, and a
+// decode engine would wait for its KV for ever.
 func (f *fleet) namesRequests(c prefill.Candidate) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -164,7 +164,7 @@ func (f *fleet) differ(prefill, decode, model string) {
 		return
 	}
 	f.differing[pair] = versions
-	f.gw.log.Error("ALARM: prefill and decode engine do not fit: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
+	f.gw.log.Error("ALARM: prefill and decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
 		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]), zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 

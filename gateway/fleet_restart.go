@@ -11,9 +11,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// A process that starts again at its address is the same engine, and has none of
-// the KV that the one before it held. A decode engine that is sent there for it
-// would pull blocks of somebody else's prompt, or wait. So hand-offs remember
+// An engine whose process starts again at its address has lost the KV that the
+// process before held. A decode engine that still asks there for this KV would pull
+// blocks of another prompt, or wait. So hand-offs remember
 // which of the processes at an address made them.
 
 // birth is what made a hand-off: an engine, and one of its processes.
@@ -23,9 +23,9 @@ type birth struct {
 	process     int
 }
 
-// processes counts those that were seen at an engine's address. Three signs tell
-// of a new one: its start time, the engine id in its hand-offs, and a connection
-// that was refused, for then nobody is there.
+// processes counts the processes that were seen at an engine's address. Three
+// signs tell of a new one: its start time, the engine id in its hand-offs, and a
+// refused connection, because then no process listens there.
 type processes struct {
 	number int
 	start  float64 // in Unix seconds, as its metrics say; 0: not told
@@ -37,7 +37,7 @@ type processes struct {
 // name is the engine id that a candidate's hand-offs had last.
 type name struct {
 	id      string
-	process int      // that was known to have it
+	process int      // the process that was known to have it
 	before  []string // other ids
 	several bool     // ids come back: several engines answer there, so that they tell of no restart
 }
@@ -45,7 +45,7 @@ type name struct {
 // mostNames bounds the ids that are remembered of one candidate.
 const mostNames = 16
 
-// born names who has an address now.
+// born names the engine and the process that have an address now.
 func (f *fleet) born(key string) birth {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -128,12 +128,12 @@ func (f *fleet) away(in *instance, s engine.Status) {
 func (f *fleet) another(in *instance, sign string) {
 	in.processes.number++
 	f.gw.exchanges.forget(in.id)
-	f.gw.log.Warn("prefill engine is another process than before: what it had prefilled and nobody has fetched is prefilled again",
+	f.gw.log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
 		zap.String("engine", in.key()), zap.String("sign", sign))
 }
 
-// outlived says whether the process that made a hand-off is no more. Whoever has
-// its address now would be asked for blocks that it never made.
+// outlived says whether the process that made a hand-off is gone. The process that
+// has its address now would be asked for blocks that it never made.
 func (g *Gateway) outlived(h *handoff) bool {
 	g.fleet.mu.RLock()
 	defer g.fleet.mu.RUnlock()

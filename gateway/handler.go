@@ -97,8 +97,8 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	g.answer(ctx, ep, rec, nil)
 }
 
-// encoded refuses a body that is compressed: it would be no JSON to us, nor to an
-// engine.
+// encoded refuses a compressed body: neither evenkeel nor an engine could read it
+// as JSON.
 func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 	how := ctx.Request.Header.ContentEncoding()
 	if len(how) == 0 || bytes.EqualFold(how, []byte("identity")) {

@@ -19,7 +19,7 @@ type handoff struct {
 	id    string          // X-Request-Id that a decode request must have; empty: any new one
 	kv    json.RawMessage // the taken params, while no engine can have read them
 
-	// What a drain sends: the job may be at another attempt by then.
+	// A drain sends these: the job may be at another attempt by then.
 	body    mooncake.Body
 	leg     *mooncake.Leg
 	prompt  int     // tokens
@@ -43,9 +43,9 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 	return h.kv, err
 }
 
-// identify gives a decode request the probe's id where the prefill engine knows
-// the blocks by nothing else. No engine has another request of that id then: the
-// probe is over, and such a hand-off is not drained while it may be somewhere else.
+// identify gives a decode request the probe's id if the prefill engine knows the
+// blocks only by that id. No engine then has another request of this id: the probe
+// is over, and such a hand-off is not drained while an engine may still have it.
 func (h *handoff) identify(headers []engine.Header) []engine.Header {
 	if h == nil || h.id == "" {
 		return headers
@@ -82,8 +82,8 @@ func (h *handoff) pulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
-// bindBy is until when it may wait for a rank: what is bound in the last moment
-// before its deadline has still to be sent before it.
+// bindBy is until when it may wait for a rank. It is a little before the deadline,
+// because the hand-off must also be sent before the deadline.
 func (h *handoff) bindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
@@ -96,13 +96,13 @@ func (j *job) overdue(h *handoff, s *stream) {
 	}
 }
 
-// drainBy is until when a decode of it may begin that nobody reads: its pull
-// needs some time before the prefiller frees the blocks by itself.
+// drainBy is until when a drain of it may begin: the pull needs some time before the
+// prefiller frees the blocks by itself.
 func (h *handoff) drainBy() time.Time { return h.pulledBy() }
 
-// doubt keeps a hand-off that no answer may be made of any more, because an
-// engine may have read it: that engine was sent the request, and what became of
-// it there is not known. Its prompt is prefilled anew. The hand-off is drained
+// doubt keeps a hand-off from which no answer may be made any more, because an
+// engine may have read it: the request was sent to that engine, and it is not known
+// what the engine did with it. Its prompt is prefilled anew. The hand-off is drained
 // once it is clear that the request is not what breaks engines. live: the engine
 // has not said that it is done with the request.
 func (j *job) doubt(h *handoff, live bool) {

@@ -76,8 +76,8 @@ type client interface {
 // The caller relays the rest and settles by closing the stream. Before the
 // first event nothing has reached the client, so a failure may start over: with
 // the same hand-off if no byte of a request with it was written to an engine,
-// else with a fresh prefill. That a connection broke, or what status an engine or
-// something before it answered, is no proof that the KV was not read.
+// else with a fresh prefill. A broken connection, or a status from an engine or a
+// proxy before it, does not prove that the KV was not read.
 // An answer that is lost afterwards comes here again, from
 // goOn: the prompt is longer by then, the rest is the same.
 func (j *job) serve() (_ *stream, fail *openai.Error) {
@@ -222,8 +222,7 @@ func (j *job) turn() prefill.Request {
 	return r
 }
 
-// holdsNone tells the audit that no lease of the request needs its last call any
-// more.
+// holdsNone tells the audit that the request no longer has to give back any lease.
 func (j *job) holdsNone() {
 	if j.holder != nil {
 		j.gw.tier.Ended(j.holder)

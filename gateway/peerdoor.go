@@ -43,10 +43,10 @@ func knockOf(h *fasthttp.RequestHeader) *geo.Knock {
 	}
 }
 
-// warnEvery is the least time between two warnings that anybody can cause.
+// warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// rejected counts a refusal, and says in the log what somebody has to mend.
+// rejected counts a refusal, and logs those that an operator has to mend.
 func (r *regions) rejected(reason string) {
 	r.node.Rejected(reason)
 	if reason != geo.RejectVersion {

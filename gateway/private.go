@@ -32,7 +32,7 @@ func privateFiles(cfg *config.Config) []privateFile {
 // warnOfReaders warns of private files that every user of the machine can read.
 func (g *Gateway) warnOfReaders(files ...privateFile) {
 	for _, f := range files {
-		info, err := os.Stat(f.path) // whoever needs the file tells that it is not there
+		info, err := os.Stat(f.path) // the code that needs the file reports a missing one
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
 			g.log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: 0440 where Kubernetes mounts it",
 				zap.String("config", f.key), zap.String("file", f.path))

@@ -296,8 +296,8 @@ func (s *stream) owe() {
 	s.out = s.out[:mark]
 }
 
-// forLog is why a stream failed, without the words of an engine: those are for
-// the client at most, for many engines repeat what they were sent.
+// forLog is why a stream failed, without the words of the engine. Only the client
+// may get those, because many engines repeat what they were sent.
 func (s *stream) forLog(fail *openai.Error) string {
 	if said := s.mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
@@ -338,8 +338,7 @@ func (s *stream) next() ([]byte, error) {
 	return events, nil
 }
 
-// more says that there is more of the arrival, which the client is to have at
-// once.
+// more says that more of the arrival is left, which the client is to get at once.
 func (s *stream) more() bool {
 	return !s.ended && s.lost == nil && len(s.out) < mostAtOnce && s.resp.Arrived()
 }
@@ -400,7 +399,7 @@ func (s *stream) account() {
 }
 
 // reconcile learns from a whole answer how well its tokens were counted while they
-// came: ranks are loaded by that count.
+// came: that count is the load of the ranks.
 func (s *stream) reconcile() {
 	if s.broken != nil || s.whole {
 		return
@@ -427,8 +426,8 @@ func (s *stream) settle(kind dispatcher.Kind) {
 	s.detach()
 }
 
-// detach gives back the source's connection and buffers. The end of a body that
-// has not come yet is waited for elsewhere: the client's own end does not wait.
+// detach gives back the source's connection and buffers. If the end of the body has
+// not come yet, another goroutine waits for it, so that the client does not.
 func (s *stream) detach() {
 	resp, b := s.resp, s.buffers
 	s.buffers = nil

@@ -94,8 +94,8 @@ func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	return &requestLog{log: log, w: f, c: f}, nil
 }
 
-// write appends a record. When its reader has gone or its disk is full, that is
-// said once and not with every request.
+// write appends a record. If the log's reader has gone or its disk is full, this is
+// logged once and not with every request.
 func (l *requestLog) write(r *record) {
 	if l == nil {
 		return

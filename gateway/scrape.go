@@ -40,8 +40,9 @@ func (p *pages) find(instance string) *page {
 }
 
 // residents are what runs on engines' decode ranks by their own gauges; silent
-// are those that do not tell. They are asked at once and have a moment each: who
-// asks has claims to look after, and must not wait for an engine that hangs.
+// are those that do not tell. They are asked at the same time and have a moment
+// each: the caller has claims to look after, and must not wait for an engine that
+// hangs.
 func (g *Gateway) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, areaEvery)
 	defer cancel()

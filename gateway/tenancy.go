@@ -68,8 +68,8 @@ func (o *owners) changed(a *area, v lease.View) {
 		}
 		return
 	}
-	// The view is what a publish between these lines acts upon: caution is noted
-	// before it admits, and forgotten only after it admits no more.
+	// A publish between these lines acts on the view: caution is noted before the view
+	// admits, and forgotten only after it no longer admits.
 	a.mu.Lock()
 	if v.Admits {
 		a.adopted, a.gave = time.Now(), false

@@ -206,8 +206,8 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	return t.asked, true
 }
 
-// answered notes how asking went, and says whether from now on nobody is asked
-// for a while, or everybody again. A prompt that an engine refuses says nothing.
+// answered notes how asking went, and says whether from now on engines are not asked
+// for a while, or are asked again. A prompt that an engine refuses does not count.
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -73,7 +73,7 @@ func (f *Forward) Pending() int { return len(f.out) }
 
 // more reads on until there is something to hand out, or nothing more.
 func (f *Forward) more() {
-	if f.reader.Done() { // whatever becomes of the connection
+	if f.reader.Done() { // even if the connection has failed
 		f.over = io.EOF
 		return
 	}
@@ -83,8 +83,8 @@ func (f *Forward) more() {
 	}
 }
 
-// finish closes the response, once its body has ended if that is soon: the
-// connection can serve again then, and the client's own end does not wait for it.
+// finish closes the response. It waits a short time for the end of the body, because
+// the connection can then serve again. The client's own end does not wait for it.
 func (f *Forward) finish() {
 	n := f.node
 	n.mu.Lock()

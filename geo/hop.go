@@ -59,9 +59,9 @@ const (
 // ErrHop is a hop header that says nothing one could believe.
 var ErrHop = errors.New("the hop header is not that of a dispatcher")
 
-// ErrHopVersion is a hop header as another version of evenkeel writes it. The
-// first version named no recipient and covered the body itself, so that a
-// request could be sent again to another dispatcher.
+// ErrHopVersion is a hop header of another version of evenkeel. The first version
+// named no recipient and signed the body itself, so a recorded request could be
+// sent again to another dispatcher.
 var ErrHopVersion = errors.New("the hop header is of another version")
 
 // hopVersion begins every header and every text that is signed.

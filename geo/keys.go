@@ -68,7 +68,7 @@ type Message struct {
 	Tenant         string
 }
 
-// sum is the MAC over all that a head says, a line each.
+// sum is the MAC over all fields of a head, one line for each.
 func (k *key) sum(m *Message, h *Hop) []byte {
 	mac := hmac.New(sha256.New, k.secret)
 	_, _ = mac.Write([]byte(strings.Join([]string{

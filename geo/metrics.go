@@ -72,9 +72,9 @@ func (m *metrics) all() []prometheus.Collector {
 	}
 }
 
-// begin makes the series of the peer listener, and beginPeer those of a peer: a
-// counter that is born with its first event has not increased, and no alert sees
-// that event.
+// begin makes the series of the peer listener, and beginPeer those of a peer. A
+// counter that begins to exist with its first event has not increased, so no alert
+// would see that event.
 func (m *metrics) begin() {
 	for _, reason := range []string{RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient} {
 		m.rejects.WithLabelValues(reason)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// checkHosts: a prefill engine that was taken over must not send decode engines
-// anywhere else. Connectors differ by version in where they name hosts, one for
+// checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
+// not send decode engines to other hosts. Connectors differ by version in where they name hosts, one for
 // each node of an engine that spans several, so all strings are looked at,
 // however deep: below a key that is called like an address each must be a known
 // host, with a port or as a URL, and anywhere else one that is written like a
@@ -128,8 +128,8 @@ func hostIn(s string) (host string, written bool) {
 	return s, written
 }
 
-// shownHost is a host as an error shows it: an IP address, or nothing of it. An
-// engine may write anything there, prompts included.
+// shownHost is a host as an error shows it: an IP address, or only the length of the
+// name. An engine may write anything there, prompts included.
 func shownHost(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
 		return `"` + ip.String() + `"`
@@ -137,7 +137,7 @@ func shownHost(host string) string {
 	return fmt.Sprintf("a name of %d bytes", len(host))
 }
 
-// shown is a key as an error shows it: one that we know, or nothing of it.
+// shown is a key as an error shows it: its name if we know it, else no part of it.
 func shown(key string) string {
 	switch key {
 	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts", "ip", "addr", "url":
@@ -146,7 +146,7 @@ func shown(key string) string {
 	return "a key that we do not know"
 }
 
-// kindOf is a value as an error shows it: what it is, and nothing of its text.
+// kindOf is a value as an error shows it: its kind, without its text.
 func kindOf(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return "missing"

@@ -59,8 +59,8 @@ func TestADrainIsSoonUrgent(t *testing.T) {
 	require.True(t, short.Urgent(at(10).Add(300*time.Millisecond)), "never later than any other entry")
 }
 
-// Nobody waits for a drain, and until it is done its KV is held: a TTL for clients
-// is none of its business.
+// No client waits for a drain, and its KV is held until it is done: the TTL for
+// clients does not apply to it.
 func TestADrainOutlivesTheTTL(t *testing.T) {
 	p := New(time.Second)
 	held := &Entry{Entered: at(10), Deadline: at(50), Drain: true}

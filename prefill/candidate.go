@@ -160,8 +160,8 @@ func newCandidate(id string) *candidate {
 }
 
 // stale says that so many scrapes in a row failed that the gauges are no longer
-// believed. The engine may be too busy to tell them, so it goes on by our own
-// accounts, behind those that tell.
+// believed. The engine may be too busy to tell them, so it stays in service by our
+// own accounts, but engines that tell their gauges are preferred.
 func (c *candidate) stale(misses int) bool { return misses > 0 && c.misses >= misses }
 
 // toldUsage is the engine's own KV usage, NaN where it does not tell it any more.

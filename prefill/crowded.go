@@ -66,9 +66,9 @@ func (t *Tier) decodeFull(c *candidate) bool {
 	return false
 }
 
-// hopeless says whether what the candidate prefills now would not get a decode slot
-// for as long as its engine keeps it: so many are on their way there already. The
-// next that leaves the pool makes room.
+// hopeless says whether a hand-off that the candidate begins now would get no decode
+// slot before its engine drops it, because too many are on their way already. The
+// next hand-off that leaves the pool makes room.
 func (t *Tier) hopeless(c *candidate) bool {
 	if t.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
 		return false

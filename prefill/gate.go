@@ -24,8 +24,8 @@ type kvState struct {
 // The engine's gauge moves only while the engine steps: an idle one may report
 // 0.97 for ever. It therefore counts only while we have something there, which
 // makes the engine step. An engine that does not tell its
-// gauge in time is gated by our accounts alone: a busy one answers prompts while
-// its metrics take seconds, and to close it would make a question stop the work.
+// gauge in time is gated by our accounts alone: a busy engine answers prompts while
+// its metrics take seconds, and a slow scrape must not stop its work.
 type gate struct {
 	closed    bool
 	idleSince time.Time // closed with nothing live since, a canary neither; zero otherwise

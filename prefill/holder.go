@@ -2,16 +2,16 @@ package prefill
 
 import "go.uber.org/zap"
 
-// Holder is who makes the last call on leases: one attempt of a request to be
-// served, from its turn to its end. Its leases are those that name it, so the
-// audit sees one that was lost on the way.
+// Holder stands for one attempt to serve a request, from its turn to its end. The
+// attempt must make the last call on the leases that name its Holder, so the audit
+// sees a lease that was lost on the way.
 type Holder struct {
 	leases int // that it has to make its last call on
 	ended  bool
 }
 
-// Ended says that a holder makes no more calls. What it still holds stays
-// charged, for the engine may hold the KV, and is drift in the audit.
+// Ended says that a holder makes no more calls. Leases that it still holds stay
+// charged, because the engine may hold the KV, and count as drift in the audit.
 func (t *Tier) Ended(h *Holder) {
 	t.mu.Lock()
 	lost := h.leases
@@ -25,7 +25,7 @@ func (t *Tier) Ended(h *Holder) {
 	}
 }
 
-// PassOn says that somebody else than its holder makes the last call.
+// PassOn says that other code than the lease's holder makes the last call.
 func (l *Lease) PassOn() {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()

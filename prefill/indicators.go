@@ -75,10 +75,10 @@ func (c *candidate) backlog(now time.Time) float64 {
 }
 
 // othersBacklog is the part of backlog_ms that other dispatchers and strangers
-// sent: what the former say that they have there, and of what a current sample
-// shows beyond that, each as long as a prompt of ours usually takes. What runs
-// is half over, as far as anybody knows. On an engine that also decodes, what
-// runs is not counted, for it may be decode.
+// sent. The other dispatchers say how much they have there; requests that a current
+// sample shows beyond that count as long as a prompt of ours usually takes. A
+// running prompt counts half, because on average half of it is done. On an engine
+// that also decodes, running requests do not count, because they may be decodes.
 func (t *Tier) othersBacklog(c *candidate, line policy.Line) float64 {
 	told := float64(c.shared.Unanswered)
 	ms := told*line.T0Ms + line.TPMs*float64(c.shared.NewTokens)

@@ -76,8 +76,8 @@ func newMetrics() *metrics {
 }
 
 // begin makes the series whose labels have few values, and those of all
-// policies: a counter that is born with its first event has not
-// increased, and no alert sees that event.
+// policies. A counter that begins to exist with its first event has not
+// increased, so no alert would see that event.
 func (m *metrics) begin(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)

@@ -29,7 +29,7 @@ type Request struct {
 	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
 	Returned     bool                     // another region gave it back: a full queue takes it, at its first arrival
 	Elsewhere    Elsewhere                // nil: it is served here
-	Holder       *Holder                  // who is to give the lease back; nil: the audit does not ask
+	Holder       *Holder                  // it is to give the lease back; nil: the audit does not ask
 
 	seen progress
 }

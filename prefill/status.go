@@ -55,8 +55,8 @@ type CandidateStatus struct {
 	missed   uint64
 }
 
-// audit compares what was charged and released with what the accounts hold for
-// somebody.
+// audit compares what was charged and released with what the accounts hold, without
+// leases that were lost.
 type audit struct {
 	drift            int64
 	misuses, expired uint64

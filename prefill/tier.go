@@ -50,9 +50,9 @@ type Tier struct {
 	usual       float64 // new tokens of a prompt of ours, lately
 	round       uint64  // of looking at who waits
 
-	// The audit: charged - released - what the accounts hold for somebody is always 0.
+	// The audit: charged - released - held, without lost leases, is always 0.
 	charged, released, misuses, expired uint64
-	unheld                              int // leases on the accounts that nobody holds
+	unheld                              int // lost leases: they are on the accounts, but their holder has ended
 
 	// Scratch of one decision, and of one round of them.
 	shut              map[*model]bool

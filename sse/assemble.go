@@ -79,8 +79,8 @@ func (a *Assembler) Add(event []byte) error {
 	return nil
 }
 
-// errMembers is an answer made of members, choices or tool calls that no engine
-// has so many of: each is looked for among the others whenever an event comes.
+// errMembers is an answer with more members, choices or tool calls than any engine
+// sends. The bound is needed because each event searches among all of them.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
 func (a *Assembler) addChoices(b []byte, i int) bool {

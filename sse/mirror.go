@@ -22,8 +22,8 @@ type Ask struct {
 	TokensPerChunk float64
 
 	// MaxTokens is how many tokens the answer may have, Context how many it may have
-	// together with its prompt. An event beyond them is a fault of the engine, and
-	// none of its counts is taken. 0: any number.
+	// together with its prompt. An event beyond them is a fault of the engine, and no
+	// count of that event is taken. 0: any number.
 	MaxTokens, Context int
 
 	// A fan-out (n > 1, or a list of prompts) makes one stream out of several.
@@ -170,7 +170,7 @@ const (
 	chunksPerToken = 4
 )
 
-// overrun says what an event has too much of.
+// overrun says which bound an event passes.
 func (m *Mirror) overrun() error {
 	f, most := &m.f, m.ask.MaxTokens
 	switch {
@@ -185,8 +185,8 @@ func (m *Mirror) overrun() error {
 	return nil
 }
 
-// count takes over what read found about tokens. What an engine's last usage has
-// not counted yet, its token ids count; where there are none, its chunks.
+// count takes over the tokens that read found. Tokens after the engine's last usage
+// are counted by their token ids, or by their chunks if there are no ids.
 func (m *Mirror) count() {
 	f, before := &m.f, m.tokens
 	if f.content {
@@ -264,8 +264,8 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	return m.edit(e, dst), Forward
 }
 
-// owe keeps what a client that asked for a final usage has to get if the engine
-// tells it with the finish_reason only, where OpenAI's clients do not look for it.
+// owe keeps the final usage for a client that asked for it, if the engine sends it
+// only with the finish_reason: OpenAI's clients do not look for it there.
 func (m *Mirror) owe(data []byte) {
 	f := &m.f
 	switch {
@@ -350,9 +350,9 @@ func (m *Mirror) Fault() error { return m.fault }
 // final usage; ok is false while it has not.
 func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
 
-// TokensPerChunk is what an engine's chunks had on average before this leg, moved
-// a tenth of the way to what this leg had, for the next one's Ask. It does not
-// move where the leg's true count is not known.
+// TokensPerChunk is how many tokens a chunk had on average before this leg, moved a
+// tenth of the way to this leg's average, for the Ask of the next leg. It does not
+// move if the leg's true count is not known.
 func (m *Mirror) TokensPerChunk(before float64) float64 {
 	exact := m.ids
 	if m.usageSeen {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Why a Reader believes an engine no longer.
+// These errors say why a Reader takes no more from an engine.
 var (
-	// ErrSilent says that no data event came in time, whatever else did.
+	// ErrSilent says that no data event came in time, though other bytes may have come.
 	ErrSilent = errors.New("the engine sent no event in time")
 	// ErrTooMuch says that the answer has more bytes than it may have.
 	ErrTooMuch = errors.New("the engine sent more bytes than its answer may have")
@@ -15,8 +15,8 @@ var (
 	ErrTail = errors.New("the engine did not end its stream behind [DONE]")
 )
 
-// The end of a body behind [DONE] is waited for so long, and read for so many
-// bytes in all: it is worth the connection, which can then be used again.
+// A Reader waits so long for the end of a body behind [DONE], and reads so many bytes
+// of it in all. The wait pays, because the connection can then be used again.
 const (
 	tailTime  = 250 * time.Millisecond
 	tailBytes = 64 << 10
@@ -32,8 +32,8 @@ type Limits struct {
 }
 
 // Reader cuts an engine's stream into events as a Framer does, and holds the
-// engine to its Limits. It has no clock: whoever reads the socket tells it when
-// a wait begins and when bytes came, and asks how long the wait may take.
+// engine to its Limits. It has no clock: the caller that reads the socket tells it
+// when a wait begins and when bytes came, and asks how long the wait may take.
 //
 // Only a data event, as a whole, ends a wait. A comment, or the next byte of an
 // event, shows that the connection lives, not that the answer goes on.
@@ -43,7 +43,7 @@ type Reader struct {
 
 	bytes int64         // of the events returned; behind [DONE] of all that came
 	quiet time.Duration // waited since the last data event
-	since time.Time     // when the present wait began; zero: nobody waits
+	since time.Time     // when the present wait began; zero: there is no wait
 	begun bool          // a data event came
 	done  bool          // [DONE] came
 	err   error
@@ -62,8 +62,8 @@ func (r *Reader) Reset(l Limits) {
 	*r = Reader{framer: f, limits: l}
 }
 
-// Wait tells that bytes are waited for from now on, and returns for how long at
-// most; 0 is for ever. Once that time is over, Err says so. The time between a
+// Wait tells that a wait for bytes begins now, and returns how long it may last; 0
+// is for ever. Once that time is over, Err says so. The time between a
 // Feed and the next Wait belongs to the client, which may read slowly, and does
 // not count.
 func (r *Reader) Wait(now time.Time) time.Duration {

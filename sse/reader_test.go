@@ -168,7 +168,7 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 		r.Feed(stream[from:i], noon)
 		from = i
 		for e, ok := r.Next(); ok; e, ok = r.Next() {
-			if e.Kind == KindOpaque { // whose cuts are nobody's promise
+			if e.Kind == KindOpaque { // no promise says where it is cut
 				opaque += string(e.Raw)
 				continue
 			}

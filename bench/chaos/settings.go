@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// bodiesBytes bounds all bodies: little, so that whoever takes all of it is seen.
+// bodiesBytes bounds all bodies. It is small, so that the effect shows when one
+// caller takes all of it.
 const bodiesBytes = 256 << 20
 
 // settings are the proxy's files. They are replaced whole, as config management
@@ -41,7 +42,7 @@ var callers = []caller{{"inside", true, 0}, {"outside", false, 0}, {"narrow", fa
 
 var guest = caller{name: "guest"}
 
-// greedy asks for nothing but room, and only among strangers.
+// greedy only asks for memory, and only in the scenario strangers.
 var greedy = caller{name: "greedy"}
 
 // The names of this proxy and of its peer, which is never there.

@@ -64,7 +64,7 @@ func (s *strangers) stop() map[string]int {
 	return maps.Clone(s.counts)
 }
 
-// attacks are all that is done. Bodies are announced or broken off rather than
+// attacks are all kinds of attack. Bodies are announced or broken off rather than
 // sent, because what they cost the proxy is what counts.
 var attacks = []struct {
 	name string
@@ -88,11 +88,11 @@ var attacks = []struct {
 	{"uploads that stop half-way", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
 		s.hold(ctx, 8, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 2<<20, strings.Repeat("x", 1<<20)))
 	}},
-	{"uploads of nobody", func(s *strangers, ctx context.Context, rng *randv2.Rand) {
+	{"uploads without a key", func(s *strangers, ctx context.Context, rng *randv2.Rand) {
 		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", s.body), "Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
 		s.hold(ctx, 16, s.post("nobody")+framing)
 	}},
-	{"uploads that wait for a word", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+	{"uploads that wait for 100 Continue", func(s *strangers, _ context.Context, rng *randv2.Rand) {
 		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", s.body+rng.IntN(2)), answered)
 	}},
 	{"bodies too large", func(s *strangers, _ context.Context, _ *randv2.Rand) {
@@ -141,8 +141,8 @@ func (s *strangers) forged() string {
 		geo.SignatureHeader, keys.Sign(&geo.Message{Method: http.MethodPost, Target: path}, &h))
 }
 
-// send sends text on a connection of its own and does what is left to do. What
-// the proxy answers is not looked at: others are asked whether they feel it.
+// send sends text on a connection of its own and then does the rest. It does not
+// look at the proxy's answer: the load of the other key shows the effect.
 func (s *strangers) send(text string, then func(*net.TCPConn)) {
 	if c := s.open(s.p.settings.listen, text); c != nil {
 		if then != nil {
@@ -152,7 +152,7 @@ func (s *strangers) send(text string, then func(*net.TCPConn)) {
 	}
 }
 
-// answered waits for the proxy's word.
+// answered waits for the first bytes of the proxy's answer.
 func answered(c *net.TCPConn) { _, _ = c.Read(make([]byte, 4096)) }
 
 // hold sends the same on n connections and keeps them open as long as it may.

@@ -203,8 +203,8 @@ func figure(f predictor.Figure) string {
 	return fmt.Sprintf("%.4f", float64(f))
 }
 
-// CanWrite tells whether replaceFile could write a file: before the work that is
-// to be written.
+// CanWrite tells whether replaceFile could write a file. It is called before the
+// work whose result the file is to hold.
 func CanWrite(path string) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return fmt.Errorf("%s is a folder; name a file", path)

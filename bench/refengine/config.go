@@ -58,7 +58,7 @@ type Config struct {
 	Connector      Connector     // shape of hand-offs, default ascend-mooncake-v1
 	FlatBlockIDs   bool          // one flat list of block ids, as versions up to 0.13 sent
 	KVHoldTimeout  time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
-	NoRenewals     bool          // as versions of NIXL without leases: a decode engine's queue renews nothing
+	NoRenewals     bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
 	TransferBase   time.Duration // of a pull, default 1 ms
 	TransferPer    time.Duration // of a pull per prompt token, default 100 ns
 	KVLoadFailure  string        // when the prefill cannot be reached: fail (default), recompute or hang

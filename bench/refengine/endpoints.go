@@ -58,8 +58,8 @@ func (l *life) handle(x *exchange) bool {
 
 func (l *life) serveHealth(x *exchange) bool { return l.holdPage(x) && serveOK(l, x) }
 
-// holdPage is how long a busy API server takes to come to what is no request;
-// false: the asker has left.
+// holdPage waits as long as a busy API server takes to answer a page; false: the
+// client has left.
 func (l *life) holdPage(x *exchange) bool {
 	busy := false
 	for i := range l.prefills {

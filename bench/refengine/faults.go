@@ -123,7 +123,7 @@ func (r Rule) Validate() error {
 	return nil
 }
 
-// ofPages says that a rule strikes what is asked about the engine, not requests.
+// ofPages says that a rule strikes questions about the engine, not requests.
 func (r Rule) ofPages() bool { return r.Fault == FrozenGauges || r.Fault == SlowPages }
 
 func (r Rule) phase() string {

@@ -280,7 +280,7 @@ func (g *group) grant(r *decodeRank, j *job, free *int, alone bool) {
 	if need > *free && !alone {
 		return
 	}
-	if (!j.remote || g.cfg.Connector == NIXLPull) && len(r.running) >= g.cfg.Slots { // vLLM looks at nobody who waits while it is full
+	if (!j.remote || g.cfg.Connector == NIXLPull) && len(r.running) >= g.cfg.Slots { // vLLM does not look at waiting requests while it is full
 		return
 	}
 	*free -= need

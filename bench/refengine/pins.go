@@ -86,7 +86,7 @@ func (p *pins) end(k *pin, as pullState) {
 
 // pull is a decode engine's read and its DONE in one. engine must be the id of
 // the rank that holds the pin, ids its blocks; empty and nil are not compared.
-// A late or second pull of a drain harms nobody: its text is thrown away, and its
+// A late or second pull of a drain does no harm: its text is thrown away, and its
 // cache_salt keeps the blocks from every other request.
 func (p *pins) pull(id, engine string, ids []int, drain bool) (pullState, uint64) {
 	p.mu.Lock()

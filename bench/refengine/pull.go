@@ -18,7 +18,7 @@ type pullRequest struct {
 	Blocks  []int  `json:"block_ids,omitempty"`
 	Release bool   `json:"release,omitempty"` // free it, read nothing
 	Renew   bool   `json:"renew,omitempty"`   // keep it a while longer
-	Drain   bool   `json:"drain,omitempty"`   // nobody sees what is made of it
+	Drain   bool   `json:"drain,omitempty"`   // its text is thrown away
 }
 
 // badKV is what an answer is off by whose KV was another prompt's.

@@ -125,8 +125,8 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	return r, r.check(cfg)
 }
 
-// drains says whether this is a decode whose one token nobody reads and whose
-// blocks nobody finds.
+// drains says whether this is a decode whose one token is not read and whose
+// blocks no other request finds.
 func (r *request) drains() bool {
 	return r.leg == LegDecode && !r.stream && r.maxTokens == 1 && r.salt != ""
 }

@@ -68,7 +68,7 @@ type Stats struct {
 	Replays       int64 `json:"replays"`               // pulls of a pin that was consumed: wrong text
 	ExpiredPulls  int64 `json:"expired_pulls"`         // pulls of a pin that timed out: wrong text
 	Renewals      int64 `json:"renewals"`              // of pins, by decode engines that have the request in their queue
-	SpentDrains   int64 `json:"spent_drains"`          // pulls of a pin that was consumed or timed out, by a drain: nobody sees its text
+	SpentDrains   int64 `json:"spent_drains"`          // pulls of a pin that was consumed or timed out, by a drain: its text is thrown away
 	BadHits       int64 `json:"bad_cache_hits"`        // requests that found another prompt's KV in the prefix cache: wrong text
 	WrongBlocks   int64 `json:"wrong_blocks"`          // pulls that named other blocks: wrong text
 	NullHandoffs  int64 `json:"null_handoffs"`         // probes that handed nothing off

@@ -21,18 +21,18 @@ type checkCmd struct {
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with this file."`
 	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
 	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the file's prefill policies, as configs/prefill-cases.json has them; fails where another engine is chosen."`
-	JSON    bool   `name:"json" help:"Print one JSON document, of what is wrong, too."`
+	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
 
 // Help is what `check --help` says below its first line.
 func (checkCmd) Help() string {
-	return `It does what serve does before its first socket: it reads the files that the config names, too, and tries whether those that serve writes can be written. What serve would warn of is printed; what it would
-refuse is an error. Run it as the user that serve runs as, in the same working directory: relative paths are those of the working directory, and variables such as an api_key_env are looked at.
+	return `It does what serve does before its first socket: it also reads the files that the config names, and tries whether the files that serve writes can be written. It prints what serve would warn of; what serve would
+refuse is an error. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and variables such as an api_key_env are read.
 
 The exit status is 0 when serve would start, 1 when it would not, or when a probe or a case failed.`
 }
 
-// checked is what was found out about a config file.
+// checked is what check found out about a config file.
 type checked struct {
 	Config   string             `json:"config"`
 	Errors   []problem          `json:"errors"`
@@ -90,8 +90,8 @@ func (c *checkCmd) Run(std streams) error {
 	return nil
 }
 
-// look finds out; its error is what serve would refuse, or what was asked for
-// and cannot be done.
+// look checks the config. Its error is what serve would refuse, or a check that
+// was asked for and cannot be done.
 func (c *checkCmd) look(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {

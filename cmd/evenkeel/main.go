@@ -113,7 +113,7 @@ func run(args []string, std streams) int {
 	return 1
 }
 
-// meantAsConfig is a hint for who gives a config file without its flag.
+// meantAsConfig is a hint for a user who gives a config file without its flag.
 func meantAsConfig(args []string) string {
 	if len(args) != 2 || args[0] != "serve" && args[0] != "check" || strings.HasPrefix(args[1], "-") {
 		return ""

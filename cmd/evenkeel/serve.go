@@ -47,13 +47,13 @@ Without one, in place of vllm-ascend's example proxy:
 SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
 SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
 signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.
-A closed stdout or stderr ends nothing: lines that cannot be written are lost, and counted once they can be written again.`
+It goes on if stdout or stderr is closed: lines that cannot be written are lost, and their number is logged once lines can be written again.`
 }
 
 // Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal
 // ends at once.
 func (c *serveCmd) Run(streams) error {
-	signal.Ignore(syscall.SIGPIPE) // whoever reads the logs may leave, and the streams go on
+	signal.Ignore(syscall.SIGPIPE) // the reader of the logs may leave, and the streams go on
 	cfg, err := c.config()
 	if err != nil {
 		return err

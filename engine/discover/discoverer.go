@@ -195,7 +195,7 @@ func (d *Discoverer) hear(n news, now time.Time) {
 }
 
 // kindOf tells failures apart. A text names the call that failed, ports and times,
-// which differ at every try: what counts are the causes without their numbers.
+// which differ at every try, so the causes are compared without their numbers.
 func kindOf(err error) string {
 	var causes []string
 	var walk func(error)

@@ -59,8 +59,8 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	return answerAll(mux), nil
 }
 
-// answerAll answers what no route takes as routes answer their errors: as JSON
-// that says what there is.
+// answerAll answers requests that no route takes. Like the errors of routes the
+// answer is JSON, and it says which paths or methods there are.
 func answerAll(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse, pattern := mux.Handler(r)

@@ -61,17 +61,17 @@ func here(host string) bool {
 
 var origins = http.NewCrossOriginProtection()
 
-// crossSite finds what a browser sent for another site: any write, and any read
-// but a link that was followed to a page of its own. Reads cost, too, a profile a
-// minute of CPU: to those of debugging no other site may lead at all.
+// crossSite finds requests that a browser sent for another site: any write, and any
+// read except a link that was followed to a page. Reads cost, too, and a profile
+// takes a minute of CPU, so links from other sites may not lead to /debug at all.
 func crossSite(r *http.Request) bool {
 	as := *r
-	as.Method = http.MethodPost // what is said of reads, the check does not look at
+	as.Method = http.MethodPost // the check lets every read pass
 	if origins.Check(&as) == nil {
 		return false
 	}
 	read := r.Method == http.MethodGet || r.Method == http.MethodHead
-	dest := r.Header.Get("Sec-Fetch-Dest") // a frame's is another
+	dest := r.Header.Get("Sec-Fetch-Dest") // a frame has another value
 	link := r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && (dest == "" || dest == "document")
 	return !read || !link || strings.HasPrefix(r.URL.Path, "/debug/")
 }

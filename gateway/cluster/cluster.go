@@ -52,8 +52,8 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	return cfg, namespace, nil
 }
 
-// A connection whose other end is gone without a word is noticed within
-// deadAfter once nothing has come for quietFor.
+// A connection whose other end has vanished is noticed within deadAfter once
+// nothing has come for quietFor.
 const (
 	quietFor  = 5 * time.Second
 	deadAfter = 5 * time.Second
@@ -65,11 +65,11 @@ const (
 func notice(cfg *rest.Config) {
 	probes := net.KeepAliveConfig{Enable: true, Idle: quietFor, Interval: deadAfter / 5, Count: 5}
 	cfg.Dial = (&net.Dialer{Timeout: deadAfter, KeepAliveConfig: probes}).DialContext
-	// Between us and the server may be what answers for it. HTTP/2 asks the server
-	// itself; client-go reads how often from nowhere but here.
+	// A device on the way may answer these probes in place of the server. HTTP/2 asks
+	// the server itself; client-go reads how often only from these variables.
 	for name, d := range map[string]time.Duration{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": quietFor, "HTTP2_PING_TIMEOUT_SECONDS": deadAfter} {
 		if os.Getenv(name) == "" {
-			_ = os.Setenv(name, strconv.Itoa(int(d.Seconds()))) // fails for names that are none
+			_ = os.Setenv(name, strconv.Itoa(int(d.Seconds()))) // fails only for invalid names
 		}
 	}
 }

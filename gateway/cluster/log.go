@@ -13,8 +13,8 @@ import (
 // talks to Kubernetes.
 func LogTo(log *zap.Logger) { klog.SetLogger(logr.New(sink{log.Named("kubernetes").Sugar()})) }
 
-// sink takes what client-go says. What it only tells those who debug it is left
-// out.
+// sink takes the log lines of client-go, except those that only help to debug
+// client-go itself.
 type sink struct{ log *zap.SugaredLogger }
 
 var _ logr.LogSink = sink{}

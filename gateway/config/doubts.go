@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Doubts are what a valid config hardly means: a proxy that starts with it and
-// serves nobody, or a number with the wrong unit.
+// Doubts are settings of a valid config that are probably a mistake: a proxy that
+// starts with it serves no request, or a number has the wrong unit.
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
@@ -28,8 +28,8 @@ func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.at(path, format, args...))
 }
 
-// engines that nobody lists and nothing discovers must come by the admin
-// listener, or be another region's.
+// engines that are not listed and not discovered must be added at the admin
+// listener, or belong to another region.
 func (d *doubts) engines(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return

@@ -79,16 +79,16 @@ func (c *Config) allowWorker(raw string) error {
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
 	case isAddr && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
-		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address or one where a cloud tells its machines of themselves; no engine is expected there, if one is, name it in admin.worker_hosts", host)
+		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or one where a cloud tells its machines of themselves; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
 	case slices.Contains(metadataNames, host):
-		return fmt.Errorf("%s is where a cloud tells its machines of themselves; no engine is expected there, if one is, name it in admin.worker_hosts", host)
+		return fmt.Errorf("%s is where a cloud tells its machines of themselves; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
 	case isNumber(host):
 		return fmt.Errorf("%s may be read as an address in several ways; write a name or a plain address", host)
 	}
 	return nil
 }
 
-// noEngine is an address at which no engine is: clouds keep the credentials of
+// noEngine says whether there can be no engine at an address: clouds keep the credentials of
 // their machines at some of them, most at 169.254.169.254, which is link-local.
 func noEngine(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
@@ -104,8 +104,8 @@ var metadataAddrs = []netip.Addr{
 
 var metadataNames = []string{"metadata", "metadata.google.internal", "metadata.goog", "metadata.azure.internal", "instance-data", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com"}
 
-// embedded are the IPv4 addresses that a router or a tunnel on the way may take
-// an IPv6 address for.
+// embedded returns the IPv4 addresses to which a router or a tunnel on the way
+// may translate an IPv6 address.
 func embedded(a netip.Addr) []netip.Addr {
 	if !a.Is6() {
 		return nil

@@ -7,10 +7,10 @@ import (
 
 // Bodies bounds the bytes of all request bodies that are in memory, of those
 // that are being read and of those that a handler keeps. A body is charged as
-// it arrives, to the caller who sends it.
+// it arrives, to the caller that sends it.
 //
-// One caller may hold as much as is free beside it: alone half of the limit,
-// one of two a third. So there is always room for one caller more.
+// One caller may hold as much as is free beside it: half of the limit if it is
+// alone, a third if there are two. So there is always room for one caller more.
 type Bodies struct {
 	limit int64
 
@@ -19,7 +19,7 @@ type Bodies struct {
 	callers map[caller]int64
 }
 
-// caller is who is charged for a body: a name, else an address.
+// caller is charged for a body. It is a name, or an address if there is no name.
 type caller struct {
 	name string
 	addr netip.Addr
@@ -63,9 +63,9 @@ func (c *Charge) take(n int) bool {
 	return true
 }
 
-// allowed is the rule. A body up to 4 KiB is no more than a connection's own
-// buffers and always allowed. A caller's only body may take what is free, or no
-// body as large as the limit could ever be read.
+// allowed is the rule. A body up to 4 KiB is always allowed, because it is no larger
+// than a connection's own buffers. A caller's only body may take all that is free,
+// because otherwise a body as large as the limit could never be read.
 func (c *Charge) allowed(n int64) bool {
 	b := c.bodies
 	mine, free := b.callers[c.who]+n, b.limit-b.held-n

@@ -33,7 +33,7 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		if size == 0 {
 			return readTrailer(br)
 		}
-		// 16 bytes per chunk and two per byte of data are fair, as net/http has it.
+		// 16 bytes per chunk and two per byte of data are allowed, as in net/http.
 		if framing = max(0, framing+len(line)-16-2*size); framing > maxFraming {
 			return errChunked("the chunks have more framing than data")
 		}
@@ -82,7 +82,7 @@ func chunkSize(line []byte) (size int, err error) {
 		digits++
 	}
 	if digits == 0 || digits > 15 {
-		return 0, errChunked("a chunk's size is no number, or beyond measure")
+		return 0, errChunked("a chunk's size is not a number, or is too large")
 	}
 	if rest := line[digits:]; len(rest) > 0 && rest[0] != ';' && len(bytes.Trim(rest, " \t")) > 0 {
 		return 0, errChunked("a chunk's size is followed by something else than an extension")
@@ -119,7 +119,7 @@ func readTrailer(br *bufio.Reader) error {
 		case why != "":
 			return errChunked(why)
 		case notInTrailer[string(bytes.ToLower(name))]:
-			return errChunked("the trailer has a field that belongs into the head")
+			return errChunked("the trailer has a field that belongs in the head")
 		}
 	}
 }

@@ -87,7 +87,7 @@ func ListenError(addr string, err error) error {
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return fmt.Errorf("%w; no network interface of this machine has the address: write one of its own, or 0.0.0.0 for all", err)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("%w; a port below 1024 takes a right of its own: choose a higher port, or grant CAP_NET_BIND_SERVICE", err)
+		return fmt.Errorf("%w; a port below 1024 needs a special right: choose a higher port, or grant CAP_NET_BIND_SERVICE", err)
 	case errors.As(err, &name):
 		return fmt.Errorf("%w; the host to listen on must be a name or an address of this machine", err)
 	}

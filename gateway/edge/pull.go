@@ -21,8 +21,8 @@ var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 // writes and flushes one HTTP chunk a Read on the connection's own goroutine, so
 // a slow client slows the source down and no goroutine or pipe is spent on it.
 //
-// fasthttp reads 4 KiB at a time. What is larger leaves past it: as one chunk and
-// one write of up to 64 KiB, from a buffer that the stream has only meanwhile.
+// fasthttp reads 4 KiB at a time. A larger arrival is written past fasthttp: as one
+// chunk and one write of up to 64 KiB, from a buffer that the stream has only then.
 //
 // A Read that fails with anything but io.EOF ends the connection without the
 // last chunk: the client sees a truncated answer, never a whole one.

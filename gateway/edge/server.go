@@ -20,12 +20,12 @@ type Options struct {
 
 	// Stranger, if set, tells from the head alone that a request will be refused,
 	// and how; nil lets it pass. It is asked once per request
-	// whose body may be large. A body of more than 4 KiB is then not read: else
-	// anybody could have MaxBody of memory on each connection. Smaller ones are read
+	// whose body may be large. A body of more than 4 KiB is then not read: otherwise
+	// every stranger could take MaxBody of memory on each connection. Smaller ones are read
 	// and left to the handler to refuse, so that the connection stays.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
-	// Caller, if set, names from the head who is charged for the body; without a
-	// name that is the address of the connection.
+	// Caller, if set, returns from the head the name that is charged for the body.
+	// Without a name the address of the connection is charged.
 	Caller func(h *fasthttp.RequestHeader) string
 
 	// Bodies, if set, bounds the memory of all bodies together, and the share of
@@ -40,7 +40,7 @@ type Options struct {
 
 	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
 	// MinUploadRate, in bytes per second (256 KiB), extends it for a large body by
-	// what the bytes that have arrived take at that rate: 32 MiB may take 128 s more.
+	// the time that the arrived bytes take at this rate: 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
 	IdleTimeout   time.Duration // of a connection between requests (120 s: longer than common clients keep theirs)
@@ -145,14 +145,14 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.refuse(ctx, r) // who knows where the next request begins
+		o.refuse(ctx, r) // it is not known where the next request begins
 		return
 	}
 	if r := o.receive(ctx, w, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
-	defer func() { // what the handler did not take would stay for the whole answer
+	defer func() { // a body that the handler did not take would stay for the whole answer
 		if !w.taken {
 			_, charge := TakeBody(ctx)
 			charge.Give()
@@ -164,8 +164,8 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	o.Handler(ctx)
 }
 
-// unread is fasthttp's ErrorHandler, for heads that it could not read. It starts
-// at status 200, and the connection is closed after it.
+// unread is fasthttp's ErrorHandler, for heads that fasthttp could not read. The
+// status is 200 when it begins, and the connection is closed after it.
 func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }

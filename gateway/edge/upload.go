@@ -11,15 +11,15 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// smallBody is what is read of a body whatever its request comes to: enough to
-// answer an honest mistake without closing the connection.
+// smallBody is how many bytes of a body are read even if its request is refused.
+// After an honest mistake the connection need not be closed then.
 const smallBody = 4 << 10
 
-// firstRoom is the memory for a body of which nothing has arrived, unless it is
-// smaller: most are, and are read in one go.
+// firstRoom is the memory for a body before any of it has arrived. Most bodies are
+// smaller; they get less, and are read in one go.
 const firstRoom = 64 << 10
 
-// What ends the reading of a body, other than the connection.
+// These errors end the reading of a body, beside those of the connection.
 var (
 	errBodyTooLarge = errors.New("edge: the body is too large")
 	errNoRoom       = errors.New("edge: bodies fill their budget")
@@ -161,9 +161,9 @@ func (u *upload) take(src io.Reader, n int) error {
 	return nil
 }
 
-// grow makes room, in proportion to what has arrived: whoever announces much
-// and sends little has little memory and little time. A length that was
-// announced allows larger steps, since no more than it is ever taken.
+// grow makes room in proportion to the bytes that have arrived: a caller that
+// announces much and sends little gets little memory and little time. An announced
+// length allows larger steps, because no more than that is ever taken.
 func (u *upload) grow() error {
 	room := min(u.limit, max(smallBody, 2*len(u.buf)))
 	if !u.f.chunked {
@@ -181,7 +181,7 @@ func (u *upload) grow() error {
 	return nil
 }
 
-// uploadTime is ReadTimeout and what so many bytes take at the slowest rate we accept.
+// uploadTime is ReadTimeout and the time that the bytes take at the slowest rate we accept.
 func (o *Options) uploadTime(bytes int) time.Duration {
 	return o.ReadTimeout + time.Duration(float64(bytes)/float64(o.MinUploadRate)*float64(time.Second))
 }

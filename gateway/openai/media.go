@@ -33,8 +33,8 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are what a part may be. Any other is refused: what an engine that
-// learns a new kind would do with it, nobody has looked at.
+// partTypes are the types that a part may have. Any other is refused, because it is
+// not known what an engine that learns a new type would do with it.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
@@ -88,7 +88,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 		return bad(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
 	if named {
-		// vLLM finds a medium in its cache by this name alone, whoever gave it: one
+		// vLLM finds a medium in its cache by this name alone, whichever client gave it: one
 		// client could name another's. Without it the medium is known by its content.
 		mooncake.Blank(part, func(key string) bool { return key == "uuid" })
 	}

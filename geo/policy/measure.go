@@ -70,9 +70,8 @@ func (d *Drain) Ms() float64 { return d.ms }
 // Distrust is by how much a peer's costs were too small: the median of actual
 // less predicted first token, followed in steps (geo R21).
 //
-// A peer that is distrusted is asked for little, so that nothing tells whether it
-// has mended its ways: after a minute without a forward half of it is forgotten,
-// and so on with each.
+// A distrusted peer gets few requests, so there is little to show that it has become
+// better. Therefore each minute without a forward halves the distrust.
 type Distrust struct {
 	median  float64
 	samples int
@@ -117,19 +116,19 @@ func (d *Distrust) fade(nowAt float64) {
 }
 
 // Trust is how many requests may be unanswered at a peer, whatever its probes
-// offer: it begins small, grows with each first event that comes when it was to
-// be expected, and shrinks twice as fast with those that come late. A peer that
-// offers what it has not got gets few requests, and then one at a time.
+// offer: it begins small, grows with each first event that comes in time, and
+// shrinks twice as fast with those that come late. A peer that offers more than it
+// has gets few requests, and in the end one at a time.
 type Trust struct{ less int } // than trustFirst
 
 const (
 	trustFirst = 64
 	trustMost  = 1 << 16
-	trustBlind = 5000.0 // ms to a first event that nobody predicted
+	trustBlind = 5000.0 // ms to a first event without a prediction
 )
 
-// Answered takes the time to a first event and the one that was predicted, 0
-// where nothing was.
+// Answered takes the time to a first event and the predicted time, 0 if there was
+// no prediction.
 func (t *Trust) Answered(tookMs, predictedMs float64) {
 	if predictedMs <= 0 {
 		predictedMs = trustBlind

@@ -99,8 +99,8 @@ type Peer struct {
 	Window       int // how many may be; 0: any number
 }
 
-// left is how many more requests it takes: what it offers, as far as it has
-// earned that.
+// left is how many more requests it gets: as many as it offers, but no more than its
+// window allows.
 func (x *Peer) left() int {
 	left := x.Offer.Free - x.Reserved
 	if x.Window > 0 {

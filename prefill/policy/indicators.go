@@ -18,7 +18,7 @@ type Indicators struct {
 	NewTokens       float64 `expr:"new_tokens"`        // to be computed there, at least 1
 	QueuedNewTokens float64 `expr:"queued_new_tokens"` // to be computed for our unanswered probes
 	PTokens         float64 `expr:"p_tokens"`          // queued_new_tokens + new_tokens
-	BacklogMs       float64 `expr:"backlog_ms"`        // predicted rest of the unanswered probes: ours, and those of others as far as they are known
+	BacklogMs       float64 `expr:"backlog_ms"`        // predicted rest of the unanswered probes: ours, and those of others as far as we know them
 	BS              float64 `expr:"bs"`                // our unanswered probes and the requests of others
 	Waiting         float64 `expr:"waiting"`           // requests in the engine's queue, ours since the scrape included
 	Running         float64 `expr:"running"`

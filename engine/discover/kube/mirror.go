@@ -18,8 +18,8 @@ import (
 )
 
 // mirror holds the objects of one kind as the API server last told them. The
-// reflector that fills it tells nobody how it does, so its calls are noted: from
-// the first that fails the mirror is stale, until a list has come. A watch that
+// reflector that fills it does not report its failures, so its calls are noted: from
+// the first call that fails the mirror is stale, until a list has come. A watch that
 // opens proves nothing, for it may go on from a version that is gone.
 type mirror struct {
 	cache.Store
@@ -37,8 +37,8 @@ type mirror struct {
 // at once, and not after the half minute of client-go's own.
 var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
 
-// listPatience is how long a list may take: one that is asked over a connection
-// that is dead and open never comes.
+// listPatience is how long a list may take. Over a connection that is dead but
+// still open a list would never come.
 const listPatience = 30 * time.Second
 
 func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
@@ -69,8 +69,8 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 	return m
 }
 
-// run fills the mirror until ctx ends. What the reflector would log at each try
-// is noted already.
+// run fills the mirror until ctx ends. It drops what the reflector would log at
+// each try, because the mirror notes failures itself.
 func (m *mirror) run(ctx context.Context) {
 	m.reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
 }
@@ -93,8 +93,8 @@ func (m *mirror) note(ctx context.Context, verb string, err error) {
 	m.wake()
 }
 
-// heard notes a watch that ends with an error. That its version is gone is no
-// failure: the list that is asked for then tells everything.
+// heard notes a watch that ends with an error. It is no failure that the version
+// of the watch is gone: the list that is asked for next tells everything.
 func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if e.Type != watch.Error {
 		return e
