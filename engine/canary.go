@@ -37,7 +37,7 @@ func (w *watch) canary(ctx context.Context, model string, limit time.Duration) e
 	return errors.Join(all...)
 }
 
-// canaryTokens are more than a canary's prompt has.
+// canaryTokens is more tokens than a canary's prompt has.
 const canaryTokens = 16
 
 func oneToken(ctx context.Context, c *Client, t *Target, model string) error {

@@ -33,7 +33,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges stand still though it has requests of ours.", "engine"),
 		over:     gauge("over_slots", "Requests that the fullest rank of a decode engine runs beyond its configured slots. Requests that were admitted before the slots were lowered do not count.", "engine"),
 		late:     counter("late_checks_total", "Health checks that came too late while the engine answered requests: it is busy and stays in service.", "engine"),
-		short:    counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent: their KV was not pulled. Engines that count external cache hits tell it; at least so many.", "engine"),
+		short:    counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent: their KV was not pulled. It is a lower bound, for engines that count external cache hits.", "engine"),
 	}
 }
 

@@ -175,15 +175,15 @@ func (w *watch) feel(s *Sample) {
 	p.over = most > 0
 }
 
-// pulls hold what an engine counts of prompts that it did not get from others
-// against what it was to compute itself. What it counts late must not look like a
-// pull that fell short, so a request counts as one that is to be computed from
-// before it is sent, and for a base only once it has its first event.
+// pulls compare two counts: the prompt tokens that an engine says it did not get
+// from others, and those that it was to compute itself. A late count must not look
+// like a pull that fell short. So the tokens of a request count as its own to
+// compute from before it is sent, and for a base only once it has its first event.
 type pulls struct {
 	known   bool
 	start   float64 // of the process that counts
-	settled float64 // that the engine was to compute and has counted, before the scrape
-	base    float64 // tokens that nobody explains, at the first scrape of this process
+	settled float64 // tokens that the engine was to compute and has counted, before the scrape
+	base    float64 // tokens without an explanation, at the first scrape of this process
 	told    float64 // since then
 }
 

@@ -9,11 +9,11 @@ const blockTokens = 128
 const anyPrompt = 1 << 40
 
 // computes tells the engine's monitor, right before the request is sent, how much of
-// the prompt the engine may compute itself. What it computes beyond that was handed
-// over and not pulled.
+// the prompt the engine may compute itself. Tokens that it computes beyond that were
+// handed over and not pulled.
 func (s *stream) computes() {
 	if s.may = blockTokens; s.local {
-		s.may = anyPrompt // how long it is the answer tells
+		s.may = anyPrompt // the answer tells how long the prompt is
 	}
 	s.rank.Traffic.Sends(s.may)
 }

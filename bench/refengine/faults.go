@@ -44,7 +44,7 @@ const (
 	NoRequestID   Fault = "no-request-id"  // a probe's hand-off does not name its request, as those of old versions
 	WrongHost     Fault = "wrong-host"     // a probe points at 203.0.113.7
 	WrongKey      Fault = "wrong-key"      // the KV pulled is another prompt's
-	LostKV        Fault = "lost-kv"        // a pull finds nothing, and the decode engine computes the prompt without a word
+	LostKV        Fault = "lost-kv"        // a pull finds nothing, and the decode engine computes the prompt without an error
 )
 
 // The phases of Hang and Reset.
