@@ -34,10 +34,16 @@ var claims sync.Mutex // of all members' claimed
 func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
 	f := &fleet{rules: faultRules(s.rate)}
 	slots := s.streams*4/(3*max(1, s.decode-1)*s.ranks) + 2*s.wide + s.lag + 2 // enough with one engine down
+	if s.slots > 0 {
+		slots = s.slots
+	}
 	for i := range s.prefill + s.decode {
 		c := refengine.Config{
 			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond,
 			PrefixCache: 4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
+		}
+		if s.leases {
+			c.Connector = refengine.NIXLPull
 		}
 		role := "prefill"
 		if i >= s.prefill {

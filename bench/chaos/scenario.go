@@ -22,6 +22,8 @@ type scenario struct {
 	rate      float64 // share of an engine's requests that a fault strikes, all kinds equally
 	busy      float64 // share of the prefill engines' probes that are answered 503
 	heads     float64 // share of the decode engines' requests that are reset before the head of the answer
+	leases    bool    // hand-offs live for a lease that decode engines renew in their own queues
+	slots     int     // of a rank; 0: enough with one engine down
 	wide, lag int     // clients that ask for several answers at once, and that hardly read
 	operators bool    // kills, restarts, drains, reloads, policies, keys
 	strangers bool    // attacks on the sockets, after the same load without them
@@ -61,6 +63,10 @@ var scenarios = []scenario{
 	{
 		name: "heads", count: 2000, streams: 60, stream: 0.7, heads: 0.2,
 		prefill: 3, decode: 3, ranks: 2, step: 10 * time.Millisecond, output: [2]int{4, 32}, hold: 20 * time.Second, settle: 30 * time.Second,
+	},
+	{
+		name: "lease", count: 2000, streams: 320, stream: 0.7, leases: true, slots: 16,
+		prefill: 2, decode: 3, ranks: 2, step: 100 * time.Millisecond, output: [2]int{100, 200}, hold: 30 * time.Second, settle: 40 * time.Second,
 	},
 	{
 		name: "strangers", count: 2000, streams: 24, stream: 1, strangers: true,
@@ -174,7 +180,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 // loadOf is the load of one kind of caller.
 func (s scenario) loadOf(url, key string, seed uint64) load.Config {
 	c := load.Config{
-		URLs: []string{url}, APIKey: key, Model: model, Chat: 0.5, Stream: s.stream, Usage: 0.3, Seed: seed, Timeout: time.Minute,
+		URLs: []string{url}, APIKey: key, Model: model, Chat: 0.5, Stream: s.stream, Usage: 0.3, Seed: seed, Timeout: 3 * time.Minute,
 		Cancel: load.Cancel{Share: s.cancel}, KeepFailures: 1 << 20, Backoff: 200 * time.Millisecond, Requests: requests(seed, s.output),
 	}
 	if s.count > 0 {

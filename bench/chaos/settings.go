@@ -60,11 +60,13 @@ self_test: false
 profiles:
   ascend:
     kv_hold_timeout: %v
+    connector: %[10]s
     chat_resume: vllm_prompt_token_ids
     first_event_timeout: 6s
     reject_releases: true
   internal:
     kv_hold_timeout: %[4]v
+    connector: %[10]s
     chat_resume: vllm_prompt_token_ids
     first_event_timeout: 6s
     reject_releases: true
@@ -76,7 +78,7 @@ prefill:
 limits: {bodies_bytes: %[9]d, connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
 log: {level: info, requests: %[6]q}
 %[8]sengines:
-`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget, s.others(), bodiesBytes)
+`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget, s.others(), bodiesBytes, s.fleet.all[0].Config().Connector)
 	for _, role := range []string{"prefill", "decode"} {
 		fmt.Fprintf(&b, "  %s:\n", role)
 		for _, m := range s.fleet.of(role) {
