@@ -46,7 +46,7 @@ var mayImport = map[string][]string{
 	"gateway/receipt":   {},
 	"gateway/tracing":   {},
 	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
-	"gateway":           {"gateway/advice", "gateway/certs", "gateway/cluster", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "gateway/selftest", "gateway/tracing", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/advice", "gateway/certs", "gateway/cluster", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "gateway/selftest", "gateway/tracing", "engine/circuit", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "geo/policy", "lease", "lease/kube", "lease/etcd", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/live":      {"gateway", "gateway/openai", "gateway/receipt", "dispatcher", "engine/discover", "prefill"},
 	"gateway/top":       {"gateway/live"},
