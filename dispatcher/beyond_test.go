@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
@@ -114,12 +115,146 @@ func TestRoomIsWhatGetsASlotInTime(t *testing.T) {
 	p.free.Store(4)
 	require.Equal(t, 14, d.Room("m", 15*time.Second))
 	for range 200 {
-		p.ended(3 * time.Second)
+		p.ended(3*time.Second, 0)
 	}
 	require.InDelta(t, 104, d.Room("m", 15*time.Second), 1)
 	p.free.Store(0)
 	for range 200 {
-		p.ended(time.Hour)
+		p.ended(time.Hour, 0)
 	}
 	require.Equal(t, 1, d.Room("m", 15*time.Second), "something is always on its way")
+}
+
+// Slots are free, KV is not: what is bound at its deadline waits in the engine's
+// queue all the same, and counts there.
+func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(2, 10, 1000)
+	ws[1].Capacity = 400
+	for i := range ws {
+		ws[i].Beyond = 2
+	}
+	h.fleet(ws)
+	held := []*Slot{h.put(pool.Entry{Prompt: 500}).slotNow(t), h.put(pool.Entry{Prompt: 350}).slotNow(t), h.put(pool.Entry{Prompt: 400}).slotNow(t)}
+	require.Equal(t, []int32{0, 1, 0}, []int32{held[0].Worker, held[1].Worker, held[2].Worker})
+	dies := h.at.Add(15 * time.Second)
+	var all []waiting
+	for range 8 {
+		all = append(all, h.put(pool.Entry{Prompt: 600, Deadline: dies}))
+	}
+	h.pass(15 * time.Second)
+	var bound []*Slot
+	for _, w := range all[:2] {
+		s := w.slotNow(t)
+		require.EqualValues(t, 0, s.Worker, "the other rank can never take it")
+		require.True(t, s.Beyond)
+		require.True(t, s.Waits())
+		bound = append(bound, s)
+	}
+	for _, w := range all[2:] {
+		require.ErrorIs(t, w.errNow(t), ErrExpired)
+	}
+	require.EqualValues(t, 2, count(t, h.metrics.beyond))
+	require.Equal(t, 2, h.status(h.at).Models[0].Workers[0].Beyond)
+
+	waits := func() []bool { return []bool{bound[0].Waits(), bound[1].Waits()} }
+	h.release(held[2])
+	require.Equal(t, []bool{true, true}, waits(), "there are slots, but 500 and 600 do not fit yet")
+	h.release(held[0])
+	require.Equal(t, []bool{false, true}, waits())
+	bound[1].Started()
+	require.False(t, bound[1].Waits(), "the engine knows better")
+	require.Zero(t, h.status(h.at).Models[0].Workers[0].Beyond)
+	h.release(bound...)
+	require.Zero(t, h.boards["m"].ranks[0].kv)
+}
+
+// At its deadline an entry goes where the engine can begin with it, if there is such a rank.
+func TestAnEntryAtItsDeadlineTakesARankThatCanBegin(t *testing.T) {
+	never := &fake{name: "never", decide: func(*policy.Snapshot, []policy.Assignment) []policy.Assignment { return nil }}
+	h := newHand(t, testConfig(never))
+	ws := ranks(2, 10, 1000)
+	for i := range ws {
+		ws[i].Beyond = 2
+	}
+	h.fleet(ws)
+	held := []*Slot{h.put(pool.Entry{Prompt: 950}).slotNow(t), h.put(pool.Entry{Prompt: 700}).slotNow(t)}
+	require.NoError(t, h.setPolicy("never"))
+	w := h.put(pool.Entry{Prompt: 300, Deadline: h.at.Add(time.Second)})
+	h.pass(time.Second)
+	s := w.slotNow(t)
+	require.Equal(t, held[1].Worker, s.Worker)
+	require.False(t, s.Beyond)
+	require.False(t, s.Waits())
+}
+
+// A rank is limited where others' requests may still be, or its engine is fresh in
+// service. Its queue gets nothing then.
+func TestALimitedRankHasNoQueue(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(1, 4, 0)
+	ws[0].Beyond, ws[0].Limit = 3, 1
+	h.fleet(ws)
+	first := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	w := h.put(pool.Entry{Prompt: 10, Deadline: h.at.Add(time.Second)})
+	h.pass(time.Second)
+	require.ErrorIs(t, w.errNow(t), ErrExpired)
+	ws[0].Limit = 0
+	h.fleet(ws)
+	for range 3 {
+		h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	}
+	w = h.put(pool.Entry{Prompt: 10, Deadline: h.at.Add(time.Second)})
+	h.pass(time.Second)
+	s := w.slotNow(t)
+	require.True(t, s.Waits())
+	ws[0].Limit = 2
+	h.fleet(ws)
+	h.release(first)
+	require.True(t, s.Waits(), "three of ours run there")
+}
+
+// Whoever holds prompts back for want of room is told of it when Room says so, not
+// before: in the middle of a turn it still says what it said.
+func TestWhoWaitsForRoomIsToldOfIt(t *testing.T) {
+	var h *hand
+	var rooms []int
+	cfg := testConfig()
+	cfg.OnRoom = func() {
+		d := &Dispatcher{}
+		d.paces.Store("m", h.boards["m"].pace)
+		rooms = append(rooms, d.Room("m", 0))
+	}
+	h = newHand(t, cfg)
+	h.fleet(ranks(1, 2, 0))
+	require.Equal(t, []int{2}, rooms)
+	slots := []*Slot{h.put(pool.Entry{Prompt: 10}).slotNow(t), h.put(pool.Entry{Prompt: 10}).slotNow(t)}
+	waits := h.put(pool.Entry{Prompt: 10})
+	require.Equal(t, []int{2}, rooms, "there was less of it only")
+	h.release(slots[0])
+	waits.slotNow(t)
+	require.Equal(t, []int{2, 1}, rooms, "nobody waits any more")
+	h.at = h.at.Add(time.Hour) // the mean time with a slot grows: that alone wakes nobody
+	h.release(slots[1])
+	require.Equal(t, []int{2, 1, 1}, rooms, "one is free")
+	h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	require.Equal(t, []int{2, 1, 1}, rooms)
+}
+
+// A slot without KV room is not one that a hand-off would get.
+func TestRoomHeedsKV(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 100, 1000))
+	for range 100 {
+		s := h.put(pool.Entry{Prompt: 250}).slotNow(t)
+		h.at = h.at.Add(30 * time.Second)
+		h.release(s)
+	}
+	for range 3 {
+		h.put(pool.Entry{Prompt: 250}).slotNow(t)
+	}
+	d := &Dispatcher{}
+	d.paces.Store("m", h.boards["m"].pace)
+	require.Equal(t, 1, d.Room("m", 0))
+	require.InDelta(t, 3, d.Room("m", 15*time.Second), 1, "one is free, and half of four in half the time")
 }

@@ -79,7 +79,8 @@ type rank struct {
 	present bool             // false: gone from the fleet, waits for its last release
 	slots   []*Slot          // charged now
 	running []policy.Request // the same requests, as policies see them
-	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound since
+	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound and released since
+	queued  int              // of the slots, those that wait in the engine's own queue, as of the last refresh; never too few
 
 	group    *group // while present
 	pressure pressure
@@ -176,7 +177,11 @@ func (b *board) answer(e *pool.Entry, r Result) {
 }
 
 func (b *board) expire(now time.Time) {
-	b.expired = b.pool.Expire(now, b.expired[:0])
+	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
+		for _, g := range b.groups {
+			g.refresh()
+		}
+	}
 	for i, e := range b.expired {
 		_, why := e.Expiry()
 		if !errors.Is(why, ErrExpired) || !b.overflow(e, now) {
@@ -213,7 +218,7 @@ func (b *board) release(s *Slot, o Outcome, now time.Time) {
 	b.learn(s, o)
 	b.pairEnded(s, o, now)
 	if !s.drain {
-		b.pace.ended(now.Sub(s.since))
+		b.pace.ended(now.Sub(s.since), int64(s.prompt)+int64(s.generated.Load()))
 	}
 	b.discharge(s)
 	s.rank.promote()
@@ -252,6 +257,7 @@ func (b *board) setWorkers(ws []Worker) {
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 		r.Worker, r.present = w, true
+		r.refresh()
 		r.promote()
 		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
@@ -381,12 +387,15 @@ func room(capacity int64, watermark float64) int64 {
 // refresh reads every request's counter: the rank's mirror is as fresh as the
 // last event its streams saw.
 func (r *rank) refresh() {
-	r.kv = r.Others
+	r.kv, r.queued = r.Others, 0
 	for i, s := range r.slots {
 		n := s.generated.Load()
 		q := &r.running[i]
 		q.Generated, q.Age = n, s.age+n
 		r.kv += int64(q.Prompt) + int64(n)
+		if s.waits.Load() {
+			r.queued++
+		}
 	}
 }
 

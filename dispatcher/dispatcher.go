@@ -50,7 +50,7 @@ type Worker struct {
 	Barrier  bool    // its group steps together
 	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
 	Slots    int     // max_num_seqs
-	Beyond   int     // requests its engine's own queue may have beyond them, at their hand-offs' deadlines; 0 = none: it does not renew their hold
+	Beyond   int     // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
 	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
@@ -72,6 +72,9 @@ type Config struct {
 	// entry's over and it is released when the entry leaves the pool, whichever
 	// way. nil = not counted.
 	Places *pool.Places
+	// OnRoom is called at the end of a turn after which Room says more than before. It
+	// must not block. nil = nobody is told.
+	OnRoom func()
 	Log    *zap.Logger
 
 	Predictor   PredictorConfig   // of output lengths; zero: what policies ask for, learned from nothing

@@ -18,7 +18,7 @@ var (
 	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by its own count. A rank whose engine is down has no series.", rankLabels, nil)
 	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state: used by requests of this proxy, and free for more. A rank that takes nothing new has no free slots.", append(rankLabels, "state"), nil)
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event this proxy has seen.", rankLabels, nil)
-	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine, bound at their hand-offs' deadlines although the rank had no slot for them.", rankLabels, nil)
+	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine, bound at their hand-offs' deadlines although the rank had no slot or no KV room for them.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the ranks of the group whose engine is not down: the largest KV load less their own.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance divided by the number of ranks whose engine is not down, times the largest load: the share of a step that ranks wait for the fullest one.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)

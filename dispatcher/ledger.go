@@ -45,6 +45,7 @@ func (b *board) recount(s *Slot, prompt int32) {
 		return // given back
 	}
 	b.ledger.charged.kvTokens += int64(prompt - s.prompt)
+	s.rank.kv += int64(prompt - s.prompt)
 	s.prompt, s.rank.running[s.pos].Prompt = prompt, prompt
 }
 
@@ -54,6 +55,7 @@ func (b *board) discharge(s *Slot) {
 	l.unused = append(l.unused, s.index)
 	l.released.add(s)
 	r, last := s.rank, len(s.rank.slots)-1
+	r.kv -= int64(s.prompt) + int64(r.running[s.pos].Generated)
 	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
 	r.slots[s.pos].pos = s.pos
 	r.slots[last] = nil

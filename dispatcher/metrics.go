@@ -51,7 +51,7 @@ func newMetrics() *metrics {
 			Name: "evenkeel_double_releases_total", Help: "Slots released a second time; a bug, without effect on the books.",
 		}),
 		beyond: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_beyond_slots_total", Help: "Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot.",
+			Name: "evenkeel_beyond_slots_total", Help: "Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot and KV room.",
 		}),
 		budgetChanges: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_tick_budget_changes_total", Help: "Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.",

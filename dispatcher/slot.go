@@ -20,7 +20,7 @@ type Slot struct {
 	Wait       time.Duration // in the pool
 	Decide     time.Duration // of Wait, the round that admitted it
 	Grounds    *Grounds      // what the rank was chosen on; nil without Config.Explain
-	Beyond     bool          // it was bound though the rank had no slot for it, see Waits
+	Beyond     bool          // it was bound though the rank had no slot or no KV room for it, see Waits
 	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
 	id, key     uint64
@@ -34,7 +34,7 @@ type Slot struct {
 	pairs     *pairs        // the board's
 	started   atomic.Bool
 	released  atomic.Bool
-	waits     atomic.Bool // in the engine's queue, beyond the rank's slots
+	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
 
 	// The owner's bookkeeping; only its goroutine touches it.
 	rank  *rank
@@ -77,6 +77,7 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 // Until then the request counts as transferring.
 func (s *Slot) Started() {
 	s.started.Store(true)
+	s.waits.Store(false) // the engine had room for it, whatever the board believes
 	if s.pairs != nil && s.prefiller != "" && s.pairs.watched.Load() > 0 {
 		s.pairs.arrive(s)
 	}

@@ -119,7 +119,7 @@ type WorkerStatus struct {
 	Slots        int    `json:"slots"`
 	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up
 	Used         int    `json:"used"`         // may be above Slots under an immediate policy, or by Beyond
-	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot is free
+	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot or no KV room is free
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
@@ -203,7 +203,7 @@ func (b *board) poolAges(now time.Time) []int {
 func (r *rank) status(now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), Beyond: r.waitingBeyond(), KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 	}
 	if w.Up {
 		w.Limit = r.usable()

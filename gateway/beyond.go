@@ -2,12 +2,12 @@ package gateway
 
 import "time"
 
-// A hand-off at its deadline may be bound to a rank that has no slot for it, where
+// A hand-off at its deadline may be bound to a rank that has no slot or no KV room for it, where
 // the engine's own queue renews its hold. The time that it waits there does not
-// count: a first event must come only once the rank has a slot for it.
+// count: a first event must come only once the rank has both.
 
 // beyondHeader tells an engine that the request was sent on purpose although the
-// rank has no slot for it. An engine may ignore it; it helps to read logs.
+// rank has no slot or no KV room for it. An engine may ignore it; it helps to read logs.
 const beyondHeader = "X-Evenkeel-Beyond-Slots"
 
 // forEver is the limit of a wait that something else ends.

@@ -139,7 +139,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.places.OnFree(g.tier.Wake)
 	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
 		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.poolTTL(),
-		Registerer: g.reg, Places: g.places, Log: log,
+		Registerer: g.reg, Places: g.places, OnRoom: g.tier.Wake, Log: log,
 		Predictor:   dispatcher.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
 		StepModel:   dispatcher.StepModel(cfg.Dispatch.StepModel),
 		DecisionLog: dispatcher.DecisionLogConfig(cfg.Dispatch.Log),

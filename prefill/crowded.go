@@ -67,8 +67,8 @@ func (t *Tier) decodeFull(c *candidate) bool {
 }
 
 // hopeless says whether a hand-off that the candidate begins now would get no decode
-// slot before its engine drops it, because too many are on their way already. The
-// next hand-off that leaves the pool makes room.
+// slot before its engine drops it, because too many are on their way already. Who
+// waits for that is looked at again when Config.Decode has grown, see Wake.
 func (t *Tier) hopeless(c *candidate) bool {
 	if t.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
 		return false

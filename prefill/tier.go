@@ -160,7 +160,8 @@ func (t *Tier) unlock() {
 	}
 }
 
-// Wake looks at the queues again. Call it when a place in the pool got free.
+// Wake looks at the queues again. Call it when a place in the pool got free, or when
+// Config.Decode has grown.
 func (t *Tier) Wake() {
 	t.lock()
 	t.unlock()

@@ -99,7 +99,7 @@ type Dispatch struct {
 	Window    time.Duration `yaml:"window"`
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"`
-	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots, where
+	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room, where
 	// that queue renews their hold.
 	Beyond int `yaml:"beyond_slots"`
 
