@@ -156,6 +156,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !now.Before(deadline) { // no time left would read as no limit
 		return nil, errLate
 	}
+	if !r.Stream {
+		defer f.awaitsWhole()()
+	}
 	call := n.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.written)
 	if !f.attach(call) {
@@ -184,7 +187,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.begun()
+		f.begun(true)
 		return &Relay{Status: resp.StatusCode(), ContentType: string(resp.ContentType()), Body: body}, nil
 	}
 	if !bytes.HasPrefix(resp.ContentType(), []byte("text/event-stream")) {
@@ -197,7 +200,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 			return nil, err
 		}
 	}
-	f.begun()
+	f.begun(false)
 	return nil, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/geo/policy"
 	"evenkeel/sse"
 )
 
@@ -59,29 +60,28 @@ func (f *Forward) written() {
 	f.peer.reserved.Written(f.number, n.at(time.Now()))
 }
 
-// begun notes the first byte: from here on there is no way back.
-func (f *Forward) begun() {
+// begun notes that the client gets something: from here on there is no way back.
+// whole: it is all of the answer, which does not tell when the first token was there.
+func (f *Forward) begun(whole bool) {
 	f.mu.Lock()
 	f.started = true
 	f.mu.Unlock()
 	f.firstAt = time.Now()
 	n, p := f.node, f.peer
-	took := ms(f.firstAt.Sub(f.decided))
 	n.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	n.mu.Lock()
-	full := p.open >= p.trust.Window()
-	defer func() {
-		n.mu.Unlock()
-		if full { // it takes more now
-			n.cfg.Tier.Wake()
-		}
-	}()
-	f.answered()
+	defer f.makesRoom()()
+	at, took, predicted := n.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
 	p.circuit.Succeed()
-	p.trust.Answered(took, f.predicted.TTFT())
-	if predicted := f.predicted.TTFT(); predicted > 0 { // there was a prediction
-		p.distrust.Add(n.at(f.firstAt), took-predicted)
-		n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
+	switch {
+	case whole:
+		p.trust.Whole(at)
+	default:
+		p.trust.Answered(at, took, predicted)
+		if predicted > 0 { // there was a prediction
+			p.distrust.Add(at, took-predicted)
+			n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
+		}
 	}
 	if f.cached >= 0 {
 		n.metrics.hits.WithLabelValues(p.id, "actual").Add(float64(f.cached))
@@ -90,6 +90,32 @@ func (f *Forward) begun() {
 		}
 	}
 	p.sent.Confirm(&f.expected)
+}
+
+// awaitsWhole says that the answer comes in one piece. Its time to the first token is
+// not known, so the request counts as unanswered only until a first event would be
+// late. Otherwise a peer whose window is small would get nothing else while it generates.
+func (f *Forward) awaitsWhole() (stop func() bool) {
+	late := policy.LateMs(f.predicted.TTFT())
+	return time.AfterFunc(time.Duration(late*float64(time.Millisecond)), func() {
+		f.node.mu.Lock()
+		f.makesRoom()()
+	}).Stop
+}
+
+// makesRoom takes the forward off what the peer has not answered. It is called with
+// the node's lock held. What it returns gives the lock back, and wakes the queue if
+// the peer had no room before.
+func (f *Forward) makesRoom() (unlock func()) {
+	n, p := f.node, f.peer
+	full := p.open >= p.trust.Window(n.at(time.Now()))
+	f.answered()
+	return func() {
+		n.mu.Unlock()
+		if full { // it takes more now
+			n.cfg.Tier.Wake()
+		}
+	}
 }
 
 // answered takes the forward off what the peer has not answered, once. Called
@@ -199,7 +225,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
-		p.trust.Failed()
+		p.trust.Failed(n.at(now))
 		if p.circuit.Fail(f.number, now) {
 			time.AfterFunc(p.circuit.Out(), n.cfg.Tier.Wake)
 		}

@@ -172,7 +172,7 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	require.Equal(t, "full", first(n).Available["m"])
 	for _, f := range sent {
 		f.decided = f.decided.Add(-time.Minute) // so late do their first events come
-		f.begun()
+		f.begun(false)
 	}
 	require.Equal(t, 1, first(n).Window)
 	for _, f := range sent {
@@ -182,10 +182,64 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	sent = nil
 	ask(100)
 	require.Len(t, sent, 1, "one at a time")
-	sent[0].begun()
+	sent[0].begun(false)
 	require.Equal(t, 2, first(n).Window, "in time, it earns more")
 	sent[0].Drop()
 	require.Zero(t, first(n).InFlight)
+}
+
+func TestAnswersInOnePieceDoNotCountAsLate(t *testing.T) {
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, `{"usage":{}}`)
+	})
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	for range 25 {
+		f := forwarded(t, n)
+		f.decided = f.decided.Add(-time.Minute) // so long was it generated
+		whole, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
+		require.Nil(t, fail)
+		require.NotNil(t, whole)
+		f.Close()
+	}
+	require.Equal(t, 64, first(n).Window)
+	require.Zero(t, first(n).Unanswered)
+	require.Zero(t, first(n).MinGainUp, "its promise was not broken either")
+}
+
+func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
+	asked := make(chan struct{})
+	rest := make(chan struct{})
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		asked <- struct{}{}
+		<-rest
+		_, _ = io.WriteString(w, `{"usage":{}}`)
+	})
+	n, q := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	n.mu.Lock()
+	for range 40 {
+		n.peers[0].trust.Failed(n.at(time.Now()))
+	}
+	n.mu.Unlock()
+	require.Equal(t, 1, first(n).Window)
+	require.Equal(t, "full", first(n).Available["m"])
+	wakes := q.wakes.Load()
+	got := make(chan *Failure, 1)
+	go func() {
+		_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
+		got <- fail
+	}()
+	<-asked
+	eventually(t, func() bool { return first(n).Unanswered == 0 })
+	require.Greater(t, q.wakes.Load(), wakes)
+	next := forwarded(t, n) // while the first is still generated
+	next.Drop()
+	close(rest)
+	require.Nil(t, <-got)
+	f.Close()
+	require.Zero(t, first(n).Unanswered)
 }
 
 func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {

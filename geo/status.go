@@ -38,7 +38,7 @@ type PeerStatus struct {
 	USDToday   float64                 `json:"usd_today"`
 	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
 	Unanswered int                     `json:"unanswered"`  // requests that have no first event yet
-	Window     int                     `json:"window"`      // how many may be unanswered: it grows with each first event in time, and shrinks with late ones
+	Window     int                     `json:"window"`      // how many may be unanswered: it grows with each first event in time, and shrinks with late ones until some minutes have passed
 	Circuit    string                  `json:"circuit"`     // closed, or open
 	Models     map[string]policy.Offer `json:"models"`
 	Available  map[string]string       `json:"available"` // by model: available, or why not
@@ -63,7 +63,7 @@ func (n *Node) Status() Status {
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major, Fault: p.fault,
-			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(),
+			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {

@@ -109,17 +109,29 @@ func (d *Distrust) Ms(nowAt float64) float64 {
 }
 
 func (d *Distrust) fade(nowAt float64) {
-	if gaps := math.Floor((nowAt - d.lastAt) / distrustHalf); gaps >= 1 && d.samples > 0 {
-		d.median *= math.Pow(0.5, gaps)
-		d.lastAt += gaps * distrustHalf
+	if part := fade(nowAt, &d.lastAt); d.samples > 0 {
+		d.median *= part
 	}
+}
+
+// fade returns which part is left at nowAt of what was held against a peer at
+// lastAt, and moves lastAt on by the minutes that are counted in it.
+func fade(nowAt float64, lastAt *float64) (part float64) {
+	gaps := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
+	*lastAt += gaps * distrustHalf
+	return math.Pow(0.5, gaps)
 }
 
 // Trust is how many requests may be unanswered at a peer, whatever its probes
 // offer: it begins small, grows with each first event that comes in time, and
 // shrinks twice as fast with those that come late. A peer that offers more than it
-// has gets few requests, and in the end one at a time.
-type Trust struct{ less int } // than trustFirst
+// has gets few requests, and in the end one at a time. Few requests show little of
+// a peer that has become better. Therefore each minute without a first event halves
+// what the window has shrunk by.
+type Trust struct {
+	less   int     // than trustFirst
+	lastAt float64 // of the last first event or failure, or when part of less was forgotten
+}
 
 const (
 	trustFirst = 64
@@ -127,21 +139,52 @@ const (
 	trustBlind = 5000.0 // ms to a first event without a prediction
 )
 
-// Answered takes the time to a first event and the predicted time, 0 if there was
-// no prediction.
-func (t *Trust) Answered(tookMs, predictedMs float64) {
+// LateMs is after how many ms a first event is late that was predicted for so many
+// ms, 0 if there was no prediction.
+func LateMs(predictedMs float64) float64 {
 	if predictedMs <= 0 {
 		predictedMs = trustBlind
 	}
-	if tookMs > 2*predictedMs+distrustFrom {
-		t.Failed()
+	return 2*predictedMs + distrustFrom
+}
+
+// Answered takes the time to the first event of a stream and the predicted time, 0
+// if there was no prediction.
+func (t *Trust) Answered(nowAt, tookMs, predictedMs float64) {
+	if tookMs > LateMs(predictedMs) {
+		t.Failed(nowAt)
 		return
 	}
+	t.fade(nowAt)
+	t.lastAt = nowAt
 	t.less = max(t.less-1, trustFirst-trustMost)
 }
 
+// Whole takes an answer that came in one piece. It does not tell when the first
+// token was there, so it wins back what the peer has lost, and no more.
+func (t *Trust) Whole(nowAt float64) {
+	t.fade(nowAt)
+	if t.less > 0 {
+		t.less--
+	}
+}
+
 // Failed takes a request that the peer did not serve.
-func (t *Trust) Failed() { t.less = min(t.less+2, trustFirst-1) }
+func (t *Trust) Failed(nowAt float64) {
+	t.fade(nowAt)
+	t.lastAt = nowAt
+	t.less = min(t.less+2, trustFirst-1)
+}
 
 // Window is how many requests may be unanswered, at least one.
-func (t *Trust) Window() int { return trustFirst - t.less }
+func (t *Trust) Window(nowAt float64) int {
+	t.fade(nowAt)
+	return trustFirst - t.less
+}
+
+// fade leaves alone what the peer has earned.
+func (t *Trust) fade(nowAt float64) {
+	if part := fade(nowAt, &t.lastAt); t.less > 0 {
+		t.less = int(float64(t.less) * part)
+	}
+}

@@ -145,26 +145,26 @@ func TestDistrustFadesWhereNothingComesAnyMore(t *testing.T) {
 
 func TestAPeerHasAsManyUnansweredAsItHasEarned(t *testing.T) {
 	var liar, honest Trust
-	require.Equal(t, 64, liar.Window())
+	require.Equal(t, 64, liar.Window(0))
 	for range 31 {
-		liar.Answered(5000, 200)
+		liar.Answered(0, 5000, 200)
 	}
-	require.Equal(t, 2, liar.Window())
-	liar.Answered(5000, 200)
-	liar.Failed()
-	require.Equal(t, 1, liar.Window(), "it can always show that it has mended its ways")
+	require.Equal(t, 2, liar.Window(0))
+	liar.Answered(0, 5000, 200)
+	liar.Failed(0)
+	require.Equal(t, 1, liar.Window(0), "it can always show that it has mended its ways")
 	for range 10 {
-		liar.Answered(400, 200)
+		liar.Answered(0, 400, 200)
 	}
-	require.Equal(t, 11, liar.Window())
+	require.Equal(t, 11, liar.Window(0))
 	for i := range 1000 {
 		took := 200.0
 		if i%5 == 0 {
 			took = 700 // now and then somebody is late
 		}
-		honest.Answered(took, 200)
+		honest.Answered(0, took, 200)
 	}
-	require.Greater(t, honest.Window(), 400)
+	require.Greater(t, honest.Window(0), 400)
 
 	p := must(t, "finish")
 	x := Peer{ID: "p", Probed: true, Major: Protocol, IntervalMs: 500, Offers: true, Offer: Offer{Replicas: 1, NAvail: 1, Free: 1000}, Window: 64, Unanswered: 60}
@@ -172,6 +172,36 @@ func TestAPeerHasAsManyUnansweredAsItHasEarned(t *testing.T) {
 	require.Equal(t, 4, p.PeerPlace(&x).Left)
 	x.Unanswered = 64
 	require.Equal(t, Full, p.Judge(&x))
+}
+
+func TestWhatAWindowHasShrunkByIsForgotten(t *testing.T) {
+	var p Trust
+	for range 40 {
+		p.Answered(1000, 5000, 200)
+	}
+	require.Equal(t, 1, p.Window(60_000))
+	require.Equal(t, 33, p.Window(61_000), "one minute without a first event halves it")
+	require.Equal(t, 33, p.Window(62_000), "asked twice, it fades once")
+	p.Answered(100_000, 300, 200)
+	require.Equal(t, 34, p.Window(159_000), "the minute counts from the last first event")
+	require.Equal(t, 64, p.Window(600_000), "no peer is held back for ever")
+	for range 36 {
+		p.Answered(600_000, 300, 200)
+	}
+	require.Equal(t, 100, p.Window(6_000_000), "what it has earned stays")
+}
+
+func TestAnAnswerInOnePieceIsNeverLate(t *testing.T) {
+	var p Trust
+	for range 10 {
+		p.Answered(0, 5000, 200)
+	}
+	for range 20 {
+		p.Whole(0)
+	}
+	require.Equal(t, 64, p.Window(0), "it wins back what was lost")
+	p.Whole(0)
+	require.Equal(t, 64, p.Window(0), "and no more: nobody knows when its first token was there")
 }
 
 func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
