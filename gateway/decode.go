@@ -67,8 +67,12 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	if h == nil {
 		j.leaveAtOnce(s.call)
 	} else {
-		if j.gw.outlived(h) {
-			h.release()
+		if gone, sure := j.gw.outlived(h); gone {
+			if sure {
+				h.release()
+			} else { // the engine may hold it still
+				h.orphan()
+			}
 			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
 		}
 		var err error

@@ -113,7 +113,7 @@ const drainTries = 3
 // the hold timeout.
 func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 	for try := 1; ; try++ {
-		if g.outlived(h) {
+		if gone, _ := g.outlived(h); gone {
 			return drainExpired, errors.Join(errOutlived, err)
 		}
 		r := <-g.dispatcher.Enqueue(&pool.Entry{

@@ -57,7 +57,8 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	d.Remove(pod)
 	require.False(t, f.knownHost("10.0.0.4"), "a pod that is no more answers nothing")
 	require.Empty(t, f.hosts, "nothing is kept of them")
-	require.True(t, g.outlived(&handoff{born: birth{incarnation: "u1"}}))
-	require.False(t, g.outlived(&handoff{born: birth{incarnation: "u2"}}))
-	require.False(t, g.outlived(&handoff{}))
+	for h, want := range map[*handoff]bool{{born: birth{incarnation: "u1"}}: true, {born: birth{incarnation: "u2"}}: false, {}: false} {
+		gone, sure := g.outlived(h)
+		require.Equal(t, []bool{want, want}, []bool{gone, sure})
+	}
 }

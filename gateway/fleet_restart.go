@@ -3,7 +3,9 @@ package gateway
 import (
 	"errors"
 	"slices"
+	"strings"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -23,23 +25,34 @@ type birth struct {
 	process     int
 }
 
-// processes counts the processes that were seen at an engine's address. Three
-// signs tell of a new one: its start time, the engine id in its hand-offs, and a
-// refused connection, because then no process listens there.
+// processes counts the processes that were seen at an engine's address. Its start
+// time tells of a new one, and a refused connection does, because then no process
+// listens there. A new engine id in its hand-offs may also be that of another engine
+// behind the same address. So it raises a doubt: what older processes made is not
+// used, as if they were gone, and is not taken for free either, as if they were there.
 type processes struct {
-	number int
-	start  float64 // in Unix seconds, as its metrics say; 0: not told
-	ahead  bool    // another sign told of the process whose start time is not read yet
-	away   bool    // the last connection was refused
-	names  map[string]name
+	number  int       // of the newest
+	gone    int       // those before it are gone
+	doubted int       // those before it may be gone; at least gone
+	since   time.Time // when the last doubt arose
+	start   float64   // in Unix seconds, as its metrics say; 0: not told
+	ahead   bool      // a refused connection told of the process whose start time is not read yet
+	away    bool      // the last connection was refused
+	names   map[string]*names
 }
 
-// name is the engine id that a candidate's hand-offs had last.
+// names are the engine ids in a candidate's hand-offs.
+type names struct {
+	ids     []name // in the order in which they came first
+	several bool   // ids come back: several engines answer there, so that they tell of no restart
+}
+
+// name is one engine id.
 type name struct {
-	id      string
-	process int      // the process that was known to have it
-	before  []string // other ids
-	several bool     // ids come back: several engines answer there, so that they tell of no restart
+	id    string
+	first int     // process that it was seen of
+	last  int     // process that was known to have it
+	start float64 // that was known when it came last
 }
 
 // mostNames bounds the ids that are remembered of one candidate.
@@ -64,31 +77,58 @@ func (f *fleet) made(b birth, c prefill.Candidate, id string) birth {
 	if in == nil || in.incarnation != b.incarnation || id == "" {
 		return b
 	}
+	id = withoutRank(id)
 	p := &in.processes
 	n := p.names[c.ID]
+	if n == nil {
+		if p.names == nil {
+			p.names = map[string]*names{}
+		}
+		n = &names{}
+		p.names[c.ID] = n
+	}
+	newest := len(n.ids) - 1
+	at := slices.IndexFunc(n.ids, func(x name) bool { return x.id == id })
 	switch {
 	case n.several:
-		return b
-	case n.id == id: // perhaps the probe met a process that was not known yet
-		b.process = max(b.process, n.process)
-		n.process = b.process
-	case n.id == "":
-		n.id, n.process = id, b.process
-	case slices.Contains(n.before, id) || len(n.before) == mostNames:
-		n = name{several: true}
-	default:
-		if n.process == p.number {
-			f.another(in, "its hand-offs name another engine")
-			p.ahead = true
+		if at >= 0 {
+			n.ids[at].start = p.start
 		}
-		n = name{id: id, process: p.number, before: append(n.before, n.id)}
-		b.process = p.number
+	case at < 0 && len(n.ids) == mostNames:
+		n.several = true
+	case at < 0:
+		if newest >= 0 && n.ids[newest].last == p.number {
+			f.doubt(in)
+		}
+		if newest >= 0 {
+			b.process = p.number
+		}
+		n.ids = append(n.ids, name{id: id, first: b.process, last: b.process, start: p.start})
+	case at == newest: // perhaps the probe met a process that was not known yet
+		x := &n.ids[at]
+		b.process = max(b.process, x.last)
+		x.last, x.start = b.process, p.start
+	case b.process >= n.ids[newest].last: // asked after the newer one was seen, so this process is there still
+		n.several = true
+		n.ids[at].start = p.start
+		p.livesSince(n.ids[at].first)
 	}
-	if p.names == nil {
-		p.names = map[string]name{}
-	}
-	p.names[c.ID] = n
 	return b
+}
+
+// withoutRank is the id of the process that has an engine: vLLM gives the engines of
+// its data parallel ranks one id, and adds _dp and the rank.
+func withoutRank(id string) string {
+	base := strings.TrimRight(id, "0123456789")
+	if before, ok := strings.CutSuffix(base, "_dp"); ok && base != id {
+		return before
+	}
+	return id
+}
+
+// livesSince ends the doubt about the processes from that one on.
+func (p *processes) livesSince(process int) {
+	p.doubted = max(p.gone, min(p.doubted, process))
 }
 
 // started takes the start time of the process at a prefill engine's address. What
@@ -104,11 +144,34 @@ func (f *fleet) started(key string, start float64, read bool) {
 	switch p := &in.processes; {
 	case start > p.start:
 		if p.start != 0 && !p.ahead {
+			unsure := p.doubted == p.number && p.doubted > p.gone // whether the newest id is of this process, or of the one before
 			f.another(in, "its process has another start time")
+			if unsure {
+				p.gone--
+			}
 		}
 		p.start, p.ahead = start, false
 	case start == p.start && read:
 		p.ahead = false
+	}
+}
+
+// lives takes a start time that was asked for then and read just now. The ids that
+// were seen after the same time was read before are those of the process that is there.
+func (f *fleet) lives(key string, start float64, asked time.Time) {
+	f.started(key, start, true)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	in := f.instances[key]
+	if in == nil || start == 0 || start != in.processes.start || !asked.After(in.processes.since) {
+		return
+	}
+	for _, n := range in.processes.names {
+		for _, x := range n.ids {
+			if x.start == start {
+				in.processes.livesSince(x.first)
+			}
+		}
 	}
 }
 
@@ -126,22 +189,39 @@ func (f *fleet) away(in *instance, s engine.Status) {
 
 // another notes a new process. It is called with f.mu held.
 func (f *fleet) another(in *instance, sign string) {
-	in.processes.number++
+	p := &in.processes
+	p.number++
+	p.gone, p.doubted = p.number, p.number
 	f.gw.exchanges.forget(in.id)
 	f.gw.log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
 		zap.String("engine", in.key()), zap.String("sign", sign))
 }
 
-// outlived says whether the process that made a hand-off is gone. The process that
-// has its address now would be asked for blocks that it never made.
-func (g *Gateway) outlived(h *handoff) bool {
+// doubt notes a process that nothing tells of but the engine id of a hand-off. It is
+// called with f.mu held.
+func (f *fleet) doubt(in *instance) {
+	p := &in.processes
+	p.number++
+	p.doubted, p.since = p.number, time.Now()
+	f.gw.exchanges.forget(in.id)
+	f.gw.log.Warn("prefill engine is perhaps another process than before: prompts whose KV no decode engine has fetched are prefilled again, unless the process of before answers once more",
+		zap.String("engine", in.key()), zap.String("sign", "its hand-offs name another engine"))
+}
+
+// outlived says whether the process that made a hand-off is gone, or may be: sure
+// tells which. The process that has its address now would be asked for blocks that
+// it never made.
+func (g *Gateway) outlived(h *handoff) (gone, sure bool) {
 	g.fleet.mu.RLock()
 	defer g.fleet.mu.RUnlock()
 	if _, dead := g.fleet.dead[h.born.incarnation]; dead && h.born.incarnation != "" {
-		return true
+		return true, true
 	}
 	in := g.fleet.instances[h.born.key]
-	return in != nil && in.incarnation == h.born.incarnation && in.processes.number != h.born.process
+	if in == nil || in.incarnation != h.born.incarnation {
+		return false, false
+	}
+	return h.born.process < in.processes.doubted, h.born.process < in.processes.gone
 }
 
 var errOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")

@@ -83,11 +83,12 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.at.IsZero() || time.Since(p.at) > g.conf().Prefill.Scrape.Interval/2 {
+		asked := time.Now()
 		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
 		p.at = time.Now()
 		if p.err == nil {
 			g.monitor.Heard(c.Instance)
-			g.fleet.started(c.Instance, p.sample.StartTime, true)
+			g.fleet.lives(c.Instance, p.sample.StartTime, asked)
 		}
 	}
 	if p.err != nil {
