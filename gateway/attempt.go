@@ -323,11 +323,3 @@ const bytesPerToken = 4
 // piece, in tokens: a client that asks for millions must not make its rank look
 // full to all others.
 const wholeCharge = 1024
-
-// outputLimit is how many tokens the answer may have; 0: as the context allows.
-func (j *job) outputLimit() int {
-	if j.req.MaxTokens == 0 && j.req.Endpoint == mooncake.Completions {
-		return openai.DefaultCompletionTokens
-	}
-	return j.req.MaxTokens
-}

@@ -29,10 +29,21 @@ func contextOf(said int) int {
 // whose context is so long.
 func (j *job) mayHave(context int) int {
 	most := contextOf(context)
-	if limit := j.outputLimit(); limit > 0 {
+	if limit := j.req.Limit; limit > 0 {
 		most = min(most, max(1, limit-j.resume.before))
 	}
 	return most
+}
+
+// echoed is how many tokens of the prompt the answer may begin with.
+func (j *job) echoed() int {
+	switch {
+	case !j.echoes():
+		return 0
+	case j.prompt > 0:
+		return j.prompt
+	}
+	return max(j.req.PromptTokens, j.promptBytes()) // no engine has counted the prompt; a token of text has at least one byte
 }
 
 // mayTake is how many bytes a stream of so many tokens may have.
@@ -53,7 +64,7 @@ func (j *job) mayRelay() int64 {
 	if j.leg == nil { // several answers
 		answers = openai.MaxLegs
 	}
-	return int64(answers) * mayTake(j.mayHave(j.model.maxLen), j.gw.conf().Limits.EventBytes)
+	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.maxLen), j.gw.conf().Limits.EventBytes)
 }
 
 // believes says whether the answer that another proxy gave in one piece can have
@@ -90,5 +101,5 @@ const mostTails = 1024
 // limits are what the source's engine may send.
 func (s *stream) limits(first time.Duration) sse.Limits {
 	l := &s.job.gw.conf().Limits
-	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.mayHave, l.EventBytes), First: max(1, first), Gap: l.EventTimeout}
+	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, l.EventBytes), First: max(1, first), Gap: l.EventTimeout}
 }

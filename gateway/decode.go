@@ -105,7 +105,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 			defer j.finishPull(s.call, pulled)()
 		}
 		silence = limits.ProbeTimeout
-		s.slot.Progress(min(j.outputLimit(), wholeCharge)) // in advance: no event will tell
+		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
 	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})

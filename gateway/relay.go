@@ -55,6 +55,7 @@ type source struct {
 	local bool // it computes the prompt itself
 
 	mayHave int           // tokens
+	told    int           // tokens that the board knows of; unlike the mirror's count it never falls
 	idle    time.Duration // how long the engine may be silent, as the connection has it
 	may     int64         // tokens of the prompt that the engine was to compute at most; 0: that is settled
 	beyond  bool          // the engine's traffic expects it beyond the slots until release
@@ -155,6 +156,9 @@ func (s *stream) fill() error {
 	if err == nil || s.ended || s.lost != nil {
 		return nil //nolint:nilerr // the end of the stream is none of the answer
 	}
+	if s.reader.Torn() && s.assembler == nil {
+		s.out = append(s.out, sse.BlankLine...) // the error or the end must be an event of its own
+	}
 	switch {
 	case errors.Is(err, sse.ErrTooMuch):
 		s.end(streamError("upstream_broken", err))
@@ -180,7 +184,7 @@ func (s *stream) fill() error {
 
 // event handles one event of the engine.
 func (s *stream) event(e sse.Event) {
-	before, mark := s.mirror.Tokens(), len(s.out)
+	mark := len(s.out)
 	edited, verdict := s.mirror.Event(e, s.out)
 	// The mirror appends what it edited to s.out and returns the whole of it;
 	// an event it left alone is returned as it came.
@@ -193,7 +197,8 @@ func (s *stream) event(e sse.Event) {
 	if s.assembler != nil {
 		s.out = s.out[:mark] // edited stays readable until the next append
 	}
-	if now := s.mirror.Tokens(); now > before {
+	if now := s.mirror.Tokens(); now > s.told {
+		s.told = now
 		s.progress(now)
 	}
 	if s.assembler != nil && len(edited) > 0 && (verdict == sse.Forward || verdict == sse.Recomputed) {

@@ -268,15 +268,19 @@ func (s *stream) plan() string {
 	if !seen && !mooncake.ByText(r.how) {
 		said.Cut()
 	}
+	most, limit := j.most(), j.req.Limit
+	if said.Guessed { // the engine would have ended an answer that has no token left
+		said.Completed = min(said.Completed, max(0, most-1))
+	}
 	resume := &mooncake.Resume{How: r.how, Tokens: said.Completed}
-	if limit := j.outputLimit(); limit > 0 {
+	if limit > 0 {
 		resume.Limit = limit - said.Completed
 		resume.LimitKey = j.req.MaxTokensKey
 		if resume.LimitKey == "" {
 			resume.LimitKey = "max_tokens"
 		}
 	}
-	if context := j.model.maxLen; resume.LimitKey != "" && resume.Limit <= 0 || context > 0 && r.alone+said.Completed >= context {
+	if said.Completed >= most {
 		s.begin(said, nil)
 		s.before(said.Completed)
 		s.conclude("length")
@@ -301,6 +305,18 @@ func (s *stream) plan() string {
 	}
 	s.begin(said, resume)
 	return tier
+}
+
+// most is how many tokens the whole answer may have.
+func (j *job) most() int {
+	most := contextOf(j.model.maxLen)
+	if j.model.maxLen > 0 {
+		most -= j.resume.alone
+	}
+	if j.req.Limit > 0 {
+		most = min(most, j.req.Limit)
+	}
+	return most
 }
 
 // begin makes the job's next attempt go on behind said.

@@ -9,7 +9,8 @@ import (
 )
 
 // fill reads one arrival; event tells whether a data event is in it. Events are
-// handed on whole: what comes after one that broke off could not be told apart.
+// handed on whole, but for those that come in pieces: what comes after one that broke
+// off could not be told apart.
 func (f *Forward) fill() (event bool, err error) {
 	err = f.receive()
 	for {
@@ -79,6 +80,9 @@ func (f *Forward) more() {
 	}
 	if _, err := f.fill(); err != nil && !f.reader.Done() {
 		f.over = ErrPeerLost
+		if f.reader.Torn() {
+			f.out = append(f.out, sse.BlankLine...)
+		}
 		f.out = sse.ErrorEvent(f.out, "upstream region lost", "server_error", "peer_lost")
 	}
 }

@@ -447,3 +447,22 @@ func TestTheTailOfAForwardIsWorthItsConnection(t *testing.T) {
 	}
 	require.Less(t, len(used), 8, "%v", used)
 }
+
+func TestTheErrorBehindABrokenEventIsAnEventOfItsOwn(t *testing.T) { // geo R30
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: 1\n\ndata: "+strings.Repeat("x", 5000))
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	n, _ := node(t, func(c *Config) { c.EventBytes = 1000 }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	whole, fail := f.Send(stream)
+	require.Nil(t, fail)
+	require.Nil(t, whole)
+	defer f.Close()
+	got, err := io.ReadAll(f)
+	require.ErrorIs(t, err, ErrPeerLost)
+	require.True(t, strings.HasPrefix(string(got), "data: 1\n\ndata: "+strings.Repeat("x", 5000)+"\n\ndata: {\"error\""), "%.100q", got[len(got)-200:])
+}

@@ -2,6 +2,9 @@ package sse
 
 import "strconv"
 
+// BlankLine ends an event, wherever it broke off.
+const BlankLine = "\n\n"
+
 // Done is the event that ends a stream.
 const Done = "data: [DONE]\n\n"
 

@@ -68,9 +68,10 @@ type Mirror struct {
 	f     facts  // of the event at hand
 	marks []mark // of the event at hand
 
-	tokens     int // monotonic
-	ids        int // token ids seen
-	chunks     int // with content
+	tokens     int
+	guessed    bool // some of them are known by their chunks only
+	ids        int  // token ids seen
+	chunks     int  // with content
 	idsSeen    bool
 	usageSeen  bool
 	idsThen    int // ids and chunks when the last usage came, which has counted them
@@ -186,7 +187,8 @@ func (m *Mirror) overrun() error {
 }
 
 // count takes over the tokens that read found. Tokens after the engine's last usage
-// are counted by their token ids, or by their chunks if there are no ids.
+// are counted by their token ids, or by their chunks if there are no ids. A usage
+// corrects what was counted so.
 func (m *Mirror) count() {
 	f, before := &m.f, m.tokens
 	if f.content {
@@ -204,13 +206,12 @@ func (m *Mirror) count() {
 			m.usage.Cached = m.ask.Cached
 		}
 	}
-	now := m.usage.Completion
+	m.tokens, m.guessed = m.usage.Completion, !m.idsSeen && m.chunks > m.chunksThen
 	if m.idsSeen {
-		now += m.ids - m.idsThen
+		m.tokens += m.ids - m.idsThen
 	} else {
-		now += int(math.Round(float64(m.chunks-m.chunksThen) * m.perChunk()))
+		m.tokens += int(math.Round(float64(m.chunks-m.chunksThen) * m.perChunk()))
 	}
-	m.tokens = max(m.tokens, now)
 	if f.hasUsage && f.choices == 0 {
 		m.reconciled, m.drift = true, before-f.usage.Completion
 	}
@@ -309,7 +310,8 @@ func (m *Mirror) Owed(dst []byte) []byte {
 // Untrack ends what Ask.Trail began.
 func (m *Mirror) Untrack() { m.ask.Trail = nil }
 
-// Tokens is how many tokens this leg generated so far. It never falls.
+// Tokens is how many tokens this leg generated so far. It falls where the engine's
+// usage is below what its chunks were taken for.
 func (m *Mirror) Tokens() int { return m.tokens }
 
 // Started tells whether a data event came that is no failure: decode has pulled
@@ -350,21 +352,29 @@ func (m *Mirror) Fault() error { return m.fault }
 // final usage; ok is false while it has not.
 func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
 
-// TokensPerChunk is how many tokens a chunk had on average before this leg, moved a
-// tenth of the way to this leg's average, for the Ask of the next leg. It does not
-// move if the leg's true count is not known.
+const (
+	// fewChunks is how many chunks tell something of others: a parser of tools may
+	// hold back a whole call and send it as one.
+	fewChunks = 4
+	// mostPerChunk is about as many tokens as an engine that speculates makes at once.
+	mostPerChunk = 8
+)
+
+// TokensPerChunk is how many tokens a chunk had on average before this leg, 1 at
+// first, moved a tenth of the way to this leg's average, for the Ask of the next leg.
+// It does not move if the leg's true count is not known, or if it had few chunks.
 func (m *Mirror) TokensPerChunk(before float64) float64 {
 	exact := m.ids
 	if m.usageSeen {
 		exact = m.usage.Completion
 	}
-	if m.chunks == 0 || exact == 0 {
+	if m.chunks < fewChunks || exact == 0 {
 		return before
 	}
-	seen := float64(exact) / float64(m.chunks)
 	if before <= 0 {
-		return seen
+		before = 1
 	}
+	seen := min(float64(exact)/float64(m.chunks), mostPerChunk)
 	return before + (seen-before)/10
 }
 

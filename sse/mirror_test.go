@@ -32,7 +32,7 @@ func TestMirrorCountsByTheBestSource(t *testing.T) {
 		{"the next usage has counted them", 0, []string{`{"choices":[{"token_ids":[1]}],"usage":{"completion_tokens":1}}`, `{"choices":[{"token_ids":[1,2]}]}`, `{"choices":[{"token_ids":[3]}],"usage":{"completion_tokens":4}}`}, 4},
 		{"ids that a usage has seen before them count behind it", 0, []string{`{"choices":[],"usage":{"completion_tokens":0}}`, `{"choices":[{"token_ids":[1,2]}]}`}, 2},
 		{"chunks count between usages where there are no ids", 2, []string{`{"choices":[],"usage":{"completion_tokens":1}}`, text, text}, 5},
-		{"the count never falls", 3, []string{text, text, `{"choices":[],"usage":{"completion_tokens":4}}`}, 6},
+		{"a usage corrects what chunks were taken for", 3, []string{text, text, `{"choices":[],"usage":{"completion_tokens":4}}`}, 4},
 		{"a usage without completion tokens does not count", 0, []string{text, `{"choices":[],"usage":{"prompt_tokens":4}}`, `{"choices":[],"usage":null}`}, 1},
 		{"what is not JSON counts nothing", 0, []string{text, `{"choices":[{"token_ids":[1,2`}, 1},
 	} {
@@ -190,10 +190,16 @@ func TestMirrorLearnsTokensPerChunk(t *testing.T) {
 		}
 		return m.TokensPerChunk(before)
 	}
-	const text, usage = `{"choices":[{"text":"a"}]}`, `{"choices":[],"usage":{"completion_tokens":6}}`
-	require.InDelta(t, 3, run(0, text, text, usage), 1e-9, "the first leg sets it")
-	require.InDelta(t, 1.2, run(1, text, text, usage), 1e-9, "later ones move it by a tenth")
-	require.InDelta(t, 1.5, run(1.5, text, text), 1e-9, "a leg without a true count does not")
+	const text, usage = `{"choices":[{"text":"a"}]}`, `{"choices":[],"usage":{"completion_tokens":12}}`
+	require.InDelta(t, 1.2, run(0, text, text, text, text, usage), 1e-9, "the first leg moves it from 1 by a tenth")
+	require.InDelta(t, 1.2, run(1, text, text, text, text, usage), 1e-9, "so do later ones")
+	require.InDelta(t, 1.5, run(1.5, text, text, text, text), 1e-9, "a leg without a true count does not")
+	require.Zero(t, run(0, text, text, usage), "nor does one of few chunks: a whole tool call may come as one")
+	per := 0.0
+	for range 100 {
+		per = run(per, text, text, text, text, `{"choices":[],"usage":{"completion_tokens":4000}}`)
+	}
+	require.InDelta(t, mostPerChunk, per, 1e-3, "no engine makes more at once")
 }
 
 func TestDriftComparesWithTheFinalUsage(t *testing.T) {

@@ -46,6 +46,7 @@ type Reader struct {
 	since time.Time     // when the present wait began; zero: there is no wait
 	begun bool          // a data event came
 	done  bool          // [DONE] came
+	torn  bool          // the last event returned is a piece, and not the last one of its event
 	err   error
 }
 
@@ -136,11 +137,12 @@ func (r *Reader) Next() (Event, bool) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
+	r.torn = e.Kind == KindOpaque && r.framer.handed > 0
 	switch {
 	case e.Kind == KindDone:
 		r.done, r.bytes = true, int64(r.framer.held())
 		r.quiet = 0
-	case e.Kind == KindData, e.Kind == KindOpaque && r.framer.handed == 0: // the last piece
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // the last piece
 		r.begun, r.quiet = true, 0
 	}
 	return e, true
@@ -159,6 +161,10 @@ func (r *Reader) over(more int64) bool {
 // for an answer that is not whole, ErrTail for one that is; nil while it may go
 // on.
 func (r *Reader) Err() error { return r.err }
+
+// Torn tells whether pieces of an event were returned and its end was not. A blank
+// line must go out before another event, or a client reads both as one.
+func (r *Reader) Torn() bool { return r.torn }
 
 // Done tells whether [DONE] came.
 func (r *Reader) Done() bool { return r.done }

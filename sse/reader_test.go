@@ -257,3 +257,24 @@ func BenchmarkReaderAlone(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
 }
+
+func TestAnEventInPiecesIsTornUntilItsEnd(t *testing.T) {
+	r, now := NewReader(), noon
+	r.Reset(Limits{Event: 20, Bytes: 200})
+	for _, step := range []struct {
+		part string
+		torn bool
+	}{
+		{"data: x\n\n", false},
+		{"data: yy", false}, // nothing of it has left
+		{strings.Repeat("y", 40), true},
+		{"y\n\n", false},
+		{"data: " + strings.Repeat("z", 40) + "\n\n", false},
+		{strings.Repeat("z", 40), true},
+		{strings.Repeat("z", 100) + "\n\n", true}, // its end is too much
+	} {
+		r.arrive(&now, 0, step.part)
+		require.Equal(t, step.torn, r.Torn(), step.part)
+	}
+	require.Equal(t, ErrTooMuch, r.Err())
+}

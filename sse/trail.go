@@ -20,6 +20,7 @@ type Trail struct {
 	Unread    bool    // an event was not understood, so something may be missing
 	Prompt    int     // tokens of the prompt as decode counted them; 0: it did not say
 	Completed int     // tokens by the engine's count
+	Guessed   bool    // it did not tell that of all of them, and Completed may be too many
 }
 
 // Head is what the events of an answer have in common, each as JSON; nil where
@@ -43,6 +44,7 @@ func (t *Trail) Join(next *Trail) {
 	t.Text = append(t.Text, next.Text...)
 	t.Runes += next.Runes
 	t.Completed += next.Completed
+	t.Guessed = t.Guessed || next.Guessed
 	t.Content = t.Content || next.Content
 	t.MoreThan = t.MoreThan || next.MoreThan
 	t.Unread = t.Unread || next.Unread
@@ -73,7 +75,7 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 	if t.KeepPrompt && f.promptEnd > 0 {
 		t.PromptIDs = append(t.PromptIDs[:0], b[f.promptAt:f.promptEnd]...)
 	}
-	t.Completed = m.tokens
+	t.Completed, t.Guessed = m.tokens, m.guessed
 	if m.usageSeen {
 		t.Prompt = m.usage.Prompt
 	} else if f.promptIDs > 0 {

@@ -72,7 +72,16 @@ func TestWhatAClientAsksFor(t *testing.T) {
 			mooncake.Chat, func(t *testing.T, r *Request) { require.Equal(t, 1, r.N) }},
 		{"max_tokens", completion(`"max_tokens":2147483647`), mooncake.Completions, func(t *testing.T, r *Request) {
 			require.Equal(t, 2147483647, r.MaxTokens)
+			require.Equal(t, 2147483647, r.Limit)
 			require.Equal(t, "max_tokens", r.MaxTokensKey)
+		}},
+		{"no max_tokens is the default of a completion", completion(""), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Zero(t, r.MaxTokens)
+			require.Equal(t, DefaultCompletionTokens, r.Limit)
+		}},
+		{"a max_tokens of null is no limit", completion(`"max_tokens":null,"min_tokens":20`), mooncake.Completions, func(t *testing.T, r *Request) {
+			require.Zero(t, r.Limit)
+			require.Empty(t, r.MaxTokensKey)
 		}},
 		{"max_completion_tokens wins in a chat", chat(`"max_tokens":7,"max_completion_tokens":5`), mooncake.Chat, func(t *testing.T, r *Request) {
 			require.Equal(t, 5, r.MaxTokens)

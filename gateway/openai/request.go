@@ -33,6 +33,7 @@ type Request struct {
 	Prompts      []json.RawMessage // of a list of several prompts; nil: one prompt, in the body
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key it came from
+	Limit        int               // of the answer: MaxTokens, or what engines take if no key is there; 0: what the context leaves
 	Passthrough  bool              // only the decode engine's own answer has all that was asked for (contract 6)
 	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
 	PromptTokens int               // exact where the prompts are token ids, else 0
@@ -106,7 +107,8 @@ type parser struct {
 	mediaBytes                     int
 }
 
-// DefaultCompletionTokens is what a completion without max_tokens gets (contract 1.5).
+// DefaultCompletionTokens is what a completion without the key max_tokens gets (contract 1.5).
+// One with null there gets what the context leaves.
 const DefaultCompletionTokens = 16
 
 // together checks what no key can tell by itself, and completes the request.
@@ -129,15 +131,15 @@ func (p *parser) together() *Error {
 	if r.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
 		r.MaxTokens, r.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
-	limit := r.MaxTokens
-	if limit == 0 {
+	r.Limit = r.MaxTokens
+	if r.MaxTokens == 0 {
 		r.MaxTokensKey = ""
-		if r.Endpoint == mooncake.Completions {
-			limit = DefaultCompletionTokens
+		if r.Endpoint == mooncake.Completions && r.Body.Count("max_tokens") == 0 {
+			r.Limit = DefaultCompletionTokens
 		}
 	}
-	if limit > 0 && p.minTokens > limit { // the decode engine would refuse it, after a whole prefill
-		return bad(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, limit)
+	if r.Limit > 0 && p.minTokens > r.Limit { // the decode engine would refuse it, after a whole prefill
+		return bad(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, r.Limit)
 	}
 	if p.stopTokens && p.minTokens > 0 && p.lim.VocabSize <= 0 { // contract 1.3
 		return bad(CodeUnsupported, "stop_token_ids",

@@ -1,0 +1,154 @@
+package gateway_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/config"
+)
+
+// textEvent is an event of a completion that tells nothing of its tokens.
+const textEvent = `data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"x","finish_reason":null}]}` + "\n\n"
+
+func lastText(tokens int) string {
+	return fmt.Sprintf(`data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"","finish_reason":"stop"}]}`+"\n\n"+
+		`data: {"id":"d","created":1,"model":"ref","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}`+"\n\n", tokens) + doneEvent
+}
+
+// Engines take 16 for a max_tokens that is not there. One that is null is there, and
+// the answer then has what the context leaves.
+func TestAMaxTokensOfNullIsNoLimit(t *testing.T) {
+	t.Parallel()
+	const tokens = 100
+	u := &unruly{}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(strings.Repeat(strings.Replace(textEvent, `null}`, `null,"token_ids":[1]}`, 1), tokens))
+		w.send(lastText(tokens))
+	}
+	c := misled(t, u)
+	r := c.post(completionPath, completion("a", `"stream":true,"max_tokens":null,"min_tokens":20,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.NotContains(t, r.body, `"error"`)
+	require.Equal(t, tokens, strings.Count(r.body, `"text":"x"`))
+	require.NotContains(t, c.post(completionPath, completion("a", `"max_tokens":null,`)).body, `"error"`)
+
+	r = c.post(completionPath, completion("a", `"stream":true,`))
+	require.Contains(t, r.body, "upstream_broken", "without the key the limit is 16")
+}
+
+// The first event of an echo has the whole prompt, with the logprobs of each token.
+func TestAnAnswerMayBeginWithItsPrompt(t *testing.T) {
+	t.Parallel()
+	u := &unruly{}
+	u.probe = func(w http.ResponseWriter) {
+		_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":90000},"kv_transfer_params":`+handoffOnTheWire+`}`)
+	}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(`data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"prompt","logprobs":{"top_logprobs":[` +
+			strings.Repeat(`{"abcdefghij":-1.25},`, 600_000) + `null]},"finish_reason":null}]}` + "\n\n")
+		w.send(textEvent + lastText(1))
+	}
+	c := misled(t, u)
+	r := c.post(completionPath, completion("hello", `"echo":true,"logprobs":5,"max_tokens":1,"stream":true,`))
+	require.Equal(t, http.StatusOK, r.status)
+	require.NotContains(t, r.body[max(0, len(r.body)-300):], `"error"`)
+	require.Greater(t, len(r.body), 12_600_000)
+
+	r = c.post(completionPath, completion("hello", `"logprobs":5,"max_tokens":1,"stream":true,`))
+	require.Contains(t, r.body[max(0, len(r.body)-300):], `"error"`, "nobody asked for an echo")
+}
+
+// An event that is too large to be gathered leaves in pieces. If it breaks off, the
+// error behind it is an event of its own.
+func TestTheErrorBehindABrokenEventIsReadable(t *testing.T) {
+	t.Parallel()
+	large := strings.Replace(oneEvent, "hi", strings.Repeat("x", 5000), 1)
+	endless := strings.Replace(oneEvent, "hi", strings.Repeat("x", 1<<20), 1)
+	for name, row := range map[string]string{
+		"the engine dies":        large[:4000],
+		"the answer has no end":  endless[:len(endless)-40],
+		"in the middle of lines": "data: x\n" + large[:4000] + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := &unruly{change: func(cfg *config.Config) { cfg.Limits.EventBytes = 1000 }}
+			u.decode = func(w *script, _ *http.Request) {
+				w.send(oneEvent + row)
+				panic(http.ErrAbortHandler)
+			}
+			r := misled(t, u).post(chatPath, chat("a", `"max_tokens":4,"stream":true,`))
+			require.Equal(t, http.StatusOK, r.status)
+			require.Regexp(t, `xx\n*\n\ndata: \{"error":.*\n\ndata: \[DONE\]\n\n$`, r.body[max(0, len(r.body)-400):])
+		})
+	}
+}
+
+// A tool call of 500 tokens comes in one chunk. The answers after it are counted by
+// what the engine tells of them in the end.
+func TestWhatChunksWereTakenForIsNotBilled(t *testing.T) {
+	t.Parallel()
+	log := filepath.Join(t.TempDir(), "requests.jsonl")
+	u := &unruly{change: func(cfg *config.Config) { cfg.Log.Requests = log }}
+	u.decode = func(w *script, _ *http.Request) {
+		if w.n == 1 { // what is learned
+			w.send(strings.Repeat(textEvent, 4) + lastText(400))
+			return
+		}
+		w.send(strings.Repeat(textEvent, 100))
+		w.send(lastText(100))
+	}
+	c := misled(t, u)
+	c.requestLog = log
+	for i, want := range []int{400, 100} {
+		r := c.post(completionPath, completion("a", `"max_tokens":1000,"stream":true,`))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		c.settled(true)
+		require.Equal(t, want, c.records()[i].OutputTokens)
+	}
+}
+
+// Where an engine counts nothing, an answer that was lost has at least one token to
+// go: with none left the engine would have ended it.
+func TestAGuessedCountEndsNoAnswer(t *testing.T) {
+	t.Parallel()
+	u, begun := &unruly{}, make(chan struct{})
+	prompt := 0
+	u.probe = func(w http.ResponseWriter) {
+		prompt += 7 // longer by what is out
+		_, _ = fmt.Fprintf(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":%d},"kv_transfer_params":%s}`, prompt, handoffOnTheWire)
+	}
+	u.decode = func(w *script, _ *http.Request) {
+		switch w.n {
+		case 1: // 8 tokens in a chunk
+			w.send(strings.Repeat(textEvent, 5) + lastText(40))
+		case 2:
+			w.send(strings.Repeat(textEvent, 15))
+			<-begun
+			w.send(`data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"","finish_reason":"stop","stop_reason":"recomputed"}]}` + "\n\n")
+		default:
+			w.send(textEvent + strings.Replace(lastText(1), `"prompt_tokens":7`, `"prompt_tokens":21`, 1))
+		}
+	}
+	c := misled(t, u)
+	require.Equal(t, http.StatusOK, c.post(completionPath, completion("a", `"max_tokens":50,"stream":true,`)).status)
+	c.settled(true)
+	resp, err := c.http.Post(c.url+completionPath, "application/json", strings.NewReader(completion("a", `"max_tokens":20,"stream":true,`)))
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	_, err = io.ReadFull(resp.Body, make([]byte, len(textEvent)))
+	require.NoError(t, err)
+	close(begun)
+	rest, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NotContains(t, string(rest), `"error"`)
+	require.NotContains(t, string(rest), `"length"`)
+	require.Equal(t, 15, strings.Count(string(rest), `"text":"x"`), "14 of the first engine's, and one of the second's")
+	require.EqualValues(t, 3, u.calls.Load())
+}
