@@ -37,7 +37,7 @@ var phases = []struct{ name, about string }{
 	{inChoice, "It waits in the arrival queue. No engine knows of it."},
 	{inProbe, "A prefill engine computes the prompt."},
 	{inPool, "The hand-off waits for a decode rank. The prefill engine holds its KV; no call is under way."},
-	{dispatched, "A decode engine was sent the request and has not answered. Unless the connection was refused, the engine may have read the hand-off, so no answer is made of it any more. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
+	{dispatched, "A decode engine was sent the request and has not answered. Unless the connection was refused, the engine may have read the hand-off, so evenkeel makes no answer of this hand-off any more. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
 	{opened, "The decode engine has taken the hand-off, and pulls the KV. Nothing has reached the client."},
 	{streaming, "The client has part of the answer. One that is not streamed is the same here, but nothing of it is out: where it cannot be taken up in the middle it begins anew."},
 	{finishing, "The last token is out, the end is not."},

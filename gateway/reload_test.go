@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,8 +79,11 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
 
 	c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
-	c.eventually("it is in force", func() bool { return c.gw.Policy() == "br0" })
-	r := c.gw.Status(t.Context()).Config.Last
+	var r *gateway.Reload
+	c.eventually("it is in force, and told", func() bool {
+		r = c.gw.Status(t.Context()).Config.Last
+		return c.gw.Policy() == "br0" && slices.Contains(paths(*r), "dispatch.policy")
+	})
 	require.Equal(t, "used", r.Outcome)
 	require.ElementsMatch(t, []string{
 		"engines.decode[" + addressOf(first) + "]", "dispatch.policy", "dispatch.window", "predictor.kind", "pool.size", "pool.ttl",
