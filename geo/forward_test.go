@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -216,6 +217,8 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 		<-rest
 		_, _ = io.WriteString(w, `{"usage":{}}`)
 	})
+	release := sync.OnceFunc(func() { close(rest) })
+	t.Cleanup(release) // also where the test fails, or the server's end waits for ever
 	n, q := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
 	f := forwarded(t, n)
 	n.mu.Lock()
@@ -236,7 +239,7 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 	require.Greater(t, q.wakes.Load(), wakes)
 	next := forwarded(t, n) // while the first is still generated
 	next.Drop()
-	close(rest)
+	release()
 	require.Nil(t, <-got)
 	f.Close()
 	require.Zero(t, first(n).Unanswered)

@@ -107,7 +107,8 @@ type parser struct {
 	mediaBytes                     int
 }
 
-// DefaultCompletionTokens is what a completion without the key max_tokens gets (contract 1.5).
+// DefaultCompletionTokens is what a completion without the key max_tokens gets, as in
+// OpenAI's API and vLLM.
 // One with null there gets what the context leaves.
 const DefaultCompletionTokens = 16
 
