@@ -44,7 +44,7 @@ func TestClientsThatStopReadingInTheMiddle(t *testing.T) {
 	}
 	streams := 500
 	if raceEnabled {
-		streams = 100
+		streams = 250
 	}
 	const ranks = 4
 	c := start(t, options{

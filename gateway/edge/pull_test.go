@@ -2,6 +2,7 @@ package edge
 
 import (
 	"bytes"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -59,13 +60,16 @@ func TestAnArrivalLeavesAsOneWrite(t *testing.T) {
 	require.Equal(t, "fc1\r\n"+strings.Repeat("c", smallChunk+1)+"\r\n", out[2])
 }
 
+// The collector is held meanwhile, for it empties the pool of buffers. The race detector drops one
+// buffer in four from a pool, which is half an allocation a run and no more.
 func TestALargeArrivalAllocatesNothing(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	text := strings.Repeat("x", 60_000)
 	a := &arrivals{}
 	p := NewPull(a, nil, zap.NewNop())
 	p.conn, p.head = &bytes.Buffer{}, true
 	buf, parts := make([]byte, 4096), []string{text}
-	require.Less(t, testing.AllocsPerRun(100, func() {
+	require.Less(t, testing.AllocsPerRun(1000, func() {
 		p.conn.(*bytes.Buffer).Reset()
 		a.parts = parts
 		_, _ = p.Read(buf)
