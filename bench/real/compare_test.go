@@ -1,0 +1,130 @@
+package main
+
+import (
+	"errors"
+	"net/http"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// said is an answer with this body.
+func said(t *testing.T, kind, text string) map[string]any {
+	t.Helper()
+	doc, err := answer{status: 200, head: http.Header{"Content-Type": {kind}}, body: []byte(text)}.document()
+	require.NoError(t, err)
+	return doc
+}
+
+func object(t *testing.T, text string) map[string]any {
+	return said(t, "application/json; charset=utf-8", text)
+}
+
+func TestEventsAreJoinedByChoiceAndToolCall(t *testing.T) {
+	got := said(t, "text/event-stream", `data: {"id":"a","choices":[{"index":1,"delta":{"role":"assistant","content":"x"},"logprobs":{"content":[{"token":"x"}]},"finish_reason":null}]}
+
+: a comment
+
+data: {"id":"a","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a"}}]}}],"usage":{"completion_tokens":1,"odd":2}}
+
+data: {"id":"a","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\":1}"}}]},"finish_reason":"stop"},{"index":1,"delta":{"content":"y"},"logprobs":{"content":[{"token":"y"}]},"finish_reason":"length"}]}
+
+data: {"id":"a","choices":[],"usage":{"completion_tokens":3}}
+
+data: [DONE]
+
+`)
+	require.Empty(t, differences(t, object(t, `{"id":"b","done":true,"usage":{"completion_tokens":3},"choices":[
+		{"index":0,"finish_reason":"stop","delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\":1}"}}]}},
+		{"index":1,"finish_reason":"length","delta":{"role":"assistant","content":"xy"},"logprobs":{"content":[{"token":"x"},{"token":"y"}]}}]}`), got, "content_type"))
+}
+
+// differences are the paths that differ, but for one that is meant to.
+func differences(t *testing.T, plain, got map[string]any, but string) (paths []string) {
+	t.Helper()
+	different, _ := compare(plain, got)
+	for _, d := range different {
+		if d.path != but {
+			paths = append(paths, d.path)
+		}
+	}
+	return paths
+}
+
+func TestStreamsThatAreNoneAreErrors(t *testing.T) {
+	for name, text := range map[string]string{
+		"behind the end":     "data: [DONE]\n\ndata: {}\n\n",
+		"not JSON":           "data: {\n\n",
+		"not an object":      "data: 5\n\n",
+		"a choice of no one": "data: {\"choices\":[{}]}\n\n",
+	} {
+		_, err := answer{status: 200, head: http.Header{"Content-Type": {"text/event-stream"}}, body: []byte(text)}.document()
+		require.Error(t, err, name)
+	}
+	_, err := answer{err: errors.New("cut off")}.document()
+	require.Error(t, err)
+}
+
+func TestEveryFieldIsCompared(t *testing.T) {
+	plain := object(t, `{"id":"a","choices":[{"text":"one","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`)
+	for name, tc := range map[string]struct {
+		got  string
+		want []string
+	}{
+		"what may differ does":       {`{"id":"b","choices":[{"text":"one","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":9}}}`, nil},
+		"one byte of a text":         {`{"id":"a","choices":[{"text":"onE","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.choices[0].text"}},
+		"a field that is not there":  {`{"id":"a","choices":[{"text":"one","logprobs":null}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.choices[0].finish_reason"}},
+		"a field that is too many":   {`{"id":"a","x":[],"choices":[{"text":"one","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.x"}},
+		"a choice that is too many":  {`{"id":"a","choices":[{"text":"one","logprobs":null,"finish_reason":"stop"},{"text":"two"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.choices[1].text"}},
+		"a list for nothing at all":  {`{"id":"a","choices":[{"text":"one","logprobs":[],"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.choices[0].logprobs"}},
+		"a number for another shape": {`{"id":"a","choices":[{"text":5,"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`, []string{"body.choices[0].text"}},
+	} {
+		require.Equal(t, tc.want, differences(t, plain, object(t, tc.got), ""), name)
+	}
+}
+
+func TestWhatThePlainEngineDoesNotDoTwice(t *testing.T) {
+	one := object(t, `{"text":"a","stop":"x","p":[-1.50,-2.25]}`)
+	two := object(t, `{"text":"b","stop":"x","p":[-1.51,-2.25]}`)
+	for name, tc := range map[string]struct {
+		got  string
+		want verdict
+	}{
+		"one of its texts and a number within its spread": {`{"text":"b","stop":"x","p":[-1.505,-2.255]}`, unsteady},
+		"a text of its own":                     {`{"text":"c","stop":"x","p":[-1.50,-2.25]}`, fail},
+		"a number that is too far away":         {`{"text":"a","stop":"x","p":[-1.50,-2.29]}`, fail},
+		"a field that the plain engine repeats": {`{"text":"a","stop":"y","p":[-1.50,-2.25]}`, fail},
+	} {
+		require.Equal(t, tc.want, judge(one, two, object(t, tc.got)).verdict, name)
+	}
+	require.Equal(t, pass, judge(one, one, one).verdict)
+	require.Equal(t, fail, judge(one, one, two).verdict)
+}
+
+func TestRowsAreChosenByNameAndNamedOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range rows {
+		require.False(t, seen[r.name], "%s stands twice", r.name)
+		seen[r.name] = true
+		for _, e := range r.engines {
+			require.Contains(t, []string{"plain", "p0", "d0", "d1", "dp"}, e)
+		}
+	}
+	require.Len(t, choose(rows, regexp.MustCompile("^chat, greedy$")), 1)
+	_, err := run(t.Context(), []string{"-row", "no such row", "-cache", t.TempDir()}, t.Output())
+	require.ErrorContains(t, err, "chat, greedy")
+	_, err = run(t.Context(), []string{"-row", "("}, t.Output())
+	require.Error(t, err)
+}
+
+func TestATableWithAFailureHasFailed(t *testing.T) {
+	table := &table{}
+	table.add(row{name: "a"}, passed("%d fields", 3))
+	require.False(t, table.failed())
+	table.add(row{name: "b"}, failed("a | b"))
+	require.True(t, table.failed())
+	file := t.TempDir() + "/real.md"
+	require.NoError(t, table.save(file))
+	require.FileExists(t, file)
+}

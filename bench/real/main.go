@@ -1,0 +1,121 @@
+// Command real runs evenkeel before real engines: vLLM on a CPU with its NIXL
+// connector, one prefill engine, two decode engines, and a plain engine that
+// does both and says what an answer should be. Everything runs on this machine
+// and on loopback. It installs what it needs into a cache folder, starts the
+// engines that the rows need, and prints a table: pass or fail per row.
+//
+// It needs Python 3.11 or later with venv, a Python package index, about 9 GB
+// of memory and, the first time, 8 GB of disk and some minutes. The row of the
+// Node client needs node and npm.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ok, err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "real:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// cacheVariable names the environment variable that moves the cache folder.
+const cacheVariable = "EVENKEEL_REAL_CACHE"
+
+// options are the command line's.
+type options struct {
+	binary, cache, keep, out string
+	row                      *regexp.Regexp
+	port                     int
+}
+
+func parse(args []string, out io.Writer) (o options, err error) {
+	flags := flag.NewFlagSet("real", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.StringVar(&o.binary, "bin", "", "the evenkeel to run; empty: it is built")
+	flags.StringVar(&o.cache, "cache", os.Getenv(cacheVariable), "folder for vLLM, the model and the clients; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, which stays when a row fails")
+	flags.StringVar(&o.out, "out", "", "the file that the table is written to as well")
+	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
+	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("there is an argument too many: %s", flags.Arg(0))
+	}
+	if o.row, err = regexp.Compile(*row); err != nil {
+		return o, fmt.Errorf("-row: %w", err)
+	}
+	if o.cache == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			return o, fmt.Errorf("the user has no cache folder (%w); name one with -cache or %s", err, cacheVariable)
+		}
+		o.cache = filepath.Join(base, "evenkeel", "real")
+	}
+	o.cache, err = filepath.Abs(o.cache)
+	return o, err
+}
+
+// run is the command; ok says that no row failed.
+func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	o, err := parse(args, out)
+	if err != nil {
+		return false, err
+	}
+	chosen := choose(rows, o.row)
+	if len(chosen) == 0 {
+		return false, fmt.Errorf("no row is called %q; these are there: %s", o.row, names(rows))
+	}
+	started := time.Now()
+	if err := install(ctx, o.cache, out); err != nil {
+		return false, err
+	}
+	w, err := newWorld(o, out)
+	if err != nil {
+		return false, err
+	}
+	t := &table{}
+	defer func() { err = errors.Join(err, w.close(err == nil && !t.failed())) }()
+	for i, r := range chosen {
+		fmt.Fprintf(out, "%3.0f s  %d/%d  %s\n", time.Since(started).Seconds(), i+1, len(chosen), r.name)
+		t.add(r, play(ctx, w, r))
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	t.took, t.version, t.command = time.Since(started), w.version, command(o)
+	t.write(out)
+	if t.failed() {
+		fmt.Fprintf(out, "\n%s has the configs and logs.\n", w.dir)
+	}
+	if o.out != "" {
+		err = t.save(o.out)
+	}
+	return !t.failed(), err
+}
+
+// command is how this table is made again.
+func command(o options) string {
+	if pattern := o.row.String(); pattern != "" {
+		return "make real ROW='" + pattern + "'"
+	}
+	return "make real"
+}
