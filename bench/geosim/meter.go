@@ -1,7 +1,6 @@
 package geosim
 
 import (
-	"math"
 	"slices"
 
 	"evenkeel/bench/report"
@@ -115,19 +114,4 @@ func put(out report.Sample, values []float64, mean, p50, p90, p99 report.Metric)
 	}
 	at := func(share float64) float64 { return values[min(len(values)-1, int(share*float64(len(values))))] }
 	out[mean], out[p50], out[p90], out[p99] = sum/float64(len(values)), at(0.50), at(0.90), at(0.99)
-}
-
-// tQuantile is Student's for 95 %, two-sided, by degrees of freedom from 1.
-var tQuantile = [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262}
-
-// Interval is how far the mean over so many seeds may be off, at 95 %.
-func Interval(v report.Value, seeds int) float64 {
-	if seeds < 2 {
-		return 0
-	}
-	t := 1.96
-	if seeds-2 < len(tQuantile) {
-		t = tQuantile[seeds-2]
-	}
-	return t * v.SD / math.Sqrt(float64(seeds))
 }

@@ -218,12 +218,6 @@ func TestTheDayOfThreeRegionsIsLevelInSum(t *testing.T) {
 	require.Greater(t, float64(top[2])/float64(bottom[2]), 20.0)
 }
 
-func TestTheIntervalOfAMean(t *testing.T) {
-	require.Zero(t, Interval(report.Value{Mean: 1, SD: 1}, 1))
-	require.InDelta(t, 2.776*2/2.2360679, Interval(report.Value{SD: 2}, 5), 1e-3)
-	require.InDelta(t, 0.196, Interval(report.Value{SD: 1}, 100), 1e-3)
-}
-
 func BenchmarkSkew(b *testing.B) {
 	s := short(b, "skew")
 	for b.Loop() {

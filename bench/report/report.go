@@ -77,6 +77,22 @@ type Value struct {
 	SD   float64 `json:"sd"` // between seeds; 0 for one
 }
 
+// tQuantile is Student's for 95 %, two-sided, by degrees of freedom from 1.
+var tQuantile = [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262}
+
+// Interval is how far the mean over so many samples may be off, at 95 %. Of
+// paired differences it tells whether there is one.
+func (v Value) Interval(samples int) float64 {
+	if samples < 2 {
+		return 0
+	}
+	t := 1.96
+	if samples-2 < len(tQuantile) {
+		t = tQuantile[samples-2]
+	}
+	return t * v.SD / math.Sqrt(float64(samples))
+}
+
 // Sample is what one seed gave. What could not be measured is absent.
 type Sample map[Metric]float64
 

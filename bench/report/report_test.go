@@ -314,3 +314,9 @@ func TestTicks(t *testing.T) {
 	require.Equal(t, "12.5k", thousands(12_500))
 	require.Equal(t, "0", thousands(0))
 }
+
+func TestTheIntervalOfAMean(t *testing.T) {
+	require.Zero(t, Value{Mean: 1, SD: 1}.Interval(1))
+	require.InDelta(t, 2.776*2/2.2360679, Value{SD: 2}.Interval(5), 1e-3)
+	require.InDelta(t, 0.196, Value{SD: 1}.Interval(100), 1e-3)
+}

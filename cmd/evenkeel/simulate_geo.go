@@ -71,7 +71,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 			}
 			text := fmt.Sprintf("%.*f", digits, v.Mean*scale)
 			if name == report.TokensPerS || name == report.TTFTMean {
-				text += fmt.Sprintf(" ± %.*f", digits, geosim.Interval(v, seeds)*scale)
+				text += fmt.Sprintf(" ± %.*f", digits, v.Interval(seeds)*scale)
 			}
 			return text
 		}

@@ -290,8 +290,8 @@ func (b *book) arms() (string, error) {
 					return fmt.Sprintf("%.*f", digits, scale*b.of(name, preset, a, m))
 				}
 				rows = append(rows, []string{
-					"`" + a + "`", fmt.Sprintf("%.0f ± %.0f", m[report.TokensPerS].Mean, geosim.Interval(m[report.TokensPerS], b.seeds)),
-					fmt.Sprintf("%.0f ± %.0f", m[report.TTFTMean].Mean, geosim.Interval(m[report.TTFTMean], b.seeds)), v(report.TTFTP50, 0, 1), v(report.TTFTP90, 0, 1), v(report.TTFTP99, 0, 1),
+					"`" + a + "`", fmt.Sprintf("%.0f ± %.0f", m[report.TokensPerS].Mean, m[report.TokensPerS].Interval(b.seeds)),
+					fmt.Sprintf("%.0f ± %.0f", m[report.TTFTMean].Mean, m[report.TTFTMean].Interval(b.seeds)), v(report.TTFTP50, 0, 1), v(report.TTFTP90, 0, 1), v(report.TTFTP99, 0, 1),
 					v(geosim.E2EMean, 1, 1e-3), v(geosim.E2EP90, 1, 1e-3), v(report.HitRatio, 2, 1), v(geosim.Forwards, 0, 1), v(geosim.Egress, 1, 1e-6), v(geosim.EgressUSD, 5, 1), v(geosim.Spread, 2, 1),
 				})
 			}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/report"
+)
+
+func TestAnAnswerIsTakenDownChunkByChunk(t *testing.T) {
+	event := func(n string) string {
+		return `data: {"choices":[{"text":"x"}],"usage":{"prompt_tokens":9,"total_tokens":10,"completion_tokens":` + n + "}}\n\n"
+	}
+	for _, c := range []struct {
+		name, body, fault string
+		tokens            []int
+	}{
+		{"a token each", event("1") + event("2") + event("3") + event("3") + "data: [DONE]\n\n", "", []int{1, 2, 3}},
+		{"two tokens in one chunk count as two", event("1") + event("3"), "", []int{1, 3}},
+		{"an answer that is too short", event("1") + event("2"), "2 tokens, and 3 were asked for", []int{1, 2}},
+		{"a token that reads error", strings.ReplaceAll(event("3"), `"x"`, `"error"`), "", []int{3}},
+		{"an error in the stream", event("1") + `data: {"error":{"message":"gone"}}`, "an error event after 1 tokens", []int{1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var a answer
+			err := a.read(strings.NewReader(c.body), 3)
+			if c.fault == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.fault)
+			}
+			var tokens []int
+			for _, x := range a.chunks {
+				tokens = append(tokens, x.tokens)
+			}
+			require.Equal(t, c.tokens, tokens)
+		})
+	}
+}
+
+func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
+	var rows []pinned
+	for i, kv := range []float64{2000, 10_000, 40_000, 20_000} {
+		rows = append(rows, pinned{placement: placement{name: "row", unseen: i == 3}, fullest: kv, ms: []float64{10 + kv/1000, 10 + kv/1000}})
+	}
+	rows[3].ms = []float64{33} // 30 by the law
+	law := fitLaw(rows)
+	require.Equal(t, 6, law.N)
+	require.InDelta(t, 10, law.Intercept, 1e-9)
+	require.InDelta(t, 1e-3, law.Slope, 1e-12)
+	require.InDelta(t, 0.1, worstUnseen(rows, law), 1e-9)
+	var out strings.Builder
+	writeLaw(&out, rows, law)
+	require.Contains(t, out.String(), "| 33.0 | 30.0 | +10.0 % | **no** |")
+}
+
+func TestTheFullPartOfARun(t *testing.T) {
+	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * 1e9)) }
+	r := run{Sample: report.Sample{}}
+	r.measure([]answer{
+		{sent: at(0), chunks: []chunk{{at(1), 1}, {at(2), 2}, {at(3), 4}, {at(9), 5}}},
+		{sent: at(3), chunks: []chunk{{at(5), 1}}},
+		{err: errors.New("no")},
+	}, at(0), at(2), at(6))
+	require.Equal(t, 1, r.failed)
+	require.InDelta(t, 6./9, r.Sample[wholeTokens], 1e-9)
+	require.InDelta(t, 4./4, r.Sample[report.TokensPerS], 1e-9)
+	require.InDelta(t, 1000, r.Sample[gapMean], 1e-9, "the gap that begins outside does not count")
+	require.InDelta(t, 2000, r.Sample[report.TTFTMean], 1e-9)
+}
+
+func TestGaugesOfBothPages(t *testing.T) {
+	var l look
+	l.read([]byte(`vllm:cache_config_info{block_size="64",engine="0",num_gpu_blocks="101"} 1.0
+vllm:cache_config_info{block_size="64",engine="1",num_gpu_blocks="201"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.1
+vllm:num_requests_running{engine="0",model_name="tiny"} 8.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 7.0
+vllm:num_requests_waiting{engine="1",model_name="tiny"} 2.0
+`))
+	require.Equal(t, look{kv: [ranks]float64{3200, 1280}, running: 15, waiting: 2, complete: true}, l)
+
+	var m stepModel
+	m.read([]byte("evenkeel_step_model_r2_ratio{group=\"main\"} 0.9\n"))
+	require.Equal(t, stepModel{r2: .9}, m, "none is learned")
+	m.read([]byte("evenkeel_step_model_c0_seconds{group=\"main\",source=\"learned\"} 0.01\nevenkeel_step_model_c1_seconds{group=\"main\",source=\"learned\"} 2e-06\n"))
+	require.Equal(t, stepModel{known: true, c0: 10, c1: .002, r2: .9}, m)
+
+	r := run{Sample: report.Sample{}}
+	now := time.Now()
+	r.levels(&looks{list: []look{{at: now, proxy: 1000, kv: [ranks]float64{3200, 1280}, complete: true}, {at: now, proxy: 3000}, {at: now.Add(time.Hour), proxy: 1}}}, now, now)
+	require.InDelta(t, 2000, r.Sample[report.Imbalance], 1e-9)
+	require.InDelta(t, 1920, r.Sample[engineLevel], 1e-9)
+	require.InDelta(t, 3200, r.Sample[engineTop], 1e-9)
+}
+
+func TestTheSameSeedDrawsTheSameList(t *testing.T) {
+	list := draw(3, 2000)
+	require.Equal(t, list, draw(3, 2000))
+	require.NotEqual(t, list, draw(4, 2000))
+	long := 0
+	for _, r := range list {
+		require.GreaterOrEqual(t, r.prompt, 64)
+		require.LessOrEqual(t, r.prompt+r.output, contextLen)
+		if r.prompt > 6000 {
+			long++
+		}
+	}
+	require.InDelta(t, 0.15, float64(long)/2000, 0.04, "a few are long")
+	require.Equal(t, ids(100), ids(100))
+	require.Len(t, ids(100), 100)
+}
+
+func TestDifferencesArePaired(t *testing.T) {
+	var rounds [][]*run
+	for i := range 5 {
+		of := func(policy string, tokens float64) *run {
+			return &run{policy: policy, Sample: report.Sample{wholeTokens: tokens, report.TokensPerS: tokens, gapMean: 1000 / tokens}}
+		}
+		base := 100 + 50*float64(i) // rounds differ by far more than policies do
+		rounds = append(rounds, []*run{of("br0", 1.1*base), of(reference, base)})
+	}
+	var out strings.Builder
+	writeDifferences(&out, rounds)
+	require.Contains(t, out.String(), "| `br0` | +10.0 ± 0.0 | +10.0 ± 0.0 | -9.1 ± 0.0 |")
+}

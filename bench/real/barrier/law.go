@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	"evenkeel/bench/fit"
+)
+
+// placement is what lies on each rank: prompts, each of a request.
+type placement struct {
+	name   string
+	ranks  [ranks][]int
+	unseen bool // by the fit
+}
+
+func times(n, prompt int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = prompt
+	}
+	return list
+}
+
+// placements are what the law is fitted to and what it has to predict: the same
+// KV evenly and unevenly, mixed lengths, the other rank the full one, and fewer
+// requests.
+var placements = []placement{
+	{"8 short ones", [ranks][]int{times(4, 400), times(4, 400)}, false},
+	{"even, 4 and 4 of 2.6k", [ranks][]int{times(4, 2600), times(4, 2600)}, false},
+	{"even, 4 and 4 of 7.5k", [ranks][]int{times(4, 7500), times(4, 7500)}, false},
+	{"skewed, 4 of 10k and 4 of 0.4k", [ranks][]int{times(4, 10_000), times(4, 400)}, false},
+	{"even, 4 and 4 of 5.2k", [ranks][]int{times(4, 5200), times(4, 5200)}, true},
+	{"mixed, on each 2 of 10k and 2 of 0.4k", [ranks][]int{{10_000, 10_000, 400, 400}, {10_000, 10_000, 400, 400}}, true},
+	{"skewed, 4 of 0.4k and 4 of 10k", [ranks][]int{times(4, 400), times(4, 10_000)}, true},
+	{"fewer, 2 of 10k and 1 of 5k", [ranks][]int{times(2, 10_000), {5000}}, true},
+	{"full, 8 and 8 of 2.6k", [ranks][]int{times(8, 2600), times(8, 2600)}, true},
+}
+
+// pinned is what the steps of a placement were.
+type pinned struct {
+	placement
+	requests int
+	fullest  float64   // KV tokens of the fullest rank, in the middle of the steps
+	all      float64   // of both
+	ms       []float64 // mean step of each run
+	steps    int
+}
+
+// pinnedTokens are how many steps a placement is watched for.
+const pinnedTokens = 60
+
+// law measures every placement so many times, one after the other in each round.
+func (w *world) law(ctx context.Context, rounds int) ([]pinned, error) {
+	rows := make([]pinned, len(placements))
+	c := newClient()
+	defer c.CloseIdleConnections()
+	for range rounds {
+		for i, p := range placements {
+			r := &rows[i]
+			r.placement = p
+			ms, steps, err := w.pin(ctx, c, p)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", p.name, err)
+			}
+			r.ms, r.steps = append(r.ms, ms), r.steps+steps
+		}
+	}
+	for i := range rows {
+		r := &rows[i]
+		for _, rank := range r.ranks {
+			sum := 0.0
+			for _, prompt := range rank {
+				sum += float64(prompt) + pinnedTokens/2
+			}
+			r.fullest, r.all, r.requests = max(r.fullest, sum), r.all+sum, r.requests+len(rank)
+		}
+	}
+	return rows, nil
+}
+
+// pin sends a placement to the engine, every request to its rank, and returns
+// the mean gap while all of them decode.
+func (w *world) pin(ctx context.Context, c client, p placement) (ms float64, steps int, err error) {
+	var answers []*answer
+	var all sync.WaitGroup
+	for rank, prompts := range p.ranks {
+		for _, prompt := range prompts {
+			a := &answer{}
+			answers = append(answers, a)
+			all.Go(func() { *a = c.ask(ctx, w.decode.URL, request{prompt, pinnedTokens + 20}, rank) })
+		}
+	}
+	all.Wait()
+	var from, to time.Time
+	for i, a := range answers {
+		if a.err != nil {
+			return 0, 0, a.err
+		}
+		first, last := a.chunks[0].at, a.chunks[len(a.chunks)-1].at
+		if first.After(from) {
+			from = first
+		}
+		if i == 0 || last.Before(to) {
+			to = last
+		}
+	}
+	from = from.Add(100 * time.Millisecond) // the step in which the last one began is longer
+	var sum time.Duration
+	tokens := 0
+	for _, a := range answers {
+		for i := 1; i < len(a.chunks); i++ {
+			if x, y := a.chunks[i-1], a.chunks[i]; !x.at.Before(from) && !y.at.After(to) {
+				sum += y.at.Sub(x.at)
+				tokens += y.tokens - x.tokens
+			}
+		}
+	}
+	if tokens == 0 {
+		return 0, 0, fmt.Errorf("no step had all %d requests", len(answers))
+	}
+	return sum.Seconds() * 1e3 / float64(tokens), tokens / len(answers), nil
+}
+
+// fitLaw is the law of the step: ms = c0 + c1 * KV tokens of the fullest rank,
+// through the placements that are not kept back.
+func fitLaw(rows []pinned) fit.Line {
+	var x, y []float64
+	for _, r := range rows {
+		if !r.unseen {
+			for _, ms := range r.ms {
+				x, y = append(x, r.fullest), append(y, ms)
+			}
+		}
+	}
+	return fit.LineThrough(x, y)
+}
+
+func writeLaw(out io.Writer, rows []pinned, law fit.Line) {
+	fmt.Fprintf(out, "## The law of the step\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank, R2 %.4f, fitted to %d measurements of the first four rows\n\n",
+		law.Intercept, 1000*law.Slope, law.R2, law.N)
+	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | predicted ms | off | seen by the fit |\n|---|--:|--:|--:|---|--:|--:|---|\n")
+	for _, r := range rows {
+		runs, mean := "", 0.0
+		for _, ms := range r.ms {
+			runs += fmt.Sprintf("%.1f ", ms)
+			mean += ms / float64(len(r.ms))
+		}
+		seen := "yes"
+		if r.unseen {
+			seen = "**no**"
+		}
+		want := law.At(r.fullest)
+		fmt.Fprintf(out, "| %s | %d | %.0f | %.0f | %s| %.1f | %+.1f %% | %s |\n", r.name, r.requests, r.all, r.fullest, runs, want, 100*(mean-want)/want, seen)
+	}
+	if worst := worstUnseen(rows, law); worst > 0 {
+		fmt.Fprintf(out, "\nThe rows that the fit did not see are off by at most %.1f %%.\n", 100*worst)
+	}
+}
+
+func worstUnseen(rows []pinned, law fit.Line) (worst float64) {
+	for _, r := range rows {
+		if !r.unseen {
+			continue
+		}
+		mean := 0.0
+		for _, ms := range r.ms {
+			mean += ms / float64(len(r.ms))
+		}
+		worst = max(worst, math.Abs(mean-law.At(r.fullest))/law.At(r.fullest))
+	}
+	return worst
+}

@@ -1,0 +1,107 @@
+// Command barrier measures what a data-parallel decode barrier costs on a real
+// engine, and what evenkeel's policies make of it: vLLM with a MoE model on two
+// ranks, each bound to a core, so that it runs on any machine with two cores and
+// Python. Placements that are pinned to ranks show the law of the step first.
+// Then every policy gets the same lists of requests, in turns.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/real/vllm"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := play(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "barrier:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+// options are the command line's.
+type options struct {
+	cache, binary, keep, engine string
+	policies                    string
+	rounds, requests            int
+	seed                        uint64
+	began                       time.Time
+}
+
+func (o options) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(o.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// play is the command. It writes what it does to standard error, and the tables
+// to out.
+func play(ctx context.Context, args []string, out io.Writer) error {
+	o := options{began: time.Now()}
+	flags := flag.NewFlagSet("barrier", flag.ContinueOnError)
+	flags.StringVar(&o.cache, "cache", "", "folder of the installation; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
+	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one")
+	flags.StringVar(&o.engine, "engine", "", "URL of a decode engine that runs already, as this command starts it; empty: it is started")
+	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel", "to compare, in any order; pjsq-kv is what the others are compared with")
+	flags.IntVar(&o.rounds, "rounds", 5, "how often each policy runs; 0: only the law")
+	flags.IntVar(&o.requests, "requests", 120, "of a list; a run takes about a fifth of a second for each")
+	flags.Uint64Var(&o.seed, "seed", 1, "of the lists and of the order of the policies")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	w, err := newWorld(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	fmt.Fprintf(out, "# A real barrier\n\nvLLM %s on a CPU, a MoE model on %d data-parallel ranks of %d slots, each bound to a core; evenkeel before it. Seed %d.\n\n", vllm.Version, ranks, slots, o.seed)
+	rows, err := w.law(ctx, 3)
+	if err != nil {
+		return err
+	}
+	law := fitLaw(rows)
+	writeLaw(out, rows, law)
+	all, err := w.rounds(ctx, strings.Split(o.policies, ","))
+	if err != nil {
+		return err
+	}
+	if len(all) > 0 {
+		writeRuns(out, all, law)
+	}
+	o.say("logs are in %s", w.dir)
+	return nil
+}
+
+// rounds plays every policy in each round on a list of the round's own, in an
+// order of its own.
+func (w *world) rounds(ctx context.Context, policies []string) (all [][]*run, err error) {
+	for round := range w.options.rounds {
+		seed := w.seed + uint64(round)
+		list := draw(seed, w.requests)
+		order := rand.New(rand.NewPCG(seed, 2)).Perm(len(policies))
+		runs := make([]*run, len(policies))
+		for _, i := range order {
+			r, err := w.play(ctx, policies[i], list)
+			if err != nil {
+				return nil, err
+			}
+			runs[i] = r
+			w.say("round %d: %s", round+1, r)
+		}
+		all = append(all, runs)
+	}
+	return all, nil
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"evenkeel/bench/fit"
+	"evenkeel/bench/report"
+)
+
+// reference is the policy that the others are compared with: it knows the KV
+// tokens of the ranks and needs no more than that, and like them it sends a
+// request on once a rank has a slot.
+const reference = "pjsq-kv"
+
+func (r *run) String() string {
+	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
+		r.Sample[report.TokensPerS], r.Sample[wholeTokens], r.Sample[gapMean], r.Sample[report.Imbalance], r.Sample[engineLevel], r.Sample[report.WindowS])
+	if r.model.known {
+		s += fmt.Sprintf(", learned %.1f ms + %.3f per 1,000", r.model.c0, 1e3*r.model.c1)
+	}
+	s += fmt.Sprintf(", R2 %.2f of %.0f steps", r.model.r2, r.model.steps)
+	if r.failed > 0 {
+		s += fmt.Sprintf(", %d FAILED: %v", r.failed, r.why)
+	}
+	return s
+}
+
+// writeRuns prints the policies beside each other, by rounds of runs.
+func writeRuns(out io.Writer, rounds [][]*run, law fit.Line) {
+	n := len(rounds)
+	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, clients)
+	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
+	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	for i, r := range rounds[0] {
+		m := summary(rounds, i)
+		failed := 0
+		for _, round := range rounds {
+			failed += round[i].failed
+		}
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1), show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
+	}
+	fmt.Fprintf(out, "\nKV tokens in the full part, by vLLM's gauges every %v beside evenkeel's. Imbalance is what all ranks together lack to the fullest.\n\n", every)
+	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
+	for i, r := range rounds[0] {
+		m := summary(rounds, i)
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, show(m[engineLevel], 0), show(m[report.Imbalance], 0), show(m[engineTop], 0), show(m[engineRuns], 1), show(m[engineWaits], 1))
+	}
+	writeDifferences(out, rounds)
+	writeModels(out, rounds, law)
+}
+
+// writeDifferences compares each policy with the reference in its own round.
+func writeDifferences(out io.Writer, rounds [][]*run) {
+	base := slices.IndexFunc(rounds[0], func(r *run) bool { return r.policy == reference })
+	if base < 0 || len(rounds) < 2 {
+		return
+	}
+	fmt.Fprintf(out, "\nDifference to `%s` in the same round, %%, with the interval of 95 %% over %d rounds. An interval without 0 is a difference.\n\n", reference, len(rounds))
+	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap |\n|---|--:|--:|--:|\n")
+	var widths []float64
+	for i, r := range rounds[0] {
+		if i == base {
+			continue
+		}
+		differences := make([]report.Sample, len(rounds))
+		for k, round := range rounds {
+			differences[k] = report.Sample{}
+			for _, m := range []report.Metric{wholeTokens, report.TokensPerS, gapMean} {
+				differences[k][m] = 100 * (round[i].Sample[m]/round[base].Sample[m] - 1)
+			}
+		}
+		m := report.Summarize(differences...)
+		fmt.Fprintf(out, "| `%s` |", r.policy)
+		for _, metric := range []report.Metric{wholeTokens, report.TokensPerS, gapMean} {
+			half := m[metric].Interval(len(rounds))
+			fmt.Fprintf(out, " %+.1f ± %.1f |", m[metric].Mean, half)
+			if metric == report.TokensPerS {
+				widths = append(widths, half)
+			}
+		}
+		fmt.Fprintln(out)
+	}
+	fmt.Fprintf(out, "\nWith so many rounds, a difference in tokens/s of the full part is seen from %.1f to %.1f %% on, depending on the policy.\n", slices.Min(widths), slices.Max(widths))
+}
+
+// writeModels compares what evenkeel learned with the law of the pinned placements.
+func writeModels(out io.Writer, rounds [][]*run, law fit.Line) {
+	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens.\n\n", law.Intercept, 1e3*law.Slope)
+	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	for i, r := range rounds[0] {
+		var c0, c1, r2, steps []float64
+		for _, round := range rounds {
+			m := round[i].model
+			r2, steps = append(r2, m.r2), append(steps, m.steps)
+			if m.known {
+				c0, c1 = append(c0, m.c0), append(c1, 1e3*m.c1)
+			}
+		}
+		fmt.Fprintf(out, "| `%s` | %d of %d |", r.policy, len(c0), len(rounds))
+		if len(c0) == 0 {
+			fmt.Fprint(out, " | | | |")
+		} else {
+			off := func(v, want float64) float64 { return 100 * (v/want - 1) }
+			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% |", mean(c0), slices.Min(c0), slices.Max(c0),
+				mean(c1), slices.Min(c1), slices.Max(c1), off(mean(c0), law.Intercept), off(mean(c1), 1e3*law.Slope))
+		}
+		fmt.Fprintf(out, " %.2f | %.0f |\n", mean(r2), mean(steps))
+	}
+}
+
+func summary(rounds [][]*run, policy int) report.Metrics {
+	samples := make([]report.Sample, len(rounds))
+	for i, round := range rounds {
+		samples[i] = round[policy].Sample
+	}
+	return report.Summarize(samples...)
+}
+
+func show(v report.Value, digits int) string {
+	if math.IsNaN(v.Mean) {
+		return ""
+	}
+	return fmt.Sprintf("%.*f ± %.*f", digits, v.Mean, digits, v.SD)
+}
