@@ -30,7 +30,7 @@ func (free) Look(context.Context) (lease.Record, error) {
 	return lease.Record{Epoch: 1, Stamp: "a"}, nil
 }
 
-func (free) Acquire(context.Context) (lease.Record, error) {
+func (free) Acquire(context.Context, int64) (lease.Record, error) {
 	return lease.Record{Holder: "us-1_x", Epoch: 2, Stamp: "b"}, nil
 }
 func (free) Renew(context.Context, int64) error   { return nil }

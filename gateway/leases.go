@@ -23,7 +23,8 @@ type leases struct {
 	duration  time.Duration
 	namespace string // of Lease objects; empty: our own
 	etcd      config.Etcd
-	identity  string // this process
+	identity  string   // this process
+	members   []string // that alone may ever own anything; none: anybody
 	log       *zap.Logger
 
 	client *clientv3.Client // of etcd; nil: not needed yet
@@ -49,7 +50,7 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 		if err != nil {
 			return nil, err
 		}
-		return kube.New(client, object, l.identity, l.duration), nil
+		return kube.New(client, object, l.identity, l.duration, l.members), nil
 	}
 	if l.client == nil {
 		var t *tls.Config
@@ -64,7 +65,7 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 			return nil, err
 		}
 	}
-	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration), nil
+	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration, l.members), nil
 }
 
 // close ends the connections to the store, once no claim runs.

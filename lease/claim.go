@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,8 +23,13 @@ type Claim struct {
 	machine *Machine
 	told    View // what OnChange was told last; of Run's goroutine and GiveBack's
 
-	failing [AskBack + 1]bool         // calls that failed last, of Run's goroutine
-	sure    atomic.Pointer[time.Time] // until then it admits, unless OnChange says otherwise; nil: it does not
+	said clamour              // of Run's goroutine
+	sure atomic.Pointer[sure] // unless OnChange says otherwise; nil: it does not admit
+
+	origin  time.Time
+	wall    func(now time.Time) time.Time // a wall clock, which goes on while the machine is suspended
+	ahead   time.Duration                 // of the wall clock before the monotonic one since origin, as last looked
+	pledger map[string]bool               // members that are being asked for a promise, of Run's goroutine
 
 	poke chan struct{}
 	done chan struct{}
@@ -37,71 +43,124 @@ type Hooks struct {
 	OnChange func(View)
 	// AskBack asks the holder, a dispatcher's id, to give the area back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
+	// Pledge asks a member not to admit for a lease and longer. It is called only
+	// with Config.Members.
+	Pledge func(ctx context.Context, member string, ask Pledge) error
+}
+
+// sure is how long a claim admits without being told.
+type sure struct {
+	until time.Time
+	ahead time.Duration // of the wall clock, when that was found
 }
 
 // NewClaim makes a claim; Run runs it.
 func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
+	cfg.Begun = time.Now()
 	return &Claim{
 		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, cap: cfg.RenewDeadline / 2,
+		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, pledger: map[string]bool{},
 		machine: NewMachine(cfg), poke: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
 
 // result is what a call brought.
 type result struct {
-	call Call
-	sent time.Time
-	rec  Record
-	err  error
+	call   Call
+	sent   time.Time
+	ahead  time.Duration // of the wall clock, when it was sent
+	rec    Record
+	err    error
+	member string // of a pledge
+	epoch  int64
 }
 
 // Run keeps the claim until ctx ends. A lease that is held then is left to
 // expire: Leave releases it.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
-	results := make(chan result, 2)
-	calling, asking := false, false // a call of the store, and one of the holder
+	results := make(chan result)
+	calling, open := false, 0 // a call of the store, and how many calls there are
+	begin := func(f func() result) {
+		open++
+		go func() { results <- f() }()
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		var call Call
 		now := time.Now()
 		c.mu.Lock()
+		c.observe(now)
 		wake := c.machine.until(now, now.Add(c.retry))
 		if !calling {
 			call, wake = c.machine.Next(now)
 		}
+		if ask, ok := c.machine.AskPledges(now); ok {
+			c.askPledges(ctx, ask, begin)
+		}
 		c.tell(now)
 		c.mu.Unlock()
 		if call != None {
-			if call == AskBack {
-				asking = true
-			} else {
-				calling = true
-			}
-			go func() { results <- c.call(ctx, call) }()
+			calling = calling || call != AskBack
+			begin(func() result { return c.call(ctx, call) })
 			continue
 		}
 		timer.Reset(time.Until(wake))
 		select {
 		case r := <-results:
-			if r.call == AskBack {
-				asking = false
-			} else {
+			open--
+			switch {
+			case r.member != "":
+				delete(c.pledger, r.member)
+			case r.call != AskBack:
 				calling = false
 			}
 			c.learn(r)
 		case <-timer.C:
 		case <-c.poke:
 		case <-ctx.Done():
-			for _, open := range []bool{calling, asking} {
-				if open {
-					<-results
-				}
+			for range open {
+				<-results
 			}
 			return
 		}
 	}
+}
+
+// askPledges asks every other member that is not being asked.
+func (c *Claim) askPledges(ctx context.Context, ask Pledge, begin func(func() result)) {
+	for _, member := range ask.Members {
+		if member == Dispatcher(ask.Holder) || c.pledger[member] {
+			continue
+		}
+		c.pledger[member] = true
+		begin(func() result {
+			ctx, cancel := context.WithTimeout(ctx, c.retry)
+			defer cancel()
+			r := result{sent: time.Now(), member: member, epoch: ask.Epoch}
+			r.ahead = c.aheadAt(r.sent)
+			r.err = c.hooks.Pledge(ctx, member, ask)
+			return r
+		})
+	}
+}
+
+// aheadAt is how far the wall clock has run ahead of the monotonic one. It grows
+// when somebody sets the clock, and while the machine is suspended.
+func (c *Claim) aheadAt(now time.Time) time.Duration {
+	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
+}
+
+// observe sees whether the machine stood still since it was last called, and what
+// was renewed before proves nothing. It is called with c.mu held.
+func (c *Claim) observe(now time.Time) {
+	ahead := c.aheadAt(now)
+	if ahead-c.ahead > c.retry {
+		c.log.Warn("the machine stood still, or its clock was set: nothing is admitted before the lease is renewed", zap.Duration("for", ahead-c.ahead))
+		c.machine.Jumped(now)
+	}
+	c.ahead = ahead
 }
 
 // tell passes a view on that has changed. It is called with c.mu held, so that
@@ -109,71 +168,73 @@ func (c *Claim) Run(ctx context.Context) {
 func (c *Claim) tell(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
-		c.sure.Store(new(c.machine.renewed.Add(c.machine.cfg.RenewDeadline)))
+		c.sure.Store(&sure{c.machine.lasts, c.ahead})
 	} else {
 		c.sure.Store(nil)
 	}
 	if v == c.told {
 		return
 	}
+	c.said.change(c.log, c.told, v)
 	c.told = v
 	c.hooks.OnChange(v)
 }
 
 func (c *Claim) call(ctx context.Context, call Call) result {
 	c.mu.Lock()
-	epoch, v := c.machine.epoch, c.machine.View(time.Now())
+	epoch, rec, seen := c.machine.epoch, c.machine.rec, c.machine.seen
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.cap)
 	defer cancel()
 	r := result{call: call, sent: time.Now()}
+	r.ahead = c.aheadAt(r.sent)
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
 	case Acquire:
-		r.rec, r.err = c.engine.Acquire(ctx)
+		r.rec, r.err = c.engine.Acquire(ctx, seen)
 	case Renew:
 		r.err = c.engine.Renew(ctx, epoch)
 	case Release:
 		r.err = c.engine.Release(ctx, epoch)
 	case AskBack:
-		r.err = c.hooks.AskBack(ctx, Dispatcher(v.Holder), v.Epoch)
+		r.err = c.hooks.AskBack(ctx, Dispatcher(rec.Holder), rec.Epoch)
 	}
 	return r
 }
 
 func (c *Claim) learn(r result) {
-	c.say(r)
+	now := time.Now()
+	if r.err == nil && c.aheadAt(now)-r.ahead > c.retry {
+		r.err = errStoodStill
+	}
+	c.said.result(c.log, r, now, c.cap/2)
+	if r.call == Look && r.err == nil {
+		c.said.looked(c.log, &c.machine.cfg, r.rec)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	switch r.call {
-	case Look:
+	switch {
+	case r.member != "":
+		if r.err == nil {
+			c.machine.Pledges(r.sent, now, r.member, r.epoch)
+		}
+	case r.call == Look:
 		c.machine.Looked(r.sent, now, r.rec, r.err)
-	case Acquire:
+	case r.call == Acquire:
 		c.machine.Acquired(r.sent, now, r.rec, r.err)
-	case Renew:
+	case r.call == Renew:
 		c.machine.Renewed(r.sent, now, r.err)
-	case Release:
+	case r.call == Release:
 		c.machine.Released(r.sent, now, r.err)
-	case AskBack:
+	case r.call == AskBack:
 		c.machine.Asked(now, r.err)
 	}
 }
 
-// say logs a call that fails, once until it succeeds again.
-func (c *Claim) say(r result) {
-	failed := r.err != nil
-	switch was := c.failing[r.call]; {
-	case failed && was:
-		c.log.Debug("ownership: still", zap.Stringer("call", r.call), zap.Error(r.err))
-	case failed:
-		c.log.Warn("ownership: a call of the lease's store or holder fails; said again once it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
-	case was:
-		c.log.Info("ownership: succeeds again", zap.Stringer("call", r.call))
-	}
-	c.failing[r.call] = failed
-}
+// errStoodStill is an answer that says nothing: it may be as old as the machine
+// stood still.
+var errStoodStill = errors.New("the machine stood still while this was under way")
 
 // tellMachine changes what the machine knows and has Run look at it.
 func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
@@ -237,6 +298,40 @@ func (c *Claim) Claimed(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Claimed(now, epoch) })
 }
 
+// Promise answers an owner that cannot reach the store: without an error nothing
+// is admitted here for a lease and longer.
+func (c *Claim) Promise(ask Pledge) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if err := c.machine.Promise(now, ask); err != nil {
+		return err
+	}
+	c.tell(now)
+	c.wake()
+	return nil
+}
+
+// Heard tells of an epoch that a peer has seen.
+func (c *Claim) Heard(epoch int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.machine.Heard(epoch)
+}
+
+// Seen is the highest epoch that was read, held or named by anybody.
+func (c *Claim) Seen() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.seen
+}
+
+// Refused tells of an epoch that something before an engine has seen, and refuses
+// ours for it.
+func (c *Claim) Refused(epoch int64) {
+	c.tellMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
+}
+
 // View is what holds now.
 func (c *Claim) View() View {
 	c.mu.Lock()
@@ -247,8 +342,15 @@ func (c *Claim) View() View {
 // Admits is View's, for who must know in the moment it acts: a process that
 // stood still finds its time over before anybody told it. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
-	until := c.sure.Load()
-	return until != nil && now.Before(*until)
+	s := c.sure.Load()
+	if s == nil || !now.Before(s.until) {
+		return false
+	}
+	if c.aheadAt(now)-s.ahead > c.retry { // the machine was suspended, and its clock with it
+		c.wake()
+		return false
+	}
+	return true
 }
 
 // Leave gives the area up and waits until the lease is released, or ctx ends.

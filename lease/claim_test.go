@@ -31,12 +31,14 @@ type hand struct {
 	self string
 	seen string
 	cut  bool
+	late time.Duration // every answer
 }
 
 func (h *hand) do(ctx context.Context, f func() error) error {
 	h.mu.Lock()
-	cut := h.cut
+	cut, late := h.cut, h.late
 	h.mu.Unlock()
+	time.Sleep(late)
 	if cut { // it hangs
 		<-ctx.Done()
 		return ctx.Err()
@@ -60,12 +62,12 @@ func (h *hand) Look(ctx context.Context) (r Record, err error) {
 	return r, err
 }
 
-func (h *hand) Acquire(ctx context.Context) (r Record, err error) {
+func (h *hand) Acquire(ctx context.Context, above int64) (r Record, err error) {
 	err = h.do(ctx, func() error {
 		if h.seen != h.rec.Stamp {
 			return ErrTaken
 		}
-		h.put(h.self, h.rec.Epoch+1)
+		h.put(h.self, max(h.rec.Epoch, above)+1)
 		r = h.rec
 		return nil
 	})
@@ -108,6 +110,12 @@ func (d *desk) cutOff(cut bool) {
 	d.hand.mu.Lock()
 	defer d.hand.mu.Unlock()
 	d.hand.cut = cut
+}
+
+func (d *desk) slow(by time.Duration) {
+	d.hand.mu.Lock()
+	defer d.hand.mu.Unlock()
+	d.hand.late = by
 }
 
 // Claims against one store: the owner is cut off, is fenced by its own timer
@@ -271,6 +279,120 @@ func TestAStoreThatFailsIsWarnedOfOnce(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			require.Equal(t, outage+1, logs.FilterMessageSnippet("succeeds again").Len())
 		}
+		stop()
+		running.Wait()
+	})
+}
+
+// A machine that is suspended has a clock that stands, too, and the wall clock does
+// not. The first admission after it woke sees that, before anybody renewed.
+func TestASuspendedMachineAdmitsNothingBeforeItHasRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		core, logs := observer.New(zapcore.InfoLevel)
+		d := &desk{hand: &hand{shelf: &shelf{rec: Record{Epoch: 6, Stamp: "z"}}, self: Identity("us-1", "x")}}
+		d.Claim = NewClaim(Config{Self: d.hand.self, Home: true, Times: DefaultTimes}, d.hand, Hooks{OnChange: func(v View) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.view = v
+		}}, zap.New(core))
+		var slept atomic.Int64
+		d.wall = func(now time.Time) time.Time { return now.Round(0).Add(time.Duration(slept.Load())) }
+		var running sync.WaitGroup
+		running.Go(func() { d.Run(ctx) })
+		time.Sleep(5 * time.Second)
+		require.True(t, d.Admits(time.Now()))
+		slept.Add(int64(time.Second))
+		require.True(t, d.Admits(time.Now()), "a clock that is set a little is no suspension")
+		d.cutOff(true)
+		slept.Add(int64(time.Hour))
+		require.False(t, d.Admits(time.Now()), "nothing ran yet since it woke")
+		synctest.Wait()
+		require.False(t, d.admits(), "and now everybody is told")
+		require.Equal(t, 1, logs.FilterMessageSnippet("stood still").Len())
+		d.cutOff(false)
+		time.Sleep(8 * time.Second)
+		require.True(t, d.Admits(time.Now()), "the lease is renewed")
+		require.True(t, d.admits())
+		stop()
+		running.Wait()
+	})
+}
+
+func TestASlowStoreIsSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		core, logs := observer.New(zapcore.InfoLevel)
+		d := &desk{hand: &hand{shelf: &shelf{rec: Record{Epoch: 6, Stamp: "z"}}, self: Identity("us-1", "x")}}
+		d.Claim = NewClaim(Config{Self: d.hand.self, Home: true, Times: DefaultTimes}, d.hand, Hooks{OnChange: func(View) {}}, zap.New(core))
+		var running sync.WaitGroup
+		running.Go(func() { d.Run(ctx) })
+		time.Sleep(10 * time.Second)
+		require.False(t, d.View().Away)
+		d.slow(3 * time.Second)
+		time.Sleep(time.Minute)
+		require.True(t, d.View().Away)
+		require.True(t, d.View().Admits, "it renews soon enough, just so")
+		require.Equal(t, 1, logs.FilterMessageSnippet("answers so slowly").Len())
+		d.slow(0)
+		time.Sleep(10 * time.Second)
+		require.False(t, d.View().Away)
+		require.Equal(t, 1, logs.FilterMessageSnippet("fast enough").Len())
+		stop()
+		running.Wait()
+	})
+}
+
+// While the store hangs for all, the owner asks the other members, and they promise.
+func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{rec: Record{Epoch: 6, Stamp: "z"}}
+		ctx, stop := context.WithCancel(t.Context())
+		desks := map[string]*desk{}
+		var deaf atomic.Bool
+		var running sync.WaitGroup
+		for k, id := range []string{"a", "b"} {
+			d := &desk{hand: &hand{shelf: s, self: Identity(id, "x")}}
+			d.Claim = NewClaim(Config{Self: d.hand.self, Home: k == 0, Times: DefaultTimes, Members: []string{"a", "b"}}, d.hand, Hooks{
+				OnChange: func(v View) {
+					d.mu.Lock()
+					defer d.mu.Unlock()
+					d.view = v
+				},
+				AskBack: func(context.Context, string, int64) error { return ErrNotHolder },
+				Pledge: func(ctx context.Context, member string, ask Pledge) error {
+					if deaf.Load() {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return desks[member].Promise(ask)
+				},
+			}, zaptest.NewLogger(t))
+			d.Stand(k == 0, k, true)
+			desks[id] = d
+		}
+		for _, d := range desks {
+			running.Go(func() { d.Run(ctx) })
+		}
+		a, b := desks["a"], desks["b"]
+		time.Sleep(40 * time.Second)
+		require.True(t, a.admits())
+		a.cutOff(true)
+		b.cutOff(true)
+		for range 100 {
+			time.Sleep(time.Second)
+			require.True(t, a.Admits(time.Now()))
+		}
+		require.True(t, a.View().Pledged)
+		b.cutOff(false)
+		time.Sleep(time.Minute)
+		require.True(t, a.Admits(time.Now()), "b reaches the store and keeps what it promised")
+		deaf.Store(true)
+		time.Sleep(11 * time.Second)
+		require.False(t, a.admits())
+		require.False(t, b.admits())
+		time.Sleep(11 * time.Second)
+		require.True(t, b.admits())
 		stop()
 		running.Wait()
 	})

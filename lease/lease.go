@@ -3,7 +3,7 @@
 // kept by an engine that has a consensus, a Kubernetes Lease or an etcd key; here
 // is what must be true on top of that, which neither gives: an owner that cannot
 // renew stops before another starts, a taker waits, an area is handed back in
-// two steps (geo 8).
+// two steps.
 //
 // Machine is pure: the time and what was learned go in, what to do comes out.
 // Claim runs one against an Engine. Static is ownership without a lease.
@@ -22,6 +22,9 @@ type Record struct {
 	Epoch  int64  // of the last acquisition, higher with each; 0: never held
 	Stamp  string // another with every write: acquisition, renewal, release
 	Term   Term
+
+	Duration time.Duration // after which the holder takes its lease to be over; 0: not known
+	Members  []string      // that alone may ever take it; none: anybody
 }
 
 // Term is what the engine itself knows of the holder's time.
@@ -41,8 +44,10 @@ const (
 type Engine interface {
 	// Look reads the lease.
 	Look(context.Context) (Record, error)
-	// Acquire takes the lease with a higher epoch, if it is as Look saw it.
-	Acquire(context.Context) (Record, error)
+	// Acquire takes the lease if it is as Look saw it, with an epoch that is higher
+	// than the store's and than above: a store that lost its data must not make
+	// epochs go back.
+	Acquire(ctx context.Context, above int64) (Record, error)
 	// Renew keeps a lease that is held with this epoch, even if its time had run
 	// out, as long as nobody took it. Else ErrLost.
 	Renew(ctx context.Context, epoch int64) error
@@ -80,7 +85,7 @@ type Times struct {
 	Step          time.Duration // a step of the hand-back that takes longer has failed
 }
 
-// DefaultTimes are those of geo R32 to R36.
+// DefaultTimes are those that docs/geo.md and docs/ha.md describe.
 var DefaultTimes = Times{
 	Duration: 15 * time.Second, RenewDeadline: 10 * time.Second, Retry: 2 * time.Second,
 	StartDelay: 5 * time.Second, RankDelay: 5 * time.Second, Step: 10 * time.Second,

@@ -43,14 +43,19 @@ type Config struct {
 	Home bool   // the area is this dispatcher's by configuration
 	Rank int    // among those that may take it over, 0 first
 	Times
+
+	Members []string  // ids of all dispatchers that may ever own the area; none: whoever asks the store may
+	Begun   time.Time // when the process began, with Members: what it promised before is not known any more
 }
 
 // View is what a machine holds true at a moment.
 type View struct {
-	Phase  Phase
-	Admits bool   // may bind new requests to the area's engines
-	Holder string // identity, as last read; empty: nobody
-	Epoch  int64  // highest known
+	Phase   Phase
+	Admits  bool   // may bind new requests to the area's engines
+	Pledged bool   // admits by the pledges of the other members alone, for the store confirms nothing
+	Away    bool   // the store fails, or answers too slowly for an owner to renew in time
+	Holder  string // identity, as last read; empty: nobody
+	Epoch   int64  // ours while we hold the lease, else as last read
 }
 
 // ErrNotHolder is the answer to who asks for an area that is not held here with
@@ -73,12 +78,21 @@ type Machine struct {
 
 	held    bool
 	epoch   int64     // ours, while held
+	seen    int64     // highest epoch that was read, held or named by anybody
 	renewed time.Time // when the last acquisition or renewal that succeeded was sent
+	lasts   time.Time // until then what was renewed or pledged lasts: nothing is admitted afterwards
 	start   time.Time // nothing is admitted before
+	away    bool      // the last call of the store failed, or took too long
+
+	promise promise              // to an owner that cannot reach the store
+	pledges map[string]time.Time // to us, by member: when the last one that was given was asked for
+	ask     time.Time            // no pledge is asked for before
+	reclaim bool                 // the store knows nothing of our lease any more, and pledges show that nobody else admits
 
 	claimed   int64 // an epoch above ours that somebody named; 0: none
 	claimedAt time.Time
-	refuted   int64 // those up to here were named and are false
+	refuted   int64     // those up to here were named and are false
+	refusedAt time.Time // when something before an engine last refused our epoch
 
 	fit     bool
 	leaving bool
@@ -89,17 +103,31 @@ type Machine struct {
 }
 
 // NewMachine begins to watch.
-func NewMachine(cfg Config) *Machine { return &Machine{cfg: cfg, fit: cfg.Home} }
+func NewMachine(cfg Config) *Machine {
+	m := &Machine{cfg: cfg, fit: cfg.Home, pledges: map[string]time.Time{}}
+	if len(cfg.Members) > 0 { // the process before may have promised something at its end
+		m.promise.until = cfg.Begun.Add(cfg.Duration)
+	}
+	return m
+}
 
 // Next is the call to make now, or None and when to ask again.
 func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if now.Before(m.try) {
 		return None, m.until(now, m.try)
 	}
-	if m.held {
-		if m.leaving || now.Before(m.giveBy) {
-			return Release, now
+	if m.reclaim && !now.Before(m.lasts) {
+		m.lose(now)
+	}
+	switch {
+	case m.held && (m.leaving || now.Before(m.giveBy)):
+		return Release, now
+	case m.reclaim:
+		if m.looked && !m.stale && m.mine() {
+			return Acquire, now
 		}
+		return Look, now
+	case m.held:
 		return Renew, now
 	}
 	if m.leaving {
@@ -108,7 +136,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	switch at, ok := m.mayAcquire(); {
 	case ok && !now.Before(at):
 		return Acquire, now
-	case m.wantsBack() && !m.asking && !now.Before(m.asked):
+	case m.mayAsk(now):
 		m.asking = true
 		return AskBack, now
 	}
@@ -118,7 +146,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 // until is when the view changes by itself, at most at.
 func (m *Machine) until(now, at time.Time) time.Time {
 	if m.held {
-		for _, t := range []time.Time{m.start, m.renewed.Add(m.cfg.RenewDeadline)} {
+		for _, t := range []time.Time{m.admitsFrom(), m.lasts, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
 			if t.After(now) && t.Before(at) {
 				at = t
 			}
@@ -136,22 +164,29 @@ func (m *Machine) expiry() time.Time {
 	if m.rec.Term == Over || m.released() {
 		return m.changed
 	}
-	return m.changed.Add(m.cfg.Duration)
+	return m.changed.Add(m.duration())
 }
+
+// duration is how long the lease of the holder that was seen last lasts: a holder
+// with a longer one than ours also stops later.
+func (m *Machine) duration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
+
+// startDelay is the wait between the end of that lease and the first admission.
+func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
 // mayAcquire is when the lease may be taken.
 func (m *Machine) mayAcquire() (at time.Time, ok bool) {
-	if !m.looked || m.stale || !m.fit || m.leaving || m.rec.Term == Running {
+	if !m.looked || m.stale || !m.fit || m.leaving || m.rec.Term == Running || m.excluded() {
 		return time.Time{}, false
 	}
 	at = m.expiry()
-	if m.cfg.Home {
-		return at, true
+	if !m.cfg.Home {
+		if m.released() { // its home goes first
+			at = at.Add(m.cfg.Step)
+		}
+		at = at.Add(time.Duration(m.cfg.Rank) * m.cfg.RankDelay)
 	}
-	if m.released() { // its home goes first
-		at = at.Add(m.cfg.Step)
-	}
-	return at.Add(time.Duration(m.cfg.Rank) * m.cfg.RankDelay), true
+	return later(at, m.promise.until), true
 }
 
 // mayAdmit is when who acquires what was looked at may admit.
@@ -159,26 +194,58 @@ func (m *Machine) mayAdmit() time.Time {
 	if m.released() {
 		return m.changed
 	}
-	return m.expiry().Add(m.cfg.StartDelay)
+	return m.expiry().Add(m.startDelay())
+}
+
+// admitsFrom is when the holder of the lease may begin to admit.
+func (m *Machine) admitsFrom() time.Time {
+	if m.promise.until.IsZero() {
+		return m.start
+	}
+	return later(m.start, m.promise.until.Add(m.startDelay()))
+}
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 // wantsBack says whether the area is to be asked back from its holder.
 func (m *Machine) wantsBack() bool {
-	return m.cfg.Home && m.fit && !m.leaving && m.looked && m.rec.Holder != "" && m.rec.Term != Over &&
+	return m.cfg.Home && m.fit && !m.leaving && !m.away && !m.excluded() && m.looked && m.rec.Holder != "" && m.rec.Term != Over &&
 		Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+}
+
+// mayAsk says whether the holder is to be asked now: never by who could not admit
+// yet because of a promise.
+func (m *Machine) mayAsk(now time.Time) bool {
+	return m.wantsBack() && !m.asking && !now.Before(m.asked) && !now.Before(m.promise.until.Add(m.startDelay()))
+}
+
+// answered notes whether the store answers, and soon enough: an owner that stops
+// after a renew deadline must get several answers in that time.
+func (m *Machine) answered(sent, now time.Time, err error) {
+	m.away = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrTaken) || now.Sub(sent) > m.cfg.RenewDeadline/4
 }
 
 // Looked tells what Look, sent and answered at these moments, read.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
-	if err != nil {
+	if m.answered(sent, now, err); err != nil {
 		m.try = sent.Add(m.cfg.Retry)
 		return
 	}
 	m.see(now, rec)
 	m.again(sent, now)
-	if rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held { // an acquisition whose answer was lost
-		m.take(sent, now.Add(m.cfg.StartDelay), rec.Epoch)
-		m.renewed = time.Time{} // nothing is known of its age before it is renewed
+	switch {
+	case m.reclaim && m.mine():
+		m.try = now
+	case m.reclaim:
+		m.lose(now)
+	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held: // an acquisition whose answer was lost
+		m.take(sent, now.Add(m.startDelay()), rec.Epoch)
+		m.renewed, m.lasts = time.Time{}, time.Time{} // nothing is known of its age before it is renewed
 		m.try = now
 	}
 }
@@ -189,6 +256,10 @@ func (m *Machine) see(now time.Time, rec Record) {
 		m.changed = now
 	}
 	m.rec, m.looked, m.stale = rec, true, false
+	m.seen = max(m.seen, rec.Epoch)
+	if m.promise.to != "" && m.released() && rec.Epoch == m.promise.epoch { // that owner has stopped
+		m.promise = promise{}
+	}
 }
 
 // again spaces the calls, by when they were sent.
@@ -199,7 +270,7 @@ func (m *Machine) again(sent, now time.Time) {
 	}
 	m.try = sent.Add(every)
 	switch at, ok := m.mayAcquire(); {
-	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.wantsBack() && !m.asking && !now.Before(m.asked): // wanted while the call was under way
+	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.mayAsk(now): // wanted while the call was under way
 		m.try = now
 	case !m.held && ok && at.Before(m.try):
 		m.try = at
@@ -208,7 +279,7 @@ func (m *Machine) again(sent, now time.Time) {
 
 // Acquired tells what came of Acquire.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
-	if err != nil { // even one that failed may have been written
+	if m.answered(sent, now, err); err != nil { // even one that failed may have been written
 		m.stale = true
 		if m.again(sent, now); errors.Is(err, ErrTaken) {
 			m.try = now
@@ -216,27 +287,36 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		return
 	}
 	start := m.mayAdmit()
+	if m.reclaim && now.Before(m.lasts) { // nobody else has admitted since we did
+		start = m.start
+	}
 	m.see(now, rec)
 	m.take(sent, start, rec.Epoch)
 	m.again(sent, now)
 }
 
 func (m *Machine) take(sent, start time.Time, epoch int64) {
-	m.held, m.epoch, m.renewed, m.start = true, epoch, sent, start
+	m.held, m.reclaim, m.epoch, m.start = true, false, epoch, start
+	m.renewed, m.lasts = sent, sent.Add(m.cfg.RenewDeadline)
 	m.giveBy, m.claimed = time.Time{}, 0
+	clear(m.pledges)
 }
 
 // Renewed tells what came of Renew. A renewal counts from when it was sent: the
 // lease was ours at no moment before, for all we know, and some time after.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
+	m.answered(sent, now, err)
 	m.again(sent, now)
 	switch {
+	case !m.held: // it was lost meanwhile
+	case errors.Is(err, ErrLost) && m.pledged(now):
+		m.reclaim, m.looked, m.try = true, false, now
 	case errors.Is(err, ErrLost):
 		m.lose(now)
 	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // it says nothing of what was claimed since
 		m.try = now
 	case err == nil:
-		m.renewed = sent
+		m.renewed, m.lasts = sent, later(m.lasts, sent.Add(m.cfg.RenewDeadline))
 		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the store knows of no such epoch
 		if !now.Before(m.giveBy) {
 			m.giveBy = time.Time{} // the hand-back did not happen in time
@@ -246,6 +326,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 
 // Released tells what came of Release.
 func (m *Machine) Released(sent, now time.Time, err error) {
+	m.answered(sent, now, err)
 	expired := m.leaving && now.Sub(m.renewed) > m.cfg.Duration // there is nothing to release any more
 	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.lose(now)
@@ -255,7 +336,7 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 }
 
 func (m *Machine) lose(now time.Time) {
-	m.held, m.looked, m.giveBy = false, false, time.Time{}
+	m.held, m.looked, m.giveBy, m.lasts, m.reclaim = false, false, time.Time{}, time.Time{}, false
 	m.try = now
 }
 
@@ -273,6 +354,9 @@ func (m *Machine) Asked(now time.Time, err error) {
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
+	}
+	if m.away { // nobody could take it
+		return fmt.Errorf("%w: its store does not answer, so that nobody could take it", ErrNotHolder)
 	}
 	if m.giveBy.IsZero() {
 		m.giveBy = now.Add(m.cfg.Step)
@@ -304,24 +388,65 @@ func (m *Machine) SetRank(rank int) { m.cfg.Rank = rank }
 // Claimed tells that somebody named an epoch. One above ours stops admission at
 // once, until a renewal that is sent later proves it false.
 func (m *Machine) Claimed(now time.Time, epoch int64) {
+	m.Heard(epoch)
 	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
 		m.claimed, m.claimedAt, m.try = epoch, now, now.Add(1)
-		m.renewed = time.Time{} // what was renewed before proves nothing
+		m.void()
+	}
+}
+
+// void forgets what was renewed and pledged: it proves nothing any more.
+func (m *Machine) void() {
+	m.renewed, m.lasts, m.reclaim = time.Time{}, time.Time{}, false
+	clear(m.pledges)
+}
+
+// maxEpoch bounds what is believed of others: a Kubernetes Lease counts to 1<<31.
+const maxEpoch = 1 << 30
+
+// Heard tells of an epoch that somebody has seen. The next acquisition has a
+// higher one, whatever the store remembers.
+func (m *Machine) Heard(epoch int64) {
+	if epoch <= maxEpoch {
+		m.seen = max(m.seen, epoch)
+	}
+}
+
+// Refused tells that something before an engine refuses our epoch, for it has seen
+// a higher one. Then the lease is given back and acquired again, with an epoch
+// above that one. Who says so more than once per lease is not believed again.
+func (m *Machine) Refused(now time.Time, epoch int64) {
+	if !m.held || epoch <= m.epoch || epoch > maxEpoch || m.away || now.Before(m.refusedAt.Add(m.cfg.Duration)) {
+		return
+	}
+	m.Heard(epoch)
+	m.refusedAt, m.giveBy, m.try = now, later(m.giveBy, now.Add(m.cfg.Step)), now
+}
+
+// Jumped tells that the machine has stood still for longer than its clock shows.
+func (m *Machine) Jumped(now time.Time) {
+	if m.held {
+		m.void()
+		m.try = now
 	}
 }
 
 // View is what holds now.
 func (m *Machine) View(now time.Time) View {
-	v := View{Phase: Watching, Holder: m.rec.Holder, Epoch: max(m.epoch, m.rec.Epoch)}
+	v := View{Phase: Watching, Away: m.away, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
+	if m.held {
+		v.Epoch = m.epoch
+	}
 	switch {
 	case m.held && (m.leaving || !m.giveBy.IsZero()):
 		v.Phase = Giving
-	case m.held && !now.Before(m.renewed.Add(m.cfg.RenewDeadline)):
+	case m.held && !now.Before(m.lasts):
 		v.Phase = Fenced
-	case m.held && now.Before(m.start):
+	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting
 	case m.held:
 		v.Phase, v.Admits = Owner, true
+		v.Pledged = m.reclaim || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
 	case m.wantsBack():
 		v.Phase = Recovering
 	}

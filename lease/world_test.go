@@ -29,6 +29,18 @@ type world struct {
 	lose  float64       // or is lost
 	limbo bool          // what is sent into a partition may arrive, one day
 	deny  Call          // the store refuses these
+	asked []*plea       // for pledges, under way
+}
+
+// plea is a pledge that is asked for, and its answer.
+type plea struct {
+	from     *node
+	run      *Machine // of the asker
+	to       string
+	ask      Pledge
+	sent     time.Time
+	arrives  time.Duration // true
+	answered time.Duration // true; 0: not yet
 }
 
 type node struct {
@@ -38,6 +50,10 @@ type node struct {
 	begun time.Time
 	seen  string // Stamp, as read or written last
 	cut   []span // from the store and from everybody
+	shut  []span // from the store alone
+	apart []span // from the other dispatchers alone
+	dead  bool
+	runs  int // it was started so often again
 	call  *flight
 	stray []flight // given up, perhaps not gone
 }
@@ -46,8 +62,10 @@ type span struct{ from, to time.Duration }
 
 type flight struct {
 	call     Call
+	by       Config
 	seen     string
 	epoch    int64
+	above    int64
 	sent     time.Time
 	arrives  time.Duration // true; below 0: never
 	answered time.Duration // true; below 0: not yet, or never
@@ -65,7 +83,7 @@ func (n *node) now(t time.Duration) time.Time {
 }
 
 func (n *node) isCut(t time.Duration) bool {
-	return slices.ContainsFunc(n.cut, func(s span) bool { return t >= s.from && t < s.to })
+	return within(n.cut, t)
 }
 
 func newWorld(ttl time.Duration) *world {
@@ -80,6 +98,71 @@ func (w *world) join(name string, rate float64) *node {
 	n.m.SetFit(true)
 	w.nodes = append(w.nodes, n)
 	return n
+}
+
+// begin starts a node, for the first time or again, with a list of members.
+func (w *world) begin(n *node, members ...string) {
+	if n.call != nil {
+		n.stray = append(n.stray, *n.call)
+	}
+	n.call, n.dead, n.seen = nil, false, ""
+	n.runs++
+	cfg := n.m.cfg
+	cfg.Self, cfg.Members, cfg.Begun = Identity(n.name, fmt.Sprint("b", n.runs)), members, n.now(w.t)
+	n.m = NewMachine(cfg)
+	n.m.SetFit(true)
+}
+
+// pledges carries what owners ask of others, and their answers.
+func (w *world) pledges() {
+	for _, n := range w.nodes {
+		if n.dead {
+			continue
+		}
+		ask, ok := n.m.AskPledges(n.now(w.t))
+		for _, id := range ask.Members {
+			if d := w.way(n); ok && id != n.name && d >= 0 {
+				w.asked = append(w.asked, &plea{from: n, run: n.m, to: id, ask: ask, sent: n.now(w.t), arrives: w.t + d})
+			}
+		}
+	}
+	w.asked = slices.DeleteFunc(w.asked, func(p *plea) bool {
+		switch i := slices.IndexFunc(w.nodes, func(o *node) bool { return o.name == p.to && !o.dead }); {
+		case p.answered > 0 && p.answered > w.t, p.answered == 0 && p.arrives > w.t:
+			return false
+		case p.answered > 0:
+			if p.from.m == p.run && !p.from.dead {
+				p.run.Pledges(p.sent, p.from.now(w.t), p.to, p.ask.Epoch)
+			}
+			return true
+		case i < 0 || w.nodes[i].m.Promise(w.nodes[i].now(w.t), p.ask) != nil:
+			return true
+		default:
+			d := w.way(w.nodes[i])
+			p.answered = w.t + d
+			return d < 0
+		}
+	})
+}
+
+// way is how long a message to or from another dispatcher takes; below 0: for ever.
+func (w *world) way(n *node) time.Duration {
+	if within(n.apart, w.t) {
+		return -1
+	}
+	return w.delay(n)
+}
+
+// store is how long a message to or from the store takes.
+func (w *world) store(n *node) time.Duration {
+	if within(n.shut, w.t) {
+		return -1
+	}
+	return w.delay(n)
+}
+
+func within(list []span, t time.Duration) bool {
+	return slices.ContainsFunc(list, func(s span) bool { return t >= s.from && t < s.to })
 }
 
 func (w *world) delay(n *node) time.Duration {
@@ -102,6 +185,7 @@ func (w *world) step() {
 	if w.ttl > 0 && w.rec.Term == Running && w.t >= w.ends {
 		w.rec.Term = Over
 	}
+	w.pledges()
 	for _, n := range w.nodes {
 		n.stray = slices.DeleteFunc(n.stray, func(f flight) bool {
 			if f.arrives < 0 || f.arrives > w.t {
@@ -110,10 +194,13 @@ func (w *world) step() {
 			w.exec(n, &f, false)
 			return true
 		})
+		if n.dead {
+			continue
+		}
 		if n.call == nil {
 			if call, _ := n.m.Next(n.now(w.t)); call != None {
-				n.call = &flight{call: call, seen: n.seen, epoch: n.m.epoch, sent: n.now(w.t), arrives: -1, answered: -1}
-				if d := w.delay(n); d >= 0 {
+				n.call = &flight{call: call, by: n.m.cfg, seen: n.seen, epoch: n.m.epoch, above: n.m.seen, sent: n.now(w.t), arrives: -1, answered: -1}
+				if d := w.store(n); d >= 0 {
 					n.call.arrives = w.t + d
 				}
 			}
@@ -125,7 +212,7 @@ func (w *world) step() {
 		if f.arrives >= 0 && f.arrives <= w.t && f.answered < 0 {
 			w.exec(n, f, true)
 			f.arrives = -1
-			if d := w.delay(n); d >= 0 {
+			if d := w.store(n); d >= 0 {
 				f.answered = w.t + d
 			}
 		}
@@ -168,14 +255,18 @@ func (w *world) exec(n *node, f *flight, waits bool) {
 		return
 	}
 	same := f.seen == w.rec.Stamp
-	ours := w.rec.Holder == n.m.cfg.Self && w.rec.Epoch == f.epoch && w.rec.Term != Over && (same || waits)
+	ours := w.rec.Holder == f.by.Self && w.rec.Epoch == f.epoch && w.rec.Term != Over && (same || waits)
 	switch f.call {
 	case Acquire:
 		if !same || w.rec.Term == Running {
 			f.err = ErrTaken
 			return
 		}
-		w.put(n.m.cfg.Self, w.rec.Epoch+1)
+		w.put(f.by.Self, max(w.rec.Epoch, f.above)+1)
+		w.rec.Duration, w.rec.Members = f.by.Duration, f.by.Members
+		if w.ttl > 0 {
+			w.ends = w.t + f.by.Duration
+		}
 	case Renew:
 		if !ours {
 			f.err = ErrLost
@@ -201,9 +292,9 @@ func (w *world) exec(n *node, f *flight, waits bool) {
 
 func (w *world) put(holder string, epoch int64) {
 	w.write++
-	w.rec = Record{Holder: holder, Epoch: epoch, Stamp: fmt.Sprint(w.write)}
+	w.rec = Record{Holder: holder, Epoch: epoch, Stamp: fmt.Sprint(w.write), Duration: w.rec.Duration, Members: w.rec.Members}
 	if w.ttl > 0 && holder != "" {
-		w.rec.Term, w.ends = Running, w.t+w.ttl
+		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
 	}
 }
 
@@ -211,7 +302,7 @@ func (w *world) put(holder string, epoch int64) {
 func (w *world) owners() string {
 	var list []string
 	for _, n := range w.nodes {
-		if n.m.View(n.now(w.t)).Admits {
+		if !n.dead && n.m.View(n.now(w.t)).Admits {
 			list = append(list, n.name)
 		}
 	}

@@ -2,12 +2,13 @@
 //
 // It grants and renews that lease itself. A Session of client/v3/concurrency
 // renews in the background and tells nobody when: what an owner must know to
-// stop in time (geo R33) is when it renewed last.
+// stop in time is when it renewed last.
 package etcd
 
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -36,42 +37,68 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 
 // Engine is one lease: the key owner, which goes when the holder's time is over,
 // and beside it last, which stays and tells who held it last, or nobody when it
-// was given back. The epoch is the revision of the acquisition, which both carry.
+// was given back. The epoch is the revision of the acquisition, which both carry,
+// and the base: a store that lost its data counts revisions from 1 again, and who
+// acquires then raises the base by all epochs there were. The key terms has the
+// base, and what the holder's lease is like. The version before knows no such key:
+// its lease has no base, and nothing but its own key says how long it lasts.
 // It implements lease.Engine.
 type Engine struct {
-	client      *clientv3.Client
-	owner, last string
-	identity    string
-	ttl         int64 // seconds
+	client             *clientv3.Client
+	owner, last, extra string
+	identity           string
+	terms              terms // ours
 
 	held  clientv3.LeaseID
 	seen  int64 // revision of last's last write; 0: there is none
+	now   int64 // revision of the store, as last looked
+	base  int64 // as read or written last
 	doubt bool  // a release may still be on its way
+}
+
+// terms is what the last acquisition noted beside the holder.
+type terms struct {
+	Base    int64    `json:"base,omitempty"`
+	Seconds int64    `json:"seconds"`
+	Members []string `json:"members,omitempty"`
 }
 
 var _ lease.Engine = (*Engine)(nil)
 
 // New makes the engine of the lease with this name.
-func New(client *clientv3.Client, name, identity string, duration time.Duration) *Engine {
-	return &Engine{client: client, owner: name + "/owner", last: name + "/last", identity: identity, ttl: int64(duration.Seconds())}
+func New(client *clientv3.Client, name, identity string, duration time.Duration, members []string) *Engine {
+	return &Engine{
+		client: client, owner: name + "/owner", last: name + "/last", extra: name + "/terms", identity: identity,
+		terms: terms{Seconds: int64(duration.Seconds()), Members: members},
+	}
 }
 
-// Look reads both keys at one revision.
+// Look reads all keys at one revision.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
-	r, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last)).Commit()
+	r, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last), clientv3.OpGet(e.extra)).Commit()
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("read etcd key %s: %w", e.owner, err)
 	}
-	owner, last := r.Responses[0].GetResponseRange().Kvs, r.Responses[1].GetResponseRange().Kvs
-	e.seen = 0
+	owner, last, extra := r.Responses[0].GetResponseRange().Kvs, r.Responses[1].GetResponseRange().Kvs, r.Responses[2].GetResponseRange().Kvs
+	e.seen, e.now, e.base = 0, r.Header.Revision, 0
+	var t terms
+	if len(extra) > 0 {
+		if err := json.Unmarshal(extra[0].Value, &t); err != nil {
+			return lease.Record{}, fmt.Errorf("read etcd key %s: %w; delete it", e.extra, err)
+		}
+		e.base = t.Base
+	}
 	if len(last) == 0 {
-		return lease.Record{}, nil
+		return lease.Record{Members: t.Members}, nil
 	}
 	e.seen = last[0].ModRevision
-	rec := lease.Record{Holder: string(last[0].Value), Epoch: e.seen, Stamp: strconv.FormatInt(e.seen, 10)}
+	rec := lease.Record{
+		Holder: string(last[0].Value), Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10),
+		Duration: time.Duration(t.Seconds) * time.Second, Members: t.Members,
+	}
 	switch {
 	case len(owner) > 0:
-		rec.Holder, rec.Epoch, rec.Term = string(owner[0].Value), owner[0].CreateRevision, lease.Running
+		rec.Holder, rec.Epoch, rec.Term = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.Running
 		if rec.Holder == e.identity { // of an acquisition, perhaps, whose answer was lost
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
@@ -81,15 +108,23 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes both keys, if neither was since Look.
-func (e *Engine) Acquire(ctx context.Context) (lease.Record, error) {
-	granted, err := e.client.Grant(ctx, e.ttl)
+// Acquire writes all keys, if none was since Look.
+func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
+	t := e.terms
+	if t.Base = e.base; above > e.base+e.now { // revisions have begun anew, or something before an engine counted further
+		t.Base = above
+	}
+	text, err := json.Marshal(t)
+	if err != nil {
+		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
+	}
+	granted, err := e.client.Grant(ctx, t.Seconds)
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("grant an etcd lease: %w", err)
 	}
 	r, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", 0), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
-		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity)).
+		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity), clientv3.OpPut(e.extra, string(text))).
 		Commit()
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
@@ -98,15 +133,18 @@ func (e *Engine) Acquire(ctx context.Context) (lease.Record, error) {
 		_, _ = e.client.Revoke(ctx, granted.ID) // it would expire
 		return lease.Record{}, lease.ErrTaken
 	}
-	e.held, e.seen, e.doubt = granted.ID, r.Header.Revision, false
-	return lease.Record{Holder: e.identity, Epoch: e.seen, Stamp: strconv.FormatInt(e.seen, 10), Term: lease.Running}, nil
+	e.held, e.seen, e.base, e.doubt = granted.ID, r.Header.Revision, t.Base, false
+	return lease.Record{
+		Holder: e.identity, Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10), Term: lease.Running,
+		Duration: time.Duration(t.Seconds) * time.Second, Members: t.Members,
+	}, nil
 }
 
 // Renew sees that the key is ours and then lengthens the life of its lease. In
 // this order, for a client that reaches no member repeats the second without
 // pause.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	ours, then := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch)}, []clientv3.Op(nil)
+	ours, then := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
 	if e.doubt { // a write that makes the release void
 		ours, then = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)), []clientv3.Op{clientv3.OpPut(e.last, e.identity)}
 	}
@@ -131,7 +169,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.doubt = true
 	r, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
+		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
 		Then(clientv3.OpDelete(e.owner), clientv3.OpPut(e.last, "")).
 		Commit()
 	switch {

@@ -41,7 +41,7 @@ func look(t *testing.T, e *Engine) lease.Record {
 }
 
 func acquire(t *testing.T, e *Engine) lease.Record {
-	r, err := e.Acquire(t.Context())
+	r, err := e.Acquire(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, lease.Running, r.Term)
 	return r
@@ -50,10 +50,10 @@ func acquire(t *testing.T, e *Engine) lease.Record {
 func TestKeyGoesFromHandToHand(t *testing.T) {
 	c := server(t)
 	ctx := t.Context()
-	us, eu := New(c, "evenkeel/us", "us-1_a", 2*time.Second), New(c, "evenkeel/us", "eu-1_a", 2*time.Second)
+	us, eu := New(c, "evenkeel/us", "us-1_a", 2*time.Second, nil), New(c, "evenkeel/us", "eu-1_a", 2*time.Second, nil)
 	require.Zero(t, look(t, us))
 	first := acquire(t, us)
-	_, err := eu.Acquire(ctx)
+	_, err := eu.Acquire(ctx, 0)
 	require.ErrorIs(t, err, lease.ErrTaken)
 	require.Equal(t, first, look(t, eu), "etcd vouches for the holder")
 	require.NoError(t, us.Renew(ctx, first.Epoch))
@@ -77,7 +77,7 @@ func TestKeyGoesFromHandToHand(t *testing.T) {
 func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	c := server(t)
 	ctx := t.Context()
-	us := New(c, "evenkeel/us", "us-1_a", 10*time.Second)
+	us := New(c, "evenkeel/us", "us-1_a", 10*time.Second, nil)
 	first := acquire(t, us)
 
 	us.held = 0 // the answer of the acquisition never came
@@ -93,4 +93,30 @@ func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	us.seen = 1 // a write of ours came to pass unheard
 	require.ErrorContains(t, us.Release(ctx, first.Epoch), "answer was lost")
 	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
+}
+
+// A store that lost its data counts from 1 again, and epochs do not. What the holder's
+// lease is like can be read by the others.
+func TestEpochsDoNotGoBackWithTheStore(t *testing.T) {
+	c := server(t)
+	ctx := t.Context()
+	us := New(c, "evenkeel/us", "us-1_a", 10*time.Second, []string{"us-1", "eu-1"})
+	eu := New(c, "evenkeel/us", "eu-1_a", 20*time.Second, nil)
+	look(t, us)
+	first, err := us.Acquire(ctx, 5000) // seen before the store was lost
+	require.NoError(t, err)
+	require.Greater(t, first.Epoch, int64(5000))
+	require.Equal(t, first, look(t, eu))
+	require.Equal(t, 10*time.Second, first.Duration)
+	require.Equal(t, []string{"us-1", "eu-1"}, first.Members)
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+	require.ErrorIs(t, us.Renew(ctx, first.Epoch-1), lease.ErrLost)
+	require.NoError(t, us.Release(ctx, first.Epoch))
+	look(t, eu)
+	second, err := eu.Acquire(ctx, first.Epoch)
+	require.NoError(t, err)
+	require.Greater(t, second.Epoch, first.Epoch)
+	require.Empty(t, second.Members)
+	require.NoError(t, eu.Renew(ctx, second.Epoch))
+	require.Equal(t, second, look(t, us))
 }

@@ -1,7 +1,7 @@
 // Package kube keeps a lease as a Kubernetes Lease object, with client-go.
 //
 // It writes the object itself and does not use client-go's LeaderElector, which
-// does not give what geo R33 needs: it counts the renew deadline from the end of
+// does not give what an owner needs that must stop in time: it counts the renew deadline from the end of
 // its wait and so stops up to one wait late, a leader starts the moment it
 // acquires, a holder of the same name that acquires again gets no new
 // leaseTransitions, and a callback learns neither epoch nor clean release. It
@@ -12,6 +12,8 @@ package kube
 import (
 	"context"
 	"fmt"
+	"math"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -27,15 +29,19 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
+	members  []string              // that alone may ever take the lease; none: anybody
 	last     *coordinationv1.Lease // as read or written last; nil: there is none
 }
 
 var _ lease.Engine = (*Engine)(nil)
 
 // New makes the engine of a lease, which the first to acquire it creates.
-func New(client Client, name, identity string, duration time.Duration) *Engine {
-	return &Engine{client: client, name: name, identity: identity, duration: duration}
+func New(client Client, name, identity string, duration time.Duration, members []string) *Engine {
+	return &Engine{client: client, name: name, identity: identity, duration: duration, members: members}
 }
+
+// membersKey is the annotation with the ids of those that may take the lease.
+const membersKey = "evenkeel/members"
 
 // Look reads the object.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
@@ -60,15 +66,29 @@ func (e *Engine) record() lease.Record {
 	if s.LeaseTransitions != nil {
 		r.Epoch = int64(*s.LeaseTransitions)
 	}
+	if s.LeaseDurationSeconds != nil && r.Holder != "" {
+		r.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
+	}
+	if list := e.last.Annotations[membersKey]; list != "" {
+		r.Members = strings.Split(list, ",")
+	}
 	return r
 }
 
 // Acquire writes the object over the one that was read last. The API server
 // refuses if its resourceVersion is another by then.
-func (e *Engine) Acquire(ctx context.Context) (lease.Record, error) {
-	next, epoch := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name, Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}, int64(1)
+func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name, Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
 	if e.last != nil {
-		next, epoch = e.last.DeepCopy(), e.record().Epoch+1
+		next, above = e.last.DeepCopy(), max(above, e.record().Epoch)
+	}
+	epoch := above + 1
+	if epoch > math.MaxInt32 {
+		return lease.Record{}, fmt.Errorf("acquire Lease %s: its leaseTransitions cannot count beyond %d", e.name, above)
+	}
+	delete(next.Annotations, membersKey)
+	if len(e.members) > 0 {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, membersKey, strings.Join(e.members, ","))
 	}
 	now := metav1.NowMicro()
 	next.Spec = coordinationv1.LeaseSpec{
@@ -91,10 +111,10 @@ func (e *Engine) Acquire(ctx context.Context) (lease.Record, error) {
 	return e.record(), nil
 }
 
-// Renew writes another renewTime.
+// Renew writes another renewTime, and our duration, should somebody have edited it.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return e.write(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
-		s.RenewTime = new(metav1.NowMicro())
+		s.RenewTime, s.LeaseDurationSeconds = new(metav1.NowMicro()), new(int32(e.duration.Seconds()))
 	})
 }
 

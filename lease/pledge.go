@@ -1,0 +1,135 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// While nobody reaches the store, an owner goes on as long as every other member
+// promises it, for longer than until the next promise, not to admit. That is safe
+// only where membership is closed: all members have the same list, the lease names
+// it, and a dispatcher that is not on that list never takes the lease. One that is
+// on it and runs with another list, or none, gives no promise, so that the owner
+// has stopped by the time it may take the lease itself.
+//
+// A promise lasts as long as a lease, ends early when its owner gives the lease
+// back, and counts for the owner from when it asked:
+// the same waits that make two owners by leases impossible make two owners by
+// promises impossible. It says nothing of the store. A member whose acquisition
+// was under way when it promised holds the lease then, and does not admit before
+// its promise is over.
+//
+// Pledges only prolong a time in which the owner may admit. One whose time is over
+// needs the store: others may have promised something else since.
+
+// promise is what a member has promised an owner.
+type promise struct {
+	to    string // identity; empty: a process before this one, to whomever
+	epoch int64
+	until time.Time // nothing is acquired before, and nothing admitted before a start delay later
+}
+
+// Pledge is what an owner asks of the other members.
+type Pledge struct {
+	Holder  string   `json:"holder"` // identity
+	Epoch   int64    `json:"epoch"`
+	Members []string `json:"members"`
+}
+
+// ErrNoPledge is the answer to an owner that gets no promise.
+var ErrNoPledge = errors.New("no promise not to take the area")
+
+// closed says whether the members are the dispatchers that may ever own the area.
+func (m *Machine) closed() bool { return len(m.cfg.Members) > 0 }
+
+// excluded says whether this dispatcher must never take the lease: it is not on
+// its own list, or not on that of the holder that was seen last. That one may go
+// on by the promises of others, of which this one knows nothing.
+func (m *Machine) excluded() bool {
+	self := Dispatcher(m.cfg.Self)
+	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
+}
+
+// Excluded says whether this dispatcher must not take the lease, whatever happens.
+func (m *Machine) Excluded() bool { return m.excluded() }
+
+// Promise is asked by an owner that cannot reach the store. Without an error this
+// dispatcher does not admit before a lease and a start delay from now are over.
+func (m *Machine) Promise(now time.Time, ask Pledge) error {
+	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
+	switch {
+	case !m.closed() || !slices.Equal(ask.Members, m.cfg.Members):
+		return fmt.Errorf("%w: our lists of members differ", ErrNoPledge)
+	case owner == self || !slices.Contains(m.cfg.Members, owner):
+		return fmt.Errorf("%w: %q is not another member", ErrNoPledge, owner)
+	case m.held && m.epoch >= ask.Epoch, m.looked && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder:
+		return fmt.Errorf("%w: epoch %d is over", ErrNoPledge, ask.Epoch)
+	}
+	m.Heard(ask.Epoch)
+	if m.held { // with an older epoch
+		m.void()
+		m.claimed, m.claimedAt, m.try = ask.Epoch, now, now.Add(1)
+	}
+	m.promise = promise{ask.Holder, ask.Epoch, later(m.promise.until, now.Add(m.cfg.Duration))}
+	return nil
+}
+
+// askAt is when the other members are to be asked for pledges, zero for never: the
+// store has not confirmed a renewal for a while, and our time is not over yet.
+func (m *Machine) askAt() time.Time {
+	if !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero() {
+		return time.Time{}
+	}
+	return later(m.ask, m.renewed.Add(2*m.cfg.Retry))
+}
+
+// AskPledges says that the other members must be asked now, and for what.
+func (m *Machine) AskPledges(now time.Time) (Pledge, bool) {
+	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.lasts) || now.Before(m.admitsFrom()) {
+		return Pledge{}, false
+	}
+	m.ask = now.Add(m.cfg.Retry)
+	return Pledge{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
+}
+
+// Pledges tells that a member gave the promise that was asked for then.
+func (m *Machine) Pledges(sent, now time.Time, member string, epoch int64) {
+	if !m.held || epoch != m.epoch || !now.Before(m.lasts) || m.leaving || !m.giveBy.IsZero() {
+		return
+	}
+	m.pledges[member] = later(m.pledges[member], sent)
+	m.lasts = later(m.lasts, m.pledgedUntil())
+}
+
+// pledgedUntil is until when every other member's promise counts.
+func (m *Machine) pledgedUntil() time.Time {
+	var first time.Time
+	for _, id := range m.cfg.Members {
+		if id == Dispatcher(m.cfg.Self) {
+			continue
+		}
+		at, ok := m.pledges[id]
+		if !ok {
+			return time.Time{}
+		}
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	if first.IsZero() {
+		return first
+	}
+	return first.Add(m.cfg.RenewDeadline)
+}
+
+// pledged says whether every other member has promised not to admit now.
+func (m *Machine) pledged(now time.Time) bool {
+	return m.held && m.closed() && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && now.Before(m.pledgedUntil())
+}
+
+// mine says whether nobody but us has held the lease since we did.
+func (m *Machine) mine() bool {
+	return m.rec.Term != Running && (m.rec.Holder == m.cfg.Self || m.rec.Holder == "" && m.rec.Epoch <= m.epoch)
+}

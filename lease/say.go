@@ -1,0 +1,70 @@
+package lease
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// clamour says in the log what fails, once until it succeeds again.
+type clamour struct {
+	failing  [AskBack + 1]bool // calls that failed last
+	slow     bool              // the store answered too late last
+	duration time.Duration     // of another's lease that was said to differ from ours
+}
+
+// result says what is new about a call that came back.
+func (s *clamour) result(log *zap.Logger, r result, now time.Time, soon time.Duration) {
+	if r.member != "" {
+		if r.err != nil {
+			log.Debug("ownership: a member gives no promise", zap.String("member", r.member), zap.Error(r.err))
+		}
+		return
+	}
+	failed := r.err != nil
+	switch was := s.failing[r.call]; {
+	case failed && was:
+		log.Debug("ownership: still", zap.Stringer("call", r.call), zap.Error(r.err))
+	case failed:
+		log.Warn("ownership: a call of the lease's store or holder fails; said again once it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
+	case was:
+		log.Info("ownership: succeeds again", zap.Stringer("call", r.call))
+	}
+	s.failing[r.call] = failed
+	if r.call == AskBack {
+		return
+	}
+	switch took := now.Sub(r.sent); {
+	case !failed && took > soon && !s.slow:
+		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew in time and stop; said again once it is fast",
+			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", soon))
+		s.slow = true
+	case !failed && took <= soon && s.slow:
+		log.Info("ownership: the lease's store is fast enough again")
+		s.slow = false
+	}
+}
+
+// change says what a view has that the one before had not.
+func (s *clamour) change(log *zap.Logger, was, v View) {
+	switch {
+	case v.Pledged && !was.Pledged:
+		log.Warn("ownership: the lease's store confirms no renewal; this proxy goes on, for all other members have promised not to take over", zap.Int64("epoch", v.Epoch))
+	case was.Pledged && !v.Pledged && v.Admits:
+		log.Info("ownership: the lease's store confirms renewals again", zap.Int64("epoch", v.Epoch))
+	case v.Phase == Fenced && was.Admits:
+		log.Info("ownership: nothing is admitted any more, for the lease's store confirmed no renewal in time", zap.Int64("epoch", v.Epoch))
+	}
+}
+
+// looked says that the holder of a lease has another duration, or does not list
+// this dispatcher.
+func (s *clamour) looked(log *zap.Logger, cfg *Config, rec Record) {
+	if rec.Duration == s.duration || rec.Duration == 0 || rec.Holder == "" || rec.Holder == cfg.Self {
+		return
+	}
+	if s.duration = rec.Duration; rec.Duration != cfg.Duration {
+		log.Warn("ownership: the holder's lease has another duration than ours; the longer one counts until all proxies have the same",
+			zap.String("holder", rec.Holder), zap.Duration("holders", rec.Duration), zap.Duration("ours", cfg.Duration))
+	}
+}
