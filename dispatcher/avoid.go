@@ -56,7 +56,7 @@ func (b *board) placeShy(now time.Time) {
 			i++
 			continue
 		}
-		if r := b.roomFor(e, now); r != nil && b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now, 0) == "" {
+		if r := b.roomFor(e, now); r != nil && b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now) == "" {
 			continue // it has left the pool
 		}
 		if until := e.Entered.Add(avoidFor); len(e.Only) == 0 && (b.wakeShy.IsZero() || until.Before(b.wakeShy)) {

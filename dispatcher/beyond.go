@@ -37,9 +37,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	w.slot.waits.Store(w.slot.Beyond)
 	if w.slot.Beyond {
 		best.queued++
-		b.metrics.beyond.Inc()
+		b.emit(effect{kind: effectBeyond})
 	}
-	b.admit(best, best.group.inForce().name, w, now, 0)
+	b.admit(best, best.group.inForce().name, w, now)
 	return true
 }
 
@@ -171,8 +171,8 @@ func (b *board) keepPace() {
 			}
 		}
 	}
-	if b.pace.publish(int64(slots), int64(free), int64(b.pool.Len()-b.draining)) && b.cfg.OnRoom != nil {
-		b.cfg.OnRoom()
+	if b.pace.publish(int64(slots), int64(free), int64(b.pool.Len()-b.draining)) {
+		b.emit(effect{kind: effectRoom})
 	}
 }
 

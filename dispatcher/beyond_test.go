@@ -18,7 +18,7 @@ func queueing(t *testing.T, n, beyond int) (*hand, []waiting) {
 	for i := range ws {
 		ws[i].Beyond = beyond
 	}
-	h.do(func(l *loop) { l.setWorkers(ws) })
+	h.do(func(l *runner) { l.setWorkers(ws) })
 	var full []waiting
 	for range n {
 		w := h.put(pool.Entry{Prompt: 100})
@@ -70,7 +70,7 @@ func TestAnEntryAtItsDeadlineGoesToAQueueThatRenews(t *testing.T) {
 	status := h.status(h.at).Models[0].Workers[first.Worker]
 	require.Equal(t, []int{3, 2}, []int{status.Used, status.Beyond})
 	late := h.put(pool.Entry{Prompt: 10})
-	h.do(func(l *loop) { l.release(first, Outcome{}) })
+	h.do(func(l *runner) { l.release(first, Outcome{}) })
 	waits := 0
 	for _, s := range bound {
 		if s.Waits() {

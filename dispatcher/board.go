@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 	"evenkeel/predictor"
@@ -53,6 +51,22 @@ type board struct {
 	weights     []float64 // see explain
 	order       []*group
 	expired     []*pool.Entry
+
+	// Of the rounds that are under way, see deciding.
+	asked *pool.Entry // the entry without a hand-off that they are about; nil: they are about the pool
+	least int         // of the asked entry, the tokens that a rank may have to compute
+	at    int         // the group of order that decides next
+	again bool        // it decides once more, by the fallback
+	round round       // the last one, for those who look at it afterwards
+	went  went        // how the last one went
+}
+
+// went is how a round went.
+type went struct {
+	policy  *decider
+	invalid int // assignments that were not bound
+	failure error
+	bound   bool // the asked entry was
 }
 
 // waiting is an entry with what it will be answered with: the slot is made by
@@ -62,14 +76,6 @@ type waiting struct {
 	slot   *Slot
 	result chan Result // room for one, sent to once
 	local  *Local      // it has no hand-off, and does not wait; nil: it has one
-}
-
-// leave answers the entry and frees its place.
-func (w waiting) leave(places *pool.Places, r Result) {
-	w.result <- r
-	if places != nil && !w.entry.Drain && w.local == nil {
-		places.Release()
-	}
 }
 
 // rank is one decode rank with what is charged to it.
@@ -89,6 +95,7 @@ type rank struct {
 // group is what one Snapshot shows: a barrier group, or all ranks of the model
 // that have no barrier.
 type group struct {
+	board    *board
 	name     string // "" without barrier
 	barrier  bool
 	members  []*rank // present, ascending ID
@@ -102,11 +109,10 @@ type group struct {
 
 	forecast forecast
 	budget   budget
-	held     int       // entries the last round held back though they had a slot
-	pulse    *pulse    // nil without barrier
-	steps    stepper   // what it told
-	told     []step    // scratch
-	shadows  *shadowed // nil: none
+	held     int     // entries the last round held back though they had a slot
+	pulse    *pulse  // nil without barrier
+	steps    stepper // what it told
+	told     []step  // scratch
 }
 
 func newBoard(model string, r *rules) *board {
@@ -127,7 +133,7 @@ func (b *board) enqueue(w waiting, now time.Time) {
 		err = ErrDuplicate
 	}
 	if err != nil {
-		w.leave(b.cfg.Places, Result{Err: err})
+		b.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: err}})
 		return
 	}
 	if w.local != nil {
@@ -173,7 +179,7 @@ func (b *board) answer(e *pool.Entry, r Result) {
 	if e.Drain && w.local == nil {
 		b.draining--
 	}
-	w.leave(b.cfg.Places, r)
+	b.emit(effect{kind: effectAnswer, waiting: w, result: r})
 }
 
 func (b *board) expire(now time.Time) {
@@ -251,8 +257,7 @@ func (b *board) setWorkers(ws []Worker) {
 			r = &rank{board: b}
 			b.ranks[w.ID] = r
 		case r.present:
-			b.cfg.Log.Warn("dispatcher: two workers with one ID, the second is ignored",
-				zap.Int32("id", w.ID), zap.String("kept", r.Name), zap.String("ignored", w.Name))
+			b.emit(effect{kind: effectDuplicate, worker: w.ID, names: [2]string{r.Name, w.Name}})
 			continue
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
@@ -273,15 +278,13 @@ func (b *board) setWorkers(ws []Worker) {
 }
 
 func (b *board) newGroup(name string, barrier bool) *group {
-	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
+	g := &group{board: b, name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
 	if barrier {
 		g.steps.configured = b.cfg.StepModel
-		heard := func(*loop) { b.hear(g) } // made once: telling a step allocates nothing
+		heard := func(*runner) { b.hear(g) } // made once: telling a step allocates nothing
 		g.pulse = newPulse(func() { b.wake(heard) })
 	}
-	if barrier && b.shadows != nil {
-		g.shadows = b.shadows.follow(b)
-	}
+	b.emit(effect{kind: effectGroup, group: g})
 	return g
 }
 
@@ -321,7 +324,7 @@ func (b *board) regroup() {
 	for _, g := range groups {
 		if len(g.members) == 0 {
 			g.held = 0 // its last streams may still tell steps
-			b.shadows.leave(g.shadows)
+			b.emit(effect{kind: effectGroupGone, group: g})
 			continue
 		}
 		slices.SortFunc(g.members, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })

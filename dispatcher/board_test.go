@@ -128,14 +128,14 @@ func TestWithdrawTakesOnlyTheEntryItNames(t *testing.T) {
 	s := h.put(pool.Entry{}).slotNow(t)
 	w := h.put(pool.Entry{})
 	impostor := *w.entry
-	h.do(func(l *loop) { l.withdraw(&impostor) })
+	h.do(func(l *runner) { l.withdraw(&impostor) })
 	require.True(t, w.waits())
-	h.do(func(l *loop) { l.withdraw(w.entry) })
+	h.do(func(l *runner) { l.withdraw(w.entry) })
 	require.ErrorIs(t, w.errNow(t), ErrWithdrawn)
 	h.release(s)
 
 	admitted := h.put(pool.Entry{})
-	h.do(func(l *loop) { l.withdraw(admitted.entry) })
+	h.do(func(l *runner) { l.withdraw(admitted.entry) })
 	admitted.slotNow(t) // the assignment came first: the caller owns the slot
 }
 
@@ -173,7 +173,7 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 	used(0, "assigned")
 	w := put(pool.Entry{})
 	used(1, "waits")
-	h.do(func(l *loop) { l.withdraw(w.entry) }, func(l *loop) { l.withdraw(w.entry) })
+	h.do(func(l *runner) { l.withdraw(w.entry) }, func(l *runner) { l.withdraw(w.entry) })
 	used(0, "withdrawn, twice")
 	put(pool.Entry{})
 	h.pass(time.Minute)
@@ -191,10 +191,10 @@ func TestDrainAnswersAllThatWaitsAndAllThatComes(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{}).slotNow(t)
 	w := h.put(pool.Entry{})
-	h.drain([]command{func(l *loop) { l.release(s, Outcome{Kind: Cancelled, Generated: 7}) }}, h.at)
+	h.shutDown([]command{func(l *runner) { l.release(s, Outcome{Kind: Cancelled, Generated: 7}) }}, h.at)
 	require.ErrorIs(t, w.errNow(t), ErrDraining)
 	late := waiting{entry: &pool.Entry{Model: "m"}, slot: &Slot{}, result: make(chan Result, 1)}
-	h.enqueue(late)
+	h.run(func(r *runner) { r.enqueue(late) })
 	require.ErrorIs(t, late.errNow(t), ErrDraining)
 
 	m := h.status(h.at).Models[0]

@@ -20,21 +20,21 @@ type Settings struct {
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
 func (d *Dispatcher) Configure(s Settings) error {
-	return d.ask(func(l *loop) error { return l.configure(s) })
+	return d.ask(func(l *runner) error { return l.configure(s) })
 }
 
 // Accepts says what Configure would, and changes nothing.
 func (d *Dispatcher) Accepts(s Settings) error {
-	return d.ask(func(l *loop) error {
+	return d.ask(func(l *runner) error {
 		_, err := l.examine(s)
 		return err
 	})
 }
 
 // ask has the loop run a command and waits for its answer.
-func (d *Dispatcher) ask(command func(l *loop) error) error {
+func (d *Dispatcher) ask(command func(l *runner) error) error {
 	reply := make(chan error, 1)
-	if !d.inbox.push(func(l *loop) { reply <- command(l) }) {
+	if !d.inbox.push(func(l *runner) { reply <- command(l) }) {
 		return ErrDraining
 	}
 	return <-reply // an accepted command is always run
@@ -79,7 +79,7 @@ func (l *loop) configure(s Settings) error {
 	l.cfg = e.cfg
 	if s.Predictor.Fit != nil {
 		l.fit = e.fit
-		l.learner.load(e.fit)
+		l.emit(effect{kind: effectFit})
 	}
 	for _, b := range l.boards {
 		b.pool.SetTTL(l.cfg.TTL)

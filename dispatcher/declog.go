@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/policy"
 )
 
 // DecisionLogConfig has every round recorded, one JSON line each.
@@ -81,11 +80,11 @@ func (l *decisionLog) open() error {
 }
 
 // record copies a round for the writer, or drops it.
-func (l *decisionLog) record(head *round, s *policy.Snapshot, assign []policy.Assignment) {
+func (l *decisionLog) record(head *round) {
 	select {
 	case r := <-l.free:
 		r.tick, r.at, r.group, r.policy, r.survival = head.tick, head.at, head.group, head.policy, head.survival
-		r.take(s, assign)
+		r.take(&head.snapshot, head.assign)
 		l.queue <- r // has room for all there are
 	default:
 		l.dropped.Inc()

@@ -141,17 +141,17 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
-	l, err := newLoop(cfg, d.metrics, &d.policy, &d.paces, d.inbox.push)
+	r, err := newRunner(cfg, d.metrics, &d.policy, &d.paces, d.inbox.push)
 	if err != nil {
 		return nil, err
 	}
 	if err := d.metrics.register(cfg.Registerer, d); err != nil {
 		return nil, err
 	}
-	if l.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
+	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
-	go d.run(ctx, l)
+	go d.run(ctx, r)
 	return d, nil
 }
 
@@ -163,7 +163,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 		e.Entered = time.Now()
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1)}
-	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
+	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}
 	return w.result
@@ -173,7 +173,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 // yields ErrWithdrawn. If the assignment came first the channel has the slot,
 // and the caller owns and releases it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
-	d.inbox.push(func(l *loop) { l.withdraw(e) })
+	d.inbox.push(func(l *runner) { l.withdraw(e) })
 }
 
 // Release gives a slot back. Only the first call counts: a second one is a bug
@@ -183,7 +183,7 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 		d.metrics.doubleReleases.Inc()
 		return
 	}
-	d.inbox.push(func(l *loop) { l.release(s, o) })
+	d.inbox.push(func(l *runner) { l.release(s, o) })
 }
 
 // SetWorkers replaces the fleet, of all models. A worker with a known ID keeps
@@ -193,7 +193,7 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 // bound to it by then.
 func (d *Dispatcher) SetWorkers(ws []Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(l *loop) error { // after the end nothing is bound any more
+	_ = d.ask(func(l *runner) error { // after the end nothing is bound any more
 		l.setWorkers(ws)
 		return nil
 	})
@@ -201,13 +201,13 @@ func (d *Dispatcher) SetWorkers(ws []Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(l *loop) error { return l.setPolicy(spec) })
+	return d.ask(func(l *runner) error { return l.setPolicy(spec) })
 }
 
 // SetFit has predictors start anew from a fit, and learn on from there. One that
 // a policy in use cannot work with is refused, and all stays as it was.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
-	return d.ask(func(l *loop) error { return l.setFit(fit) })
+	return d.ask(func(l *runner) error { return l.setFit(fit) })
 }
 
 // Policy is the canonical name of the barrier groups' policy.
@@ -236,7 +236,7 @@ type GroupCompared struct {
 // Loads samples the boards; ok is false when ctx or the dispatcher ends first.
 func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
 	reply := make(chan Loads, 1)
-	if !d.inbox.push(func(l *loop) { reply <- l.loads() }) {
+	if !d.inbox.push(func(l *runner) { reply <- l.loads() }) {
 		return Loads{}, false
 	}
 	select {
@@ -251,7 +251,7 @@ func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
 // when ctx ends first, it is empty.
 func (d *Dispatcher) Status(ctx context.Context) Status {
 	reply := make(chan Status, 1)
-	if !d.inbox.push(func(l *loop) { reply <- l.status(time.Now()) }) {
+	if !d.inbox.push(func(l *runner) { reply <- l.status(time.Now()) }) {
 		<-d.done
 		return d.last
 	}

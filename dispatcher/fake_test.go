@@ -105,7 +105,7 @@ type tb interface {
 
 // hand drives a loop by hand, without its goroutine: each call is one turn.
 type hand struct {
-	*loop
+	*runner
 	at   time.Time
 	ids  uint64
 	told []command // by pulses, for the next turn
@@ -115,11 +115,11 @@ func newHand(t tb, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
-	l, err := newLoop(cfg.withDefaults(), d.metrics, &d.policy, &d.paces, func(c command) bool { h.told = append(h.told, c); return true })
+	r, err := newRunner(cfg.withDefaults(), d.metrics, &d.policy, &d.paces, func(c command) bool { h.told = append(h.told, c); return true })
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.loop = l
+	h.runner = r
 	return h
 }
 
@@ -145,7 +145,7 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 		e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
 		w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1)}
 		all = append(all, w)
-		queue = append(queue, func(l *loop) { l.enqueue(w) })
+		queue = append(queue, func(l *runner) { l.enqueue(w) })
 	}
 	h.do(queue...)
 	return all
@@ -154,12 +154,12 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 func (h *hand) release(slots ...*Slot) {
 	var queue []command
 	for _, s := range slots {
-		queue = append(queue, func(l *loop) { l.release(s, Outcome{}) })
+		queue = append(queue, func(l *runner) { l.release(s, Outcome{}) })
 	}
 	h.do(queue...)
 }
 
-func (h *hand) fleet(ws []Worker) { h.do(func(l *loop) { l.setWorkers(ws) }) }
+func (h *hand) fleet(ws []Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }
 
 func (w waiting) slotNow(t tb) *Slot {
 	t.Helper()

@@ -37,7 +37,7 @@ func (h *hand) learn() {
 
 // look is a tick although nothing changed.
 func (h *hand) look() {
-	h.do(func(l *loop) {
+	h.do(func(l *runner) {
 		for _, b := range l.boards {
 			b.changed = true
 		}
@@ -175,7 +175,7 @@ func TestLiveScoresAreOfThePredictionsUsed(t *testing.T) {
 				h.fleet(ranks(1, 2, 0)) // a tick that sees s run
 				waits.slotNow(t)
 				output := 60 + i*4
-				h.do(func(l *loop) { l.release(s, Outcome{Kind: Finished, Generated: output}) }, func(l *loop) {
+				h.do(func(l *runner) { l.release(s, Outcome{Kind: Finished, Generated: output}) }, func(l *runner) {
 					l.release(waits.slot, Outcome{Kind: Cancelled})
 				})
 				h.fleet(ranks(1, 1, 0))

@@ -74,7 +74,7 @@ func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
 			var admitted []waiting
 			turn := func() {
 				b.generate()
-				admitted, _ = cycle(b, h.at, admitted)
+				admitted, _ = h.cycle(admitted)
 			}
 			for range 30 {
 				turn()
@@ -115,7 +115,7 @@ func BenchmarkExplain(b *testing.B) {
 				var admitted []waiting
 				for range 30 {
 					board.generate()
-					admitted, _ = cycle(board, h.at, admitted)
+					admitted, _ = h.cycle(admitted)
 				}
 				var sum time.Duration
 				n := 0
@@ -124,7 +124,7 @@ func BenchmarkExplain(b *testing.B) {
 					board.generate()
 					board.groups[0].budget = budget{}
 					var d time.Duration
-					admitted, d = cycle(board, h.at, admitted)
+					admitted, d = h.cycle(admitted)
 					sum += d
 					n++
 				}

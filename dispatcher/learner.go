@@ -70,7 +70,6 @@ func newLearner(log *zap.Logger, m *metrics) *learner {
 // follow has a subject learned, from a fit if there is one. Until its first
 // tables are built it knows nothing.
 func (l *learner) follow(s *subject, fit *predictor.Fit) {
-	s.tables.Store(&tables{predictor: predictor.None{}})
 	l.order(func() {
 		l.subjects = append(l.subjects, s)
 		l.start(s, fit)

@@ -71,7 +71,7 @@ func TestFinishedRequestsAreInTheTablesWithinASecond(t *testing.T) {
 		leave(Finished, 100, 20)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		d.inbox.push(func(l *loop) {
+		d.inbox.push(func(l *runner) {
 			s := l.subjects[subjectKey{"m", predictor.KindSurvival}]
 			if outputs := s.tables.Load().survival.Outputs(); outputs[67] != 120 {
 				t.Errorf("the longest output is %d, want 120: a resumed request counts whole", outputs[67])
@@ -123,7 +123,7 @@ func TestModelsLearnApart(t *testing.T) {
 	for model, output := range map[string]int{"m": 10, "n": 1000} {
 		for range 60 {
 			s := h.put(pool.Entry{Model: model}).slotNow(t)
-			h.do(func(l *loop) { l.release(s, Outcome{Generated: output}) })
+			h.do(func(l *runner) { l.release(s, Outcome{Generated: output}) })
 		}
 	}
 	h.learn()

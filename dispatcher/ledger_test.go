@@ -58,7 +58,7 @@ func TestLedgerEqualsARecount(t *testing.T) {
 					rt.Skip()
 				}
 				w := rapid.SampledFrom(waits).Draw(rt, "entry")
-				h.do(func(l *loop) { l.withdraw(w.entry) })
+				h.do(func(l *runner) { l.withdraw(w.entry) })
 			},
 			"progress": func(rt *rapid.T) {
 				if len(held) == 0 {
@@ -101,7 +101,7 @@ func TestLedgerEqualsARecount(t *testing.T) {
 			held = held[:0]
 			collect()
 		}
-		h.drain(nil, h.at)
+		h.shutDown(nil, h.at)
 		collect()
 		require.Empty(rt, waits, "all answered")
 		require.Empty(rt, held)

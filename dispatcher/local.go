@@ -4,8 +4,6 @@ import (
 	"errors"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -63,7 +61,7 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 		e.Entered = time.Now()
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
-	if !d.inbox.push(func(l *loop) { l.enqueue(w) }) {
+	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}
 	return w.result
@@ -72,22 +70,28 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 // Counted tells how many tokens the prompt really has that a slot was charged
 // with: nobody had counted them before its rank did.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(*loop) { s.rank.board.recount(s, tokens(prompt)) })
+	d.inbox.push(func(*runner) { s.rank.board.recount(s, tokens(prompt)) })
 }
 
-// placeLocal binds a prompt without a hand-off to the rank that has to compute
-// the least of it, of several to the one the policy takes, or turns it away.
+// placeLocal begins to look for a rank that computes a prompt without a hand-off: the one
+// that has to compute the least of it, of several the one the policy takes.
 func (b *board) placeLocal(w waiting, now time.Time) {
 	b.waiting[w.entry.ID] = w
-	if b.pool.Len() == 0 && b.decideLocal(w, now) {
-		return
+	if b.pool.Len() == 0 {
+		b.arrange()
+		if b.least = b.leastLocal(w, now); b.least > 0 {
+			b.ticks++
+			w.slot.NewTokens = b.least
+			b.asked, b.at, b.again = w.entry, 0, false
+			return
+		}
 	}
 	b.answer(w.entry, Result{Err: ErrNotLocal})
 }
 
-func (b *board) decideLocal(w waiting, now time.Time) (bound bool) {
-	b.arrange()
-	least := 0 // tokens
+// leastLocal is how much of the prompt the rank has to compute that has to compute the
+// least of it; 0: no rank may.
+func (b *board) leastLocal(w waiting, now time.Time) (least int) {
 	for _, g := range b.order {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
@@ -96,54 +100,56 @@ func (b *board) decideLocal(w waiting, now time.Time) (bound bool) {
 			}
 		}
 	}
-	if least == 0 {
-		return false
-	}
-	b.ticks++
-	w.slot.NewTokens = least
-	for _, g := range b.order {
-		if b.roundLocal(g, w, least, now) {
-			return true
-		}
-	}
-	return false
+	return least
 }
 
-// roundLocal is one call of the group's policy that sees this entry alone, and
+// roundLocal is one call of the group's policy that sees the asked entry alone, and
 // only the ranks that have to compute so little of it as able to take it.
-func (b *board) roundLocal(g *group, w waiting, least int, now time.Time) (bound bool) {
-	start, p := time.Now(), g.inForce()
+func (b *board) roundLocal(g *group, p *decider, now time.Time) {
+	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
 	b.fill(g, p, now)
 	able := 0
 	for i, r := range g.ranks {
-		if n, ok := r.local(w, watermark, now); ok && n == least {
+		if n, ok := r.local(w, watermark, now); ok && n == b.least {
 			able++
 			continue
 		}
 		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
 	}
 	if able == 0 {
-		return false
+		return
 	}
 	b.snapshot.Pool = append(b.snapshot.Pool, policyEntry(w.entry, now))
-	took, failure := b.consult(g, p, start, now)
-	if failure != nil {
-		b.metrics.fallbacks.WithLabelValues(fallbackPanic).Inc()
-		g.chosen = b.choose(g.barrier) // its scratch may be half written
-		return false
+	b.consult(g, p, now)
+	if b.went.failure != nil {
+		return
 	}
 	for _, a := range b.assignments {
 		r := g.rank(a.Worker)
 		if a.Entry != w.entry.ID || r == nil {
 			continue
 		}
-		if n, ok := r.local(w, watermark, now); ok && n == least {
-			return b.bind(g, p, a, now, took) == ""
+		if n, ok := r.local(w, watermark, now); ok && n == b.least {
+			b.went.bound = b.bind(g, p, a, now) == ""
+			return
 		}
-		b.cfg.Log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", p.name), zap.Int32("worker", a.Worker))
+		b.emit(effect{kind: effectNotOffered, policy: p.name, worker: a.Worker})
 	}
-	return false // none suits it: it would hold the request back
+	// No rank suits it: the policy would hold the request back.
+}
+
+// decidedLocal answers the asked entry if no group is left that may have it.
+func (b *board) decidedLocal(g *group) {
+	if b.went.failure != nil {
+		b.emit(effect{kind: effectFallback, label: fallbackPanic})
+		g.chosen = b.choose(g.barrier) // its scratch may be half written
+	}
+	if b.at++; b.went.bound {
+		b.at = len(b.order)
+	} else if b.at == len(b.order) {
+		b.answer(b.asked, Result{Err: ErrNotLocal})
+	}
 }
 
 // local says whether the rank may compute the prompt now, and how much of it

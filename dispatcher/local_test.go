@@ -16,7 +16,7 @@ func (h *hand) putLocal(e pool.Entry, l Local) waiting {
 	h.ids++
 	e.ID, e.Entered, e.Model = h.ids, h.at, "m"
 	w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1), local: &l}
-	h.do(func(l *loop) { l.enqueue(w) })
+	h.do(func(l *runner) { l.enqueue(w) })
 	return w
 }
 
@@ -136,7 +136,7 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			case 4:
 				if len(held) > 0 {
 					s := held[rapid.IntRange(0, len(held)-1).Draw(t, "counted")]
-					h.do(func(*loop) { s.rank.board.recount(s, s.prompt-rapid.Int32Range(0, s.prompt-1).Draw(t, "fewer")) })
+					h.do(func(*runner) { s.rank.board.recount(s, s.prompt-rapid.Int32Range(0, s.prompt-1).Draw(t, "fewer")) })
 				}
 			case 0, 1:
 				l := Local{Threshold: 256, InFlight: 512}

@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,51 +15,7 @@ import (
 // fallbackSpec decides for a policy that failed (algorithm 8).
 const fallbackSpec = "pjsq-kv"
 
-// run is the goroutine that owns the boards. A turn takes every command that
-// is queued and only then decides, so that a burst is one round.
-func (d *Dispatcher) run(ctx context.Context, l *loop) {
-	defer close(d.done)
-	defer l.start(ctx)()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	var queue []command
-	for {
-		queue = d.inbox.take(queue)
-		l.turn(queue, time.Now())
-		clear(queue) // what a command closed over may go
-		if next := l.next(); next.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(time.Until(next))
-		}
-		select {
-		case <-d.inbox.wake:
-		case <-timer.C:
-		case <-ctx.Done():
-			l.drain(d.inbox.close(), time.Now())
-			d.last = l.status(l.now)
-			d.last.score()
-			return
-		}
-	}
-}
-
-// start runs those who work beside the loop; the function it returns waits for
-// them, so that nothing of a dispatcher outlives it.
-func (l *loop) start(ctx context.Context) (wait func()) {
-	var beside sync.WaitGroup
-	beside.Go(func() { l.learner.run(ctx) })
-	if l.shadows != nil {
-		beside.Go(func() { l.shadows.run(ctx) })
-	}
-	if l.declog != nil {
-		beside.Go(func() { l.declog.run(ctx) })
-	}
-	return beside.Wait
-}
-
-// loop is what the goroutine owns. Its methods read no clock but to time a
-// decision: now is the instant of the turn.
+// loop holds the boards of all models. It reads no clock: now is the instant of the turn.
 type loop struct {
 	*rules
 	boards   map[string]*board // by model
@@ -70,27 +25,22 @@ type loop struct {
 
 // rules are the settings all boards share; only the owner changes them.
 type rules struct {
-	cfg     Config
-	metrics *metrics
-	spec    string // policy of barrier groups
-	name    *atomic.Pointer[string]
-	wake    func(command) bool // runs a command in the next turn
-	shared  map[string]bool    // names of groups that several models have
-	paces   *sync.Map          // of *pace, by board
+	cfg    Config
+	spec   string // policy of barrier groups
+	name   *atomic.Pointer[string]
+	wake   func(command) bool // runs a command in the next turn
+	shared map[string]bool    // names of groups that several models have
+	paces  *sync.Map          // of *pace, by board
 
-	fit      *predictor.Fit // what predictors start from; nil: from nothing
-	learner  *learner
+	fit      *predictor.Fit          // what predictors start from; nil: from nothing
 	subjects map[subjectKey]*subject // outlive the boards
-	shadows  *shadows                // nil: none
-	declog   *decisionLog            // nil: off
+
+	effects []effect // to be carried out
 }
 
-func newLoop(cfg Config, m *metrics, name *atomic.Pointer[string], paces *sync.Map, wake func(command) bool) (*loop, error) {
+func newLoop(cfg Config, name *atomic.Pointer[string], paces *sync.Map, wake func(command) bool) (*loop, error) {
 	l := &loop{
-		rules: &rules{
-			cfg: cfg, metrics: m, name: name, paces: paces, wake: wake, fit: cfg.Predictor.Fit,
-			learner: newLearner(cfg.Log, m), subjects: map[subjectKey]*subject{}, shadows: newShadows(cfg, m),
-		},
+		rules:  &rules{cfg: cfg, name: name, paces: paces, wake: wake, fit: cfg.Predictor.Fit, subjects: map[subjectKey]*subject{}},
 		boards: map[string]*board{},
 	}
 	if err := l.usable(l.fit); err != nil {
@@ -118,21 +68,6 @@ func (l *loop) usable(fit *predictor.Fit) error {
 	return checkShadows(l.cfg, fit)
 }
 
-// turn runs the commands and then decides where something changed.
-func (l *loop) turn(queue []command, now time.Time) {
-	l.now = now
-	for _, c := range queue {
-		c(l)
-	}
-	for model, b := range l.boards {
-		b.turn(now)
-		if b.empty() {
-			delete(l.boards, model)
-			l.paces.Delete(model)
-		}
-	}
-}
-
 // next is when a turn is due even without a command; zero: never.
 func (l *loop) next() time.Time {
 	var next time.Time
@@ -150,15 +85,11 @@ func (l *loop) next() time.Time {
 	return next
 }
 
-// drain answers everything that waits; what runs stays charged.
-func (l *loop) drain(queue []command, now time.Time) {
-	l.now, l.draining = now, true
-	for _, c := range queue {
-		c(l)
-	}
+// answerAll answers everything that waits; what runs stays charged.
+func (l *loop) answerAll(err error) {
 	for _, b := range l.boards {
 		for len(b.pool.Entries()) > 0 {
-			b.fail(b.pool.Entries()[0], ErrDraining)
+			b.fail(b.pool.Entries()[0], err)
 		}
 	}
 }
@@ -167,9 +98,9 @@ func (l *loop) enqueue(w waiting) {
 	b := l.boards[w.entry.Model]
 	switch {
 	case l.draining:
-		w.leave(l.cfg.Places, Result{Err: ErrDraining})
+		l.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: ErrDraining}})
 	case b == nil:
-		w.leave(l.cfg.Places, Result{Err: ErrNoWorkers})
+		l.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: ErrNoWorkers}})
 	default:
 		b.enqueue(w, l.now)
 	}
@@ -216,7 +147,7 @@ func (l *loop) setFit(fit *predictor.Fit) error {
 		return err
 	}
 	l.fit = fit
-	l.learner.load(fit)
+	l.emit(effect{kind: effectFit})
 	return nil
 }
 
@@ -241,9 +172,8 @@ func (l *loop) setPolicy(spec string) error {
 // keeps scratch and turns.
 type decider struct {
 	policy.Policy
-	name    string
-	seconds observer
-	source  *subject // of what it wants to know of the future; nil: nothing
+	name   string
+	source *subject // of what it wants to know of the future; nil: nothing
 }
 
 // choose makes the decider of a barrier group, or of ranks without barrier.
@@ -273,5 +203,5 @@ func (r *rules) make(spec string) decider {
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return decider{Policy: p, name: p.Name(), seconds: r.metrics.tick(p.Name())}
+	return decider{Policy: p, name: p.Name()}
 }

@@ -6,8 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/dispatcher/policy"
 	"evenkeel/engine/circuit"
 	"evenkeel/pool"
@@ -49,7 +47,7 @@ type suspect struct {
 
 func (b *board) newPairs() *pairs {
 	p := &pairs{suspects: map[pair]*suspect{}}
-	p.arrive = func(s *Slot) { b.wake(func(l *loop) { b.reached(s.pair(), l.now) }) }
+	p.arrive = func(s *Slot) { b.wake(func(r *runner) { b.reached(s.pair(), r.now) }) }
 	return p
 }
 
@@ -97,9 +95,7 @@ func (b *board) consider(key pair, sus *suspect, now time.Time) {
 }
 
 func (b *board) quarantined(key pair, sus *suspect) {
-	b.metrics.quarantines.WithLabelValues(key.prefiller, key.engine).Inc()
-	b.cfg.Log.Warn("dispatcher: hand-offs of a prefiller do not reach a decode engine, though both serve others; the pair is avoided",
-		zap.String("prefiller", key.prefiller), zap.String("engine", key.engine), zap.Int("failures", sus.row), zap.Duration("for", sus.circuit.Out()))
+	b.emit(effect{kind: effectQuarantine, pair: key, count: sus.row, lasts: sus.circuit.Out()})
 }
 
 // reached notes a first event: the pair works, and neither end is to blame for
@@ -169,7 +165,7 @@ func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 		return true
 	}
 	outcome := b.elsewhere(g, p, i, w, now)
-	b.metrics.steered.WithLabelValues(outcome).Inc()
+	b.emit(effect{kind: effectSteered, label: outcome})
 	return outcome != steerLeft
 }
 

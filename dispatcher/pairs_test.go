@@ -42,7 +42,7 @@ func (h *hand) from(prefiller string) waiting {
 }
 
 func (h *hand) lose(s *Slot) {
-	h.do(func(l *loop) { l.release(s, Outcome{Kind: Failed, Lost: true}) })
+	h.do(func(l *runner) { l.release(s, Outcome{Kind: Failed, Lost: true}) })
 }
 
 func (h *hand) board() *board { return h.boards["m"] }
@@ -59,7 +59,7 @@ func (h *hand) arrive(s *Slot) {
 // quarantine makes p0 fail on d0 three times while p0 serves d1 and d0 serves p1.
 func (h *hand) quarantine(t tb) {
 	h.lose(h.from("p0").slotNow(t))
-	h.do(func(l *loop) {
+	h.do(func(l *runner) {
 		l.boards["m"].reached(pair{"p0", "d1"}, l.now)
 		l.boards["m"].reached(pair{"p1", "d0"}, l.now)
 	})
@@ -84,7 +84,7 @@ func TestThreeLostHandoffsQuarantineAPairOnlyIfBothServeOthers(t *testing.T) {
 			for range row.losses {
 				h.lose(h.from("p0").slotNow(t))
 			}
-			h.do(func(l *loop) {
+			h.do(func(l *runner) {
 				if row.from {
 					l.boards["m"].reached(pair{"p0", "d1"}, l.now)
 				}
@@ -217,7 +217,7 @@ func TestAnUrgentEntryTakesTheRiskOfAPair(t *testing.T) {
 	h.ids++
 	e := pool.Entry{ID: h.ids, Model: "m", Prompt: 10, Prefiller: "p0", Entered: h.at, Deadline: h.at.Add(400 * time.Millisecond)}
 	w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1)}
-	h.do(func(l *loop) { l.enqueue(w) })
+	h.do(func(l *runner) { l.enqueue(w) })
 	require.True(t, w.waits())
 	h.at = h.at.Add(300 * time.Millisecond)
 	h.board().changed = true
@@ -271,7 +271,7 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 						}
 						return
 					default:
-						h.do(func(l *loop) { l.withdraw(w.entry) })
+						h.do(func(l *runner) { l.withdraw(w.entry) })
 					}
 				}
 			},
@@ -283,7 +283,7 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 			"end": func(t *rapid.T) {
 				for s := range held {
 					delete(held, s)
-					h.do(func(l *loop) { l.release(s, Outcome{Kind: Failed, Lost: rapid.Bool().Draw(t, "lost")}) })
+					h.do(func(l *runner) { l.release(s, Outcome{Kind: Failed, Lost: rapid.Bool().Draw(t, "lost")}) })
 					return
 				}
 			},

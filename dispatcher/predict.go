@@ -81,8 +81,9 @@ func (b *board) source(n policy.Needs) *subject {
 	s := b.subjects[key]
 	if s == nil {
 		s = &subject{model: b.model, kind: kind}
+		s.tables.Store(&tables{predictor: predictor.None{}})
 		b.subjects[key] = s
-		b.learner.follow(s, b.fit)
+		b.emit(effect{kind: effectSubject, subject: s})
 	}
 	return s
 }
@@ -118,6 +119,6 @@ func (b *board) learn(s *Slot, o Outcome) {
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
 	s.rank.group.forecast.ended(s, finished, output)
 	if s.rank.group.chosen.source != nil {
-		b.learner.hear(ending{model: b.model, finished: finished, prompt: s.prompt - s.age, output: output, key: s.key})
+		b.emit(effect{kind: effectEnding, ending: ending{model: b.model, finished: finished, prompt: s.prompt - s.age, output: output, key: s.key}})
 	}
 }

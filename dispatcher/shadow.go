@@ -177,11 +177,11 @@ func (s *shadows) nudge() {
 }
 
 // show hands a round over, in place of one that still waits.
-func (s *shadows) show(g *shadowed, head *round, snapshot *policy.Snapshot, assign []policy.Assignment) {
+func (s *shadows) show(g *shadowed, head *round) {
 	s.mu.Lock()
 	r, missed := g.waiting, g.full
 	r.group, r.policy, r.guardMs = head.group, head.policy, head.guardMs
-	r.take(snapshot, assign)
+	r.take(&head.snapshot, head.assign)
 	g.full = true
 	s.mu.Unlock()
 	if missed {

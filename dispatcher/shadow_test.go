@@ -116,7 +116,7 @@ func TestShadowsHavePredictionsOfTheirOwn(t *testing.T) {
 	h.put(pool.Entry{}).slotNow(t)
 	require.True(t, h.shadows.turn())
 	require.False(t, h.shadows.turn())
-	g := h.boards["m"].groups[0].shadows
+	g := h.shadowed[h.boards["m"].groups[0]]
 	brh := g.shadows[0].forecast
 	require.EqualValues(t, 1, brh.lives[s.index].id)
 	require.NotZero(t, brh.lives[s.index].Rhat)

@@ -158,11 +158,6 @@ func (l *loop) loads() Loads {
 				all.Ranks = append(all.Ranks, Load{r.ID, r.kv})
 			}
 		}
-		for _, g := range b.groups {
-			if c := b.shadows.compared(g.shadows); len(c) > 0 {
-				all.Compared = append(all.Compared, GroupCompared{b.model, g.name, c})
-			}
-		}
 	}
 	return all
 }
@@ -180,9 +175,7 @@ func (b *board) status(now time.Time) ModelStatus {
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
 	for _, g := range b.groups {
-		s := g.status()
-		s.Compared = b.shadows.compared(g.shadows)
-		m.Groups = append(m.Groups, s)
+		m.Groups = append(m.Groups, g.status())
 	}
 	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
 	return m

@@ -60,7 +60,7 @@ func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
 
 func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
 	h, _, long := holding(t)
-	h.do(func(l *loop) { l.withdraw(long.entry) })
+	h.do(func(l *runner) { l.withdraw(long.entry) })
 	h.at = h.next()
 	h.do()
 	require.Zero(t, h.boards["m"].groups[0].held)

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -22,8 +20,8 @@ const slowRounds = 64
 // would turn a saturated pool into first come, first served (algorithm 4.3).
 const guardWaits = 6
 
-// turn ends the waits that are over and decides, if anything happened that may
-// let an entry in.
+// turn ends the waits that are over, and begins to decide if anything happened that may
+// let an entry in. The rounds themselves follow, one by one, see deciding.
 func (b *board) turn(now time.Time) {
 	b.outage(now)
 	b.expire(now)
@@ -36,22 +34,30 @@ func (b *board) turn(now time.Time) {
 	shy := !b.wakeShy.IsZero() && !now.Before(b.wakeShy)
 	due := b.changed || windowOver || arrived || step || shy || b.pairs.due(now)
 	b.arrived = false
-	defer b.keepPace()
 	if !due {
+		b.keepPace()
 		return
 	}
 	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
+	if !b.deciding() {
+		b.settle(now)
+	}
+}
+
+// settle ends a turn.
+func (b *board) settle(now time.Time) {
 	b.watchHeld(now)
+	b.keepPace()
 }
 
 func (b *board) immediate() bool {
 	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.inForce().Immediate() })
 }
 
-// tick decides for every group that can take an entry, the one with the fewest
+// tick has every group decide that can take an entry, the one with the fewest
 // KV tokens a rank first; each sees the pool that is left.
 func (b *board) tick(now time.Time) {
 	b.arrange()
@@ -62,12 +68,14 @@ func (b *board) tick(now time.Time) {
 	if b.avoiding > 0 {
 		b.placeShy(now)
 	}
-	for _, g := range b.order {
-		if b.pool.Len() == 0 {
-			break
-		}
-		b.decide(g, now)
-	}
+	b.asked, b.at, b.again = nil, 0, false
+}
+
+// deciding says whether a group has yet to decide. Then nothing may happen to the board but
+// decide, which is one round of one policy, and after it decided, which is told how long
+// the round took: a board has no clock.
+func (b *board) deciding() bool {
+	return b.at < len(b.order) && (b.asked != nil || b.pool.Len() > 0)
 }
 
 // arrange puts the groups that can take an entry in the order in which they
@@ -83,6 +91,7 @@ func (b *board) arrange() {
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
 	})
+	b.at = len(b.order) // none of them decides yet
 }
 
 func (g *group) inForce() *decider {
@@ -120,74 +129,93 @@ func (g *group) rank(id int32) *rank {
 	return g.ranks[at]
 }
 
-// decide lets the group's policy admit; where that fails the fallback decides
+// decide lets the next group's policy admit; where that has failed the fallback decides
 // instead, so that a bug in a policy costs balance and never a request.
-func (b *board) decide(g *group, now time.Time) {
+func (b *board) decide(now time.Time) {
+	g := b.order[b.at]
 	p := g.inForce()
-	took, invalid, failure := b.round(g, p, now)
+	if b.again {
+		p = &g.fallback
+	}
+	b.went = went{policy: p}
+	if b.asked != nil {
+		b.roundLocal(g, p, now)
+	} else {
+		b.decideRound(g, p, now)
+	}
+}
+
+// decided takes in how long the last round took, and what follows from how it went.
+func (b *board) decided(took time.Duration, now time.Time) {
+	switch g := b.order[b.at]; {
+	case b.asked != nil:
+		b.decidedLocal(g)
+		return
+	case b.again: // the fallback is as simple as a policy gets: how its own round went changes nothing
+		g.held, b.again = 0, false
+	default:
+		b.judge(g, took)
+	}
+	if !b.again {
+		b.at++
+	}
+	if !b.deciding() {
+		b.at = len(b.order)
+		b.settle(now)
+	}
+}
+
+// judge draws the consequences of a round of the policy in force.
+func (b *board) judge(g *group, took time.Duration) {
+	p, went := b.went.policy, b.went
 	g.held = policy.Held(p.Policy)
 	if p == &g.fallback {
 		g.slow--
 		return
 	}
 	if change := g.budget.spent(took); change != 0 {
-		b.metrics.budgetChanges.WithLabelValues(direction(change)).Inc()
+		b.emit(effect{kind: effectBudget, label: direction(change)})
 	}
 	switch {
-	case failure != nil:
-		b.metrics.fallbacks.WithLabelValues(fallbackPanic).Inc()
+	case went.failure != nil:
+		b.emit(effect{kind: effectFallback, label: fallbackPanic})
 		g.chosen = b.choose(g.barrier) // its scratch may be half written
-		b.fallBack(g, now)
-	case invalid > 0:
-		b.metrics.fallbacks.WithLabelValues(fallbackInvalid).Inc()
-		b.fallBack(g, now)
+		b.again = true
+	case went.invalid > 0:
+		b.emit(effect{kind: effectFallback, label: fallbackInvalid})
+		b.again = true
 	case took > b.cfg.TickLimit:
-		b.metrics.fallbacks.WithLabelValues(fallbackSlow).Inc()
+		b.emit(effect{kind: effectFallback, label: fallbackSlow, policy: p.name, lasts: took})
 		g.slow = slowRounds
-		b.cfg.Log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
-			zap.String("policy", p.name), zap.Duration("took", took), zap.Duration("limit", b.cfg.TickLimit), zap.Int("ticks", slowRounds))
 	}
 }
 
-// fallBack decides by the fallback. It is as simple as a policy gets: how its own
-// round went changes nothing.
-func (b *board) fallBack(g *group, now time.Time) {
-	_, _, _ = b.round(g, &g.fallback, now)
-	g.held = 0
-}
-
-// round is one call of a policy: snapshot, decision, binding.
-func (b *board) round(g *group, p *decider, now time.Time) (took time.Duration, invalid int, failure error) {
-	start := time.Now()
+// decideRound is one round about the pool: snapshot, decision, binding.
+func (b *board) decideRound(g *group, p *decider, now time.Time) {
 	b.fill(g, p, now)
-	took, failure = b.consult(g, p, start, now)
+	b.consult(g, p, now)
 	for i := range b.assignments {
 		if b.pairs.out > 0 && !b.steer(g, p, i, now) {
 			continue
 		}
 		a := b.assignments[i]
-		if fault := b.bind(g, p, a, now, took); fault != "" {
-			invalid++
-			b.metrics.invalid.WithLabelValues(fault).Inc()
-			b.cfg.Log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", p.name),
-				zap.String("fault", fault), zap.Uint64("entry", a.Entry), zap.Int32("worker", a.Worker))
+		if fault := b.bind(g, p, a, now); fault != "" {
+			b.went.invalid++
+			b.emit(effect{kind: effectInvalid, policy: p.name, label: fault, entry: a.Entry, worker: a.Worker})
 		}
 	}
-	return took, invalid, failure
 }
 
-// consult asks a policy about the snapshot, which was begun at start.
-func (b *board) consult(g *group, p *decider, start, now time.Time) (took time.Duration, failure error) {
+// consult asks a policy about the snapshot.
+func (b *board) consult(g *group, p *decider, now time.Time) {
 	b.foresee(g, p)
-	b.assignments, failure = propose(p, &b.snapshot, b.assignments[:0])
-	took = time.Since(start)
-	p.seconds.Observe(took.Seconds())
+	b.assignments, b.went.failure = propose(p, &b.snapshot, b.assignments[:0])
 	b.explain(g, p)
-	b.publish(g, p, now)
-	if failure != nil {
-		b.cfg.Log.Error("dispatcher: the policy failed", zap.String("policy", p.name), zap.Error(failure))
+	b.round = round{
+		tick: b.ticks, at: now, group: b.label(g), policy: p.name, survival: b.survival, guardMs: guardWaits * b.waits.meanMs(),
+		snapshot: b.snapshot, assign: b.assignments,
 	}
-	return took, failure
+	b.emit(effect{kind: effectRound, group: g, policy: p.name, err: b.went.failure, round: &b.round})
 }
 
 // fill writes the group and the pool into the board's one Snapshot. Running
@@ -232,22 +260,6 @@ func policyEntry(e *pool.Entry, now time.Time) policy.Entry {
 	}
 }
 
-// publish shows a round to those who look at it afterwards. They copy it.
-func (b *board) publish(g *group, p *decider, now time.Time) {
-	if b.declog == nil && g.shadows == nil {
-		return
-	}
-	head := round{
-		tick: b.ticks, at: now, group: b.label(g), policy: p.name, survival: b.survival, guardMs: guardWaits * b.waits.meanMs(),
-	}
-	if b.declog != nil {
-		b.declog.record(&head, &b.snapshot, b.assignments)
-	}
-	if g.shadows != nil {
-		b.shadows.show(g.shadows, &head, &b.snapshot, b.assignments)
-	}
-}
-
 // propose asks the policy; what it panics with becomes the failure.
 func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
 	defer func() {
@@ -260,7 +272,7 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 
 // bind charges the entry to the rank and hands its caller the slot. It trusts
 // no policy: one that breaks a hard limit is told which, and nothing is bound.
-func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, took time.Duration) (fault string) {
+func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (fault string) {
 	w, ok := b.waiting[a.Entry]
 	r := g.rank(a.Worker)
 	switch {
@@ -278,12 +290,12 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time, t
 	}
 	w.slot.Stage, w.slot.Score = a.Stage, a.Score
 	b.pool.Remove(w.entry)
-	b.admit(r, p.name, w, now, took)
+	b.admit(r, p.name, w, now)
 	return ""
 }
 
 // admit charges an entry that has left the pool and hands its caller the slot.
-func (b *board) admit(r *rank, policy string, w waiting, now time.Time, took time.Duration) {
+func (b *board) admit(r *rank, policy string, w waiting, now time.Time) {
 	s := w.slot
 	b.charge(r, s)
 	if b.pairs.out > 0 {
@@ -291,7 +303,7 @@ func (b *board) admit(r *rank, policy string, w waiting, now time.Time, took tim
 	}
 	s.since = now
 	s.Worker, s.WorkerName, s.Group, s.Policy = r.ID, r.Name, r.Group, policy
-	s.Wait, s.Decide = w.entry.Wait(now), took
+	s.Wait = w.entry.Wait(now)
 	b.waits.add(s.Wait)
 	b.answer(w.entry, Result{Slot: s})
 }

@@ -311,13 +311,16 @@ func fullBoard(tb testing.TB, cfg Config, g, running, free, waits int) *hand {
 
 // cycle is a tick and the release of all it admitted, the entries going back
 // to the pool: the same state before and after.
-func cycle(b *board, now time.Time, admitted []waiting) ([]waiting, time.Duration) {
+func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
+	b := h.boards["m"]
 	admitted = admitted[:0]
 	for _, e := range b.pool.Entries() {
 		admitted = append(admitted, b.waiting[e.ID])
 	}
 	began := time.Now()
-	b.tick(now)
+	b.tick(h.at)
+	h.drive(b)
+	h.carryOut(0)
 	took := time.Since(began)
 	n := 0
 	for _, w := range admitted {
@@ -326,7 +329,7 @@ func cycle(b *board, now time.Time, admitted []waiting) ([]waiting, time.Duratio
 		}
 		<-w.result
 		b.discharge(w.slot)
-		b.pool.Add(w.entry, now)
+		b.pool.Add(w.entry, h.at)
 		b.waiting[w.entry.ID] = w
 		n++
 	}
@@ -369,7 +372,7 @@ func TestATickDoesNotTouchTheHeap(t *testing.T) {
 			var admitted []waiting
 			turn := func() {
 				b.generate()
-				admitted, _ = cycle(b, h.at, admitted)
+				admitted, _ = h.cycle(admitted)
 			}
 			for range 30 { // caches by slot, and answers of all that fall due together
 				turn()
@@ -384,12 +387,12 @@ func TestATickThatIsWatchedDoesNotTouchTheHeap(t *testing.T) {
 	h := saturated(t, "br0")
 	h.shadows = &shadows{metrics: h.metrics, wake: make(chan struct{}, 1)}
 	b := h.boards["m"]
-	b.groups[0].shadows = h.shadows.follow(b)
+	h.shadowed[b.groups[0]] = h.shadows.follow(b)
 	h.declog = &decisionLog{free: make(chan *round, 1), queue: make(chan *round, 1)}
 	h.declog.free <- &round{}
 	var admitted []waiting
 	turn := func() {
-		admitted, _ = cycle(b, h.at, admitted)
+		admitted, _ = h.cycle(admitted)
 		h.declog.free <- <-h.declog.queue // written
 	}
 	turn()
@@ -413,7 +416,7 @@ func BenchmarkTick(b *testing.B) {
 			var admitted []waiting
 			for range 30 {
 				board.generate()
-				admitted, _ = cycle(board, h.at, admitted)
+				admitted, _ = h.cycle(admitted)
 			}
 			took := make([]float64, 0, 4096)
 			b.ReportAllocs()
@@ -421,7 +424,7 @@ func BenchmarkTick(b *testing.B) {
 				board.generate()
 				board.groups[0].budget = budget{} // the whole of it, however busy the machine
 				var d time.Duration
-				admitted, d = cycle(board, h.at, admitted)
+				admitted, d = h.cycle(admitted)
 				if len(took) < cap(took) {
 					took = append(took, float64(d.Microseconds()))
 				}
@@ -436,7 +439,7 @@ func BenchmarkTick(b *testing.B) {
 // BenchmarkShow is what a round costs a tick when it is recorded or shadowed.
 func BenchmarkShow(b *testing.B) {
 	h := saturated(b, "br0")
-	cycle(h.boards["m"], h.at, nil)
+	h.cycle(nil)
 	var r round
 	b.ReportAllocs()
 	for b.Loop() {

@@ -43,7 +43,7 @@ func (r *rank) capacity(watermark float64, now time.Time) int64 {
 // Preempted tells that the engine of a worker ran out of KV room and gave a
 // request back.
 func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(l *loop) { l.preempted(worker) })
+	d.inbox.push(func(l *runner) { l.preempted(worker) })
 }
 
 func (l *loop) preempted(worker int32) {

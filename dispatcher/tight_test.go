@@ -15,7 +15,7 @@ func TestAnEngineThatPreemptsTwiceIsKeptEmptier(t *testing.T) {
 	h.fleet(ranks(2, 9, 1000))
 	preempted := func(after time.Duration) {
 		h.at = h.at.Add(after)
-		h.do(func(l *loop) { l.preempted(1) })
+		h.do(func(l *runner) { l.preempted(1) })
 	}
 	tight := func() bool { return h.status(h.at).Models[0].Workers[1].Tight }
 	preempted(0)

@@ -1,0 +1,53 @@
+package dispatcher
+
+import "time"
+
+// effect is something that a board wants done outside of it: an answer, a count, a line of
+// the log. The board only says so, because it has no log, no metric and no clock. The
+// runner carries effects out in their order, after the event that caused them.
+type effect struct {
+	kind   effectKind
+	group  *group
+	policy string // the name of the policy that decided
+	label  string // of the metric that counts the effect
+	err    error
+	entry  uint64
+	worker int32
+	names  [2]string // effectDuplicate: the worker that is kept, the one that is ignored
+
+	waiting waiting // effectAnswer
+	result  Result
+
+	round *round // effectRound: valid until the next event
+
+	pair  pair // effectQuarantine
+	count int
+	lasts time.Duration
+
+	subject *subject // effectSubject
+	ending  ending   // effectEnding
+}
+
+// effectKind says what an effect is about.
+type effectKind uint8
+
+const (
+	effectAnswer     effectKind = iota // the caller of Enqueue gets its answer
+	effectRound                        // a policy has decided
+	effectInvalid                      // an assignment was not bound, because it breaks a hard limit
+	effectNotOffered                   // the policy took a rank that was not offered to a prompt without a hand-off
+	effectFallback                     // the fallback decides for a policy that failed or was slow
+	effectBudget                       // the evaluations that a tick may spend have changed
+	effectBeyond                       // an entry was bound to an engine's own queue
+	effectQuarantine                   // a pair is avoided from now on
+	effectSteered                      // an assignment to a quarantined pair was looked at
+	effectDuplicate                    // two workers have one ID
+	effectRoom                         // Room says more than before
+	effectSubject                      // a subject is to be learned
+	effectFit                          // all subjects start anew from another fit
+	effectEnding                       // a request that subjects learn from has left
+	effectGroup                        // a group has its first rank
+	effectGroupGone                    // a group has lost its last rank
+)
+
+func (r *rules) emit(e effect) { r.effects = append(r.effects, e) }
