@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-
 )
 
 // DecisionLogConfig has every round recorded, one JSON line each.
