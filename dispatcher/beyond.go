@@ -1,8 +1,6 @@
 package dispatcher
 
 import (
-	"math"
-	"sync/atomic"
 	"time"
 
 	"evenkeel/pool"
@@ -21,7 +19,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 		return false // a drain that waits in a queue only holds its KV longer
 	}
 	w := b.waiting[e.ID]
-	prompt := int64(w.slot.prompt)
+	prompt := int64(w.prompt())
 	var best *rank
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
@@ -33,13 +31,12 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if best == nil {
 		return false
 	}
-	w.slot.Beyond = !best.begins(prompt)
-	w.slot.waits.Store(w.slot.Beyond)
-	if w.slot.Beyond {
+	beyond := !best.begins(prompt)
+	if beyond {
 		best.queued++
 		b.emit(effect{kind: effectBeyond})
 	}
-	b.admit(best, best.group.inForce().name, w, now)
+	b.admit(best, w, bound{Policy: best.group.inForce().name, Beyond: beyond}, now)
 	return true
 }
 
@@ -82,50 +79,51 @@ func (r *rank) sooner(other *rank, prompt int64) bool {
 // promote tells the oldest requests in the engine's queue that a slot and KV room have
 // become free for them: engines take requests in order. An engine that has nothing else
 // of ours begins with the first whatever we believe of its room.
-func (r *rank) promote() {
+func (b *board) promote(r *rank) {
 	if r.queued == 0 {
 		return
 	}
-	r.refresh()
+	b.refresh(r)
+	table := b.ledger.table
 	slots, kv := len(r.slots)-r.queued, r.kv
-	for i, s := range r.slots {
-		if s.waits.Load() {
+	for i, slot := range r.slots {
+		if table[slot].waits {
 			kv -= int64(r.running[i].Prompt) + int64(r.running[i].Generated)
 		}
 	}
 	for ; r.queued > 0; r.queued-- {
-		var oldest *Slot
-		for _, s := range r.slots {
-			if s.waits.Load() && (oldest == nil || s.since.Before(oldest.since) || s.since.Equal(oldest.since) && s.id < oldest.id) {
-				oldest = s
+		oldest := int32(-1)
+		for _, slot := range r.slots {
+			if table[slot].waits && (oldest < 0 || table[slot].before(&table[oldest])) {
+				oldest = slot
 			}
 		}
-		if oldest == nil {
+		if oldest < 0 {
 			r.queued = 0 // the last of them has begun in this moment
 			return
 		}
-		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+int64(oldest.prompt) > r.Capacity) {
+		c := &table[oldest]
+		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+int64(c.prompt) > r.Capacity) {
 			return
 		}
-		slots, kv = slots+1, kv+int64(oldest.prompt)
-		oldest.waits.Store(false)
+		slots, kv = slots+1, kv+int64(c.prompt)
+		c.waits = false
+		b.emit(effect{kind: effectBegins, board: b, slot: oldest})
 	}
 }
 
-// Waits says that the request is in its engine's queue, because the rank has no
-// slot or no KV room for it yet. That its first event does not come then is no fault of the engine.
-func (s *Slot) Waits() bool { return s.waits.Load() }
+// before says whether a charge is older than another.
+func (c *charge) before(other *charge) bool {
+	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
+}
 
-// pace is how fast the slots of a board come free. Room reads it to tell whether a
-// hand-off would get a slot in time. The board writes it, any goroutine may read it.
+// pace is how fast the slots of a board come free, from which Room tells whether a
+// hand-off would get a slot in time.
 type pace struct {
-	slots, free atomic.Int64
-	waiting     atomic.Int64  // in the pool, drains not counted
-	seconds     atomic.Uint64 // bits of the mean time that a request has its slot
-
-	// Only the board reads these.
-	tokens float64 // mean KV tokens of a request at its end; 0: none has ended
-	told   float64 // seconds when the board last published
+	slots, free int
+	waiting     int     // in the pool, drains not counted
+	seconds     float64 // mean time that a request has its slot
+	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
 }
 
 // Before any request has ended, a slot is presumed to be taken for presumedSeconds.
@@ -135,45 +133,27 @@ const (
 	paceWeight      = 1.0 / 16
 )
 
-func newPace() *pace {
-	p := &pace{}
-	p.seconds.Store(math.Float64bits(presumedSeconds))
-	return p
-}
+func newPace() pace { return pace{seconds: presumedSeconds} }
 
 func (p *pace) ended(after time.Duration, kv int64) {
-	mean := math.Float64frombits(p.seconds.Load())
-	p.seconds.Store(math.Float64bits(mean + paceWeight*(after.Seconds()-mean)))
+	p.seconds += paceWeight * (after.Seconds() - p.seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// publish says whether more hand-offs than before would get a slot in time.
-func (p *pace) publish(slots, free, waiting int64) (more bool) {
-	seconds := math.Float64frombits(p.seconds.Load())
-	was := p.slots.Load()
-	more = slots > was || slots == 0 && was > 0 || seconds < p.told || free-waiting > p.free.Load()-p.waiting.Load()
-	p.told = seconds
-	p.slots.Store(slots)
-	p.free.Store(free)
-	p.waiting.Store(waiting)
-	return more
-}
-
-// keepPace publishes how many slots there are, and tells who waits for Room that there is
-// more of it. That comes last in a turn: what is told inside it is looked up too early.
+// keepPace tells how many slots there are. That comes last in a turn: who waits for Room
+// is told then, and what is told inside a turn is looked up too early.
 func (b *board) keepPace() {
-	slots, free := 0, 0
+	b.pace.slots, b.pace.free = 0, 0
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
 			if r.Up {
 				open := r.open(b.pace.tokens)
-				slots, free = slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), free+open
+				b.pace.slots, b.pace.free = b.pace.slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), b.pace.free+open
 			}
 		}
 	}
-	if b.pace.publish(int64(slots), int64(free), int64(b.pool.Len()-b.draining)) {
-		b.emit(effect{kind: effectRoom})
-	}
+	b.pace.waiting = b.pool.Len() - b.draining
+	b.emit(effect{kind: effectPace, board: b})
 }
 
 // open is how many free slots the rank has KV room for, if requests need as many KV
@@ -184,21 +164,4 @@ func (r *rank) open(tokens float64) int {
 		return free
 	}
 	return int(min(float64(free), float64(max(0, r.Capacity-r.kv))/tokens))
-}
-
-// Room returns how many hand-offs more than those that wait in the pool of a board
-// would get a slot within a time. It is at least one if none waits, so that a
-// hand-off is always on its way.
-func (d *Dispatcher) Room(board string, within time.Duration) int {
-	v, ok := d.paces.Load(board)
-	if !ok {
-		return math.MaxInt // no rank was ever there: it is not the slots that are missing
-	}
-	p := v.(*pace)
-	slots := p.slots.Load()
-	if slots == 0 {
-		return math.MaxInt
-	}
-	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
-	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
 }

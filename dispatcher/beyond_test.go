@@ -106,22 +106,26 @@ func TestWhoWaitsNoLongerThanItsClientsAreWorthGetsNoQueue(t *testing.T) {
 
 // What may be on its way is what gets a slot in time, as slots came free so far.
 func TestRoomIsWhatGetsASlotInTime(t *testing.T) {
-	p := newPace()
+	p, now := newPublished(), newPace()
 	d := &Dispatcher{}
 	require.Positive(t, d.Room("m", time.Second), "nothing is known")
 	d.paces.Store("m", p)
-	p.slots.Store(20)
+	now.slots = 20
+	p.publish(&now)
 	require.Equal(t, 10, d.Room("m", 15*time.Second), "of answers that are thought to take 30 s")
-	p.free.Store(4)
+	now.free = 4
+	p.publish(&now)
 	require.Equal(t, 14, d.Room("m", 15*time.Second))
 	for range 200 {
-		p.ended(3*time.Second, 0)
+		now.ended(3*time.Second, 0)
 	}
+	p.publish(&now)
 	require.InDelta(t, 104, d.Room("m", 15*time.Second), 1)
-	p.free.Store(0)
+	now.free = 0
 	for range 200 {
-		p.ended(time.Hour, 0)
+		now.ended(time.Hour, 0)
 	}
+	p.publish(&now)
 	require.Equal(t, 1, d.Room("m", 15*time.Second), "something is always on its way")
 }
 
@@ -221,9 +225,7 @@ func TestWhoWaitsForRoomIsToldOfIt(t *testing.T) {
 	var rooms []int
 	cfg := testConfig()
 	cfg.OnRoom = func() {
-		d := &Dispatcher{}
-		d.paces.Store("m", h.boards["m"].pace)
-		rooms = append(rooms, d.Room("m", 0))
+		rooms = append(rooms, h.d.Room("m", 0))
 	}
 	h = newHand(t, cfg)
 	h.fleet(ranks(1, 2, 0))
@@ -253,8 +255,6 @@ func TestRoomHeedsKV(t *testing.T) {
 	for range 3 {
 		h.put(pool.Entry{Prompt: 250}).slotNow(t)
 	}
-	d := &Dispatcher{}
-	d.paces.Store("m", h.boards["m"].pace)
-	require.Equal(t, 1, d.Room("m", 0))
-	require.InDelta(t, 3, d.Room("m", 15*time.Second), 1, "one is free, and half of four in half the time")
+	require.Equal(t, 1, h.d.Room("m", 0))
+	require.InDelta(t, 3, h.d.Room("m", 15*time.Second), 1, "one is free, and half of four in half the time")
 }

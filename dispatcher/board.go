@@ -18,7 +18,7 @@ type board struct {
 	*rules
 	model   string
 	pool    *pool.Pool
-	waiting map[uint64]waiting // by entry ID; the same entries as the pool's
+	waiting map[uint64]entrant // by entry ID; the same entries as the pool's
 
 	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
 	groups []*group        // with a present rank, ascending lowest ID
@@ -32,17 +32,19 @@ type board struct {
 	changed    bool      // something else did that may let an entry in
 	windowEnds time.Time // of the burst of freed slots; zero: none
 	stepped    bool      // a group that holds entries back began a step
-	pairs      *pairs
+	pairs      pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 	avoiding   int       // waiting entries that do not go to any rank
 	draining   int       // waiting entries that are drains
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
-	pace     *pace
+	pace     pace
 	ticks    uint64
 	outcomes [Failed + 1]uint64
 	output   int64 // tokens of all released slots
+
+	counts *counts // told with the event that is applied; nil: with none
 
 	// Of the tick, reused by every one.
 	snapshot    policy.Snapshot
@@ -69,21 +71,20 @@ type went struct {
 	bound   bool // the asked entry was
 }
 
-// waiting is an entry with what it will be answered with: the slot is made by
-// the caller of Enqueue, so that the tick allocates nothing.
-type waiting struct {
-	entry  *pool.Entry
-	slot   *Slot
-	result chan Result // room for one, sent to once
-	local  *Local      // it has no hand-off, and does not wait; nil: it has one
+// entrant is an entry that waits.
+type entrant struct {
+	entry   *pool.Entry
+	local   *Local   // it has no hand-off, and does not wait; nil: it has one
+	grounds *Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
 }
+
+func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
 
 // rank is one decode rank with what is charged to it.
 type rank struct {
 	Worker
-	board   *board
 	present bool             // false: gone from the fleet, waits for its last release
-	slots   []*Slot          // charged now
+	slots   []int32          // charged now, by their index in the ledger
 	running []policy.Request // the same requests, as policies see them
 	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound and released since
 	queued  int              // of the slots, those that wait in the engine's own queue, as of the last refresh; never too few
@@ -95,7 +96,6 @@ type rank struct {
 // group is what one Snapshot shows: a barrier group, or all ranks of the model
 // that have no barrier.
 type group struct {
-	board    *board
 	name     string // "" without barrier
 	barrier  bool
 	members  []*rank // present, ascending ID
@@ -110,22 +110,20 @@ type group struct {
 	forecast forecast
 	budget   budget
 	held     int     // entries the last round held back though they had a slot
-	pulse    *pulse  // nil without barrier
-	steps    stepper // what it told
-	told     []step  // scratch
+	steps    stepper // what its streams told
 }
 
 func newBoard(model string, r *rules) *board {
-	b := &board{rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]waiting{}, ranks: map[int32]*rank{}, pace: newPace()}
-	r.paces.Store(model, b.pace)
-	b.pairs = b.newPairs()
-	return b
+	return &board{
+		rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]entrant{}, ranks: map[int32]*rank{},
+		pace: newPace(), pairs: pairs{suspects: map[pair]*suspect{}},
+	}
 }
 
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
-func (b *board) enqueue(w waiting, now time.Time) {
-	err := b.refusal(w.slot.prompt)
+func (b *board) enqueue(w entrant, now time.Time) {
+	err := b.refusal(w.prompt())
 	if b.up == 0 {
 		err = ErrNoWorkers
 	}
@@ -133,7 +131,7 @@ func (b *board) enqueue(w waiting, now time.Time) {
 		err = ErrDuplicate
 	}
 	if err != nil {
-		b.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: err}})
+		b.emit(effect{kind: effectRefuse, waits: w.entry, err: err})
 		return
 	}
 	if w.local != nil {
@@ -167,10 +165,17 @@ func (b *board) refusal(prompt int32) error {
 // fail takes a waiting entry out of the pool and tells its caller why.
 func (b *board) fail(e *pool.Entry, err error) {
 	b.pool.Remove(e)
-	b.answer(e, Result{Err: err})
+	b.refuse(e, err)
 }
 
-func (b *board) answer(e *pool.Entry, r Result) {
+// refuse answers an entry that has left the pool, or was never in it.
+func (b *board) refuse(e *pool.Entry, err error) {
+	b.forget(e)
+	b.emit(effect{kind: effectRefuse, waits: e, err: err})
+}
+
+// forget ends what is kept of an entry that waited.
+func (b *board) forget(e *pool.Entry) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
 	if particular(e) {
@@ -179,19 +184,18 @@ func (b *board) answer(e *pool.Entry, r Result) {
 	if e.Drain && w.local == nil {
 		b.draining--
 	}
-	b.emit(effect{kind: effectAnswer, waiting: w, result: r})
 }
 
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
-			g.refresh()
+			b.refreshGroup(g)
 		}
 	}
 	for i, e := range b.expired {
 		_, why := e.Expiry()
 		if !errors.Is(why, ErrExpired) || !b.overflow(e, now) {
-			b.answer(e, Result{Err: why})
+			b.refuse(e, why)
 		}
 		b.expired[i] = nil
 	}
@@ -219,16 +223,17 @@ func (b *board) outage(now time.Time) {
 // release takes a slot's charge back. Freed slots come in bursts, since the
 // ranks of a group finish requests in the same step: the first of a burst
 // opens the window at whose end all are decided together.
-func (b *board) release(s *Slot, o Outcome, now time.Time) {
-	r := s.rank
-	b.learn(s, o)
-	b.pairEnded(s, o, now)
-	if !s.drain {
-		b.pace.ended(now.Sub(s.since), int64(s.prompt)+int64(s.generated.Load()))
+func (b *board) release(slot int32, o Outcome, now time.Time) {
+	c := &b.ledger.table[slot]
+	r := c.rank
+	b.learn(c, o)
+	b.pairEnded(c, o, now)
+	if !c.drain {
+		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(r.running[c.pos].Generated))
 	}
-	b.discharge(s)
-	s.rank.promote()
-	r.group.rest()
+	b.discharge(slot)
+	b.promote(r)
+	b.rest(r.group)
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
 	if !r.present {
@@ -254,7 +259,7 @@ func (b *board) setWorkers(ws []Worker) {
 		r := b.ranks[w.ID]
 		switch {
 		case r == nil:
-			r = &rank{board: b}
+			r = &rank{}
 			b.ranks[w.ID] = r
 		case r.present:
 			b.emit(effect{kind: effectDuplicate, worker: w.ID, names: [2]string{r.Name, w.Name}})
@@ -262,8 +267,8 @@ func (b *board) setWorkers(ws []Worker) {
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 		r.Worker, r.present = w, true
-		r.refresh()
-		r.promote()
+		b.refresh(r)
+		b.promote(r)
 		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
 		}
@@ -278,13 +283,11 @@ func (b *board) setWorkers(ws []Worker) {
 }
 
 func (b *board) newGroup(name string, barrier bool) *group {
-	g := &group{board: b, name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
+	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(fallbackSpec)}
 	if barrier {
 		g.steps.configured = b.cfg.StepModel
-		heard := func(*runner) { b.hear(g) } // made once: telling a step allocates nothing
-		g.pulse = newPulse(func() { b.wake(heard) })
 	}
-	b.emit(effect{kind: effectGroup, group: g})
+	b.emit(effect{kind: effectGroup, board: b, group: g})
 	return g
 }
 
@@ -357,7 +360,7 @@ func (b *board) recheck() {
 		}
 	}
 	for _, w := range b.waiting {
-		if err := b.refusal(w.slot.prompt); err != nil {
+		if err := b.refusal(w.prompt()); err != nil {
 			b.fail(w.entry, err)
 		}
 	}
@@ -387,19 +390,53 @@ func room(capacity int64, watermark float64) int64 {
 	return int64(math.Floor(float64(capacity) * (1 - watermark)))
 }
 
-// refresh reads every request's counter: the rank's mirror is as fresh as the
-// last event its streams saw.
-func (r *rank) refresh() {
-	r.kv, r.queued = r.Others, 0
-	for i, s := range r.slots {
-		n := s.generated.Load()
+// counts is how far the slots of a board are, by index: what a driver of the board tells
+// with an event. Of slots that were bound after the counts were taken nothing is told.
+type counts struct {
+	tokens []int32 // generated
+	began  []bool  // the first event has come
+}
+
+func (c *counts) generated(slot int32) int32 {
+	if int(slot) < len(c.tokens) {
+		return c.tokens[slot]
+	}
+	return 0
+}
+
+func (c *counts) started(slot int32) bool { return int(slot) < len(c.began) && c.began[slot] }
+
+// refresh takes the counts of the rank's slots in. Without counts, what was told last stands.
+func (b *board) refresh(r *rank) {
+	kv := r.Others
+	for i, slot := range r.slots {
 		q := &r.running[i]
-		q.Generated, q.Age = n, s.age+n
-		r.kv += int64(q.Prompt) + int64(n)
-		if s.waits.Load() {
+		if b.counts != nil {
+			generated := b.counts.generated(slot)
+			q.Age += generated - q.Generated
+			q.Generated = generated
+		}
+		kv += int64(q.Prompt) + int64(q.Generated)
+	}
+	r.kv = kv
+	if r.queued == 0 {
+		return
+	}
+	r.queued = 0
+	for _, slot := range r.slots {
+		if c := &b.ledger.table[slot]; c.waits && b.started(slot) {
+			c.waits = false
+		} else if c.waits {
 			r.queued++
 		}
 	}
+}
+
+// started says whether the first event of a slot has come.
+func (b *board) started(slot int32) bool {
+	c := &b.ledger.table[slot]
+	c.started = c.started || b.counts != nil && b.counts.started(slot)
+	return c.started
 }
 
 // waits are the pool times of the last admissions, for the starvation guard.

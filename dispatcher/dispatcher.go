@@ -141,7 +141,7 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
-	r, err := newRunner(cfg, d.metrics, &d.policy, &d.paces, d.inbox.push)
+	r, err := newRunner(cfg, d, d.inbox.push)
 	if err != nil {
 		return nil, err
 	}

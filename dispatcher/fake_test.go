@@ -115,7 +115,7 @@ func newHand(t tb, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
-	r, err := newRunner(cfg.withDefaults(), d.metrics, &d.policy, &d.paces, func(c command) bool { h.told = append(h.told, c); return true })
+	r, err := newRunner(cfg.withDefaults(), d, func(c command) bool { h.told = append(h.told, c); return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,6 +157,15 @@ func (h *hand) release(slots ...*Slot) {
 		queue = append(queue, func(l *runner) { l.release(s, Outcome{}) })
 	}
 	h.do(queue...)
+}
+
+// slotsOf are the slots that are charged to a rank.
+func (h *hand) slotsOf(rank int32) (all []*Slot) {
+	b := h.boards["m"]
+	for _, slot := range b.ranks[rank].slots {
+		all = append(all, h.owned[b].slots[slot])
+	}
+	return all
 }
 
 func (h *hand) fleet(ws []Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }

@@ -130,12 +130,12 @@ func (f *forecast) ask(p predictor.Predictor) {
 }
 
 // ended scores what was predicted about a request that left.
-func (f *forecast) ended(s *Slot, finished bool, output int32) {
+func (f *forecast) ended(slot int32, id uint64, finished bool, output int32) {
 	switch {
 	case f.live == nil:
 	case finished:
-		f.live.Finished(s.index, s.id, output)
+		f.live.Finished(slot, id, output)
 	default:
-		f.live.Censored(s.index, s.id, output)
+		f.live.Censored(slot, id, output)
 	}
 }

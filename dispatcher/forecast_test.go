@@ -45,7 +45,12 @@ func (h *hand) look() {
 }
 
 // rhat is what policies last saw of a request.
-func (s *Slot) rhat() float32 { return s.rank.running[s.pos].Rhat }
+func (s *Slot) rhat() float32 {
+	c := s.charge()
+	return c.rank.running[c.pos].Rhat
+}
+
+func (s *Slot) charge() *charge { return &s.owner.board.ledger.table[s.index] }
 
 // lengths are outputs around a hundred tokens, the same every time.
 func lengths(n int) []int32 {

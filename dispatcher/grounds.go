@@ -65,19 +65,19 @@ func (b *board) explain(g *group, p *decider) {
 	left := mostAsked
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
-		if !ok || w.slot.Grounds == nil {
+		if !ok || w.grounds == nil {
 			continue
 		}
 		scores, less := b.weights[:len(s.Workers)], true
 		if left -= len(scores); weigher == nil || left < 0 {
 			weigher = nil
-		} else if less, ok = weigher.Weigh(s, i, a, int64(w.slot.prompt), scores); !ok {
+		} else if less, ok = weigher.Weigh(s, i, a, int64(w.prompt()), scores); !ok {
 			weigher = nil
 		}
 		if weigher == nil {
 			scores, less = nil, true
 		}
-		grounds := w.slot.Grounds
+		grounds := w.grounds
 		*grounds = Grounds{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
 		grounds.rank(g, p.Immediate(), s, a.Worker, scores)
 	}

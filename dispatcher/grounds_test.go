@@ -70,17 +70,16 @@ func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
 	for _, spec := range tickPolicies {
 		t.Run(spec, func(t *testing.T) {
 			h := explained(t, spec)
-			b := h.boards["m"]
 			var admitted []waiting
 			turn := func() {
-				b.generate()
+				h.generate()
 				admitted, _ = h.cycle(admitted)
 			}
 			for range 30 {
 				turn()
 			}
 			compared := 0
-			for _, w := range b.waiting { // those that were admitted are back
+			for _, w := range h.waiting { // those that were admitted are back
 				if best := w.slot.Grounds.Best(); len(best) > 0 && !math.IsNaN(best[0].Score) {
 					compared++
 				}
@@ -95,8 +94,10 @@ func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
 func explained(tb testing.TB, spec string) *hand {
 	h := saturated(tb, spec)
 	h.cfg.Explain = true
-	for _, w := range h.boards["m"].waiting {
-		w.slot.Grounds = &Grounds{}
+	for id, w := range h.boards["m"].waiting {
+		w.grounds = &Grounds{}
+		h.waiting[w.entry].slot.Grounds = w.grounds
+		h.boards["m"].waiting[id] = w
 	}
 	return h
 }
@@ -114,14 +115,14 @@ func BenchmarkExplain(b *testing.B) {
 				board := h.boards["m"]
 				var admitted []waiting
 				for range 30 {
-					board.generate()
+					h.generate()
 					admitted, _ = h.cycle(admitted)
 				}
 				var sum time.Duration
 				n := 0
 				b.ReportAllocs()
 				for b.Loop() {
-					board.generate()
+					h.generate()
 					board.groups[0].budget = budget{}
 					var d time.Duration
 					admitted, d = h.cycle(admitted)

@@ -1,12 +1,30 @@
 package dispatcher
 
-import "evenkeel/dispatcher/policy"
+import (
+	"time"
 
-// ledger is every charged slot by its dense index, and what was charged and
+	"evenkeel/dispatcher/policy"
+)
+
+// charge is a request's place on a rank, from its admission until its release.
+type charge struct {
+	rank        *rank // nil: the index is free
+	pos         int   // in rank.slots and rank.running
+	id, key     uint64
+	prefiller   string
+	prompt, age int32
+	newTokens   int32 // of the prompt that the rank has to compute
+	drain       bool
+	started     bool // its first event has come, as was told last
+	waits       bool // in the engine's queue, beyond the rank's slots or KV room
+	since       time.Time
+}
+
+// ledger is every charge by its dense index, and what was charged and
 // released in all. The two are kept apart so that the program can check one
 // against the other while it runs.
 type ledger struct {
-	table    []*Slot // nil where the index is free
+	table    []charge
 	unused   []int32 // free indices, the last is taken first
 	charged  tally
 	released tally
@@ -15,50 +33,50 @@ type ledger struct {
 // tally counts slots and the KV tokens they were admitted with.
 type tally struct{ slots, kvTokens int64 }
 
-func (t *tally) add(s *Slot) {
+func (t *tally) add(c *charge) {
 	t.slots++
-	t.kvTokens += int64(s.prompt)
+	t.kvTokens += int64(c.prompt)
 }
 
-// charge books s on r until discharge.
-func (b *board) charge(r *rank, s *Slot) {
+// charge books c on r until discharge, and returns its index.
+func (b *board) charge(r *rank, c charge) (slot int32) {
 	l := &b.ledger
+	c.rank, c.pos = r, len(r.slots)
 	if n := len(l.unused); n > 0 {
-		s.index = l.unused[n-1]
+		slot = l.unused[n-1]
 		l.unused = l.unused[:n-1]
-		l.table[s.index] = s
+		l.table[slot] = c
 	} else {
-		s.index = int32(len(l.table))
-		l.table = append(l.table, s)
+		slot = int32(len(l.table))
+		l.table = append(l.table, c)
 	}
-	l.charged.add(s)
-	s.rank, s.pos = r, len(r.slots)
-	s.pulse, s.pairs = r.group.pulse, b.pairs
-	r.slots = append(r.slots, s)
-	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.age, Key: s.key, ID: s.id, Slot: s.index})
-	r.kv += int64(s.prompt)
+	l.charged.add(&c)
+	r.slots = append(r.slots, slot)
+	r.running = append(r.running, policy.Request{Prompt: c.prompt, Age: c.age, Key: c.key, ID: c.id, Slot: slot})
+	r.kv += int64(c.prompt)
+	return slot
 }
 
 // recount corrects the prompt that a slot is charged with.
-func (b *board) recount(s *Slot, prompt int32) {
-	if b.ledger.table[s.index] != s {
-		return // given back
-	}
-	b.ledger.charged.kvTokens += int64(prompt - s.prompt)
-	s.rank.kv += int64(prompt - s.prompt)
-	s.prompt, s.rank.running[s.pos].Prompt = prompt, prompt
+func (b *board) recount(slot, prompt int32) {
+	c := &b.ledger.table[slot]
+	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
+	c.rank.kv += int64(prompt - c.prompt)
+	c.prompt, c.rank.running[c.pos].Prompt = prompt, prompt
 }
 
-func (b *board) discharge(s *Slot) {
+func (b *board) discharge(slot int32) {
 	l := &b.ledger
-	l.table[s.index] = nil
-	l.unused = append(l.unused, s.index)
-	l.released.add(s)
-	r, last := s.rank, len(s.rank.slots)-1
-	r.kv -= int64(s.prompt) + int64(r.running[s.pos].Generated)
-	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
-	r.slots[s.pos].pos = s.pos
-	r.slots[last] = nil
+	c := l.table[slot]
+	l.table[slot] = charge{}
+	l.unused = append(l.unused, slot)
+	l.released.add(&c)
+	r, last := c.rank, len(c.rank.slots)-1
+	r.kv -= int64(c.prompt) + int64(r.running[c.pos].Generated)
+	r.slots[c.pos], r.running[c.pos] = r.slots[last], r.running[last]
+	if c.pos < last {
+		l.table[r.slots[c.pos]].pos = c.pos
+	}
 	r.slots, r.running = r.slots[:last], r.running[:last]
 }
 
@@ -66,9 +84,9 @@ func (b *board) discharge(s *Slot) {
 // or the bookkeeping is wrong.
 func (l *ledger) drift() (slots, kvTokens int64) {
 	var held tally
-	for _, s := range l.table {
-		if s != nil {
-			held.add(s)
+	for i := range l.table {
+		if l.table[i].rank != nil {
+			held.add(&l.table[i])
 		}
 	}
 	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens

@@ -122,16 +122,18 @@ func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]
 
 	want := map[int32]int64{}
 	for _, s := range held {
-		want[s.Worker] += int64(s.prompt) + int64(s.Generated())
-		require.Same(rt, s, b.ledger.table[s.index])
+		want[s.Worker] += int64(s.charge().prompt) + int64(s.Generated())
+		require.Same(rt, s, h.owned[b].slots[s.index])
 	}
 	for id, r := range b.ranks {
-		r.refresh()
+		h.count(b)
+		b.refresh(r)
 		require.Equal(rt, want[id], r.kv, "KV tokens of rank %d", id)
-		for i, s := range r.slots {
-			require.Equal(rt, i, s.pos)
-			require.Equal(rt, s.id, r.running[i].ID)
-			require.Equal(rt, s.index, r.running[i].Slot)
+		for i, slot := range r.slots {
+			c := b.ledger.table[slot]
+			require.Equal(rt, i, c.pos)
+			require.Equal(rt, c.id, r.running[i].ID)
+			require.Equal(rt, slot, r.running[i].Slot)
 		}
 		delete(want, id)
 		// Slots may shrink below what runs; admissions never go above.

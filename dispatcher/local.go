@@ -70,32 +70,31 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 // Counted tells how many tokens the prompt really has that a slot was charged
 // with: nobody had counted them before its rank did.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(*runner) { s.rank.board.recount(s, tokens(prompt)) })
+	d.inbox.push(func(r *runner) { r.recount(s, tokens(prompt)) })
 }
 
 // placeLocal begins to look for a rank that computes a prompt without a hand-off: the one
 // that has to compute the least of it, of several the one the policy takes.
-func (b *board) placeLocal(w waiting, now time.Time) {
+func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
 		b.arrange()
 		if b.least = b.leastLocal(w, now); b.least > 0 {
 			b.ticks++
-			w.slot.NewTokens = b.least
 			b.asked, b.at, b.again = w.entry, 0, false
 			return
 		}
 	}
-	b.answer(w.entry, Result{Err: ErrNotLocal})
+	b.refuse(w.entry, ErrNotLocal)
 }
 
 // leastLocal is how much of the prompt the rank has to compute that has to compute the
 // least of it; 0: no rank may.
-func (b *board) leastLocal(w waiting, now time.Time) (least int) {
+func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 	for _, g := range b.order {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
-			if n, ok := r.local(w, watermark, now); ok && (least == 0 || n < least) {
+			if n, ok := b.localOn(r, w, watermark, now); ok && (least == 0 || n < least) {
 				least = n
 			}
 		}
@@ -111,7 +110,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	b.fill(g, p, now)
 	able := 0
 	for i, r := range g.ranks {
-		if n, ok := r.local(w, watermark, now); ok && n == b.least {
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
 			able++
 			continue
 		}
@@ -130,7 +129,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 		if a.Entry != w.entry.ID || r == nil {
 			continue
 		}
-		if n, ok := r.local(w, watermark, now); ok && n == b.least {
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
 			b.went.bound = b.bind(g, p, a, now) == ""
 			return
 		}
@@ -148,30 +147,30 @@ func (b *board) decidedLocal(g *group) {
 	if b.at++; b.went.bound {
 		b.at = len(b.order)
 	} else if b.at == len(b.order) {
-		b.answer(b.asked, Result{Err: ErrNotLocal})
+		b.refuse(b.asked, ErrNotLocal)
 	}
 }
 
-// local says whether the rank may compute the prompt now, and how much of it
+// localOn says whether the rank may compute the prompt now, and how much of it
 // that is, 1 at least.
-func (r *rank) local(w waiting, watermark float64, now time.Time) (tokens int, ok bool) {
+func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.local.Ranks {
 		if offer.Worker != r.ID {
 			continue
 		}
 		tokens = max(1, offer.Tokens)
 		capacity := r.capacity(watermark, now)
-		return tokens, r.Up && r.free() > 0 && (capacity == 0 || r.kv+int64(w.slot.prompt) <= room(capacity, watermark)) &&
-			w.local.Allows(tokens, len(r.slots), r.computing())
+		return tokens, r.Up && r.free() > 0 && (capacity == 0 || r.kv+int64(w.prompt()) <= room(capacity, watermark)) &&
+			w.local.Allows(tokens, len(r.slots), b.computing(r))
 	}
 	return 0, false
 }
 
 // computing are the prompt tokens that the rank has to compute now.
-func (r *rank) computing() (tokens int) {
-	for _, s := range r.slots {
-		if s.NewTokens > 0 && !s.started.Load() {
-			tokens += s.NewTokens
+func (b *board) computing(r *rank) (tokens int) {
+	for _, slot := range r.slots {
+		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {
+			tokens += int(c.newTokens)
 		}
 	}
 	return tokens

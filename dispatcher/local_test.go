@@ -136,7 +136,9 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			case 4:
 				if len(held) > 0 {
 					s := held[rapid.IntRange(0, len(held)-1).Draw(t, "counted")]
-					h.do(func(*runner) { s.rank.board.recount(s, s.prompt-rapid.Int32Range(0, s.prompt-1).Draw(t, "fewer")) })
+					h.do(func(r *runner) {
+						r.recount(s, s.charge().prompt-rapid.Int32Range(0, s.charge().prompt-1).Draw(t, "fewer"))
+					})
 				}
 			case 0, 1:
 				l := Local{Threshold: 256, InFlight: 512}
@@ -162,9 +164,9 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			b := h.boards["m"]
 			total := 0
 			for _, r := range b.ranks {
-				require.LessOrEqual(t, r.computing(), 512)
+				require.LessOrEqual(t, b.computing(r), 512)
 				require.LessOrEqual(t, len(r.slots), slots)
-				r.refresh()
+				b.refresh(r)
 				require.LessOrEqual(t, r.kv, int64(2000))
 				total += len(r.slots)
 			}

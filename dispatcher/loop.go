@@ -3,8 +3,6 @@ package dispatcher
 import (
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"evenkeel/dispatcher/policy"
@@ -26,11 +24,9 @@ type loop struct {
 // rules are the settings all boards share; only the owner changes them.
 type rules struct {
 	cfg    Config
-	spec   string // policy of barrier groups
-	name   *atomic.Pointer[string]
-	wake   func(command) bool // runs a command in the next turn
-	shared map[string]bool    // names of groups that several models have
-	paces  *sync.Map          // of *pace, by board
+	spec   string          // policy of barrier groups
+	name   string          // of that policy
+	shared map[string]bool // names of groups that several models have
 
 	fit      *predictor.Fit          // what predictors start from; nil: from nothing
 	subjects map[subjectKey]*subject // outlive the boards
@@ -38,9 +34,9 @@ type rules struct {
 	effects []effect // to be carried out
 }
 
-func newLoop(cfg Config, name *atomic.Pointer[string], paces *sync.Map, wake func(command) bool) (*loop, error) {
+func newLoop(cfg Config) (*loop, error) {
 	l := &loop{
-		rules:  &rules{cfg: cfg, name: name, paces: paces, wake: wake, fit: cfg.Predictor.Fit, subjects: map[subjectKey]*subject{}},
+		rules:  &rules{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[subjectKey]*subject{}},
 		boards: map[string]*board{},
 	}
 	if err := l.usable(l.fit); err != nil {
@@ -94,13 +90,13 @@ func (l *loop) answerAll(err error) {
 	}
 }
 
-func (l *loop) enqueue(w waiting) {
+func (l *loop) enqueue(w entrant) {
 	b := l.boards[w.entry.Model]
 	switch {
 	case l.draining:
-		l.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: ErrDraining}})
+		l.emit(effect{kind: effectRefuse, waits: w.entry, err: ErrDraining})
 	case b == nil:
-		l.emit(effect{kind: effectAnswer, waiting: w, result: Result{Err: ErrNoWorkers}})
+		l.emit(effect{kind: effectRefuse, waits: w.entry, err: ErrNoWorkers})
 	default:
 		b.enqueue(w, l.now)
 	}
@@ -111,8 +107,6 @@ func (l *loop) withdraw(e *pool.Entry) {
 		b.fail(e, ErrWithdrawn)
 	}
 }
-
-func (l *loop) release(s *Slot, o Outcome) { s.rank.board.release(s, o, l.now) }
 
 func (l *loop) setWorkers(ws []Worker) {
 	fleet := make(map[string][]Worker, len(l.boards))
@@ -159,9 +153,8 @@ func (l *loop) setPolicy(spec string) error {
 	if err := serves(p, l.fit); err != nil {
 		return err
 	}
-	name := p.Name()
-	l.spec = spec
-	l.name.Store(&name)
+	l.spec, l.name = spec, p.Name()
+	l.emit(effect{kind: effectPolicy})
 	for _, b := range l.boards {
 		b.setPolicy()
 	}

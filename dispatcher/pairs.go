@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"cmp"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"evenkeel/dispatcher/policy"
@@ -27,10 +26,8 @@ const (
 // each time the one hand-off that then tries it fails too, 30 s at most. The
 // board owns it; streams read only how many are watched.
 type pairs struct {
-	watched  atomic.Int32 // len(suspects): what arrives is of interest only while there are some
 	suspects map[pair]*suspect
-	out      int // of them quarantined; 0: a round pays for nothing here
-	arrive   func(s *Slot)
+	out      int       // of them quarantined; 0: a round pays for nothing here
 	checkAt  time.Time // when to look at entries that were left for a quarantine's end; zero: none were
 }
 
@@ -45,22 +42,16 @@ type suspect struct {
 	last    time.Time
 }
 
-func (b *board) newPairs() *pairs {
-	p := &pairs{suspects: map[pair]*suspect{}}
-	p.arrive = func(s *Slot) { b.wake(func(r *runner) { b.reached(s.pair(), r.now) }) }
-	return p
-}
-
-// pair is the way the slot's KV takes.
-func (s *Slot) pair() pair { return pair{s.prefiller, s.rank.Engine} }
+// pair is the way the request's KV takes.
+func (c *charge) pair() pair { return pair{c.prefiller, c.rank.Engine} }
 
 // pairEnded takes in how a hand-off fared whose slot is given back.
-func (b *board) pairEnded(s *Slot, o Outcome, now time.Time) {
+func (b *board) pairEnded(s *charge, o Outcome, now time.Time) {
 	switch {
 	case s.prefiller == "":
 	case o.Lost:
 		b.lost(s, now)
-	case !s.started.Load():
+	case !s.started:
 		if sus := b.pairs.suspects[s.pair()]; sus != nil {
 			sus.circuit.Neutral(s.id)
 		}
@@ -68,8 +59,8 @@ func (b *board) pairEnded(s *Slot, o Outcome, now time.Time) {
 }
 
 // lost notes that a hand-off's first event did not come.
-func (b *board) lost(s *Slot, now time.Time) {
-	p, key := b.pairs, s.pair()
+func (b *board) lost(s *charge, now time.Time) {
+	p, key := &b.pairs, s.pair()
 	p.forget(now)
 	sus := p.suspects[key]
 	if sus == nil {
@@ -83,7 +74,7 @@ func (b *board) lost(s *Slot, now time.Time) {
 	} else if sus.circuit.Fail(s.id, now) {
 		b.quarantined(key, sus)
 	}
-	p.count()
+	b.countPairs()
 }
 
 // consider quarantines a pair once it alone can be what is wrong.
@@ -101,7 +92,7 @@ func (b *board) quarantined(key pair, sus *suspect) {
 // reached notes a first event: the pair works, and neither end is to blame for
 // what fails with another one.
 func (b *board) reached(key pair, now time.Time) {
-	p := b.pairs
+	p := &b.pairs
 	p.forget(now)
 	if sus := p.suspects[key]; sus != nil {
 		b.changed = b.changed || !sus.circuit.In() // what was left may go now
@@ -112,7 +103,7 @@ func (b *board) reached(key pair, now time.Time) {
 		sus.to = sus.to || k.engine == key.engine
 		b.consider(k, sus, now)
 	}
-	p.count()
+	b.countPairs()
 }
 
 // forget drops what nothing was heard of for long. Those that are watched are
@@ -129,8 +120,9 @@ func (p *pairs) forget(now time.Time) {
 	}
 }
 
-func (p *pairs) count() {
-	p.watched.Store(int32(len(p.suspects)))
+func (b *board) countPairs() {
+	p := &b.pairs
+	b.emit(effect{kind: effectWatch, board: b, count: len(p.suspects)})
 	p.out = 0
 	for _, sus := range p.suspects {
 		if !sus.circuit.In() {
@@ -140,7 +132,7 @@ func (p *pairs) count() {
 }
 
 // send tells of a hand-off: past a quarantine it becomes the trial.
-func (p *pairs) send(s *Slot, now time.Time) {
+func (p *pairs) send(s *charge, now time.Time) {
 	if sus := p.suspects[s.pair()]; sus != nil {
 		sus.circuit.Send(s.id, now)
 	}
@@ -177,7 +169,7 @@ const (
 	steerKept    = "kept"
 )
 
-func (b *board) elsewhere(g *group, p *decider, i int, w waiting, now time.Time) (outcome string) {
+func (b *board) elsewhere(g *group, p *decider, i int, w entrant, now time.Time) (outcome string) {
 	if w.entry.Urgent(now) {
 		return steerKept
 	}
@@ -212,13 +204,13 @@ func (b *board) elsewhere(g *group, p *decider, i int, w waiting, now time.Time)
 }
 
 // suits says whether the rank could take the entry, room aside.
-func (b *board) suits(r *rank, w waiting, now time.Time) bool {
-	return r.Up && r.usable() > 0 && (r.Capacity == 0 || int64(w.slot.prompt) <= r.Capacity) && !b.pairs.vetoed(w.entry, r, now)
+func (b *board) suits(r *rank, w entrant, now time.Time) bool {
+	return r.Up && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) && !b.pairs.vetoed(w.entry, r, now)
 }
 
 // hasRoom says whether the rank can have the entry and what the round still
 // wants to give it.
-func (b *board) hasRoom(r *rank, p *decider, w waiting, rest []policy.Assignment) bool {
+func (b *board) hasRoom(r *rank, p *decider, w entrant, rest []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
 	}
@@ -229,18 +221,18 @@ func (b *board) hasRoom(r *rank, p *decider, w waiting, rest []policy.Assignment
 			kv += int64(b.promptOf(a.Entry))
 		}
 	}
-	return free > 0 && (r.Capacity == 0 || kv+int64(w.slot.prompt) <= r.Capacity)
+	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.Capacity)
 }
 
 func (b *board) promptOf(entry uint64) int32 {
 	if w, ok := b.waiting[entry]; ok {
-		return w.slot.prompt
+		return w.prompt()
 	}
 	return 0
 }
 
-func fits(r *rank, w waiting) bool {
-	return r.Capacity == 0 || r.kv+int64(w.slot.prompt) <= r.Capacity
+func fits(r *rank, w entrant) bool {
+	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.Capacity
 }
 
 // wait has the board look again when the first quarantine ends.

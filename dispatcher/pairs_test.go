@@ -106,7 +106,7 @@ func TestAFirstEventEndsTheRow(t *testing.T) {
 	h.lose(h.from("p0").slotNow(t))
 	h.arrive(h.from("p0").slotNow(t))
 	require.Empty(t, h.status(h.at).Models[0].Pairs)
-	require.Zero(t, h.board().pairs.watched.Load())
+	require.Zero(t, h.owned[h.board()].watched.Load())
 }
 
 func TestAQuarantinedPairIsAvoided(t *testing.T) {
@@ -168,7 +168,7 @@ func TestTheTrialDecides(t *testing.T) {
 		h.pass(out*time.Second - 1)
 		require.EqualValues(t, 2, h.from("p0").slotNow(t).Worker%3, "quarantined for %d s", out)
 		h.pass(1)
-		h.release(h.board().ranks[2].slots...)
+		h.release(h.slotsOf(2)...)
 		trial := h.from("p0").slotNow(t)
 		require.EqualValues(t, 0, trial.Worker)
 		h.lose(trial)
@@ -300,7 +300,7 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 			"": func(t *rapid.T) {
 				want := map[int32]int64{}
 				for s := range held {
-					want[s.Worker] += int64(s.prompt)
+					want[s.Worker] += int64(s.charge().prompt)
 				}
 				for _, w := range h.status(h.at).Models[0].Workers {
 					require.Equal(t, want[w.ID], w.KVTokens)

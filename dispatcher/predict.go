@@ -112,12 +112,12 @@ func (b *board) foresee(g *group, p *decider) {
 
 // learn tells what became of a request to those who learn from it and to the
 // live scores. A drain was none.
-func (b *board) learn(s *Slot, o Outcome) {
+func (b *board) learn(s *charge, o Outcome) {
 	if s.drain {
 		return
 	}
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
-	s.rank.group.forecast.ended(s, finished, output)
+	s.rank.group.forecast.ended(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosen.source != nil {
 		b.emit(effect{kind: effectEnding, ending: ending{model: b.model, finished: finished, prompt: s.prompt - s.age, output: output, key: s.key}})
 	}

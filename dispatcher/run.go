@@ -16,21 +16,47 @@ import (
 // log, and shows rounds to those who look at them afterwards.
 type runner struct {
 	*loop
-	metrics  *metrics
+	d        *Dispatcher
+	wake     func(command) bool // has a command run in the next turn
 	log      *zap.Logger
+	metrics  *metrics
 	learner  *learner
 	shadows  *shadows     // nil: none
 	declog   *decisionLog // nil: off
+	waiting  map[*pool.Entry]waiting
+	owned    map[*board]*owned
+	pulses   map[*group]*pulse
 	shadowed map[*group]*shadowed
+	told     []step // scratch
 }
 
-func newRunner(cfg Config, m *metrics, name *atomic.Pointer[string], paces *sync.Map, wake func(command) bool) (*runner, error) {
-	l, err := newLoop(cfg, name, paces, wake)
+// waiting is an entry with what its caller is answered with. The caller makes the slot, so that
+// the tick allocates nothing.
+type waiting struct {
+	entry  *pool.Entry
+	slot   *Slot
+	result chan Result // room for one, sent to once
+	local  *Local      // it has no hand-off, and does not wait; nil: it has one
+}
+
+// owned is what the runner keeps of a board.
+type owned struct {
+	board   *board
+	slots   []*Slot      // by index; nil: free
+	counts  counts       // of these, as they were read last
+	watched atomic.Int32 // suspected pairs: what arrives is of interest only while there are some
+	arrive  func(*Slot)
+	pace    *published
+}
+
+func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
+	l, err := newLoop(cfg)
 	if err != nil {
 		return nil, err
 	}
 	return &runner{
-		loop: l, metrics: m, log: cfg.Log, learner: newLearner(cfg.Log, m), shadows: newShadows(cfg, m), shadowed: map[*group]*shadowed{},
+		loop: l, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics), shadows: newShadows(cfg, d.metrics),
+		waiting: map[*pool.Entry]waiting{}, owned: map[*board]*owned{}, pulses: map[*group]*pulse{}, shadowed: map[*group]*shadowed{},
 	}, nil
 }
 
@@ -84,12 +110,17 @@ func (r *runner) turn(queue []command, now time.Time) {
 		r.run(c)
 	}
 	for model, b := range r.boards {
+		if b.looks(now) {
+			r.count(b)
+		}
 		b.turn(now)
 		r.drive(b)
 		r.carryOut(0)
+		b.counts = nil
 		if b.empty() {
 			delete(r.boards, model)
-			r.paces.Delete(model)
+			delete(r.owned, b)
+			r.d.paces.Delete(model)
 		}
 	}
 }
@@ -98,6 +129,7 @@ func (r *runner) run(c command) {
 	c(r)
 	for _, b := range r.boards {
 		r.drive(b)
+		b.counts = nil
 	}
 	r.carryOut(0)
 }
@@ -114,6 +146,59 @@ func (r *runner) drive(b *board) {
 	}
 }
 
+// count reads how far the slots of a board are and tells it with the event that follows: the
+// board's mirror is as fresh as the last event that its streams saw.
+func (r *runner) count(b *board) {
+	o := r.owned[b]
+	if o == nil {
+		return
+	}
+	c := &o.counts
+	if grow := len(o.slots) - len(c.tokens); grow > 0 {
+		c.tokens, c.began = append(c.tokens, make([]int32, grow)...), append(c.began, make([]bool, grow)...)
+	}
+	for i, s := range o.slots {
+		if s != nil {
+			c.tokens[i], c.began[i] = s.generated.Load(), s.started.Load()
+		} else {
+			c.tokens[i], c.began[i] = 0, false
+		}
+	}
+	b.counts = c
+}
+
+// enqueue takes an entry in.
+func (r *runner) enqueue(w waiting) {
+	if w.local != nil && r.boards[w.entry.Model] != nil {
+		r.count(r.boards[w.entry.Model])
+	}
+	r.waiting[w.entry] = w
+	r.loop.enqueue(entrant{entry: w.entry, local: w.local, grounds: w.slot.Grounds})
+}
+
+// release gives a slot back.
+func (r *runner) release(s *Slot, o Outcome) {
+	b := s.owner.board
+	r.count(b)
+	s.owner.slots[s.index] = nil
+	b.release(s.index, o, r.now)
+}
+
+// recount corrects what a slot is charged with, unless it has been given back.
+func (r *runner) recount(s *Slot, prompt int32) {
+	if s.owner.slots[s.index] == s {
+		s.owner.board.recount(s.index, prompt)
+	}
+}
+
+// setWorkers replaces the fleet.
+func (r *runner) setWorkers(ws []Worker) {
+	for b := range r.owned {
+		r.count(b)
+	}
+	r.loop.setWorkers(ws)
+}
+
 // shutDown answers everything that waits.
 func (r *runner) shutDown(queue []command, now time.Time) {
 	r.now, r.draining = now, true
@@ -126,6 +211,9 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 
 // status is that of the boards, and what the shadows found.
 func (r *runner) status(now time.Time) Status {
+	for b := range r.owned {
+		r.count(b)
+	}
 	s := r.loop.status(now)
 	for i := range s.Models {
 		m := &s.Models[i]
@@ -137,10 +225,15 @@ func (r *runner) status(now time.Time) Status {
 }
 
 func (r *runner) loads() Loads {
+	for b := range r.owned {
+		r.count(b)
+	}
 	all := r.loop.loads()
-	for g, s := range r.shadowed {
-		if c := r.shadows.compared(s); len(c) > 0 {
-			all.Compared = append(all.Compared, GroupCompared{g.board.model, g.name, c})
+	for b := range r.owned {
+		for _, g := range b.groups {
+			if c := r.shadows.compared(r.shadowed[g]); len(c) > 0 {
+				all.Compared = append(all.Compared, GroupCompared{b.model, g.name, c})
+			}
 		}
 	}
 	return all
@@ -159,11 +252,12 @@ func (r *runner) carryOut(took time.Duration) {
 func (r *runner) do(e *effect, took time.Duration) {
 	m := r.metrics
 	switch e.kind {
-	case effectAnswer:
-		if e.result.Slot != nil {
-			e.result.Slot.Decide = took
-		}
-		e.waiting.leave(r.cfg.Places, e.result)
+	case effectBind:
+		r.bind(e, took)
+	case effectRefuse:
+		r.answer(e.waits, Result{Err: e.err})
+	case effectBegins:
+		r.owned[e.board].slots[e.slot].waits.Store(false)
 	case effectRound:
 		m.tick(e.policy).Observe(took.Seconds())
 		if e.err != nil {
@@ -195,10 +289,15 @@ func (r *runner) do(e *effect, took time.Duration) {
 	case effectDuplicate:
 		r.log.Warn("dispatcher: two workers with one ID, the second is ignored",
 			zap.Int32("id", e.worker), zap.String("kept", e.names[0]), zap.String("ignored", e.names[1]))
-	case effectRoom:
-		if r.cfg.OnRoom != nil {
+	case effectPace:
+		if r.own(e.board).pace.publish(&e.board.pace) && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
+	case effectWatch:
+		r.own(e.board).watched.Store(int32(e.count))
+	case effectPolicy:
+		name := r.name
+		r.d.policy.Store(&name)
 	case effectSubject:
 		r.learner.follow(e.subject, r.fit)
 	case effectFit:
@@ -206,9 +305,11 @@ func (r *runner) do(e *effect, took time.Duration) {
 	case effectEnding:
 		r.learner.hear(e.ending)
 	case effectGroup:
-		if e.group.barrier && r.shadows != nil {
-			r.shadowed[e.group] = r.shadows.follow(e.group.board)
-		}
+		r.follow(e.board, e.group)
+	case effectRest:
+		r.pulses[e.group].pause()
+	case effectLeastStep:
+		r.pulses[e.group].least.Store(int64(e.lasts))
 	case effectGroupGone:
 		r.shadows.leave(r.shadowed[e.group])
 		delete(r.shadowed, e.group)
@@ -225,7 +326,67 @@ func (r *runner) show(e *effect) {
 	}
 }
 
-// leave answers the caller of Enqueue and frees the entry's place.
+// own is what is kept of a board.
+func (r *runner) own(b *board) *owned {
+	o := r.owned[b]
+	if o == nil {
+		o = &owned{board: b, pace: newPublished()}
+		o.arrive = func(s *Slot) {
+			r.wake(func(r *runner) {
+				if o.slots[s.index] == s { // else it has been given back
+					b.reached(b.ledger.table[s.index].pair(), r.now)
+				}
+			})
+		}
+		r.owned[b] = o
+		r.d.paces.Store(b.model, o.pace)
+	}
+	return o
+}
+
+// follow listens to a group from its beginning.
+func (r *runner) follow(b *board, g *group) {
+	r.own(b)
+	if !g.barrier {
+		return
+	}
+	heard := func(r *runner) { r.hear(b, g) } // made once: telling a step allocates nothing
+	r.pulses[g] = newPulse(func() { r.wake(heard) })
+	if r.shadows != nil {
+		r.shadowed[g] = r.shadows.follow(b)
+	}
+}
+
+// hear tells a board the steps that the streams of a group told of.
+func (r *runner) hear(b *board, g *group) {
+	r.told = r.pulses[g].read(r.told[:0])
+	r.count(b)
+	b.hear(g, r.told)
+}
+
+// bind hands a caller its slot.
+func (r *runner) bind(e *effect, took time.Duration) {
+	o, how := r.own(e.board), &e.bound
+	s := r.waiting[e.waits].slot
+	s.Worker, s.WorkerName, s.Group, s.Policy = how.Rank.ID, how.Rank.Name, how.Rank.Group, how.Policy
+	s.Stage, s.Score, s.Wait, s.Decide, s.Beyond, s.NewTokens = how.Stage, how.Score, how.Wait, took, how.Beyond, int(how.New)
+	s.waits.Store(how.Beyond)
+	s.owner, s.index, s.pulse = o, how.Slot, r.pulses[how.Rank.group]
+	if grow := int(how.Slot) + 1 - len(o.slots); grow > 0 {
+		o.slots = append(o.slots, make([]*Slot, grow)...)
+	}
+	o.slots[how.Slot] = s
+	r.answer(e.waits, Result{Slot: s})
+}
+
+// answer answers a caller of Enqueue.
+func (r *runner) answer(e *pool.Entry, result Result) {
+	w := r.waiting[e]
+	delete(r.waiting, e)
+	w.leave(r.cfg.Places, result)
+}
+
+// leave answers the caller and frees the entry's place.
 func (w waiting) leave(places *pool.Places, r Result) {
 	w.result <- r
 	if places != nil && !w.entry.Drain && w.local == nil {

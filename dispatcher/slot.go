@@ -23,28 +23,21 @@ type Slot struct {
 	Beyond     bool          // it was bound though the rank had no slot or no KV room for it, see Waits
 	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
-	id, key     uint64
-	prefiller   string
-	prompt, age int32
-	drain       bool
+	handsOff bool // its KV comes from a prefill engine that is known
 
 	generated atomic.Int32
 	spoke     atomic.Uint32 // the group's step it last got tokens in
 	pulse     *pulse        // the group's; nil without barrier
-	pairs     *pairs        // the board's
+	owner     *owned        // whose slot it is
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
 
-	// The owner's bookkeeping; only its goroutine touches it.
-	rank  *rank
-	since time.Time // it was bound
-	pos   int       // in rank.slots and rank.running
-	index int32     // in the board's slot table
+	index int32 // of the board's charge
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {
-	s := &Slot{id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: tokens(e.Prompt), age: tokens(e.Age), drain: e.Drain}
+	s := &Slot{handsOff: e.Prefiller != ""}
 	if explain {
 		s.Grounds = &Grounds{}
 	}
@@ -78,10 +71,14 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 func (s *Slot) Started() {
 	s.started.Store(true)
 	s.waits.Store(false) // the engine had room for it, whatever the board believes
-	if s.pairs != nil && s.prefiller != "" && s.pairs.watched.Load() > 0 {
-		s.pairs.arrive(s)
+	if s.owner != nil && s.handsOff && s.owner.watched.Load() > 0 {
+		s.owner.arrive(s)
 	}
 }
+
+// Waits says that the request is in its engine's queue, because the rank has no
+// slot or no KV room for it yet. That its first event does not come then is no fault of the engine.
+func (s *Slot) Waits() bool { return s.waits.Load() }
 
 // Kind is how a request left its rank.
 type Kind uint8

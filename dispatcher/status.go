@@ -129,7 +129,7 @@ type WorkerStatus struct {
 }
 
 func (l *loop) status(now time.Time) Status {
-	s := Status{Policy: *l.name.Load(), Models: make([]ModelStatus, 0, len(l.boards))}
+	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
 	for _, b := range l.boards {
 		s.Models = append(s.Models, b.status(now))
 		slots, kvTokens := b.ledger.drift()
@@ -150,7 +150,7 @@ func (l *loop) loads() Loads {
 		all.Pool += b.pool.Len()
 		all.OutputTokens += b.output
 		for _, r := range b.ranks {
-			r.refresh()
+			b.refresh(r)
 			for i := range r.running {
 				all.OutputTokens += int64(r.running[i].Generated)
 			}
@@ -170,8 +170,8 @@ func (b *board) status(now time.Time) ModelStatus {
 	}
 	m.PoolAges = b.poolAges(now)
 	for _, r := range b.ranks {
-		r.refresh()
-		m.Workers = append(m.Workers, r.status(now))
+		b.refresh(r)
+		m.Workers = append(m.Workers, b.rankStatus(r, now))
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
 	for _, g := range b.groups {
@@ -193,7 +193,7 @@ func (b *board) poolAges(now time.Time) []int {
 	return ages
 }
 
-func (r *rank) status(now time.Time) WorkerStatus {
+func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
@@ -201,8 +201,8 @@ func (r *rank) status(now time.Time) WorkerStatus {
 	if w.Up {
 		w.Limit = r.usable()
 	}
-	for _, s := range r.slots {
-		if s.started.Load() {
+	for _, slot := range r.slots {
+		if b.started(slot) {
 			w.Running++
 		}
 	}

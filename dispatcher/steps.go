@@ -36,27 +36,26 @@ func (b *board) step(g *group) time.Duration {
 }
 
 // hear takes in the steps of a group that its streams told of.
-func (b *board) hear(g *group) {
-	g.told = g.pulse.read(g.told[:0])
-	if len(g.told) == 0 {
+func (b *board) hear(g *group, told []step) {
+	if len(told) == 0 {
 		return
 	}
-	g.refresh()
-	last := len(g.told) - 1
-	for i, s := range g.told {
+	b.refreshGroup(g)
+	last := len(told) - 1
+	for i, s := range told {
 		load := g.most
 		if i < last {
 			load = 0 // it is the past's, and nobody looked then
 		}
 		g.steps.add(s.length, load)
 	}
-	g.pulse.least.Store(int64(max(leastStep, time.Duration(tooShort*float64(g.steps.typical)))))
+	b.emit(effect{kind: effectLeastStep, group: g, lasts: max(leastStep, time.Duration(tooShort*float64(g.steps.typical)))})
 	b.stepped = b.stepped || g.held > 0
 }
 
-// rest pauses the pulse when nothing of the group runs any more.
-func (g *group) rest() {
-	if g.pulse == nil {
+// rest ends the step under way when nothing of the group runs any more.
+func (b *board) rest(g *group) {
+	if !g.barrier {
 		return
 	}
 	for _, r := range g.ranks {
@@ -64,7 +63,7 @@ func (g *group) rest() {
 			return
 		}
 	}
-	g.pulse.pause()
+	b.emit(effect{kind: effectRest, group: g})
 	g.steps.load = 0
 }
 

@@ -25,14 +25,7 @@ const guardWaits = 6
 func (b *board) turn(now time.Time) {
 	b.outage(now)
 	b.expire(now)
-	windowOver := !b.windowEnds.IsZero() && !now.Before(b.windowEnds)
-	// What arrives while a window is open waits for its end, unless a policy
-	// sends everything on at once.
-	arrived := b.arrived && (b.windowEnds.IsZero() || b.immediate())
-	// Held entries are looked at once a step.
-	step := b.windowEnds.IsZero() && (b.stepped || !b.heldUntil.IsZero() && !now.Before(b.heldUntil))
-	shy := !b.wakeShy.IsZero() && !now.Before(b.wakeShy)
-	due := b.changed || windowOver || arrived || step || shy || b.pairs.due(now)
+	due := b.due(now)
 	b.arrived = false
 	if !due {
 		b.keepPace()
@@ -45,6 +38,20 @@ func (b *board) turn(now time.Time) {
 	if !b.deciding() {
 		b.settle(now)
 	}
+}
+
+// looks says whether a turn may look at what the ranks hold.
+func (b *board) looks(now time.Time) bool {
+	return b.pool.Len() > 0 && (b.due(now) || !b.pool.NextDeadline().IsZero() && !now.Before(b.pool.NextDeadline()))
+}
+
+// due says whether something happened that may let an entry in.
+func (b *board) due(now time.Time) bool {
+	over := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	// What arrives while a window is open waits for its end, unless a policy
+	// sends everything on at once. Held entries are looked at once a step.
+	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
+		b.windowEnds.IsZero() && (b.stepped || over(b.heldUntil)) || over(b.wakeShy) || b.pairs.due(now)
 }
 
 // settle ends a turn.
@@ -84,7 +91,7 @@ func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
 		if g.open() {
-			g.refresh()
+			b.refreshGroup(g)
 			b.order = append(b.order, g)
 		}
 	}
@@ -112,10 +119,10 @@ func (g *group) open() bool {
 	return false
 }
 
-func (g *group) refresh() {
+func (b *board) refreshGroup(g *group) {
 	g.kv, g.most = 0, 0
 	for _, r := range g.ranks {
-		r.refresh()
+		b.refresh(r)
 		g.kv += r.kv
 		g.most = max(g.most, r.cost())
 	}
@@ -285,27 +292,43 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	case p.Immediate(): // the engine queues what is beyond the limits below
 	case r.free() <= 0:
 		return faultSlot
-	case r.Capacity > 0 && r.kv+int64(w.slot.prompt) > r.Capacity:
+	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.Capacity:
 		return faultRoom
 	}
-	w.slot.Stage, w.slot.Score = a.Stage, a.Score
 	b.pool.Remove(w.entry)
-	b.admit(r, p.name, w, now)
+	how := bound{Policy: p.name, Stage: a.Stage, Score: a.Score}
+	if w.local != nil {
+		how.New = int32(b.least)
+	}
+	b.admit(r, w, how, now)
 	return ""
 }
 
-// admit charges an entry that has left the pool and hands its caller the slot.
-func (b *board) admit(r *rank, policy string, w waiting, now time.Time) {
-	s := w.slot
-	b.charge(r, s)
+// bound is how an entry got its slot.
+type bound struct {
+	Slot   int32 // index
+	Rank   *rank
+	Policy string // that decided, the fallback's name where it did
+	Stage  uint8
+	Score  float64
+	Wait   time.Duration
+	Beyond bool
+	New    int32 // tokens of the prompt that the rank has to compute
+}
+
+// admit charges an entry that has left the pool, and has its caller told.
+func (b *board) admit(r *rank, w entrant, how bound, now time.Time) {
+	e := w.entry
+	how.Slot = b.charge(r, charge{
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.New, drain: e.Drain, waits: how.Beyond, since: now,
+	})
 	if b.pairs.out > 0 {
-		b.pairs.send(s, now)
+		b.pairs.send(&b.ledger.table[how.Slot], now)
 	}
-	s.since = now
-	s.Worker, s.WorkerName, s.Group, s.Policy = r.ID, r.Name, r.Group, policy
-	s.Wait = w.entry.Wait(now)
-	b.waits.add(s.Wait)
-	b.answer(w.entry, Result{Slot: s})
+	how.Rank, how.Wait = r, e.Wait(now)
+	b.waits.add(how.Wait)
+	b.forget(e)
+	b.emit(effect{kind: effectBind, board: b, waits: e, bound: how})
 }
 
 // tokens is a count as policies hold it.

@@ -304,7 +304,7 @@ func fullBoard(tb testing.TB, cfg Config, g, running, free, waits int) *hand {
 	for i := range free { // room for the slots to come, without a turn
 		r := b.ranks[int32(i%g)]
 		r.Slots++
-		r.slots, r.running = append(r.slots, nil)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
+		r.slots, r.running = append(r.slots, 0)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
 	}
 	return h
 }
@@ -315,9 +315,10 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 	b := h.boards["m"]
 	admitted = admitted[:0]
 	for _, e := range b.pool.Entries() {
-		admitted = append(admitted, b.waiting[e.ID])
+		admitted = append(admitted, h.waiting[e])
 	}
 	began := time.Now()
+	h.count(b)
 	b.tick(h.at)
 	h.drive(b)
 	h.carryOut(0)
@@ -328,9 +329,11 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 			continue
 		}
 		<-w.result
-		b.discharge(w.slot)
+		b.discharge(w.slot.index)
+		h.owned[b].slots[w.slot.index] = nil
 		b.pool.Add(w.entry, h.at)
-		b.waiting[w.entry.ID] = w
+		b.waiting[w.entry.ID] = entrant{entry: w.entry, grounds: w.slot.Grounds}
+		h.waiting[w.entry] = w
 		n++
 	}
 	return admitted[:n], took
@@ -353,11 +356,11 @@ func saturated(tb testing.TB, spec string) *hand {
 
 // generate gives every running request a token; one that has 300 is taken for
 // another that begins.
-func (b *board) generate() {
-	for _, s := range b.ledger.table {
+func (h *hand) generate() {
+	for _, s := range h.owned[h.boards["m"]].slots {
 		if s != nil && s.generated.Add(1) > 300 {
 			s.generated.Store(0)
-			if lives := s.rank.group.forecast.lives; int(s.index) < len(lives) {
+			if lives := s.charge().rank.group.forecast.lives; int(s.index) < len(lives) {
 				lives[s.index].id = 0
 			}
 		}
@@ -368,10 +371,9 @@ func TestATickDoesNotTouchTheHeap(t *testing.T) {
 	for _, spec := range tickPolicies {
 		t.Run(spec, func(t *testing.T) {
 			h := saturated(t, spec)
-			b := h.boards["m"]
 			var admitted []waiting
 			turn := func() {
-				b.generate()
+				h.generate()
 				admitted, _ = h.cycle(admitted)
 			}
 			for range 30 { // caches by slot, and answers of all that fall due together
@@ -415,13 +417,13 @@ func BenchmarkTick(b *testing.B) {
 			board := h.boards["m"]
 			var admitted []waiting
 			for range 30 {
-				board.generate()
+				h.generate()
 				admitted, _ = h.cycle(admitted)
 			}
 			took := make([]float64, 0, 4096)
 			b.ReportAllocs()
 			for b.Loop() {
-				board.generate()
+				h.generate()
 				board.groups[0].budget = budget{} // the whole of it, however busy the machine
 				var d time.Duration
 				admitted, d = h.cycle(admitted)

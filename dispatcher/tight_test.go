@@ -30,7 +30,7 @@ func TestAnEngineThatPreemptsTwiceIsKeptEmptier(t *testing.T) {
 	require.True(t, second.waits(), "800 is what rank 1 takes now")
 	require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 800}).slotNow(t).Worker)
 
-	h.release(h.boards["m"].ranks[1].slots[0])
+	h.release(h.slotsOf(1)[0])
 	h.pass(59 * time.Second)
 	require.True(t, tight())
 	require.True(t, second.waits())

@@ -1,0 +1,48 @@
+package dispatcher
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// published is the pace of a board as any goroutine may read it.
+type published struct {
+	slots, free, waiting atomic.Int64
+	seconds              atomic.Uint64 // bits
+}
+
+func newPublished() *published {
+	p := &published{}
+	p.seconds.Store(math.Float64bits(presumedSeconds))
+	return p
+}
+
+// publish says whether more hand-offs than before would get a slot in time.
+func (p *published) publish(now *pace) (more bool) {
+	slots, free, waiting := int64(now.slots), int64(now.free), int64(now.waiting)
+	was := p.slots.Load()
+	more = slots > was || slots == 0 && was > 0 || now.seconds < math.Float64frombits(p.seconds.Load()) || free-waiting > p.free.Load()-p.waiting.Load()
+	p.slots.Store(slots)
+	p.free.Store(free)
+	p.waiting.Store(waiting)
+	p.seconds.Store(math.Float64bits(now.seconds))
+	return more
+}
+
+// Room returns how many hand-offs more than those that wait in the pool of a board
+// would get a slot within a time. It is at least one if none waits, so that a
+// hand-off is always on its way.
+func (d *Dispatcher) Room(board string, within time.Duration) int {
+	v, ok := d.paces.Load(board)
+	if !ok {
+		return math.MaxInt // no rank was ever there: it is not the slots that are missing
+	}
+	p := v.(*published)
+	slots := p.slots.Load()
+	if slots == 0 {
+		return math.MaxInt
+	}
+	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
+	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
+}
