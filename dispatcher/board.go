@@ -220,16 +220,17 @@ func (b *board) outage(now time.Time) {
 	}
 }
 
-// release takes a slot's charge back. Freed slots come in bursts, since the
+// release takes the charge of a slot back that was so far at its end. Freed slots come in bursts, since the
 // ranks of a group finish requests in the same step: the first of a burst
 // opens the window at whose end all are decided together.
-func (b *board) release(slot int32, o Outcome, now time.Time) {
+func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	c := &b.ledger.table[slot]
 	r := c.rank
+	c.started = c.started || started
 	b.learn(c, o)
 	b.pairEnded(c, o, now)
 	if !c.drain {
-		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(r.running[c.pos].Generated))
+		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}
 	b.discharge(slot)
 	b.promote(r)

@@ -179,9 +179,11 @@ func (r *runner) enqueue(w waiting) {
 // release gives a slot back.
 func (r *runner) release(s *Slot, o Outcome) {
 	b := s.owner.board
-	r.count(b)
+	if b.ledger.table[s.index].rank.queued > 0 { // who is next in the queue depends on the others
+		r.count(b)
+	}
 	s.owner.slots[s.index] = nil
-	b.release(s.index, o, r.now)
+	b.release(s.index, o, s.generated.Load(), s.started.Load(), r.now)
 }
 
 // recount corrects what a slot is charged with, unless it has been given back.
