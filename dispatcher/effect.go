@@ -30,8 +30,8 @@ type effect struct {
 	count int
 	lasts time.Duration
 
-	subject *subject // effectSubject
-	ending  ending   // effectEnding
+	subject subjectKey // effectSubject
+	ending  ending     // effectEnding
 }
 
 // effectKind says what an effect is about.

@@ -32,7 +32,12 @@ func (h *hand) teach(outputs []int32) {
 // learn is a turn of the learner.
 func (h *hand) learn() {
 	h.at = h.at.Add(time.Second)
+	before := len(h.told)
 	h.learner.turn(nil, h.at)
+	for _, c := range h.told[before:] { // the tables
+		c(h.runner)
+	}
+	h.told = h.told[:before]
 }
 
 // look is a tick although nothing changed.

@@ -9,20 +9,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
-
-// outlookAfter is how many outputs a survival table needs before policies see
-// it (algorithm 2).
-const outlookAfter = 50
 
 // endingsMost bounds what waits to be learned from.
 const endingsMost = 4096
 
 // learner turns requests that left into the tables predictions come from
 // (algorithm 5.4), in a goroutine of its own: a table takes longer to build than
-// a tick may last. The goroutine owns every subject's Online.
+// a tick may last. The goroutine owns every student's Online.
 type learner struct {
 	log      *zap.Logger
 	dropped  prometheus.Counter
@@ -33,53 +28,41 @@ type learner struct {
 	endings []ending
 	wake    chan struct{}
 
-	subjects []*subject // the goroutine's
+	students []*student // the goroutine's
+
+	// tell has the owner of the boards take tables in that are done.
+	tell func(key subjectKey, t *tables)
 }
 
-// ending is a request that left its rank.
-type ending struct {
-	model          string
-	finished       bool // by itself; else its length is not known (right-censored)
-	prompt, output int32
-	key            uint64
-}
-
-// subject is what is learned for one model, by one kind of predictor.
-type subject struct {
-	model  string
-	kind   predictor.Kind
-	tables atomic.Pointer[tables]
+// student learns for one model, by one kind of predictor.
+type student struct {
+	subjectKey
+	tables atomic.Pointer[tables] // for shadows; boards are told
 
 	online *predictor.Online // the learner's goroutine's
 	fresh  bool              // something finished since the last tables
 }
 
-// tables are in force until the next ones; they never change.
-type tables struct {
-	predictor predictor.Predictor
-	survival  *predictor.Survival
-	counts    predictor.Counts
-	drift     predictor.Drift // of the last outputs, against survival
-	fromFit   predictor.Drift // against the fit file
-}
-
-func newLearner(log *zap.Logger, m *metrics) *learner {
-	return &learner{log: log, dropped: m.endingsDropped, censored: m.censored, wake: make(chan struct{}, 1)}
+func newLearner(log *zap.Logger, m *metrics, tell func(subjectKey, *tables)) *learner {
+	return &learner{log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: make(chan struct{}, 1)}
 }
 
 // follow has a subject learned, from a fit if there is one. Until its first
-// tables are built it knows nothing.
-func (l *learner) follow(s *subject, fit *predictor.Fit) {
+// tables are built nothing is known of it.
+func (l *learner) follow(key subjectKey, fit *predictor.Fit) *student {
+	s := &student{subjectKey: key}
+	s.tables.Store(&tables{predictor: predictor.None{}})
 	l.order(func() {
-		l.subjects = append(l.subjects, s)
+		l.students = append(l.students, s)
 		l.start(s, fit)
 	})
+	return s
 }
 
-// load makes the subjects start anew from a fit.
+// load makes the students start anew from a fit.
 func (l *learner) load(fit *predictor.Fit) {
 	l.order(func() {
-		for _, s := range l.subjects {
+		for _, s := range l.students {
 			l.start(s, fit)
 		}
 	})
@@ -149,8 +132,11 @@ func (l *learner) turn(spare []ending, now time.Time) (read []ending, more bool)
 	for i := range endings {
 		l.learn(&endings[i])
 	}
-	for _, s := range l.subjects {
-		s.rebuild(now)
+	for _, s := range l.students {
+		if t := s.rebuild(now); t != nil {
+			s.tables.Store(t)
+			l.tell(s.subjectKey, t)
+		}
 		more = more || s.fresh
 	}
 	return endings, more
@@ -160,7 +146,7 @@ func (l *learner) learn(e *ending) {
 	if !e.finished {
 		l.censored.WithLabelValues(e.model).Inc()
 	}
-	for _, s := range l.subjects {
+	for _, s := range l.students {
 		switch {
 		case s.model != e.model:
 		case e.finished:
@@ -172,9 +158,9 @@ func (l *learner) learn(e *ending) {
 	}
 }
 
-// start begins a subject's learning. A fit that does not serve it was refused
+// start begins a student's learning. A fit that does not serve it was refused
 // before, when the operator could be told.
-func (l *learner) start(s *subject, fit *predictor.Fit) {
+func (l *learner) start(s *student, fit *predictor.Fit) {
 	o, err := predictor.NewOnline(online(s.kind, fit))
 	if err != nil {
 		l.log.Error("dispatcher: the predictor stays as it was", zap.String("model", s.model), zap.String("kind", string(s.kind)), zap.Error(err))
@@ -196,25 +182,12 @@ func online(kind predictor.Kind, fit *predictor.Fit) predictor.OnlineConfig {
 	return c
 }
 
-func (s *subject) rebuild(now time.Time) {
+// rebuild builds the tables if they are due; else nil.
+func (s *student) rebuild(now time.Time) *tables {
 	p, survival, due := s.online.Rebuild(now)
 	if !due {
-		return
-	}
-	s.fresh = false
-	s.tables.Store(&tables{
-		predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit(),
-	})
-}
-
-// outlook is the survival table as policies see it: nil while it knows too
-// little. Of a predictor that tells requests apart it tells them apart too.
-func (t *tables) outlook() policy.Outlook {
-	if t.survival.Len() < outlookAfter {
 		return nil
 	}
-	if k, ok := t.predictor.(policy.Keyed); ok {
-		return k
-	}
-	return t.survival
+	s.fresh = false
+	return &tables{predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit()}
 }

@@ -73,7 +73,7 @@ func TestFinishedRequestsAreInTheTablesWithinASecond(t *testing.T) {
 		synctest.Wait()
 		d.inbox.push(func(l *runner) {
 			s := l.subjects[subjectKey{"m", predictor.KindSurvival}]
-			if outputs := s.tables.Load().survival.Outputs(); outputs[67] != 120 {
+			if outputs := s.tables.survival.Outputs(); outputs[67] != 120 {
 				t.Errorf("the longest output is %d, want 120: a resumed request counts whole", outputs[67])
 			}
 		})
@@ -128,7 +128,7 @@ func TestModelsLearnApart(t *testing.T) {
 	}
 	h.learn()
 	for model, output := range map[string]float64{"m": 10, "n": 1000} {
-		require.Equal(t, output, h.subjects[subjectKey{model, predictor.KindSurvival}].tables.Load().survival.MeanOutput())
+		require.Equal(t, output, h.subjects[subjectKey{model, predictor.KindSurvival}].tables.survival.MeanOutput())
 	}
 }
 

@@ -70,6 +70,45 @@ type subjectKey struct {
 	kind  predictor.Kind
 }
 
+// subject is what is known of the outputs of one model, by one kind of predictor.
+type subject struct {
+	subjectKey
+	*tables
+}
+
+// tables are in force until the next ones; they never change.
+type tables struct {
+	predictor predictor.Predictor
+	survival  *predictor.Survival
+	counts    predictor.Counts
+	drift     predictor.Drift // of the last outputs, against survival
+	fromFit   predictor.Drift // against the fit file
+}
+
+// outlookAfter is how many outputs a survival table needs before policies see
+// it (algorithm 2).
+const outlookAfter = 50
+
+// outlook is the survival table as policies see it: nil while it knows too
+// little. Of a predictor that tells requests apart it tells them apart too.
+func (t *tables) outlook() policy.Outlook {
+	if t.survival.Len() < outlookAfter {
+		return nil
+	}
+	if k, ok := t.predictor.(policy.Keyed); ok {
+		return k
+	}
+	return t.survival
+}
+
+// ending is a request that left its rank.
+type ending struct {
+	model          string
+	finished       bool // by itself; else its length is not known (right-censored)
+	prompt, output int32
+	key            uint64
+}
+
 // source is what a policy's needs are met from, or what is learned in advance;
 // nil: neither is wanted.
 func (b *board) source(n policy.Needs) *subject {
@@ -80,10 +119,9 @@ func (b *board) source(n policy.Needs) *subject {
 	key := subjectKey{b.model, kind}
 	s := b.subjects[key]
 	if s == nil {
-		s = &subject{model: b.model, kind: kind}
-		s.tables.Store(&tables{predictor: predictor.None{}})
+		s = &subject{subjectKey: key, tables: &tables{predictor: predictor.None{}}}
 		b.subjects[key] = s
-		b.emit(effect{kind: effectSubject, subject: s})
+		b.emit(effect{kind: effectSubject, subject: key})
 	}
 	return s
 }
@@ -96,7 +134,7 @@ func (b *board) foresee(g *group, p *decider) {
 	if p.source == nil {
 		return
 	}
-	t := p.source.tables.Load()
+	t := p.source.tables
 	if s.Outlook = t.outlook(); s.Outlook != nil {
 		b.survival = t.survival
 	}
@@ -122,3 +160,6 @@ func (b *board) learn(s *charge, o Outcome) {
 		b.emit(effect{kind: effectEnding, ending: ending{model: b.model, finished: finished, prompt: s.prompt - s.age, output: output, key: s.key}})
 	}
 }
+
+// learned takes in the tables that were built for a subject.
+func (l *loop) learned(key subjectKey, t *tables) { l.subjects[key].tables = t }

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
@@ -25,6 +26,7 @@ type runner struct {
 	declog   *decisionLog // nil: off
 	waiting  map[*pool.Entry]waiting
 	owned    map[*board]*owned
+	students map[subjectKey]*student
 	pulses   map[*group]*pulse
 	shadowed map[*group]*shadowed
 	told     []step // scratch
@@ -54,9 +56,10 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	if err != nil {
 		return nil, err
 	}
+	built := func(key subjectKey, t *tables) { wake(func(r *runner) { r.learned(key, t) }) }
 	return &runner{
-		loop: l, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics), shadows: newShadows(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, owned: map[*board]*owned{}, pulses: map[*group]*pulse{}, shadowed: map[*group]*shadowed{},
+		loop: l, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics),
+		waiting: map[*pool.Entry]waiting{}, owned: map[*board]*owned{}, students: map[subjectKey]*student{}, pulses: map[*group]*pulse{}, shadowed: map[*group]*shadowed{},
 	}, nil
 }
 
@@ -301,7 +304,7 @@ func (r *runner) do(e *effect, took time.Duration) {
 		name := r.name
 		r.d.policy.Store(&name)
 	case effectSubject:
-		r.learner.follow(e.subject, r.fit)
+		r.student(e.subject)
 	case effectFit:
 		r.learner.load(r.fit)
 	case effectEnding:
@@ -355,8 +358,23 @@ func (r *runner) follow(b *board, g *group) {
 	heard := func(r *runner) { r.hear(b, g) } // made once: telling a step allocates nothing
 	r.pulses[g] = newPulse(func() { r.wake(heard) })
 	if r.shadows != nil {
-		r.shadowed[g] = r.shadows.follow(b)
+		r.shadowed[g] = r.shadows.follow(func(n policy.Needs) *student {
+			if s := b.source(n); s != nil {
+				return r.student(s.subjectKey)
+			}
+			return nil
+		})
 	}
+}
+
+// student is who learns a subject.
+func (r *runner) student(key subjectKey) *student {
+	s := r.students[key]
+	if s == nil {
+		s = r.learner.follow(key, r.fit)
+		r.students[key] = s
+	}
+	return s
 }
 
 // hear tells a board the steps that the streams of a group told of.

@@ -31,7 +31,7 @@ type shadows struct {
 
 // shadowed is one group with its shadows.
 type shadowed struct {
-	sources []*subject // of each shadow's predictions; nil: none
+	sources []*student // of each shadow's predictions; nil: none
 
 	// Under shadows.mu.
 	waiting  *round // empty unless full
@@ -136,13 +136,13 @@ func newShadows(cfg Config, m *metrics) *shadows {
 }
 
 // follow starts the shadows of a group.
-func (s *shadows) follow(b *board) *shadowed {
+func (s *shadows) follow(source func(policy.Needs) *student) *shadowed {
 	g := &shadowed{waiting: &round{}, current: &round{}}
 	for _, spec := range s.specs {
 		p := s.make(spec)
 		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
 		s.metrics.shadowFailures.WithLabelValues(p.Name()) // an alert needs the zero before the first
-		g.sources = append(g.sources, b.source(policy.NeedsOf(p, nil)))
+		g.sources = append(g.sources, source(policy.NeedsOf(p, nil)))
 	}
 	s.mu.Lock()
 	s.groups = append(s.groups, g)
@@ -274,7 +274,7 @@ func sortAssigned(dst *[]policy.Assignment, assign []policy.Assignment) []policy
 }
 
 // decide has one shadow decide.
-func (s *shadow) decide(r *round, source *subject) (err error) {
+func (s *shadow) decide(r *round, source *student) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())

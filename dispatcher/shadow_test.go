@@ -121,7 +121,7 @@ func TestShadowsHavePredictionsOfTheirOwn(t *testing.T) {
 	require.EqualValues(t, 1, brh.lives[s.index].id)
 	require.NotZero(t, brh.lives[s.index].Rhat)
 	require.Zero(t, s.rhat(), "br0 reads none, and what it sees is not touched")
-	require.Equal(t, 100, int(h.subjects[subjectKey{"m", "survival"}].tables.Load().counts.Finished))
+	require.Equal(t, 100, int(h.subjects[subjectKey{"m", "survival"}].tables.counts.Finished))
 }
 
 func TestShadowsThatCannotBeComparedAreRefused(t *testing.T) {

@@ -260,7 +260,7 @@ func (b *board) predictors() []PredictorStatus {
 		if key.model != b.model {
 			continue
 		}
-		t := s.tables.Load()
+		t := s.tables
 		p := PredictorStatus{
 			Kind: string(key.kind), Outputs: t.counts.Outputs, Keys: t.counts.Keys,
 			Drift: driftReport(t.drift), DriftFromFit: driftReport(t.fromFit),

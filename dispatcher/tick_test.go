@@ -389,7 +389,7 @@ func TestATickThatIsWatchedDoesNotTouchTheHeap(t *testing.T) {
 	h := saturated(t, "br0")
 	h.shadows = &shadows{metrics: h.metrics, wake: make(chan struct{}, 1)}
 	b := h.boards["m"]
-	h.shadowed[b.groups[0]] = h.shadows.follow(b)
+	h.shadowed[b.groups[0]] = h.shadows.follow(func(policy.Needs) *student { return nil })
 	h.declog = &decisionLog{free: make(chan *round, 1), queue: make(chan *round, 1)}
 	h.declog.free <- &round{}
 	var admitted []waiting
