@@ -100,7 +100,7 @@ func (a *answer) relay(j *job) bool {
 			if a.breaks && a.rule.AfterTokens == 0 && !a.rule.Role {
 				return a.breakOff()
 			}
-			if !a.sendOpening() {
+			if a.r.chat && !a.send(a.appendRole) {
 				return false
 			}
 		}
@@ -119,18 +119,6 @@ func (a *answer) relay(j *job) bool {
 			return false
 		}
 	}
-}
-
-// sendOpening sends what stands before the first token: the role chunk of a
-// chat, the prompt of a completion with echo.
-func (a *answer) sendOpening() bool {
-	if a.r.chat {
-		return a.send(a.appendRole)
-	}
-	if a.r.echo {
-		return a.send(a.appendEcho)
-	}
-	return true
 }
 
 // catchUp sends the chunks that made tokens fill. more is false when the

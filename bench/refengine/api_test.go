@@ -171,7 +171,7 @@ func TestToolCalls(t *testing.T) {
 			}
 		}
 		require.NoError(t, json.Unmarshal([]byte(r.body), &got), r.body)
-		require.Nil(t, got.Choices[0].Message.Content)
+		require.Empty(t, *got.Choices[0].Message.Content)
 		require.Equal(t, s.arguments, got.Choices[0].Message.Calls[0].Function.Arguments)
 	}
 	s, _ := streamOf(t, c, e.URLs()[0]+"/v1/chat/completions", chatBody("a b", tools+`"stream":true,"max_tokens":4,`))

@@ -1,7 +1,6 @@
 package refengine
 
 import (
-	"encoding/json"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -44,14 +43,15 @@ func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n
 
 // appendRole is the first chunk of a chat; it comes with the first engine output.
 func (a *answer) appendRole(dst []byte) []byte {
-	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
-	if a.r.returnIDs {
-		dst = a.appendPromptIDs(append(dst, ','))
-	}
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],`...)
+	dst = append(a.appendPromptIDs(dst, a.r.returnIDs), `,"prompt_text":null`...)
 	return a.endChunk(dst, 0)
 }
 
-func (a *answer) appendPromptIDs(dst []byte) []byte {
+func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
+	if !told {
+		return append(dst, `"prompt_token_ids":null`...)
+	}
 	dst = append(dst, `"prompt_token_ids":[`...)
 	for i, id := range a.r.prompt.IDs {
 		if i > 0 {
@@ -60,14 +60,6 @@ func (a *answer) appendPromptIDs(dst []byte) []byte {
 		dst = appendInt(dst, int(id))
 	}
 	return append(dst, ']')
-}
-
-func (a *answer) appendEcho(dst []byte) []byte {
-	dst = append(appendEscaped(append(append(dst, a.head...), `{"index":0,"text":"`...), a.r.echoText), `","logprobs":null,"finish_reason":null,"stop_reason":null`...)
-	if a.r.returnIDs {
-		dst = a.appendPromptIDs(append(dst, ','))
-	}
-	return a.endChunk(append(dst, "}]"...), 0)
 }
 
 // endChunk closes an event of which made tokens are told so far.
@@ -83,8 +75,13 @@ func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
 	dst = appendInt(append(dst, `{"prompt_tokens":`...), prompt)
 	dst = appendInt(append(dst, `,"total_tokens":`...), prompt+made)
 	dst = appendInt(append(dst, `,"completion_tokens":`...), made)
-	if final && a.details {
+	switch {
+	case final && a.details && a.r.chat:
+		dst = append(appendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), a.cached), `,"created_cache_tokens":0}`...)
+	case final && a.details:
 		dst = append(appendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), a.cached), '}')
+	case !final && a.r.chat:
+		dst = append(dst, `,"completion_tokens_details":null`...)
 	}
 	return append(dst, '}')
 }
@@ -92,7 +89,7 @@ func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
 // appendUsage is the last event before [DONE], without choices.
 func (a *answer) appendUsage(dst []byte) []byte {
 	dst = append(append(dst, a.head...), `],"usage":`...)
-	return append(a.appendUsageObject(dst, a.sent, true), "}\n\n"...)
+	return append(append(a.appendUsageObject(dst, a.sent, true), fingerprint...), "}\n\n"...)
 }
 
 // appendTokens is a chunk with the tokens from sent to to.
@@ -106,6 +103,9 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 	default:
 		dst = append(dst, `{"index":0,"delta":{"content":"`...)
 	}
+	if a.r.echo && a.sent == 0 { // the prompt's text stands before the first token's
+		dst = appendEscaped(dst, a.r.echoText)
+	}
 	if !reasoning || !a.r.hideReasoning {
 		dst = a.appendText(dst, a.sent, to)
 	}
@@ -114,20 +114,35 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 		dst = append(dst, '}')
 	}
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
-	dst = a.appendReason(dst, finish, a.stopReason)
-	if a.r.returnIDs {
-		dst = a.appendIDs(append(dst, ','), a.sent, to)
-		if !a.r.chat && a.sent == 0 && !a.r.echo {
-			dst = a.appendPromptIDs(append(dst, ','))
-		}
+	dst = a.appendReason(dst, finish, a.stopReason, !a.r.chat)
+	if !a.r.chat { // an echo tells the prompt's ids to those who did not ask, too
+		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo))
 	}
-	return a.endChunk(append(dst, "}]"...), to)
+	dst = a.appendIDs(append(dst, ','), a.sent, to)
+	return a.endChunk(a.endChoice(dst, finish), to)
 }
 
-func (a *answer) appendReason(dst []byte, finish, stopReason string) []byte {
+// fingerprint names an engine's version and setup.
+const fingerprint = `,"system_fingerprint":"vllm-reference"`
+
+// endChoice closes the choice, and with it the list. The fingerprint stands in the last event of a stream.
+func (a *answer) endChoice(dst []byte, finish string) []byte {
+	dst = append(dst, "}]"...)
+	if finish != "" && !a.r.includeUsage {
+		dst = append(dst, fingerprint...)
+	}
+	return dst
+}
+
+// appendReason tells why the answer ends. In the chunks of a chat before the end, there is no stop_reason.
+func (a *answer) appendReason(dst []byte, finish, stopReason string, always bool) []byte {
 	dst = append(dst, `,"finish_reason":`...)
 	if finish == "" {
-		return append(dst, `null,"stop_reason":null`...)
+		dst = append(dst, "null"...)
+		if always {
+			dst = append(dst, `,"stop_reason":null`...)
+		}
+		return dst
 	}
 	dst = append(append(append(dst, '"'), finish...), `","stop_reason":`...)
 	return append(dst, stopReason...)
@@ -162,6 +177,9 @@ func (a *answer) heldBack() string {
 }
 
 func (a *answer) appendIDs(dst []byte, from, to int) []byte {
+	if !a.r.returnIDs {
+		return append(dst, `"token_ids":null`...)
+	}
 	dst = append(dst, `"token_ids":[`...)
 	if rule, hit := a.r.troubles.find(Swallow, ""); hit && from == rule.AfterTokens {
 		from = to - 1 // the parser's chunk has the ids of its own token only
@@ -179,33 +197,36 @@ func (a *answer) appendIDs(dst []byte, from, to int) []byte {
 func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byte {
 	dst = append(dst, a.head...)
 	if a.r.chat {
-		dst = append(appendEscaped(append(dst, `{"index":0,"delta":{"content":"`...), text), `"},"logprobs":null`...)
+		dst = append(dst, `{"index":0,"delta":{`...)
+		if text != "" {
+			dst = append(appendEscaped(append(dst, `"content":"`...), text), '"')
+		}
+		dst = append(dst, `},"logprobs":null`...)
 	} else {
 		dst = append(appendEscaped(append(dst, `{"index":0,"text":"`...), text), `","logprobs":null`...)
 	}
-	dst = a.appendReason(dst, finish, stopReason)
-	if a.r.returnIDs {
-		dst = append(dst, `,"token_ids":[]`...)
+	dst = a.appendReason(dst, finish, stopReason, true)
+	if !a.r.chat {
+		dst = a.appendPromptIDs(append(dst, ','), false)
 	}
-	return a.endChunk(append(dst, "}]"...), a.sent)
+	dst = a.appendIDs(append(dst, ','), a.sent, a.sent)
+	return a.endChunk(a.endChoice(dst, finish), a.sent)
 }
 
 func (a *answer) appendToolHead(dst []byte) []byte {
-	dst = append(append(dst, a.head...), `{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_`...)
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"content":null,"tool_calls":[{"index":0,"id":"call_`...)
 	dst = append(appendEscaped(dst, a.r.id), `","type":"function","function":{"name":"`...)
-	dst = append(appendEscaped(dst, a.r.tool), `","arguments":""}}]},"logprobs":null,"finish_reason":null}]`...)
+	dst = append(appendEscaped(dst, a.r.tool), `"}}]},"logprobs":null,"finish_reason":null,`...)
+	dst = append(a.appendIDs(dst, a.sent, a.sent), "}]"...)
 	return a.endChunk(dst, a.sent)
 }
 
 func (a *answer) appendToolTokens(dst []byte, to int, last bool) []byte {
-	dst = append(append(dst, a.head...), `{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"content":null,"tool_calls":[{"index":0,"function":{"arguments":"`...)
 	dst = a.appendArguments(dst, a.sent, to, last)
 	dst = append(dst, `"}}]}`...)
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
-	dst = append(dst, `,"finish_reason":null`...)
-	if a.r.returnIDs {
-		dst = a.appendIDs(append(dst, ','), a.sent, to)
-	}
+	dst = a.appendIDs(append(dst, `,"finish_reason":null,`...), a.sent, to)
 	return a.endChunk(append(dst, "}]"...), to)
 }
 
@@ -245,7 +266,7 @@ func (a *answer) appendLogprobs(dst []byte, from, to int) []byte {
 		}
 		dst = append(dst, "]}"...)
 	}
-	return append(dst, `],"refusal":null}`...)
+	return append(dst, "]}"...)
 }
 
 // appendLogprob is a token's entry, left open. Alternative k is less likely.
@@ -285,62 +306,4 @@ func (a *answer) appendCompletionLogprobs(dst []byte, from, to int) []byte {
 	dst = append(append(append(dst, `{"text_offset":[`...), cut(offsets)...), `],"token_logprobs":[`...)
 	dst = append(append(append(dst, cut(probs)...), `],"tokens":[`...), cut(tokens)...)
 	return append(append(append(dst, `],"top_logprobs":[`...), cut(tops)...), "]}"...)
-}
-
-// appendWhole is the answer of n tokens to a request that does not stream.
-func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, handoff []byte) []byte {
-	object := "text_completion"
-	if a.r.chat {
-		object = "chat.completion"
-	}
-	dst = append(a.appendHead(dst, a.r, object), `{"index":0,`...)
-	if a.r.chat {
-		dst = a.appendMessage(dst, n, finish)
-	} else {
-		dst = append(dst, `"text":"`...)
-		if a.r.echo {
-			dst = appendEscaped(dst, a.r.echoText)
-		}
-		dst = append(a.appendText(dst, 0, n), '"')
-	}
-	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), 0, n)
-	dst = a.appendReason(dst, finish, stopReason)
-	if a.r.returnIDs {
-		dst = a.appendIDs(append(dst, ','), 0, n)
-		if !a.r.chat {
-			dst = a.appendPromptIDs(append(dst, ','))
-		}
-	}
-	dst = append(dst, "}]"...)
-	if a.r.returnIDs && a.r.chat {
-		dst = a.appendPromptIDs(append(dst, ','))
-	}
-	dst = a.appendUsageObject(append(dst, `,"usage":`...), n, true)
-	if handoff == nil {
-		handoff = json.RawMessage("null")
-	}
-	dst = append(append(dst, `,"kv_transfer_params":`...), handoff...)
-	return append(dst, '}')
-}
-
-func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
-	thought := min(n, a.reasoningEnd())
-	dst = append(dst, `"message":{"role":"assistant","content":`...)
-	if a.r.tool == "" {
-		dst = append(a.appendText(append(dst, '"'), thought, n), '"')
-	} else {
-		dst = append(dst, "null"...)
-	}
-	dst = append(dst, `,"tool_calls":[`...)
-	if a.r.tool != "" {
-		dst = append(appendEscaped(append(dst, `{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
-		dst = append(appendEscaped(dst, a.r.tool), `","arguments":"`...)
-		dst = append(a.appendArguments(dst, thought, n, finish == "tool_calls"), `"}}`...)
-	}
-	dst = append(dst, ']')
-	if thought > 0 && !a.r.hideReasoning {
-		dst = append(append(append(dst, `,"`...), a.field...), `":"`...)
-		dst = append(a.appendText(dst, 0, thought), '"')
-	}
-	return append(dst, '}')
 }

@@ -209,4 +209,7 @@ func (c Config) namesRequests() bool {
 	return !(c.Connector == AscendMooncake && c.before(14) || c.Connector == NIXLPull && c.before(13))
 }
 
+// keepsEnded: the NIXL connector of 0.32 hands off also what the end of its sequence has ended.
+func (c Config) keepsEnded() bool { return c.Connector == NIXLPull && !c.before(32) }
+
 func blocks(tokens int) int { return (tokens + blockSize - 1) / blockSize }

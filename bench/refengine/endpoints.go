@@ -86,9 +86,12 @@ func (x *exchange) answerJSON(v any) bool {
 }
 
 func (l *life) serveModels(x *exchange) bool {
-	cfg := l.engine.cfg
+	cfg, created := l.engine.cfg, l.began.Unix()
+	permission := map[string]any{"id": "modelperm-reference", "object": "model_permission", "created": created, "allow_create_engine": false,
+		"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
+		"organization": "*", "group": nil, "is_blocking": false}
 	return x.answerJSON(map[string]any{"object": "list", "data": []any{map[string]any{"id": cfg.Model, "object": "model",
-		"created": l.began.Unix(), "owned_by": "vllm", "root": cfg.Model, "parent": nil, "max_model_len": cfg.MaxModelLen}}})
+		"created": created, "owned_by": "vllm", "root": cfg.Model, "parent": nil, "max_model_len": cfg.MaxModelLen, "permission": []any{permission}}}})
 }
 
 func (l *life) serveVersion(x *exchange) bool {
@@ -98,21 +101,25 @@ func (l *life) serveVersion(x *exchange) bool {
 func (l *life) serveTokenize(x *exchange) bool {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(x.body, &members); err != nil {
-		return x.fail(refuse(400, "body: %v", err))
+		return x.fail(refuse(400, "body: %v", err).of("body"))
+	}
+	f := &fields{m: members}
+	if model := f.text("model"); model != "" && model != l.engine.cfg.Model {
+		return x.fail(refuse(404, "The model `%s` does not exist.", model).of("model"))
 	}
 	_, chat := members["messages"]
 	p, err := reftext.RenderMembers(chat, members)
 	if err != nil {
-		return x.fail(refuse(400, "%v", err))
+		return x.fail(refuse(400, "%v", err).of("prompt"))
 	}
-	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.MaxModelLen, "tokens": p.IDs})
+	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.MaxModelLen, "tokens": p.IDs, "token_strs": nil})
 }
 
 func (l *life) serveReset(x *exchange) bool {
 	for _, r := range l.prefills {
 		r.cache.reset()
 	}
-	return x.answer(200, "", nil)
+	return x.answerJSON(map[string]bool{"success": true})
 }
 
 // serveQuery is the bootstrap server of vllm-mooncake (contract 1.2).

@@ -22,13 +22,20 @@ const (
 type apiError struct {
 	status     int
 	message    string
-	retryAfter int // seconds, 0 = no header
+	param      string // the member at fault, empty: null
+	retryAfter int    // seconds, 0 = no header
 }
 
 func (e *apiError) Error() string { return fmt.Sprintf("%d: %s", e.status, e.message) }
 
 func refuse(status int, format string, args ...any) *apiError {
 	return &apiError{status: status, message: fmt.Sprintf(format, args...)}
+}
+
+// of names the member at fault.
+func (e *apiError) of(param string) *apiError {
+	e.param = param
+	return e
 }
 
 var errorTypes = map[int][2]string{ // Python's type, RUST's code
@@ -54,8 +61,7 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 	case ShapeOld:
 		body = append(body, `{"object":"error","message":"`...)
 		body = appendEscaped(body, e.message)
-		body = append(append(append(body, `","type":"`...), python...), `","param":null,"code":`...)
-		return append(strconv.AppendInt(body, int64(e.status), 10), '}'), typeJSON
+		return append(e.appendRest(body, python), '}'), typeJSON
 	case ShapeRust:
 		body = append(body, `{"error":{"message":"`...)
 		body = appendEscaped(body, e.message)
@@ -74,8 +80,18 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 	}
 	body = append(body, `{"error":{"message":"`...)
 	body = appendEscaped(body, e.message)
-	body = append(append(append(body, `","type":"`...), python...), `","param":null,"code":`...)
-	return append(strconv.AppendInt(body, int64(e.status), 10), "}}"...), typeJSON
+	return append(e.appendRest(body, python), "}}"...), typeJSON
+}
+
+// appendRest appends what follows the message in Python's shapes.
+func (e *apiError) appendRest(dst []byte, kind string) []byte {
+	dst = append(append(append(dst, `","type":"`...), kind...), `","param":`...)
+	if e.param == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = append(appendEscaped(append(dst, '"'), e.param), '"')
+	}
+	return strconv.AppendInt(append(dst, `,"code":`...), int64(e.status), 10)
 }
 
 // appendEscaped appends s as it stands inside a JSON string.

@@ -243,7 +243,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 	}
 	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
 		done: func(cached int, free func()) { // from here on only a pull or the timeout frees (contract 2.4)
-			done <- outcome{cached, l.keep(r, p, free)}
+			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
 				lost()
 			}
@@ -255,6 +255,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		return false
 	case o := <-done:
 		l.engine.count.generated.Add(int64(p.want))
+		l.group.ranks[r.rank].gauges.generated.Add(int64(p.want))
 		a := l.newAnswer(x, r, p)
 		a.cached = o.cached
 		return a.whole(p.want, p.finish, p.stopReason, o.handoff)
@@ -262,8 +263,8 @@ func (l *life) probe(x *exchange, r *request) bool {
 }
 
 // keep pins a finished prefill and returns its hand-off, or frees it where an engine hands nothing off.
-func (l *life) keep(r *request, p plan, free func()) []byte {
-	if p.finish != "length" || r.troubles.has(NullHandoff) {
+func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
+	if p.finish != "length" && !l.engine.cfg.keepsEnded() || r.troubles.has(NullHandoff) {
 		free()
 		l.engine.count.nullHandoffs.Add(1)
 		return []byte("null")
@@ -280,7 +281,7 @@ func (l *life) keep(r *request, p plan, free func()) []byte {
 		k.blocks = append(k.blocks, (first+i)%(1<<20))
 	}
 	l.pins.add(k)
-	return l.handoffOf(r.rank, r, k, reftext.TokenID(p.answer, p.from))
+	return l.handoffOf(r.rank, r, k, cached, reftext.TokenID(p.answer, p.from))
 }
 
 // decode admits a request to the group, gets its KV and relays its tokens.

@@ -92,7 +92,7 @@ type decodeRank struct {
 
 // gauges are what /metrics and /stats read.
 type gauges struct {
-	running, waiting, deferred, kvBlocks, most atomic.Int64
+	running, waiting, deferred, kvBlocks, most, generated atomic.Int64
 }
 
 func newGroup(cfg Config, count *counters, log *stepLog) *group {
@@ -335,6 +335,7 @@ func (g *group) generate() {
 			made := int(j.made.Load())
 			n := min(g.cfg.TokensPerChunk, j.want-made)
 			g.count.generated.Add(int64(n))
+			r.gauges.generated.Add(int64(n))
 			if made+n < j.want {
 				j.made.Store(int64(made + n))
 				nudge(j.wake)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Connector is the shape of kv_transfer_params (contract 1.2).
@@ -126,7 +125,7 @@ func (f *fields) blocks(key string) []int {
 }
 
 // handoffOf is what a probe returns.
-func (l *life) handoffOf(rank int, r *request, k *pin, first int32) json.RawMessage {
+func (l *life) handoffOf(rank int, r *request, k *pin, cached int, first int32) json.RawMessage {
 	cfg := l.engine.cfg
 	if cfg.Connector == VLLMMooncake || r.troubles.has(NullHandoff) {
 		return json.RawMessage("null")
@@ -160,8 +159,8 @@ func (l *life) handoffOf(rank int, r *request, k *pin, first int32) json.RawMess
 		common = strings.Replace(common, fmt.Sprintf(`"remote_request_id":%s,`, id), "", 1)
 	}
 	if cfg.Connector == NIXLPull {
-		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.6f,"transfer_mode":"pull"}`,
-			common, k.tokens, float64(time.Now().Add(cfg.KVHoldTimeout).UnixMicro())/1e6)
+		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":%d}`,
+			common, k.tokens, cached)
 	}
 	return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":1,"last_token_id":%d,`+
 		`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q,"handshake_port":%d}},"num_prompt_blocks":%d,"remote_block_size":%d,"remote_epoch":9007199254740993}`,

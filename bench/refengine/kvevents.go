@@ -80,7 +80,7 @@ func (k *kvEvents) since(seq uint64) (batches []kvBatch) {
 }
 
 // kvEncoder writes one event after the other: arrays with a tag and int64
-// hashes, as up to 2026, or maps and hashes of bytes.
+// hashes, as up to 2026, or maps with uint64 hashes and more members, as vLLM 0.32.
 type kvEncoder struct {
 	*msgpack.Encoder
 	maps bool
@@ -100,15 +100,16 @@ func (k *kvEvents) encode(removed []uint64, stored []kvRun, cleared bool) []byte
 	}
 	e.array(n)
 	if cleared {
-		e.event("AllBlocksCleared", 0)
+		e.event("AllBlocksCleared", 0, 0)
 	}
 	if len(removed) > 0 {
-		e.event("BlockRemoved", 2)
+		e.event("BlockRemoved", 2, 3)
 		e.hashes("block_hashes", removed)
 		e.text("medium", "GPU")
+		e.group()
 	}
 	for _, run := range stored {
-		e.event("BlockStored", 6)
+		e.event("BlockStored", 6, 10)
 		e.hashes("block_hashes", run.hashes)
 		e.key("parent_block_hash")
 		if run.parent == chainStart {
@@ -126,6 +127,17 @@ func (k *kvEvents) encode(removed []uint64, stored []kvRun, cleared bool) []byte
 		e.key("lora_id")
 		_ = e.EncodeNil()
 		e.text("medium", "GPU")
+		if e.maps {
+			e.key("lora_name")
+			_ = e.EncodeNil()
+			e.key("extra_keys")
+			e.array(len(run.hashes))
+			for range run.hashes {
+				_ = e.EncodeNil()
+			}
+			e.group()
+			e.text("kv_cache_spec_kind", "full_attention")
+		}
 	}
 	_ = e.EncodeInt(int64(k.rank))
 	return out.Bytes()
@@ -133,13 +145,13 @@ func (k *kvEvents) encode(removed []uint64, stored []kvRun, cleared bool) []byte
 
 func (e kvEncoder) array(n int) { _ = e.EncodeArrayLen(n) }
 
-// event opens an event of so many members beside its type.
-func (e kvEncoder) event(name string, members int) {
+// event opens an event of so many members beside its type, as an array or as a map.
+func (e kvEncoder) event(name string, array, members int) {
 	if e.maps {
 		_ = e.EncodeMapLen(members + 1)
 		e.key("type")
 	} else {
-		e.array(members + 1)
+		e.array(array + 1)
 	}
 	_ = e.EncodeString(name)
 }
@@ -148,6 +160,14 @@ func (e kvEncoder) event(name string, members int) {
 func (e kvEncoder) key(name string) {
 	if e.maps {
 		_ = e.EncodeString(name)
+	}
+}
+
+// group names the only KV cache group there is, where members have names.
+func (e kvEncoder) group() {
+	if e.maps {
+		e.key("group_idx")
+		_ = e.EncodeInt(0)
 	}
 }
 
@@ -166,7 +186,7 @@ func (e kvEncoder) hashes(key string, hashes []uint64) {
 
 func (e kvEncoder) hash(h uint64) {
 	if e.maps {
-		_ = e.EncodeBytes(binary.BigEndian.AppendUint64(nil, h))
+		_ = e.EncodeUint(h)
 		return
 	}
 	_ = e.EncodeInt(int64(h))
@@ -286,7 +306,7 @@ func (k *kvEvents) publish(l *life, z *zmq4.Conn) {
 	}
 }
 
-const kvTopic = "kv-events"
+const kvTopic = "" // the default of vLLM's setting
 
 // replay answers who asks for batches until they leave.
 func (k *kvEvents) replay(z *zmq4.Conn) {
@@ -296,11 +316,11 @@ func (k *kvEvents) replay(z *zmq4.Conn) {
 			return
 		}
 		for _, b := range k.since(binary.BigEndian.Uint64(ask.Frames[1])) {
-			if z.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, b.seq), b.payload)) != nil {
+			if z.SendMsg(zmq4.NewMsgFrom(nil, []byte(kvTopic), binary.BigEndian.AppendUint64(nil, b.seq), b.payload)) != nil {
 				return
 			}
 		}
-		if z.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, math.MaxUint64), nil)) != nil {
+		if z.SendMsg(zmq4.NewMsgFrom(nil, nil, binary.BigEndian.AppendUint64(nil, math.MaxUint64), nil)) != nil {
 			return
 		}
 	}

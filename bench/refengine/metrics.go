@@ -83,6 +83,9 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		deferred := func(r int) float64 { return float64(l.group.ranks[r].gauges.deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
 	}
+	if !cfg.OldMetricNames {
+		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.ranks[r].gauges.generated.Load()) }, "")
+	}
 	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].queries.Load()) }, "")
 	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].hits.Load()) }, "")
 	if !cfg.OldMetricNames {

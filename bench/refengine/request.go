@@ -47,7 +47,7 @@ func (f *fields) member(key string) (json.RawMessage, bool) {
 
 func (f *fields) fail(key, why string) {
 	if f.err == nil {
-		f.err = refuse(400, "%s%s: %s", f.where, key, why)
+		f.err = refuse(400, "%s%s: %s", f.where, key, why).of(f.where + key)
 	}
 }
 
@@ -86,16 +86,16 @@ func (f *fields) real(key string, low, high float64) {
 func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	cfg := l.engine.cfg
 	if !utf8.Valid(body) {
-		return nil, refuse(400, "body: not UTF-8")
+		return nil, refuse(400, "body: not UTF-8").of("body")
 	}
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(body, &m); err != nil {
-		return nil, refuse(400, "body: %v", err)
+		return nil, refuse(400, "body: %v", err).of("body")
 	}
 	f := &fields{m: m}
 	r := &request{chat: chat, leg: LegPlain, logprobs: -1}
 	if model := f.text("model"); f.err == nil && model != "" && model != cfg.Model {
-		return nil, refuse(404, "The model `%s` does not exist.", model)
+		return nil, refuse(404, "The model `%s` does not exist.", model).of("model")
 	}
 	if raw, ok := f.member("kv_transfer_params"); ok {
 		kv, err := readKV(cfg, raw)
@@ -147,7 +147,9 @@ func (r *request) setLeg(kv *kvParams) {
 func (r *request) render(f *fields, chat, ignoreIDs bool) *apiError {
 	prompt, err := reftext.RenderMembers(chat, f.m)
 	if err != nil {
-		return refuse(400, "%s", strings.TrimPrefix(err.Error(), "reftext: "))
+		why := strings.TrimPrefix(err.Error(), "reftext: ")
+		param, _, _ := strings.Cut(why, ":")
+		return refuse(400, "%s", why).of(param)
 	}
 	if r.kv != nil && len(r.kv.promptIDs) > 0 && !ignoreIDs { // the client's template and text are left out (vllm#48145)
 		var seed *int64
@@ -289,11 +291,11 @@ func (r *request) fit(cfg Config) *apiError {
 	case cfg.before(32) && (n+r.maxTokens > most || r.maxTokens < 1):
 		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the completion.", most, n, r.maxTokens)
 	case r.maxTokens > most:
-		return refuse(400, "max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", r.maxTokens, most)
+		return refuse(400, "max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", r.maxTokens, most).of("max_tokens")
 	case n > most:
-		return refuse(400, "This model's maximum context length is %d tokens. However, your prompt contains %d input tokens, which exceeds this limit even without any output tokens.", most, n)
+		return refuse(400, "This model's maximum context length is %d tokens. However, your prompt contains %d input tokens, which exceeds this limit even without any output tokens.", most, n).of("input_tokens")
 	case n == most:
-		return refuse(400, "max_tokens must be at least 1, got 0.")
+		return refuse(400, "max_tokens must be at least 1, got 0.").of("max_tokens")
 	}
 	r.maxTokens = min(r.maxTokens, cfg.MaxModelLen-n)
 	return nil
