@@ -43,6 +43,7 @@ type options struct {
 	binary, cache, keep, out string
 	row                      *regexp.Regexp
 	port                     int
+	record                   bool
 }
 
 func parse(args []string, out io.Writer) (o options, err error) {
@@ -53,6 +54,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, which stays when a row fails")
 	flags.StringVar(&o.out, "out", "", "the file that the table is written to as well")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
+	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -87,6 +89,9 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	started := time.Now()
 	if err := install(ctx, o.cache, out); err != nil {
 		return false, err
+	}
+	if o.record {
+		return true, record(ctx, o, out)
 	}
 	w, err := newWorld(o, out)
 	if err != nil {

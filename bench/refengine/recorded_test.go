@@ -25,8 +25,9 @@ var differs = map[string]string{
 	"chat-n": splits, "chat-n-stream": splits, "completion-n": splits, "completion-n-stream": splits,
 	"completion-list": splits, "completion-list-stream": splits, "completion-list-ids": splits, "completion-list-ids-stream": splits,
 	"chat-end-stream": empty, "chat-end-proxied": empty, "completion-end-stream": empty, "completion-stop-id-stream": empty,
-	"completion-stop-stream": empty, "chat-penalties-stream": empty, "decode-completion-logprobs": empty,
-	"chat-structured-stream":     "the answer's last token has no text, which no token of a reference engine lacks",
+	"completion-stop-stream": empty,
+	"chat-structured-stream": endsBare, "chat-penalties-stream": endsBare,
+	"decode-completion-logprobs": "all tokens came in one event, which has the prompt's ids and the end at once",
 	"chat-tools-required-stream": "the model makes three calls",
 	"chat-tools-required":        "the call is cut by max_tokens, and vLLM gives it as text then; a reference engine's call is whole at any length",
 	"prefill-chat-tools":         "as above: a probe's one token is the beginning of a call",
@@ -35,8 +36,9 @@ var differs = map[string]string{
 }
 
 const (
-	splits = "evenkeel asks an engine for one answer to one prompt, so that a reference engine refuses more"
-	empty  = "the answer has no text, and each answer of a reference engine has some"
+	endsBare = "the answer's last token has no text, which no token of a reference engine lacks"
+	splits   = "evenkeel asks an engine for one answer to one prompt, so that a reference engine refuses more"
+	empty    = "the answer has no text, and each answer of a reference engine has some"
 )
 
 // fieldsDiffer are members of answers that only one of the two has, by their paths in any recording.
@@ -101,11 +103,11 @@ func withHandoff(t *testing.T, body string, kv json.RawMessage) string {
 	}
 	var members map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal([]byte(body), &members))
-	var real, ref map[string]any
-	require.NoError(t, json.Unmarshal(members["kv_transfer_params"], &real))
-	require.NoError(t, json.Unmarshal(kv, &ref))
-	if real["remote_port"] == unreachable {
-		kv = []byte(strings.Replace(string(kv), fmt.Sprintf(`"remote_port":%v`, ref["remote_port"]), fmt.Sprintf(`"remote_port":%v`, unreachable), 1))
+	var want, have map[string]any
+	require.NoError(t, json.Unmarshal(members["kv_transfer_params"], &want))
+	require.NoError(t, json.Unmarshal(kv, &have))
+	if want["remote_port"] == unreachable {
+		kv = []byte(strings.Replace(string(kv), fmt.Sprintf(`"remote_port":%v`, have["remote_port"]), fmt.Sprintf(`"remote_port":%v`, unreachable), 1))
 	}
 	return strings.Replace(body, string(members["kv_transfer_params"]), string(kv), 1)
 }
@@ -172,12 +174,12 @@ func (s shape) note(path, kind string) {
 	s[path] = kind
 }
 
-func compareShapes(where string, real, ref shape) (differences []string) {
-	paths := maps.Clone(real)
-	maps.Copy(paths, ref)
+func compareShapes(where string, want, have shape) (differences []string) {
+	paths := maps.Clone(want)
+	maps.Copy(paths, have)
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
-		if real[path] != ref[path] && fieldsDiffer[where+path] == "" {
-			differences = append(differences, fmt.Sprintf("%s%s is %q, the real one is %q", where, path, ref[path], real[path]))
+		if want[path] != have[path] && fieldsDiffer[where+path] == "" {
+			differences = append(differences, fmt.Sprintf("%s%s is %q, the real one is %q", where, path, have[path], want[path]))
 		}
 	}
 	return differences
@@ -241,7 +243,7 @@ func eventsOf(body string) (events []kindAndShape) {
 }
 
 // compareEvents compares the order of the kinds of events, and the shapes of each kind.
-func compareEvents(real, ref []kindAndShape) (differences []string) {
+func compareEvents(want, have []kindAndShape) (differences []string) {
 	order := func(events []kindAndShape) (kinds []string) {
 		for _, e := range events {
 			if e.kind == "end" && e.text { // an engine whose client reads slowly puts the last tokens into the last event
@@ -253,7 +255,7 @@ func compareEvents(real, ref []kindAndShape) (differences []string) {
 		}
 		return slices.Compact(kinds)
 	}
-	if a, b := order(real), order(ref); !slices.Equal(a, b) {
+	if a, b := order(want), order(have); !slices.Equal(a, b) {
 		differences = append(differences, fmt.Sprintf("events are %v, the real ones are %v", b, a))
 	}
 	byKind := func(events []kindAndShape) map[string]shape {
@@ -274,7 +276,7 @@ func compareEvents(real, ref []kindAndShape) (differences []string) {
 		}
 		return first
 	}
-	a, b := byKind(real), byKind(ref)
+	a, b := byKind(want), byKind(have)
 	for _, kind := range slices.Sorted(maps.Keys(a)) {
 		if b[kind] != nil {
 			differences = append(differences, compareShapes(kind+" event: ", a[kind], b[kind])...)
@@ -296,11 +298,11 @@ func TestReferenceMetricsAreLikeRecordedOnes(t *testing.T) {
 		t.Run(r.Name, func(t *testing.T) {
 			page := do(c, "GET", w[r.Engine].URLs()[0]+"/metrics", "")
 			require.Equal(t, http.StatusOK, page.status)
-			real, ref := families(t, r.Body()), families(t, []byte(page.body))
-			for name, f := range ref {
-				require.Contains(t, real, name)
-				require.Equal(t, real[name].GetType(), f.GetType(), name)
-				require.Subset(t, labels(real[name]), labels(f), name)
+			want, have := families(t, r.Body()), families(t, []byte(page.body))
+			for name, f := range have {
+				require.Contains(t, want, name)
+				require.Equal(t, want[name].GetType(), f.GetType(), name)
+				require.Subset(t, labels(want[name]), labels(f), name)
 			}
 			known := func(page []byte) map[string]bool {
 				s, err := engine.MetricNames{}.Parse(page)

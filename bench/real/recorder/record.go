@@ -39,16 +39,17 @@ const (
 type recorder struct {
 	Engines
 	dir   string
+	out   io.Writer
 	scrub *strings.Replacer
 	err   error
 }
 
 // Record asks the engines everything and writes what they answer into dir. Files of engines that were not given stay.
-func Record(ctx context.Context, e Engines, dir string) error {
+func Record(ctx context.Context, e Engines, dir string, out io.Writer) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	r := &recorder{Engines: e, dir: dir}
+	r := &recorder{Engines: e, dir: dir, out: out}
 	r.scrub = strings.NewReplacer(e.ModelPath, "/models/tiny")
 	if e.Plain != "" {
 		r.plain(ctx)
@@ -84,7 +85,7 @@ func (r *recorder) ask(ctx context.Context, engine string, rec recording.Recordi
 	kept := rec
 	clean(&kept, r.scrub)
 	r.err = save(r.dir, rec.Name+".json", &kept)
-	fmt.Printf("%-45s %d, %d pieces, %s\n", rec.Name, rec.Status, len(rec.Pieces), rec.End)
+	fmt.Fprintf(r.out, "%-45s %d, %d pieces, %s\n", rec.Name, rec.Status, len(rec.Pieces), rec.End)
 	return &rec
 }
 
@@ -125,6 +126,7 @@ func fetch(ctx context.Context, rec *recording.Recording, address string, limit 
 	if err != nil {
 		return err
 	}
+	defer func() { _ = resp.Body.Close() }()
 	rec.Status, rec.End, rec.Pieces = resp.StatusCode, recording.Left, []string{}
 	buf, held := make([]byte, 1<<20), ""
 	for limit == 0 || len(rec.Pieces) < limit {
