@@ -22,7 +22,8 @@ type merged struct {
 	over    int // legs that ended
 	ended   bool
 	fail    *openai.Error
-	usage   []sse.Usage // of leg i, written before its last piece is sent
+	usage   []sse.Usage      // of leg i, written before its last piece is sent
+	details []map[string]int // as usage: the counts of prompt_tokens_details
 }
 
 // piece is what a leg has for the client: whole events, or its end.
@@ -36,7 +37,7 @@ type piece struct {
 // stream answers a streamed fan-out. The status is decided by the first leg
 // that has an event, or fails.
 func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
-	m := &merged{fanned: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs))}
+	m := &merged{fanned: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs)), details: make([]map[string]int, len(f.legs))}
 	for i, l := range f.legs {
 		f.wg.Go(func() { m.run(i, l) })
 	}
@@ -75,6 +76,7 @@ func (m *merged) run(i int, l leg) {
 		}
 		if err != nil {
 			m.usage[i], _ = s.mirror.Usage()
+			m.details[i] = s.mirror.PromptDetails()
 			m.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return
 		}
@@ -110,14 +112,15 @@ func (m *merged) finish() {
 	if m.fail != nil {
 		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
 	} else if m.req.IncludeUsage {
-		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.rec.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, m.sumUsage())
+		usage, details := m.sumUsage()
+		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.rec.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
 	}
 	m.pending = append(m.pending, sse.Done...)
 }
 
 // sumUsage counts each prompt once and every completion.
-func (m *merged) sumUsage() sse.Usage {
-	sum := sse.Usage{Cached: -1}
+func (m *merged) sumUsage() (sum sse.Usage, details map[string]int) {
+	sum, details = sse.Usage{Cached: -1}, map[string]int{}
 	seen := map[int]bool{}
 	for i, u := range m.usage {
 		if prompt := m.legs[i].prompt; !seen[prompt] {
@@ -126,11 +129,14 @@ func (m *merged) sumUsage() sse.Usage {
 			if u.Cached >= 0 {
 				sum.Cached = max(0, sum.Cached) + u.Cached
 			}
+			for name, n := range m.details[i] {
+				details[name] += n
+			}
 		}
 		sum.Completion += u.Completion
 	}
 	sum.Total = sum.Prompt + sum.Completion
-	return sum
+	return sum, details
 }
 
 // Read hands out what has arrived, waiting for the first bytes only.

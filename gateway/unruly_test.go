@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -466,6 +467,26 @@ func TestTheUsageReachesTheClientHoweverItIsTold(t *testing.T) {
 	require.True(t, strings.HasSuffix(r.body, doneEvent))
 	require.Contains(t, c.post(chatPath, chat("a", "")).body, want)
 	require.NotContains(t, c.post(chatPath, chat("a", `"stream":true,`)).body, "usage", "nobody asked for it")
+}
+
+// Of several answers the client gets one usage, with every count of the engines in
+// it. The prompt counts once.
+func TestTheUsageOfSeveralAnswersHasAllCounts(t *testing.T) {
+	t.Parallel()
+	u := &unruly{probe: tell}
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(oneEvent + lastEvent + `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":3}}}` + "\n\n" + doneEvent)
+	}
+	c := misled(t, u)
+	for _, form := range []string{`"n":2,`, `"n":2,"stream":true,"stream_options":{"include_usage":true},`} {
+		var chunk struct{ Usage json.RawMessage }
+		for line := range strings.Lines(c.post(chatPath, chat("a", form)).body) {
+			if at := strings.Index(line, `"usage":{`); at >= 0 {
+				require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &chunk))
+			}
+		}
+		require.JSONEq(t, `{"prompt_tokens":7,"total_tokens":11,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":5,"created_cache_tokens":3}}`, string(chunk.Usage), form)
+	}
 }
 
 // An engine that says of its chunks neither ids nor usage is known by what its

@@ -1,6 +1,9 @@
 package sse
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // BlankLine ends an event, wherever it broke off.
 const BlankLine = "\n\n"
@@ -15,8 +18,9 @@ type Usage struct {
 }
 
 // UsageEvent appends the event without choices that carries a stream's usage,
-// for a stream that evenkeel puts together itself.
-func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage) []byte {
+// for a stream that evenkeel puts together itself. Of details, the counts of
+// prompt_tokens_details, u has cached_tokens.
+func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, details map[string]int) []byte {
 	dst = appendString(append(dst, `data: {"id":`...), id)
 	if chat {
 		dst = append(dst, `,"object":"chat.completion.chunk","created":`...)
@@ -26,19 +30,33 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage) []byte
 	dst = strconv.AppendInt(dst, created, 10)
 	dst = appendString(append(dst, `,"model":`...), model)
 	dst = append(dst, `,"choices":[],"usage":`...)
-	return append(u.appendJSON(dst), "}\n\n"...)
+	return append(u.appendJSON(dst, details), "}\n\n"...)
 }
 
-func (u Usage) appendJSON(dst []byte) []byte {
+func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	dst = append(dst, `{"prompt_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
 	dst = append(dst, `,"total_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Total), 10)
 	dst = append(dst, `,"completion_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Completion), 10)
+	open := `,"prompt_tokens_details":{`
 	if u.Cached >= 0 {
-		dst = append(dst, `,"prompt_tokens_details":{"cached_tokens":`...)
-		dst = strconv.AppendInt(dst, int64(u.Cached), 10)
+		dst = strconv.AppendInt(append(append(dst, open...), `"cached_tokens":`...), int64(u.Cached), 10)
+		open = ","
+	}
+	keys := make([]string, 0, len(details))
+	for key := range details {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		if key != "cached_tokens" {
+			dst = append(appendString(append(dst, open...), key), ':')
+			dst, open = strconv.AppendInt(dst, int64(details[key]), 10), ","
+		}
+	}
+	if open == "," {
 		dst = append(dst, '}')
 	}
 	return append(dst, '}')

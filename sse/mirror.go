@@ -79,6 +79,7 @@ type Mirror struct {
 	started    bool
 	finish     string
 	usage      Usage
+	details    []byte // prompt_tokens_details of usage
 	drift      int
 	reconciled bool
 	promptIDs  int
@@ -96,7 +97,7 @@ func NewMirror(a Ask) *Mirror {
 
 // Reset makes the mirror ready for another leg; it keeps its memory.
 func (m *Mirror) Reset(a Ask) {
-	id, marks, owed := m.id[:0], m.marks[:0], m.owed[:0]
+	id, marks, owed, details := m.id[:0], m.marks[:0], m.owed[:0], m.details[:0]
 	if cap(marks) > 256 {
 		marks = make([]mark, 0, 16)
 	}
@@ -106,7 +107,7 @@ func (m *Mirror) Reset(a Ask) {
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
-	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed}
+	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details}
 }
 
 // Event takes the next event of the stream and returns the bytes the client
@@ -148,7 +149,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		m.fault = fault
 		return nil, Overrun
 	}
-	m.count()
+	m.count(e.Data)
 	out, v = m.judge(e, dst)
 	if m.ask.Trail != nil && v != Failed {
 		m.ask.Trail.keep(m, e.Data)
@@ -189,7 +190,7 @@ func (m *Mirror) overrun() error {
 // count takes over the tokens that read found. Tokens after the engine's last usage
 // are counted by their token ids, or by their chunks if there are no ids. A usage
 // corrects what was counted so.
-func (m *Mirror) count() {
+func (m *Mirror) count(data []byte) {
 	f, before := &m.f, m.tokens
 	if f.content {
 		m.chunks++
@@ -202,6 +203,10 @@ func (m *Mirror) count() {
 		m.usageSeen = true
 		m.idsThen, m.chunksThen = m.ids, m.chunks
 		m.usage = f.usage
+		m.details = m.details[:0]
+		if f.detailsEnd > 0 {
+			m.details = append(m.details, data[f.details:f.detailsEnd]...)
+		}
 		if m.ask.Cached != OwnCached {
 			m.usage.Cached = m.ask.Cached
 		}
@@ -331,6 +336,13 @@ func (m *Mirror) Usage() (u Usage, ok bool) {
 		return m.ask.Seam.join(m.usage), true
 	}
 	return m.usage, m.usageSeen
+}
+
+// PromptDetails are the counts of the last usage's prompt_tokens_details, as the
+// engine sent them.
+func (m *Mirror) PromptDetails() (counts map[string]int) {
+	addCounts(&counts, m.details)
+	return counts
 }
 
 // Prompt is the length in tokens of the prompt this leg was given, as the

@@ -4,13 +4,14 @@ import "bytes"
 
 // facts is what one event says, found in one pass over its bytes.
 type facts struct {
-	choices  int // -1: not a list of choices
-	hasUsage bool
-	usage    Usage
-	ids      int // token ids in this event
-	hasIDs   bool
-	content  bool // text, reasoning, a tool call: what a token becomes
-	bare     bool // the last choice says nothing at all: an empty delta, no finish, no logprobs
+	choices             int // -1: not a list of choices
+	hasUsage            bool
+	details, detailsEnd int // of the usage
+	usage               Usage
+	ids                 int // token ids in this event
+	hasIDs              bool
+	content             bool // text, reasoning, a tool call: what a token becomes
+	bare                bool // the last choice says nothing at all: an empty delta, no finish, no logprobs
 
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
@@ -345,6 +346,7 @@ func (m *Mirror) readDetails(usage *object, u *Usage) int {
 	}
 	k := len(m.marks)
 	m.mark(detailsValue, 1, usage)
+	m.f.details = usage.val
 	o := at(b, usage.val)
 	cached := 0
 	for o.next() {
@@ -359,6 +361,7 @@ func (m *Mirror) readDetails(usage *object, u *Usage) int {
 		}
 	}
 	m.marks[k].end, m.marks[k].n = o.pos, o.n-cached
+	m.f.detailsEnd = o.pos
 	if cached == 0 {
 		m.marks[k].n = 1 // nothing in it is ours to remove
 		if m.ask.Cached >= 0 && o.pos > 0 {

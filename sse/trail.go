@@ -173,7 +173,7 @@ func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 		dst = append(dst, `,"stop_reason":null}]}`+"\n\n"...)
 	}
 	dst = append(h.open(dst, chat), `],"usage":`...)
-	return append(append(u.appendJSON(dst), "}\n\n"...), Done...)
+	return append(append(u.appendJSON(dst, nil), "}\n\n"...), Done...)
 }
 
 // open appends an event up to its first choice.
