@@ -10,18 +10,69 @@ import (
 	"strings"
 )
 
-// A difference of these fields is none. Every other field of an answer must be
-// what the plain engine says.
-var mayDiffer = []struct {
+// rule is a difference that is none. when is nil for one that always is.
+type rule struct {
 	path *regexp.Regexp
+	when func(d difference, got map[string]any) bool
 	why  string
-}{
-	{regexp.MustCompile(`^body\.id$`), "every request has an id of its own"},
-	{regexp.MustCompile(`^body\.created$`), "it is the time of the request"},
-	{regexp.MustCompile(`^body\.system_fingerprint$`), "it names an engine and its settings, and the engines have other settings"},
-	{regexp.MustCompile(`^body\.usage\.prompt_tokens_details\.cached_tokens$`), "evenkeel tells what the prefill engine had cached; the plain engine has a cache of its own"},
-	{regexp.MustCompile(`^body\.kv_transfer_params$`), "a hand-off is between the engines, and the plain engine has none"},
-	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), "vLLM draws it at random"},
+}
+
+// mayDiffer are all of them. Every other field of an answer must be what the
+// plain engine says.
+var mayDiffer = []rule{
+	{regexp.MustCompile(`^body\.id$`), nil, "every request has an id of its own"},
+	{regexp.MustCompile(`^body\.created$`), nil, "it is the time of the request"},
+	{regexp.MustCompile(`^body\.system_fingerprint$`), nil, "it names an engine and its settings, and the engines have other settings"},
+	{regexp.MustCompile(`^body\.usage\.prompt_tokens_details\.cached_tokens$`), nil, "evenkeel tells what the prefill engine had cached; the plain engine has a cache of its own"},
+	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a hand-off is between the engines, and the plain engine has none"},
+	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), nil, "vLLM draws it at random"},
+	{
+		regexp.MustCompile(`^body\.(service_tier|prompt_logprobs|prompt_token_ids|prompt_text|ec_transfer_params|metrics|choices\[\d+\]\.(token_ids|prompt_token_ids|prompt_logprobs|routed_experts)` +
+			`|choices\[\d+\]\.message\.(refusal|annotations|audio|function_call|reasoning)|usage\.(completion_tokens_details|prompt_tokens_details\.(multimodal_tokens|created_cache_tokens)))$`),
+		func(d difference, _ map[string]any) bool { return d.plain == nil && d.got == missing{} },
+		"null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these out, and takes token ids out of a stream whose client did not ask for them",
+	},
+	{
+		regexp.MustCompile(`^body\.choices\[\d+\]\.message\.content$`),
+		func(d difference, got map[string]any) bool {
+			_, calls := leaves("", got, map[string]any{})[strings.TrimSuffix(d.path, "content")+"tool_calls[0].type"]
+			return calls && d.plain == "" && d.got == nil
+		},
+		"an empty text beside tool calls is null, as with OpenAI; in vLLM's stream the two look alike",
+	},
+	{
+		regexp.MustCompile(`^body\.choices\[\d+\]\.prompt_token_ids\[\d+\]$`),
+		func(d difference, got map[string]any) bool {
+			_, asked := leaves("", got, map[string]any{})[d.path[:strings.LastIndex(d.path, ".")]+".token_ids[0]"]
+			return !asked && d.got == missing{}
+		},
+		"vLLM tells them in the stream of an echo; evenkeel only tells token ids to clients who asked for them",
+	},
+	{
+		regexp.MustCompile(`^body\.error\.(message|type|param|code)$`),
+		func(_ difference, got map[string]any) bool {
+			_, own := leaves("", got, map[string]any{})["body.error.code"].(string)
+			return own
+		},
+		"a request that evenkeel itself refuses is refused in its own words, with OpenAI's codes, which are no numbers; the status is the engine's",
+	},
+}
+
+// hidden says whether a rule explains the difference.
+func hidden(d difference, got map[string]any) bool {
+	return slices.ContainsFunc(mayDiffer, func(r rule) bool { return r.path.MatchString(d.path) && (r.when == nil || r.when(d, got)) })
+}
+
+// early is a document with its status where it belongs. vLLM answers 200 to some
+// streams that it then refuses with the first event, and evenkeel answers them with
+// the status of the refusal.
+func early(doc map[string]any) map[string]any {
+	events, _ := doc["body"].(map[string]any)
+	refusal, _ := events["error"].(map[string]any)
+	if choices, _ := events["choices"].([]any); refusal == nil || doc["content_type"] != "text/event-stream" || len(choices) > 0 {
+		return doc
+	}
+	return map[string]any{"status": refusal["code"], "content_type": "application/json", "body": map[string]any{"error": refusal}}
 }
 
 // leaves are the values of a document by their paths. Empty lists and objects
@@ -82,21 +133,17 @@ func compare(plain, got map[string]any) (different []difference, fields int) {
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(a)) {
-		if slices.ContainsFunc(mayDiffer, func(m struct {
-			path *regexp.Regexp
-			why  string
-		}) bool {
-			return m.path.MatchString(path)
-		}) {
-			continue
-		}
 		v, ok := b[path]
 		if !ok {
 			v = missing{}
 		}
+		d := difference{path, a[path], v}
+		if a[path] != v && hidden(d, got) {
+			continue
+		}
 		fields++
 		if a[path] != v {
-			different = append(different, difference{path, a[path], v})
+			different = append(different, d)
 		}
 	}
 	return different, fields

@@ -101,7 +101,11 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	defer func() { err = errors.Join(err, w.close(err == nil && !t.failed())) }()
 	for i, r := range chosen {
 		fmt.Fprintf(out, "%3.0f s  %d/%d  %s\n", time.Since(started).Seconds(), i+1, len(chosen), r.name)
-		t.add(r, play(ctx, w, r))
+		o := play(ctx, w, r)
+		if o.verdict != pass {
+			fmt.Fprintf(out, "       %s: %s\n", o.verdict, o.seen)
+		}
+		t.add(r, o)
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}

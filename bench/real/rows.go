@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // rows are all rows, in an order that needs few restarts.
 var rows = allRows()
 
@@ -7,5 +9,5 @@ func allRows() (all []row) {
 	for _, s := range shapes {
 		all = append(all, s.row())
 	}
-	return all
+	return slices.Concat(all, clients, caches, loads, troubles, promptLogprobs, dataParallel)
 }

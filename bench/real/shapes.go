@@ -54,7 +54,7 @@ func same(ctx context.Context, w *world, path string, b any) outcome {
 			return failed("%s: no document: %v: %v", []string{"plain", "plain", "evenkeel"}[i], err, a)
 		}
 	}
-	return judge(docs[0], docs[1], docs[2])
+	return judge(early(docs[0]), early(docs[1]), docs[2])
 }
 
 // judge compares evenkeel's answer with two of the plain engine.
@@ -70,8 +70,8 @@ func judge(first, second, got map[string]any) outcome {
 	if len(different) > 0 {
 		return failed("%s", some(different))
 	}
-	if first["status"].(fmt.Stringer).String() != "200" {
-		return passed("%s, %d fields", first["status"], fields)
+	if status := fmt.Sprint(got["status"]); status != "200" {
+		return passed("%s, %d fields", status, fields)
 	}
 	return passed("%d fields", fields)
 }
@@ -144,7 +144,7 @@ var shapes = []shape{
 	{name: "completion, n", path: completions, body: seeded.with(body{"prompt": "hello there", "n": 3})},
 	{name: "completion, stop", path: completions, body: completes(body{"stop": []string{"a", "e"}, "max_tokens": 80})},
 	{name: "completion, stop that is shown", path: completions, body: completes(body{"stop": "e", "include_stop_str_in_output": true, "max_tokens": 80})},
-	{name: "completion, stop_token_ids", path: completions, body: completes(body{"stop_token_ids": ids(400, 3), "max_tokens": 80})},
+	{name: "completion, stop_token_ids", path: completions, body: completes(body{"stop_token_ids": ids(100, 3), "max_tokens": 80})},
 	{name: "completion, penalties", path: completions, body: completes(body{"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2})},
 	{name: "completion, structured output: JSON", path: completions, body: completes(body{"max_tokens": 60, "structured_outputs": body{"json": verdictSchema}})},
 	{name: "completion, 3 token ids", path: completions, body: completes(body{"prompt": ids(3, 3)})},

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// question is a request, and what the plain engine answers to it.
+type question struct {
+	path string
+	body body
+	want map[string]any
+}
+
+// prompts makes n streamed completions of so many tokens. Their prompts differ
+// in length and from each other, and from those of other seeds.
+func prompts(n, tokens int, seed uint64) (list []question) {
+	for i := range n {
+		list = append(list, question{path: completions, body: greedy.with(body{
+			"prompt": ids(50+13*i%600, seed*1000+uint64(i)), "max_tokens": tokens, "ignore_eos": true, "stream": true, "stream_options": body{"include_usage": true},
+		})})
+	}
+	return list
+}
+
+// know asks the plain engine.
+func (w *world) know(ctx context.Context, list []question) error {
+	answers := make([]answer, len(list))
+	w.ask(ctx, w.engines["plain"].url(), list, answers, nil)
+	for i, a := range answers {
+		var err error
+		if list[i].want, err = a.document(); err != nil || a.status != 200 {
+			return fmt.Errorf("the plain engine answered %v, %w", a, err)
+		}
+	}
+	return nil
+}
+
+// ask sends all questions at once and waits for the answers. heard is called
+// whenever bytes of an answer come.
+func (w *world) ask(ctx context.Context, url string, list []question, answers []answer, heard func(i, bytes int)) {
+	var all sync.WaitGroup
+	for i, q := range list {
+		all.Go(func() {
+			answers[i] = listen(ctx, "POST", url+q.path, q.body, func(bytes int) {
+				if heard != nil {
+					heard(i, bytes)
+				}
+			})
+		})
+	}
+	all.Wait()
+}
+
+// tally is what became of a crowd.
+type tally struct {
+	right, unsteady int
+	wrong           []string
+	refused         map[string]int // by status and code
+	longest         time.Duration  // until the first byte
+}
+
+func (t *tally) String() string {
+	var parts []string
+	parts = append(parts, fmt.Sprintf("%d right", t.right))
+	if t.unsteady > 0 {
+		parts = append(parts, fmt.Sprintf("%d as far from the plain engine as it is from itself", t.unsteady))
+	}
+	for _, code := range slices.Sorted(maps.Keys(t.refused)) {
+		parts = append(parts, fmt.Sprintf("%d refused with %s", t.refused[code], code))
+	}
+	if len(t.wrong) > 0 {
+		parts = append(parts, fmt.Sprintf("%d wrong or broken: %s", len(t.wrong), strings.Join(t.wrong[:min(2, len(t.wrong))], "; ")))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// all says that every answer was right.
+func (t *tally) all() bool { return len(t.wrong) == 0 && len(t.refused) == 0 }
+
+// crowd asks evenkeel all questions at once. during runs meanwhile.
+func (w *world) crowd(ctx context.Context, list []question, heard func(i, bytes int), during func() error) (t *tally, err error) {
+	answers, done := make([]answer, len(list)), make(chan error, 1)
+	go func() {
+		if during == nil {
+			done <- nil
+			return
+		}
+		done <- during()
+	}()
+	w.ask(ctx, w.url(), list, answers, heard)
+	if err := <-done; err != nil {
+		return nil, err
+	}
+	return w.count(ctx, list, answers), nil
+}
+
+func (w *world) count(ctx context.Context, list []question, answers []answer) *tally {
+	t := &tally{refused: map[string]int{}}
+	for i, a := range answers {
+		t.longest = max(t.longest, a.first)
+		doc, err := a.document()
+		switch {
+		case err != nil:
+			t.wrong = append(t.wrong, fmt.Sprintf("%v", a))
+			continue
+		case a.status != 200:
+			t.refused[fmt.Sprintf("%d %v", a.status, leaves("", doc, map[string]any{})["body.error.code"])]++
+			continue
+		}
+		different, _ := compare(list[i].want, doc)
+		if len(different) == 0 {
+			t.right++
+			continue
+		}
+		// The plain engine answered while it had other requests, too, so it is asked
+		// once more.
+		again, err := ask(ctx, "POST", w.engines["plain"].url()+list[i].path, list[i].body).document()
+		if err == nil && judge(list[i].want, again, doc).verdict == unsteady {
+			t.unsteady++
+			continue
+		}
+		t.wrong = append(t.wrong, some(different))
+	}
+	return t
+}
+
+// allStream waits until every answer of a crowd has begun.
+type allStream struct {
+	sync.Mutex
+	begun map[int]bool
+}
+
+func (s *allStream) heard(i, _ int) {
+	s.Lock()
+	defer s.Unlock()
+	if s.begun == nil {
+		s.begun = map[int]bool{}
+	}
+	s.begun[i] = true
+}
+
+func (s *allStream) count() int {
+	s.Lock()
+	defer s.Unlock()
+	return len(s.begun)
+}

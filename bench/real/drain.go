@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"evenkeel/bench/process"
+)
+
+// drainLeavesNothing has evenkeel drain a hand-off that a decode engine has
+// consumed and whose blocks hold other prompts since, and looks into the prefix
+// caches then. A relay keeps the engine's answer back and cuts the connection, so
+// that evenkeel has to prefill anew and to drain. vLLM itself does not check
+// whether a hand-off was consumed: it pulls what stands in the blocks, and answers.
+func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
+	var relays []*relay
+	s := w.usual()
+	for i, name := range []string{"d0", "d1"} {
+		r, err := newRelay(w.engines[name].port)
+		if err != nil {
+			return outcome{}, err
+		}
+		defer r.close()
+		relays, s.decode[i] = append(relays, r), "http://"+r.ln.Addr().String()
+	}
+	if err := w.evenkeel(ctx, s); err != nil {
+		return outcome{}, err
+	}
+	before := w.books(ctx)
+	const drained = `evenkeel_drains_total{outcome="drained"}`
+	victim := question{path: completions, body: greedy.with(body{"prompt": ids(1000, 120), "max_tokens": 30, "ignore_eos": true})}
+	list := []question{victim}
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	for _, r := range relays {
+		r.keep(true)
+	}
+	got := make(chan answer, 1)
+	go func() { got <- ask(ctx, "POST", w.url()+victim.path, victim.body) }()
+	if err := process.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].kept()+relays[1].kept() > 0 }); err != nil {
+		return outcome{}, err
+	}
+	if err := overwrite(ctx, w, 121); err != nil {
+		return outcome{}, err
+	}
+	for _, r := range relays {
+		r.keep(false) // and cut what was kept
+	}
+	a := <-got
+	t := w.count(ctx, list, []answer{a})
+	if err := process.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off", func() bool { return w.books(ctx)[drained] > before[drained] }); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	// The victim itself may be cached on the engine that answered; a wrong text there
+	// would be the drain's.
+	direct := func(when string) (bad []string) {
+		for _, name := range []string{"d0", "d1"} {
+			doc, err := ask(ctx, "POST", w.engines[name].url()+victim.path, victim.body).document()
+			if err != nil {
+				return []string{err.Error()}
+			}
+			if different, _ := compare(list[0].want, doc); len(different) > 0 {
+				bad = append(bad, fmt.Sprintf("%s %s: %s", name, when, some(different)))
+			}
+		}
+		return bad
+	}
+	if bad := direct("after the drain"); bad != nil || !t.all() {
+		return failed("the request: %v; %v", t, bad), nil
+	}
+	// The same without evenkeel and without a salt shows that it would be seen.
+	poisoned, err := poison(ctx, w)
+	if err != nil {
+		return outcome{}, err
+	}
+	return passed("the request was prefilled again: %v; both decode engines answer the prompt as the plain engine does; the same hand-off without a cache_salt: %s", t, poisoned), nil
+}
+
+// overwrite has the prefill engine compute other prompts in all of its blocks.
+func overwrite(ctx context.Context, w *world, seed uint64) error {
+	for i := range blocks*blockSize/1900 + 1 {
+		a := ask(ctx, "POST", w.engines["p0"].url()+completions, greedy.with(body{"prompt": ids(1900, seed*100+uint64(i)), "max_tokens": 1}))
+		if a.status != 200 {
+			return fmt.Errorf("the prefill engine answered %v", a)
+		}
+	}
+	return nil
+}
+
+// poison does what evenkeel must not: it sends a consumed hand-off once more,
+// without a salt, and says what the engine answers to its prompt then.
+func poison(ctx context.Context, w *world) (string, error) {
+	b := greedy.with(body{"prompt": ids(1000, 130), "max_tokens": 30, "ignore_eos": true})
+	list := []question{{path: completions, body: b}}
+	if err := w.know(ctx, list); err != nil {
+		return "", err
+	}
+	handoff, err := w.handoff(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	used := b.with(body{"kv_transfer_params": handoff})
+	if a := ask(ctx, "POST", w.engines["d0"].url()+completions, used); a.status != 200 {
+		return "", fmt.Errorf("d0 answered %v", a)
+	}
+	if err := overwrite(ctx, w, 131); err != nil {
+		return "", err
+	}
+	if a := ask(ctx, "POST", w.engines["d1"].url()+completions, used.with(body{"max_tokens": 1})); a.status != 200 {
+		return fmt.Sprintf("refused with %d", a.status), nil
+	}
+	doc, err := ask(ctx, "POST", w.engines["d1"].url()+completions, b).document()
+	if err != nil {
+		return "", err
+	}
+	if different, _ := compare(list[0].want, doc); len(different) > 0 {
+		return "a wrong text for the prompt from then on", nil
+	}
+	return "the right text", nil
+}
+
+// handoff has the prefill engine compute a prompt, without evenkeel.
+func (w *world) handoff(ctx context.Context, b body) (json.RawMessage, error) {
+	var probe struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	a := ask(ctx, "POST", w.engines["p0"].url()+completions, body{"model": model, "prompt": b["prompt"], "max_tokens": 1, "kv_transfer_params": body{
+		"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}})
+	if err := json.Unmarshal(a.body, &probe); err != nil || probe.Params == nil {
+		return nil, fmt.Errorf("the prefill engine made no hand-off: %v", a)
+	}
+	return probe.Params, nil
+}
+
+// relay stands before an engine and can keep its answers to POSTs back.
+type relay struct {
+	ln     net.Listener
+	target string
+
+	mu      sync.Mutex
+	keeping bool
+	waiting []net.Conn // of clients whose answers are kept
+	all     sync.WaitGroup
+}
+
+func newRelay(port int) (*relay, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	r := &relay{ln: ln, target: fmt.Sprintf("127.0.0.1:%d", port)}
+	r.all.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			r.all.Go(func() { r.pass(conn) })
+		}
+	})
+	return r, nil
+}
+
+// pass relays both ways. What the engine answers to a POST is not passed on while
+// answers are kept.
+func (r *relay) pass(client net.Conn) {
+	defer func() { _ = client.Close() }()
+	server, err := net.Dial("tcp", r.target)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	var asked sync.Map
+	go func() {
+		piece := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(piece)
+			if n > 4 && string(piece[:4]) == "POST" {
+				asked.Store("POST", true)
+			}
+			if n > 0 {
+				if _, err := server.Write(piece[:n]); err != nil {
+					break
+				}
+			}
+			if err != nil {
+				break
+			}
+		}
+		_ = server.Close()
+	}()
+	piece := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(piece)
+		if _, post := asked.Load("POST"); n > 0 && post && r.keepFor(client) {
+			_, _ = io.Copy(io.Discard, server) // the engine answers to its end, and nobody hears it
+			for r.isKeeping() {
+				time.Sleep(20 * time.Millisecond)
+			}
+			return
+		}
+		if n > 0 {
+			if _, err := client.Write(piece[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (r *relay) keepFor(client net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keeping {
+		r.waiting = append(r.waiting, client)
+	}
+	return r.keeping
+}
+
+func (r *relay) isKeeping() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.keeping
+}
+
+// kept is how many answers are kept back.
+func (r *relay) kept() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.waiting)
+}
+
+// keep says whether answers are kept back. In the end the connections of those
+// that were are cut.
+func (r *relay) keep(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keeping = on
+	for _, c := range r.waiting {
+		_ = c.Close()
+	}
+	r.waiting = nil
+}
+
+func (r *relay) close() {
+	r.keep(false)
+	_ = r.ln.Close()
+}

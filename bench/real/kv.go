@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/bench/process"
+)
+
+var caches = []row{
+	scene("KV events against cached_tokens", everyone, eventsAgainstCached),
+	scene("KV tokens of each rank against vLLM's gauges", everyone, kvAgainstGauges),
+	scene("what the drain of a consumed hand-off leaves in a prefix cache", everyone, drainLeavesNothing),
+}
+
+var dataParallel = []row{
+	scene("--data-parallel-size 2 on one address", []string{"plain", "p0", "dp"}, twoRanks),
+}
+
+// cached is what the answer says of the prefix cache, and what evenkeel had
+// predicted from the KV events.
+func cached(a answer) (counted, predicted int, err error) {
+	var doc struct {
+		Usage struct {
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	if err := json.Unmarshal(a.body, &doc); err != nil || a.status != 200 {
+		return 0, 0, fmt.Errorf("%v %w", a, err)
+	}
+	predicted, err = strconv.Atoi(a.head.Get("X-Evenkeel-Hit-Tokens"))
+	return doc.Usage.Details.Cached, predicted, err
+}
+
+// eventsAgainstCached asks for prompts whose beginnings the prefill engine has
+// cached, and for some that it has dropped since.
+func eventsAgainstCached(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	first, other := ids(1000, 9000), ids(900, 9001)
+	var fill [][]int // as much as the cache holds
+	for i := range blocks*blockSize/1900 + 2 {
+		fill = append(fill, ids(1900, 9010+uint64(i)))
+	}
+	steps := []struct {
+		name   string
+		prompt []int
+		want   int // -1: evicted some time ago, or not
+	}{
+		{"new", first, 0},
+		{"the same again", first, 992},
+		{"longer by 300", append(append([]int{}, first...), ids(300, 9002)...), 992},
+		{"600 in common", append(append([]int{}, first[:600]...), other[:300]...), 576},
+		{"one block", first[:33], 32},
+	}
+	for _, f := range fill {
+		steps = append(steps, struct {
+			name   string
+			prompt []int
+			want   int
+		}{"filler", f, 0})
+	}
+	steps = append(steps, struct {
+		name   string
+		prompt []int
+		want   int
+	}{"after the cache was filled with others", first, -1})
+	var seen []string
+	for _, s := range steps {
+		if err := process.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
+			return outcome{}, err
+		}
+		counted, predicted, err := cached(ask(ctx, "POST", w.url()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": 1})))
+		switch {
+		case err != nil:
+			return outcome{}, err
+		case counted != predicted, s.want >= 0 && counted != s.want:
+			return failed("%s: the engine found %d tokens, evenkeel predicted %d; it should be %d", s.name, counted, predicted, s.want), nil
+		case s.want < 0 && counted == 992:
+			return failed("nothing was evicted, so evictions were not tried"), nil
+		case s.name != "filler":
+			seen = append(seen, fmt.Sprintf("%s: %d", s.name, counted))
+		}
+	}
+	return passed("found and predicted are equal for %d prompts; %s", len(steps), strings.Join(seen, ", ")), nil
+}
+
+// kvAgainstGauges compares evenkeel's KV tokens of a rank with the blocks that
+// its engine says are in use, while answers grow.
+func kvAgainstGauges(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	list := prompts(14, 1500, 100)
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	var begun allStream
+	var looks, compared int
+	var worst string
+	most := 0.0
+	t, err := w.crowd(ctx, list, begun.heard, func() error {
+		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+			return err
+		}
+		for range 120 {
+			looks++
+			for _, name := range []string{"d0", "d1"} {
+				before, err := w.engines[name].series(ctx)
+				if err != nil {
+					return err
+				}
+				ours := w.books(ctx)[fmt.Sprintf(`evenkeel_rank_kv_tokens{group="main",rank="127.0.0.1:%d"}`, w.engines[name].port)]
+				after, err := w.engines[name].series(ctx)
+				if err != nil {
+					return err
+				}
+				running := gauge(before, "num_requests_running")
+				if running == 0 || running != gauge(after, "num_requests_running") {
+					continue // one ended in between
+				}
+				compared++
+				// Blocks are whole, and the last one of a request may have room for 31 more.
+				// evenkeel may have read a step more or less than the engine tells.
+				low := blocksUsed(before)*blockSize - running*(blockSize+slack)
+				high := blocksUsed(after)*blockSize + running*slack
+				if off := max(low-ours, ours-high, 0); off > most || worst == "" {
+					most = off
+					worst = fmt.Sprintf("%s: evenkeel %.0f, vLLM %.0f to %.0f tokens in %.0f blocks of %.0f requests", name, ours, low, high, blocksUsed(before), running)
+				}
+			}
+			if err := process.Pause(ctx, 50*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v", err), nil
+	}
+	if !t.all() || most > 0 || compared < 10 {
+		return failed("%v; %d comparisons; furthest off: %s", t, compared, worst), nil
+	}
+	return passed("%d comparisons in %d looks, all within the blocks in use; for example %s", compared, looks, worst), nil
+}
+
+// slack is how many tokens of a request may be on the way between the engine's
+// gauges and evenkeel's.
+const slack = 4
+
+// blocksUsed is what vLLM's gauge says, a share of all blocks but the one that
+// stands for none.
+func blocksUsed(series map[string]float64) float64 {
+	return math.Round(gauge(series, "kv_cache_usage_perc") * (blocks - 1))
+}
+
+// twoRanks has one decode engine with two data-parallel ranks behind one address.
+func twoRanks(ctx context.Context, w *world) (outcome, error) {
+	w.engines["d0"].end() // for their memory
+	w.engines["d1"].end()
+	s := setting{decode: []string{w.engines["dp"].url()}, slots: slots, ranks: 2}
+	if err := w.evenkeel(ctx, s); err != nil {
+		return outcome{}, err
+	}
+	list := prompts(16, 300, 110)
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	var begun allStream
+	each := [2]float64{}
+	t, err := w.crowd(ctx, list, begun.heard, func() error {
+		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+			return err
+		}
+		series, err := w.engines["dp"].series(ctx)
+		for name, v := range series {
+			for rank := range each {
+				if strings.HasPrefix(name, "vllm:num_requests_running{") && strings.Contains(name, fmt.Sprintf(`engine="%d"`, rank)) {
+					each[rank] = v
+				}
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := w.idle(ctx, "p0", "dp"); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	if !t.all() || each != [2]float64{slots, slots} {
+		return failed("%v; %v requests ran on the ranks, not 8 on each", t, each), nil
+	}
+	return passed("%v; 8 of 16 requests on each rank by vLLM's own gauges; nothing is held", t), nil
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/process"
+)
+
+// three are the engines behind evenkeel.
+var three = []string{"p0", "d0", "d1"}
+
+// scene is a row whose steps may fail.
+func scene(name string, engines []string, run func(ctx context.Context, w *world) (outcome, error)) row {
+	return row{name: name, engines: engines, run: func(ctx context.Context, w *world) outcome {
+		o, err := run(ctx, w)
+		if err != nil {
+			return failed("%v", err)
+		}
+		return o
+	}}
+}
+
+var loads = []row{
+	scene("40 at once", everyone, fortyAtOnce),
+	scene("clients that leave in every phase", everyone, cancels),
+	scene("waits longer than the lease of 30 s", everyone, longWaits),
+}
+
+func fortyAtOnce(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	list := prompts(40, 100, 40)
+	for i := range list {
+		switch i % 4 {
+		case 1: // an answer in one piece
+			delete(list[i].body, "stream")
+			delete(list[i].body, "stream_options")
+		case 2:
+			list[i].path = chat
+			delete(list[i].body, "prompt")
+			list[i].body["messages"] = []body{{"role": "user", "content": fmt.Sprintf("say %d words about proxies", i)}}
+		}
+	}
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	t, err := w.crowd(ctx, list, nil, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	if !t.all() {
+		return failed("%v", t), nil
+	}
+	return passed("%v; nothing is held behind them", t), nil
+}
+
+// left is the metric that counts the clients that left in a phase.
+const left = "evenkeel_cancel_release_seconds_count{"
+
+// cancels has clients leave in each phase. Engines that stand still make the
+// short phases long.
+func cancels(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	before := w.books(ctx)
+	long := func(n int, seed uint64) []question { // prompts that fill the prefill engine's KV cache soon
+		list := prompts(n, 400, seed)
+		for i := range list {
+			list[i].body["prompt"] = ids(1500, seed*1000+uint64(i))
+		}
+		return list
+	}
+	decode := []*engine{w.engines["d0"], w.engines["d1"]}
+	for _, s := range []struct {
+		list  []question
+		stall []*engine
+		stay  time.Duration
+	}{
+		{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond}, // prefill
+		{prompts(6, 50, 51), decode, 2500 * time.Millisecond},                     // transfer
+		{prompts(10, 1200, 52), nil, 3 * time.Second},                             // streaming
+		{long(48, 53), nil, 8 * time.Second},                                      // all: 16 stream, the pool fills up, the rest is queued
+		{long(48, 54), nil, 4 * time.Second},
+	} {
+		for i := range s.list {
+			if i%3 == 0 { // an answer in one piece, which is put together for a client that has left
+				delete(s.list[i].body, "stream")
+				delete(s.list[i].body, "stream_options")
+			}
+		}
+		for _, e := range s.stall {
+			e.signal(syscall.SIGSTOP)
+		}
+		leave, cancel := context.WithTimeout(ctx, s.stay)
+		w.ask(leave, w.url(), s.list, make([]answer, len(s.list)), nil)
+		cancel()
+		for _, e := range s.stall {
+			e.signal(syscall.SIGCONT)
+		}
+		if err := process.Pause(ctx, time.Second); err != nil {
+			return outcome{}, err
+		}
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v", err), nil
+	}
+	var seen, never []string
+	after := w.books(ctx)
+	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
+		key := left + fmt.Sprintf("phase=%q}", phase)
+		n := after[key] - before[key]
+		seen = append(seen, fmt.Sprintf("%.0f %s", n, phase))
+		if n == 0 {
+			never = append(never, phase)
+		}
+	}
+	if never != nil {
+		return failed("no client left while its request was %s; %s", strings.Join(never, ", "), strings.Join(seen, ", ")), nil
+	}
+	list := prompts(8, 40, 55)
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	t, err := w.crowd(ctx, list, nil, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if !t.all() {
+		return failed("afterwards: %v", t), nil
+	}
+	return passed("left: %s; then running, waiting and KV of all engines are 0, and the next %v", strings.Join(seen, ", "), t), nil
+}
+
+// longWaits has one slot per decode engine and enough long answers that the last
+// ones wait for longer than a prefill engine keeps their KV.
+func longWaits(ctx context.Context, w *world) (outcome, error) {
+	s := w.usual()
+	s.slots = 1
+	if err := w.evenkeel(ctx, s); err != nil {
+		return outcome{}, err
+	}
+	const lease, tokens = 30 * time.Second, 1900
+	one := prompts(2, tokens, 60)
+	if err := w.know(ctx, one); err != nil {
+		return outcome{}, err
+	}
+	began := time.Now()
+	if t, err := w.crowd(ctx, one, nil, nil); err != nil || !t.all() {
+		return failed("two long answers: %v, %v", t, err), nil
+	}
+	each := time.Since(began)
+	rounds := int((lease+5*time.Second)/each) + 2
+	if rounds > 12 {
+		rounds = 12
+	}
+	list := prompts(2*rounds, tokens, 61)
+	if err := w.know(ctx, list); err != nil {
+		return outcome{}, err
+	}
+	t, err := w.crowd(ctx, list, nil, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	if !t.all() || t.longest < lease {
+		return failed("%v; the longest wait was %.0f s", t, t.longest.Seconds()), nil
+	}
+	return passed("%d long answers on two slots: %v; the longest wait was %.0f s", len(list), t, t.longest.Seconds()), nil
+}
+
+// everySecond calls f until it is stopped.
+func everySecond(f func()) (stop func()) {
+	end, over := make(chan struct{}), sync.WaitGroup{}
+	over.Go(func() {
+		for {
+			select {
+			case <-time.After(time.Second):
+				f()
+			case <-end:
+				return
+			}
+		}
+	})
+	return func() { close(end); over.Wait() }
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/process"
+)
+
+var troubles = []row{
+	scene("SIGTERM of evenkeel under load", everyone, proxyEnds),
+	scene("SIGSTOP of a decode engine for 20 s", everyone, decodeStandsStill),
+	scene("SIGSTOP of all decode engines for 20 s", everyone, decodesStandStill),
+	scene("SIGSTOP of the only prefill engine for 20 s", everyone, prefillStandsStill),
+	scene("kill -9 of a decode engine under streams, and its restart", everyone, decodeDies),
+	scene("kill -9 of the only prefill engine, and its restart", everyone, prefillDies),
+}
+
+// under has a crowd stream, does something to it once every answer has begun,
+// and counts.
+func under(ctx context.Context, w *world, list []question, trouble func() error) (*tally, error) {
+	if err := w.know(ctx, list); err != nil {
+		return nil, err
+	}
+	var begun allStream
+	return w.crowd(ctx, list, begun.heard, func() error {
+		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+			return err
+		}
+		return trouble()
+	})
+}
+
+func proxyEnds(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	var late answer
+	old := w.proxy
+	t, err := under(ctx, w, prompts(16, 500, 70), func() error {
+		if err := w.proxy.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+		// limits.drain_grace is 2 s.
+		if err := process.Pause(ctx, 2500*time.Millisecond); err != nil {
+			return err
+		}
+		late = ask(ctx, "POST", w.url()+completions, completes(nil))
+		return nil
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	select {
+	case <-old.Gone():
+	case <-time.After(30 * time.Second):
+		return failed("%v; 30 s after the last answer evenkeel still runs", t), nil
+	}
+	if late.status == 200 {
+		return failed("%v; a request behind the signal was answered", t), nil
+	}
+	said := fmt.Sprint(late.status)
+	if late.err != nil {
+		said = "a refused connection"
+	}
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	if err := w.idle(ctx, three...); err != nil {
+		return failed("%v; %v", t, err), nil
+	}
+	if !t.all() || old.Err() != nil {
+		return failed("%v; exit: %v", t, old.Err()), nil
+	}
+	return passed("streams under way: %v; a new request: %s; exit status 0; nothing is held", t, said), nil
+}
+
+// standsStill stops engines under streams, asks more meanwhile, and lets them
+// go on.
+func standsStill(ctx context.Context, w *world, seed uint64, names ...string) (streams, meanwhile *tally, err error) {
+	signal := func(s syscall.Signal) {
+		for _, name := range names {
+			w.engines[name].signal(s)
+		}
+	}
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return nil, nil, err
+	}
+	others := prompts(8, 60, seed+1)
+	if err := w.know(ctx, others); err != nil {
+		return nil, nil, err
+	}
+	defer signal(syscall.SIGCONT)
+	streams, err = under(ctx, w, prompts(8, 400, seed), func() error {
+		signal(syscall.SIGSTOP)
+		goOn := time.AfterFunc(20*time.Second, func() { signal(syscall.SIGCONT) })
+		defer goOn.Stop()
+		if err := process.Pause(ctx, time.Second); err != nil {
+			return err
+		}
+		var err error
+		meanwhile, err = w.crowd(ctx, others, nil, nil)
+		if err != nil {
+			return err
+		}
+		return process.Pause(ctx, 20*time.Second)
+	})
+	return streams, meanwhile, errors.Join(err, ctx.Err())
+}
+
+func decodeStandsStill(ctx context.Context, w *world) (outcome, error) {
+	streams, meanwhile, err := standsStill(ctx, w, 72, "d0")
+	return stillOutcome(ctx, w, streams, meanwhile, err)
+}
+
+// decodesStandStill is what a machine looks like that is far too busy: every
+// decode engine is late with its health check, and none refuses anything.
+func decodesStandStill(ctx context.Context, w *world) (outcome, error) {
+	streams, meanwhile, err := standsStill(ctx, w, 81, "d0", "d1")
+	return stillOutcome(ctx, w, streams, meanwhile, err)
+}
+
+func prefillStandsStill(ctx context.Context, w *world) (outcome, error) {
+	streams, meanwhile, err := standsStill(ctx, w, 74, "p0")
+	return stillOutcome(ctx, w, streams, meanwhile, err)
+}
+
+func stillOutcome(ctx context.Context, w *world, streams, meanwhile *tally, err error) (outcome, error) {
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
+		return failed("streams: %v; asked meanwhile: %v; %v", streams, meanwhile, err), nil
+	}
+	if !streams.all() || !meanwhile.all() {
+		return failed("streams: %v; asked meanwhile: %v", streams, meanwhile), nil
+	}
+	return passed("streams: %v; asked meanwhile: %v (the longest wait was %.0f s)", streams, meanwhile, meanwhile.longest.Seconds()), nil
+}
+
+// back restarts an engine at its address and shows that it is used again.
+func back(ctx context.Context, w *world, name string, seed uint64) (*tally, error) {
+	if err := w.need(ctx, name); err != nil {
+		return nil, err
+	}
+	if err := w.ready(ctx); err != nil {
+		return nil, err
+	}
+	list := prompts(16, 60, seed) // more than one decode engine has slots for
+	if err := w.know(ctx, list); err != nil {
+		return nil, err
+	}
+	t, err := w.crowd(ctx, list, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	series, err := w.engines[name].series(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if served := gauge(series, "request_success_total"); served == 0 {
+		return t, fmt.Errorf("%s is back and gets no requests", name)
+	}
+	return t, w.idle(ctx, three...)
+}
+
+func decodeDies(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	t, err := under(ctx, w, prompts(14, 250, 76), func() error { w.engines["d1"].kill(); return nil })
+	if err != nil {
+		return outcome{}, err
+	}
+	again, err := back(ctx, w, "d1", 77)
+	if err != nil {
+		return failed("streams: %v; %v", t, err), nil
+	}
+	if !t.all() || !again.all() {
+		return failed("streams: %v; after the restart: %v", t, again), nil
+	}
+	return passed("streams: %v; after the restart: %v", t, again), nil
+}
+
+func prefillDies(ctx context.Context, w *world) (outcome, error) {
+	if err := w.evenkeel(ctx, w.usual()); err != nil {
+		return outcome{}, err
+	}
+	others := prompts(6, 40, 79)
+	if err := w.know(ctx, others); err != nil {
+		return outcome{}, err
+	}
+	var meanwhile *tally
+	t, err := under(ctx, w, prompts(10, 250, 78), func() (err error) {
+		w.engines["p0"].kill()
+		meanwhile, err = w.crowd(ctx, others, nil, nil)
+		return err
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	again, err := back(ctx, w, "p0", 80)
+	if err != nil {
+		return failed("streams: %v; asked while there was none: %v; %v", t, meanwhile, err), nil
+	}
+	if !t.all() || !again.all() || len(meanwhile.wrong) > 0 {
+		return failed("streams: %v; asked while there was none: %v; after the restart: %v", t, meanwhile, again), nil
+	}
+	return passed("streams: %v; asked while there was none: %v; after the restart: %v", t, meanwhile, again), nil
+}
