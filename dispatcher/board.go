@@ -88,6 +88,7 @@ type rank struct {
 	running []policy.Request // the same requests, as policies see them
 	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound and released since
 	queued  int              // of the slots, those that wait in the engine's own queue, as of the last refresh; never too few
+	left    []departed       // released since the last step that is known whole
 
 	group    *group // while present
 	pressure pressure
@@ -111,6 +112,7 @@ type group struct {
 	budget   budget
 	held     int     // entries the last round held back though they had a slot
 	steps    stepper // what its streams told
+	last     step    // of these; the requests it was made for are known with the next
 }
 
 func newBoard(model string, r *rules) *board {
@@ -273,6 +275,9 @@ func (b *board) setWorkers(ws []Worker) {
 		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
 		}
+		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // all of a step and of the one before
+			r.left = slices.Grow(r.left, grow)
+		}
 	}
 	for id, r := range b.ranks {
 		if !r.present && len(r.slots) == 0 {
@@ -394,13 +399,22 @@ func room(capacity int64, watermark float64) int64 {
 // counts is how far the slots of a board are, by index: what a driver of the board tells
 // with an event. Of slots that were bound after the counts were taken nothing is told.
 type counts struct {
-	tokens []int32 // generated
-	began  []bool  // the first event has come
+	tokens []int32  // generated
+	began  []bool   // the first event has come
+	joined []uint32 // the group's step that the first tokens came with; 0: none has come
 }
 
 func (c *counts) generated(slot int32) int32 {
 	if int(slot) < len(c.tokens) {
 		return c.tokens[slot]
+	}
+	return 0
+}
+
+// step is the one that the first tokens of a slot came with; 0: none has come.
+func (c *counts) step(slot int32) uint32 {
+	if c != nil && int(slot) < len(c.joined) {
+		return c.joined[slot]
 	}
 	return 0
 }

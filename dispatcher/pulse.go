@@ -22,11 +22,15 @@ type pulse struct {
 	tell func() // wakes the owner
 }
 
-// step is one step of a group.
+// step is one step of a group: the one whose tokens begin to come when it is told.
 type step struct {
-	began  time.Duration // since the pulse's base
-	length time.Duration // 0: it was the first
+	number uint32
+	length time.Duration // since the tokens of the one before began to come; 0: it was the first
 }
+
+// voice is when a stream spoke: the first step that it got tokens in, and the
+// last one. 0: it has none yet.
+type voice struct{ first, last atomic.Uint32 }
 
 // stepsMost bounds what waits to be read. An owner that is so late reads the
 // rest from the next.
@@ -42,11 +46,16 @@ func newPulse(tell func()) *pulse {
 	return p
 }
 
-// beat tells that a stream got tokens; spoke is the last step it did so in.
-func (p *pulse) beat(spoke *atomic.Uint32) {
+// beat tells that a stream got tokens.
+func (p *pulse) beat(v *voice) {
 	n := p.number.Load()
-	if spoke.Load() != n {
-		spoke.Store(n)
+	switch v.last.Load() {
+	case n:
+	case 0:
+		v.first.Store(n)
+		fallthrough
+	default:
+		v.last.Store(n)
 		return
 	}
 	if !p.mu.TryLock() {
@@ -54,7 +63,7 @@ func (p *pulse) beat(spoke *atomic.Uint32) {
 	}
 	told := p.number.Load() == n && p.next(time.Since(p.base))
 	p.mu.Unlock()
-	spoke.Store(p.number.Load())
+	v.last.Store(p.number.Load())
 	if told {
 		p.tell()
 	}
@@ -62,14 +71,14 @@ func (p *pulse) beat(spoke *atomic.Uint32) {
 
 // next begins a step at an instant, unless it is too soon.
 func (p *pulse) next(at time.Duration) bool {
-	s := step{began: at}
+	s := step{number: p.number.Load() + 1}
 	if p.began > 0 {
 		if s.length = at - p.began; int64(s.length) < p.least.Load() {
 			return false
 		}
 	}
 	p.began = max(at, 1)
-	p.number.Add(1)
+	p.number.Store(s.number)
 	if len(p.steps) < stepsMost {
 		p.steps = append(p.steps, s)
 	}

@@ -15,12 +15,12 @@ import (
 // streams speak to one pulse, each an event a step.
 type streams struct {
 	pulse *pulse
-	spoke []atomic.Uint32
+	spoke []voice
 	told  int
 }
 
 func newStreams(n int) *streams {
-	s := &streams{spoke: make([]atomic.Uint32, n)}
+	s := &streams{spoke: make([]voice, n)}
 	s.pulse = newPulse(func() { s.told++ })
 	return s
 }

@@ -158,13 +158,13 @@ func (r *runner) count(b *board) {
 	}
 	c := &o.counts
 	if grow := len(o.slots) - len(c.tokens); grow > 0 {
-		c.tokens, c.began = append(c.tokens, make([]int32, grow)...), append(c.began, make([]bool, grow)...)
+		c.tokens, c.began, c.joined = append(c.tokens, make([]int32, grow)...), append(c.began, make([]bool, grow)...), append(c.joined, make([]uint32, grow)...)
 	}
 	for i, s := range o.slots {
 		if s != nil {
-			c.tokens[i], c.began[i] = s.generated.Load(), s.started.Load()
+			c.tokens[i], c.began[i], c.joined[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load()
 		} else {
-			c.tokens[i], c.began[i] = 0, false
+			c.tokens[i], c.began[i], c.joined[i] = 0, false, 0
 		}
 	}
 	b.counts = c
@@ -186,6 +186,7 @@ func (r *runner) release(s *Slot, o Outcome) {
 		r.count(b)
 	}
 	s.owner.slots[s.index] = nil
+	b.depart(s.index, s.generated.Load(), s.voice.first.Load(), s.voice.last.Load())
 	b.release(s.index, o, s.generated.Load(), s.started.Load(), r.now)
 }
 

@@ -26,9 +26,9 @@ type Slot struct {
 	handsOff bool // its KV comes from a prefill engine that is known
 
 	generated atomic.Int32
-	spoke     atomic.Uint32 // the group's step it last got tokens in
-	pulse     *pulse        // the group's; nil without barrier
-	owner     *owned        // whose slot it is
+	voice     voice  // the group's steps it got tokens in
+	pulse     *pulse // the group's; nil without barrier
+	owner     *owned // whose slot it is
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
@@ -59,7 +59,7 @@ func (s *Slot) Progress(generated int) {
 		}
 	}
 	if s.pulse != nil {
-		s.pulse.beat(&s.spoke)
+		s.pulse.beat(&s.voice)
 	}
 }
 

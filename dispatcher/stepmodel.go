@@ -59,7 +59,6 @@ func (r *regression) fit() (m StepModel, r2 float64) {
 type stepper struct {
 	regression
 	configured StepModel
-	load       int64 // KV tokens of the fullest rank when the step under way began; 0: not known
 
 	recent  [33]time.Duration // lengths, for their median
 	at      int
@@ -80,10 +79,8 @@ const (
 	tooLong  = 2.5
 )
 
-// add takes in the length of a step, and for the next one the load it begins with.
-func (s *stepper) add(length time.Duration, load int64) {
-	before := s.load
-	s.load = load
+// add takes in the length of a step.
+func (s *stepper) add(length time.Duration) {
 	if length <= 0 {
 		return
 	}
@@ -93,7 +90,7 @@ func (s *stepper) add(length time.Duration, load int64) {
 	if i, _ := slices.BinarySearch(stepBuckets[:], seconds); i < len(stepBuckets) {
 		s.buckets[i]++
 	}
-	if x := seconds / s.typical.Seconds(); x < tooShort || x > tooLong {
+	if !s.usual(length) {
 		return
 	}
 	ms := seconds * 1000
@@ -101,9 +98,18 @@ func (s *stepper) add(length time.Duration, load int64) {
 		s.meanMs = float32(ms)
 	}
 	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1 - 2^(-1/32)
-	if before > 0 {
-		s.regression.add(before, ms)
+}
+
+// teach takes in what the fullest rank held in a step, and how long it took.
+func (s *stepper) teach(load int64, length time.Duration) {
+	if load > 0 && length > 0 && s.usual(length) {
+		s.regression.add(load, length.Seconds()*1000)
 	}
+}
+
+func (s *stepper) usual(length time.Duration) bool {
+	x := length.Seconds() / s.typical.Seconds()
+	return x >= tooShort && x <= tooLong
 }
 
 func (s *stepper) remember(length time.Duration) {

@@ -17,8 +17,10 @@ func feed(s *stepper, n int, c0, c1, noiseMs float64, spread int64) {
 	load := int64(100_000)
 	for range n {
 		ms := c0 + c1*float64(load) + noiseMs*rng.NormFloat64()
+		length := time.Duration(ms * float64(time.Millisecond))
+		s.add(length)
+		s.teach(load, length)
 		load = 100_000 + rng.Int64N(max(spread, 1))
-		s.add(time.Duration(ms*float64(time.Millisecond)), load)
 	}
 }
 
@@ -47,7 +49,7 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 		want       string
 	}{
 		{"enough steps that fit", 250, 2e-4, 1, 100_000, given, stepLearned},
-		{"too few steps", 200, 2e-4, 1, 100_000, given, stepConfigured}, // the first has no load
+		{"too few steps", 199, 2e-4, 1, 100_000, given, stepConfigured},
 		{"noise hides the line", 250, 2e-4, 40, 100_000, given, stepConfigured},
 		{"a step that falls with the load", 250, -2e-4, 1, 100_000, given, stepConfigured},
 		{"a load that never changes", 250, 2e-4, 1, 1, given, stepConfigured},
@@ -77,11 +79,13 @@ func TestStallsAreNoSamples(t *testing.T) {
 	var s stepper
 	feed(&s, 500, 50, 2e-4, 1, 100_000)
 	n, before := s.n, s.meanMs
-	s.add(2*time.Second, 120_000)
+	s.add(2 * time.Second)
+	s.teach(120_000, 2*time.Second)
 	require.Equal(t, n, s.n)
 	require.Equal(t, before, s.meanMs)
 	require.EqualValues(t, 501, s.seen, "but the histogram has it")
-	s.add(75*time.Millisecond, 120_000)
+	s.add(75 * time.Millisecond)
+	s.teach(120_000, 75*time.Millisecond)
 	require.Equal(t, n+1, s.n)
 }
 
@@ -114,7 +118,8 @@ func BenchmarkStepModel(b *testing.B) {
 	feed(&s, 500, 50, 2e-4, 1, 100_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		s.add(70*time.Millisecond, 110_000)
+		s.add(70 * time.Millisecond)
+		s.teach(110_000, 70*time.Millisecond)
 		s.model()
 	}
 }

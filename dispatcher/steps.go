@@ -35,22 +35,83 @@ func (b *board) step(g *group) time.Duration {
 	return time.Duration(g.steps.stepMs(m, g.most) * float32(time.Millisecond))
 }
 
-// hear takes in the steps of a group that its streams told of.
+// hear takes in the steps of a group that its streams told of. Which requests a
+// step was made for is known when the next one is told: those that had got their
+// first token by its end, and had not got their last one before. What is charged
+// is another matter: a request that was just bound is still on its way into the
+// engine or waits in its queue, and one that got its last token is still charged
+// when the first stream speaks.
 func (b *board) hear(g *group, told []step) {
 	if len(told) == 0 {
 		return
 	}
 	b.refreshGroup(g)
-	last := len(told) - 1
-	for i, s := range told {
-		load := g.most
-		if i < last {
-			load = 0 // it is the past's, and nobody looked then
+	for _, s := range told {
+		if g.last.number != 0 && s.number == g.last.number+1 {
+			g.steps.teach(b.inStep(g), g.last.length)
 		}
-		g.steps.add(s.length, load)
+		g.last = s
+		g.steps.add(s.length)
+	}
+	for _, r := range g.ranks {
+		r.forget(g.last.number)
 	}
 	b.emit(effect{kind: effectLeastStep, group: g, lasts: max(leastStep, time.Duration(tooShort*float64(g.steps.typical)))})
 	b.stepped = b.stepped || g.held > 0
+}
+
+// inStep is what the fullest rank of the group held in its last step, by what it
+// cost.
+func (b *board) inStep(g *group) (most int64) {
+	for _, r := range g.ranks {
+		kv := r.Others
+		for i, slot := range r.slots {
+			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.number) {
+				kv += int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+			}
+		}
+		for _, d := range r.left {
+			if !later(d.first, g.last.number) && !later(g.last.number, d.last) {
+				kv += d.kv
+			}
+		}
+		most = max(most, r.weigh(kv))
+	}
+	return most
+}
+
+// later compares numbers of steps, which begin anew after the largest.
+func later(x, y uint32) bool { return int32(x-y) > 0 }
+
+// departed is a request that was released, and the steps it was in.
+type departed struct {
+	first, last uint32
+	kv          int64
+}
+
+// depart remembers a request that is about to be released for the step that is not
+// known whole yet. It keeps to the room that the rank's slots needed: if more leave
+// in one step, the step teaches little.
+func (b *board) depart(slot, generated int32, first, last uint32) {
+	if first == 0 {
+		return // it was in no step
+	}
+	c := &b.ledger.table[slot]
+	if r := c.rank; len(r.left) == cap(r.left) {
+		r.left = r.left[:0]
+	}
+	c.rank.left = append(c.rank.left, departed{first, last, int64(c.prompt) + int64(generated)})
+}
+
+// forget drops the departed that were in no step from this one on.
+func (r *rank) forget(number uint32) {
+	kept := r.left[:0]
+	for _, d := range r.left {
+		if !later(number, d.last) {
+			kept = append(kept, d)
+		}
+	}
+	r.left = kept
 }
 
 // rest ends the step under way when nothing of the group runs any more.
@@ -64,14 +125,19 @@ func (b *board) rest(g *group) {
 		}
 	}
 	b.emit(effect{kind: effectRest, group: g})
-	g.steps.load = 0
+	g.last = step{}
+	for _, r := range g.ranks {
+		r.left = r.left[:0]
+	}
 }
 
 // cost is what the rank holds as its group's barrier feels it: KV tokens, more
 // on a rank that is slower than the others.
-func (r *rank) cost() int64 {
+func (r *rank) cost() int64 { return r.weigh(r.kv) }
+
+func (r *rank) weigh(kv int64) int64 {
 	if r.Cost == 0 || r.Cost == 1 {
-		return r.kv
+		return kv
 	}
-	return int64(float64(r.kv) * float64(r.Cost))
+	return int64(float64(kv) * float64(r.Cost))
 }

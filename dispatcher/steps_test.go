@@ -1,6 +1,9 @@
 package dispatcher
 
 import (
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,4 +102,126 @@ func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 		require.InEpsilon(t, truth.C0Ms, step.C0Ms, 0.1)
 		require.Greater(t, step.R2, 0.9)
 	})
+}
+
+// inside is a request that an engine has, or that is under way to it.
+type inside struct {
+	*Slot
+	prompt, arrives, left int // tokens; the step from which the engine has it; tokens to come
+}
+
+// An engine steps with the requests that it runs. The proxy has charged others,
+// too: they are under way, or wait in the engine's queue. And when the first token
+// of a step comes, the requests that end with it are still charged.
+func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		late    int // steps that a request is under way
+		runs    int // requests of a rank that the engine runs at once
+		charged int // requests in all
+		output  int // mean tokens
+	}{
+		{"requests arrive at once", 0, 8, 32, 20},
+		{"requests are under way for two steps", 2, 8, 32, 20},
+		{"requests wait in the engine's queue", 0, 8, 48, 20},
+		{"every rank has another request in every step", 2, 8, 32, 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				truth := StepModel{C0Ms: 10, C1Ms: 3e-3}
+				step := teach(t, truth, c.late, c.runs, c.charged, c.output)
+				require.Equal(t, stepLearned, step.Source)
+				require.InEpsilon(t, truth.C1Ms, step.C1Ms, 0.05)
+				require.InEpsilon(t, truth.C0Ms, step.C0Ms, 0.1)
+				require.Greater(t, step.R2, 0.9)
+			})
+		})
+	}
+}
+
+// teach runs four ranks for a while and returns what was learned.
+func teach(t *testing.T, truth StepModel, late, runs, charged, output int) *StepStatus {
+	d := start(t, testConfig())
+	d.SetWorkers(ranks(4, 30, 0))
+	rng := rand.New(rand.NewPCG(1, 2))
+	var requests []*inside
+	id := uint64(0)
+	send := func(step int) {
+		id++
+		prompt := 20 + int(min(5000, 400*math.Exp(1.5*rng.NormFloat64())))
+		r := <-d.Enqueue(&pool.Entry{ID: id, Model: "m", Prompt: prompt})
+		requests = append(requests, &inside{r.Slot, prompt, step + late, 1 + rng.IntN(2*output)})
+	}
+	for range charged {
+		send(0)
+	}
+	for step := range 700 {
+		var members []*inside
+		var count [4]int
+		var kv [4]int64
+		for _, r := range requests { // the engine's queue is first come, first served
+			if w := r.Worker; r.arrives <= step && count[w] < runs {
+				members = append(members, r)
+				count[w]++
+				kv[w] += int64(r.prompt + r.Generated())
+			}
+		}
+		length := time.Duration((truth.C0Ms + truth.C1Ms*float64(slices.Max(kv[:]))) * float64(time.Millisecond))
+		speaking := 5 * time.Millisecond // from the first token to the last, while the next step is made
+		time.Sleep(length - speaking)
+		rng.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
+		for _, r := range members {
+			r.Progress(r.Generated() + 1)
+			time.Sleep(speaking / time.Duration(len(members)))
+			if r.left--; r.left == 0 {
+				d.Release(r.Slot, Outcome{})
+				requests = slices.DeleteFunc(requests, func(x *inside) bool { return x == r })
+				send(step + 1)
+			}
+		}
+		time.Sleep(speaking % time.Duration(max(1, len(members))))
+		synctest.Wait()
+	}
+	return d.Status(t.Context()).Models[0].Groups[0].Step
+}
+
+func TestHearingAStepDoesNotAllocate(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(2, 8, 0))
+	var all []*Slot
+	for _, w := range h.putAll(16, func() pool.Entry { return pool.Entry{Prompt: 10} }) {
+		all = append(all, w.slotNow(t))
+	}
+	b := h.boards["m"]
+	g := b.groups[0]
+	h.told = make([]command, 0, 4096)
+	n := 0
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		n++
+		h.pulses[g].least.Store(0) // every second word of a stream is a step
+		for _, s := range all {
+			s.Progress(n)
+			b.depart(s.index, int32(n), s.voice.first.Load(), s.voice.last.Load())
+		}
+		h.hear(b, g)
+		h.carryOut(0)
+	}))
+	require.Greater(t, g.last.number, uint32(900))
+}
+
+func TestWhoHasLeftIsForgotten(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 2, 0))
+	b := h.boards["m"]
+	r := b.ranks[0]
+	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	b.depart(s.index, 1, s.voice.first.Load(), s.voice.last.Load())
+	require.Empty(t, r.left, "it was in no step")
+	s.Progress(1)
+	for range 100 { // answers of one token: nobody speaks twice, so no step is told
+		b.depart(s.index, 1, s.voice.first.Load(), s.voice.last.Load())
+		require.LessOrEqual(t, len(r.left), 4)
+	}
+	h.release(s)
+	require.Empty(t, r.left, "nothing runs")
 }

@@ -35,7 +35,7 @@ type chunk struct {
 type client struct{ *http.Client }
 
 func newClient() client {
-	return client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}, Timeout: 2 * time.Minute}}
+	return client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}}
 }
 
 // anyRank leaves the rank to whoever is asked.
