@@ -106,9 +106,9 @@ func TestTheSameSeedDrawsTheSameList(t *testing.T) {
 	require.NotEqual(t, list, draw(4, 2000))
 	long := 0
 	for _, r := range list {
-		require.GreaterOrEqual(t, r.prompt, 64)
+		require.GreaterOrEqual(t, r.prompt, 32)
 		require.LessOrEqual(t, r.prompt+r.output, contextLen)
-		if r.prompt > 6000 {
+		if r.prompt > 2200 {
 			long++
 		}
 	}

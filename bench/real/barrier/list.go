@@ -26,7 +26,7 @@ func draw(seed uint64, n int) []request {
 	}
 	list := make([]request, n)
 	for i := range list {
-		list[i] = request{logNormal(1100, 1.6, 64, 14_000), logNormal(60, .6, 15, 200)}
+		list[i] = request{logNormal(400, 1.6, 32, 5000), logNormal(60, .6, 15, 200)}
 	}
 	return list
 }

@@ -23,8 +23,9 @@ import (
 const (
 	ranks      = 2
 	slots      = 8 // of a rank
-	contextLen = 16384
+	contextLen = 8192
 	block      = 64
+	blocks     = 1000 // of a rank; eight of the longest prompts need 650
 )
 
 //go:embed plugin.py
@@ -103,9 +104,9 @@ func (w *world) startDecode(ctx context.Context) error {
 	}
 	began := time.Now()
 	w.decode, err = in.Serve(model, port, filepath.Join(w.dir, "decode.log"),
-		[]string{"PYTHONPATH=" + site, "VLLM_CPU_KVCACHE_SPACE=2", "VLLM_CPU_OMP_THREADS_BIND=0|1"},
+		[]string{"PYTHONPATH=" + site, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1"},
 		"--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1", "--max-model-len", fmt.Sprint(contextLen), "--max-num-seqs", fmt.Sprint(slots),
-		"--max-num-batched-tokens", "2048", "--block-size", fmt.Sprint(block), "--no-enable-prefix-caching",
+		"--max-num-batched-tokens", "2048", "--block-size", fmt.Sprint(block), "--num-gpu-blocks-override", fmt.Sprint(blocks), "--no-enable-prefix-caching",
 		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true,"fill_std":0.5}}`,
 	)
 	if err != nil {
