@@ -84,7 +84,7 @@ func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[st
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.owners.admits(g.fleet.regionOf(w.ID)) }) {
+		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.fleet.admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool

@@ -13,6 +13,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -200,7 +201,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 // all, is spent: the prompt is prefilled again elsewhere, once (geo R17, R36).
 func (j *job) unplaced(err error, region string) *fault {
 	if j.unowned {
-		return &fault{answer: errNotOurs(), err: errNotOwner, spent: true, final: true}
+		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, spent: true, final: true}
 	}
 	f := &fault{answer: j.gw.waitError(err, j.prompt), err: err, spent: true, final: true}
 	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && !j.stranded {
@@ -220,6 +221,7 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 // spent, for a status may also come from something in between or after the pull;
 // where the engine is known to tell the prefiller to free it, it needs no drain.
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
+	s.rank.area.Refused(string(s.resp.Header(owner.EpochHeader)))
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
 	if f.status == http.StatusNotFound && h != nil {

@@ -82,8 +82,7 @@ func (g *Gateway) abandon() {
 	if t := g.tracer.Swap(nil); t != nil {
 		g.flush(t)
 	}
-	g.owners.close()
-	g.groups.close()
+	g.owner.Close()
 	g.client.Close()
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/owner"
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
@@ -29,7 +30,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 		j.judge(s.rank, fault)
 		kind := dispatcher.Failed
 		switch {
-		case errors.Is(fault.err, errNotOwner):
+		case errors.Is(fault.err, owner.ErrNotOwner):
 			kind = dispatcher.Cancelled
 		case h == nil:
 			kind = j.localFailed(s, fault)
@@ -56,13 +57,13 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides (contract 2.6).
 func (j *job) open(h *handoff, s *stream) *fault {
-	sent, ok := s.rank.area.enter()
+	sent, ok := s.rank.area.Enter()
 	defer sent()
 	if !ok {
-		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, moved: true}
 	}
 	s.call.OnWritten(sent)
-	s.call.Guard(s.rank.area.ours)
+	s.call.Guard(s.rank.area.Ours)
 	var kv json.RawMessage
 	if h == nil {
 		j.leaveAtOnce(s.call)
@@ -107,11 +108,11 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
-	case errors.Is(err, errNotOwner): // nothing was sent, and the engine is not to blame
-		return &fault{answer: errNotOurs(), err: errNotOwner, moved: true}
+	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
+		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, moved: true}
 	case err != nil:
 		j.gw.monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error

@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 )
@@ -151,11 +152,11 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		return drainExpired, false, mooncake.ErrExpired
 	}
 	rank := g.fleet.rank(slot.Worker)
-	sent, ok := rank.area.enter()
+	sent, ok := rank.area.Enter()
 	defer sent()
 	if !ok {
 		end.Kind = dispatcher.Cancelled
-		return drainUnplaced, true, errNotOwner
+		return drainUnplaced, true, owner.ErrNotOwner
 	}
 	if h.kv == nil {
 		if h.kv, err = h.Discard(now); err != nil {
@@ -168,15 +169,15 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	body := rank.Profile.DrainBody(&h.body, j.req.Endpoint, h.leg, h.kv, rand.Text(), nil)
 	call := g.client.NewCall(rank.Target)
 	call.OnWritten(sent)
-	call.Guard(rank.area.ours)
+	call.Guard(rank.area.Ours)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.Mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	switch {
-	case errors.Is(err, errNotOwner): // nothing was sent
+	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
 		end.Kind = dispatcher.Cancelled
-		return drainUnplaced, true, errNotOwner
+		return drainUnplaced, true, owner.ErrNotOwner
 	case err != nil:
 		g.monitor.Report(rank.Instance, err)
 		end.Lost = g.drainLost(rank, err)

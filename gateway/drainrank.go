@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/owner"
 	"evenkeel/prefill"
 )
 
@@ -151,7 +152,7 @@ func (f *fleet) abandon(key string) {
 // takes says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
 // the engine. It is called with f.mu held.
 func (f *fleet) takes(in *instance, r int) bool {
-	if in.away != "" || f.stops[in.key()] != nil || !f.gw.owners.admits(in.conf.Region) {
+	if in.away != "" || f.stops[in.key()] != nil || f.gw.owner.Has(owner.Regions) && !f.gw.owner.Admits(f.areaOf(in)) {
 		return false
 	}
 	if r >= 0 {

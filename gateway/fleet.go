@@ -12,6 +12,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 )
 
@@ -71,9 +72,9 @@ type rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
-	Region   string       // empty: ours
-	Context  int          // tokens of prompt and answer, of its longest model; 0: unknown
-	area     *decodeGroup // who admits to it; nil: this proxy, which is alone
+	Region   string      // empty: ours
+	Context  int         // tokens of prompt and answer, of its longest model; 0: unknown
+	area     *owner.Area // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 }

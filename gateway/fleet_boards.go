@@ -1,9 +1,5 @@
 package gateway
 
-import (
-	"cmp"
-)
-
 // regionMark stands between a board and its region, where that is not ours.
 const regionMark = "@"
 
@@ -22,14 +18,6 @@ func (f *fleet) abroad(in *instance) string {
 		return ""
 	}
 	return in.conf.Region
-}
-
-// regionOf is the region of a worker, empty for ours.
-func (f *fleet) regionOf(worker int32) string {
-	if r := f.rank(worker); r != nil {
-		return r.Region
-	}
-	return ""
 }
 
 // regionFor is where a hand-off of a prefill engine is decoded, empty for ours.
@@ -52,18 +40,4 @@ func (f *fleet) decodes(meant func(*instance) bool) (list []*instance) {
 		}
 	}
 	return list
-}
-
-// reach counts the engines of a region, and those that answer.
-func (f *fleet) reach(region string) (up, all int) {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	for _, in := range f.instances {
-		if cmp.Or(in.conf.Region, f.gw.conf().Geo.Self.Region) == region {
-			if all++; in.status.Up {
-				up++
-			}
-		}
-	}
-	return up, all
 }

@@ -35,7 +35,7 @@ func (f *fleet) publish() {
 			if in.role == rolePrefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
-				up = up && f.gw.groups.admits(in.conf.Group)
+				up = up && f.gw.owner.Admits(f.areaOf(in))
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
 				if in.profile.AllowLocalPrefill {
@@ -135,7 +135,7 @@ func capacityOf(in *instance, r int) int64 {
 func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
-	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), area: f.gw.groups.of(in.conf.Group)}
+	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), area: f.gw.owner.Of(f.areaOf(in))}
 	w := dispatcher.Worker{
 		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
@@ -147,10 +147,7 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	if in.profile.Renews() {
 		w.Beyond = f.gw.conf().Dispatch.Beyond
 	}
-	limit, others := f.gw.owners.room(in.conf.Region, t.ID, w.Slots)
-	if f.gw.groups != nil { // then regions have no owners
-		limit, others = f.gw.groups.room(in.conf.Group, t.ID, w.Slots)
-	}
+	limit, others := f.gw.owner.Room(f.areaOf(in), t.ID, w.Slots)
 	if w.Others = others; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
 		w.Limit = limit
 	}

@@ -22,6 +22,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
+	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 	"evenkeel/pool"
@@ -80,8 +81,7 @@ type Gateway struct {
 	admin       net.Listener
 	service     *service
 	regions     *regions   // nil: there are no others
-	owners      *owners    // nil: regions have none, and this one is ours
-	groups      *groups    // nil: decode groups have no owners but us
+	owner       *owner.Set // nil: everything is ours
 	discovery   *discovery // nil: nothing is discovered
 	runs        runs
 	open        atomic.Int64 // client requests being served
@@ -150,10 +150,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
-	if g.owners, err = newOwners(g); err != nil {
-		return nil, err
-	}
-	if g.groups, err = newGroups(g); err != nil {
+	if g.owner, err = owner.New(cfg, g.ownerHost()); err != nil {
 		return nil, err
 	}
 	if g.regions, err = newRegions(g); err != nil {
@@ -326,8 +323,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(), open), err)
 		}
 	}
-	g.owners.leave(cut)
-	g.groups.leave(cut)
+	g.owner.Leave(cut)
 	g.stop()
 	if g.regions != nil {
 		g.regions.node.Close()
@@ -340,8 +336,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if t := g.tracer.Swap(nil); t != nil {
 		g.flush(t)
 	}
-	g.owners.close()
-	g.groups.close()
+	g.owner.Close()
 	g.client.Close()
 	return errors.Join(err, g.requestLog.close())
 }
@@ -352,11 +347,12 @@ const endGrace = 5 * time.Second
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {
 	draining, _ := g.service.leaving()
+	unowned := g.owner.Unready(time.Now())
 	switch p, d := g.fleet.up(); {
 	case draining:
 		return false, "draining"
-	case !g.groups.settled():
-		return false, "no proxy owns a decode group yet"
+	case unowned != "":
+		return false, unowned
 	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
 	case p == 0:
 		return false, "no healthy prefill engine" + g.discovery.failure()

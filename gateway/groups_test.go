@@ -16,8 +16,8 @@ import (
 	"evenkeel/bench/load"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
-	"evenkeel/gateway"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
 )
 
 // haLease is the lease of these tests: the shortest there is.
@@ -79,13 +79,13 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 
 func proxyName(i int) string { return fmt.Sprintf("here-%c", 'a'+i) }
 
-func groupOf(c *cluster, name string) gateway.GroupStatus {
+func groupOf(c *cluster, name string) owner.GroupStatus {
 	for _, g := range c.gw.HA().Groups {
 		if g.Group == name {
 			return g
 		}
 	}
-	return gateway.GroupStatus{}
+	return owner.GroupStatus{}
 }
 
 // owner is the proxy that admits to a group, -1 for none.

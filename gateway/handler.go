@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -236,7 +237,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 	}
 	switch {
 	case far:
-	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && !g.owners.admitsAny()): // geo 10
+	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // geo 10
 		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)

@@ -253,7 +253,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
 		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
-	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.groups.losses()
+	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.owner.Losses()
 	var r dispatcher.Result
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
 		j.gw.dispatcher.Withdraw(e)
@@ -264,7 +264,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	for waits := true; waits; {
-		if j.unowned = !j.gw.fleet.owned(j.model.board); j.unowned {
+		if j.unowned = !j.gw.fleet.owned(j.model.board); j.unowned || region != "" && !j.gw.owner.Admits(region) {
 			j.gw.dispatcher.Withdraw(e)
 			r = <-got // the slot may have come first: it is looked at again before it is used
 			break
@@ -273,15 +273,11 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		case r = <-got:
 			waits = false
 		case <-lost:
-			lost = j.gw.groups.losses()
+			lost = j.gw.owner.Losses()
 		case <-j.client.Gone():
 			return withdraw(errGone())
 		case <-j.gw.service.context().Done():
 			return withdraw(errLeaving())
-		case <-j.gw.owners.lost(region):
-			j.gw.dispatcher.Withdraw(e)
-			r = <-got // the slot may have come first: it counts among what still runs there
-			waits = false
 		}
 	}
 	if r.Err != nil {

@@ -19,6 +19,7 @@ import (
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -36,7 +37,7 @@ type Status struct {
 	PoolUsed   int                       `json:"pool_places_used"`
 	Config     ConfigStatus              `json:"config"`
 	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
-	HA         *HAStatus                 `json:"ha,omitempty"`
+	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Discovery  *discover.Status          `json:"discovery,omitempty"`

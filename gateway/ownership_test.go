@@ -15,8 +15,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/gateway"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
 )
 
 // etcdServer runs etcd in this process and returns its address.
@@ -91,13 +91,13 @@ type tenants struct {
 	us, eu, as *cluster
 }
 
-func (t *tenants) area(c *cluster) gateway.AreaStatus {
+func (t *tenants) area(c *cluster) owner.RegionStatus {
 	for _, a := range c.gw.Owners() {
 		if a.Region == "us" {
 			return a
 		}
 	}
-	return gateway.AreaStatus{}
+	return owner.RegionStatus{}
 }
 
 // threeRegions starts them. Nobody forwards anything: whose engines serve is

@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
@@ -93,6 +94,9 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 	case path == geo.HandBackPath:
 		r.handBack(ctx, from)
 		return
+	case path == geo.PledgePath:
+		r.pledge(ctx, from)
+		return
 	case path == mooncake.Chat.Path():
 		ep = mooncake.Chat
 	case path != mooncake.Completions.Path():
@@ -109,13 +113,9 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
-	give := r.gw.owners.handBack
-	if ask.Group != "" {
-		give = r.gw.groups.handBack
-	}
-	h, err := give(from.Sender(), ask)
+	h, err := r.gw.handBack(from.Sender(), ask)
 	switch {
-	case errors.Is(err, errNotHome):
+	case errors.Is(err, owner.ErrNotHome):
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
 		return
 	case err != nil:
@@ -129,6 +129,21 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 	}
 	ctx.SetContentType("application/json")
 	ctx.SetBody(text)
+}
+
+// pledge answers an owner that cannot reach the store of leases.
+func (r *regions) pledge(ctx *fasthttp.RequestCtx, from *hop) {
+	var ask geo.Pledge
+	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
+		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		return
+	}
+	if err := r.gw.owner.Promise(from.Sender(), ask); err != nil {
+		r.gw.fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.SetBodyString("{}")
 }
 
 // open asks the door.
@@ -210,7 +225,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays && j.gw.groups == nil, Home: j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
+		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays && !j.gw.owner.Has(owner.Groups), Home: j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
 	}
 	if from := j.rec.from; from != nil {
 		a.Came = &from.Hop

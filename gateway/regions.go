@@ -17,6 +17,7 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/owner"
 	"evenkeel/geo"
 )
 
@@ -29,7 +30,8 @@ type regions struct {
 	server    *edge.Server
 	listener  *edge.Listener
 	decoding  atomic.Pointer[map[string]decoding] // by model
-	warned    atomic.Int64                        // Unix ns of the last warning about another version
+	shares    shares
+	warned    atomic.Int64 // Unix ns of the last warning about another version
 }
 
 // decoding is how busy the ranks of a model are.
@@ -68,12 +70,11 @@ func newRegions(g *Gateway) (*regions, error) {
 		Tier: g.tier, Running: r.running, Draining: func() bool { draining, _ := g.service.leaving(); return draining },
 		Registerer: g.reg, Log: g.log,
 	}
-	if g.owners != nil {
-		cfg.Tenure, cfg.Heard = g.owners.tenure, g.owners.heard
+	if g.owner != nil {
+		cfg.Tenure, cfg.Heard = r.tenure, r.hear
 	}
-	if g.groups != nil {
+	if g.owner.Has(owner.Groups) {
 		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+g.conf().Prefill.Queue.Timeout
-		cfg.Tenure, cfg.Heard = g.groups.tenure, g.groups.hear
 	}
 	if c.Mode == config.GeoCentral {
 		cfg.Central = c.Central
@@ -91,6 +92,7 @@ func newRegions(g *Gateway) (*regions, error) {
 	if r.node, err = geo.New(cfg); err != nil {
 		return nil, err
 	}
+	g.owner.Join(r.node)
 	r.decoding.Store(&map[string]decoding{})
 	r.server = edge.NewServer(edge.Options{
 		Handler: r.handle, Log: g.log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
@@ -157,11 +159,8 @@ func (r *regions) start() error {
 	})
 	g.background.Go(func() { r.followDecoding(g.ctx) })
 	r.node.Start()
-	if g.owners != nil {
-		g.owners.start()
-	}
-	if g.groups != nil {
-		g.groups.start()
+	if g.owner != nil {
+		g.background.Go(func() { g.owner.Run(g.ctx) })
 	}
 	g.log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(g.conf().Geo.Peers)))
 	return nil
@@ -174,6 +173,7 @@ func (r *regions) followDecoding(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		r.look(ctx)
+		r.forgetShares()
 		select {
 		case <-ctx.Done():
 			return

@@ -44,7 +44,7 @@ func (p *pages) find(instance string) *page {
 // each: the caller has claims to look after, and must not wait for an engine that
 // hangs.
 func (g *Gateway) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
-	ctx, cancel := context.WithTimeout(ctx, areaEvery)
+	ctx, cancel := context.WithTimeout(ctx, publishPatience)
 	defer cancel()
 	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
 	var all sync.WaitGroup

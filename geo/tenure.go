@@ -15,6 +15,7 @@ import (
 // Tenure is what a dispatcher says in its probes of what it owns.
 type Tenure struct {
 	Epochs map[string]int64 `json:"epochs,omitempty"`
+	Seen   map[string]int64 `json:"seen,omitempty"` // highest epochs that it has seen or heard of, of regions or groups
 	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
 
 	// To siblings.
@@ -40,6 +41,27 @@ type HandBack struct {
 	Epoch  int64  `json:"epoch"`
 }
 
+// Area names what is asked for.
+func (h HandBack) Area() string {
+	if h.Group != "" {
+		return "group " + h.Group
+	}
+	return "region " + h.Region
+}
+
+// PledgePath is where an owner that cannot reach the store of leases asks for a
+// promise that nobody else will admit.
+const PledgePath = "/evenkeel/peer/v1/pledge"
+
+// Pledge asks for that promise, for a decode group that is held with an epoch.
+type Pledge struct {
+	Region  string   `json:"region"`
+	Group   string   `json:"group"`
+	Holder  string   `json:"holder"`
+	Epoch   int64    `json:"epoch"`
+	Members []string `json:"members"` // that alone may ever own it
+}
+
 // HandedBack is what the holder says once it has stopped: what of its own still
 // runs there.
 type HandedBack struct {
@@ -59,35 +81,50 @@ var ErrHandBack = errors.New("the region is not handed back")
 
 // AskBack asks a peer, by the name it gives itself, for what it holds.
 func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
-	t, to := n.named(name)
-	if t == nil {
-		return h, fmt.Errorf("%w: its holder %s is not among the peers that answer", ErrHandBack, name)
-	}
-	body, err := json.Marshal(ask)
-	if err != nil {
-		return h, err
-	}
-	parts := [][]byte{body}
-	call := n.traffic.NewCall(t)
-	defer context.AfterFunc(ctx, call.Abort)()
-	now := time.Now()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: HandBackPath}, parts, to, nil, "handback-"+newBoot(), now, now.Add(time.Minute))
-	resp, err := call.Do(http.MethodPost, HandBackPath, hdr, parts, engine.Deadlines{})
+	text, err := n.post(ctx, name, HandBackPath, ask)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
-	}
-	defer resp.Close()
-	text, err := resp.ReadAll(maxProbe)
-	switch {
-	case err != nil:
-		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
-	case resp.StatusCode() != http.StatusOK:
-		return h, fmt.Errorf("%w: %s answers %d, %s", ErrHandBack, name, resp.StatusCode(), text)
 	}
 	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask {
 		return h, fmt.Errorf("%w: %s answers for another region, group or epoch", ErrHandBack, name)
 	}
 	return h, nil
+}
+
+// AskPledge asks a peer, by the name it gives itself, for a promise.
+func (n *Node) AskPledge(ctx context.Context, name string, ask Pledge) error {
+	_, err := n.post(ctx, name, PledgePath, ask)
+	return err
+}
+
+// post sends a question to a peer, by the name it gives itself, and reads the answer.
+func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
+	t, to := n.named(name)
+	if t == nil {
+		return nil, fmt.Errorf("%s is not among the peers that answer", name)
+	}
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return nil, err
+	}
+	parts := [][]byte{body}
+	call := n.traffic.NewCall(t)
+	defer context.AfterFunc(ctx, call.Abort)()
+	now := time.Now()
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
+	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Close()
+	text, err := resp.ReadAll(maxProbe)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode() != http.StatusOK:
+		return nil, fmt.Errorf("%s answers %d, %s", name, resp.StatusCode(), text)
+	}
+	return text, nil
 }
 
 // named is how calls to the peer with that name are made; nil: there is none.

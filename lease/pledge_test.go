@@ -293,3 +293,28 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 		}
 	})
 }
+
+// Pledges prolong, and bring nothing back that is over: others may have promised
+// something else since.
+func TestPledgesDoNotBringBackWhatIsOver(t *testing.T) {
+	m := owner(t)
+	m.cfg.Members = []string{"eu-1", "us-1"}
+	_, ok := m.AskPledges(seconds(3))
+	require.False(t, ok, "the store has confirmed a renewal just now")
+	_, ok = m.AskPledges(seconds(5))
+	require.True(t, ok)
+	_, ok = m.AskPledges(seconds(6))
+	require.False(t, ok, "once per retry")
+	m.Pledges(seconds(5), seconds(6), "eu-1", 8)
+	require.True(t, m.View(seconds(14)).Pledged)
+	require.False(t, m.View(seconds(15)).Admits)
+	m.Pledges(seconds(14), seconds(15), "eu-1", 8)
+	require.False(t, m.View(seconds(15)).Admits, "it came too late")
+	_, ok = m.AskPledges(seconds(16))
+	require.False(t, ok)
+	m.Renewed(seconds(16), seconds(16), nil)
+	require.True(t, m.View(seconds(16)).Admits)
+	require.NoError(t, m.GiveBack(seconds(17), 8))
+	m.Pledges(seconds(16), seconds(17), "eu-1", 8)
+	require.False(t, m.View(seconds(18)).Admits, "a release may still come to pass")
+}

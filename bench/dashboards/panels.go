@@ -221,6 +221,9 @@ var regionsBoard = dashboard{
 			{title: "Takeovers", kind: graph, unit: "short", lines: one(`evenkeel_geo_takeover_active`, "{{instance}} {{region}}")},
 			{title: "Epoch", kind: graph, unit: "short", lines: one(`evenkeel_geo_epoch`, "{{instance}} {{region}}")},
 			{title: "Owner of a decode group", says: "The sum over proxies is 1.", kind: graph, unit: "short", lines: one(`evenkeel_ha_owner`, "{{instance}} {{group}}"), idle: "ha.mode is off"},
+			{title: "Store of leases away", says: "1 while it fails or is too slow for owners to renew in time; owned by promises: 1 while a group goes on without it.", kind: graph, unit: "short", lines: []line{
+				{`max by (instance) (evenkeel_ha_lease_store_away or evenkeel_geo_lease_store_away)`, "{{instance}} away"}, {`evenkeel_ha_pledged`, "{{instance}} {{group}} owned by promises"},
+			}, idle: "neither ha nor geo.ownership is on"},
 			{title: "Clock off Prometheus's", kind: graph, unit: "s", lines: one(`timestamp(evenkeel_clock_seconds) - evenkeel_clock_seconds`, "{{instance}}")},
 		}},
 	},

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/gateway"
+	"evenkeel/gateway/owner"
 	"evenkeel/geo"
 )
 
@@ -24,8 +24,8 @@ func (h *handler) node(w http.ResponseWriter) *geo.Node {
 // regions is this proxy among those of other regions, and what it owns.
 type regions struct {
 	geo.Status
-	Owners []gateway.AreaStatus `json:"owners,omitempty"`
-	HA     *gateway.HAStatus    `json:"ha,omitempty"`
+	Owners []owner.RegionStatus `json:"owners,omitempty"`
+	HA     *owner.HAStatus      `json:"ha,omitempty"`
 }
 
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {

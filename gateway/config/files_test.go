@@ -49,8 +49,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	o.TakeoverOrder, o.Etcd.Endpoints, o.Kubernetes.Kubeconfig = nil, nil, nil
 	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
 	c.Geo.Self = GeoSelf{}
-	require.Empty(t, c.HA.Etcd.Endpoints)
-	c.HA.Etcd.Endpoints = nil
+	require.Empty(t, slices.Concat(c.HA.Members, c.HA.Etcd.Endpoints))
+	c.HA.Members, c.HA.Etcd.Endpoints = nil, nil
 	d := &c.Discovery
 	require.False(t, d.On())
 	d.Files, d.DNS, d.Kubernetes = nil, nil, nil

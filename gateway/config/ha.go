@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -12,6 +13,7 @@ type HA struct {
 	Engine     string        `yaml:"engine"`      // kubernetes, etcd
 	Lease      time.Duration `yaml:"lease"`       // who does not renew for so long may lose its groups
 	StartDelay time.Duration `yaml:"start_delay"` // from then until another admits
+	Members    []string      `yaml:"members"`     // ids of all that may ever own a group; none: any proxy of the region
 	Kubernetes struct {
 		Namespace  string `yaml:"namespace"`  // empty: this pod's own, or the kubeconfig's
 		Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's own
@@ -25,6 +27,9 @@ const (
 	HAStandby = "standby" // one has all groups, the others forward
 	HAShard   = "shard"   // each group has its own owner
 )
+
+// MemberList is members in order, as proxies compare it.
+func (h *HA) MemberList() []string { return slices.Sorted(slices.Values(h.Members)) }
 
 // On says whether decode groups have owners.
 func (h *HA) On() bool { return h.Mode != HAOff }
@@ -46,6 +51,19 @@ func (c *Config) checkHA(bad report) {
 	checkLease(bad, "$.ha", h.Lease, h.StartDelay)
 	if !h.On() {
 		return
+	}
+	switch list := h.MemberList(); {
+	case len(list) == 0:
+	case len(slices.Compact(slices.Clone(list))) < len(list):
+		bad("$.ha.members", "one of them stands there twice; write each id once")
+	case len(list) == 1:
+		bad("$.ha.members", "%q alone; write the ids of all proxies that may own groups, or none", list[0])
+	default:
+		for i, id := range h.Members {
+			if !validName(id) {
+				bad(fmt.Sprintf("$.ha.members[%d]", i), "%q cannot name a dispatcher; write up to 64 letters, digits, dots and dashes", id)
+			}
+		}
 	}
 	if h.Engine == OwnEtcd && len(h.Etcd.Endpoints) == 0 {
 		bad("$.ha.etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")

@@ -1,4 +1,4 @@
-package gateway
+package owner
 
 import (
 	"crypto/rand"
@@ -30,11 +30,12 @@ type leases struct {
 	client *clientv3.Client // of etcd; nil: not needed yet
 }
 
-func newLeases(engine string, duration time.Duration, namespace string, e config.Etcd, self string, log *zap.Logger) *leases {
+func newLeases(engine string, duration time.Duration, namespace string, e config.Etcd, self string, members []string, log *zap.Logger) *leases {
 	var boot [6]byte
 	_, _ = rand.Read(boot[:]) // never fails, by its documentation
 	return &leases{
-		engine: engine, duration: duration, namespace: namespace, etcd: e, identity: lease.Identity(self, hex.EncodeToString(boot[:])), log: log,
+		engine: engine, duration: duration, namespace: namespace, etcd: e, log: log,
+		identity: lease.Identity(self, hex.EncodeToString(boot[:])), members: members,
 	}
 }
 

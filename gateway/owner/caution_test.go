@@ -1,4 +1,4 @@
-package gateway
+package owner
 
 import (
 	"testing"
@@ -10,18 +10,19 @@ import (
 	"evenkeel/geo"
 )
 
-func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) { // geo R35
+func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &area{region: "us", share: 0.5, hold: 30 * time.Second, residents: map[string]geo.Resident{}}
-		o := &owners{areas: map[string]*area{"us": a}}
+		a := &Area{Name: "us", share: 0.5, hold: 30 * time.Second, others: map[string]geo.Resident{}}
+		o := &Set{}
+		o.all.Store(&map[string]*Area{"us": a})
 		room := func(rank string) [2]int {
-			limit, others := o.room("us", rank, 10)
+			limit, others := o.Room("us", rank, 10)
 			return [2]int{limit, int(others)}
 		}
 		require.Equal(t, [2]int{0, 0}, room("d/0"), "it is not ours, so nothing is held back")
 		a.adopted = time.Now()
 		require.Equal(t, [2]int{1, 0}, room("d/0"), "what runs there is not known yet")
-		a.residents = map[string]geo.Resident{"d/0": {Requests: 2, KVTokens: 700}, "d/1": {Requests: 8, KVTokens: 900}, "d/2": {Requests: 12}}
+		a.others = map[string]geo.Resident{"d/0": {Requests: 2, KVTokens: 700}, "d/1": {Requests: 8, KVTokens: 900}, "d/2": {Requests: 12}}
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "half of the slots")
 		require.Equal(t, [2]int{2, 900}, room("d/1"), "what the others leave")
 		require.Equal(t, [2]int{1, 0}, room("d/2"))
@@ -31,9 +32,9 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) { // geo R35
 		time.Sleep(time.Until(gone))
 		require.Equal(t, [2]int{0, 0}, room("d/0"), "the hand-offs of the one that died have run out")
 
-		a.home, a.adopted = true, time.Now()
+		a.home, a.share, a.adopted = true, 1, time.Now()
 		require.Equal(t, [2]int{8, 700}, room("d/0"), "at home it is what the taker left")
-		a.home, a.hold = false, 0
+		a.home, a.share, a.hold = false, 0.5, 0
 		time.Sleep(time.Hour)
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "without a lease the other may be there at any time")
 	})

@@ -1,0 +1,70 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/lease"
+)
+
+// free is a lease that whoever asks for it gets.
+type free struct{}
+
+func (free) Look(context.Context) (lease.Record, error) {
+	return lease.Record{Epoch: 1, Stamp: "a"}, nil
+}
+
+func (free) Acquire(context.Context, int64) (lease.Record, error) {
+	return lease.Record{Holder: "us-1_x", Epoch: 2, Stamp: "b"}, nil
+}
+func (free) Renew(context.Context, int64) error   { return nil }
+func (free) Release(context.Context, int64) error { return nil }
+
+// Every admission is looked at again against the clock before it is written, for
+// nobody may have been awake to tell that the time is over.
+func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewArea("main")
+		a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, free{}, lease.Hooks{}, zap.NewNop())
+		_, ok := a.Enter()
+		require.False(t, ok, "it is not ours yet")
+
+		ctx, freeze := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { a.claim.Run(ctx) })
+		synctest.Wait()
+		freeze()
+		running.Wait()
+		written, ok := a.Enter()
+		require.True(t, ok)
+		require.NoError(t, a.Ours())
+		time.Sleep(10 * time.Second)
+		require.True(t, a.view.Load().Admits, "nobody could tell")
+		require.ErrorIs(t, a.Ours(), ErrNotOwner, "a connection took that long")
+		_, ok = a.Enter()
+		require.False(t, ok)
+
+		flushed := make(chan time.Duration)
+		begin := time.Now()
+		go func() {
+			a.flush(t.Context())
+			flushed <- time.Since(begin)
+		}()
+		time.Sleep(sendPatience / 2)
+		written()
+		written()
+		require.Less(t, <-flushed, sendPatience, "the last that was admitted is written")
+		require.Zero(t, a.sending.Load())
+	})
+	var alone *Area
+	_, ok := alone.Enter()
+	require.True(t, ok, "a proxy without others owns all")
+	require.False(t, errors.Is(alone.Ours(), ErrNotOwner))
+}

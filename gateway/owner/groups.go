@@ -1,0 +1,99 @@
+package owner
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync"
+	"time"
+
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// siblings are the proxies of our region that live: decode groups belong to those
+// that an order by their names says.
+type siblings struct {
+	set *Set
+
+	mu      sync.Mutex
+	members *lease.Members
+}
+
+// see looks who lives and does not leave.
+func (o *siblings) see(now time.Time) (leaving bool) {
+	_, stay := o.set.node.Siblings()
+	if leaving = o.set.host.Leaving(); !leaving {
+		stay = append(stay, o.set.node.ID())
+	}
+	o.mu.Lock()
+	o.members.See(stay, now)
+	o.mu.Unlock()
+	return leaving
+}
+
+// order is who should own a group, first to last.
+func (o *siblings) order(group string) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.members.Order(group)
+}
+
+func (o *siblings) stand(all map[string]*Area, reach map[string]Reach, now time.Time) {
+	leaving := o.see(now)
+	for name, a := range all {
+		o.mu.Lock()
+		rank, home := o.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now)
+		o.mu.Unlock()
+		a.claim.Stand(home, rank, !leaving && reach[name].enough())
+	}
+}
+
+func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
+	v := a.view.Load()
+	if ask.Epoch != v.Epoch {
+		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
+	}
+	if v.Away { // before anything here stops for it
+		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so that nobody could take it", a.Name, lease.ErrNotHolder)
+	}
+	now := time.Now()
+	o.see(now)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.members.Yields(a.Name, sender, now) {
+		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
+	}
+	return nil
+}
+
+func (o *siblings) hear(all map[string]*Area, h geo.Heard) {
+	now := time.Now()
+	for name, epoch := range h.Groups {
+		if a := all[name]; a != nil {
+			o.set.known.Store(true)
+			a.mu.Lock()
+			a.heard = now
+			a.mu.Unlock()
+			a.claim.Claimed(epoch)
+		}
+	}
+}
+
+// groupObject is the name of a group's Lease: what a Kubernetes name may not have
+// becomes a dash, and then a sum tells such names apart.
+func groupObject(group string) string {
+	clean := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-':
+			return r
+		}
+		return '-'
+	}, group)
+	if clean == group && !strings.HasPrefix(group, "-") && !strings.HasSuffix(group, "-") && len(group) <= 200 {
+		return "evenkeel-group-" + group
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(group)) // never fails, by its documentation
+	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), 200)], "-"), h.Sum32())
+}

@@ -1,0 +1,149 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// ErrNotHome is a dispatcher that asks for another's region.
+var ErrNotHome = errors.New("only a dispatcher whose home the region is may ask for it")
+
+// Yield says whether an area goes from here to who asks for it. If so, nothing more
+// is begun for it until done is called.
+func (s *Set) Yield(sender string, ask geo.HandBack) (a *Area, done func(), err error) {
+	if ask.Group == "" {
+		if !s.Has(Regions) {
+			return nil, nil, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
+		}
+		a = s.Of(ask.Region)
+	} else if s.Has(Groups) && ask.Region == s.region {
+		a = s.Of(ask.Group)
+	}
+	if a == nil || a.claim == nil {
+		return nil, nil, fmt.Errorf("%s: %w", ask.Area(), lease.ErrNotHolder)
+	}
+	if err := s.yields(a, sender, ask); err != nil {
+		return nil, nil, err
+	}
+	a.yields.Store(true)
+	return a, func() { a.yields.Store(false) }, nil
+}
+
+// HandBack stops what we admit to an area, says what of ours still runs there, and
+// lets the lease go.
+func (s *Set) HandBack(a *Area, ask geo.HandBack) (geo.HandedBack, error) {
+	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
+	err := a.claim.GiveBack(ask.Epoch, func() {
+		a.mu.Lock()
+		a.gave = true
+		a.mu.Unlock()
+		ours, _, _ := s.host.Load(s.ctx, a.Name, false)
+		h.Ranks = append(h.Ranks, ours...)
+	})
+	return h, err
+}
+
+// askBack asks the holder for an area that should be ours, and keeps what it says
+// runs there: of ranks that it does not name nothing does.
+func (s *Set) askBack(ctx context.Context, a *Area, holder string, epoch int64) error {
+	ask := geo.HandBack{Region: a.Name, Epoch: epoch}
+	if s.kind == Groups {
+		ask.Region, ask.Group = s.region, a.Name
+	}
+	h, err := s.node.AskBack(ctx, holder, ask)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.others)
+	a.told = true
+	a.note(nil, h.Ranks, nil)
+	return nil
+}
+
+// askPledge asks a member to promise that it will not take an area.
+func (s *Set) askPledge(ctx context.Context, a *Area, member string, ask lease.Pledge) error {
+	return s.node.AskPledge(ctx, member, geo.Pledge{Region: s.region, Group: a.Name, Holder: ask.Holder, Epoch: ask.Epoch, Members: ask.Members})
+}
+
+// Promise answers an owner that cannot reach the store.
+func (s *Set) Promise(sender string, ask geo.Pledge) error {
+	a := s.Of(ask.Group)
+	switch {
+	case !s.Has(Groups) || a == nil || ask.Region != s.region:
+		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoPledge, ask.Group)
+	case lease.Dispatcher(ask.Holder) != sender:
+		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoPledge, sender, ask.Holder)
+	}
+	return a.claim.Promise(lease.Pledge{Holder: ask.Holder, Epoch: ask.Epoch, Members: ask.Members})
+}
+
+// Tenure is what probes tell our peers of areas.
+func (s *Set) Tenure() geo.Tenure {
+	t := geo.Tenure{Seen: map[string]int64{}}
+	for name, a := range *s.all.Load() {
+		v := a.view.Load()
+		if a.claim != nil {
+			if seen := a.claim.Seen(); seen > 0 {
+				t.Seen[name] = seen
+			}
+		}
+		switch {
+		case s.kind == Groups && v.Admits:
+			t.Groups = with(t.Groups, name, v.Epoch)
+		case s.kind == Regions && v.Epoch > 0:
+			t.Epochs = with(t.Epochs, name, v.Epoch)
+		}
+		if n := s.lent(a); n > 0 {
+			t.Lent = with(t.Lent, name, n)
+		}
+	}
+	return t
+}
+
+func with[V any](m map[string]V, key string, v V) map[string]V {
+	if m == nil {
+		m = map[string]V{}
+	}
+	m[key] = v
+	return m
+}
+
+// lent is how many requests of ours still run in a region that was handed back.
+func (s *Set) lent(a *Area) (n int) {
+	a.mu.Lock()
+	gave := a.gave && s.kind == Regions
+	a.mu.Unlock()
+	if !gave {
+		return 0
+	}
+	ours, _, _ := s.host.Load(s.ctx, a.Name, false)
+	for _, r := range ours {
+		n += r.Requests
+	}
+	if n == 0 {
+		a.mu.Lock()
+		a.gave = false
+		a.mu.Unlock()
+	}
+	return n
+}
+
+// Hear takes what a peer's probe told.
+func (s *Set) Hear(h geo.Heard) {
+	all := *s.all.Load()
+	if s.kind == Groups && h.Region != s.region {
+		return
+	}
+	for name, epoch := range h.Seen {
+		if a := all[name]; a != nil && a.claim != nil {
+			a.claim.Heard(epoch)
+		}
+	}
+	s.hear(all, h)
+}

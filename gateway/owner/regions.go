@@ -1,0 +1,163 @@
+package owner
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// neighbours are the proxies of other regions: a region belongs to its home, and
+// else to the first of a configured order, or to the nearest.
+type neighbours struct {
+	set     *Set
+	judging sync.Mutex // of static orders: the view that is judged last is published last
+
+	mu      sync.Mutex
+	nearest map[string]map[string]map[string]float64 // by region, ms from a dispatcher of it to each of its peers
+}
+
+func regionObject(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
+
+// enter makes the areas: our region, and those of engines.
+func (n *neighbours) enter() error {
+	s, c := n.set, &n.set.conf.Geo
+	regions := []string{c.Self.Region}
+	for _, e := range slices.Concat(s.conf.Engines.Prefill, s.conf.Engines.Decode) {
+		if e.Region != "" && !slices.Contains(regions, e.Region) {
+			regions = append(regions, e.Region)
+		}
+	}
+	all := map[string]*Area{}
+	for _, region := range regions {
+		a := s.area(region)
+		if a.home = region == c.Self.Region; !a.home {
+			a.share = c.Ownership.MaxShare
+		}
+		if all[region] = a; c.Ownership.Engine != config.OwnStatic {
+			if err := s.claim(a, n.rank(a)); err != nil {
+				return fmt.Errorf("geo.ownership: region %s: %w", region, err)
+			}
+			continue
+		}
+		home := c.Self.ID
+		for _, p := range c.Peers {
+			if !a.home && p.Region == region {
+				home = p.ID
+				break
+			}
+		}
+		a.hold = 0
+		a.static = lease.NewStatic(c.Self.ID, home, n.order(region), c.Ownership.DeadAfter, time.Now())
+		v := a.static.View(time.Now())
+		a.view.Store(&v)
+	}
+	s.all.Store(&all)
+	if c.Ownership.Engine == config.OwnStatic {
+		s.log.Warn("ownership is static: a partition between regions makes two owners of one; each taker uses a share of the slots, and no lease prevents it",
+			zap.Float64("max_share", c.Ownership.MaxShare))
+	}
+	return nil
+}
+
+// order is who may take a region, first to last; empty: by round trip.
+func (n *neighbours) order(region string) (ids []string) {
+	c := &n.set.conf.Geo
+	for _, id := range c.Ownership.TakeoverOrder {
+		at := slices.IndexFunc(c.Peers, func(p config.GeoPeer) bool { return p.ID == id })
+		if at < 0 && region == c.Self.Region || at >= 0 && c.Peers[at].Region == region {
+			continue // it is at home there
+		}
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// rank is this proxy's place among those that may take a region.
+func (n *neighbours) rank(a *Area) (rank int) {
+	self := n.set.conf.Geo.Self.ID
+	if a.home {
+		return 0
+	}
+	if order := n.order(a.Name); len(order) > 0 {
+		if at := slices.Index(order, self); at >= 0 {
+			return at
+		}
+		return len(order)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, from := range n.nearest[a.Name] { // as measured last from there
+		nearer := 0
+		for id, ms := range from {
+			if own, ok := from[self]; id != self && (!ok || ms < own) {
+				nearer++
+			}
+		}
+		rank = max(rank, nearer)
+	}
+	return rank
+}
+
+func (n *neighbours) stand(all map[string]*Area, reach map[string]Reach, now time.Time) {
+	for name, a := range all {
+		switch {
+		case a.static != nil:
+			n.judge(a, now)
+		case !a.home:
+			a.claim.Stand(false, n.rank(a), reach[name].enough())
+		}
+	}
+}
+
+func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
+	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p config.GeoPeer) bool {
+		return p.Region == a.Name && (p.ID == sender || p.Discover != "" && strings.HasPrefix(sender, p.ID+"-"))
+	}) {
+		return ErrNotHome
+	}
+	return nil
+}
+
+func (n *neighbours) hear(all map[string]*Area, h geo.Heard) {
+	for region, epoch := range h.Epochs {
+		if a := all[region]; a != nil && a.claim != nil {
+			a.claim.Claimed(epoch)
+		}
+	}
+	if all[h.Region] != nil && len(h.RTTMs) > 0 {
+		n.mu.Lock()
+		if n.nearest[h.Region] == nil {
+			n.nearest[h.Region] = map[string]map[string]float64{}
+		}
+		n.nearest[h.Region][h.Peer] = h.RTTMs
+		n.mu.Unlock()
+	}
+	for _, a := range all {
+		if a.static != nil {
+			a.mu.Lock()
+			a.static.Saw(h.Peer, time.Now())
+			a.mu.Unlock()
+			n.judge(a, time.Now())
+		}
+	}
+}
+
+// judge asks the static order who owns the area now.
+func (n *neighbours) judge(a *Area, now time.Time) {
+	n.judging.Lock()
+	defer n.judging.Unlock()
+	a.mu.Lock()
+	v := a.static.View(now)
+	a.mu.Unlock()
+	if v != *a.view.Load() {
+		n.set.changed(a, v)
+	}
+}

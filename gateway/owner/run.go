@@ -1,0 +1,124 @@
+package owner
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/lease"
+)
+
+const (
+	standEvery = 250 * time.Millisecond // how often peers and engines are looked at
+	countEvery = time.Second            // and what of others runs on engines
+)
+
+// Run claims, and keeps what claims need to know of peers and engines, until ctx
+// ends.
+func (s *Set) Run(ctx context.Context) {
+	for _, a := range *s.all.Load() {
+		s.start(a)
+	}
+	tick := time.NewTicker(standEvery)
+	defer tick.Stop()
+	var counted time.Time
+	for now := time.Now(); ; {
+		reach := s.host.Engines()
+		if s.kind == Groups {
+			s.enlist(reach)
+		}
+		s.stand(*s.all.Load(), reach, now)
+		if now.Sub(counted) >= countEvery {
+			counted = now
+			s.countOthers(ctx, now)
+		}
+		select {
+		case <-ctx.Done():
+			s.claims.Wait()
+			return
+		case now = <-tick.C:
+		case <-s.poke:
+			now, counted = time.Now(), time.Time{}
+		}
+	}
+}
+
+// start runs the claim of an area.
+func (s *Set) start(a *Area) {
+	if a.claim == nil {
+		return
+	}
+	var run context.Context
+	run, a.end = context.WithCancel(s.ctx)
+	s.claims.Go(func() { a.claim.Run(run) })
+}
+
+// enlist claims the groups that engines have come with, and leaves those whose
+// engines have all gone.
+func (s *Set) enlist(reach map[string]Reach) {
+	before := *s.all.Load()
+	now := make(map[string]*Area, len(reach))
+	changed := false
+	for name := range reach {
+		if now[name] = before[name]; now[name] != nil {
+			continue
+		}
+		a := s.area(name)
+		if err := s.claim(a, 0); err != nil {
+			if why := fmt.Sprintf("ha: %v", err); s.barred[name] != why {
+				s.barred[name] = why
+				s.log.Error("a decode group cannot be owned, and gets nothing from here; said again when it fails otherwise", zap.String("group", name), zap.String("error", why))
+			}
+			delete(now, name)
+			continue
+		}
+		delete(s.barred, name)
+		s.start(a)
+		now[name], changed = a, true
+	}
+	s.all.Store(&now)
+	for name, a := range before {
+		if now[name] != nil {
+			continue
+		}
+		changed = true
+		s.claims.Go(func() {
+			until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
+			defer cancel()
+			a.claim.Leave(until)
+			a.end()
+		})
+	}
+	if changed {
+		s.host.Publish(s.ctx)
+	}
+}
+
+// countOthers reads what runs on the ranks of areas that were taken over of late, or
+// are about to be, and is not ours. It falls with what is read alone; a rank that
+// does not tell keeps what it had.
+func (s *Set) countOthers(ctx context.Context, now time.Time) {
+	changed := false
+	for _, a := range *s.all.Load() {
+		a.mu.Lock()
+		cautious := a.cautious(now)
+		ended := !a.adopted.IsZero() && !cautious && len(a.others) > 0 // before, they are what the one before said on giving back
+		if ended {
+			clear(a.others)
+		}
+		a.mu.Unlock()
+		if cautious || a.view.Load().Phase == lease.Starting {
+			ours, all, silent := s.host.Load(ctx, a.Name, true)
+			a.mu.Lock()
+			a.note(ours, all, silent)
+			a.mu.Unlock()
+			changed = true
+		}
+		changed = changed || ended
+	}
+	if changed {
+		s.host.Publish(s.ctx)
+	}
+}

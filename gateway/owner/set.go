@@ -1,0 +1,258 @@
+// Package owner says to which areas this proxy admits new requests, where several
+// proxies may serve the same engines: to regions, its own and those of a proxy that
+// died, or to decode groups of its own region. Each area has one owner, by a lease
+// (package lease), and before its engines stands one fence: a request enters it, is
+// looked at a last time in the moment in which it is written, and carries the epoch
+// of its owner; who loses an area waits until what has entered is written.
+//
+// The package knows nothing of fleet or dispatcher but the functions of a Host.
+// run.go has the goroutine; groups.go and regions.go say who should own what.
+package owner
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// Kind is what areas are.
+type Kind string
+
+// Kinds.
+const (
+	Regions Kind = "region"
+	Groups  Kind = "group"
+)
+
+func (k Kind) words() string {
+	if k == Groups {
+		return "decode group"
+	}
+	return "region's engines"
+}
+
+// Host is the proxy around a Set.
+type Host struct {
+	Context    context.Context // of the proxy's life
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Buckets    []float64     // of seconds, for histograms
+	Hold       time.Duration // the longest that a prefiller keeps KV blocks for somebody
+	Leaving    func() bool   // this proxy drains
+
+	// Engines are the areas that engines are in.
+	Engines func() map[string]Reach
+	// Load is what our own requests hold of the ranks of an area, and with ask also
+	// what its engines say that runs there; silent are ranks that do not tell.
+	Load func(ctx context.Context, area string, ask bool) (ours, all []geo.Resident, silent []string)
+	// Publish has fleet and dispatcher take up what Admits and Room say now: when it
+	// returns, nothing is bound any more to an area that admits nothing.
+	Publish func(ctx context.Context)
+}
+
+// Reach is how many engines an area has, and how many answer.
+type Reach struct{ Up, All int }
+
+// enough says whether an area could be served with the engines that answer.
+func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
+
+// standing says who should own which area.
+type standing interface {
+	// stand tells all claims, by the peers and engines of now.
+	stand(all map[string]*Area, reach map[string]Reach, now time.Time)
+	// yields is nil if an area goes from here to who asks for it.
+	yields(a *Area, sender string, ask geo.HandBack) error
+	// hear takes what a peer's probe told.
+	hear(all map[string]*Area, h geo.Heard)
+}
+
+// Set is all areas of a kind. A nil Set is that of a proxy that is alone: it admits
+// to everything.
+type Set struct {
+	host    Host
+	kind    Kind
+	conf    *config.Config
+	log     *zap.Logger
+	leases  *leases
+	times   lease.Times
+	members []string // that alone may own anything; none: anybody
+	region  string   // ours
+	node    *geo.Node
+	standing
+	metrics *metrics
+
+	ctx    context.Context
+	claims sync.WaitGroup // that run
+	poke   chan struct{}  // looks at once
+	known  atomic.Bool    // somebody admitted to something since the start
+	all    atomic.Pointer[map[string]*Area]
+	barred map[string]string // of run: areas that cannot be owned, and why
+
+	mu   sync.Mutex
+	lost chan struct{} // closed when an area is, and another put in its place
+}
+
+// New wires the areas of the kind that the config gives owners; nil if it gives
+// none.
+func New(c *config.Config, host Host) (*Set, error) {
+	own, ha := &c.Geo.Ownership, &c.HA
+	s := &Set{
+		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
+		poke: make(chan struct{}, 1), barred: map[string]string{}, lost: make(chan struct{}),
+	}
+	s.all.Store(&map[string]*Area{})
+	switch {
+	case ha.On():
+		s.kind, s.members = Groups, ha.MemberList()
+		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
+		s.times = timesOf(ha.Lease, ha.StartDelay)
+		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == config.HAShard, ha.Lease)}
+		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now
+			return nil, fmt.Errorf("ha: %w", err)
+		}
+	case c.Geo.On() && own.On():
+		s.kind = Regions
+		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
+		s.times = timesOf(own.Lease, own.StartDelay)
+		n := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
+		s.standing = n
+		if err := n.enter(); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, nil
+	}
+	s.metrics = newMetrics(s)
+	return s, host.Registerer.Register(s.metrics)
+}
+
+// Join gives the node over which proxies talk, before Run.
+func (s *Set) Join(n *geo.Node) {
+	if s != nil {
+		s.node = n
+	}
+}
+
+// open returns the lease of an area.
+func (s *Set) open(name string) (lease.Engine, error) {
+	if s.kind == Groups {
+		return s.leases.open(groupObject(name), s.conf.HA.Kubernetes.Kubeconfig, name)
+	}
+	return s.leases.open(regionObject(name), s.conf.Geo.Ownership.Kubernetes.Kubeconfig[name], name)
+}
+
+// area makes one without a claim.
+func (s *Set) area(name string) *Area {
+	a := NewArea(name)
+	a.hold = s.host.Hold
+	return a
+}
+
+// claim gives an area its claim.
+func (s *Set) claim(a *Area, rank int) error {
+	engine, err := s.open(a.Name)
+	if err != nil {
+		return err
+	}
+	a.Claim(lease.Config{Self: s.leases.identity, Home: a.home, Rank: rank, Times: s.times, Members: s.members}, engine, lease.Hooks{
+		OnChange: func(v lease.View) { s.changed(a, v) },
+		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
+		Pledge: func(ctx context.Context, member string, ask lease.Pledge) error {
+			return s.askPledge(ctx, a, member, ask)
+		},
+	}, s.log.With(zap.String(string(s.kind), a.Name)))
+	return nil
+}
+
+// Of is the area of that name; nil: this proxy is alone, or knows none yet.
+func (s *Set) Of(name string) *Area {
+	if s == nil {
+		return nil
+	}
+	return (*s.all.Load())[name]
+}
+
+// Admits says whether engines of an area get new work from here.
+func (s *Set) Admits(name string) bool {
+	if s == nil {
+		return true
+	}
+	a := s.Of(name)
+	return a != nil && a.Admits()
+}
+
+// AdmitsAny says whether any area's engines get new work from here.
+func (s *Set) AdmitsAny() bool {
+	if s == nil {
+		return true
+	}
+	for _, a := range *s.all.Load() {
+		if a.Admits() {
+			return true
+		}
+	}
+	return false
+}
+
+// Has says whether areas are of that kind.
+func (s *Set) Has(k Kind) bool { return s != nil && s.kind == k }
+
+// Losses is closed when the next area is lost; nil: none ever is.
+func (s *Set) Losses() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
+// Unready says why nothing can be served for want of owners; empty: it can.
+func (s *Set) Unready(now time.Time) string {
+	switch {
+	case !s.Has(Groups):
+		return ""
+	case !s.known.Load(): // what comes could only wait
+		return "no proxy owns a decode group yet"
+	}
+	for _, a := range *s.all.Load() {
+		a.mu.Lock()
+		heard := a.heard
+		a.mu.Unlock()
+		if v := a.view.Load(); v.Admits || !v.Away || now.Before(heard.Add(s.times.RenewDeadline)) {
+			return ""
+		}
+	}
+	return "no proxy owns a decode group, for the store of leases does not answer"
+}
+
+// Leave releases what is owned, the last act of a shutdown; while it drains, the
+// others ask for it.
+func (s *Set) Leave(ctx context.Context) {
+	if s == nil {
+		return
+	}
+	var all sync.WaitGroup
+	for _, a := range *s.all.Load() {
+		if a.claim != nil {
+			all.Go(func() { a.claim.Leave(ctx) })
+		}
+	}
+	all.Wait()
+}
+
+// Close ends the connections to the lease's store, once no claim runs.
+func (s *Set) Close() {
+	if s != nil {
+		s.leases.close()
+	}
+}

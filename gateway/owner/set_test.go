@@ -1,0 +1,189 @@
+package owner
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// lent is a lease that can be taken away.
+type lent struct {
+	free
+	mu    sync.Mutex
+	away  bool
+	epoch int64
+}
+
+func (l *lent) set(away bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.away = away
+}
+
+func (l *lent) Acquire(_ context.Context, above int64) (lease.Record, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.epoch = above + 1
+	return lease.Record{Holder: "us-1_x", Epoch: l.epoch, Stamp: "b"}, nil
+}
+
+func (l *lent) Renew(ctx context.Context, _ int64) error {
+	l.mu.Lock()
+	away := l.away
+	l.mu.Unlock()
+	if away {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+// setOf is a Set with one area that a lease gives us.
+func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Area) {
+	s := &Set{
+		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
+		poke: make(chan struct{}, 1), lost: make(chan struct{}),
+		host: Host{Publish: func(context.Context) {}, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
+	}
+	s.metrics = newMetrics(s)
+	a := s.area("us")
+	a.home, a.hold = true, time.Minute
+	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store, lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
+	s.all.Store(&map[string]*Area{"us": a})
+	return s, a
+}
+
+// A region is fenced as a decode group is: who stood still writes nothing to its
+// engines, what has entered is written before the region goes, and every request
+// carries the epoch of its owner.
+func TestEveryKindOfAreaIsFencedAtTheWrite(t *testing.T) {
+	for _, kind := range []Kind{Regions, Groups} {
+		t.Run(string(kind), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, a := setOf(t, kind, &lent{})
+				_, ok := a.Enter()
+				require.False(t, ok, "it is not ours yet")
+				lost := s.Losses()
+				ctx, freeze := context.WithCancel(t.Context())
+				var running sync.WaitGroup
+				running.Go(func() { a.claim.Run(ctx) })
+				synctest.Wait()
+				freeze()
+				running.Wait()
+				written, ok := a.Enter()
+				require.True(t, ok)
+				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "2"}}, a.Mark(nil))
+				time.Sleep(25 * time.Second)
+				require.True(t, s.Admits("us"), "nobody could tell")
+				require.ErrorIs(t, a.Ours(), ErrNotOwner)
+
+				go func() {
+					time.Sleep(sendPatience / 2)
+					written()
+				}()
+				began := time.Now()
+				s.changed(a, lease.View{Phase: lease.Fenced, Epoch: 2})
+				require.Equal(t, sendPatience/2, time.Since(began).Truncate(10*time.Millisecond), "what had entered is written first")
+				<-lost
+				require.False(t, s.Admits("us"))
+			})
+		})
+	}
+}
+
+// A group that comes back with the epoch that it had was nobody else's: that is no
+// takeover.
+func TestOnlyANewEpochIsATakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &lent{}
+		s, a := setOf(t, Groups, store)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { a.claim.Run(ctx) })
+		a.heard = time.Now().Add(-3 * time.Second)
+		synctest.Wait()
+		require.True(t, a.Admits())
+		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
+		adopted := a.adopted
+		store.set(true)
+		time.Sleep(2 * time.Minute)
+		require.False(t, a.Admits())
+		require.Zero(t, a.adopted)
+		store.set(false)
+		time.Sleep(10 * time.Second)
+		require.True(t, a.Admits())
+		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
+		require.Equal(t, adopted, a.adopted, "others' requests have run out since the takeover")
+		a.Refused("17") // by what stands before an engine
+		time.Sleep(10 * time.Second)
+		require.True(t, a.Admits())
+		require.EqualValues(t, 2, testutil.ToFloat64(s.metrics.taken))
+		require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "18"}}, a.Mark(nil))
+		require.Equal(t, int64(18), s.Tenure().Seen["us"], "peers are told")
+		reg := prometheus.NewPedanticRegistry()
+		require.NoError(t, reg.Register(s.metrics))
+		require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP evenkeel_ha_lease_store_away 1 while the store of the lease fails, or answers too slowly for an owner to renew in time.
+# TYPE evenkeel_ha_lease_store_away gauge
+evenkeel_ha_lease_store_away{group="us"} 0
+# HELP evenkeel_ha_pledged 1 while this proxy admits by the promises of all other members alone, for the store of the lease confirms nothing.
+# TYPE evenkeel_ha_pledged gauge
+evenkeel_ha_pledged{group="us"} 0
+`), "evenkeel_ha_lease_store_away", "evenkeel_ha_pledged"))
+		stop()
+		running.Wait()
+	})
+}
+
+// Where nobody owns anything and the store of leases is away, a proxy says so and is
+// not ready.
+func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &lent{}
+		s, a := setOf(t, Groups, store)
+		require.Contains(t, s.Unready(time.Now()), "no proxy owns a decode group yet")
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { a.claim.Run(ctx) })
+		synctest.Wait()
+		require.Empty(t, s.Unready(time.Now()))
+		store.set(true)
+		time.Sleep(20 * time.Second)
+		require.Contains(t, s.Unready(time.Now()), "the store of leases does not answer")
+		require.True(t, a.view.Load().Away)
+		s.standing = &siblings{set: s}
+		s.Hear(geo.Heard{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
+		require.Empty(t, s.Unready(time.Now()), "another owns it")
+		stop()
+		running.Wait()
+	})
+}
+
+// Pledges are given by members to members, and to nobody in another's name.
+func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
+	s, a := setOf(t, Groups, &lent{})
+	list := []string{"us-1", "us-2"}
+	a.Claim(lease.Config{Self: "us-1_x", Times: lease.DefaultTimes, Members: list}, &lent{}, lease.Hooks{OnChange: func(lease.View) {}}, zap.NewNop())
+	ask := geo.Pledge{Region: "us", Group: "us", Holder: "us-2_y", Epoch: 3, Members: list}
+	require.NoError(t, s.Promise("us-2", ask))
+	require.ErrorIs(t, s.Promise("us-3", ask), lease.ErrNoPledge)
+	ask.Members = list[:1]
+	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoPledge)
+	ask.Group = "other"
+	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoPledge)
+	var alone *Set
+	require.Error(t, alone.Promise("us-2", ask))
+}
