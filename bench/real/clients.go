@@ -115,7 +115,17 @@ var private = []struct{ pattern, with string }{
 	{`(?m)^  File ".*\n(    .*\n)*`, ""},
 }
 
+// chunkText is the text of a chunk that an example prints as JSON.
+var chunkText = regexp.MustCompile(`"(content|finish_reason)": "((?:[^"\\]|\\.)*)"`)
+
 func shorn(text string) string {
+	if strings.Contains(text, `"chat.completion.chunk"`) { // how a text is cut into chunks depends on how busy the engine is
+		var joined strings.Builder
+		for _, found := range chunkText.FindAllStringSubmatch(text, -1) {
+			joined.WriteString(found[2])
+		}
+		return joined.String()
+	}
 	for _, p := range private {
 		text = regexp.MustCompile(p.pattern).ReplaceAllString(text, p.with)
 	}

@@ -128,3 +128,13 @@ func TestATableWithAFailureHasFailed(t *testing.T) {
 	require.NoError(t, table.save(file))
 	require.FileExists(t, file)
 }
+
+func TestOutputsOfClientsAreComparedWithoutWhatIsTheirOwn(t *testing.T) {
+	one := `{"id": "chatcmpl-1", "object": "chat.completion.chunk", "content": "a\"b"}{"object": "chat.completion.chunk", "content": "c", "finish_reason": "stop"}`
+	two := `{"id": "chatcmpl-ek-2-d1", "object": "chat.completion.chunk", "content": "a\"bc", "finish_reason": "stop"}`
+	require.Equal(t, shorn(one), shorn(two))
+	require.Equal(t, `a\"bcstop`, shorn(two))
+	require.NotEqual(t, shorn(one), shorn(`{"object": "chat.completion.chunk", "content": "a\"b", "finish_reason": "stop"}`))
+	require.Equal(t, shorn("created=5\ntext\nNone\n"), shorn("created=7\ntext\n938935082665b0a487e4144b4158f48b\n"))
+	require.NotEqual(t, shorn("text"), shorn("texT"))
+}

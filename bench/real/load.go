@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -178,20 +177,4 @@ func longWaits(ctx context.Context, w *world) (outcome, error) {
 		return failed("%v; the longest wait was %.0f s", t, t.longest.Seconds()), nil
 	}
 	return passed("%d long answers on two slots: %v; the longest wait was %.0f s", len(list), t, t.longest.Seconds()), nil
-}
-
-// everySecond calls f until it is stopped.
-func everySecond(f func()) (stop func()) {
-	end, over := make(chan struct{}), sync.WaitGroup{}
-	over.Go(func() {
-		for {
-			select {
-			case <-time.After(time.Second):
-				f()
-			case <-end:
-				return
-			}
-		}
-	})
-	return func() { close(end); over.Wait() }
 }

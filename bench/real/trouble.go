@@ -72,8 +72,8 @@ func proxyEnds(ctx context.Context, w *world) (outcome, error) {
 	if err := w.idle(ctx, three...); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
-	if !t.all() || old.Err() != nil {
-		return failed("%v; exit: %v", t, old.Err()), nil
+	if exit := fmt.Sprint(old.Err()); !t.all() || exit != "<nil>" {
+		return failed("%v; exit: %s", t, exit), nil
 	}
 	return passed("streams under way: %v; a new request: %s; exit status 0; nothing is held", t, said), nil
 }
