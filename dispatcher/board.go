@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -305,12 +306,14 @@ func (b *board) regroup() {
 		barrier bool
 	}
 	groups := make(map[key]*group, len(b.groups))
+	all := slices.Clone(b.groups)
 	for _, g := range b.groups {
 		g.members, g.ranks = g.members[:0], g.ranks[:0]
 		groups[key{g.name, g.barrier}] = g
 	}
 	b.up = 0
-	for _, r := range b.ranks {
+	for _, id := range slices.Sorted(maps.Keys(b.ranks)) {
+		r := b.ranks[id]
 		if !r.present {
 			continue
 		}
@@ -321,7 +324,7 @@ func (b *board) regroup() {
 		g := groups[k]
 		if g == nil {
 			g = b.newGroup(k.name, k.barrier)
-			groups[k] = g
+			groups[k], all = g, append(all, g)
 		}
 		r.group = g
 		g.members = append(g.members, r)
@@ -330,7 +333,7 @@ func (b *board) regroup() {
 		}
 	}
 	b.groups = b.groups[:0]
-	for _, g := range groups {
+	for _, g := range all {
 		if len(g.members) == 0 {
 			g.held = 0 // its last streams may still tell steps
 			b.emit(effect{kind: effectGroupGone, group: g})
@@ -365,9 +368,9 @@ func (b *board) recheck() {
 			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
 		}
 	}
-	for _, w := range b.waiting {
-		if err := b.refusal(w.prompt()); err != nil {
-			b.fail(w.entry, err)
+	for _, e := range slices.Clone(b.pool.Entries()) {
+		if err := b.refusal(tokens(e.Prompt)); err != nil {
+			b.fail(e, err)
 		}
 	}
 	b.changed = true

@@ -17,29 +17,6 @@ type Settings struct {
 	Predictor PredictorConfig // Fit nil: what was learned stays
 }
 
-// Configure changes the settings between two rounds. Those that cannot work, or
-// not together, are refused, and all stays as it was.
-func (d *Dispatcher) Configure(s Settings) error {
-	return d.ask(func(l *runner) error { return l.configure(s) })
-}
-
-// Accepts says what Configure would, and changes nothing.
-func (d *Dispatcher) Accepts(s Settings) error {
-	return d.ask(func(l *runner) error {
-		_, err := l.examine(s)
-		return err
-	})
-}
-
-// ask has the loop run a command and waits for its answer.
-func (d *Dispatcher) ask(command func(l *runner) error) error {
-	reply := make(chan error, 1)
-	if !d.inbox.push(func(l *runner) { reply <- command(l) }) {
-		return ErrDraining
-	}
-	return <-reply // an accepted command is always run
-}
-
 // examined are settings that work.
 type examined struct {
 	cfg     Config
@@ -81,7 +58,7 @@ func (l *loop) configure(s Settings) error {
 		l.fit = e.fit
 		l.emit(effect{kind: effectFit})
 	}
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		b.pool.SetTTL(l.cfg.TTL)
 		for _, g := range b.groups {
 			if g.barrier {

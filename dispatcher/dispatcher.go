@@ -263,3 +263,53 @@ func (d *Dispatcher) Status(ctx context.Context) Status {
 		return Status{}
 	}
 }
+
+// EnqueueLocal offers a prompt without a hand-off to the ranks that may compute
+// it. It is decided at once, by the policy and within the limits that every
+// admission has, but it goes behind those that wait: their KV is pinned
+// already. The answer is a slot, charged with the whole prompt, or an error.
+func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
+	if e.Entered.IsZero() {
+		e.Entered = time.Now()
+	}
+	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
+	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
+		w.leave(d.cfg.Places, Result{Err: ErrDraining})
+	}
+	return w.result
+}
+
+// Counted tells how many tokens the prompt really has that a slot was charged
+// with: nobody had counted them before its rank did.
+func (d *Dispatcher) Counted(s *Slot, prompt int) {
+	d.inbox.push(func(r *runner) { r.recount(s, tokens(prompt)) })
+}
+
+// Preempted tells that the engine of a worker ran out of KV room and gave a
+// request back.
+func (d *Dispatcher) Preempted(worker int32) {
+	d.inbox.push(func(l *runner) { l.preempted(worker) })
+}
+
+// Configure changes the settings between two rounds. Those that cannot work, or
+// not together, are refused, and all stays as it was.
+func (d *Dispatcher) Configure(s Settings) error {
+	return d.ask(func(l *runner) error { return l.configure(s) })
+}
+
+// Accepts says what Configure would, and changes nothing.
+func (d *Dispatcher) Accepts(s Settings) error {
+	return d.ask(func(l *runner) error {
+		_, err := l.examine(s)
+		return err
+	})
+}
+
+// ask has the loop run a command and waits for its answer.
+func (d *Dispatcher) ask(command func(l *runner) error) error {
+	reply := make(chan error, 1)
+	if !d.inbox.push(func(l *runner) { reply <- command(l) }) {
+		return ErrDraining
+	}
+	return <-reply // an accepted command is always run
+}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
-	"evenkeel/pool"
 )
 
 // ErrNotLocal says that no rank may compute a prompt by itself now.
@@ -50,27 +49,6 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 		return true
 	}
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
-}
-
-// EnqueueLocal offers a prompt without a hand-off to the ranks that may compute
-// it. It is decided at once, by the policy and within the limits that every
-// admission has, but it goes behind those that wait: their KV is pinned
-// already. The answer is a slot, charged with the whole prompt, or an error.
-func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
-	if e.Entered.IsZero() {
-		e.Entered = time.Now()
-	}
-	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
-	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
-		w.leave(d.cfg.Places, Result{Err: ErrDraining})
-	}
-	return w.result
-}
-
-// Counted tells how many tokens the prompt really has that a slot was charged
-// with: nobody had counted them before its rank did.
-func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(r *runner) { r.recount(s, tokens(prompt)) })
 }
 
 // placeLocal begins to look for a rank that computes a prompt without a hand-off: the one

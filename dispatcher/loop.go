@@ -3,6 +3,8 @@ package dispatcher
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"evenkeel/dispatcher/policy"
@@ -17,6 +19,7 @@ const fallbackSpec = "pjsq-kv"
 type loop struct {
 	*rules
 	boards   map[string]*board // by model
+	inOrder  []*board          // the same, by name
 	now      time.Time
 	draining bool
 }
@@ -67,7 +70,7 @@ func (l *loop) usable(fit *predictor.Fit) error {
 // next is when a turn is due even without a command; zero: never.
 func (l *loop) next() time.Time {
 	var next time.Time
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		outage := b.downTo
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // nobody waits for its end
@@ -83,7 +86,7 @@ func (l *loop) next() time.Time {
 
 // answerAll answers everything that waits; what runs stays charged.
 func (l *loop) answerAll(err error) {
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		for len(b.pool.Entries()) > 0 {
 			b.fail(b.pool.Entries()[0], err)
 		}
@@ -122,13 +125,13 @@ func (l *loop) setWorkers(ws []Worker) {
 		}
 		models[w.Group] = w.Model
 	}
-	for model, ws := range fleet {
+	for _, model := range slices.Sorted(maps.Keys(fleet)) {
 		b := l.boards[model]
 		if b == nil {
 			b = newBoard(model, l.rules)
-			l.boards[model] = b
+			l.add(b)
 		}
-		b.setWorkers(ws)
+		b.setWorkers(fleet[model])
 	}
 }
 
@@ -155,7 +158,7 @@ func (l *loop) setPolicy(spec string) error {
 	}
 	l.spec, l.name = spec, p.Name()
 	l.emit(effect{kind: effectPolicy})
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		b.setPolicy()
 	}
 	return nil
@@ -165,6 +168,7 @@ func (l *loop) setPolicy(spec string) error {
 // keeps scratch and turns.
 type decider struct {
 	policy.Policy
+	spec   string
 	name   string
 	source *subject // of what it wants to know of the future; nil: nothing
 }
@@ -196,5 +200,5 @@ func (r *rules) make(spec string) decider {
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return decider{Policy: p, name: p.Name()}
+	return decider{Policy: p, spec: spec, name: p.Name()}
 }

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -32,6 +33,10 @@ type pairs struct {
 }
 
 type pair struct{ prefiller, engine string }
+
+func (k pair) compare(other pair) int {
+	return cmp.Or(cmp.Compare(k.prefiller, other.prefiller), cmp.Compare(k.engine, other.engine))
+}
 
 // suspect is a pair that has failed since it last worked.
 type suspect struct {
@@ -98,7 +103,8 @@ func (b *board) reached(key pair, now time.Time) {
 		b.changed = b.changed || !sus.circuit.In() // what was left may go now
 		delete(p.suspects, key)
 	}
-	for k, sus := range p.suspects {
+	for _, k := range slices.SortedFunc(maps.Keys(p.suspects), pair.compare) {
+		sus := p.suspects[k]
 		sus.from = sus.from || k.prefiller == key.prefiller
 		sus.to = sus.to || k.engine == key.engine
 		b.consider(k, sus, now)

@@ -112,7 +112,7 @@ func (r *runner) turn(queue []command, now time.Time) {
 	for _, c := range queue {
 		r.run(c)
 	}
-	for model, b := range r.boards {
+	for _, b := range r.inOrder {
 		if b.looks(now) {
 			r.count(b)
 		}
@@ -121,16 +121,16 @@ func (r *runner) turn(queue []command, now time.Time) {
 		r.carryOut(0)
 		b.counts = nil
 		if b.empty() {
-			delete(r.boards, model)
+			r.remove(b)
 			delete(r.owned, b)
-			r.d.paces.Delete(model)
+			r.d.paces.Delete(b.model)
 		}
 	}
 }
 
 func (r *runner) run(c command) {
 	c(r)
-	for _, b := range r.boards {
+	for _, b := range r.inOrder {
 		r.drive(b)
 		b.counts = nil
 	}

@@ -130,7 +130,7 @@ type WorkerStatus struct {
 
 func (l *loop) status(now time.Time) Status {
 	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		s.Models = append(s.Models, b.status(now))
 		slots, kvTokens := b.ledger.drift()
 		s.Drift.Slots += slots
@@ -142,11 +142,11 @@ func (l *loop) status(now time.Time) Status {
 
 func (l *loop) loads() Loads {
 	n := 0
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		n += len(b.ranks)
 	}
 	all := Loads{Ranks: make([]Load, 0, n)}
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
 		all.OutputTokens += b.output
 		for _, r := range b.ranks {

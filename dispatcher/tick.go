@@ -56,6 +56,7 @@ func (b *board) due(now time.Time) bool {
 
 // settle ends a turn.
 func (b *board) settle(now time.Time) {
+	b.at = len(b.order) // nobody decides on what comes later
 	b.watchHeld(now)
 	b.keepPace()
 }
@@ -167,7 +168,6 @@ func (b *board) decided(took time.Duration, now time.Time) {
 		b.at++
 	}
 	if !b.deciding() {
-		b.at = len(b.order)
 		b.settle(now)
 	}
 }

@@ -40,14 +40,8 @@ func (r *rank) capacity(watermark float64, now time.Time) int64 {
 	return min(max(left, 1), r.Capacity) // 0 would be unlimited
 }
 
-// Preempted tells that the engine of a worker ran out of KV room and gave a
-// request back.
-func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(l *runner) { l.preempted(worker) })
-}
-
 func (l *loop) preempted(worker int32) {
-	for _, b := range l.boards {
+	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {
 			r.pressure.preempted(l.now)
 		}

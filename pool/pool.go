@@ -20,6 +20,17 @@ type Pool struct {
 // hand-off's deadline if that is earlier; ttl 0 leaves only the deadline.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
+// Clone copies the pool with its entries.
+func (p *Pool) Clone() *Pool {
+	c := *p
+	c.entries = make([]*Entry, len(p.entries))
+	for i, e := range p.entries {
+		entry := *e
+		c.entries[i] = &entry
+	}
+	return &c
+}
+
 // SetTTL changes how long entries may wait that come from now on.
 func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
 

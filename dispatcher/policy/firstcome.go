@@ -30,7 +30,7 @@ type firstCome struct {
 	extra     int32
 	maxAgeMs  float32
 	watermark float64
-	rng       *rand.Rand // of random and p2c
+	dice      *rand.PCG // of random and p2c; nil: the rule has none
 
 	last int32 // id of the rank served last: rr and the ties of jsq go on after it
 
@@ -38,6 +38,18 @@ type firstCome struct {
 	env      envelope // with queues and free slots in held; margins for ruleLeastF
 	requests []int32  // by rank
 	eligible []int32
+}
+
+// Resume has a policy go on where another one stands that was built from the same text:
+// its next rank in turn and its dice. All else that policies keep is scratch, or follows
+// from what they see.
+func Resume(p, from Policy) {
+	if old, ok := from.(*firstCome); ok {
+		next := p.(*firstCome)
+		if next.last = old.last; old.dice != nil {
+			*next.dice = *old.dice
+		}
+	}
 }
 
 func (p *firstCome) Name() string      { return p.name }
@@ -88,7 +100,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
 		if all := p.fitting(tokens); len(all) > 0 {
-			return int(all[p.rng.IntN(len(all))]), 0
+			return int(all[rand.New(p.dice).IntN(len(all))]), 0
 		}
 		return none, 0
 	case ruleRR:
@@ -140,10 +152,10 @@ func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	if len(all) == 0 {
 		return none, 0
 	}
-	i := p.rng.IntN(len(all))
+	i := rand.New(p.dice).IntN(len(all))
 	g := all[i]
 	if len(all) > 1 {
-		j := p.rng.IntN(len(all) - 1)
+		j := rand.New(p.dice).IntN(len(all) - 1)
 		if j >= i {
 			j++
 		}

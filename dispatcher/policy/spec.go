@@ -120,19 +120,19 @@ func newBypass(name string, v *settings) Policy {
 
 // simpleForms are the immediate and the pooled form of a rule.
 func simpleForms(name string, r rule, keys ...string) []form {
-	source := func(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed^0x9e3779b97f4a7c15)) }
+	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []form{
 		{
 			name: name, keys: keys, defaults: standard,
 			build: func(name string, v *settings) Policy {
-				return &firstCome{name: name, rule: r, immediate: true, queues: true, rng: source(v.seed), last: none}
+				return &firstCome{name: name, rule: r, immediate: true, queues: true, dice: dice(v.seed), last: none}
 			},
 		},
 		{
 			name: "p" + name, keys: append(slices.Clone(keys), "max_age_ms", "watermark"), defaults: standard,
 			build: func(name string, v *settings) Policy {
 				return &firstCome{
-					name: name, rule: r, rng: source(v.seed), last: none,
+					name: name, rule: r, dice: dice(v.seed), last: none,
 					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
 				}
 			},
