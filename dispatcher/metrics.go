@@ -38,7 +38,7 @@ type metrics struct {
 func newMetrics() *metrics {
 	m := &metrics{
 		tickSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "evenkeel_tick_seconds", Help: "Time of one decision round: snapshot and policy.",
+			Name: "evenkeel_tick_seconds", Help: "Time of one decision round: the snapshot, the policy, and the binding of what it assigned.",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
 		}, []string{"policy"}),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
