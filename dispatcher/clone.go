@@ -38,6 +38,7 @@ func (b *board) clone(r *rules) *board {
 	for id, old := range b.ranks {
 		next := *old
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
+		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
 		}

@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -39,16 +40,13 @@ func newTwin(t tb, cfg Config) *twin {
 }
 
 func (w *twin) copied() *twin {
-	c := &twin{loop: w.clone(), entries: map[uint64]*pool.Entry{}, slots: map[uint64]int32{}, wrote: append([]string(nil), w.wrote...)}
+	c := &twin{loop: w.clone(), entries: map[uint64]*pool.Entry{}, slots: maps.Clone(w.slots), wrote: slices.Clone(w.wrote)}
 	for _, b := range c.inOrder {
 		for _, e := range b.pool.Entries() {
 			c.entries[e.ID] = e
 		}
 	}
-	for id, slot := range w.slots {
-		c.slots[id] = slot
-	}
-	c.counts = counts{append([]int32(nil), w.counts.tokens...), append([]bool(nil), w.counts.began...)}
+	c.counts = counts{slices.Clone(w.counts.tokens), slices.Clone(w.counts.began), slices.Clone(w.counts.joined)}
 	return c
 }
 
@@ -87,9 +85,9 @@ func (w *twin) write() {
 			line += fmt.Sprint(e.waits.ID, how.Slot, how.Rank.ID, how.Policy, how.Stage, how.Score, how.Wait, how.Beyond, how.New)
 			w.slots[e.waits.ID] = how.Slot
 			for int(how.Slot) >= len(w.counts.tokens) {
-				w.counts.tokens, w.counts.began = append(w.counts.tokens, 0), append(w.counts.began, false)
+				w.counts.tokens, w.counts.began, w.counts.joined = append(w.counts.tokens, 0), append(w.counts.began, false), append(w.counts.joined, 0)
 			}
-			w.counts.tokens[how.Slot], w.counts.began[how.Slot] = 0, false
+			w.counts.tokens[how.Slot], w.counts.began[how.Slot], w.counts.joined[how.Slot] = 0, false, 0
 			delete(w.entries, e.waits.ID)
 		case effectRefuse:
 			line += fmt.Sprint(e.waits.ID)
@@ -113,7 +111,7 @@ func TestACopyOfTheBoardsGoesOnAsTheOriginalWould(t *testing.T) {
 		cfg.Predictor.Kind, cfg.Window, cfg.TTL = predictor.KindSurvival, 3*time.Millisecond, time.Minute
 		cfg.TickLimit = 20 * time.Millisecond
 		both := []*twin{newTwin(t, cfg), newTwin(t, cfg)}
-		now, ids := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), uint64(0)
+		now, ids, steps := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), uint64(0), uint32(1)
 		fleet := ranks(4, 3, 4000)
 		all := func(event func(w *twin)) {
 			for _, w := range both {
@@ -162,6 +160,7 @@ func TestACopyOfTheBoardsGoesOnAsTheOriginalWould(t *testing.T) {
 					for _, w := range both {
 						w.counts.tokens[w.slots[id]] += n
 						w.counts.began[w.slots[id]] = true
+						w.counts.joined[w.slots[id]] = cmp.Or(w.counts.joined[w.slots[id]], steps)
 					}
 				}
 			},
@@ -172,6 +171,7 @@ func TestACopyOfTheBoardsGoesOnAsTheOriginalWould(t *testing.T) {
 						slot, b := w.slots[id], w.boards["m"]
 						o.Generated = int(w.counts.tokens[slot])
 						b.counts = &w.counts
+						b.depart(slot, w.counts.tokens[slot], w.counts.joined[slot], steps)
 						b.release(slot, o, w.counts.tokens[slot], w.counts.began[slot], now)
 						delete(w.slots, id)
 					})
@@ -200,7 +200,8 @@ func TestACopyOfTheBoardsGoesOnAsTheOriginalWould(t *testing.T) {
 				})
 			},
 			"step": func(t *rapid.T) {
-				told := []step{{length: time.Duration(rapid.IntRange(5, 60).Draw(t, "ms")) * time.Millisecond}}
+				steps++
+				told := []step{{number: steps, length: time.Duration(rapid.IntRange(5, 60).Draw(t, "ms")) * time.Millisecond}}
 				all(func(w *twin) {
 					if b := w.boards["m"]; b != nil && len(b.groups) > 0 {
 						b.counts = &w.counts
