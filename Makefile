@@ -64,7 +64,7 @@ pictures: build ## docs/img anew from real runs: dashboards, live page, terminal
 	go run ./bench/pictures -bin $(BIN)/evenkeel
 
 .PHONY: ha
-ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still; who admits, how long nobody does; 1 minute
+ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still, cut off, and the store away for a minute; who admits, how long nobody does; 3 minutes
 	go run ./bench/ha
 
 .PHONY: real

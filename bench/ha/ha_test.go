@@ -9,9 +9,9 @@ import (
 
 func TestOwnersComeAndGo(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes 40 s")
+		t.Skip("takes 70 s")
 	}
-	r, err := play(t.Context(), options{lease: 3 * time.Second, load: time.Second, clients: 4})
+	r, err := play(t.Context(), options{lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4})
 	require.NoError(t, err)
 	for _, x := range r.rows {
 		t.Log(x[0], "|", x[1])

@@ -1,7 +1,7 @@
 // Command ha runs several real proxies, processes of their own, before the same
 // engines, under clients that check every token: it kills the owner of a decode
-// group, starts it again, ends another by a signal, and lets one stand still
-// until its groups are another's. It measures how long a group has no owner and
+// group, starts it again, ends another by a signal, lets one stand still until its
+// groups are another's, cuts one off, and takes the store of leases away from all. It measures how long a group has no owner and
 // holds what docs/ha.md promises, by the proxies' books and by what the engines
 // saw. A breach is told in full and is exit code 1.
 //
@@ -36,7 +36,8 @@ func main() {
 type options struct {
 	binary, keep string
 	lease, load  time.Duration
-	clients      int // of each proxy
+	absence      time.Duration // of the store
+	clients      int           // of each proxy
 }
 
 // run is the command; ok says that nothing was breached.
@@ -47,6 +48,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
 	flags.DurationVar(&o.lease, "lease", 5*time.Second, "ha.lease, whole seconds")
 	flags.DurationVar(&o.load, "load", 3*time.Second, "load before and after what a scene does")
+	flags.DurationVar(&o.absence, "absence", time.Minute, "how long nobody reaches the store")
 	flags.IntVar(&o.clients, "clients", 6, "of each proxy")
 	if err := flags.Parse(args); err != nil {
 		return false, err

@@ -26,6 +26,8 @@ var scenes = []scene{
 	{"owner back", playBack},
 	{"owner ended", playEnd},
 	{"owner stands still", playStop},
+	{"owner cut off", playCut},
+	{"store away", playAway},
 	{"afterwards", playAfter},
 }
 

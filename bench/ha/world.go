@@ -45,6 +45,8 @@ type proxy struct {
 	name                  string
 	clients, admin, peers string // addresses
 	process               *process.Process
+	store                 *process.Relay            // its way to the store of leases
+	ways                  map[string]*process.Relay // and to the other proxies, by their names
 }
 
 func newWorld(o options) (_ *world, err error) {
@@ -85,6 +87,15 @@ func newWorld(o options) (_ *world, err error) {
 		w.all[i] = &proxy{name: fmt.Sprintf("here-%d", i), clients: ports[3*i], admin: ports[3*i+1], peers: ports[3*i+2]}
 	}
 	for _, p := range w.all {
+		if p.store, err = process.NewRelay(w.store.Clients[0].Addr().String(), 0); err != nil {
+			return nil, err
+		}
+		p.ways = map[string]*process.Relay{}
+		for _, o := range w.others(p) {
+			if p.ways[o.name], err = process.NewRelay(o.peers, 0); err != nil {
+				return nil, err
+			}
+		}
 		if err := os.WriteFile(w.config(p), []byte(w.settings(p)), 0o600); err != nil {
 			return nil, err
 		}
@@ -157,11 +168,11 @@ geo:
 `, p.clients, p.admin, p.name, p.peers, filepath.Join(w.dir, "peers.key"))
 	for _, other := range w.all {
 		if other != p {
-			fmt.Fprintf(&b, "    - {id: %s, region: here, url: %q}\n", other.name, "http://"+other.peers)
+			fmt.Fprintf(&b, "    - {id: %s, region: here, url: %q}\n", other.name, "http://"+p.ways[other.name].Address())
 		}
 	}
-	fmt.Fprintf(&b, "ha: {mode: shard, engine: etcd, lease: %v, start_delay: %v, etcd: {endpoints: [%q]}}\nengines:\n  prefill:\n",
-		w.lease, w.lease/3, "http://"+w.store.Clients[0].Addr().String())
+	fmt.Fprintf(&b, "ha: {mode: shard, engine: etcd, lease: %v, start_delay: %v, members: [here-0, here-1, here-2], etcd: {endpoints: [%q]}}\nengines:\n  prefill:\n",
+		w.lease, w.lease/3, "http://"+p.store.Address())
 	for _, e := range w.prefill {
 		fmt.Fprintf(&b, "    - {url: %q}\n", e.URLs()[0])
 	}
@@ -196,8 +207,15 @@ func (p *proxy) signal(s os.Signal) { _ = p.process.Signal(s) }
 // close ends everything; remove says whether the files go.
 func (w *world) close(remove bool) error {
 	for _, p := range w.all {
-		if p != nil {
-			p.process.Kill()
+		if p == nil {
+			continue
+		}
+		p.process.Kill()
+		for _, r := range p.ways {
+			r.Close()
+		}
+		if p.store != nil {
+			p.store.Close()
 		}
 	}
 	for _, e := range append(w.prefill, w.decode...) {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"sync"
-	"time"
+
+	"evenkeel/bench/process"
 )
 
 // The regions. A link is named by its two ends, the lower index first.
@@ -51,7 +51,7 @@ type place struct{ clients, admin, peers, prefill, decode string }
 // in which one asks another.
 type loopback struct {
 	places [regions]place
-	relays [regions][regions]*relay
+	relays [regions][regions]*process.Relay
 }
 
 func newLoopback(o options) (_ *loopback, err error) {
@@ -75,7 +75,7 @@ func newLoopback(o options) (_ *loopback, err error) {
 	for a := range regions {
 		for b := range regions {
 			if a != b && err == nil {
-				l.relays[a][b], err = newRelay(l.places[b].peers, o.delays[link(a, b)])
+				l.relays[a][b], err = process.NewRelay(l.places[b].peers, o.delays[link(a, b)])
 			}
 		}
 	}
@@ -90,13 +90,13 @@ func (l *loopback) place(region int) place { return l.places[region] }
 func (l *loopback) command(_ int, binary string, args ...string) *exec.Cmd {
 	return exec.Command(binary, args...)
 }
-func (l *loopback) peer(from, to int) string { return l.relays[from][to].address() }
+func (l *loopback) peer(from, to int) string { return l.relays[from][to].Address() }
 func (l *loopback) packets() bool            { return false }
 func (l *loopback) lose(float64) error       { return errors.New("TCP hides loss from relays on loopback") }
 
 func (l *loopback) cut(a, b int, cut bool) error {
-	l.relays[a][b].hold(cut)
-	l.relays[b][a].hold(cut)
+	l.relays[a][b].Hold(cut)
+	l.relays[b][a].Hold(cut)
 	return nil
 }
 
@@ -104,151 +104,9 @@ func (l *loopback) close() error {
 	for _, row := range l.relays {
 		for _, r := range row {
 			if r != nil {
-				r.close()
+				r.Close()
 			}
 		}
 	}
 	return nil
-}
-
-// relay passes connections on, each byte so much later than it came.
-type relay struct {
-	ln    net.Listener
-	to    string
-	delay time.Duration
-	wg    sync.WaitGroup
-
-	mu     sync.Mutex
-	open   map[net.Conn]struct{} // nil once closed
-	passes chan struct{}         // closed while bytes may pass
-}
-
-func newRelay(to string, delay time.Duration) (*relay, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	r := &relay{ln: ln, to: to, delay: delay, open: map[net.Conn]struct{}{}, passes: make(chan struct{})}
-	close(r.passes)
-	r.wg.Go(r.accept)
-	return r, nil
-}
-
-func (r *relay) address() string { return r.ln.Addr().String() }
-
-// hold keeps what comes, or lets it go on.
-func (r *relay) hold(hold bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	select {
-	case <-r.passes:
-		if hold {
-			r.passes = make(chan struct{})
-		}
-	default:
-		if !hold {
-			close(r.passes)
-		}
-	}
-}
-
-// pass waits until bytes may pass.
-func (r *relay) pass() {
-	r.mu.Lock()
-	gate := r.passes
-	r.mu.Unlock()
-	<-gate
-}
-
-func (r *relay) close() {
-	r.hold(false)
-	_ = r.ln.Close()
-	r.mu.Lock()
-	for c := range r.open {
-		_ = c.Close()
-	}
-	r.open = nil
-	r.mu.Unlock()
-	r.wg.Wait()
-}
-
-// keep notes a connection, for close; false: it came too late and was closed.
-func (r *relay) keep(c net.Conn) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.open == nil {
-		_ = c.Close()
-		return false
-	}
-	r.open[c] = struct{}{}
-	return true
-}
-
-func (r *relay) drop(c net.Conn) {
-	_ = c.Close()
-	r.mu.Lock()
-	delete(r.open, c)
-	r.mu.Unlock()
-}
-
-func (r *relay) accept() {
-	for {
-		c, err := r.ln.Accept()
-		if err != nil {
-			return
-		}
-		if r.keep(c) {
-			r.wg.Go(func() { r.join(c) })
-		}
-	}
-}
-
-func (r *relay) join(near net.Conn) {
-	defer r.drop(near)
-	r.pass()
-	far, err := net.Dial("tcp", r.to)
-	if err != nil || !r.keep(far) {
-		return
-	}
-	defer r.drop(far)
-	var both sync.WaitGroup
-	both.Go(func() { r.carry(far, near) })
-	r.carry(near, far)
-	both.Wait()
-}
-
-// carry copies one direction. Its end closes both: nobody here half-closes.
-func (r *relay) carry(to, from net.Conn) {
-	type piece struct {
-		due   time.Time
-		bytes []byte
-	}
-	way := make(chan piece, 1024)
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		defer func() { _, _ = to.Close(), from.Close() }()
-		for p := range way {
-			time.Sleep(time.Until(p.due))
-			r.pass()
-			if _, err := to.Write(p.bytes); err != nil {
-				break
-			}
-		}
-		_ = from.Close() // the reader ends
-		for range way {  //nolint:revive // what still comes has nowhere to go
-		}
-	})
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			way <- piece{time.Now().Add(r.delay), append([]byte(nil), buf[:n]...)}
-		}
-		if err != nil {
-			way <- piece{time.Now().Add(r.delay), nil} // the end takes its time, too
-			close(way)
-			break
-		}
-	}
-	writer.Wait()
 }

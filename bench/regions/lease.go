@@ -8,12 +8,15 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"syscall"
 
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"evenkeel/bench/process"
 )
 
 // leased are the scenes of regions that are owned by lease.
-var leased = []scene{{"a leased region dies", playLeasedDeath}, {"afterwards", playAfter}}
+var leased = []scene{{"a leased region dies", playLeasedDeath}, {"a leased region's proxy stands still", playLeasedStop}, {"afterwards", playAfter}}
 
 // playLeased plays them, on loopback: all proxies reach the store that this
 // process runs.
@@ -61,33 +64,65 @@ func playLeasedDeath(ctx context.Context, w *world, r *report) error {
 	if err := playDeath(ctx, w, r); err != nil {
 		return err
 	}
-	turns, over, err := w.callers(w.regions[eu].place.decode)
+	turns, over, stale, err := w.callers(w.regions[eu].place.decode)
 	if err != nil {
 		return err
 	}
 	r.add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", turns, over)
 	r.hold(turns == 2 && over == 0, scene, "who admits changed %d times, %d requests were beyond the slots", turns, over)
+	r.hold(stale == 0, scene, "%d requests of an owner came after those of a later one", stale)
+	return nil
+}
+
+// playLeasedStop lets eu's proxy stand still in the middle of its work until its
+// engines are another's, and wake then with all that it was about to do.
+func playLeasedStop(ctx context.Context, w *world, r *report) error {
+	const scene = "eu's proxy stands still (SIGSTOP) and wakes"
+	taken := false
+	_, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
+		if err := process.Pause(ctx, w.load/4); err != nil {
+			return err
+		}
+		if err := w.regions[eu].proxy.Signal(syscall.SIGSTOP); err != nil {
+			return err
+		}
+		taken = w.taken(ctx, true)
+		return w.regions[eu].proxy.Signal(syscall.SIGCONT)
+	})
+	if err != nil {
+		return err
+	}
+	back := w.taken(ctx, false)
+	_, over, stale, err := w.callers(w.regions[eu].place.decode)
+	if err != nil {
+		return err
+	}
+	r.add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
+	r.hold(taken, scene, "nobody took its engines over")
+	r.hold(back, scene, "its engines were not handed back")
+	r.hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
 	return nil
 }
 
 // callers is what an engine counted of those who call it.
-func (w *world) callers(at string) (turns, overAdmitted int64, err error) {
+func (w *world) callers(at string) (turns, overAdmitted, stale int64, err error) {
 	req, err := http.NewRequest(http.MethodGet, "http://"+at+"/stats", nil)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	resp, err := w.http.Do(req)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	var stats struct {
 		Turns int64 `json:"caller_turns"`
 		Over  int64 `json:"over_admitted"`
+		Stale int64 `json:"stale_epochs"`
 	}
-	return stats.Turns, stats.Over, json.Unmarshal(text, &stats)
+	return stats.Turns, stats.Over, stats.Stale, json.Unmarshal(text, &stats)
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/process"
 	"go.uber.org/goleak"
 
 	"evenkeel/bench/load"
@@ -115,22 +117,22 @@ func TestARelayHoldsWhatComesWhileItIsCut(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()
-	r, err := newRelay(ln.Addr().String(), time.Millisecond)
+	r, err := process.NewRelay(ln.Addr().String(), time.Millisecond)
 	require.NoError(t, err)
-	defer r.close()
-	near, err := net.Dial("tcp", r.address())
+	defer r.Close()
+	near, err := net.Dial("tcp", r.Address())
 	require.NoError(t, err)
 	defer near.Close()
 	far, err := ln.Accept()
 	require.NoError(t, err)
 
-	r.hold(true)
+	r.Hold(true)
 	_, err = near.Write([]byte("held"))
 	require.NoError(t, err)
 	require.NoError(t, far.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 	_, err = far.Read(make([]byte, 1))
 	require.ErrorContains(t, err, "timeout")
-	r.hold(false)
+	r.Hold(false)
 	require.NoError(t, far.SetReadDeadline(time.Time{}))
 	got := make([]byte, 4)
 	_, err = io.ReadFull(far, got)

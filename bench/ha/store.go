@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"evenkeel/bench/process"
+)
+
+// isolate cuts a proxy off from the store and from all other proxies, or heals that.
+func (w *world) isolate(p *proxy, cut bool) {
+	p.store.Hold(cut)
+	for _, o := range w.others(p) {
+		p.ways[o.name].Hold(cut)
+		o.ways[p.name].Hold(cut)
+	}
+}
+
+// playAway takes the store away from all proxies for a minute: with closed membership
+// each group stays with its owner, and no request fails.
+func playAway(ctx context.Context, w *world, r *report) error {
+	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
+	before := map[string]string{}
+	for _, g := range groups {
+		if p := w.owner(g); p != nil {
+			before[g] = p.name
+		}
+	}
+	end := w.under(ctx, w.all[:]...)
+	for _, p := range w.all {
+		p.store.Hold(true)
+	}
+	pledged, moved := false, ""
+	for until := time.Now().Add(w.absence); time.Now().Before(until); {
+		if err := process.Pause(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+		for _, g := range groups {
+			var owners []string
+			for _, p := range w.all {
+				if w.metric(p, fmt.Sprintf("evenkeel_ha_owner{group=%q}", g)) == 1 {
+					owners = append(owners, p.name)
+				}
+				pledged = pledged || w.metric(p, fmt.Sprintf("evenkeel_ha_pledged{group=%q}", g)) == 1
+			}
+			if is := strings.Join(owners, " and "); is != before[g] && moved == "" {
+				moved = fmt.Sprintf("%s was %s's and is %q's %v before the store is back", g, before[g], is, time.Until(until).Round(time.Second))
+			}
+		}
+	}
+	for _, p := range w.all {
+		p.store.Hold(false)
+	}
+	err := process.Pause(ctx, 2*w.lease)
+	got := end()
+	r.add(scene, "every group stays with its owner, which the others promise; clients of all: %s", kinds(got))
+	r.hold(pledged, scene, "no group was held by promises")
+	r.hold(moved == "", scene, "%s", moved)
+	r.hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
+	w.oneOwner(r, scene)
+	if err != nil {
+		return err
+	}
+	return w.rest(ctx)
+}
+
+// playCut cuts an owner off from the store and from the other proxies: it stops by
+// itself, and another takes its group.
+func playCut(ctx context.Context, w *world, r *report) error {
+	const scene = "owner cut off from the store and from the others"
+	p, taker, took, others, _, err := w.away(ctx, "west", func(p *proxy) { w.isolate(p, true) })
+	if p != nil {
+		w.isolate(p, false)
+	}
+	if err != nil {
+		return err
+	}
+	r.add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
+	r.hold(took < 2*w.lease, scene, "taken over after %v", took)
+	r.hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
+	w.oneOwner(r, scene)
+	return w.rest(ctx)
+}
