@@ -114,6 +114,8 @@ type group struct {
 	held     int     // entries the last round held back though they had a slot
 	steps    stepper // what its streams told
 	last     step    // of these; the requests it was made for are known with the next
+	gone     int64   // tokens of all requests that were released
+	tokens   int64   // these, and of those that run, when the last step was told
 }
 
 func newBoard(model string, r *rules) *board {

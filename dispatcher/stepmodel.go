@@ -65,6 +65,7 @@ type stepper struct {
 	seen    uint64
 	typical time.Duration // their median
 	meanMs  float32       // fading mean, half-life 32 steps
+	tokens  float64       // of a request in a step, fading mean; 0: not known
 	buckets [len(stepBuckets)]uint64
 	sumMs   float64
 }
@@ -77,6 +78,8 @@ var stepBuckets = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1
 const (
 	tooShort = 0.4
 	tooLong  = 2.5
+	// severalSteps is how many times the usual tokens tell that steps were told as one.
+	severalSteps = 1.3
 )
 
 // add takes in the length of a step.
@@ -100,9 +103,19 @@ func (s *stepper) add(length time.Duration) {
 	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1 - 2^(-1/32)
 }
 
-// teach takes in what the fullest rank held in a step, and how long it took.
-func (s *stepper) teach(load int64, length time.Duration) {
-	if load > 0 && length > 0 && s.usual(length) {
+// teach takes in what the fullest rank held in a step, how many tokens a request
+// got in it, and how long it took. Where tokens come late, several steps are told
+// as one: it is as long as all of them, and brings as many tokens.
+func (s *stepper) teach(load int64, tokens float64, length time.Duration) {
+	if load <= 0 || length <= 0 || tokens <= 0 {
+		return
+	}
+	if s.tokens == 0 {
+		s.tokens = tokens
+	}
+	several := tokens > severalSteps*s.tokens
+	s.tokens += (min(tokens, 2*s.tokens) - s.tokens) / 46
+	if !several && s.usual(length) {
 		s.regression.add(load, length.Seconds()*1000)
 	}
 }

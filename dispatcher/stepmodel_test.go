@@ -19,7 +19,7 @@ func feed(s *stepper, n int, c0, c1, noiseMs float64, spread int64) {
 		ms := c0 + c1*float64(load) + noiseMs*rng.NormFloat64()
 		length := time.Duration(ms * float64(time.Millisecond))
 		s.add(length)
-		s.teach(load, length)
+		s.teach(load, 1, length)
 		load = 100_000 + rng.Int64N(max(spread, 1))
 	}
 }
@@ -80,12 +80,12 @@ func TestStallsAreNoSamples(t *testing.T) {
 	feed(&s, 500, 50, 2e-4, 1, 100_000)
 	n, before := s.n, s.meanMs
 	s.add(2 * time.Second)
-	s.teach(120_000, 2*time.Second)
+	s.teach(120_000, 1, 2*time.Second)
 	require.Equal(t, n, s.n)
 	require.Equal(t, before, s.meanMs)
 	require.EqualValues(t, 501, s.seen, "but the histogram has it")
 	s.add(75 * time.Millisecond)
-	s.teach(120_000, 75*time.Millisecond)
+	s.teach(120_000, 1, 75*time.Millisecond)
 	require.Equal(t, n+1, s.n)
 }
 
@@ -119,7 +119,7 @@ func BenchmarkStepModel(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s.add(70 * time.Millisecond)
-		s.teach(110_000, 70*time.Millisecond)
+		s.teach(110_000, 1, 70*time.Millisecond)
 		s.model()
 	}
 }

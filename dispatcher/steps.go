@@ -46,9 +46,12 @@ func (b *board) hear(g *group, told []step) {
 		return
 	}
 	b.refreshGroup(g)
+	before := g.tokens
+	g.tokens = g.generated()
 	for _, s := range told {
-		if g.last.number != 0 && s.number == g.last.number+1 {
-			g.steps.teach(b.inStep(g), g.last.length)
+		if g.last.number != 0 && s.number == g.last.number+1 && len(told) == 1 { // else nobody looked in between
+			load, requests := b.inStep(g)
+			g.steps.teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.length)
 		}
 		g.last = s
 		g.steps.add(s.length)
@@ -60,24 +63,37 @@ func (b *board) hear(g *group, told []step) {
 	b.stepped = b.stepped || g.held > 0
 }
 
+// generated is how many tokens the requests of the group have got so far.
+func (g *group) generated() int64 {
+	sum := g.gone
+	for _, r := range g.ranks {
+		for i := range r.running {
+			sum += int64(r.running[i].Generated)
+		}
+	}
+	return sum
+}
+
 // inStep is what the fullest rank of the group held in its last step, by what it
-// cost.
-func (b *board) inStep(g *group) (most int64) {
+// cost, and how many requests all ranks had in it.
+func (b *board) inStep(g *group) (most int64, requests int) {
 	for _, r := range g.ranks {
 		kv := r.Others
 		for i, slot := range r.slots {
 			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.number) {
 				kv += int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+				requests++
 			}
 		}
 		for _, d := range r.left {
 			if !later(d.first, g.last.number) && !later(g.last.number, d.last) {
 				kv += d.kv
+				requests++
 			}
 		}
 		most = max(most, r.weigh(kv))
 	}
-	return most
+	return most, requests
 }
 
 // later compares numbers of steps, which begin anew after the largest.
@@ -97,6 +113,9 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 		return // it was in no step
 	}
 	c := &b.ledger.table[slot]
+	if c.rank.group != nil {
+		c.rank.group.gone += int64(generated)
+	}
 	if r := c.rank; len(r.left) == cap(r.left) {
 		r.left = r.left[:0]
 	}

@@ -107,7 +107,7 @@ func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 // inside is a request that an engine has, or that is under way to it.
 type inside struct {
 	*Slot
-	prompt, arrives, left int // tokens; the step from which the engine has it; tokens to come
+	prompt, arrives, left, owed int // tokens; the step from which the engine has it; tokens to come; of these, late
 }
 
 // An engine steps with the requests that it runs. The proxy has charged others,
@@ -116,20 +116,22 @@ type inside struct {
 func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		late    int // steps that a request is under way
-		runs    int // requests of a rank that the engine runs at once
-		charged int // requests in all
-		output  int // mean tokens
+		late    int     // steps that a request is under way
+		runs    int     // requests of a rank that the engine runs at once
+		charged int     // requests in all
+		output  int     // mean tokens
+		lost    float64 // share of the steps whose tokens come with those of the next
 	}{
-		{"requests arrive at once", 0, 8, 32, 20},
-		{"requests are under way for two steps", 2, 8, 32, 20},
-		{"requests wait in the engine's queue", 0, 8, 48, 20},
-		{"every rank has another request in every step", 2, 8, 32, 8},
+		{"requests arrive at once", 0, 8, 32, 20, 0},
+		{"requests are under way for two steps", 2, 8, 32, 20, 0},
+		{"requests wait in the engine's queue", 0, 8, 48, 20, 0},
+		{"tokens of some steps come with those of the next", 0, 8, 32, 20, 0.2},
+		{"every rank has another request in every step", 2, 8, 32, 8, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				truth := StepModel{C0Ms: 10, C1Ms: 3e-3}
-				step := teach(t, truth, c.late, c.runs, c.charged, c.output)
+				step := teach(t, truth, c.late, c.runs, c.charged, c.output, c.lost)
 				require.Equal(t, stepLearned, step.Source)
 				require.InEpsilon(t, truth.C1Ms, step.C1Ms, 0.05)
 				require.InEpsilon(t, truth.C0Ms, step.C0Ms, 0.1)
@@ -140,7 +142,7 @@ func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 }
 
 // teach runs four ranks for a while and returns what was learned.
-func teach(t *testing.T, truth StepModel, late, runs, charged, output int) *StepStatus {
+func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost float64) *StepStatus {
 	d := start(t, testConfig())
 	d.SetWorkers(ranks(4, 30, 0))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -150,7 +152,7 @@ func teach(t *testing.T, truth StepModel, late, runs, charged, output int) *Step
 		id++
 		prompt := 20 + int(min(5000, 400*math.Exp(1.5*rng.NormFloat64())))
 		r := <-d.Enqueue(&pool.Entry{ID: id, Model: "m", Prompt: prompt})
-		requests = append(requests, &inside{r.Slot, prompt, step + late, 1 + rng.IntN(2*output)})
+		requests = append(requests, &inside{r.Slot, prompt, step + late, 1 + rng.IntN(2*output), 0})
 	}
 	for range charged {
 		send(0)
@@ -169,9 +171,20 @@ func teach(t *testing.T, truth StepModel, late, runs, charged, output int) *Step
 		length := time.Duration((truth.C0Ms + truth.C1Ms*float64(slices.Max(kv[:]))) * float64(time.Millisecond))
 		speaking := 5 * time.Millisecond // from the first token to the last, while the next step is made
 		time.Sleep(length - speaking)
+		if rng.Float64() < lost {
+			for _, r := range members {
+				if r.left > r.owed+1 { // its last token comes by itself
+					r.owed++
+				}
+			}
+			time.Sleep(speaking)
+			continue
+		}
 		rng.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
 		for _, r := range members {
-			r.Progress(r.Generated() + 1)
+			r.Progress(r.Generated() + 1 + r.owed)
+			r.left -= r.owed
+			r.owed = 0
 			time.Sleep(speaking / time.Duration(len(members)))
 			if r.left--; r.left == 0 {
 				d.Release(r.Slot, Outcome{})
