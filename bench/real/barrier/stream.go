@@ -117,7 +117,7 @@ func counted(event []byte) (n int) {
 }
 
 // ids is a prompt of random token ids, none of them special. Which they are
-// changes nothing: the KV that an answer is made from is random, too.
+// changes nothing: the KV that an answer is made from is made up, too.
 func ids(n int) []int {
 	rng := rand.New(rand.NewPCG(1, uint64(n)))
 	p := make([]int, n)

@@ -87,7 +87,7 @@ func (w *world) startDecode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	model, err := in.Model(ctx, vllm.MoE)
+	model, err := in.Model(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (w *world) startDecode(ctx context.Context) error {
 		[]string{"PYTHONPATH=" + site, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1"},
 		"--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1", "--max-model-len", fmt.Sprint(contextLen), "--max-num-seqs", fmt.Sprint(slots),
 		"--max-num-batched-tokens", "2048", "--block-size", fmt.Sprint(block), "--num-gpu-blocks-override", fmt.Sprint(blocks), "--no-enable-prefix-caching",
-		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true,"fill_std":0.5}}`,
+		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true}}`,
 	)
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package vllm installs vLLM for a CPU into a cache folder, makes the models
-// that the real runs serve, and starts engines as processes.
+// Package vllm installs vLLM for a CPU into the cache folder that `make real` and
+// `make real-barrier` share, makes a MoE model, and starts engines as processes.
 package vllm
 
 import (
@@ -20,10 +20,11 @@ const (
 	Version = "0.32.0"
 	torch   = "2.13.0"
 	nixl    = "1.5.1"
+	openai  = "3.52.0"
 )
 
-//go:embed models.py
-var modelsPy []byte
+//go:embed moe.py
+var moePy []byte
 
 // Installation is a folder with vLLM and models.
 type Installation struct{ Dir string }
@@ -99,7 +100,10 @@ func (i *Installation) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
+	if err := Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", ""); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(i.venv(), "installed"), nil, 0o600) // so that `make real`, which installs the same, finds it
 }
 
 // Metadata makes a folder on Python's path hold a distribution by name, with
@@ -116,31 +120,21 @@ func Metadata(site, name, version, entryPoints string) error {
 	return os.WriteFile(filepath.Join(dir, "entry_points.txt"), []byte(entryPoints), 0o600)
 }
 
-// Kind is a model that models.py knows to make.
-type Kind string
-
-// The models. Both have random weights from a fixed seed, and one tokenizer of
-// 1,024 tokens that is trained on the Python standard library.
-const (
-	Llama Kind = "llama" // two layers, dense; its greedy answers differ by prompt
-	MoE   Kind = "moe"   // two layers, 4 experts, 64 query heads on 2 KV heads: a decode step is bound by its core
-)
-
-// Model makes a model unless it is there, and returns its folder.
-func (i *Installation) Model(ctx context.Context, kind Kind) (string, error) {
-	dir := filepath.Join(i.Dir, string(kind))
+// Model makes the MoE model unless it is there, and returns its folder.
+func (i *Installation) Model(ctx context.Context) (string, error) {
+	dir := filepath.Join(i.Dir, "moe")
 	if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
 		return dir, nil
 	}
-	script := filepath.Join(i.Dir, "models.py")
-	if err := os.WriteFile(script, modelsPy, 0o600); err != nil {
+	script := filepath.Join(i.Dir, "moe.py")
+	if err := os.WriteFile(script, moePy, 0o600); err != nil {
 		return "", err
 	}
 	part := dir + ".part" // so that one that was interrupted is not taken for a whole one
-	cmd := exec.CommandContext(ctx, i.Python(), script, string(kind), part)
+	cmd := exec.CommandContext(ctx, i.Python(), script, part)
 	cmd.Env = append(os.Environ(), offline...)
 	if err := errors.Join(os.RemoveAll(part), say(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
-		return "", fmt.Errorf("the model %s cannot be made: %w", kind, err)
+		return "", fmt.Errorf("the model cannot be made: %w", err)
 	}
 	return dir, nil
 }
