@@ -31,7 +31,7 @@ func (w *world) cutStore(of time.Duration) (back time.Duration) {
 	return w.t + of
 }
 
-// K1: the owner goes on for as long as it has all pledges, without a pause also
+// The owner goes on for as long as it has all pledges, without a pause also
 // when the store is back and has forgotten the lease, and its epoch never goes back.
 func TestAnOwnerGoesOnByPledgesWhileTheStoreIsAway(t *testing.T) {
 	for name, ttl := range stores {

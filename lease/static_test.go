@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// E21, as asia-1 sees it.
+// The static order, as asia-1 sees it.
 func TestStaticOrder(t *testing.T) {
 	begin := time.Unix(0, 0)
 	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }

@@ -325,7 +325,7 @@ func (w *world) until(t time.Duration) (log []string) {
 // stores are the two kinds: one that keeps no time, one that ends terms.
 var stores = map[string]time.Duration{"kubernetes": 0, "etcd": 15 * time.Second}
 
-// E19: an owner that is cut off stops, the first taker waits until it must have,
+// An owner that is cut off stops, the first taker waits until it must have,
 // and who returns gets the area back in two steps.
 func TestDeadOwnersAreaIsTakenAndHandedBack(t *testing.T) {
 	for name, ttl := range stores {
