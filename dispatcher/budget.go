@@ -2,7 +2,7 @@ package dispatcher
 
 import "time"
 
-// Evaluations a policy may spend on a tick, and when they change (algorithm 9).
+// Evaluations a policy may spend on a tick, and when they change.
 const (
 	budgetMost  = 4000
 	budgetLeast = 250

@@ -14,7 +14,7 @@ const (
 	scoreRows    = 4096 // outcomes kept
 )
 
-// forecast keeps r̂ of the running requests of one group (algorithm 5.2): it
+// forecast keeps r̂ of the running requests of one group: it
 // moves them on by what was generated since the last tick and asks the
 // predictor once for all that are due. The goroutine that decides owns it.
 type forecast struct {

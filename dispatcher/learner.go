@@ -15,8 +15,8 @@ import (
 // endingsMost bounds what waits to be learned from.
 const endingsMost = 4096
 
-// learner turns requests that left into the tables predictions come from
-// (algorithm 5.4), in a goroutine of its own: a table takes longer to build than
+// learner turns requests that left into the tables predictions come from,
+// in a goroutine of its own: a table takes longer to build than
 // a tick may last. The goroutine owns every student's Online.
 type learner struct {
 	log      *zap.Logger

@@ -11,7 +11,7 @@ import (
 var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
 
 // Local is what a decode rank may compute of a prompt that comes without a
-// hand-off (prefill P43, P44).
+// hand-off.
 type Local struct {
 	Ranks []LocalRank // that may, and how much of it each would have to compute
 

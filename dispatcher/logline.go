@@ -7,7 +7,7 @@ import (
 )
 
 // LogLine is one line of the decision log: a round as `evenkeel decide` and
-// `evenkeel simulate --log` read it (architecture 4). In it stands as the golden
+// `evenkeel simulate --log` read it. In it stands as the golden
 // vectors have it, so that a line is a vector without its answer.
 type LogLine struct {
 	Tick     uint64

@@ -12,7 +12,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// fallbackSpec decides for a policy that failed (algorithm 8).
+// fallbackSpec decides for a policy that failed.
 const fallbackSpec = "pjsq-kv"
 
 // loop holds the boards of all models. It reads no clock: now is the instant of the turn.

@@ -22,7 +22,7 @@ const (
 
 // pairs are the ways of KV from a prefiller to a decode engine that do not
 // work, though both serve others: a connection one of them kept from before a
-// restart, a route that is gone (contract 11, row 30). A quarantined pair gets
+// restart, a route that is gone. A quarantined pair gets
 // no hand-off while another rank can take it, for a second and twice as long
 // each time the one hand-off that then tries it fails too, 30 s at most. The
 // board owns it; streams read only how many are watched.

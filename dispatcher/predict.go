@@ -86,7 +86,7 @@ type tables struct {
 }
 
 // outlookAfter is how many outputs a survival table needs before policies see
-// it (algorithm 2).
+// it.
 const outlookAfter = 50
 
 // outlook is the survival table as policies see it: nil while it knows too

@@ -7,13 +7,14 @@ import (
 )
 
 // StepModel is how long a step of a barrier group takes: c0 + c1 * the KV tokens
-// of its fullest rank (algorithm 1). C1Ms 0: unknown.
+// of its fullest rank. C1Ms 0: unknown.
 type StepModel struct {
 	C0Ms float64 // whatever the load
 	C1Ms float64 // a KV token
 }
 
-// When a model learned on line is used (algorithm 9).
+// When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,
+// says less than none.
 const (
 	fitSteps = 200 // regressed at least
 	fitR2    = 0.3

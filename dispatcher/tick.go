@@ -12,12 +12,11 @@ import (
 	"evenkeel/pool"
 )
 
-// slowRounds is how long the fallback decides after a round over the limit
-// (algorithm 8).
+// slowRounds is how long the fallback decides after a round over the limit.
 const slowRounds = 64
 
 // guardWaits: an entry is overdue only at this many mean waits, or the guard
-// would turn a saturated pool into first come, first served (algorithm 4.3).
+// would turn a saturated pool into first come, first served.
 const guardWaits = 6
 
 // turn ends the waits that are over, and begins to decide if anything happened that may
@@ -228,7 +227,7 @@ func (b *board) consult(g *group, p *decider, now time.Time) {
 // fill writes the group and the pool into the board's one Snapshot. Running
 // lists are the ranks' own, fresh since the tick began. An entry that no rank of
 // the group that is up can ever take waits for another: here the starvation
-// guard would only keep a rank free for it in vain (algorithm 3).
+// guard would only keep a rank free for it in vain.
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]

@@ -7,7 +7,7 @@ import (
 
 // A rank whose engine preempts requests has less KV room than its capacity
 // says: after two within preemptWithin it is kept emptier for tightFor, by a
-// watermark of twice the policy's, at most tightMost (algorithm 7).
+// watermark of twice the policy's, at most tightMost.
 const (
 	preemptWithin = 10 * time.Second
 	tightFor      = time.Minute

@@ -33,7 +33,7 @@ type Entry struct {
 	Deadline time.Time // the hand-off's own, exclusive; zero = none
 
 	// Drain marks a hand-off nobody will read, decoded once so that its
-	// prefiller frees the KV (contract 2.5). It is an admission like any other,
+	// prefiller frees the KV. It is an admission like any other,
 	// but holds no place, and the pool's TTL does not end its wait: no client
 	// waits for it, and its KV stays on the prefiller until its deadline if
 	// nothing drains it.
@@ -70,7 +70,7 @@ func (e *Entry) Wait(now time.Time) time.Duration {
 }
 
 // GuardWait is the wait the starvation guard sees: the time in the pool, of a
-// resumed request its whole life (algorithm 7).
+// resumed request its whole life.
 func (e *Entry) GuardWait(now time.Time) time.Duration {
 	if e.Age > 0 {
 		return max(0, now.Sub(e.Arrival))

@@ -44,7 +44,7 @@ func (a *ahead) resolve(o Outlook) (horizon int) {
 	return horizon
 }
 
-// score is F of w added tokens on rank g (algorithm 4.1).
+// score is F of w added tokens on rank g.
 func (a *ahead) score(e *envelope, g int, w int64) float64 {
 	f := a.alpha * a.sum * float64(w)
 	if w <= e.marginOf(g) {

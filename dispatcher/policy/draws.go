@@ -6,7 +6,7 @@ import (
 )
 
 // redrawEvery is for how many tokens an end that was drawn is kept. More often
-// brings nothing but work, more rarely costs balance on heavy tails (algorithm 6.1).
+// brings nothing but work, more rarely costs balance on heavy tails.
 const redrawEvery = 4
 
 // draws are the sampled ends of requests, as the ages at which they finish. A

@@ -7,7 +7,7 @@ import (
 )
 
 // envelope is the projected load of every rank over steps 0..H, the largest of
-// the group at each, and how far each rank is below it (algorithm 3). Loads are
+// the group at each, and how far each rank is below it. Loads are
 // scaled by what a KV token costs on the rank.
 type envelope struct {
 	columns int     // H + 1

@@ -7,7 +7,7 @@ import (
 
 // evenkeel places all entries of a round together, against the cost itself: the
 // tokens all ranks lack to the fullest one, now and at a grid of steps ahead,
-// over sampled ends of every request (algorithm 6).
+// over sampled ends of every request.
 type evenkeel struct {
 	name string
 	set  settings
@@ -132,8 +132,7 @@ func (p *evenkeel) add(who int32, g int) {
 	c.placed = true
 }
 
-// holdBack drops entries that would lengthen every step by more than their use
-// (algorithm 6.3).
+// holdBack drops entries that would lengthen every step by more than their use.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	rule := HoldRule{C0Ms: float64(s.C0Ms), C1Ms: float64(s.C1Ms), Share: p.set.hold, Steps: p.set.holdSteps}
 	if rule.Share == 0 || rule.C1Ms <= 0 {

@@ -18,7 +18,7 @@ const (
 	ruleLeastF      // largest F of BR-0; ties to the larger margin, then the lower id
 )
 
-// firstCome takes the oldest entry first and chooses its rank (algorithm 8).
+// firstCome takes the oldest entry first and chooses its rank.
 // Immediate, it sends every entry to some rank and the engine queues; pooled, it
 // waits for a rank with a free slot and room. br0:bypass is immediate up to
 // `extra` entries beyond the free slots of a rank.

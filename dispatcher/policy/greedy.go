@@ -6,7 +6,7 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// The stages of a round (algorithm 4.2), as Assignment.Stage says them.
+// The stages of a round, as Assignment.Stage says them.
 const (
 	stageGuard uint8 = iota
 	stageSingle
@@ -95,8 +95,7 @@ func (p *greedy) takeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// serveOverdue is stage 0: entries that waited too long choose their rank
-// (algorithm 4.3).
+// serveOverdue is stage 0: entries that waited too long choose their rank.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.late = overdue(s, 1, p.late[:0])
 	for _, w := range p.late {

@@ -43,8 +43,7 @@ func Expected(o Outlook, held int64, age, ahead int) float64 {
 	return float64(held+int64(ahead)) * o.Ratio(age, ahead)
 }
 
-// Cost is the J of loads [rank][column]: the imbalance of each column, weighted
-// (algorithm 6.2).
+// Cost is the J of loads [rank][column]: the imbalance of each column, weighted.
 func Cost(loads [][]float64, weights []float64) (cost float64) {
 	for c, weight := range weights {
 		var most, sum float64

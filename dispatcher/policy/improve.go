@@ -17,7 +17,7 @@ const worthwhile = 2
 
 // improve makes moves that lower the cost until none does or the budget is
 // spent: for each placement a candidate in its place, a swap with a later one, a
-// free slot elsewhere (algorithm 6.3, step 2). Moves that could not pay even if
+// free slot elsewhere. Moves that could not pay even if
 // the peak fell by all that their ranks alone hold up are passed by for free.
 func (p *evenkeel) improve(budget int) {
 	p.climb.left = budget

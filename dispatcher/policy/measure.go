@@ -1,6 +1,6 @@
 package policy
 
-// Balance measures how level the loads of a group are (algorithm 1).
+// Balance measures how level the loads of a group are.
 type Balance struct {
 	Ranks         int
 	Max, Min, Sum int64 // KV tokens

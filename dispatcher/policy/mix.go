@@ -4,7 +4,7 @@ import "math"
 
 // mixed is the ceiling of objective=mix: of each column the largest load and, as
 // its share kappa, a mean that heavy ranks dominate. It levels the ranks below
-// the fullest too (algorithm 6.2).
+// the fullest too.
 type mixed struct {
 	kappa   float64
 	power   []float64 // of each column, the sum of all loads to the eighth

@@ -10,8 +10,8 @@ type Needs struct {
 	// simulations only). Empty: Rhat is not read and the next four do not count.
 	Predictor       string
 	Horizon         int     // H of Rhat; when it changes, every running request is asked about anew
-	Tau             float64 // gate: r^ = H below this p^ (algorithm 5.1)
-	Every           int     // tokens between two predictions for a request (algorithm 5.2)
+	Tau             float64 // gate: r^ = H below this p^
+	Every           int     // tokens between two predictions for a request
 	DecrementAnchor bool    // count a closed gate's r^ = H down too, by the paper's letter
 
 	Outlook   string // kind of Snapshot.Outlook: survival, exact (see Keyed) or oracle (see Oracle); empty: not read
@@ -69,14 +69,14 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 const ageShare = 80
 
 // treeHorizon is what predictor=learned looks ahead unless told otherwise: the
-// horizon that trees are fitted for by default (algorithm 5.3).
+// horizon that trees are fitted for by default.
 const treeHorizon = 80
 
 // maxHorizon bounds what a user may ask for; scratch grows with it.
 const maxHorizon = 512
 
 // horizonFor resolves horizon=auto. Far beyond what a slot keeps its request, a
-// look ahead sees only requests that will be gone (algorithm 6.1).
+// look ahead sees only requests that will be gone.
 func horizonFor(horizon int, o Outlook) int {
 	if horizon != auto {
 		return horizon

@@ -63,7 +63,7 @@ func (r *ranks) reset(n int) {
 	r.open, r.reserved, r.reservedFor = 0, none, none
 }
 
-// kvBudget is how many KV tokens a rank may hold (algorithm 3).
+// kvBudget is how many KV tokens a rank may hold.
 func kvBudget(capacity int64, watermark float64) int64 {
 	if capacity == 0 {
 		return subset.Unlimited
@@ -90,7 +90,7 @@ func (r *ranks) close(g int) {
 }
 
 // reserve closes the rank with most room for an overdue entry that fits nowhere,
-// full ranks too, so that its room grows until the entry fits (algorithm 4.3).
+// full ranks too, so that its room grows until the entry fits.
 // One reservation a round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {

@@ -12,7 +12,7 @@ package policy
 type Snapshot struct {
 	Workers  []Worker // one barrier group, ascending ID
 	Pool     []Entry  // arrival order, oldest first
-	MaxAgeMs float32  // effective guard age in ms (algorithm 4.3), 0 = off; Urgent still counts
+	MaxAgeMs float32  // effective guard age in ms, 0 = off; Urgent still counts
 	StepMs   float32  // mean step time of the group, 0 = unknown
 	C0Ms     float32  // step model of the group: ms a step costs whatever its load
 	C1Ms     float32  // ms per KV token of the fullest rank, 0 = unknown

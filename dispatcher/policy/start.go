@@ -37,7 +37,7 @@ func (p *evenkeel) beyond(n int) int {
 const leastBeyond = 32
 
 // patience is that, less where the guard has given way already because all wait
-// long (algorithm 4.3).
+// long.
 func (p *evenkeel) patience(s *Snapshot) float32 {
 	if s.MaxAgeMs <= 0 {
 		return 1
@@ -45,7 +45,7 @@ func (p *evenkeel) patience(s *Snapshot) float32 {
 	return min(jointPatience, max(1, jointPatience*float32(p.set.maxAgeMs)/s.MaxAgeMs))
 }
 
-// place makes the first, good placement of the round (algorithm 6.3, step 1):
+// place makes the first, good placement of the round:
 // the overdue entries, then as many of the others as there are slots. An overdue
 // entry that fits nowhere keeps a rank closed.
 func (p *evenkeel) place(s *Snapshot) {

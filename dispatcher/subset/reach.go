@@ -2,7 +2,7 @@ package subset
 
 import "github.com/bits-and-blooms/bitset"
 
-// maxBits is the largest sum a table counts token by token (algorithm 4.4).
+// maxBits is the largest sum a table counts token by token.
 const maxBits = 65_536
 
 // reach knows which sums exactly j of the first i sizes can have, for every i

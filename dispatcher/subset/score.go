@@ -1,6 +1,6 @@
 // Package subset chooses which waiting requests a decode rank takes together:
-// the subset whose added KV tokens score best under F of BR-0 or BR-H
-// (algorithm 4.1), within the rank's free slots and KV room (algorithm 4.4).
+// the subset whose added KV tokens score best under F of BR-0 or BR-H,
+// within the rank's free slots and KV room.
 package subset
 
 import (
@@ -124,7 +124,7 @@ func (s *Score) F(w int64) float64 {
 	return f
 }
 
-// Equal reports a tie: exact in BR-0, to nine digits in BR-H (algorithm 4.1).
+// Equal reports a tie: exact in BR-0, to nine digits in BR-H.
 func (s *Score) Equal(x, y float64) bool {
 	if s.exact {
 		return x == y

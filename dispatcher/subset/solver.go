@@ -58,7 +58,7 @@ type Solver struct {
 // Ties: smaller sum, more candidates, smaller mask. It fails if none fits.
 //
 // F is concave, so only the largest sum up to its knee and the smallest one
-// beyond can be best (algorithm 4.4); both searches look for these two.
+// beyond can be best; both searches look for these two.
 // The answer is exact while min(Limit, knee + largest size) <= 65,536 tokens or
 // there are at most 4096 subsets, and Cost is 1 or the subsets are that few.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
