@@ -14,7 +14,7 @@ import (
 
 // Bootstrap asks the bootstrap server of a vllm-mooncake prefiller, on port of
 // the engine's host, what it calls the target's rank: the proxy has to name the
-// engine to decode (contract 1.2). The transfer id is left to the caller.
+// engine to decode. The transfer id is left to the caller.
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	at := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}

@@ -18,7 +18,7 @@ const (
 )
 
 // canary asks every rank for a completion of one token, for an engine that no
-// longer computes still answers GET /health (contract 7). A refusal of the
+// longer computes still answers GET /health. A refusal of the
 // request itself, 4xx, passes: it says nothing about the engine. It is bounded
 // by limit and asks nothing of other engines: no hand-off is involved.
 func (w *watch) canary(ctx context.Context, model string, limit time.Duration) error {

@@ -37,8 +37,7 @@ func (p Phase) String() string {
 }
 
 // Error tells a caller what it needs to decide about a retry: whether the
-// engine can have seen the request, and whether it had begun to answer
-// (contract 2.3, 9).
+// engine can have seen the request, and whether it had begun to answer.
 type Error struct {
 	Target   string // Target.ID
 	Phase    Phase
@@ -63,7 +62,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Stale reports that a kept-alive connection broke before one response byte
 // came. Most likely the engine had closed it while it was idle, but the request
-// may also have run: a POST goes again only as a new request (contract 9).
+// may also have run: a POST goes again only as a new request.
 func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // idlePool keeps connections between calls, by host, the newest on top: a quiet
-// hour leaves few of them, and those are the freshest. uvicorn closes after 5 s
-// (contract 9), so none is handed out that was idle for longer than ttl.
+// hour leaves few of them, and those are the freshest. uvicorn closes after 5 s,
+// so none is handed out that was idle for longer than ttl.
 type idlePool struct {
 	ttl time.Duration
 	max int // a host

@@ -18,7 +18,7 @@ import (
 )
 
 // Names of the series a Sample reads, the first that has a value wins: new
-// vLLM, old vLLM, SGLang (contract 7).
+// vLLM, old vLLM, SGLang.
 var (
 	kvUsageNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
 	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
@@ -36,8 +36,8 @@ const (
 	metricsAccept   = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
 )
 
-// MetricNames replace the known names where an operator's engine has others
-// (contract 12); an empty one keeps the defaults.
+// MetricNames replace the known names where an operator's engine has others;
+// an empty one keeps the defaults.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
 // Sample is one reading of an engine's metrics. Every value is kept by the
@@ -45,7 +45,7 @@ type MetricNames struct{ KVUsage, Running, Waiting string }
 // absent or NaN is unknown: the second result is false.
 //
 // Rank -1 asks for the instance as a whole: the fullest rank's KV usage, and
-// the sum of the others. Gauges freeze while an engine is idle (contract 0.10):
+// the sum of the others. Gauges freeze while an engine is idle:
 // a sample is a hint about others' load, never the only gate.
 type Sample struct {
 	// StartTime is the process's in Unix seconds, 0 unknown.
@@ -189,7 +189,7 @@ func at(values map[string]float64, rank int) (float64, bool) {
 }
 
 // byEngine takes, for each engine label, the first name with a value. Other
-// labels (LoRA) may split a series: the largest counts (contract 7).
+// labels (LoRA) may split a series: the largest counts.
 func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {

@@ -13,7 +13,7 @@ import (
 type Target struct {
 	ID     string   // names the engine in errors, logs and metrics
 	URL    *url.URL // http or https; its path is put before every call's path
-	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none (contract 3)
+	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none
 	APIKey string   // sent as a bearer token; empty for none
 	TLS    *tls.Config
 }

@@ -127,8 +127,8 @@ func (p *pulse) allow(slots int, running float64) {
 
 // feel holds a scrape against what we know ourselves: gauges that stand still
 // while streams run make the engine a suspect, for a wedged one reports healthy
-// numbers for ever (contract 7); more requests in its batch than it has slots
-// means that slots are configured wrong, or that others use it too (contract 3).
+// numbers for ever; more requests in its batch than it has slots
+// means that slots are configured wrong, or that others use it too.
 func (w *watch) feel(s *Sample) {
 	if len(w.in.Canaries) == 0 {
 		return

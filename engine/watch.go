@@ -14,7 +14,7 @@ import (
 )
 
 // ErrCredential is in Status.Err while an engine refuses our API key: every
-// request would fail, so it counts as down (contract 9).
+// request would fail, so it counts as down.
 var ErrCredential = errors.New("engine refused our credential; check the API key of its profile (api_key_env)")
 
 // ErrNotAnEngine is in Status.Err of an address that answers, but not as an

@@ -12,7 +12,7 @@ import (
 var (
 	// ErrNoHandoff: the prefill engine answered 200 and keeps no blocks for us.
 	// If FinishReason is "stop" the first token ended the answer; else a
-	// preemption took the blocks. Probe again (contract 1.3).
+	// preemption took the blocks. Probe again.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no handoff")
 	// ErrBadHandoff: what came is not a handoff of this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed handoff")
@@ -35,7 +35,7 @@ const (
 type ProbeAnswer struct {
 	ID             string
 	KV             json.RawMessage // the handoff, byte for byte; a copy
-	PromptTokens   int             // 0: not reported; may be one less than decode's count (contract 1.2)
+	PromptTokens   int             // 0: not reported; may be one less than decode's count
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
 	FinishReason   string
@@ -49,8 +49,8 @@ type ProbeAnswer struct {
 }
 
 // ReadProbe reads the JSON of a probe's 200 and checks the handoff by its
-// shape, never against a fixed list of fields: they differ by version
-// (contract 1.2, 10). knownHost tells which hosts a decode engine may be sent
+// shape, never against a fixed list of fields: they differ by version.
+// knownHost tells which hosts a decode engine may be sent
 // to; nil knows none. With ErrNoHandoff the rest of the answer is valid.
 func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
@@ -60,7 +60,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	if err != nil {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
-	if e, ok := b.Get("error"); ok && string(e) != "null" { // some routes send an error with status 200 (contract 4.5)
+	if e, ok := b.Get("error"); ok && string(e) != "null" { // some routes send an error with status 200
 		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrBadHandoff) // not quoted: it may repeat the prompt
 	}
 	a := readAnswer(&b)
@@ -132,7 +132,7 @@ func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) 
 	switch n, ok := countBlocks(ids); {
 	case !ok:
 		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, kindOf(ids))
-	case n == 0: // the blocks were preempted; with it the decode engine would crash (contract 11.19)
+	case n == 0: // the blocks were preempted; with it the decode engine would crash
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
 	names := []string{"remote_engine_id", "remote_host", "remote_request_id"}

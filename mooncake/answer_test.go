@@ -140,7 +140,7 @@ func TestReadProbeOfAnAnswerThatIsNone(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnknownHost, "without a list no host is known")
 }
 
-func TestUpstreamMooncakeMakesItsOwnHandoff(t *testing.T) { // its engine returns none (contract 1.2)
+func TestUpstreamMooncakeMakesItsOwnHandoff(t *testing.T) { // its engine returns none
 	p := Profile{Connector: VLLMMooncake}.WithDefaults()
 	x := &Exchange{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
 	answer := []byte(`{"id":"a","choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":3},"kv_transfer_params":null}`)

@@ -15,7 +15,7 @@ var (
 
 // Handoff is what a probe returned and one decode request may consume: the
 // prefill engine's kv_transfer_params, opaque, single use and perishable.
-// Replaying it can answer with another user's text (contract 0.1, 2.4).
+// Replaying it can answer with another user's text.
 type Handoff struct {
 	params   json.RawMessage
 	deadline time.Time   // of a decode that somebody reads
@@ -50,7 +50,7 @@ func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
 }
 
 // Discard is Take for a decode whose answer is thrown away, so that the engine
-// frees the blocks (contract 2.5a). Nobody can get a wrong token of it, so it
+// frees the blocks. Nobody can get a wrong token of it, so it
 // may come as late as the blocks are held.
 func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
 	return h.take(now, h.expires)

@@ -27,16 +27,16 @@ func (e Endpoint) Path() string {
 
 // Leg is what one PD request differs in from the client's body. A nil Leg
 // differs in nothing; a request for several choices or with several prompts
-// has one for each answer (contract 1.5).
+// has one for each answer.
 type Leg struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
 	SeedOffset int             // added to the client's seed, so that samples differ
-	IgnoreEOS  bool            // probe again after a first token that was the end of the answer (contract 1.3)
+	IgnoreEOS  bool            // probe again after a first token that was the end of the answer
 	Resume     *Resume         // goes on with an answer that has begun; nil: begins one
 }
 
 // Exchange is the part of a vllm-mooncake handoff that the proxy invents or
-// looks up; the other connectors have none (contract 1.2).
+// looks up; the other connectors have none.
 type Exchange struct {
 	TransferID    string // new for every probe
 	BootstrapAddr string // "http://host:8998" of the prefill engine
@@ -44,7 +44,7 @@ type Exchange struct {
 }
 
 // Reserved tells whether a client's value of a top-level key must never reach
-// an engine (contract 10): it would address another request's KV, a rank, or
+// an engine: it would address another request's KV, a rank, or
 // code inside the engine.
 func Reserved(key string) bool {
 	switch key {
@@ -67,7 +67,7 @@ func dropOnDecode(key string) bool {
 func dropOnDecodeStops(key string) bool { return key == "stop_token_ids" || dropOnDecode(key) }
 
 // dropOnProbe drops what does not shape the prompt: the probe's one token is
-// thrown away, and some of it is refused or dangerous there (contract 1.1).
+// thrown away, and some of it is refused or dangerous there.
 func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
@@ -89,7 +89,7 @@ var (
 )
 
 // ProbeBody appends the segments of the prefill request: one token, not
-// streamed, asking for a handoff (contract 1.1). The prompt and all that shapes
+// streamed, asking for a handoff. The prompt and all that shapes
 // it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
 func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
@@ -112,10 +112,10 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 }
 
 // DecodeBody appends the segments of the decode request: the client's body
-// with P's handoff kv, verbatim (contract 2.1). With stream false the engine's
-// own answer goes to the client (contract 6), so nothing is asked for that the
+// with P's handoff kv, verbatim. With stream false the engine's
+// own answer goes to the client, so nothing is asked for that the
 // client did not ask for. A nil kv makes the engine prefill by itself, which
-// only a profile with AllowLocalPrefill should let happen (contract 1.3).
+// only a profile with AllowLocalPrefill should let happen.
 func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
 	members := make([]Member, 0, 10)
 	members = legMembers(b, leg, members)
@@ -217,7 +217,7 @@ func echoes(b *Body) bool {
 
 // stopTokensSafe tells whether the body's stop_token_ids may go to an engine.
 // With min_tokens above zero they index the logits unchecked, and one id beyond
-// the vocabulary ends the whole engine (contract 1.3).
+// the vocabulary ends the whole engine.
 func (p *Profile) stopTokensSafe(b *Body) bool {
 	ids, ok := b.Get("stop_token_ids")
 	if !ok || string(ids) == "null" {

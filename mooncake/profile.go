@@ -17,7 +17,7 @@ const (
 )
 
 // tooEarly are connectors that need the decode rank before or with the
-// prefill, so that nothing can wait in a pool (contract 0.5).
+// prefill, so that nothing can wait in a pool.
 var tooEarly = map[string]string{
 	"ascend-layerwise": "its decode rank allocates blocks before the prefill starts; start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
 	"nixl-push":        "its decode rank registers blocks before the prefill ends; start the engines with NixlConnector (pull) and use " + NIXLPull,
@@ -25,7 +25,7 @@ var tooEarly = map[string]string{
 }
 
 // How a probe makes sure that the end-of-sequence token does not end it: such
-// an end returns no handoff (contract 1.3).
+// an end returns no handoff.
 const (
 	MinTokensOne       = "1"
 	MinTokensOmit      = "omit"
@@ -33,13 +33,13 @@ const (
 )
 
 // What a request that is not streamed gets: an answer put together from a
-// stream, or the decode engine's own (contract 6).
+// stream, or the decode engine's own.
 const (
 	NonStreamAssemble    = "assemble"
 	NonStreamPassthrough = "passthrough"
 )
 
-// How a rank of a decode engine is addressed (contract 3).
+// How a rank of a decode engine is addressed.
 const (
 	DPExternal = "external" // one URL per rank
 	DPHybrid   = "hybrid"   // header with the rank on its node
@@ -47,7 +47,7 @@ const (
 )
 
 // How a chat goes on whose decode rank gave it up after the client had some of
-// the answer (contract 5.3).
+// the answer.
 const (
 	ChatResumeNone     = "none"
 	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids beside the hand-off, vLLM from PR 48145 on
@@ -57,7 +57,7 @@ const (
 
 var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
-// Profile is what the operator tells about a kind of engine (contract 12).
+// Profile is what the operator tells about a kind of engine.
 type Profile struct {
 	Name              string        `yaml:"name"`
 	Connector         string        `yaml:"connector"`

@@ -9,7 +9,7 @@ import (
 
 // Resume is how a request goes on with an answer that another decode rank gave
 // up: the answer so far becomes part of the prompt, on the probe and on the
-// decode leg alike (contract 5.3). A nil Resume changes nothing.
+// decode leg alike. A nil Resume changes nothing.
 type Resume struct {
 	How    string          // a chat_resume, ResumePrompt or ResumeText
 	IDs    json.RawMessage // of the prompt and of the answer so far; without them it is by text

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// DefaultMaxDepth is how deep objects and arrays may nest (contract 10).
+// DefaultMaxDepth is how deep objects and arrays may nest.
 const DefaultMaxDepth = 64
 
 // maxMembers bounds what one small body can make us remember: six bytes of

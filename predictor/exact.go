@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// When a bucket is believed (algorithm 5.3).
+// When a bucket is believed.
 const (
 	MinKeyOutputs    = 5  // finished outputs of one key
 	MinLengthOutputs = 50 // finished outputs of one prompt-length bucket

@@ -12,7 +12,7 @@ import (
 // FitVersion is the major version of fit files this package writes and reads.
 const FitVersion = 1
 
-// Fit is what `evenkeel fit` learned, as its file holds it (algorithm 5.5).
+// Fit is what `evenkeel fit` learned, as its file holds it.
 type Fit struct {
 	Version         int        `json:"evenkeel_fit"`
 	Kind            Kind       `json:"kind"`

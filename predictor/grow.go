@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// How the forests are grown (algorithm 5.3).
+// How the forests are grown.
 const (
 	forestTrees = 200
 	learnRate   = 0.1

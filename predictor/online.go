@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Bounds of what Online remembers (algorithm 5.4).
+// Bounds of what Online remembers.
 const (
 	OutputsMost    = 4096 // last outputs of all requests
 	KeyOutputsMost = 64   // last outputs of one key

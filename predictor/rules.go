@@ -1,7 +1,7 @@
 package predictor
 
 // Rules is the life of r̂, the decode steps a policy expects a request to run
-// on (algorithm 5.1, 5.2).
+// on.
 type Rules struct {
 	H     int     // horizon in steps; r̂ lies in [1, H]
 	Tau   float64 // the gate: trust a prediction of at least this probability

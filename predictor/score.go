@@ -14,7 +14,7 @@ type Row struct {
 	Ended     bool    // R <= H: the label of P
 }
 
-// Scores says how good predictions were (algorithm 5.5). A figure that is not
+// Scores says how good predictions were. A figure that is not
 // defined for the rows is NaN, and null in JSON.
 type Scores struct {
 	Rows           int    `json:"rows"`            // predictions scored

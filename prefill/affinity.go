@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// affinity remembers where the requests of a session went last (prefill P42).
+// affinity remembers where the requests of a session went last.
 // It is bounded: a key that was not used for ttl is gone, and of more than most
 // the one used longest ago.
 type affinity struct {

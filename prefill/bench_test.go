@@ -21,7 +21,7 @@ func fleet(n int) []Candidate {
 	return candidates
 }
 
-// Target: 50 µs at 64 candidates (prefill P10), nothing allocated but the lease.
+// Target: 50 µs at 64 candidates, nothing allocated but the lease.
 func BenchmarkChooseAndReserve(b *testing.B) {
 	for _, policy := range []string{"finish", "lmetric", "least-tokens", "round-robin"} {
 		b.Run(policy, func(b *testing.B) {

@@ -7,7 +7,7 @@ import (
 )
 
 // A fit is used when it rests on so much; before that, the last one that did,
-// or what is configured (prefill 5, geo R19).
+// or what is configured.
 const (
 	fitSamples = 20
 	fitR2      = 0.5

@@ -12,7 +12,7 @@ import (
 )
 
 // Candidate is one place a prompt can be prefilled: a DP rank of a prefill
-// instance, or the whole instance where ranks cannot be pinned (prefill P1).
+// instance, or the whole instance where ranks cannot be pinned.
 type Candidate struct {
 	ID             string // "<instance>/<rank>"; whoever keeps it keeps its accounts
 	Instance       string // what fails together; a retry goes to another one first
@@ -95,7 +95,7 @@ func (a *account) live() int { return a.leases[probing] + a.leases[pooled] + a.l
 func (a *account) held() int { return a.live() + a.leases[orphaned] }
 
 // kvTokens is all that the prefiller's KV cache holds for us: it is given
-// back at the first decode event, never at the probe's answer (prefill P13).
+// back at the first decode event, never at the probe's answer.
 func (a *account) kvTokens() int64 { return sum(a.tokens) }
 
 func (a *account) kvWork() int64 { return sum(a.work) }

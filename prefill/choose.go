@@ -22,7 +22,7 @@ const (
 )
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
-// requests at once never see the same state (prefill P3). The order of the
+// requests at once never see the same state. The order of the
 // filters is live, circuit, KV gate, tried before, stale, stalled; all but
 // liveness and the gate give way when they would leave no candidate.
 //
@@ -41,7 +41,7 @@ func (t *Tier) tryServe(m *model, p *policy.Policy, r *Request, since time.Time)
 	}
 	lease, why := t.serve(m, p, r, since, start)
 	if why != 0 && (r.Elsewhere != nil || r.Target != "") {
-		why = held // who may go elsewhere must not wait behind it (geo R3)
+		why = held // who may go elsewhere must not wait behind it
 	}
 	return lease, why
 }
@@ -177,7 +177,7 @@ func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotS
 
 // canStart says whether a probe would be taken up soon: an engine gets so many
 // that it never waits for the next, and no more, for what it has been given
-// cannot go elsewhere any more (geo R6). A request that could have gone to
+// cannot go elsewhere any more. A request that could have gone to
 // another region is told by the same rule that kept it here.
 func (t *Tier) canStart(r *Request, c *candidate) bool {
 	if r.Elsewhere != nil {
@@ -328,7 +328,7 @@ func (t *Tier) filterFresh(candidates []*candidate) []*candidate {
 }
 
 // filterTried keeps the candidates on instances that were not tried, else
-// those that were not tried themselves, else all (prefill P45).
+// those that were not tried themselves, else all.
 func (t *Tier) filterTried(candidates []*candidate, exclude []string) []*candidate {
 	elsewhere, others := 0, 0
 	for _, c := range candidates {

@@ -108,7 +108,7 @@ type Sample struct {
 }
 
 // Default returns the values that a zero field stands for, and the scrape
-// interval to configure unless told otherwise (prefill 9).
+// interval to configure unless told otherwise.
 func Default() Config {
 	return Config{
 		Policy:      "finish",

@@ -29,7 +29,7 @@ func (t *Tier) crowded(m *model, c *candidate) bool {
 }
 
 // filterCrowded drops, in place, the candidates in regions whose decode side is
-// full, unless nobody else could start (geo R6, R17).
+// full, unless nobody else could start.
 func (t *Tier) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
 	if m.slots == nil {
 		return candidates

@@ -7,7 +7,7 @@
 // is charged there, in one step under one lock; else it waits for that one. The
 // Lease that comes back is that charge: it follows the prompt's KV blocks from
 // the probe to the first decode event, the drain, or the engine's own timeout,
-// and gives them back exactly once (prefill P6, P13).
+// and gives them back exactly once.
 //
 // Nothing here polls. A request that waits is woken by what can let it pass: a
 // lease that ends, a place that gets free (Wake), a scrape, another set of

@@ -10,7 +10,7 @@ import (
 )
 
 // EventSource is where a candidate's engine publishes what its prefix cache
-// holds (contract 8). The zero one publishes nothing.
+// holds. The zero one publishes nothing.
 type EventSource struct {
 	Events, Replay string // host:port; without a replay any gap makes the candidate cold
 	Model          string // base model of its blocks
@@ -120,7 +120,7 @@ const (
 )
 
 // told reports whether a candidate's events say which of a prompt's blocks it
-// holds: the prompt must be made of blocks like theirs (prefill P36).
+// holds: the prompt must be made of blocks like theirs.
 func (c *candidate) told(p *Prompt, now time.Time) bool {
 	if c.events == nil || p.BlockTokens == 0 || p.Salted || !c.events.Precise(now) {
 		return false

@@ -19,7 +19,7 @@ type kvState struct {
 	live    int     // prompts in flight or waiting for decode
 }
 
-// gate keeps new probes from a candidate whose KV cache is full (prefill 3).
+// gate keeps new probes from a candidate whose KV cache is full.
 //
 // The engine's gauge moves only while the engine steps: an idle one may report
 // 0.97 for ever. It therefore counts only while we have something there, which

@@ -34,7 +34,7 @@ func (c *candidate) rttMs() float64 {
 }
 
 // measure sets all of a candidate's indicators that do not depend on the
-// request (prefill 2). What waits for it counts like what it runs.
+// request. What waits for it counts like what it runs.
 func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.tokens[probing]), float64(a.kvTokens())
@@ -189,5 +189,5 @@ func chargeOf(v *policy.Candidate, promptBytes int) charge {
 }
 
 // ascendWork is vllm-ascend's weight of a prompt, 0.0345 for every four bytes
-// and 120.0745 a request, in millionths (prefill P17).
+// and 120.0745 a request, in millionths.
 func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_074_500 }

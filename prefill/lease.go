@@ -132,7 +132,7 @@ const renewedFor = 10_000 * time.Hour
 // Failed says that the probe failed in a way that speaks against the
 // candidate. If the request was written and no answer came, the engine may
 // have finished it and hold its KV: the prompt then stays charged for hold, 0
-// being the profile's timeout (prefill P46). Any answer, a refused connection
+// being the profile's timeout. Any answer, a refused connection
 // or an unusable hand-off holds nothing: written is false.
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	t := l.tier
@@ -176,7 +176,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 }
 
 // Orphan says that nobody will fetch the KV. It stays charged until the
-// engine frees it by itself (contract 2.5 d).
+// engine frees it by itself.
 func (l *Lease) Orphan() {
 	t := l.tier
 	t.lock()

@@ -7,7 +7,7 @@ import (
 )
 
 // needsLine is the policy that predicts ends, and instead the one that needs no
-// prediction: it chooses while no line of prefill times is known (prefill P16b).
+// prediction: it chooses while no line of prefill times is known.
 const (
 	needsLine = "finish"
 	instead   = "lmetric"

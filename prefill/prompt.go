@@ -210,7 +210,7 @@ func (t *Tier) expect(l *Lease, r *Request, v *policy.Candidate) {
 	}
 }
 
-// compute is what a probe's end says about the cache (prefill P29, P30).
+// compute is what a probe's end says about the cache.
 func (t *Tier) compute(l *Lease, u Usage) {
 	if u.PromptTokens > 0 && l.prompt.Bytes > 0 && !l.prompt.Media {
 		ratio := t.ratios[l.model]
@@ -241,7 +241,7 @@ func (t *Tier) compute(l *Lease, u Usage) {
 }
 
 // correct takes an answer of a candidate of whose cache nothing else tells: it
-// held no more than it says, and holds the prompt now (prefill P30).
+// held no more than it says, and holds the prompt now.
 func (t *Tier) correct(l *Lease, u Usage) {
 	p := &l.prompt
 	if len(p.Keys) == 0 {

@@ -250,7 +250,7 @@ const roundDepth = 64
 // serveQueues serves all waiters that can pass now, in one order over all
 // models, and arms the timer for the others. One whose best prefiller can take
 // no more is held for it, its tokens charged there for those behind it; they
-// pass where their best is another (geo R2).
+// pass where their best is another.
 func (t *Tier) serveQueues() {
 	if t.waiting == 0 {
 		return

@@ -22,7 +22,7 @@ const maxUnsent = 6
 // where the engine's Retry-After says so. An attempt that sent nothing is none
 // of k: see RetryUnsent.
 //
-// A yes is taken from the budget that all requests share (prefill P45). The
+// A yes is taken from the budget that all requests share. The
 // first connection that a request loses is booked there but never refused: with
 // an engine die all its requests at once, and none of them asks more of the
 // others than that engine did.

@@ -13,7 +13,7 @@ var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or
 // ErrTooLarge says that an answer has more bytes than may be put together.
 var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
-// Assembler makes a non-streamed answer of a stream's events (contract 6). It
+// Assembler makes a non-streamed answer of a stream's events. It
 // takes them as a Mirror returns them, with Ask.Usage set, and judges nothing:
 // whether the stream ended well is the Mirror's word.
 type Assembler struct {

@@ -63,7 +63,7 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 }
 
 // ErrorEvent appends the event that tells a client that its stream failed after
-// it began (contract 4.5). Done has to follow it.
+// it began. Done has to follow it.
 func ErrorEvent(dst []byte, message, typ, code string) []byte {
 	dst = appendString(append(dst, `data: {"error":{"message":`...), message)
 	dst = appendString(append(dst, `,"type":`...), typ)

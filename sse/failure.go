@@ -24,7 +24,7 @@ func finishFailure(reason string) Failure {
 	}
 }
 
-// parseFailure reads an error event in any of its shapes (contract 4.5): under
+// parseFailure reads an error event in any of its shapes: under
 // "error" as an object or a string, or spread over the top level by old engines.
 func parseFailure(data []byte) Failure {
 	var top struct {

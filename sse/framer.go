@@ -1,5 +1,5 @@
 // Package sse reads a decode engine's event stream for a client: it frames
-// the bytes (contract 4.1), mirrors how many tokens were generated (4.4), takes
+// the bytes, mirrors how many tokens were generated (4.4), takes
 // out again what was asked of the engine but not by the client, and assembles
 // the answer of a client that did not ask for a stream (6).
 //

@@ -57,7 +57,7 @@ func (v Verdict) String() string {
 	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun"}[v]
 }
 
-// Mirror follows one decode leg: it counts its tokens (contract 4.4), edits its
+// Mirror follows one decode leg: it counts its tokens, edits its
 // events for the client, and knows whether it came to a proper end. The choices
 // of a leg count as one; evenkeel never asks a leg for more.
 type Mirror struct {
@@ -320,7 +320,7 @@ func (m *Mirror) Untrack() { m.ask.Trail = nil }
 func (m *Mirror) Tokens() int { return m.tokens }
 
 // Started tells whether a data event came that is no failure: decode has pulled
-// the KV, and prefill frees it (contract 2.3).
+// the KV, and prefill frees it.
 func (m *Mirror) Started() bool { return m.started }
 
 // Finished tells whether a finish_reason came that ends the answer well.

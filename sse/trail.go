@@ -2,8 +2,8 @@ package sse
 
 import "bytes"
 
-// Trail is what is kept of a leg so that another can go on with its answer
-// (contract 5.3). The mirror adds what reaches the client, event by event; it
+// Trail is what is kept of a leg so that another can go on with its answer.
+// The mirror adds what reaches the client, event by event; it
 // allocates only where the trail grows.
 type Trail struct {
 	KeepText   bool // keep Text as well

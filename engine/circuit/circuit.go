@@ -9,7 +9,7 @@ package circuit
 
 import "time"
 
-// What a circuit does unless its fields say otherwise (prefill P47).
+// What a circuit does unless its fields say otherwise.
 const (
 	Limit    = 5 // failures in a row
 	FirstOut = time.Second

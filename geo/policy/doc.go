@@ -1,5 +1,5 @@
 // Package policy decides where a request of one region goes: to a local replica,
-// to a peer dispatcher in another region, or nowhere yet (geo 1 to 5).
+// to a peer dispatcher in another region, or nowhere yet.
 //
 // The owner of an arrival queue tells what it knows of every Place, begins a
 // round and asks for its requests in order of arrival; each answer is a

@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// RTT is a round trip to a peer, from its probes (geo R20).
+// RTT is a round trip to a peer, from its probes.
 type RTT struct {
 	alpha float64
 	ms    float64
@@ -33,7 +33,7 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 
 // Drain is how long it takes an arrival queue to let one request go, while
-// there is one that waits (geo 5).
+// there is one that waits.
 type Drain struct {
 	ms     float64
 	lastAt float64
@@ -68,7 +68,7 @@ func (d *Drain) Began(nowAt float64) {
 func (d *Drain) Ms() float64 { return d.ms }
 
 // Distrust is by how much a peer's costs were too small: the median of actual
-// less predicted first token, followed in steps (geo R21).
+// less predicted first token, followed in steps.
 //
 // A distrusted peer gets few requests, so there is little to show that it has become
 // better. Therefore each minute without a forward halves the distrust.

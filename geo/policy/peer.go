@@ -2,8 +2,7 @@ package policy
 
 import "math"
 
-// Offer is what a region says of itself in a probe's answer, for one model
-// (geo R12).
+// Offer is what a region says of itself in a probe's answer, for one model.
 type Offer struct {
 	Replicas     int     `json:"replicas"`
 	NAvail       int     `json:"n_avail"` // replicas that take a request
@@ -115,7 +114,7 @@ const Protocol = 1
 // staleAfter is how many intervals an answer is believed.
 const staleAfter = 3
 
-// Judge says why a peer takes no forward, or Available (geo R9). The first
+// Judge says why a peer takes no forward, or Available. The first
 // reason in the order of the sources counts.
 func (p *Policy) Judge(x *Peer) Reason {
 	switch {
@@ -166,5 +165,5 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 }
 
 // Accepts says whether a region with so long a queue takes one more forwarded
-// request; the origin knew an older length (geo R10).
+// request; the origin knew an older length.
 func (s *Settings) Accepts(queue int) bool { return queue <= 2*s.Tau }

@@ -21,9 +21,9 @@ type Place struct {
 	Replicas     int     // that share UnseenTokens
 	NAvail       int     // of them, take a request now
 	Queue        int     // requests in its arrival queue
-	WaitMs       float64 // what it says a request waits there (geo R12)
+	WaitMs       float64 // what it says a request waits there
 	UnseenTokens float64 // new tokens of our forwards that its probe did not count yet
-	DistrustMs   float64 // added to min_gain: by so much its costs were too small (geo R21)
+	DistrustMs   float64 // added to min_gain: by so much its costs were too small
 }
 
 // Request is one that waits, with what the caller looked up for it.
@@ -51,7 +51,7 @@ func (r *Request) newTokens(place int) float64 {
 	return max(1, float64(r.Tokens)-r.hit(place))
 }
 
-// Terms are what a request is predicted to cost at a place, in ms (geo 5).
+// Terms are what a request is predicted to cost at a place, in ms.
 type Terms struct {
 	RTT     float64 `json:"rtt"`
 	T0      float64 `json:"t0"`

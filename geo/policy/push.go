@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// Push is when a local replica may be sent one more request (geo 2).
+// Push is when a local replica may be sent one more request.
 type Push uint8
 
 // The modes.
@@ -60,7 +60,7 @@ func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 }
 
 // Credit is how many pushes a scrape allows under SP-P until the next one. Each
-// push takes one of it, each first token gives one back (geo R7).
+// push takes one of it, each first token gives one back.
 func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	if pending > 0 {
 		return 0
@@ -73,7 +73,7 @@ func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 const Auto = 0
 
 // AutoUnanswered is max_unanswered: auto, half more than what arrives at a
-// replica while one first token is waited for (geo R6).
+// replica while one first token is waited for.
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
 	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)

@@ -7,7 +7,7 @@ import (
 
 // Reservations are the forwards to one peer that its probes have not counted
 // yet. Without them all that arrive between two probes would go to the peer
-// that looked best in the first (geo R10).
+// that looked best in the first.
 type Reservations struct {
 	forwards []forward
 }
@@ -54,7 +54,7 @@ func (r *Reservations) drop(before float64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < before })
 }
 
-// Forget drops all: the peer is another process (geo R11).
+// Forget drops all: the peer is another process.
 func (r *Reservations) Forget() { r.forwards = r.forwards[:0] }
 
 // Reserved is how many, and their new tokens.

@@ -8,7 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// vnodes is how often an owner stands on the ring (geo R16).
+// vnodes is how often an owner stands on the ring.
 const vnodes = 100
 
 // Ring is a hash ring of places by number.

@@ -167,7 +167,7 @@ func (p *Policy) chooseLocal(r *Request) int {
 	return p.choose(r, p.rule.local, false)
 }
 
-// finish compares all places, free or not, and waits for the best (geo R2).
+// finish compares all places, free or not, and waits for the best.
 func (p *Policy) finish(r *Request) Decision {
 	local, peer := -1, -1
 	var localTerms, peerTerms Terms
@@ -204,7 +204,7 @@ func (p *Policy) finish(r *Request) Decision {
 }
 
 // beats says that a place with its cost goes before the best so far: cheaper,
-// else nearer, else as the hash has it (geo 4).
+// else nearer, else as the hash has it.
 func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
 	if !same(cost, bestCost) {
 		return cost < bestCost
@@ -228,7 +228,7 @@ func (p *Policy) bestLocal(r *Request) float64 {
 }
 
 // patience is how long the request may wait for a busy replica that holds more
-// of its prompt than i, the one that would take it (geo R7b); 0: not at all.
+// of its prompt than i, the one that would take it; 0: not at all.
 func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	if p.set.Patience == 0 {
 		return 0, -1

@@ -15,7 +15,7 @@ type Settings struct {
 	MaxUnanswered  int     // SP-E; Auto: it follows the traffic
 	MaxOutstanding int     // SP-O
 	CreditMax      int     // SP-P
-	Patience       float64 // SP-P: ms waited for a hit, per ms it saves; 0 off (geo R7b)
+	Patience       float64 // SP-P: ms waited for a hit, per ms it saves; 0 off
 	Tau            int     // requests a peer's queue may hold, for skylb
 
 	QS, W, Load float64 // weights of wait, prefill and batch

@@ -4,7 +4,7 @@
 // A prompt is cut into blocks, and a block's Key covers everything from the
 // prompt's start to the block's end. So a flat table of keys is a radix tree:
 // whoever holds a block of a prompt should hold those before it, and one walk
-// over the keys finds for every candidate how far it gets (prefill 6).
+// over the keys finds for every candidate how far it gets.
 //
 // The owner calls Match, reserves a candidate, and calls Speculate with it: the
 // blocks count from then on. The probe's end is told by Confirm, Drop or Linger.

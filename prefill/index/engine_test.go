@@ -23,7 +23,7 @@ import (
 
 // What the index predicts against what an engine's own cache had, while
 // conversations push each other out of it: several probes at once, and nothing
-// to go by but their answers (prefill 6.3).
+// to go by but their answers.
 func TestPredictedAgainstRealHits(t *testing.T) {
 	const blocks, block, probes, atOnce = 300, 128, 600, 4
 	for _, row := range []struct {

@@ -11,14 +11,14 @@ type Eviction uint8
 // The evictions.
 const (
 	LeastRecent Eviction = iota // as engines' caches do: the local index
-	Oldest                      // inserted first: what was sent to a peer (geo R13)
+	Oldest                      // inserted first: what was sent to a peer
 )
 
 // Config describes an index.
 type Config struct {
 	MaxBytes int64         // of memory, default 256 MiB; at least 64 KiB
 	Evict    Eviction      // default LeastRecent
-	Linger   time.Duration // how long blocks stay of a probe whose outcome is unknown, default 2 s (prefill P29)
+	Linger   time.Duration // how long blocks stay of a probe whose outcome is unknown, default 2 s
 }
 
 const (
@@ -28,7 +28,7 @@ const (
 )
 
 // Memory is counted by a formula that bounds what is really used, growth of
-// the table included (prefill P26).
+// the table included.
 const (
 	entryCost = 96 // with its first claim
 	wordCost  = 16 // for every 64 slots
@@ -216,7 +216,7 @@ func (x *Index) Remove(s Slot, k Key) {
 
 // Correct takes what an engine said of a probe: only so many of its blocks were
 // there. The slot's claims beyond are dropped; dropped is how many. Confirm of
-// the same probe then says what it has computed (prefill P30).
+// the same probe then says what it has computed.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.current(s) {
 		return 0

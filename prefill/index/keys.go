@@ -9,7 +9,7 @@ import (
 
 // Key names a block by the text from the prompt's start to the block's end.
 type Key struct {
-	Hash  uint64 // xxhash64, chained (prefill P24): the same in every process
+	Hash  uint64 // xxhash64, chained: the same in every process
 	Check uint64 // of the same bytes, with a secret of this process: who crafts a collision of Hash gains nothing
 }
 
@@ -51,7 +51,7 @@ const (
 	Tokens Unit = 't'
 )
 
-// BlockBytes is the usual size of a block of rendered bytes (prefill 6.2).
+// BlockBytes is the usual size of a block of rendered bytes.
 const BlockBytes = 256
 
 // Hasher turns prompts into keys. It is used again and again, by one goroutine
@@ -131,7 +131,7 @@ func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
 
 // Salts tells salts that several requests share from those made for one: a
 // request whose salt was not seen lately is not to be indexed, nobody will ever
-// hit its blocks (prefill 6.2).
+// hit its blocks.
 type Salts struct {
 	seen [4096]uint64 // by a few bits of the hash; the last one stays
 }

@@ -3,7 +3,7 @@ package index
 import "math"
 
 // Ratio is how many bytes of rendering a model's tokens take, learned from what
-// engines count (prefill P31). The zero value knows nothing yet and says 4.
+// engines count. The zero value knows nothing yet and says 4.
 type Ratio struct{ learned float64 }
 
 const (
@@ -40,7 +40,7 @@ func (r Ratio) Blocks(tokens, bytes int) int {
 }
 
 // Usable is how many of matched tokens a prompt of prompt tokens can use: whole
-// blocks, and never its last token, which an engine always computes (prefill 2).
+// blocks, and never its last token, which an engine always computes.
 func Usable(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0

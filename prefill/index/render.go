@@ -24,7 +24,7 @@ const separator = '\x1e'
 type Text struct {
 	Keys  []Key
 	Bytes int  // of the rendering
-	Media bool // some of it is not text: its bytes say nothing about its tokens (prefill P31)
+	Media bool // some of it is not text: its bytes say nothing about its tokens
 }
 
 // Chat appends the keys of a chat's rendering. messages and tools are members

@@ -43,8 +43,7 @@ func (x *Index) widen() {
 }
 
 // SetCapacity says how many blocks the candidate's engine can hold. Beyond it
-// the least recent ones are dropped: the index promises no more than is there
-// (prefill P27).
+// the least recent ones are dropped: the index promises no more than is there.
 func (x *Index) SetCapacity(s Slot, blocks int) {
 	if !x.current(s) {
 		return
@@ -57,7 +56,7 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 }
 
 // Clear drops all blocks of a slot: its engine started anew, or lost or
-// emptied its cache (prefill P28). Probes in flight count no more.
+// emptied its cache. Probes in flight count no more.
 func (x *Index) Clear(s Slot, why Reason) {
 	if !x.current(s) {
 		return

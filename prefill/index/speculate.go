@@ -17,8 +17,8 @@ type lingering struct {
 	until time.Time
 }
 
-// Speculate counts a prompt's blocks as the slot's while its probe is in flight
-// (prefill P29). keys must not change before the speculation's end.
+// Speculate counts a prompt's blocks as the slot's while its probe is in flight.
+// keys must not change before the speculation's end.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	if !x.current(s) {
 		return Speculation{}

@@ -2,7 +2,7 @@ package kvevents
 
 import "github.com/cespare/xxhash/v2"
 
-// follower keeps a publisher's batches in order (prefill P35). It is told of
+// follower keeps a publisher's batches in order. It is told of
 // live ones and asks for those that it missed.
 type follower struct {
 	// replay yields the publisher's batches from one on, in order, until its end

@@ -16,7 +16,7 @@ type Sink interface {
 
 // mirror keeps an engine's hashes of the blocks it holds, and what they are in
 // the index: ours are made of tokens and parent, whatever the engine's are made
-// of (prefill P34).
+// of.
 type mirror struct {
 	slot  index.Slot
 	scope index.Scope

@@ -22,7 +22,7 @@ func messageOf(frames [][]byte) (m message, ok bool) {
 }
 
 const (
-	mostQueued      = 10_000 // batches (prefill P35)
+	mostQueued      = 10_000 // batches
 	mostQueuedBytes = 64 << 20
 )
 

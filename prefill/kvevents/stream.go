@@ -37,7 +37,7 @@ const (
 	lastBackoff  = 5 * time.Second
 	longReplay   = 15 // times ReplayTimeout: a replay that does not end
 	// silence is how long an engine may answer without an event before its events
-	// are not believed any more (prefill P36).
+	// are not believed any more.
 	silence = 30 * time.Second
 )
 

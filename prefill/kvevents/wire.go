@@ -18,7 +18,7 @@ import (
 // dialler sleeps without looking at the context.
 
 const (
-	mostMessage = 16 << 20 // bytes (prefill P33)
+	mostMessage = 16 << 20 // bytes
 	dialTimeout = 5 * time.Second
 )
 

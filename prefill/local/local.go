@@ -1,6 +1,6 @@
 // Package local finds decode ranks that may compute a prompt themselves: it
 // remembers what each one's prefix cache should hold, and so how little of the
-// prompt is new there (prefill P43). Which rank does it is the dispatcher's
+// prompt is new there. Which rank does it is the dispatcher's
 // decision, for only that knows their slots.
 package local
 
@@ -236,7 +236,7 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 }
 
 // BreakEven is how many tokens an idle rank computes in the time that a hand-off
-// of the prompt takes (prefill P44). line is that of the model's prefills.
+// of the prompt takes. line is that of the model's prefills.
 func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -49,7 +49,7 @@ const equal = 1e-9
 
 // Choose returns the candidate with the lowest score; among equal ones the
 // policy's tie-break decides, then the hash of request and candidate. A score
-// that is no finite number ranks last (prefill P22). There must be a candidate.
+// that is no finite number ranks last. There must be a candidate.
 func (p *Policy) Choose(q *Query, candidates []Candidate) Choice {
 	choice := Choice{FilterSkipped: p.filter(candidates)}
 	p.query = *q

@@ -106,7 +106,7 @@ func TestBuiltInPoliciesAllocateNothing(t *testing.T) {
 	}
 }
 
-// Target: 20 µs mean at 64 candidates; expressions 100 µs p99 (prefill P10).
+// Target: 20 µs mean at 64 candidates; expressions 100 µs p99.
 func BenchmarkChoose(b *testing.B) {
 	l, err := NewLibrary(map[string]Definition{"mine": {Filter: "kv_usage < 0.85", Score: "p_tokens * (bs + 1) + 0.5 * rtt_ms"}})
 	require.NoError(b, err)

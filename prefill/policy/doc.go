@@ -1,5 +1,5 @@
 // Package policy says which of the prefill candidates takes a request, from
-// their indicators and the request alone (prefill 2, 4).
+// their indicators and the request alone.
 //
 // It is pure: no clock, no I/O, no lock. The tier, the simulator and `check`
 // fill a slice of Candidates and call the same Policy.

@@ -43,7 +43,7 @@ const lap = 1 << 20
 // there, and no prefill runs: vllm-ascend's factor.
 const kvShare = 0.3
 
-// forms in the order in which they are listed to a user (prefill 4).
+// forms in the order in which they are listed to a user.
 var forms = []form{
 	{
 		name: "round-robin", rounds: true, loadBlind: true, source: "next in configured order",
@@ -122,5 +122,5 @@ var forms = []form{
 
 // lmetric is new tokens times batch, both with the request in them: with the
 // batch as it is before, every idle candidate would score 0 and the cache
-// count for nothing (prefill P7).
+// count for nothing.
 func lmetric(_ float64, _ *Query, c *Candidate) float64 { return c.PTokens * (c.BS + 1) }

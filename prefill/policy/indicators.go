@@ -10,7 +10,7 @@ import (
 
 // Indicators are what is known of one candidate when a request is decided, as
 // it is before the request is charged there. The names in the tags are those
-// of policies that a user writes (prefill 2).
+// of policies that a user writes.
 type Indicators struct {
 	PromptTokens    float64 `expr:"prompt_tokens"`
 	HitTokens       float64 `expr:"hit_tokens"`        // of them, in the candidate's prefix cache and usable
@@ -118,7 +118,7 @@ func (c *Candidate) attention() float64 { return Attention(c.NewTokens, c.HitTok
 // share of 64 candidates is some 30 % above the mean.
 const vnodes = 100
 
-// Vnodes are a candidate's points on the ring, in order (geo R16).
+// Vnodes are a candidate's points on the ring, in order.
 func Vnodes(id string) []uint64 {
 	ring := make([]uint64, vnodes)
 	for i := range ring {

@@ -17,7 +17,7 @@ import (
 )
 
 // Definition is a policy that a user wrote, in expressions over the names of
-// Indicators (prefill 4.1).
+// Indicators.
 type Definition struct {
 	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; skipped where it would leave nobody
 	Score     string   `yaml:"score" json:"score"`                   // a number
