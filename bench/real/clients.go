@@ -25,8 +25,11 @@ var clients = []row{
 // of somebody else.
 var examples = []string{"demo", "streaming", "async_demo", "module_client", "parsing", "parsing_stream", "parsing_tools", "parsing_tools_stream"}
 
-// theirModel is what stands in the examples; every user writes a model's name there.
-var theirModel = regexp.MustCompile(`(model\s*[=:]\s*)(["'])gpt-[\w.-]+["']`)
+// theirModel is what stands in the examples where every user writes a model's
+// name. A model of random weights seldom ends an answer, so ours also limits it.
+var theirModel = regexp.MustCompile(`(model\s*([=:])\s*)(["'])gpt-[\w.-]+["']`)
+
+const ourModel = "${1}${3}" + model + "${3}, max_tokens${2} 64"
 
 func pythonExamples(ctx context.Context, w *world) (outcome, error) {
 	dir := filepath.Join(w.dir, "python-examples")
@@ -39,7 +42,7 @@ func pythonExamples(ctx context.Context, w *world) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		script := theirModel.ReplaceAllString(string(text), "${1}${2}"+model+"${2}")
+		script := theirModel.ReplaceAllString(string(text), ourModel)
 		script = strings.Replace(script, `openai.base_url = "https://..."`, "import os; openai.base_url = os.environ['OPENAI_BASE_URL'] + '/'", 1)
 		file := filepath.Join(dir, name+".py")
 		if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
@@ -84,7 +87,7 @@ func nodeExamples(ctx context.Context, w *world) (outcome, error) {
 		if !strings.Contains(code, "chat.completions.create") || strings.Contains(code, "workloadIdentity") || strings.Contains(code, "Azure") || !strings.Contains(code, "import OpenAI") {
 			continue // of another service, or a piece of a program
 		}
-		errs = append(errs, write(fmt.Sprintf("readme-%d", i), theirModel.ReplaceAllString(code, "${1}${2}"+model+"${2}")))
+		errs = append(errs, write(fmt.Sprintf("readme-%d", i), theirModel.ReplaceAllString(code, ourModel)))
 	}
 	if len(programs) == 0 {
 		return failed("the README of %s has no example that asks for a chat completion", nodeClient), nil

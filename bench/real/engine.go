@@ -53,8 +53,8 @@ func (e *engine) start() (err error) {
 		"--dtype", "float32", "--max-model-len", fmt.Sprint(contextLen), "--max-num-seqs", fmt.Sprint(slots), "--block-size", fmt.Sprint(blockSize),
 		"--num-gpu-blocks-override", fmt.Sprint(blocks), "--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-		// Clients that say neither get short answers that can be compared.
-		"--override-generation-config", `{"temperature":0,"max_new_tokens":200}`}
+		// Clients that say nothing of it get answers that can be compared.
+		"--override-generation-config", `{"temperature":0}`}
 	cmd := exec.Command(filepath.Join(e.cache, "venv/bin/vllm"), append(args, e.flags...)...)
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Join(e.cache, "venv/bin")+":"+os.Getenv("PATH"), "PYTHONPATH="+filepath.Join(e.cache, "plugin"),
