@@ -90,7 +90,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	if len(all) > 0 {
-		writeRuns(out, all, law)
+		writeRuns(out, all, o.requests, law)
 	}
 	o.say("logs are in %s", w.dir)
 	return nil

@@ -48,9 +48,9 @@ func (r *run) String() string {
 }
 
 // writeRuns prints the policies beside each other, by rounds of runs.
-func writeRuns(out io.Writer, rounds [][]*run, law fit.Line) {
+func writeRuns(out io.Writer, rounds [][]*run, requests int, law fit.Line) {
 	n := len(rounds)
-	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, clients)
+	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, requests, clients)
 	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
