@@ -124,7 +124,7 @@ func TestATableWithAFailureHasFailed(t *testing.T) {
 	require.False(t, table.failed())
 	table.add(row{name: "b"}, failed("a | b"))
 	require.True(t, table.failed())
-	file := t.TempDir() + "/real.md"
+	file := t.TempDir() + "/results/real.md"
 	require.NoError(t, table.save(file))
 	require.FileExists(t, file)
 }

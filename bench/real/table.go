@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -114,6 +115,9 @@ func (t *table) save(file string) error {
 	b.WriteString("\nThese fields may differ:\n\n| field | because |\n|---|---|\n")
 	for _, m := range mayDiffer {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", strings.ReplaceAll(m.path.String(), "|", `\|`), m.why)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
 	}
 	return os.WriteFile(file, b.Bytes(), 0o644)
 }
