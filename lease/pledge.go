@@ -52,9 +52,6 @@ func (m *Machine) excluded() bool {
 	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
 }
 
-// Excluded says whether this dispatcher must not take the lease, whatever happens.
-func (m *Machine) Excluded() bool { return m.excluded() }
-
 // Promise is asked by an owner that cannot reach the store. Without an error this
 // dispatcher does not admit before a lease and a start delay from now are over.
 func (m *Machine) Promise(now time.Time, ask Pledge) error {

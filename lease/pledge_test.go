@@ -104,7 +104,7 @@ func TestANewcomerThatIsNotOnTheListNeverTakesTheLease(t *testing.T) {
 			}
 			w.until(w.t + 5*time.Minute)
 			require.Empty(t, w.owners())
-			require.True(t, d.m.Excluded())
+			require.True(t, d.m.excluded())
 			w.begin(w.nodes[1], "a", "b", "c", "d") // who is on both lists may take it, and names the other
 			w.until(w.t + time.Minute)
 			require.Equal(t, "b", w.owners())

@@ -12,6 +12,7 @@ package owner
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -115,6 +116,9 @@ func New(c *config.Config, host Host) (*Set, error) {
 		s.kind, s.members = Groups, ha.MemberList()
 		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
 		s.times = timesOf(ha.Lease, ha.StartDelay)
+		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
+			s.log.Warn("this proxy is not on ha.members: it never owns a decode group, and forwards everything", zap.String("id", self), zap.Strings("members", s.members))
+		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == config.HAShard, ha.Lease)}
 		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now
 			return nil, fmt.Errorf("ha: %w", err)
@@ -224,7 +228,11 @@ func (s *Set) Unready(now time.Time) string {
 	case !s.known.Load(): // what comes could only wait
 		return "no proxy owns a decode group yet"
 	}
-	for _, a := range *s.all.Load() {
+	all := *s.all.Load()
+	if len(all) == 0 {
+		return ""
+	}
+	for _, a := range all {
 		a.mu.Lock()
 		heard := a.heard
 		a.mu.Unlock()

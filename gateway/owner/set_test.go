@@ -167,6 +167,8 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 		s.standing = &siblings{set: s}
 		s.Hear(geo.Heard{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
 		require.Empty(t, s.Unready(time.Now()), "another owns it")
+		s.all.Store(&map[string]*Area{})
+		require.Empty(t, s.Unready(time.Now()), "there are no engines, which is said elsewhere")
 		stop()
 		running.Wait()
 	})
