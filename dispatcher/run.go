@@ -57,10 +57,12 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 		return nil, err
 	}
 	built := func(key subjectKey, t *tables) { wake(func(r *runner) { r.learned(key, t) }) }
-	return &runner{
+	r := &runner{
 		loop: l, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[*board]*owned{}, students: map[subjectKey]*student{}, pulses: map[*group]*pulse{}, shadowed: map[*group]*shadowed{},
-	}, nil
+	}
+	r.carryOut(0) // the policy has a name from the start
+	return r, nil
 }
 
 // run is the goroutine that owns the boards. A turn takes every command that

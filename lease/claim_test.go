@@ -205,10 +205,14 @@ func TestAHolderThatHangsDelaysNoLook(t *testing.T) {
 		(&hand{shelf: s}).put(Identity("eu-1", "x"), 6) // the holder renews once more, and then no more
 		s.mu.Unlock()
 		time.Sleep(DefaultTimes.Retry + time.Millisecond)
+		synctest.Wait()
 		d.Claim.mu.Lock()
 		seen := d.machine.rec.Stamp
 		d.Claim.mu.Unlock()
-		require.Equal(t, s.rec.Stamp, seen, "the lease was looked at while the holder was asked")
+		s.mu.Lock()
+		stamp := s.rec.Stamp
+		s.mu.Unlock()
+		require.Equal(t, stamp, seen, "the lease was looked at while the holder was asked")
 		time.Sleep(DefaultTimes.Duration)
 		s.mu.Lock()
 		require.Equal(t, d.hand.self, s.rec.Holder)
@@ -371,8 +375,9 @@ func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 			d.Stand(k == 0, k, true)
 			desks[id] = d
 		}
-		for _, d := range desks {
-			running.Go(func() { d.Run(ctx) })
+		for _, id := range []string{"a", "b"} { // a takes the lease: it may first
+			running.Go(func() { desks[id].Run(ctx) })
+			time.Sleep(time.Second)
 		}
 		a, b := desks["a"], desks["b"]
 		time.Sleep(40 * time.Second)
