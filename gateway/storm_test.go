@@ -31,7 +31,7 @@ func disconnects(t *testing.T) (n int, proof bool) {
 		require.NoError(t, err)
 		return n, true
 	case raceEnabled || testing.Short():
-		return 400, false
+		return 800, false
 	}
 	return 1500, false
 }
@@ -117,7 +117,7 @@ func TestDisconnectsStrandNothing(t *testing.T) {
 	n, proof := disconnects(t)
 	// Engines that cut streams would cut drains as well: those hand-offs stay on
 	// the budget, as they must.
-	lossy := []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 3, Probability: 0.08}}
+	lossy := []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 3, Probability: 0.15}}
 	p := refengine.Config{PrefillConcurrency: 2, KVTokens: 16384, PrefillBase: 3 * time.Millisecond, PrefillPerToken: 5 * time.Microsecond}
 	d := refengine.Config{DPSize: 2, Slots: 4, C0: 3 * time.Millisecond, TransferBase: 2 * time.Millisecond, Faults: lossy}
 	c := start(t, options{
