@@ -315,12 +315,17 @@ func (r *runner) do(e *effect, took time.Duration) {
 	case effectGroup:
 		r.follow(e.board, e.group)
 	case effectRest:
-		r.pulses[e.group].pause()
+		if p := r.pulses[e.group]; p != nil {
+			p.pause()
+		}
 	case effectLeastStep:
-		r.pulses[e.group].least.Store(int64(e.lasts))
+		if p := r.pulses[e.group]; p != nil {
+			p.least.Store(int64(e.lasts))
+		}
 	case effectGroupGone:
 		r.shadows.leave(r.shadowed[e.group])
 		delete(r.shadowed, e.group)
+		delete(r.pulses, e.group) // its last streams still beat it, and nobody hears
 	}
 }
 
@@ -382,7 +387,11 @@ func (r *runner) student(key subjectKey) *student {
 
 // hear tells a board the steps that the streams of a group told of.
 func (r *runner) hear(b *board, g *group) {
-	r.told = r.pulses[g].read(r.told[:0])
+	p := r.pulses[g]
+	if p == nil {
+		return // the group is gone
+	}
+	r.told = p.read(r.told[:0])
 	r.count(b)
 	b.hear(g, r.told)
 }
