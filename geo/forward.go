@@ -115,7 +115,7 @@ func (f *Forward) PeerID() string { return f.peer.id }
 func (f *Forward) Region() string { return f.peer.conf.Region }
 
 // Send sends the request and returns once the client may have something: the
-// first event of a 2xx, or all of an answer that is not streamed (geo R27). A
+// first event of a 2xx, or all of an answer that is not streamed. A
 // Failure ends the forward; else Close does.
 func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	whole, err := f.send(r)
@@ -140,7 +140,7 @@ type refused struct {
 
 func (r *refused) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
 
-// relayed are the statuses that mean the client's own request (geo R29).
+// relayed are the statuses that mean the client's own request.
 var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
 
 func (f *Forward) send(r *Request) (*Relay, error) {

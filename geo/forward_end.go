@@ -11,7 +11,7 @@ import (
 )
 
 // Leave tells that the client has gone: the connection is closed at once, which
-// is how the peer hears of it (geo R26). It never blocks.
+// is how the peer hears of it. It never blocks.
 func (f *Forward) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

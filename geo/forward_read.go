@@ -56,7 +56,7 @@ func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
 // Read hands out whole events as they come, waiting for the first bytes only.
 // A peer that is lost is an event that says so, no [DONE], and ErrPeerLost, so
-// that the connection is closed (geo R30).
+// that the connection is closed.
 func (f *Forward) Read(p []byte) (int, error) {
 	for len(f.out) == 0 {
 		if f.over != nil {

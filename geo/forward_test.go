@@ -68,7 +68,7 @@ func hang(_ http.ResponseWriter, r *http.Request) {
 
 var stream = &Request{Method: http.MethodPost, Target: "/v1/chat/completions", Body: [][]byte{[]byte(`{"stream":true}`)}, Stream: true}
 
-func TestASilentPeerGivesTheRequestBack(t *testing.T) { // geo R28
+func TestASilentPeerGivesTheRequestBack(t *testing.T) {
 	url, _ := served(t, 8, hang)
 	n, _ := node(t, func(c *Config) { c.FirstByte = 50 * time.Millisecond }, entry(t, "eu-1", url))
 	_, fail := forwarded(t, n).Send(stream)
@@ -77,7 +77,7 @@ func TestASilentPeerGivesTheRequestBack(t *testing.T) { // geo R28
 	require.Zero(t, first(n).InFlight)
 }
 
-func TestWhatIsAtAPeerThatGoesDownComesBackAtOnce(t *testing.T) { // geo R28
+func TestWhatIsAtAPeerThatGoesDownComesBackAtOnce(t *testing.T) {
 	url, alive := served(t, 8, hang)
 	n, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
 	f := forwarded(t, n)
@@ -87,7 +87,7 @@ func TestWhatIsAtAPeerThatGoesDownComesBackAtOnce(t *testing.T) { // geo R28
 	require.Equal(t, "closed", first(n).Circuit)
 }
 
-func TestAClientThatLeavesEndsTheForward(t *testing.T) { // geo R26
+func TestAClientThatLeavesEndsTheForward(t *testing.T) {
 	left := make(chan struct{})
 	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
 		hang(w, r)
@@ -104,7 +104,7 @@ func TestAClientThatLeavesEndsTheForward(t *testing.T) { // geo R26
 	require.Len(t, n.Receipts(9), 1)
 }
 
-func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) { // geo R10
+func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) {
 	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 	n, _ := node(t, func(c *Config) { c.Interval = time.Second }, entry(t, "eu-1", url))
 	f := forwarded(t, n)
@@ -114,7 +114,7 @@ func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) { // geo R10
 	f.Drop()
 }
 
-func TestFiveFallbacksTakeAPeerOut(t *testing.T) { // geo R31
+func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	n, _ := node(t, nil, entry(t, "eu-1", url))
 	for range 5 {
@@ -126,7 +126,7 @@ func TestFiveFallbacksTakeAPeerOut(t *testing.T) { // geo R31
 	require.Equal(t, policy.Circuit.String(), first(n).Available["m"])
 }
 
-func TestTheDaysBudgetEndsForwards(t *testing.T) { // geo R40
+func TestTheDaysBudgetEndsForwards(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	e := entry(t, "eu-1", url)
 	e.PriceOut = 1e9 // a dollar a byte
@@ -137,7 +137,7 @@ func TestTheDaysBudgetEndsForwards(t *testing.T) { // geo R40
 	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
 }
 
-func TestNoClientTakesAPeerOut(t *testing.T) { // geo R31
+func TestNoClientTakesAPeerOut(t *testing.T) {
 	url, _ := served(t, 100, hang)
 	n, _ := node(t, nil, entry(t, "eu-1", url))
 	for name, row := range map[string]struct {
@@ -295,7 +295,7 @@ func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
 	require.Equal(t, RejectSignature, d.Glance(&k, now).Reject, "it was here before")
 }
 
-func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) { // geo R26, R28
+func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) {
 	var asked atomic.Int32
 	url, _ := served(t, 8, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
 	n, _ := node(t, nil, entry(t, "eu-1", url))
@@ -311,7 +311,7 @@ func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) { // geo R26, R28
 	require.Zero(t, first(n).InFlight)
 }
 
-func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) { // geo R28, R30
+func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) {
 	rest := make(chan struct{})
 	url, _ := served(t, 8, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -347,7 +347,7 @@ func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
 	f.Close()
 }
 
-func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) { // geo R10
+func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) {
 	url, _ := served(t, 8, hang)
 	n, _ := node(t, func(c *Config) { c.Interval = time.Minute }, entry(t, "eu-1", url))
 	n.mu.Lock()
@@ -451,7 +451,7 @@ func TestTheTailOfAForwardIsWorthItsConnection(t *testing.T) {
 	require.Less(t, len(used), 8, "%v", used)
 }
 
-func TestTheErrorBehindABrokenEventIsAnEventOfItsOwn(t *testing.T) { // geo R30
+func TestTheErrorBehindABrokenEventIsAnEventOfItsOwn(t *testing.T) {
 	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Headers between dispatchers; clients' are dropped (geo 6).
+// Headers between dispatchers; clients' are dropped.
 const (
 	HopHeader       = "X-Evenkeel-Hop"
 	TenantHeader    = "X-Evenkeel-Tenant"

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// golden is the hop of geo E13.
+// golden is a hop that every version of this package must write and read alike.
 var golden = Hop{
 	N: 1, Max: 1, Origin: "us-1", Via: []string{"us-1"}, RID: "rid-0001", Time: 1767225600000,
 	Nonce: "00112233445566778899aabbccddeeff", Deadline: 1767225660000,
@@ -49,7 +49,7 @@ func TestTheSignatureIsThatOfTheSpecification(t *testing.T) {
 	require.True(t, keys.Signed("kid=a;v1="+goldenSum, &m, &golden))
 }
 
-func TestNothingASignatureCoversCanBeChanged(t *testing.T) { // geo R23
+func TestNothingASignatureCoversCanBeChanged(t *testing.T) {
 	keys := goldenKeys(t)
 	for name, change := range map[string]func(m *Message, h *Hop){
 		"the method":    func(m *Message, _ *Hop) { m.Method = "GET" },
@@ -107,7 +107,7 @@ func TestKeysThatCannotBeUsedAreRefusedWithoutQuotingThem(t *testing.T) {
 	}
 }
 
-func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
+func TestWhoMayComeIn(t *testing.T) {
 	now := millis(golden.Time)
 	for _, row := range []struct {
 		name   string
@@ -171,7 +171,7 @@ func TestWhoMayComeIn(t *testing.T) { // geo E12, E13
 	}
 }
 
-func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) { // geo R24
+func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 	for _, row := range []struct {
 		name, origin string
 		via          []string

@@ -21,7 +21,7 @@ func here(round uint64) *prefill.Here {
 	return h
 }
 
-func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) { // geo R38, R2
+func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) {
 	url, _ := served(t, 100, hang)
 	draining := false
 	n, _ := node(t, func(c *Config) {
@@ -47,7 +47,7 @@ func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) { // geo R38, R
 	require.Equal(t, prefill.ToHere, where(Ask{Came: &Hop{Via: []string{"eu-1"}}}), "nor goes one back to where it came from")
 }
 
-func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) { // geo R27, R31
+func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))
 	})
@@ -60,7 +60,7 @@ func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) { // ge
 	require.Equal(t, "closed", first(n).Circuit)
 }
 
-func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) { // geo R10
+func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) {
 	n, _ := node(t, func(c *Config) { c.Settings.Tau = 3 })
 	require.True(t, n.Accepts("eu-1", 6))
 	require.False(t, n.Accepts("eu-1", 7))
@@ -68,7 +68,7 @@ func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) { // geo R10
 	require.True(t, n.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
 }
 
-func TestASessionStandsOnTheRingElseItsAddress(t *testing.T) { // geo R16
+func TestASessionStandsOnTheRingElseItsAddress(t *testing.T) {
 	require.Equal(t, RingKeyOf(7, "10.0.0.1"), RingKeyOf(7, "10.0.0.2"))
 	require.NotEqual(t, RingKeyOf(7, "10.0.0.1"), RingKeyOf(8, "10.0.0.1"))
 	require.NotEqual(t, RingKeyOf(0, "10.0.0.1"), RingKeyOf(0, "10.0.0.2"))

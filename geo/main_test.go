@@ -96,7 +96,7 @@ func eventually(t *testing.T, ok func() bool) {
 
 func first(n *Node) PeerStatus { return n.Status().Peers[0] }
 
-func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) { // geo 3, R11
+func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	f := newFar(t)
 	n, q := node(t, nil, entry(t, "eu-1", f.URL))
 	require.Equal(t, -1.0, first(n).AgeMs)
@@ -214,7 +214,7 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 	require.Contains(t, series(), "evenkeel_geo_forwards_total", "it is there again")
 }
 
-func TestWhatThisRegionOffers(t *testing.T) { // geo R12
+func TestWhatThisRegionOffers(t *testing.T) {
 	n, _ := node(t, nil)
 	text, refusal := n.Answer([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
 	require.Nil(t, refusal)
@@ -229,7 +229,7 @@ func TestWhatThisRegionOffers(t *testing.T) { // geo R12
 	require.Equal(t, RejectVersion, refusal.Reject)
 }
 
-func TestReceipts(t *testing.T) { // geo R39, E17
+func TestReceipts(t *testing.T) {
 	require.InDelta(t, 0.000009262, usd(13_100, 180_000, 0.02, 0.05), 1e-15)
 	var r receipts
 	for i := range maxReceipts + 5 {
@@ -240,7 +240,7 @@ func TestReceipts(t *testing.T) { // geo R39, E17
 	require.Len(t, r.last(1<<30), maxReceipts)
 }
 
-func TestABudgetIsForADay(t *testing.T) { // geo R40
+func TestABudgetIsForADay(t *testing.T) {
 	var s spending
 	day := time.Date(2030, 1, 1, 23, 59, 0, 0, time.UTC)
 	s.add(3, day)

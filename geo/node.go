@@ -288,8 +288,7 @@ func (n *Node) PolicyText() string {
 // Receipts returns up to n of the last forwards, the latest first.
 func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
 
-// Accepts says whether one more request that a peer forwards may wait here
-// (geo R10).
+// Accepts says whether one more request that a peer forwards may wait here.
 func (n *Node) Accepts(from string, waiting int) bool {
 	if n.cfg.Central == n.cfg.ID || n.sibling(from) { // it holds the queue of all
 		return true

@@ -21,7 +21,7 @@ type spent struct {
 }
 
 // maxNonces is how many are remembered: beyond it the oldest are forgotten
-// before their time, and the skew alone guards them (geo R23).
+// before their time, and the skew alone guards them.
 const maxNonces = 100_000
 
 // newNonces remembers each for as long as its hop's time is believed.

@@ -75,7 +75,7 @@ type peer struct {
 	open     int // requests that it has not answered
 	spent    spending
 	inflight map[*Forward]struct{}
-	sent     *index.Index // what was forwarded there (geo R13)
+	sent     *index.Index // what was forwarded there
 	slot     index.Slot
 	reasons  map[string]policy.Reason // last judged, by model
 }
@@ -96,7 +96,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	return p
 }
 
-// forget drops what was known of another process (geo R11).
+// forget drops what was known of another process.
 func (p *peer) forget() {
 	p.reserved.Forget()
 	if p.sent != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // warm is how many idle connections a peer has for traffic: a dial costs two or
-// three round trips (geo R20).
+// three round trips.
 const warm = 2
 
 // probeLoop probes a peer until its stop or the node's. Called with n.mu held.
@@ -100,7 +100,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 
 // ask sends the question and reads the answer, which came so long after it was
 // written. dialled: the connection was dialled for it, so that this says nothing
-// of the way (geo R20).
+// of the way.
 func (n *Node) ask(ctx context.Context, client *engine.Client, p *peer, seq uint64, sent time.Time) (a answer, dialled bool, trip time.Duration, err error) {
 	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	if err != nil {
@@ -215,7 +215,7 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	return text, nil
 }
 
-// offers is what this region has for requests of others (geo R12).
+// offers is what this region has for requests of others.
 func (n *Node) offers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	n.cfg.Tier.Offers(func(model string, l *prefill.Local) {

@@ -82,7 +82,7 @@ func (b *bench) scrape(running, waiting float64) {
 	b.tier.Scrape(b.Context(), "a")
 }
 
-func TestE7TheEngineGetsWhatItsScrapeLeavesRoomFor(t *testing.T) { // geo R7, E7
+func TestTheEngineGetsWhatItsScrapeLeavesRoomFor(t *testing.T) {
 	for _, row := range []struct {
 		running, waiting float64
 		pushes           int
@@ -93,7 +93,7 @@ func TestE7TheEngineGetsWhatItsScrapeLeavesRoomFor(t *testing.T) { // geo R7, E7
 	}
 }
 
-func TestAFirstTokenGivesCreditBackAndAScrapeSetsItAnew(t *testing.T) { // geo R7
+func TestAFirstTokenGivesCreditBackAndAScrapeSetsItAnew(t *testing.T) {
 	b := newBench(t, "skylb:push=sp-p", nil)
 	b.scrape(29, 0)
 	require.Equal(t, 3, b.arrive(20))
@@ -107,7 +107,7 @@ func TestAFirstTokenGivesCreditBackAndAScrapeSetsItAnew(t *testing.T) { // geo R
 	require.Len(t, b.served, 1+10)
 }
 
-func TestWhatIsSentWhileAScrapeIsUnderWayIsNotInIt(t *testing.T) { // geo R7
+func TestWhatIsSentWhileAScrapeIsUnderWayIsNotInIt(t *testing.T) {
 	b := newBench(t, "skylb:push=sp-p", nil)
 	b.scrape(30, 0)
 	require.Equal(t, 1, b.arrive(1))
@@ -116,7 +116,7 @@ func TestWhatIsSentWhileAScrapeIsUnderWayIsNotInIt(t *testing.T) { // geo R7
 	require.Equal(t, 1, b.arrive(5), "of the two that the scrape allows")
 }
 
-func TestWhatOthersHaveWaitingCountsAgainstTheLimit(t *testing.T) { // geo R6, E23
+func TestWhatOthersHaveWaitingCountsAgainstTheLimit(t *testing.T) {
 	b := newBench(t, "skylb", nil)
 	require.Equal(t, 2, b.arrive(2))
 	b.scrape(1, 5) // one of ours runs, or both wait: three at least are others'
@@ -127,7 +127,7 @@ func TestWhatOthersHaveWaitingCountsAgainstTheLimit(t *testing.T) { // geo R6, E
 	require.Len(t, b.served, 8, "all that wait are ours")
 }
 
-func TestMaxUnansweredFollowsTheTraffic(t *testing.T) { // geo R6
+func TestMaxUnansweredFollowsTheTraffic(t *testing.T) {
 	b := newBench(t, "skylb", func(s *policy.Settings) { s.MaxUnanswered = policy.Auto })
 	require.Equal(t, 8, b.arrive(20), "nothing is known yet")
 	b.now = b.now.Add(time.Second)
@@ -145,14 +145,14 @@ func TestMaxUnansweredFollowsTheTraffic(t *testing.T) { // geo R6
 	require.Equal(t, 30, b.arrive(200), "half more than arrives in a second")
 }
 
-func TestBlindSendsAll(t *testing.T) { // geo R8
+func TestBlindSendsAll(t *testing.T) {
 	b := newBench(t, "skylb:push=blind", nil)
 	require.Equal(t, 100, b.arrive(100))
 	b = newBench(t, "skylb:push=sp-o,max_outstanding=24", nil)
 	require.Equal(t, 24, b.arrive(100))
 }
 
-func TestAScrapeAtWhichSomethingWaitsSaysNothingOfRoom(t *testing.T) { // geo R7
+func TestAScrapeAtWhichSomethingWaitsSaysNothingOfRoom(t *testing.T) {
 	b := newBench(t, "skylb:push=sp-p", nil)
 	b.scrape(30, 0)
 	b.scrape(0, 3)

@@ -93,7 +93,7 @@ func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
 
-// Where is prefill.Elsewhere's: the decision at the head (geo R2, R3).
+// Where is prefill.Elsewhere's: the decision at the head.
 func (q *Question) Where(h *prefill.Here) prefill.Where {
 	n := q.node
 	running, seqs := n.cfg.Running(h.Model)
@@ -143,7 +143,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// Takes is prefill.Elsewhere's: the rule of geo 2 by what is known now, for a
+// Takes is prefill.Elsewhere's: the rule of the push mode by what is known now, for a
 // round knows what was true when it began.
 func (q *Question) Takes(p *prefill.Prefiller) bool {
 	if q.push == nil {
@@ -194,7 +194,7 @@ func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bo
 }
 
 // pushOf are a policy's settings with what follows the traffic filled in: half
-// more than arrives at a replica while one first token is waited for (geo R6).
+// more than arrives at a replica while one first token is waited for.
 func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 	set := *p.Settings()
 	if set.MaxUnanswered == policy.Auto {
@@ -227,7 +227,7 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 
 // replica is a prefiller in a policy's words. Its credit is what the last scrape
 // at which nothing waited allowed, less what was sent since, and one more for
-// each first token (geo R7).
+// each first token.
 func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
 		Healthy: f.Live, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
@@ -236,7 +236,7 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 }
 
 // central is the place of the dispatcher that decides for all, as long as it
-// can (geo R17); -1: we decide.
+// can; -1: we decide.
 func (n *Node) central(s *modelState) int {
 	if n.cfg.Central == "" || n.cfg.Central == n.cfg.ID {
 		return -1
@@ -252,7 +252,7 @@ func (n *Node) central(s *modelState) int {
 }
 
 // nearest is the available peer that answers soonest, for what a region that
-// drains or fails sends away (geo R38); -1: none.
+// drains or fails sends away; -1: none.
 func (q *Question) nearest(s *modelState) int {
 	best := -1
 	for i := s.local; i < len(s.places); i++ {
@@ -321,7 +321,7 @@ func (q *Question) mayGo(p *peer) bool {
 }
 
 // May says which regions a tenant's requests for a model may go to: those in
-// each list that names one of both (geo R40); nil: to all.
+// each list that names one of both; nil: to all.
 func (n *Node) May(tenant, model string) func(region string) bool {
 	of, also := n.cfg.Residency[tenant], n.cfg.Residency[model]
 	if len(of)+len(also) == 0 {
@@ -396,7 +396,7 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// RingKeyOf is where a request stands on a hash ring (geo R16): by its session,
+// RingKeyOf is where a request stands on a hash ring: by its session,
 // else the client's address.
 func RingKeyOf(session uint64, address string) uint64 {
 	if session != 0 {

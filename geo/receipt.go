@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Receipt is what became of one forward (geo R39).
+// Receipt is what became of one forward.
 type Receipt struct {
 	At        time.Time `json:"at"`
 	RID       string    `json:"rid"`

@@ -101,7 +101,7 @@ func TestANonOwnerIsNotAskedAgain(t *testing.T) {
 }
 
 // A request never goes back to where it came from, though that has what it needs.
-func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) { // geo R24
+func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) {
 	b, c := newFar(t), newFar(t)
 	for id, f := range map[string]*far{"us-2": b, "us-3": c} {
 		f.says(func(a *answer) {
@@ -122,7 +122,7 @@ func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) { // geo R24
 	}
 }
 
-func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) { // geo R3, R38
+func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) {
 	url, _ := served(t, 100, hang)
 	n, _ := node(t, func(c *Config) { c.Policy = "skylb" }, entry(t, "eu-1", url))
 	forwarded(t, n).Drop()
@@ -134,7 +134,7 @@ func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) { // geo R3, R38
 }
 
 // What may have run at a peer counts among the runs of a request.
-func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) { // geo R28
+func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) {
 	for name, row := range map[string]struct {
 		serve http.HandlerFunc
 		end   func(f *Forward)

@@ -15,7 +15,7 @@ const ProbePath = "/evenkeel/peer/v1/probe"
 
 const (
 	version    = "1.0"
-	maxProbe   = 64 << 10 // bytes of a question or an answer; a longer one is none (geo R11)
+	maxProbe   = 64 << 10 // bytes of a question or an answer; a longer one is none
 	maxModels  = 256      // of an answer
 	maxFreeFor = 1 << 16  // places that are believed: nobody sends more between two probes
 )
@@ -29,7 +29,7 @@ type question struct {
 	SentUs  int64  `json:"t_us"`
 }
 
-// answer is what a dispatcher says of itself (geo 3). It names models, never
+// answer is what a dispatcher says of itself. It names models, never
 // prompts, tenants or sessions.
 type answer struct {
 	Version  string  `json:"v"`

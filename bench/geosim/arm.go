@@ -23,7 +23,7 @@ type arm struct {
 	blindTo  string  // what the costs of peers leave out
 }
 
-// others are the arms that are no policy of the server (geo 11, M4).
+// others are the arms that are no policy of the server.
 var others = []struct {
 	name, policy string
 	push         policy.Push

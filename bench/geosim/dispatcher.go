@@ -168,7 +168,7 @@ func (d *dispatcher) next(v *visit) policy.Decision {
 	return d.policy.Next(&v.q)
 }
 
-// fcfs checks that nobody is passed who could have gone instead (geo R3).
+// fcfs checks that nobody is passed who could have gone instead.
 type fcfs struct {
 	strict bool
 	any    bool         // somebody older waits
@@ -269,7 +269,7 @@ func (d *dispatcher) first(v *visit) {
 	v.answered = true
 	a.unanswered--
 	a.queued -= v.fresh
-	if a.credit > 0 { // once it is used up, only a scrape gives more (geo R7)
+	if a.credit > 0 { // once it is used up, only a scrape gives more
 		a.credit = min(a.credit+1, d.policy.Settings().CreditMax)
 	}
 	hit := v.job.hit

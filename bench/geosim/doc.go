@@ -1,5 +1,5 @@
 // Package geosim simulates regions whose dispatchers forward to each other, on the
-// same policies, prefix index and calibration that serve (geo 11).
+// same policies, prefix index and calibration that serve.
 //
 // Clients run programs, conversations or trees of thoughts, and send a request
 // when the one before it is answered. Each region's dispatcher knows its own

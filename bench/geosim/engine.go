@@ -7,7 +7,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Engine is how fast a replica is and what it holds (geo 11, M2).
+// Engine is how fast a replica is and what it holds.
 type Engine struct {
 	TPMs     float64 // prefill, a token that is not cached
 	T0Ms     float64 // until a first token on an idle engine, beside that
@@ -16,15 +16,15 @@ type Engine struct {
 	StepPer  float64 // and a request of its batch
 	KVTokens int
 
-	// What the sources leave open, off: geo 11, M2 to the letter.
+	// What the sources leave open. All of it is off unless a scenario asks for it.
 	OnePass      bool // whatever waits and fits is prefilled together, in one pass with one BusyMs
 	PrefillPends bool // a request counts as pending until its prefill is done, not until it begins
 	LogSteps     int  // its metrics tell of the queue after a prefill and so many steps, as SGLang's (decode_log_interval); 0: at once
 }
 
-// presets of the sources: S0 2.1 (512 tokens in 300 ms, all of it tokens) and
-// 3.3, S1 table 1. S1's t0 is what a client sees; how much of it keeps the engine
-// busy (t0' of M2) no source says.
+// presets of the sources. SkyLB measures 300 ms for 512 tokens on an L4, all of it
+// for tokens; GORGO's table 1 has the line of an A100. GORGO's t0 is what a client
+// sees; how much of it keeps the engine busy no source says.
 var presets = map[string]Engine{
 	"l4-llama8b":     {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 32_000},
 	"l4-llama8b-24k": {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 24_000},

@@ -6,7 +6,7 @@ import (
 	"evenkeel/bench/report"
 )
 
-// The metrics of geo 11, M5, beside those that report names.
+// The metrics that only regions have, beside those that report names.
 const (
 	E2EMean    report.Metric = "e2e_mean_ms"
 	E2EP90     report.Metric = "e2e_p90_ms"

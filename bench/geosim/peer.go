@@ -28,7 +28,6 @@ type peer struct {
 	openFor   float64
 }
 
-// As geo 3, 5 and 7 have them.
 const (
 	rttAlpha      = 0.3
 	probeTimeout  = 500.0

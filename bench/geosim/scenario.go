@@ -141,8 +141,8 @@ func Presets() []string {
 	return names
 }
 
-// defaultRTT is between A (US-West), B and C: S1 2.4 for those from A, ours for
-// the third.
+// defaultRTT is between A (US-West), B and C: those from A are GORGO's, the third
+// is ours.
 func defaultRTT() [][]float64 {
 	return [][]float64{{3, 183, 281}, {183, 3, 70}, {281, 70, 3}}
 }
@@ -158,7 +158,7 @@ func (s *Scenario) WithPreset(name string) error {
 	return nil
 }
 
-// Named returns a scenario of geo 11, M3 or a fault of its kind, on a preset.
+// Named returns the scenario of a name, a load or a fault, on a preset.
 func Named(name, preset string) (*Scenario, error) {
 	s := &Scenario{
 		Name: name, RTTMs: defaultRTT(), ProbeMs: 500, ScrapeMs: 500, USDPerGB: 0.02, WarmS: 40, MeasureS: 200,
@@ -202,7 +202,7 @@ func Named(name, preset string) (*Scenario, error) {
 	default:
 		return nil, fmt.Errorf("unknown scenario %q; there are %s, or give a file", name, strings.Join(Names(), ", "))
 	}
-	if name == "one-region" { // S0 figure 9
+	if name == "one-region" { // the region in which SkyLB compares push modes
 		s.Regions, s.RTTMs = []Region{{Name: "a", Replicas: 4, Load: tot(30, 2)}}, [][]float64{{3}}
 		return s, s.Validate()
 	}

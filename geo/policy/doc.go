@@ -20,6 +20,6 @@
 // locks, or allocates once a round has been as large as the next one. A Policy
 // has scratch of its own: one goroutine at a time may use it.
 //
-// Times are float64 milliseconds, in the words of geo 5: those that end in At
+// Times are float64 milliseconds. Those that end in At
 // count from whatever moment the caller likes, always the same.
 package policy

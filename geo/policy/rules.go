@@ -72,7 +72,7 @@ func (p *Policy) sent(i int) float64 {
 	return 0
 }
 
-// goesBefore breaks ties as geo 4 says.
+// goesBefore breaks ties: the nearer place goes first, then by hits the shorter queue, then the hash decides.
 func (p *Policy) goesBefore(r *Request, how by, i int, v float64, best int, value float64) bool {
 	if !same(v, value) {
 		return v < value

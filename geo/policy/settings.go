@@ -24,7 +24,7 @@ type Settings struct {
 	TPMs, T0Ms  float64 // before anything was learned
 }
 
-// Defaults are those of geo 10; Load is what `finish` has.
+// Defaults are those of the config; Load is what `finish` has.
 func Defaults() Settings {
 	return Settings{
 		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,

@@ -1,5 +1,5 @@
 // Command reproduce writes the tables of docs/geo.md: the claims of both papers
-// and our own (geo 11, C1 to C10), each with what was measured and whether it
+// and our own (C1 to C10 of its table), each with what was measured and whether it
 // reproduces, what forwarding saves in replicas, and what faults break.
 //
 // The same program gives the same tables to the bit; nothing outside the marked
