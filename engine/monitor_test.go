@@ -257,6 +257,38 @@ func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
 	})
 }
 
+// Requests wait for an engine that takes connections and answers nothing, for as
+// long as a process that was stopped may stand still. For one whose port is closed
+// they do not wait.
+func TestAnEngineThatStandsStillIsLateForAWhile(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
+		f.set("/health", "")
+		stopped := time.Now()
+		for m.Status("p0").Up {
+			require.False(t, m.Status("p0").Late, "it is in service")
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.True(t, m.Status("p0").Late)
+		for m.Status("p0").Late {
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.False(t, m.Status("p0").Up)
+		require.InDelta(t, Standstill.Seconds(), time.Since(stopped).Seconds(), 7, "the check that finds it late may itself take five seconds")
+
+		f.set("/health", ok(""))
+		time.Sleep(10 * time.Second)
+		require.True(t, m.Status("p0").Up)
+		f.set("/health", "")
+		for !m.Status("p0").Late {
+			time.Sleep(10 * time.Millisecond)
+		}
+		f.refuseAll(true)
+		time.Sleep(8 * time.Second)
+		require.False(t, m.Status("p0").Late, "nobody listens there any more")
+	})
+}
+
 // What only helps, and what is asked for again at once.
 func TestAnEngineIsNotKeptWaitingByItsFacts(t *testing.T) {
 	f := newFake()

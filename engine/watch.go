@@ -163,6 +163,7 @@ func (w *watch) check(ctx context.Context) {
 		if refused || w.failed >= misses {
 			next.Up = false
 		}
+		next.Late = !next.Up && late(err) && time.Since(w.answered) < Standstill
 		next.Err = err
 		w.become(next)
 	}
@@ -244,6 +245,12 @@ func kindOf(err error) string {
 	}
 	return fmt.Sprint(e.Phase, " ", root)
 }
+
+// Standstill is how long requests wait for the only engines of a model that take
+// connections and answer nothing, counted from the last good health check. A
+// process that was stopped or a host that pages stands still so and goes on; one
+// that hangs for longer is as good as dead.
+const Standstill = 30 * time.Second
 
 // late says that a server took the connection, but its answer did not come in
 // time.

@@ -29,7 +29,7 @@ func (f *fleet) publish() {
 	f.appraise(time.Now())
 	for _, k := range f.order {
 		in := f.instances[k]
-		f.route(routes, in, in.serving && f.takes(in, -1))
+		f.route(routes, in, (in.serving || in.status.Late) && f.takes(in, -1))
 		for _, r := range ranksOf(in) {
 			up := in.serving && !in.paused && f.takes(in, r)
 			if in.role == rolePrefill {
@@ -58,11 +58,12 @@ func (f *fleet) publish() {
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
-		if c.Live && c.Region != "" {
-			c.Live = slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
+		if (c.Live || c.Late) && c.Region != "" {
+			decoded := slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
 				base, there := strings.CutSuffix(w.Model, boardIn("", c.Region))
 				return w.Up && there && slices.Contains(c.Models, base)
 			})
+			c.Live, c.Late = c.Live && decoded, c.Late && decoded
 		}
 	}
 }
@@ -85,6 +86,7 @@ func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
 		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
+		Late: in.status.Late && !in.paused && f.takes(in, r),
 	}
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank

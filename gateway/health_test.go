@@ -1,7 +1,9 @@
 package gateway_test
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -218,4 +221,38 @@ func TestAnEngineThatReturnsStartsSlowly(t *testing.T) {
 		w := c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0]
 		return c.engineStatus(c.decode[0]).Share == 1 && w.Limit == w.Slots
 	})
+}
+
+// The only prefill engine of a model stands still until its health check has missed
+// twice. Requests wait for it, and none is refused.
+func TestRequestsWaitForTheOnlyPrefillEngineThatStandsStill(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("takes the time of two health checks")
+	}
+	c := start(t, options{dirty: true, prefill: []refengine.Config{{PrefillPerToken: 10 * time.Millisecond, PrefillConcurrency: 8}}})
+	c.allUp()
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.SlowPages, DelayMS: 3_600_000}))
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() { // half a minute of prefill, so that the engine has work and its pages are slow
+		defer close(left)
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, c.url+completionPath, strings.NewReader(completion(reftext.MakePrompt(1, 3000), "")))
+		if resp, err := c.http.Do(req); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	c.eventually("it is down", func() bool { return c.engineStatus(c.prefill[0]).State == "down" })
+	answers := make(chan string)
+	const asked = 4
+	for i := range asked {
+		go func() { answers <- c.judge(fmt.Sprint("prompt ", i), "") }()
+	}
+	c.eventually("they wait", func() bool { return c.sum("evenkeel_prefill_queue_requests") >= asked })
+	require.NoError(t, c.prefill[0].SetFaults())
+	leave()
+	<-left
+	for range asked {
+		require.Equal(t, "right", <-answers)
+	}
 }

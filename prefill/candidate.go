@@ -26,6 +26,7 @@ type Candidate struct {
 	Region         string        // of its engine; empty: ours
 	Board          string        // of the decode ranks that take its hand-offs
 	Live           bool
+	Late           bool // not live, but only because its engine's answers do not come just now: its requests wait
 	Decodes        bool // its engine also decodes, so that not all it runs is prefill
 	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number
 	Events         EventSource

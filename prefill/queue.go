@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"evenkeel/prefill/policy"
@@ -216,6 +217,9 @@ func (t *Tier) giveUp(w *waiter) error {
 func (t *Tier) timeout(m *model) error {
 	if len(m.servers) == 0 {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
+	}
+	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
+		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), t.cfg.Queue.Timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.gate.closed {

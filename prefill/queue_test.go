@@ -319,3 +319,39 @@ func TestNobodyWaitsForEver(t *testing.T) {
 		})
 	})
 }
+
+// An engine that stands still may go on: requests wait for it, those that come now
+// and those that wait already, but not for one that is dead.
+func TestRequestsWaitForAnEngineThatIsLate(t *testing.T) {
+	late := []Candidate{{ID: "a", Models: []string{testModel}, CapacityTokens: 100_000, Late: true}}
+	for name, row := range map[string]struct {
+		then  []Candidate
+		after time.Duration
+		want  error
+	}{
+		"it goes on":                          {up("a"), 7 * time.Second, nil},
+		"it is down for good":                 {[]Candidate{{ID: "a", Models: []string{testModel}}}, 7 * time.Second, ErrUnavailable},
+		"it is late for as long as one waits": {late, 60 * time.Second, ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier := newTier(t, up("a"))
+				full := hold(t, tier, "a", pooled, 95_000)
+				before := start(t.Context(), tier, request(1))
+				tier.SetCandidates(late)
+				since := start(t.Context(), tier, request(1))
+				time.Sleep(7 * time.Second)
+				synctest.Wait()
+				require.Empty(t, before)
+				require.Empty(t, since)
+				tier.SetCandidates(row.then)
+				full[0].Release()
+				for _, waits := range []<-chan outcome{before, since} {
+					got := <-waits
+					require.ErrorIs(t, got.err, row.want)
+					require.Equal(t, row.after, got.after)
+				}
+			})
+		})
+	}
+}

@@ -295,7 +295,7 @@ func (t *Tier) updateGate(c *candidate) {
 }
 
 // servable says why no candidate could ever take a request for the model, as
-// things stand; nil if one is live.
+// things stand; nil if one is live or may soon be so again.
 func (t *Tier) servable(name string) error {
 	m := t.models[name]
 	switch {
@@ -304,7 +304,7 @@ func (t *Tier) servable(name string) error {
 			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models", ErrUnavailable, name)
 		}
 		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
-	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }):
+	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live || c.Late }):
 		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.servers))
 	}
 	return nil
