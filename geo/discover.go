@@ -75,7 +75,7 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 			delete(at, p.id)
 			return false
 		}
-		p.stop()
+		n.stopProbing(p)
 		p.gone, gone = true, append(gone, p)
 		return true
 	})

@@ -39,10 +39,10 @@ type Forward struct {
 	since       time.Time // when it entered the arrival queue
 
 	mu      sync.Mutex
-	call    *engine.Call // once it is sent
-	started bool         // the client has, or is about to have, its first byte
-	left    bool         // the client has gone
-	cause   string       // why it was abandoned from outside
+	carrier Carrier // once it is sent
+	started bool    // the client has, or is about to have, its first byte
+	left    bool    // the client has gone
+	cause   string  // why it was abandoned from outside
 	ended   bool
 
 	hurried bool // its deadline is the client's
@@ -122,13 +122,10 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	if err == nil {
 		return whole, nil
 	}
-	fail = f.failure(err)
-	fail.Sibling = f.peer.sibling
 	if f.resp != nil {
 		f.resp.Close()
 	}
-	f.end(fail.outcome(), fail.Reason)
-	return nil, fail
+	return nil, f.Fail(err)
 }
 
 // refused is a status that is no success.
@@ -160,8 +157,8 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		defer f.awaitsWhole()()
 	}
 	call := n.traffic.NewCall(f.peer.target)
-	call.OnWritten(f.written)
-	if !f.attach(call) {
+	call.OnWritten(f.Written)
+	if !f.Carry(call) {
 		return nil, engine.ErrAborted
 	}
 	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.came, f.rid, now, deadline)
@@ -175,9 +172,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if status := resp.StatusCode(); status/100 != 2 {
 		return nil, f.refusal(status)
 	}
-	f.cached = -1
+	cached := -1
 	if c, err := strconv.Atoi(string(resp.Header(CachedHeader))); err == nil && c >= 0 {
-		f.cached = c
+		cached = c
 	}
 	if !r.Stream {
 		body, err := resp.ReadAll(n.cfg.WholeBytes)
@@ -187,7 +184,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.begun(true)
+		f.Begun(true, cached)
 		return &Relay{Status: resp.StatusCode(), ContentType: string(resp.ContentType()), Body: body}, nil
 	}
 	if !bytes.HasPrefix(resp.ContentType(), []byte("text/event-stream")) {
@@ -200,7 +197,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 			return nil, err
 		}
 	}
-	f.begun(false)
+	f.Begun(false, cached)
 	return nil, nil
 }
 

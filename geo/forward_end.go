@@ -2,6 +2,7 @@ package geo
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"time"
 
@@ -16,13 +17,30 @@ func (f *Forward) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.left = true
-	if f.call != nil {
-		f.call.Abort()
+	if f.carrier != nil {
+		f.carrier.Abort()
 	}
 }
 
 // Drop ends a forward that was never sent.
-func (f *Forward) Drop() { f.end(OutcomeGone, "") }
+func (f *Forward) Drop() { f.End(OutcomeGone) }
+
+// End ends a forward whose client has had what there was of it.
+func (f *Forward) End(outcome string) { f.end(outcome, "") }
+
+// Fail ends a forward that gave the client nothing.
+func (f *Forward) Fail(err error) *Failure {
+	fail := f.failure(err)
+	fail.Sibling = f.peer.sibling
+	f.end(fail.outcome(), fail.Reason)
+	return fail
+}
+
+// Rejected is the error of a forward that the peer refused, with the reason that it
+// gives in RejectHeader.
+func Rejected(reason string) error {
+	return &refused{status: http.StatusServiceUnavailable, reject: reason}
+}
 
 // abandon ends the attempt from outside, unless the client has something.
 func (f *Forward) abandon(cause string) {
@@ -32,17 +50,24 @@ func (f *Forward) abandon(cause string) {
 		return
 	}
 	f.cause = cause
-	if f.call != nil {
-		f.call.Abort()
+	if f.carrier != nil {
+		f.carrier.Abort()
 	}
 }
 
-// attach makes the call one that Leave and abandon reach; false: they came
-// before.
-func (f *Forward) attach(call *engine.Call) bool {
+// Carrier brings a forward to its peer: a call over HTTP, or a simulation's.
+type Carrier interface {
+	Abort() // the forward is to fail, if the client has nothing of it yet
+	Bytes() (out, in int64)
+}
+
+// Carry makes the carrier one that Leave and the loss of the peer reach; false:
+// they came before. Whoever carries a forward without Send tells it of Written and
+// Begun, and ends it once, by Fail or by End.
+func (f *Forward) Carry(by Carrier) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.call = call
+	f.carrier = by
 	return !f.left && f.cause == ""
 }
 
@@ -52,22 +77,23 @@ func (f *Forward) gone() bool {
 	return f.left
 }
 
-// written notes that a probe which is sent from now on counts the request.
-func (f *Forward) written() {
+// Written notes that a probe which is sent from now on counts the request.
+func (f *Forward) Written() {
 	n := f.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	f.peer.reserved.Written(f.number, n.at(time.Now()))
+	f.peer.reserved.Written(f.number, n.at(n.clock.Now()))
 }
 
-// begun notes that the client gets something: from here on there is no way back.
-// whole: it is all of the answer, which does not tell when the first token was there.
-func (f *Forward) begun(whole bool) {
+// Begun notes that the client gets something: from here on there is no way back.
+// whole: it is all of the answer, which does not tell when the first token was there;
+// cached is how many tokens of the prompt the peer found in a cache; -1: it does not say.
+func (f *Forward) Begun(whole bool, cached int) {
+	n, p := f.node, f.peer
 	f.mu.Lock()
 	f.started = true
 	f.mu.Unlock()
-	f.firstAt = time.Now()
-	n, p := f.node, f.peer
+	f.firstAt, f.cached = n.clock.Now(), cached
 	n.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	n.mu.Lock()
 	defer f.makesRoom()()
@@ -97,10 +123,10 @@ func (f *Forward) begun(whole bool) {
 // late. Otherwise a peer whose window is small would get nothing else while it generates.
 func (f *Forward) awaitsWhole() (stop func() bool) {
 	late := policy.LateMs(f.predicted.TTFT())
-	return time.AfterFunc(time.Duration(late*float64(time.Millisecond)), func() {
+	return f.node.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
 		f.node.mu.Lock()
 		f.makesRoom()()
-	}).Stop
+	})
 }
 
 // makesRoom takes the forward off what the peer has not answered. It is called with
@@ -108,7 +134,7 @@ func (f *Forward) awaitsWhole() (stop func() bool) {
 // the peer had no room before.
 func (f *Forward) makesRoom() (unlock func()) {
 	n, p := f.node, f.peer
-	full := p.open >= p.trust.Window(n.at(time.Now()))
+	full := p.open >= p.trust.Window(n.at(n.clock.Now()))
 	f.answered()
 	return func() {
 		n.mu.Unlock()
@@ -177,9 +203,9 @@ func (f *Forward) end(outcome, cause string) {
 		return
 	}
 	f.ended = true
-	call := f.call
+	carrier := f.carrier
 	f.mu.Unlock()
-	n, p, now := f.node, f.peer, time.Now()
+	n, p, now := f.node, f.peer, f.node.clock.Now()
 	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
 	rec.Predicted.RTT, rec.Predicted.T0, rec.Predicted.Prefill, rec.Predicted.Wait = f.predicted.RTT, f.predicted.T0, f.predicted.Prefill, f.predicted.Wait
 	rec.Predicted.LocalCost = f.localMs
@@ -189,8 +215,8 @@ func (f *Forward) end(outcome, cause string) {
 	} else {
 		rec.Actual.CachedTokens = -1
 	}
-	if call != nil {
-		rec.BytesOut, rec.BytesIn = call.Bytes()
+	if carrier != nil {
+		rec.BytesOut, rec.BytesIn = carrier.Bytes()
 	}
 	rec.USD = usd(rec.BytesOut, rec.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
 	f.settle(outcome, cause, rec.USD, now)
@@ -227,7 +253,7 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(n.at(now))
 		if p.circuit.Fail(f.number, now) {
-			time.AfterFunc(p.circuit.Out(), n.cfg.Tier.Wake)
+			n.clock.After(p.circuit.Out(), n.cfg.Tier.Wake)
 		}
 	default:
 		p.circuit.Neutral(f.number)

@@ -116,7 +116,7 @@ func (f *Forward) Close() {
 	case !f.reader.Done():
 		outcome = OutcomeGone
 	}
-	f.end(outcome, "")
+	f.End(outcome)
 	f.finish()
 }
 

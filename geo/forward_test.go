@@ -173,7 +173,7 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	require.Equal(t, "full", first(n).Available["m"])
 	for _, f := range sent {
 		f.decided = f.decided.Add(-time.Minute) // so late do their first events come
-		f.begun(false)
+		f.Begun(false, 0)
 	}
 	require.Equal(t, 1, first(n).Window)
 	for _, f := range sent {
@@ -183,7 +183,7 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	sent = nil
 	ask(100)
 	require.Len(t, sent, 1, "one at a time")
-	sent[0].begun(false)
+	sent[0].Begun(false, 0)
 	require.Equal(t, 2, first(n).Window, "in time, it earns more")
 	sent[0].Drop()
 	require.Zero(t, first(n).InFlight)

@@ -122,7 +122,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect reads what the node knows of its peers now.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	n, now := m.node, time.Now()
+	n, now := m.node, m.node.clock.Now()
 	n.mu.Lock()
 	for _, p := range n.peers {
 		m.up.WithLabelValues(p.id).Set(oneIf(p.up && p.major == policy.Protocol))

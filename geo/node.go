@@ -51,8 +51,11 @@ type Config struct {
 	Heard    func(Heard)   // of a peer's probe; nil with Tenure
 	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error)
 
+	Clock Clock                  // nil: the machine's
+	Link  func(peer string) Link // to a peer, by the id of its entry; nil: over HTTP
+
 	Registerer prometheus.Registerer
-	Log        *zap.Logger
+	Log        *zap.Logger // nil: silent
 }
 
 // Tier is this region's arrival queue.
@@ -67,6 +70,7 @@ type Node struct {
 	cfg     Config
 	boot    string
 	started time.Time
+	clock   Clock
 	traffic *engine.Client
 	metrics *metrics
 	door    *Door
@@ -104,8 +108,14 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Lookup == nil {
 		cfg.Lookup = lookup
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = wallClock{}
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
 	n := &Node{
-		cfg: cfg, boot: newBoot(), started: time.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings,
+		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings,
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
 	if _, err := cfg.Settings.Parse(cfg.Policy); err != nil {
@@ -157,6 +167,11 @@ func (n *Node) Start() {
 func (n *Node) Close() {
 	n.mu.Lock()
 	n.stop()
+	for _, p := range n.peers {
+		if p.link != nil {
+			n.stopProbing(p)
+		}
+	}
 	n.mu.Unlock()
 	n.running.Wait()
 	n.traffic.Close()

@@ -1,6 +1,7 @@
 package geo
 
 import (
+	"context"
 	"net/url"
 	"strings"
 	"time"
@@ -45,7 +46,12 @@ type peer struct {
 	conf   *PeerConfig
 	id     string // of the entry, with the address where that has several
 	target *engine.Target
-	stop   func() // ends its prober
+
+	// Its prober.
+	ctx    context.Context // ends it
+	cancel func()
+	link   Link
+	unplan func() bool // prevents the next question; false: it is asked already
 
 	sibling bool // of our own region, with the same engines
 	gone    bool // its name leads here no more; forwards may still be on their way
@@ -104,9 +110,9 @@ func (p *peer) forget() {
 	}
 }
 
-// answered takes a good probe, sent then and answered after so long; it reports
+// answered takes a good probe, sent at one time and answered at another; it reports
 // whether the peer came up.
-func (p *peer) answered(a *answer, sent time.Time, trip time.Duration, sinceMs float64, dialled bool) (up bool) {
+func (p *peer) answered(a *answer, sent, now time.Time, e Echo, sinceMs float64) (up bool) {
 	if p.boot != a.Boot {
 		if p.boot != "" {
 			p.forget()
@@ -115,8 +121,8 @@ func (p *peer) answered(a *answer, sent time.Time, trip time.Duration, sinceMs f
 		p.boot = a.Boot
 	}
 	p.name, p.major, p.draining, p.offers, p.decoded = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
-	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, time.Now(), 0, ""
-	p.rtt.Add(ms(trip), min(a.ProcUs, us(trip)), dialled)
+	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, now, 0, ""
+	p.rtt.Add(ms(e.Trip), min(a.ProcUs, us(e.Trip)), e.Dialled)
 	p.reserved.Answered(sinceMs)
 	p.goods++
 	if !p.up && p.goods >= goodsUp {

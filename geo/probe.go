@@ -1,11 +1,11 @@
 package geo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"time"
@@ -17,64 +17,99 @@ import (
 	"evenkeel/prefill"
 )
 
-// warm is how many idle connections a peer has for traffic: a dial costs two or
-// three round trips.
-const warm = 2
-
-// probeLoop probes a peer until its stop or the node's. Called with n.mu held.
+// probeLoop begins to probe a peer, until its stop or the node's end. Called with
+// n.mu held.
 func (n *Node) probeLoop(p *peer) {
-	ctx, cancel := context.WithCancel(n.ctx)
-	p.stop = cancel
-	n.running.Go(func() {
-		defer cancel()
-		client := engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Interval)}) // its connection is for probes alone
-		defer client.Close()
-		timer := time.NewTimer(0)
-		defer timer.Stop()
-		for seq := uint64(1); ; seq++ {
-			select {
-			case <-ctx.Done():
-				return
-			case <-timer.C:
-			}
-			n.probe(ctx, client, p, seq)
-			timer.Reset(time.Duration(float64(n.cfg.Interval) * (0.9 + 0.2*rand.Float64())))
-		}
-	})
+	p.ctx, p.cancel = context.WithCancel(n.ctx)
+	if n.cfg.Link != nil {
+		p.link = n.cfg.Link(p.conf.ID)
+	} else {
+		p.link = n.linkOverHTTP(p)
+	}
+	n.running.Add(1)
+	p.unplan = n.clock.After(0, func() { n.probe(p, 1) })
+}
+
+// stopProbing ends the prober of a peer. One that asks now ends with its question. Called
+// with n.mu held.
+func (n *Node) stopProbing(p *peer) {
+	p.cancel()
+	if p.unplan() {
+		n.ended(p)
+	}
+}
+
+// ended is the end of a peer's prober.
+func (n *Node) ended(p *peer) {
+	p.link.Close()
+	n.running.Done()
+}
+
+// plan asks a peer again about one interval from now, unless its prober was ended.
+func (n *Node) plan(p *peer, seq uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p.ctx.Err() != nil {
+		n.ended(p)
+		return
+	}
+	p.unplan = n.clock.After(time.Duration(float64(n.cfg.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
 }
 
 // probe asks a peer once.
-func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq uint64) {
+func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	n.mu.Unlock()
 	limit := max(n.cfg.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	sent := time.Now()
-	a, dialled, trip, err := n.ask(ctx, client, p, seq, sent)
+	sent := n.clock.Now()
+	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
+	answered := func(e Echo) {
+		if n.heard(p, seq, sent, e) {
+			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
+				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
+			}
+		}
+		n.cfg.Tier.Wake() // what waits may go now, or has to stay
+		n.plan(p, seq+1)
+	}
+	if err != nil {
+		answered(Echo{Err: err})
+		return
+	}
+	p.link.Ask(p.ctx, body, limit, answered)
+}
+
+// heard takes what came of a question, and reports whether the peer is up.
+func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
+	a, err := answer{}, e.Err
+	if err == nil {
+		a, err = readAnswer(e.Text)
+	}
 	if err == nil {
 		err = n.check(p, &a, seq)
 	}
+	now := n.clock.Now()
 	n.mu.Lock()
 	if p.gone {
 		n.mu.Unlock()
-		return
+		return false
 	}
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
 	refused := errors.Is(err, errRefused) && p.fault != err.Error() // said once, as long as it stays so
 	if err == nil {
-		changed = p.answered(&a, sent, trip, n.at(sent), dialled)
-		n.metrics.probe.WithLabelValues(p.id).Observe(trip.Seconds())
+		changed = p.answered(&a, sent, now, e, n.at(sent))
+		n.metrics.probe.WithLabelValues(p.id).Observe(e.Trip.Seconds())
 	} else if changed = p.missed(err.Error(), n.cfg.Misses); changed {
 		for f := range p.inflight {
 			lost = append(lost, f)
 		}
+		slices.SortFunc(lost, func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
 	}
-	up := p.up
-	n.judge(p)
+	up = p.up
+	n.judge(p, now)
 	n.mu.Unlock()
 	if err == nil && n.cfg.Heard != nil {
 		n.cfg.Heard(Heard{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
@@ -90,64 +125,7 @@ func (n *Node) probe(ctx context.Context, client *engine.Client, p *peer, seq ui
 			f.abandon(causeDown)
 		}
 	}
-	if up {
-		if err := n.traffic.Warm(ctx, p.target, warm); err != nil && !errors.Is(err, context.Canceled) {
-			n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
-		}
-	}
-	n.cfg.Tier.Wake() // what waits may go now, or has to stay
-}
-
-// ask sends the question and reads the answer, which came so long after it was
-// written. dialled: the connection was dialled for it, so that this says nothing
-// of the way.
-func (n *Node) ask(ctx context.Context, client *engine.Client, p *peer, seq uint64, sent time.Time) (a answer, dialled bool, trip time.Duration, err error) {
-	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
-	if err != nil {
-		return a, false, 0, err
-	}
-	parts := [][]byte{body}
-	call, wrote := client.NewCall(p.target), sent
-	call.OnWritten(func() { wrote = time.Now() })
-	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: p.conf.ID}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
-	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
-	if err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: no answer in time", ErrProbe)
-		}
-		return a, false, 0, err
-	}
-	defer resp.Close()
-	trip, dialled = time.Since(wrote), !resp.Reused()
-	text, err := resp.ReadAll(maxProbe)
-	switch {
-	case err != nil:
-		return a, dialled, trip, err
-	case resp.StatusCode() != http.StatusOK:
-		return a, dialled, trip, refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
-	}
-	a, err = readAnswer(text)
-	return a, dialled, trip, err
-}
-
-// errRefused is a probe that the peer's door refused.
-var errRefused = fmt.Errorf("%w: the peer refuses it", ErrProbe)
-
-// refusedProbe says why, and what to do.
-func refusedProbe(status int, reject string) error {
-	switch reject {
-	case RejectVersion:
-		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
-	case RejectHop: // the version before answers so to a hop header that it cannot read
-		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set geo.max_hops alike", errRefused, status)
-	case RejectRecipient:
-		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
-	}
-	if !slices.Contains(causes, reject) {
-		reject = "without a reason that we know"
-	}
-	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)
+	return up
 }
 
 var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)
@@ -207,7 +185,7 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 		a.RTTMs = n.rtts()
 		n.mu.Unlock()
 	}
-	a.ProcUs = us(time.Since(came))
+	a.ProcUs = us(n.clock.Now().Sub(came))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {
 		return nil, refuse(http.StatusInternalServerError, RejectVersion, "the answer is over %d bytes; serve fewer models here", maxProbe)

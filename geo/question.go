@@ -138,7 +138,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	q.noteWait(s)
 	if d.UntilMs > 0 {
 		q.holder = s.places[d.Place].ID
-		time.AfterFunc(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
+		n.clock.After(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
 	}
 	return prefill.Waits
 }
@@ -379,8 +379,7 @@ func (n *Node) noteReason(p *peer, model string, why policy.Reason) {
 }
 
 // judge notes a peer's availability for all it offers.
-func (n *Node) judge(p *peer) {
-	now := time.Now()
+func (n *Node) judge(p *peer, now time.Time) {
 	for model := range n.models {
 		if s := n.models[model]; s != nil {
 			v := p.view(n, model, now)

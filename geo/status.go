@@ -3,7 +3,6 @@ package geo
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"evenkeel/geo/policy"
 )
@@ -46,7 +45,7 @@ type PeerStatus struct {
 
 // Status copies what is known.
 func (n *Node) Status() Status {
-	now := time.Now()
+	now := n.clock.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := Status{

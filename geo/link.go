@@ -1,0 +1,102 @@
+package geo
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Link is the way of probes to one peer: HTTP, or what a simulation makes of it.
+type Link interface {
+	// Ask brings a question to the peer. It calls answered once, before or after it
+	// returns: with the answer, or with an error when there is none within limit or
+	// when ctx ends.
+	Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo))
+	// Warm keeps connections ready for the requests that are forwarded to the peer.
+	Warm(ctx context.Context, limit time.Duration) error
+	Close()
+}
+
+// Echo is what came of a question.
+type Echo struct {
+	Text    []byte
+	Trip    time.Duration // from when the question was written
+	Dialled bool          // the connection was dialled for it, so that Trip says nothing of the way
+	Err     error
+}
+
+// httpLink is a peer's listener. Its connection is for probes alone, so that no
+// request stands before one.
+type httpLink struct {
+	node   *Node
+	to     string // id under which the peer's entry stands
+	target *engine.Target
+	client *engine.Client
+}
+
+func (n *Node) linkOverHTTP(p *peer) Link {
+	return &httpLink{n, p.conf.ID, p.target, engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Interval)})}
+}
+
+func (l *httpLink) Close() { l.client.Close() }
+
+// warm is how many idle connections a peer has for traffic: a dial costs two or
+// three round trips.
+const warm = 2
+
+func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return l.node.traffic.Warm(ctx, l.target, warm)
+}
+
+func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo)) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	e := l.ask(ctx, question)
+	if e.Err != nil && ctx.Err() != nil {
+		e.Err = fmt.Errorf("%w: no answer in time", ErrProbe)
+	}
+	answered(e)
+}
+
+func (l *httpLink) ask(ctx context.Context, question []byte) (e Echo) {
+	n, parts, sent := l.node, [][]byte{question}, time.Now()
+	call, wrote := l.client.NewCall(l.target), sent
+	call.OnWritten(func() { wrote = time.Now() })
+	defer context.AfterFunc(ctx, call.Abort)()
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
+	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
+	if err != nil {
+		return Echo{Err: err}
+	}
+	defer resp.Close()
+	e.Trip, e.Dialled = time.Since(wrote), !resp.Reused()
+	if e.Text, e.Err = resp.ReadAll(maxProbe); e.Err == nil && resp.StatusCode() != http.StatusOK {
+		e.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
+	}
+	return e
+}
+
+// errRefused is a probe that the peer's door refused.
+var errRefused = fmt.Errorf("%w: the peer refuses it", ErrProbe)
+
+// refusedProbe says why, and what to do.
+func refusedProbe(status int, reject string) error {
+	switch reject {
+	case RejectVersion:
+		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
+	case RejectHop: // the version before answers so to a hop header that it cannot read
+		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set geo.max_hops alike", errRefused, status)
+	case RejectRecipient:
+		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
+	}
+	if !slices.Contains(causes, reject) {
+		reject = "without a reason that we know"
+	}
+	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)
+}
