@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,15 +31,15 @@ const manifests = "../../configs/kubernetes"
 
 // manifest is what a folder describes.
 type manifest struct {
-	deployment *apps.Deployment
-	engines    []*apps.StatefulSet
-	configs    []*core.ConfigMap
-	services   []*core.Service
-	policies   []*networking.NetworkPolicy
-	budgets    []*disruption.PodDisruptionBudget
-	accounts   []*core.ServiceAccount
-	roles      []*rbac.Role
-	bindings   []*rbac.RoleBinding
+	proxy    *apps.StatefulSet
+	engines  []*apps.StatefulSet
+	configs  []*core.ConfigMap
+	services []*core.Service
+	policies []*networking.NetworkPolicy
+	budgets  []*disruption.PodDisruptionBudget
+	accounts []*core.ServiceAccount
+	roles    []*rbac.Role
+	bindings []*rbac.RoleBinding
 }
 
 // applied is what kubectl apply -k would send, read as strictly as an API server reads.
@@ -61,10 +62,12 @@ func applied(t *testing.T, folder string) *manifest {
 func (m *manifest) add(t *testing.T, object runtime.Object) {
 	t.Helper()
 	switch o := object.(type) {
-	case *apps.Deployment:
-		m.deployment = o
 	case *apps.StatefulSet:
-		m.engines = append(m.engines, o)
+		if o.Name == "evenkeel" {
+			m.proxy = o
+		} else {
+			m.engines = append(m.engines, o)
+		}
 	case *core.ConfigMap:
 		m.configs = append(m.configs, o)
 	case *core.Service:
@@ -93,8 +96,8 @@ func selects(t *testing.T, s *meta.LabelSelector, pod map[string]string) bool {
 
 func TestTheManifestsFitTogether(t *testing.T) {
 	m := applied(t, "base")
-	pod := m.deployment.Spec.Template
-	require.True(t, selects(t, m.deployment.Spec.Selector, pod.Labels))
+	pod := m.proxy.Spec.Template
+	require.True(t, selects(t, m.proxy.Spec.Selector, pod.Labels))
 	require.Len(t, pod.Spec.Containers, 1)
 	c := pod.Spec.Containers[0]
 
@@ -111,7 +114,7 @@ func TestTheManifestsFitTogether(t *testing.T) {
 	}
 	for _, b := range m.budgets {
 		require.True(t, selects(t, b.Spec.Selector, pod.Labels))
-		require.Less(t, b.Spec.MaxUnavailable.IntVal, *m.deployment.Spec.Replicas, "one pod stays")
+		require.Less(t, b.Spec.MaxUnavailable.IntVal, *m.proxy.Spec.Replicas, "one pod stays")
 	}
 	require.Len(t, m.budgets, 1)
 	guarded := false
@@ -145,7 +148,7 @@ func TestTheManifestsFitTogether(t *testing.T) {
 func TestThePodHasNoMoreThanItNeeds(t *testing.T) {
 	for _, folder := range []string{"base", "reference"} {
 		m := applied(t, folder)
-		pods := map[string]core.PodSpec{"evenkeel": m.deployment.Spec.Template.Spec}
+		pods := map[string]core.PodSpec{"evenkeel": m.proxy.Spec.Template.Spec}
 		for _, e := range m.engines {
 			pods[e.Name] = e.Spec.Template.Spec
 		}
@@ -166,7 +169,7 @@ func TestThePodHasNoMoreThanItNeeds(t *testing.T) {
 // secrets beside it.
 func TestTheConfigInTheManifestsIsOne(t *testing.T) {
 	m := applied(t, "base")
-	pod := m.deployment.Spec.Template.Spec
+	pod := m.proxy.Spec.Template.Spec
 	require.Len(t, m.configs, 1)
 	text := m.configs[0].Data["evenkeel.yaml"]
 	require.NotEmpty(t, text)
@@ -187,6 +190,16 @@ func TestTheConfigInTheManifestsIsOne(t *testing.T) {
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
 	require.NoError(t, cfg.Validate())
+
+	// Ownership hangs on the API server unless membership is closed.
+	var names []string
+	for i := range *m.proxy.Spec.Replicas {
+		names = append(names, fmt.Sprint(m.proxy.Name, "-", i))
+	}
+	require.Equal(t, names, cfg.HA.MemberList(), "all pods, by the names that a StatefulSet gives them")
+	peers := slices.IndexFunc(m.services, func(s *core.Service) bool { return s.Name == m.proxy.Spec.ServiceName })
+	require.GreaterOrEqual(t, peers, 0, "the service that the pods' names belong to")
+	require.True(t, m.services[peers].Spec.PublishNotReadyAddresses, "pods find each other before they are ready")
 
 	for name, listen := range map[string]string{"http": cfg.Listen, "admin": cfg.Admin.Listen, "peers": cfg.Geo.Listen} {
 		for _, p := range pod.Containers[0].Ports {
