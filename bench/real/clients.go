@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"evenkeel/bench/real/vllm"
 )
 
 //go:embed client/client.mjs
@@ -67,7 +69,7 @@ func nodeExamples(ctx context.Context, w *world) (outcome, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return outcome{}, err
 		}
-		if err := tool(ctx, w.cache, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, nodeClient); err != nil {
+		if err := vllm.Tool(ctx, w.cache, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, nodeClient); err != nil {
 			return failed("this row needs npm's package index: %v", err), nil
 		}
 	}

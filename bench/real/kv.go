@@ -167,8 +167,8 @@ func blocksUsed(series map[string]float64) float64 {
 
 // twoRanks has one decode engine with two data-parallel ranks behind one address.
 func twoRanks(ctx context.Context, w *world) (outcome, error) {
-	w.engines["d0"].end() // for their memory
-	w.engines["d1"].end()
+	w.engines["d0"].Stop() // for their memory
+	w.engines["d1"].Stop()
 	s := setting{decode: []string{w.engines["dp"].url()}, slots: slots, ranks: 2}
 	if err := w.evenkeel(ctx, s); err != nil {
 		return outcome{}, err

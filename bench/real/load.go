@@ -98,13 +98,13 @@ func cancels(ctx context.Context, w *world) (outcome, error) {
 			}
 		}
 		for _, e := range s.stall {
-			e.signal(syscall.SIGSTOP)
+			e.Signal(syscall.SIGSTOP)
 		}
 		leave, cancel := context.WithTimeout(ctx, s.stay)
 		w.ask(leave, w.url(), s.list, make([]answer, len(s.list)), nil)
 		cancel()
 		for _, e := range s.stall {
-			e.signal(syscall.SIGCONT)
+			e.Signal(syscall.SIGCONT)
 		}
 		if err := process.Pause(ctx, time.Second); err != nil {
 			return outcome{}, err

@@ -87,13 +87,14 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 		return false, fmt.Errorf("no row is called %q; these are there: %s", o.row, names(rows))
 	}
 	started := time.Now()
-	if err := install(ctx, o.cache, out); err != nil {
+	installed, err := install(ctx, o.cache, out)
+	if err != nil {
 		return false, err
 	}
 	if o.record {
-		return true, record(ctx, o, out)
+		return true, record(ctx, o, installed, out)
 	}
-	w, err := newWorld(o, out)
+	w, err := newWorld(o, installed, out)
 	if err != nil {
 		return false, err
 	}

@@ -71,7 +71,7 @@ func (w *world) killHung(ctx context.Context, names ...string) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		if a := ask(ctx, "POST", w.engines[name].url()+completions, completes(body{"max_tokens": 1})); a.status != 200 {
 			fmt.Fprintf(w.said, "       %s hangs (%v) and is killed\n", name, a)
-			w.engines[name].kill()
+			w.engines[name].Kill()
 		}
 		cancel()
 	}

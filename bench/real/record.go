@@ -9,12 +9,13 @@ import (
 
 	"evenkeel/bench/real/recorder"
 	"evenkeel/bench/real/recording"
+	"evenkeel/bench/real/vllm"
 )
 
 // record starts a plain engine, then a prefill and a decode engine, and writes
 // down what they answer. The prefill engine has so few blocks that it tells of
 // removed ones, too.
-func record(ctx context.Context, o options, out io.Writer) error {
+func record(ctx context.Context, o options, installed *vllm.Installation, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "evenkeel-record-")
 	if err != nil {
 		return err
@@ -26,7 +27,7 @@ func record(ctx context.Context, o options, out io.Writer) error {
 	address := func(offset int) string { return fmt.Sprintf("127.0.0.1:%d", o.port+offset) }
 	modelPath := filepath.Join(o.cache, "tiny")
 	start := func(name string, port, blocks int, flags ...string) (*engine, error) {
-		e := &engine{name: name, port: o.port + port, side: o.port + port + 40, cache: o.cache, log: filepath.Join(dir, name+".log"),
+		e := &engine{name: name, port: o.port + port, side: o.port + port + 40, installed: installed, log: filepath.Join(dir, name+".log"),
 			flags: append([]string{"--num-gpu-blocks-override", fmt.Sprint(blocks)}, flags...)}
 		if err := e.start(); err != nil {
 			return nil, err
@@ -35,7 +36,7 @@ func record(ctx context.Context, o options, out io.Writer) error {
 	}
 	plain, err := start("plain", 0, 2000)
 	if plain != nil {
-		defer plain.end()
+		defer plain.Stop()
 	}
 	if err != nil {
 		return err
@@ -43,18 +44,18 @@ func record(ctx context.Context, o options, out io.Writer) error {
 	if err := recorder.Record(ctx, recorder.Engines{Plain: address(0), ModelPath: modelPath}, recording.Dir(), out); err != nil {
 		return err
 	}
-	plain.end()
+	plain.Stop()
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, o.port+10, o.port+11)
 	prefill, err := start("prefill", 1, 90, append(connector("kv_producer"), "--kv-events-config", events)...)
 	if prefill != nil {
-		defer prefill.end()
+		defer prefill.Stop()
 	}
 	if err != nil {
 		return err
 	}
 	decode, err := start("decode", 2, 2000, connector("kv_consumer")...)
 	if decode != nil {
-		defer decode.end()
+		defer decode.Stop()
 	}
 	if err != nil {
 		return err

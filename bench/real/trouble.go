@@ -83,7 +83,7 @@ func proxyEnds(ctx context.Context, w *world) (outcome, error) {
 func standsStill(ctx context.Context, w *world, seed uint64, names ...string) (streams, meanwhile *tally, err error) {
 	signal := func(s syscall.Signal) {
 		for _, name := range names {
-			w.engines[name].signal(s)
+			w.engines[name].Signal(s)
 		}
 	}
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
@@ -171,7 +171,7 @@ func decodeDies(ctx context.Context, w *world) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
-	t, err := under(ctx, w, prompts(14, 250, 76), func() error { w.engines["d1"].kill(); return nil })
+	t, err := under(ctx, w, prompts(14, 250, 76), func() error { w.engines["d1"].Kill(); return nil })
 	if err != nil {
 		return outcome{}, err
 	}
@@ -195,7 +195,7 @@ func prefillDies(ctx context.Context, w *world) (outcome, error) {
 	}
 	var meanwhile *tally
 	t, err := under(ctx, w, prompts(10, 250, 78), func() (err error) {
-		w.engines["p0"].kill()
+		w.engines["p0"].Kill()
 		meanwhile, err = w.crowd(ctx, others, nil, nil)
 		return err
 	})

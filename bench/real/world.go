@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"evenkeel/bench/process"
+	"evenkeel/bench/real/vllm"
 )
 
 // world is the engines, and evenkeel before them.
@@ -41,7 +42,7 @@ func (w *world) usual() setting {
 	return setting{decode: []string{w.engines["d0"].url(), w.engines["d1"].url()}, slots: slots}
 }
 
-func newWorld(o options, said io.Writer) (_ *world, err error) {
+func newWorld(o options, installed *vllm.Installation, said io.Writer) (_ *world, err error) {
 	w := &world{options: o, dir: o.keep, said: said}
 	if w.dir == "" {
 		w.dir, err = os.MkdirTemp("", "evenkeel-real-")
@@ -66,7 +67,7 @@ func newWorld(o options, said io.Writer) (_ *world, err error) {
 		"dp":    {port: w.at(14), side: w.at(68), flags: append(connector("kv_consumer"), "--data-parallel-size", "2")},
 	}
 	for name, e := range w.engines {
-		e.name, e.cache, e.log = name, w.cache, filepath.Join(w.dir, name+".log")
+		e.name, e.installed, e.log = name, installed, filepath.Join(w.dir, name+".log")
 	}
 	return w, w.portsFree()
 }
@@ -95,7 +96,7 @@ func (w *world) portsFree() error {
 func (w *world) need(ctx context.Context, names ...string) error {
 	began, missing := time.Now(), []string{}
 	for _, name := range names {
-		if e := w.engines[name]; !e.running() {
+		if e := w.engines[name]; !e.Running() {
 			if err := e.start(); err != nil {
 				return err
 			}
@@ -254,7 +255,7 @@ func (w *world) close(remove bool) error {
 	w.endProxy()
 	done := make(chan struct{})
 	for _, e := range w.engines {
-		go func() { e.end(); done <- struct{}{} }()
+		go func() { e.Stop(); done <- struct{}{} }()
 	}
 	for range w.engines {
 		<-done

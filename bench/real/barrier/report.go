@@ -107,28 +107,32 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
 func writeModels(out io.Writer, rounds [][]*run, law fit.Line) {
-	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens.\n\n", law.Intercept, 1e3*law.Slope)
-	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens. A step is that of the fullest rank's mean KV tokens in the same run, by vLLM's gauges.\n\n", law.Intercept, 1e3*law.Slope)
+	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
-		var c0, c1, r2, steps []float64
+		var c0, c1, step, r2, steps []float64
 		for _, round := range rounds {
 			m := round[i].model
 			r2, steps = append(r2, m.r2), append(steps, m.steps)
 			if m.known {
 				c0, c1 = append(c0, m.c0), append(c1, 1e3*m.c1)
+				top := round[i].Sample[engineTop]
+				step = append(step, off(m.c0+m.c1*top, law.At(top)))
 			}
 		}
 		fmt.Fprintf(out, "| `%s` | %d of %d |", r.policy, len(c0), len(rounds))
 		if len(c0) == 0 {
-			fmt.Fprint(out, " | | | |")
+			fmt.Fprint(out, " | | | | |")
 		} else {
-			off := func(v, want float64) float64 { return 100 * (v/want - 1) }
-			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% |", mean(c0), slices.Min(c0), slices.Max(c0),
-				mean(c1), slices.Min(c1), slices.Max(c1), off(mean(c0), law.Intercept), off(mean(c1), 1e3*law.Slope))
+			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", mean(c0), slices.Min(c0), slices.Max(c0),
+				mean(c1), slices.Min(c1), slices.Max(c1), off(mean(c0), law.Intercept), off(mean(c1), 1e3*law.Slope), mean(step))
 		}
 		fmt.Fprintf(out, " %.2f | %.0f |\n", mean(r2), mean(steps))
 	}
 }
+
+// off is how far a value is from what it should be, in %.
+func off(v, want float64) float64 { return 100 * (v/want - 1) }
 
 func summary(rounds [][]*run, policy int) report.Metrics {
 	samples := make([]report.Sample, len(rounds))

