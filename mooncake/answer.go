@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // Sentinels of ReadProbe.
@@ -159,7 +161,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 		return 0, false
 	}
 	flat, nested := 0, 0
-	for id := range Elements(ids) {
+	for id := range rawjson.Elements(ids) {
 		if id[0] != '[' {
 			flat++
 			if !isBlock(id) {
@@ -168,7 +170,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 			continue
 		}
 		nested++
-		for id := range Elements(id) {
+		for id := range rawjson.Elements(id) {
 			n++
 			if !isBlock(id) {
 				return 0, false
@@ -192,7 +194,7 @@ func isBlock(raw json.RawMessage) bool {
 
 func first(list json.RawMessage, ok bool) (json.RawMessage, bool) {
 	if ok {
-		for raw := range Elements(list) {
+		for raw := range rawjson.Elements(list) {
 			return raw, true
 		}
 	}
@@ -212,9 +214,7 @@ func text(b *Body, key string) (string, bool) {
 	if !ok || raw[0] != '"' {
 		return "", false
 	}
-	var s string
-	err := json.Unmarshal(raw, &s)
-	return s, err == nil
+	return rawjson.Unquote(raw), true
 }
 
 func number(b *Body, key string) (int, bool) {

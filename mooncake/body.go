@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+
+	"evenkeel/rawjson"
 )
 
 // Body is one JSON object, a client's request or an engine's answer: its text
@@ -28,38 +30,29 @@ type Member struct {
 	Value []byte
 }
 
+// maxMembers bounds what one small body can make us remember: six bytes of
+// input cost a whole member record.
+const maxMembers = 1024
+
 // ScanBody validates raw and finds its top-level members, in one pass. Beyond
 // what JSON itself forbids it refuses text that is not UTF-8, anything but an
-// object, more than maxDepth levels (0: DefaultMaxDepth) and more than 1024
-// members; every refusal is a *SyntaxError.
+// object, more than maxDepth levels (0: rawjson.DefaultMaxDepth) and more than 1024
+// members; every refusal is a *rawjson.SyntaxError.
 func ScanBody(raw []byte, maxDepth int) (Body, error) {
-	if maxDepth <= 0 {
-		maxDepth = DefaultMaxDepth
-	}
-	s := scanner{data: raw, maxDepth: maxDepth}
 	b := Body{raw: raw}
-	i := s.space(0)
-	if i >= len(raw) || raw[i] != '{' {
-		s.failAt(i, "'{'")
-		return Body{}, s.err
-	}
-	i = s.object(i, 1, func(from, key, keyEnd, val, valEnd, to int) int {
+	var err error
+	b.closing, err = rawjson.Scan(raw, maxDepth, func(at rawjson.Place) string {
 		if b.members == nil {
 			b.members = make([]member, 0, 16)
 		}
 		if len(b.members) == maxMembers {
-			return s.fail(key, fmt.Sprintf("more than %d keys", maxMembers))
+			return fmt.Sprintf("more than %d keys", maxMembers)
 		}
-		b.members = append(b.members, member{keyOf(raw[key:keyEnd]), from, to, val, valEnd})
-		return to
+		b.members = append(b.members, member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), at.From, at.To, at.Val, at.ValEnd})
+		return ""
 	})
-	if i < 0 {
-		return Body{}, s.err
-	}
-	b.closing = i - 1
-	if i = s.space(i); i < len(raw) {
-		s.fail(i, "more text after the closing '}'")
-		return Body{}, s.err
+	if err != nil {
+		return Body{}, err
 	}
 	return b, nil
 }

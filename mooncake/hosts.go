@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"evenkeel/rawjson"
 )
 
 // checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
@@ -32,7 +34,7 @@ type hostCheck struct {
 func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
-		for member, val := range Members(raw) {
+		for member, val := range rawjson.Members(raw) {
 			if slices.Contains(w.plain, member) {
 				continue
 			}
@@ -44,17 +46,13 @@ func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 			}
 		}
 	case '[':
-		for val := range Elements(raw) {
+		for val := range rawjson.Elements(raw) {
 			if err := w.value(key, val, address); err != nil {
 				return err
 			}
 		}
 	case '"':
-		var s string
-		if err := json.Unmarshal(raw, &s); err != nil {
-			return fmt.Errorf("%w: a string under %s cannot be read", ErrBadHandoff, shown(key))
-		}
-		return w.text(key, s, address)
+		return w.text(key, rawjson.Unquote(raw), address)
 	}
 	return nil
 }

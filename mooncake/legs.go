@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"evenkeel/rawjson"
 )
 
 // Endpoint is one of the two calls that are split into prefill and decode.
@@ -233,7 +235,7 @@ func (p *Profile) stopTokensSafe(b *Body) bool {
 		}
 		limit = math.MaxInt32
 	}
-	for raw := range Elements(ids) {
+	for raw := range rawjson.Elements(ids) {
 		if id, err := strconv.ParseInt(string(raw), 10, 64); err != nil || id < 0 || id >= limit {
 			return false
 		}

@@ -10,13 +10,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/rawjson"
 )
 
 func TestImportsArePure(t *testing.T) { // bodies that can reach the network or the clock cannot be reasoned about
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
 	pure := []string{
-		"bytes", "encoding/binary", "encoding/json", "errors", "fmt", "iter", "math", "math/bits", "net/netip", "slices", "strconv",
+		"bytes", "encoding/json", "errors", "evenkeel/rawjson", "fmt", "iter", "math", "net/netip", "slices", "strconv",
 		"strings", "sync/atomic", "time", "unicode/utf8",
 	}
 	require.Subset(t, pure, pkg.Imports, "let the caller do it and pass the value in")
@@ -74,7 +76,7 @@ func TestScanBody(t *testing.T) {
 				require.Equal(t, tc.raw, string(b.Raw()))
 				return
 			}
-			var syntax *SyntaxError
+			var syntax *rawjson.SyntaxError
 			require.ErrorAs(t, err, &syntax)
 			require.Equal(t, "invalid JSON at "+tc.err, err.Error())
 		})
@@ -91,7 +93,7 @@ func TestScanBodyFindsWhatIsSpecialAtEveryOffset(t *testing.T) { // strings are 
 			}
 			for _, bad := range []string{"\x00", "\x1f", "\n", "\x80", "\xff", `\q`, "\xc3"} {
 				_, err := ScanBody([]byte(`{"k":"`+pad+bad+rest+`","n":[]}`), 0)
-				var syntax *SyntaxError
+				var syntax *rawjson.SyntaxError
 				require.ErrorAs(t, err, &syntax, "%q after %d bytes, before %d", bad, before, after)
 				require.Equal(t, 6+before, syntax.Offset)
 			}
@@ -148,8 +150,8 @@ func FuzzScanBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		b, err := ScanBody(raw, 0)
 		trimmed := bytes.TrimLeft(raw, " \t\r\n")
-		want := json.Valid(raw) && bytes.HasPrefix(trimmed, []byte("{")) && utf8.Valid(raw) && depth(raw) <= DefaultMaxDepth
-		if want && errors.As(err, new(*SyntaxError)) && strings.Contains(err.Error(), "keys") {
+		want := json.Valid(raw) && bytes.HasPrefix(trimmed, []byte("{")) && utf8.Valid(raw) && depth(raw) <= rawjson.DefaultMaxDepth
+		if want && errors.As(err, new(*rawjson.SyntaxError)) && strings.Contains(err.Error(), "keys") {
 			return // the bound on members, which is ours
 		}
 		if (err == nil) != want {
@@ -177,7 +179,7 @@ func walk(t *testing.T, v json.RawMessage) {
 		var want []json.RawMessage
 		require.NoError(t, json.Unmarshal(v, &want))
 		i := 0
-		for e := range Elements(v) {
+		for e := range rawjson.Elements(v) {
 			require.Equal(t, string(want[i]), string(e))
 			walk(t, e)
 			i++
@@ -186,7 +188,7 @@ func walk(t *testing.T, v json.RawMessage) {
 	case '{':
 		want, got := map[string]json.RawMessage{}, map[string]string{}
 		require.NoError(t, json.Unmarshal(v, &want))
-		for key, e := range Members(v) {
+		for key, e := range rawjson.Members(v) {
 			got[key] = string(e)
 			walk(t, e)
 		}
@@ -195,10 +197,10 @@ func walk(t *testing.T, v json.RawMessage) {
 			require.Equal(t, string(want[key]), got[key])
 		}
 	default:
-		for range Elements(v) {
+		for range rawjson.Elements(v) {
 			t.Fatalf("%s has elements", v)
 		}
-		for range Members(v) {
+		for range rawjson.Members(v) {
 			t.Fatalf("%s has members", v)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"evenkeel/rawjson"
 )
 
 // ErrNoAnswer says that the stream held no event an answer could be made of.
@@ -39,7 +41,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 // Comments and [DONE] add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
-	if i := space(event, 0); i < len(event) && event[i] != '{' {
+	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' {
 		a.scratch = appendDataLines(a.scratch[:0], event)
 		data = a.scratch
 	}
@@ -49,29 +51,29 @@ func (a *Assembler) Add(event []byte) error {
 	if a.room -= len(data); a.room < 0 {
 		return ErrTooLarge
 	}
-	o := at(data, space(data, 0))
-	for o.next() {
-		o.pos = valueEnd(data, o.val)
-		if o.pos < 0 {
+	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(data, o.Val)
+		if o.Pos < 0 {
 			break
 		}
-		val := data[o.val:o.pos]
-		switch string(o.key) {
+		val := data[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "object":
 		case "choices":
-			if !a.addChoices(data, o.val) {
-				o.pos = -1
+			if !a.addChoices(data, o.Val) {
+				o.Pos = -1
 			}
 		case "usage":
-			if !isNull(val) {
+			if !rawjson.IsNull(val) {
 				a.usage, a.any = append(a.usage[:0], val...), true
 			}
 		default:
-			a.top.first(o.key, val)
+			a.top.first(o.Key, val)
 		}
 	}
 	switch {
-	case o.pos < 0:
+	case o.Pos < 0:
 		return fmt.Errorf("sse: assembling the answer: an event of the decode stream of %d bytes is not a JSON object with choices", len(data))
 	case a.top.full() || len(a.choices) > maxMembers:
 		return errMembers
@@ -84,31 +86,31 @@ func (a *Assembler) Add(event []byte) error {
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
 func (a *Assembler) addChoices(b []byte, i int) bool {
-	if isNull(b[i:]) {
+	if rawjson.IsNull(b[i:]) {
 		return true
 	}
-	list := elements(b, i)
-	for list.next() {
-		list.pos = a.addChoice(b, list.val)
+	list := rawjson.ArrayAt(b, i)
+	for list.Next() {
+		list.Pos = a.addChoice(b, list.Val)
 	}
-	return list.pos > 0
+	return list.Pos > 0
 }
 
 // addChoice takes one choice of one event; it returns its end.
 func (a *Assembler) addChoice(b []byte, i int) int {
 	index := 0
-	o := at(b, i)
-	for o.next() {
-		o.pos = valueEnd(b, o.val)
-		if n, ok := intAt(b, o.val, o.pos); ok && string(o.key) == "index" {
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {
 			index = n
 		}
 	}
-	if o.pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
+	if o.Pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
 		return -1
 	}
 	a.any = true
-	return o.pos
+	return o.Pos
 }
 
 func (a *Assembler) choice(index int) *choice {

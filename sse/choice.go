@@ -3,6 +3,8 @@ package sse
 import (
 	"slices"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // choice is one choice of an answer under construction.
@@ -20,36 +22,36 @@ type choice struct {
 
 // add takes a choice object of one event, at i in b.
 func (c *choice) add(b []byte, i int) bool {
-	o := at(b, i)
-	for o.next() {
-		o.pos = valueEnd(b, o.val)
-		val := b[o.val:o.pos]
-		switch string(o.key) {
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		val := b[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "index":
 		case "delta":
-			if !isNull(val) && !c.addDelta(b, o.val) {
+			if !rawjson.IsNull(val) && !c.addDelta(b, o.Val) {
 				return false
 			}
 		case "text":
 			c.addText(val)
 		case "logprobs":
 			c.hasProbs = true
-			if !isNull(val) && !c.addLogprobs(b, o.val) {
+			if !rawjson.IsNull(val) && !c.addLogprobs(b, o.Val) {
 				return false
 			}
 		case "finish_reason":
-			if !isNull(val) {
+			if !rawjson.IsNull(val) {
 				c.finish = append(c.finish[:0], val...)
 			}
 		case "token_ids":
-			c.rest.join(o.key, val)
+			c.rest.join(o.Key, val)
 		case "prompt_token_ids":
-			c.rest.first(o.key, val)
+			c.rest.first(o.Key, val)
 		default:
-			c.rest.last(o.key, val)
+			c.rest.last(o.Key, val)
 		}
 	}
-	return o.pos > 0 && !c.full()
+	return o.Pos > 0 && !c.full()
 }
 
 // full tells whether something of it has more members than it may.
@@ -68,49 +70,49 @@ func (c *choice) addText(val []byte) {
 }
 
 func (c *choice) addDelta(b []byte, i int) bool {
-	o := at(b, i)
-	for o.next() {
-		o.pos = valueEnd(b, o.val)
-		if o.pos < 0 {
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		if o.Pos < 0 {
 			return false
 		}
-		val := b[o.val:o.pos]
-		switch string(o.key) {
+		val := b[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "role":
-			c.message.first(o.key, val)
+			c.message.first(o.Key, val)
 		case "tool_calls":
-			if !isNull(val) && !c.tools.add(b, o.val) {
+			if !rawjson.IsNull(val) && !c.tools.add(b, o.Val) {
 				return false
 			}
 		case "function_call":
-			if !isNull(val) && !addFunction(&c.function, b, o.val) {
+			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return false
 			}
 		default: // content, reasoning by either name, refusal
 			if val[0] == '"' {
-				c.message.join(o.key, val)
+				c.message.join(o.Key, val)
 			} else {
-				c.message.last(o.key, val)
+				c.message.last(o.Key, val)
 			}
 		}
 	}
-	return o.pos > 0
+	return o.Pos > 0
 }
 
 // addLogprobs joins the arrays of both APIs: content and refusal of chat;
 // tokens, token_logprobs, top_logprobs and text_offset of completions.
 func (c *choice) addLogprobs(b []byte, i int) bool {
-	o := at(b, i)
-	for o.next() {
-		if o.pos = valueEnd(b, o.val); o.pos > 0 {
-			if val := b[o.val:o.pos]; val[0] == '[' {
-				c.logprobs.join(o.key, val)
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos > 0 {
+			if val := b[o.Val:o.Pos]; val[0] == '[' {
+				c.logprobs.join(o.Key, val)
 			} else {
-				c.logprobs.last(o.key, val)
+				c.logprobs.last(o.Key, val)
 			}
 		}
 	}
-	return o.pos > 0
+	return o.Pos > 0
 }
 
 func (c *choice) appendJSON(dst []byte, chat bool) []byte {
@@ -140,7 +142,7 @@ func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 
 func (c *choice) appendMessage(dst []byte) []byte {
 	dst = append(dst, `{"role":`...)
-	if role := c.message.find([]byte("role")); role != nil && !isNull(role.val) {
+	if role := c.message.find([]byte("role")); role != nil && !rawjson.IsNull(role.val) {
 		dst = append(dst, role.val...)
 	} else {
 		dst = append(dst, `"assistant"`...)
@@ -148,7 +150,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	dst = appendKey(dst, "content")
 	content := c.message.find([]byte("content"))
 	switch {
-	case content != nil && len(content.val) > len(`""`) && !isNull(content.val):
+	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val):
 		dst = append(dst, content.val...)
 	case c.saysOtherwise(): // an empty text beside a tool call or a refusal is no text
 		dst = append(dst, "null"...)
@@ -172,7 +174,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 // saysOtherwise tells whether the message says something that is not content.
 func (c *choice) saysOtherwise() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
-		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !isNull(f.val)
+		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)
 	})
 }
 
@@ -186,41 +188,41 @@ type call struct {
 }
 
 func (cs *calls) add(b []byte, i int) bool {
-	list := elements(b, i)
-	for list.next() {
-		list.pos = cs.addOne(b, list.val, list.n-1)
+	list := rawjson.ArrayAt(b, i)
+	for list.Next() {
+		list.Pos = cs.addOne(b, list.Val, list.N-1)
 	}
-	return list.pos > 0
+	return list.Pos > 0
 }
 
 // addOne takes one tool call's delta; without an index, its place in the list is
 // its index.
 func (cs *calls) addOne(b []byte, i, index int) int {
-	o := at(b, i)
-	for o.next() {
-		o.pos = valueEnd(b, o.val)
-		if n, ok := intAt(b, o.val, o.pos); ok && string(o.key) == "index" {
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {
 			index = n
 		}
 	}
-	end := o.pos
+	end := o.Pos
 	if end < 0 || len(*cs) > maxMembers {
 		return -1
 	}
 	c := cs.call(index)
-	for o = at(b, i); o.next(); {
-		o.pos = valueEnd(b, o.val)
-		val := b[o.val:o.pos]
-		switch string(o.key) {
+	for o = rawjson.ObjectAt(b, i); o.Next(); {
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		val := b[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "index": // an answer that is no stream has none
 		case "function":
-			if !isNull(val) && !addFunction(&c.function, b, o.val) {
+			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1
 			}
 		case "id", "type":
-			c.rest.first(o.key, val)
+			c.rest.first(o.Key, val)
 		default:
-			c.rest.last(o.key, val)
+			c.rest.last(o.Key, val)
 		}
 	}
 	if c.rest.full() || c.function.full() {
@@ -239,22 +241,22 @@ func (cs *calls) call(index int) *call {
 
 // addFunction keeps the first name and joins the arguments.
 func addFunction(fn *fields, b []byte, i int) bool {
-	o := at(b, i)
-	for o.next() {
-		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
 			return false
 		}
-		val := b[o.val:o.pos]
+		val := b[o.Val:o.Pos]
 		switch {
-		case string(o.key) == "name":
-			fn.first(o.key, val)
-		case string(o.key) == "arguments" && val[0] == '"':
-			fn.join(o.key, val)
+		case string(o.Key) == "name":
+			fn.first(o.Key, val)
+		case string(o.Key) == "arguments" && val[0] == '"':
+			fn.join(o.Key, val)
 		default:
-			fn.last(o.key, val)
+			fn.last(o.Key, val)
 		}
 	}
-	return o.pos > 0
+	return o.Pos > 0
 }
 
 func (cs calls) appendJSON(dst []byte) []byte {

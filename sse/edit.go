@@ -3,6 +3,8 @@ package sse
 import (
 	"bytes"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 type action uint8
@@ -34,7 +36,7 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 			if g.open != k.open {
 				g.open, g.n = k.open, 0
 			}
-			from, to = without(b, k, k.nth == g.n)
+			from, to = rawjson.Cut(b, k.comma, k.quote, k.end, k.nth == g.n)
 			g.n++
 		}
 		if !edited {
@@ -74,7 +76,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 			return keep
 		case !m.ask.Usage:
 			return remove
-		case isNull(old):
+		case rawjson.IsNull(old):
 			return keep
 		}
 		return null // what OpenAI sends before the final usage
@@ -121,7 +123,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		}
 		return put
 	case endValue: // of a leg whose answer goes on in another
-		if m.f.recomputed && !isNull(old) {
+		if m.f.recomputed && !rawjson.IsNull(old) {
 			return null
 		}
 		return keep
@@ -179,31 +181,19 @@ func (m *Mirror) appendCached(dst []byte, k *mark) []byte {
 // appendShifted appends a list of numbers, each with n more.
 func appendShifted(dst, list []byte, n int) []byte {
 	dst = append(dst, '[')
-	a := elements(list, 0)
-	for a.next() {
-		a.pos = valueEnd(list, a.val)
-		if a.n > 1 {
+	a := rawjson.ArrayAt(list, 0)
+	for a.Next() {
+		a.Pos = rawjson.ValueEnd(list, a.Val)
+		if a.N > 1 {
 			dst = append(dst, ',')
 		}
-		if v, ok := intAt(list, a.val, a.pos); ok {
+		if v, ok := rawjson.Int(list, a.Val, a.Pos); ok {
 			dst = strconv.AppendInt(dst, int64(v+n), 10)
-		} else if a.pos > 0 {
-			dst = append(dst, list[a.val:a.pos]...)
+		} else if a.Pos > 0 {
+			dst = append(dst, list[a.Val:a.Pos]...)
 		}
 	}
 	return append(dst, ']')
-}
-
-// without returns the span to cut for a member to be gone: with the comma before
-// it, or with the one behind it if it is the first of those that stay.
-func without(b []byte, k *mark, first bool) (from, to int) {
-	if !first {
-		return k.comma, k.end
-	}
-	if i := space(b, k.end); b[i] == ',' {
-		return k.quote, i + 1
-	}
-	return k.quote, k.end
 }
 
 // appendHead appends what stands before an event's data.

@@ -3,6 +3,8 @@ package sse
 import (
 	"slices"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // BlankLine ends an event, wherever it broke off.
@@ -21,14 +23,14 @@ type Usage struct {
 // for a stream that evenkeel puts together itself. Of details, the counts of
 // prompt_tokens_details, u has cached_tokens.
 func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, details map[string]int) []byte {
-	dst = appendString(append(dst, `data: {"id":`...), id)
+	dst = rawjson.AppendString(append(dst, `data: {"id":`...), id)
 	if chat {
 		dst = append(dst, `,"object":"chat.completion.chunk","created":`...)
 	} else {
 		dst = append(dst, `,"object":"text_completion","created":`...)
 	}
 	dst = strconv.AppendInt(dst, created, 10)
-	dst = appendString(append(dst, `,"model":`...), model)
+	dst = rawjson.AppendString(append(dst, `,"model":`...), model)
 	dst = append(dst, `,"choices":[],"usage":`...)
 	return append(u.appendJSON(dst, details), "}\n\n"...)
 }
@@ -52,7 +54,7 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	slices.Sort(keys)
 	for _, key := range keys {
 		if key != "cached_tokens" {
-			dst = append(appendString(append(dst, open...), key), ':')
+			dst = append(rawjson.AppendString(append(dst, open...), key), ':')
 			dst, open = strconv.AppendInt(dst, int64(details[key]), 10), ","
 		}
 	}
@@ -65,13 +67,13 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 // ErrorEvent appends the event that tells a client that its stream failed after
 // it began. Done has to follow it.
 func ErrorEvent(dst []byte, message, typ, code string) []byte {
-	dst = appendString(append(dst, `data: {"error":{"message":`...), message)
-	dst = appendString(append(dst, `,"type":`...), typ)
+	dst = rawjson.AppendString(append(dst, `data: {"error":{"message":`...), message)
+	dst = rawjson.AppendString(append(dst, `,"type":`...), typ)
 	dst = append(dst, `,"param":null,"code":`...)
 	if code == "" {
 		dst = append(dst, "null"...)
 	} else {
-		dst = appendString(dst, code)
+		dst = rawjson.AppendString(dst, code)
 	}
 	return append(dst, "}}\n\n"...)
 }

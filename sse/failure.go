@@ -3,6 +3,8 @@ package sse
 import (
 	"encoding/json"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // Failure is what an engine said when a stream failed. Fields it did not fill
@@ -33,7 +35,7 @@ func parseFailure(data []byte) Failure {
 	}
 	_ = json.Unmarshal(data, &top) // what cannot be read stays empty
 	fields := top.errorFields
-	if len(top.Error) > 0 && !isNull(top.Error) {
+	if len(top.Error) > 0 && !rawjson.IsNull(top.Error) {
 		fields = errorFields{}
 		if json.Unmarshal(top.Error, &fields) != nil {
 			_ = json.Unmarshal(top.Error, &fields.Message)
@@ -59,7 +61,7 @@ const clientGone = 499
 
 // errorCode takes the status from a numeric code, else from the type.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
-	if json.Unmarshal(raw, &code) != nil && !isNull(raw) {
+	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) {
 		code = string(raw)
 	}
 	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != clientGone {

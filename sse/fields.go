@@ -1,5 +1,7 @@
 package sse
 
+import "evenkeel/rawjson"
+
 // fields is a JSON object under construction: its members in the order they
 // were first seen, each value in its own buffer.
 type fields []field
@@ -25,7 +27,7 @@ func (fs *fields) first(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
 		fs.add(key, val)
-	case isNull(f.val):
+	case rawjson.IsNull(f.val):
 		f.val = append(f.val[:0], val...)
 	}
 }
@@ -35,7 +37,7 @@ func (fs *fields) last(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
 		fs.add(key, val)
-	case !isNull(val):
+	case !rawjson.IsNull(val):
 		f.val = append(f.val[:0], val...)
 	}
 }
@@ -50,7 +52,7 @@ func (fs *fields) join(key, val []byte) {
 	}
 	old := f.val
 	switch {
-	case isNull(val):
+	case rawjson.IsNull(val):
 	case len(old) > 1 && old[0] == '"' && val[0] == '"':
 		old = append(old[:len(old)-1], val[1:]...)
 		f.val = old
@@ -78,10 +80,10 @@ func (fs *fields) add(key, val []byte) {
 
 // joinArrays appends the elements of array b to array a.
 func joinArrays(a, b []byte) []byte {
-	switch first := space(b, 1); {
+	switch first := rawjson.Space(b, 1); {
 	case b[first] == ']':
 		return a
-	case a[space(a, 1)] == ']':
+	case a[rawjson.Space(a, 1)] == ']':
 		return append(a[:0], b...)
 	default:
 		return append(append(a[:len(a)-1], ','), b[first:]...)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/rawjson"
 )
 
 func seeds(f *testing.F) [][]byte {
@@ -118,28 +120,28 @@ func odd(b []byte) bool {
 		switch b[i] {
 		case '{':
 			keys := map[string]bool{}
-			for o := at(b, i); o.next(); o.pos = valueEnd(b, o.val) {
-				if keys[string(bytes.ToValidUTF8(o.key, []byte("?")))] || walk(o.val) {
+			for o := rawjson.ObjectAt(b, i); o.Next(); o.Pos = rawjson.ValueEnd(b, o.Val) {
+				if keys[string(bytes.ToValidUTF8(o.Key, []byte("?")))] || walk(o.Val) {
 					return true
 				}
-				keys[string(bytes.ToValidUTF8(o.key, []byte("?")))] = true
+				keys[string(bytes.ToValidUTF8(o.Key, []byte("?")))] = true
 			}
 		case '[':
-			for a := elements(b, i); a.next(); a.pos = valueEnd(b, a.val) {
-				if walk(a.val) {
+			for a := rawjson.ArrayAt(b, i); a.Next(); a.Pos = rawjson.ValueEnd(b, a.Val) {
+				if walk(a.Val) {
 					return true
 				}
 			}
 		}
 		return false
 	}
-	return walk(space(b, 0))
+	return walk(rawjson.Space(b, 0))
 }
 
 // counted tells whether a usage says how many tokens were generated.
 func counted(usage map[string]any) bool {
 	n, ok := usage["completion_tokens"].(json.Number)
-	_, counts := intAt([]byte(n), 0, len(n))
+	_, counts := rawjson.Int([]byte(n), 0, len(n))
 	return ok && counts
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // Part is one answer of a fan-out.
@@ -38,52 +40,52 @@ type merger struct {
 
 func (m *merger) add(p Part) error {
 	b, choices := p.JSON, false
-	o := at(b, space(b, 0))
-	for o.next() {
-		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
 			break
 		}
-		val := b[o.val:o.pos]
-		switch string(o.key) {
+		val := b[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "choices":
-			choices = m.addChoices(b, o.val)
+			choices = m.addChoices(b, o.Val)
 		case "usage":
 			if err := m.usage.add(val, p.PromptIndex); err != nil {
 				return err
 			}
 		default:
-			m.top.first(o.key, val)
+			m.top.first(o.Key, val)
 		}
 	}
-	if o.pos < 0 || !choices {
+	if o.Pos < 0 || !choices {
 		return fmt.Errorf("not an answer with choices, of %d bytes", len(b))
 	}
 	return nil
 }
 
 func (m *merger) addChoices(b []byte, i int) bool {
-	list := elements(b, i)
-	for list.next() {
+	list := rawjson.ArrayAt(b, i)
+	for list.Next() {
 		if m.n > 0 {
 			m.choices = append(m.choices, ',')
 		}
-		list.pos = m.addChoice(b, list.val)
+		list.Pos = m.addChoice(b, list.Val)
 		m.n++
 	}
-	return list.pos > 0
+	return list.Pos > 0
 }
 
 // addChoice copies a choice with its place in the merged answer as index.
 func (m *merger) addChoice(b []byte, i int) int {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.n), 10)
-	o := at(b, i)
-	for o.next() {
-		if o.pos = valueEnd(b, o.val); o.pos > 0 && string(o.key) != "index" {
-			m.choices = append(append(m.choices, ','), b[o.quote:o.pos]...)
+	o := rawjson.ObjectAt(b, i)
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos > 0 && string(o.Key) != "index" {
+			m.choices = append(append(m.choices, ','), b[o.Quote:o.Pos]...)
 		}
 	}
 	m.choices = append(m.choices, '}')
-	return o.pos
+	return o.Pos
 }
 
 func (m *merger) json() ([]byte, error) {
@@ -117,7 +119,7 @@ type usageSum struct {
 }
 
 func (s *usageSum) add(val []byte, prompt int) error {
-	if isNull(val) {
+	if rawjson.IsNull(val) {
 		return nil
 	}
 	var one struct {
@@ -147,16 +149,16 @@ func (s *usageSum) add(val []byte, prompt int) error {
 // addCounts leaves out what is no count: null, and what engines we do not know
 // yet say about tokens.
 func addCounts(sum *map[string]int, details []byte) {
-	o := at(details, 0)
-	for o.next() {
-		o.pos = valueEnd(details, o.val)
-		n, ok := intAt(details, o.val, o.pos)
+	o := rawjson.ObjectAt(details, 0)
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(details, o.Val)
+		n, ok := rawjson.Int(details, o.Val, o.Pos)
 		if !ok {
 			continue
 		}
 		if *sum == nil {
 			*sum = map[string]int{}
 		}
-		(*sum)[string(o.key)] += n
+		(*sum)[string(o.Key)] += n
 	}
 }

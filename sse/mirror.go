@@ -3,6 +3,8 @@ package sse
 import (
 	"errors"
 	"math"
+
+	"evenkeel/rawjson"
 )
 
 // Ask is what the client asked for, where it differs from what decode was asked,
@@ -103,7 +105,7 @@ func (m *Mirror) Reset(a Ask) {
 	}
 	switch {
 	case a.ID != nil:
-		id = appendString(id, a.ID)
+		id = rawjson.AppendString(id, a.ID)
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
@@ -283,15 +285,15 @@ func (m *Mirror) owe(data []byte) {
 	}
 	var usage []byte
 	m.owed = append(m.owed[:0], "data: {"...)
-	o := at(data, space(data, 0))
-	for o.next() {
-		o.pos = valueEnd(data, o.val)
-		switch string(o.key) {
+	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
+	for o.Next() {
+		o.Pos = rawjson.ValueEnd(data, o.Val)
+		switch string(o.Key) {
 		case "choices":
 		case "usage":
-			usage = data[o.val:o.pos]
+			usage = data[o.Val:o.Pos]
 		default:
-			m.owed = append(append(m.owed, data[o.quote:o.pos]...), ',')
+			m.owed = append(append(m.owed, data[o.Quote:o.Pos]...), ',')
 		}
 	}
 	m.owed = append(append(append(m.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)

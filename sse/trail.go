@@ -1,6 +1,10 @@
 package sse
 
-import "bytes"
+import (
+	"bytes"
+
+	"evenkeel/rawjson"
+)
 
 // Trail is what is kept of a leg so that another can go on with its answer.
 // The mirror adds what reaches the client, event by event; it
@@ -64,10 +68,10 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 		t.Head = readHead(b)
 	}
 	if f.idsAt > 0 {
-		ids := elements(b, f.idsAt)
-		for ids.next() {
-			ids.pos = valueEnd(b, ids.val)
-			id, ok := intAt(b, ids.val, ids.pos)
+		ids := rawjson.ArrayAt(b, f.idsAt)
+		for ids.Next() {
+			ids.Pos = rawjson.ValueEnd(b, ids.Val)
+			id, ok := rawjson.Int(b, ids.Val, ids.Pos)
 			t.Unread = t.Unread || !ok
 			t.IDs = append(t.IDs, int32(id))
 		}
@@ -96,13 +100,13 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 }
 
 func readHead(b []byte) (h Head) {
-	o := at(b, space(b, 0))
-	for o.next() {
-		if o.pos = valueEnd(b, o.val); o.pos < 0 {
+	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
 			break
 		}
-		val := b[o.val:o.pos]
-		switch string(o.key) {
+		val := b[o.Val:o.Pos]
+		switch string(o.Key) {
 		case "id":
 			h.ID = bytes.Clone(val)
 		case "created":
@@ -169,7 +173,7 @@ func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 		} else {
 			dst = append(dst, `{"index":0,"text":""`...)
 		}
-		dst = appendString(append(dst, `,"logprobs":null,"finish_reason":`...), finish)
+		dst = rawjson.AppendString(append(dst, `,"logprobs":null,"finish_reason":`...), finish)
 		dst = append(dst, `,"stop_reason":null}]}`+"\n\n"...)
 	}
 	dst = append(h.open(dst, chat), `],"usage":`...)

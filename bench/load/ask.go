@@ -7,6 +7,7 @@ import (
 
 	"evenkeel/bench/reftext"
 	"evenkeel/bench/trace"
+	"evenkeel/rawjson"
 )
 
 // ask is one request to be: what is sent and what must come.
@@ -106,9 +107,9 @@ func (c *Config) appendPrompt(dst []byte, a *ask) []byte {
 	return reftext.AppendPrompt(dst, own, left)
 }
 
-// appendBody appends the request as JSON. Prompts and models need no escape.
+// appendBody appends the request as JSON. Prompts need no escape.
 func (c *Config) appendBody(dst []byte, a *ask, model string, prompt []byte) []byte {
-	dst = append(strconv.AppendQuote(append(dst, `{"model":`...), model), ',')
+	dst = append(rawjson.AppendString(append(dst, `{"model":`...), model), ',')
 	if a.chat {
 		dst = append(append(append(dst, `"messages":[{"role":"user","content":"`...), prompt...), `"}],`...)
 	} else {

@@ -1,6 +1,11 @@
 package load
 
-import "unicode/utf8"
+import (
+	"bytes"
+	"fmt"
+
+	"evenkeel/rawjson"
+)
 
 // chunk is what the checks need of one event, or of a whole answer: its first
 // choice, its usage, its error. Slices point into the scanned bytes, or, where
@@ -19,122 +24,173 @@ type chunk struct {
 	kind       []byte // the error's type
 	code       []byte // the error's code, string or number
 
+	data        []byte
 	scratch     []byte
-	firstChoice bool // the scanner is inside it
+	firstChoice bool  // the scan is inside it
+	err         error // the first value of another type than it must have
 }
 
 type usage struct{ prompt, completion, total int }
 
-// scan replaces c by what data holds.
+// scan replaces c by what data holds. Keys are compared as they stand: one with
+// escapes is not ours.
 func (c *chunk) scan(data []byte) error {
-	*c = chunk{index: -1, scratch: c.scratch[:0]}
-	s := scanner{b: data}
-	s.space()
-	if s.peek() != '{' {
-		s.fail("not an object")
+	*c = chunk{data: data, index: -1, scratch: c.scratch[:0]}
+	if err := rawjson.Check(data, 0); err != nil {
+		return err
 	}
-	s.object(0, func(key []byte) { c.member(&s, key) })
-	s.space()
-	if s.err == nil && s.i < len(data) {
-		s.fail("bytes after the object")
-	}
-	if s.err == nil && !utf8.Valid(data) {
-		s.fail("not UTF-8")
-	}
-	if s.err != nil {
-		return s.err
-	}
-	return nil
+	c.members(nil, rawjson.Space(data, 0), c.member)
+	return c.err
 }
 
-func (c *chunk) member(s *scanner, key []byte) {
+// members hands over the members of the object at i; null is one without members.
+// Here and below what reads a value returns where it ends.
+func (c *chunk) members(key []byte, i int, member func(key []byte, i int) (end int)) int {
+	o := rawjson.ObjectAt(c.data, i)
+	if o.Pos < 0 {
+		return c.null(key, i, "an object")
+	}
+	for o.Next() {
+		o.Pos = member(o.Key, o.Val)
+	}
+	return o.Pos
+}
+
+func (c *chunk) member(key []byte, i int) (end int) {
 	switch string(key) {
 	case "id":
-		c.id = s.text(c)
+		return c.string(key, i, &c.id)
 	case "object":
-		c.object = s.text(c)
+		end = c.string(key, i, &c.object)
 		c.failed = c.failed || string(c.object) == "error"
+		return end
 	case "message": // of an error in the old shape
-		c.message = s.text(c)
+		return c.string(key, i, &c.message)
 	case "type":
-		c.kind = s.text(c)
+		return c.string(key, i, &c.kind)
 	case "code":
-		c.code = s.scalar(c)
+		return c.scalar(key, i, &c.code)
 	case "choices":
-		c.choices = 0
-		s.list(1, func(n int) {
-			c.choices = n + 1
-			c.firstChoice = n == 0
-			s.object(1, func(key []byte) { c.choice(s, key) })
-		})
+		list := rawjson.ArrayAt(c.data, i)
+		if list.Pos < 0 {
+			return c.null(key, i, "a list")
+		}
+		for list.Next() {
+			c.firstChoice = list.N == 1
+			list.Pos = c.members(key, list.Val, c.choice)
+		}
+		c.choices = list.N
+		return list.Pos
 	case "usage":
-		c.hasUsage = s.peek() == '{'
-		s.object(1, func(key []byte) { c.count(s, key) })
+		c.hasUsage = c.data[i] == '{'
+		return c.members(key, i, c.count)
 	case "error":
-		c.failed = c.failed || s.peek() != 'n'
-		if s.peek() == '"' {
-			c.message = s.text(c)
-			return
+		c.failed = c.failed || c.data[i] != 'n'
+		if c.data[i] == '"' {
+			return c.string(key, i, &c.message)
 		}
-		s.object(1, func(key []byte) { c.failure(s, key) })
-	default:
-		s.skip(1)
+		return c.members(key, i, c.failure)
 	}
+	return rawjson.ValueEnd(c.data, i)
 }
 
-func (c *chunk) choice(s *scanner, key []byte) {
-	if !c.firstChoice {
-		s.skip(2)
-		return
-	}
-	switch string(key) {
-	case "index":
-		c.index = s.number()
-	case "text":
-		c.text = s.text(c)
-	case "delta", "message":
-		s.object(2, func(key []byte) {
-			if string(key) == "content" {
-				c.text = s.text(c)
-			} else {
-				s.skip(3)
+func (c *chunk) choice(key []byte, i int) (end int) {
+	if c.firstChoice {
+		switch string(key) {
+		case "index":
+			return c.number(key, i, &c.index)
+		case "text":
+			return c.string(key, i, &c.text)
+		case "delta", "message":
+			return c.members(key, i, c.delta)
+		case "finish_reason":
+			return c.string(key, i, &c.finish)
+		case "stop_reason":
+			if c.data[i] == '"' {
+				return c.string(key, i, &c.stopReason)
 			}
-		})
-	case "finish_reason":
-		c.finish = s.text(c)
-	case "stop_reason":
-		if s.peek() == '"' {
-			c.stopReason = s.text(c)
-		} else {
-			s.skip(2)
 		}
-	default:
-		s.skip(2)
 	}
+	return rawjson.ValueEnd(c.data, i)
 }
 
-func (c *chunk) count(s *scanner, key []byte) {
+func (c *chunk) delta(key []byte, i int) (end int) {
+	if string(key) == "content" {
+		return c.string(key, i, &c.text)
+	}
+	return rawjson.ValueEnd(c.data, i)
+}
+
+func (c *chunk) count(key []byte, i int) (end int) {
 	switch string(key) {
 	case "prompt_tokens":
-		c.usage.prompt = s.number()
+		return c.number(key, i, &c.usage.prompt)
 	case "completion_tokens":
-		c.usage.completion = s.number()
+		return c.number(key, i, &c.usage.completion)
 	case "total_tokens":
-		c.usage.total = s.number()
-	default:
-		s.skip(2)
+		return c.number(key, i, &c.usage.total)
 	}
+	return rawjson.ValueEnd(c.data, i)
 }
 
-func (c *chunk) failure(s *scanner, key []byte) {
+func (c *chunk) failure(key []byte, i int) (end int) {
 	switch string(key) {
 	case "message":
-		c.message = s.text(c)
+		return c.string(key, i, &c.message)
 	case "type":
-		c.kind = s.text(c)
+		return c.string(key, i, &c.kind)
 	case "code":
-		c.code = s.scalar(c)
-	default:
-		s.skip(2)
+		return c.scalar(key, i, &c.code)
+	}
+	return rawjson.ValueEnd(c.data, i)
+}
+
+// string reads a string, nil if it is null.
+func (c *chunk) string(key []byte, i int, to *[]byte) (end int) {
+	if c.data[i] != '"' {
+		*to = nil
+		return c.null(key, i, "a string")
+	}
+	end = rawjson.StringEnd(c.data, i)
+	*to = c.data[i+1 : end-1]
+	if bytes.IndexByte(*to, '\\') >= 0 {
+		from := len(c.scratch)
+		c.scratch = rawjson.AppendUnescaped(c.scratch, *to)
+		*to = c.scratch[from:len(c.scratch):len(c.scratch)]
+	}
+	return end
+}
+
+// scalar reads a string, a number or null.
+func (c *chunk) scalar(key []byte, i int, to *[]byte) (end int) {
+	if v := c.data[i]; v == '-' || v >= '0' && v <= '9' {
+		end = rawjson.ValueEnd(c.data, i)
+		*to = c.data[i:end]
+		return end
+	}
+	return c.string(key, i, to)
+}
+
+// number reads a count: a whole number that is not negative.
+func (c *chunk) number(key []byte, i int, to *int) (end int) {
+	end = rawjson.ValueEnd(c.data, i)
+	var ok bool
+	if *to, ok = rawjson.Int(c.data, i, end); !ok {
+		c.wrong(key, "a count")
+	}
+	return end
+}
+
+// null reads a value that may only be null.
+func (c *chunk) null(key []byte, i int, want string) (end int) {
+	if c.data[i] != 'n' {
+		c.wrong(key, want)
+	}
+	return rawjson.ValueEnd(c.data, i)
+}
+
+func (c *chunk) wrong(key []byte, want string) {
+	if c.err == nil {
+		c.err = fmt.Errorf("%q is not %s", key, want)
 	}
 }

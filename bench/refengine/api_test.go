@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/reftext"
+	"evenkeel/rawjson"
 )
 
 func TestAnswersWithoutStream(t *testing.T) {
@@ -232,7 +233,7 @@ func TestWhereAnAnswerStops(t *testing.T) {
 	}
 }
 
-func quoted(s string) string { return `"` + string(appendEscaped(nil, s)) + `"` }
+func quoted(s string) string { return `"` + string(rawjson.AppendEscaped(nil, s)) + `"` }
 
 func TestBadRequestsAreRefused(t *testing.T) {
 	e := start(t, Config{MaxModelLen: 1000, MaxBody: 10_000, KVTokens: 512})

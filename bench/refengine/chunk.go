@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"evenkeel/bench/reftext"
+	"evenkeel/rawjson"
 )
 
 // writer holds the parts of a request's JSON that do not change from chunk to chunk.
@@ -33,10 +34,10 @@ func newWriter(cfg Config, r *request) writer {
 }
 
 func (w *writer) appendHead(dst []byte, r *request, object string) []byte {
-	dst = append(appendEscaped(append(dst, `{"id":"`...), r.id), `","object":"`...)
+	dst = append(rawjson.AppendEscaped(append(dst, `{"id":"`...), r.id), `","object":"`...)
 	dst = append(append(dst, object...), `","created":`...)
 	dst = append(strconv.AppendInt(dst, w.created, 10), `,"model":"`...)
-	return append(appendEscaped(dst, w.model), `","choices":[`...)
+	return append(rawjson.AppendEscaped(dst, w.model), `","choices":[`...)
 }
 
 func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n), 10) }
@@ -104,7 +105,7 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 		dst = append(dst, `{"index":0,"delta":{"content":"`...)
 	}
 	if a.r.echo && a.sent == 0 { // the prompt's text stands before the first token's
-		dst = appendEscaped(dst, a.r.echoText)
+		dst = rawjson.AppendEscaped(dst, a.r.echoText)
 	}
 	if !reasoning || !a.r.hideReasoning {
 		dst = a.appendText(dst, a.sent, to)
@@ -155,7 +156,7 @@ func (a *answer) appendText(dst []byte, from, to int) []byte {
 		if from > 0 {
 			start = a.visible(from)
 		}
-		return appendEscaped(dst, a.text[start:a.visible(to)])
+		return rawjson.AppendEscaped(dst, a.text[start:a.visible(to)])
 	}
 	for i := from; i < to; i++ {
 		if a.breaks && a.rule.Fault == Recomputed && a.rule.Text && i == a.rule.AfterTokens-1 {
@@ -199,11 +200,11 @@ func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byt
 	if a.r.chat {
 		dst = append(dst, `{"index":0,"delta":{`...)
 		if text != "" {
-			dst = append(appendEscaped(append(dst, `"content":"`...), text), '"')
+			dst = append(rawjson.AppendEscaped(append(dst, `"content":"`...), text), '"')
 		}
 		dst = append(dst, `},"logprobs":null`...)
 	} else {
-		dst = append(appendEscaped(append(dst, `{"index":0,"text":"`...), text), `","logprobs":null`...)
+		dst = append(rawjson.AppendEscaped(append(dst, `{"index":0,"text":"`...), text), `","logprobs":null`...)
 	}
 	dst = a.appendReason(dst, finish, stopReason, true)
 	if !a.r.chat {
@@ -215,8 +216,8 @@ func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byt
 
 func (a *answer) appendToolHead(dst []byte) []byte {
 	dst = append(append(dst, a.head...), `{"index":0,"delta":{"content":null,"tool_calls":[{"index":0,"id":"call_`...)
-	dst = append(appendEscaped(dst, a.r.id), `","type":"function","function":{"name":"`...)
-	dst = append(appendEscaped(dst, a.r.tool), `"}}]},"logprobs":null,"finish_reason":null,`...)
+	dst = append(rawjson.AppendEscaped(dst, a.r.id), `","type":"function","function":{"name":"`...)
+	dst = append(rawjson.AppendEscaped(dst, a.r.tool), `"}}]},"logprobs":null,"finish_reason":null,`...)
 	dst = append(a.appendIDs(dst, a.sent, a.sent), "}]"...)
 	return a.endChunk(dst, a.sent)
 }
@@ -241,7 +242,7 @@ func (a *answer) appendArguments(dst []byte, from, to int, last bool) []byte {
 		s = append(s, reftext.ToolSuffix...)
 	}
 	a.scratch = s
-	return appendEscaped(dst, string(s))
+	return rawjson.AppendEscaped(dst, string(s))
 }
 
 // appendLogprobs tells probabilities that are made up but the same every time.

@@ -3,6 +3,8 @@ package refengine
 import (
 	"fmt"
 	"strconv"
+
+	"evenkeel/rawjson"
 )
 
 // ErrorShape is how an error body looks (contract 9).
@@ -60,11 +62,11 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 	switch shape {
 	case ShapeOld:
 		body = append(body, `{"object":"error","message":"`...)
-		body = appendEscaped(body, e.message)
+		body = rawjson.AppendEscaped(body, e.message)
 		return append(e.appendRest(body, python), '}'), typeJSON
 	case ShapeRust:
 		body = append(body, `{"error":{"message":"`...)
-		body = appendEscaped(body, e.message)
+		body = rawjson.AppendEscaped(body, e.message)
 		kind := "invalid_request_error"
 		if e.status >= 500 {
 			kind = "server_error"
@@ -72,14 +74,14 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 		body = append(append(append(body, `","type":"`...), kind...), `","param":null,"code":"`...)
 		return append(append(body, rust...), `"}}`...), typeJSON
 	case ShapeFastAPI:
-		return append(appendEscaped(append(body, `{"detail":"`...), e.message), `"}`...), typeJSON
+		return append(rawjson.AppendEscaped(append(body, `{"detail":"`...), e.message), `"}`...), typeJSON
 	case ShapeText:
 		return append(body, e.message...), "text/plain; charset=utf-8"
 	case ShapeHTML:
 		return append(append(append(body, "<html><body><h1>"...), e.message...), "</h1></body></html>\n"...), "text/html"
 	}
 	body = append(body, `{"error":{"message":"`...)
-	body = appendEscaped(body, e.message)
+	body = rawjson.AppendEscaped(body, e.message)
 	return append(e.appendRest(body, python), "}}"...), typeJSON
 }
 
@@ -89,24 +91,7 @@ func (e *apiError) appendRest(dst []byte, kind string) []byte {
 	if e.param == "" {
 		dst = append(dst, "null"...)
 	} else {
-		dst = append(appendEscaped(append(dst, '"'), e.param), '"')
+		dst = append(rawjson.AppendEscaped(append(dst, '"'), e.param), '"')
 	}
 	return strconv.AppendInt(append(dst, `,"code":`...), int64(e.status), 10)
-}
-
-// appendEscaped appends s as it stands inside a JSON string.
-func appendEscaped(dst []byte, s string) []byte {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
-			dst = append(dst, '\\', c)
-		case c == '\n':
-			dst = append(dst, '\\', 'n')
-		case c < 0x20:
-			dst = fmt.Appendf(dst, `\u%04x`, c)
-		default:
-			dst = append(dst, c)
-		}
-	}
-	return dst
 }

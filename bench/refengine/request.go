@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"evenkeel/bench/reftext"
+	"evenkeel/rawjson"
 )
 
 // request is a chat or completion request, checked as strictly as an engine does.
@@ -369,7 +370,7 @@ func (p *plan) stopAt(stops []string, least int) {
 			first := max(0, before-len(s)+1) // a match must end in this token
 			if at := strings.Index(string(text[first:]), s); at >= 0 && i+1 >= least {
 				p.want, p.finish, p.text = i+1, "stop", string(text[:first+at])
-				p.stopReason = `"` + string(appendEscaped(nil, s)) + `"`
+				p.stopReason = `"` + string(rawjson.AppendEscaped(nil, s)) + `"`
 				return
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"evenkeel/rawjson"
 )
 
 // Step is one step of a decode group.
@@ -122,7 +124,7 @@ func (t *stepTrace) add(step int64, start time.Time, loads []RankLoad) {
 func appendTrace(dst []byte, group string, ms float64, step int64, loads []RankLoad) []byte {
 	for rank, load := range loads {
 		dst = strconv.AppendFloat(append(dst, `{"t_ms":`...), ms, 'f', 3, 64)
-		dst = appendEscaped(append(dst, `,"group":"`...), group)
+		dst = rawjson.AppendEscaped(append(dst, `,"group":"`...), group)
 		dst = appendInt(append(dst, `","rank":`...), rank)
 		dst = strconv.AppendInt(append(dst, `,"step":`...), step, 10)
 		dst = appendInt(append(dst, `,"running":`...), load.Running)

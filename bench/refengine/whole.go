@@ -3,6 +3,8 @@ package refengine
 import (
 	"encoding/json"
 	"fmt"
+
+	"evenkeel/rawjson"
 )
 
 // appendWhole is the answer of n tokens to a request that does not stream.
@@ -17,7 +19,7 @@ func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, hando
 	} else {
 		dst = append(dst, `"text":"`...)
 		if a.r.echo {
-			dst = appendEscaped(dst, a.r.echoText)
+			dst = rawjson.AppendEscaped(dst, a.r.echoText)
 		}
 		dst = append(a.appendText(dst, 0, n), '"')
 	}
@@ -63,8 +65,8 @@ func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
 	}
 	dst = append(dst, `","refusal":null,"annotations":null,"audio":null,"function_call":null`...)
 	if a.r.tool != "" {
-		dst = append(appendEscaped(append(dst, `,"tool_calls":[{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
-		dst = append(appendEscaped(dst, a.r.tool), `","arguments":"`...)
+		dst = append(rawjson.AppendEscaped(append(dst, `,"tool_calls":[{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
+		dst = append(rawjson.AppendEscaped(dst, a.r.tool), `","arguments":"`...)
 		dst = append(a.appendArguments(dst, thought, n, finish == "tool_calls"), `"}}]`...)
 	}
 	if thought <= 0 || a.r.hideReasoning {

@@ -16,8 +16,9 @@ import (
 // import. A folder stands for what is below it unless that has a row of its
 // own. Arrows never turn back.
 var mayImport = map[string][]string{
-	"sse":               {},
-	"mooncake":          {},
+	"rawjson":           {},
+	"sse":               {"rawjson"},
+	"mooncake":          {"rawjson"},
 	"predictor":         {},
 	"dispatcher/subset": {},
 	"dispatcher/policy": {"dispatcher/subset"},
@@ -28,7 +29,7 @@ var mayImport = map[string][]string{
 	"engine/discover":   {"engine/discover"}, // its sources are below it
 	"prefill":           {"prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
 	"prefill/policy":    {},
-	"prefill/index":     {"mooncake"},
+	"prefill/index":     {"rawjson"},
 	"prefill/local":     {"prefill", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":  {"prefill/index"},
 	"lease":             {},
@@ -42,7 +43,7 @@ var mayImport = map[string][]string{
 	"gateway/edge":      {},
 	"gateway/files":     {},
 	"gateway/keys":      {},
-	"gateway/openai":    {"mooncake"},
+	"gateway/openai":    {"mooncake", "rawjson"},
 	"gateway/receipt":   {},
 	"gateway/tracing":   {},
 	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
@@ -52,13 +53,13 @@ var mayImport = map[string][]string{
 	"gateway/live":      {"gateway", "gateway/openai", "gateway/receipt", "dispatcher", "engine/discover", "prefill"},
 	"gateway/top":       {"gateway/live"},
 	"gateway/admin":     {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake"},
+	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson"},
 	"docs/book":         {},
 	"cmd":               {"*"},
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

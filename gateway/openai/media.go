@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"evenkeel/mooncake"
+	"evenkeel/rawjson"
 )
 
 // content checks the parts of a message. Both engines fetch a media URL, from
@@ -22,7 +22,7 @@ func (p *parser) content(v json.RawMessage) *Error {
 		return nil
 	}
 	n := 0
-	for part := range mooncake.Elements(v) {
+	for part := range rawjson.Elements(v) {
 		if isObject(part) {
 			if e := p.part(part); e != nil {
 				return e.within(fmt.Sprintf("[%d].", n))
@@ -43,7 +43,7 @@ var partTypes = []string{
 func (p *parser) part(part json.RawMessage) *Error {
 	named, kind, media := false, "", ""
 	var strange *Error // said if no key says more
-	for key, v := range mooncake.Members(part) {
+	for key, v := range rawjson.Members(part) {
 		switch key {
 		case "type":
 			if isNull(v) {
@@ -52,7 +52,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if !isString(v) {
 				return wrong(key, v, isString, "a string")
 			}
-			if kind = unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // all of them: a parser may take either of two
+			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // all of them: a parser may take either of two
 				strange = bad(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
@@ -90,7 +90,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 	if named {
 		// vLLM finds a medium in its cache by this name alone, whichever client gave it: one
 		// client could name another's. Without it the medium is known by its content.
-		mooncake.Blank(part, func(key string) bool { return key == "uuid" })
+		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 		return wrong(key, v, isObject, "an object with a url, or a URL")
 	}
 	found := false
-	for inner, u := range mooncake.Members(v) {
+	for inner, u := range rawjson.Members(v) {
 		if inner != "url" { // all of them: a parser may take either of two
 			continue
 		}
@@ -128,7 +128,7 @@ func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 		p.mediaBytes += len(v)
 		return nil
 	}
-	if !p.allowed(unquote(v)) {
+	if !p.allowed(rawjson.Unquote(v)) {
 		return bad(CodeInvalidValue, param, "media must come as a data: URL%s", p.orFrom())
 	}
 	return nil

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"evenkeel/mooncake"
+	"evenkeel/rawjson"
 )
 
 // messages checks the turns of a chat as far as we act on them: their media.
@@ -13,11 +13,11 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 		return wrong(key, v, isArray, "a list of messages")
 	}
 	n := 0
-	for message := range mooncake.Elements(v) {
+	for message := range rawjson.Elements(v) {
 		if !isObject(message) {
 			return wrong(fmt.Sprintf("%s[%d]", key, n), message, isObject, "a message object")
 		}
-		for field, content := range mooncake.Members(message) {
+		for field, content := range rawjson.Members(message) {
 			if field != "content" { // all of them: a parser may take either of two
 				continue
 			}
@@ -57,7 +57,7 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	}
 	shape, n, tokens := listUnknown, 0, 0
 	var prompts []json.RawMessage
-	for item := range mooncake.Elements(v) {
+	for item := range rawjson.Elements(v) {
 		is := listTokens
 		switch {
 		case isString(item):

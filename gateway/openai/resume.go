@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"evenkeel/mooncake"
+	"evenkeel/rawjson"
 )
 
 // Unresumable tells whether a request asks for something an engine could not
@@ -21,7 +22,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 				return true
 			}
 		case "response_format":
-			for inner, kind := range mooncake.Members(v) {
+			for inner, kind := range rawjson.Members(v) {
 				if inner == "type" && string(kind) != `"text"` {
 					return true
 				}
@@ -56,14 +57,14 @@ func HasMedia(b *mooncake.Body, ep mooncake.Endpoint) bool {
 	if !ok || ep != mooncake.Chat {
 		return false
 	}
-	for message := range mooncake.Elements(messages) {
-		for field, content := range mooncake.Members(message) {
+	for message := range rawjson.Elements(messages) {
+		for field, content := range rawjson.Members(message) {
 			if field != "content" || !isArray(content) {
 				continue
 			}
-			for part := range mooncake.Elements(content) {
+			for part := range rawjson.Elements(content) {
 				text := false
-				for key, kind := range mooncake.Members(part) {
+				for key, kind := range rawjson.Members(part) {
 					text = text || key == "type" && string(kind) == `"text"`
 				}
 				if !text && !isString(part) {

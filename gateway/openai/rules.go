@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"evenkeel/mooncake"
+	"evenkeel/rawjson"
 )
 
 // rule checks the value of a key and notes what the request needs from it.
@@ -155,7 +156,7 @@ func stringList(most int, alone bool) rule {
 			return wrong(key, v, isArray, want)
 		}
 		n := 0
-		for s := range mooncake.Elements(v) {
+		for s := range rawjson.Elements(v) {
 			n++
 			if !isString(s) || len(s) == len(`""`) {
 				return wrong(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
@@ -189,7 +190,7 @@ func tokenIDs(most int, note func(p *parser, n int)) rule {
 
 // tokens counts a list of token ids and checks that each is in the vocabulary.
 func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
-	for id := range mooncake.Elements(list) {
+	for id := range rawjson.Elements(list) {
 		if !p.isToken(id) {
 			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
 		}
@@ -217,7 +218,7 @@ func model(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrong(key, v, isString, "the name of a model")
 	}
-	p.req.Model = unquote(v)
+	p.req.Model = rawjson.Unquote(v)
 	return nil
 }
 
@@ -227,7 +228,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	}
 	p.streamOptions = true
 	seen := map[string]bool{}
-	for inner, v := range mooncake.Members(v) {
+	for inner, v := range rawjson.Members(v) {
 		var field *bool
 		switch inner {
 		case "include_usage":
@@ -267,7 +268,7 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 		return wrong(key, v, isObject, "an object")
 	}
 	n := 0
-	for id, bias := range mooncake.Members(v) {
+	for id, bias := range rawjson.Members(v) {
 		if !isDigits(id) || !p.isToken(json.RawMessage(id)) {
 			return bad(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
 		}
@@ -288,7 +289,7 @@ var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *
 	if !isObject(v) {
 		return wrong(key, v, isObject, "an object")
 	}
-	for inner, arg := range mooncake.Members(v) {
+	for inner, arg := range rawjson.Members(v) {
 		if inner == "chat_template" {
 			if e := chatTemplate(p, key+"."+inner, arg); e != nil {
 				return e

@@ -50,12 +50,6 @@ func number(v json.RawMessage, lo, hi float64) bool {
 	return err == nil && f >= lo && f <= hi
 }
 
-func unquote(v json.RawMessage) string {
-	var s string
-	_ = json.Unmarshal(v, &s) // the scanner has validated it
-	return s
-}
-
 // wrong says that v is of another type than it must be, or out of range.
 func wrong(param string, v json.RawMessage, hasType func(json.RawMessage) bool, want string) *Error {
 	code := CodeInvalidType

@@ -1,17 +1,15 @@
 package index
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"math/bits"
 	"strconv"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/cespare/xxhash/v2"
 
-	"evenkeel/mooncake"
+	"evenkeel/rawjson"
 )
 
 // The rendering of a chat: its tools, then its messages, each ended by a
@@ -32,12 +30,12 @@ type Text struct {
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, h.blockBytes())
 	if len(tools) > 0 && tools[0] == '[' {
-		for tool := range mooncake.Elements(tools) {
+		for tool := range rawjson.Elements(tools) {
 			h.compact(tool)
 			h.writeByte(separator)
 		}
 	}
-	for message := range mooncake.Elements(messages) {
+	for message := range rawjson.Elements(messages) {
 		h.message(message)
 	}
 	return h.text()
@@ -67,7 +65,7 @@ func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
 // members. Reasoning is left out: templates drop that of earlier turns.
 func (h *Hasher) message(message json.RawMessage) {
 	var role, name, id, content, calls json.RawMessage
-	for key, value := range mooncake.Members(message) {
+	for key, value := range rawjson.Members(message) {
 		switch key {
 		case "role":
 			role = value
@@ -111,7 +109,7 @@ func (h *Hasher) content(content json.RawMessage) {
 		h.unquote(content)
 	case '[':
 		first := true
-		for part := range mooncake.Elements(content) {
+		for part := range rawjson.Elements(content) {
 			if !first {
 				h.writeByte('\n')
 			}
@@ -129,7 +127,7 @@ func (h *Hasher) part(part json.RawMessage) {
 		return
 	}
 	text, plain := json.RawMessage(nil), true
-	for key, value := range mooncake.Members(part) {
+	for key, value := range rawjson.Members(part) {
 		switch key {
 		case "text", "refusal":
 			text = value
@@ -189,49 +187,14 @@ func (h *Hasher) unquote(quoted json.RawMessage) {
 
 // escape writes what the escape at the start of text means and returns the rest.
 func (h *Hasher) escape(text []byte) []byte {
-	c := text[1]
-	switch c {
-	case 'n':
-		c = '\n'
-	case 't':
-		c = '\t'
-	case 'r':
-		c = '\r'
-	case 'b':
-		c = '\b'
-	case 'f':
-		c = '\f'
-	case 'u':
-		r, n := codePoint(text), 6
-		if utf16.IsSurrogate(r) {
-			if low := codePoint(text[6:]); utf16.DecodeRune(r, low) != utf8.RuneError {
-				r, n = utf16.DecodeRune(r, low), 12
-			}
-		}
-		var buf [utf8.UTFMax]byte
-		h.write(buf[:utf8.EncodeRune(buf[:], r)])
-		return text[n:]
+	if c := rawjson.Escaped(text[1]); c != 0 {
+		h.writeByte(c)
+		return text[2:]
 	}
-	h.writeByte(c)
-	return text[2:]
-}
-
-// codePoint reads the \uXXXX at the start of text, -1 if there is none.
-func codePoint(text []byte) rune {
-	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
-		return -1
-	}
-	r := rune(0)
-	for _, c := range text[2:6] {
-		switch {
-		case c <= '9':
-			c -= '0'
-		default:
-			c = c&^0x20 - 'A' + 10
-		}
-		r = r<<4 | rune(c)
-	}
-	return r
+	r, n := rawjson.CodePoint(text)
+	var buf [utf8.UTFMax]byte
+	h.write(buf[:utf8.EncodeRune(buf[:], r)])
+	return text[n:]
 }
 
 // compact writes valid JSON without the white space between its parts.
@@ -241,27 +204,12 @@ func (h *Hasher) compact(value json.RawMessage) {
 		case ' ', '\t', '\r', '\n':
 			value = value[1:]
 		case '"':
-			end := stringEnd(value)
+			end := rawjson.StringEnd(value, 0)
 			h.write(value[:end])
 			value = value[end:]
 		default:
 			h.writeByte(c)
 			value = value[1:]
-		}
-	}
-}
-
-// stringEnd is where the valid string at the start of text ends.
-func stringEnd(text []byte) int {
-	for i := 1; ; {
-		end := i + bytes.IndexByte(text[i:], '"')
-		slashes := 0
-		for text[end-1-slashes] == '\\' {
-			slashes++
-		}
-		i = end + 1
-		if slashes%2 == 0 {
-			return i
 		}
 	}
 }
@@ -273,7 +221,7 @@ func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 		return dst, false
 	}
 	ids = dst
-	for element := range mooncake.Elements(prompt) {
+	for element := range rawjson.Elements(prompt) {
 		id, err := strconv.ParseInt(string(element), 10, 32) // does not allocate: the text does not escape
 		if err != nil || id < 0 {
 			return dst, false

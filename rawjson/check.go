@@ -1,4 +1,4 @@
-package mooncake
+package rawjson
 
 import (
 	"encoding/binary"
@@ -10,11 +10,7 @@ import (
 // DefaultMaxDepth is how deep objects and arrays may nest.
 const DefaultMaxDepth = 64
 
-// maxMembers bounds what one small body can make us remember: six bytes of
-// input cost a whole member record.
-const maxMembers = 1024
-
-// SyntaxError says where a body stops being the JSON we accept.
+// SyntaxError says where a text stops being the JSON we accept.
 type SyntaxError struct {
 	Offset int
 	Msg    string
@@ -22,6 +18,42 @@ type SyntaxError struct {
 
 func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Msg)
+}
+
+// Place is where a member stands in an object: where its text begins and ends
+// (white space around it included), and where its key and its value do.
+type Place struct{ From, Key, KeyEnd, Val, ValEnd, To int }
+
+// Check validates a text that is one object. Beyond what JSON itself forbids it
+// refuses text that is not UTF-8 and more than maxDepth levels (0:
+// DefaultMaxDepth). Every refusal is a *SyntaxError.
+func Check(text []byte, maxDepth int) error {
+	_, err := Scan(text, maxDepth, nil)
+	return err
+}
+
+// Scan is Check that hands each member of the object to found, if it is not nil,
+// and returns where its closing '}' stands. A found that returns words refuses
+// the object at that member's key.
+func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closing int, err error) {
+	if maxDepth <= 0 {
+		maxDepth = DefaultMaxDepth
+	}
+	s := scanner{data: text, maxDepth: maxDepth}
+	i := Space(text, 0)
+	if i >= len(text) || text[i] != '{' {
+		s.failAt(i, "'{'")
+		return -1, s.err
+	}
+	if i = s.object(i, 1, found); i < 0 {
+		return -1, s.err
+	}
+	closing = i - 1
+	if i = Space(text, i); i < len(text) {
+		s.fail(i, "more text after the closing '}'")
+		return -1, s.err
+	}
+	return closing, nil
 }
 
 // scanner validates JSON in one pass. Its methods take the index where
@@ -50,34 +82,22 @@ func (s *scanner) failAt(i int, want string) int {
 // Classes of bytes outside strings.
 const (
 	classOther = iota
-	classSpace
 	classQuote
 	classOpen // { or [
 	classNumber
 	classLiteral
-	classClose // } or ]
 )
 
 var class = func() (t [256]uint8) {
-	for _, c := range " \t\r\n" {
-		t[c] = classSpace
-	}
 	for _, c := range "-0123456789" {
 		t[c] = classNumber
 	}
 	for _, c := range "tfn" {
 		t[c] = classLiteral
 	}
-	t['"'], t['{'], t['['], t['}'], t[']'] = classQuote, classOpen, classOpen, classClose, classClose
+	t['"'], t['{'], t['['] = classQuote, classOpen, classOpen
 	return t
 }()
-
-func (s *scanner) space(i int) int {
-	for i < len(s.data) && class[s.data[i]] == classSpace {
-		i++
-	}
-	return i
-}
 
 // value scans the value that starts at i, inside depth open containers.
 func (s *scanner) value(i, depth int) int {
@@ -107,7 +127,7 @@ func (s *scanner) value(i, depth int) int {
 }
 
 func (s *scanner) array(i, depth int) int {
-	i = s.space(i + 1)
+	i = Space(s.data, i+1)
 	if i < len(s.data) && s.data[i] == ']' {
 		return i + 1
 	}
@@ -115,10 +135,10 @@ func (s *scanner) array(i, depth int) int {
 		if i = s.value(i, depth); i < 0 {
 			return -1
 		}
-		i = s.space(i)
+		i = Space(s.data, i)
 		switch {
 		case i < len(s.data) && s.data[i] == ',':
-			i = s.space(i + 1)
+			i = Space(s.data, i+1)
 		case i < len(s.data) && s.data[i] == ']':
 			return i + 1
 		default:
@@ -127,12 +147,10 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// object scans an object and, for the outermost one, hands every member to
-// record: where its text begins and ends (white space around it included),
-// and where its key and its value do.
-func (s *scanner) object(i, depth int, record func(from, key, keyEnd, val, valEnd, to int) int) int {
+// object scans an object and hands its members to found, if it is not nil.
+func (s *scanner) object(i, depth int, found func(Place) string) int {
 	from := i + 1
-	i = s.space(from)
+	i = Space(s.data, from)
 	if i < len(s.data) && s.data[i] == '}' {
 		return i + 1
 	}
@@ -145,26 +163,28 @@ func (s *scanner) object(i, depth int, record func(from, key, keyEnd, val, valEn
 		if keyEnd < 0 {
 			return -1
 		}
-		if i = s.space(keyEnd); i >= len(s.data) || s.data[i] != ':' {
+		if i = Space(s.data, keyEnd); i >= len(s.data) || s.data[i] != ':' {
 			return s.failAt(i, "':'")
 		}
-		val := s.space(i + 1)
+		val := Space(s.data, i+1)
 		valEnd := s.value(val, depth)
 		if valEnd < 0 {
 			return -1
 		}
-		i = s.space(valEnd)
+		i = Space(s.data, valEnd)
 		if i >= len(s.data) || s.data[i] != ',' && s.data[i] != '}' {
 			return s.failAt(i, "',' or '}'")
 		}
-		if record != nil && record(from, key, keyEnd, val, valEnd, i) < 0 {
-			return -1
+		if found != nil {
+			if refused := found(Place{from, key, keyEnd, val, valEnd, i}); refused != "" {
+				return s.fail(key, refused)
+			}
 		}
 		if s.data[i] == '}' {
 			return i + 1
 		}
 		from = i + 1
-		i = s.space(from)
+		i = Space(s.data, from)
 	}
 }
 

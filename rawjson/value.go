@@ -1,0 +1,135 @@
+package rawjson
+
+import (
+	"bytes"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Int reads the non-negative integer that starts at i.
+func Int(b []byte, i, end int) (n int, ok bool) {
+	if end-i > 18 || end <= i {
+		return 0, false
+	}
+	for ; i < end; i++ {
+		c := b[i] - '0'
+		if c > 9 {
+			return 0, false
+		}
+		n = n*10 + int(c)
+	}
+	return n, true
+}
+
+// IsNull tells whether the value is null; nothing else starts with an n.
+func IsNull(value []byte) bool { return len(value) > 0 && value[0] == 'n' }
+
+const hexDigits = "0123456789abcdef"
+
+// AppendString appends s as a JSON string.
+func AppendString[T string | []byte](dst []byte, s T) []byte {
+	return append(AppendEscaped(append(dst, '"'), s), '"')
+}
+
+// AppendEscaped appends s as it stands between the quotes of a JSON string.
+func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
+	for _, r := range string(s) {
+		switch {
+		case r == '"' || r == '\\':
+			dst = append(dst, '\\', byte(r))
+		case r == '\n':
+			dst = append(dst, '\\', 'n')
+		case r < ' ':
+			dst = append(dst, '\\', 'u', '0', '0', hexDigits[r>>4], hexDigits[r&15])
+		default: // an invalid byte ranges as U+FFFD
+			dst = utf8.AppendRune(dst, r)
+		}
+	}
+	return dst
+}
+
+// Unquote returns what a valid JSON string says.
+func Unquote(quoted []byte) string {
+	inside := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(inside, '\\') < 0 {
+		return string(inside)
+	}
+	return string(AppendUnescaped(nil, inside))
+}
+
+// AppendUnescaped appends what the inside of a valid JSON string says.
+func AppendUnescaped(dst, inside []byte) []byte {
+	for {
+		i := bytes.IndexByte(inside, '\\')
+		if i < 0 {
+			return append(dst, inside...)
+		}
+		dst, inside = append(dst, inside[:i]...), inside[i:]
+		if c := Escaped(inside[1]); c != 0 {
+			dst, inside = append(dst, c), inside[2:]
+			continue
+		}
+		r, n := CodePoint(inside)
+		dst, inside = utf8.AppendRune(dst, r), inside[n:]
+	}
+}
+
+// Escaped returns what a backslash and c mean, 0 for \u.
+func Escaped(c byte) byte { return escapes[c] }
+
+var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
+
+// CodePoint returns what the valid \uXXXX at the start of text means, and how
+// many bytes it takes: twelve for a surrogate pair. Half a pair means U+FFFD.
+func CodePoint(text []byte) (r rune, n int) {
+	if r = unit(text); utf16.IsSurrogate(r) {
+		if r = utf16.DecodeRune(r, unit(text[6:])); r != utf8.RuneError {
+			return r, 12
+		}
+	}
+	return r, 6
+}
+
+// unit reads the \uXXXX at the start of text, -1 if there is none.
+func unit(text []byte) (r rune) {
+	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
+		return -1
+	}
+	for _, c := range text[2:6] {
+		if c -= '0'; c > 9 {
+			c = (c+'0')&^0x20 - 'A' + 10
+		}
+		r = r<<4 | rune(c)
+	}
+	return r
+}
+
+// Key returns the text of a key that stands between its quotes. Keys that chat
+// and completion requests commonly have are not allocated.
+func Key(inside []byte) string {
+	if bytes.IndexByte(inside, '\\') >= 0 {
+		return string(AppendUnescaped(nil, inside))
+	}
+	if known, ok := commonKeys[string(inside)]; ok {
+		return known
+	}
+	return string(inside)
+}
+
+var commonKeys = func() map[string]string {
+	keys := map[string]string{}
+	for _, k := range []string{
+		"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
+		"temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop", "stop_token_ids", "logprobs", "top_logprobs",
+		"presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "tools", "tool_choice",
+		"parallel_tool_calls", "response_format", "user", "metadata", "echo", "suffix", "ignore_eos", "chat_template_kwargs",
+		"reasoning_effort", "return_token_ids", "kv_transfer_params", "priority", "cache_salt",
+		"role", "content", "name", "type", "text", "image_url", "url", "detail", "tool_calls", "tool_call_id", "function",
+		"arguments", "id", "object", "created", "choices", "usage", "index", "message", "finish_reason", "stop_reason",
+		"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "cached_tokens", "prompt_token_ids",
+		"include_usage", "continuous_usage_stats",
+	} {
+		keys[k] = k
+	}
+	return keys
+}()

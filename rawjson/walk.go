@@ -1,0 +1,190 @@
+package rawjson
+
+import "bytes"
+
+// The walk finds where members and values start and end and trusts what lies
+// between (a number's digits, an escape). Every function returns -1 where the
+// structure does not hold. Keys are given as written.
+
+// Space returns the position of the first byte from i on that is not white space.
+func Space(b []byte, i int) int {
+	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// StringEnd returns the position after the string whose opening quote is at i.
+func StringEnd(b []byte, i int) int {
+	for j := i + 1; ; j++ {
+		q := bytes.IndexByte(b[j:], '"')
+		if q < 0 {
+			return -1
+		}
+		j += q
+		slashes := 0
+		for b[j-1-slashes] == '\\' { // ends at the opening quote at the latest
+			slashes++
+		}
+		if slashes&1 == 0 {
+			return j + 1
+		}
+	}
+}
+
+// ValueEnd returns the position after the value that starts at i.
+func ValueEnd(b []byte, i int) int {
+	if i < 0 || i >= len(b) {
+		return -1
+	}
+	switch b[i] {
+	case '"':
+		return StringEnd(b, i)
+	case '{', '[':
+		return nestEnd(b, i)
+	}
+	j := i
+	for j < len(b) && !endsScalar[b[j]] {
+		j++
+	}
+	if j == i {
+		return -1
+	}
+	return j
+}
+
+var endsScalar = [256]bool{',': true, '}': true, ']': true, ' ': true, '\n': true, '\t': true, '\r': true, '"': true, ':': true, '{': true, '[': true}
+
+var nests = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true}
+
+// nestEnd returns the position after the object or array that starts at i.
+func nestEnd(b []byte, i int) int {
+	depth := 0
+	for i < len(b) {
+		c := b[i]
+		switch {
+		case !nests[c]:
+			i++
+			continue
+		case c == '"':
+			if i = StringEnd(b, i); i < 0 {
+				return -1
+			}
+			continue
+		case c == '{' || c == '[':
+			depth++
+		default:
+			depth--
+		}
+		i++
+		if depth == 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// Object walks the members of a JSON object. After each Next the caller sets
+// Pos to the end of the value, -1 to give up.
+type Object struct {
+	Text []byte
+	Pos  int // where to go on; after the last member: behind the object; -1: not an object
+
+	Open  int    // its opening brace
+	N     int    // members met
+	Comma int    // before this member; meaningless for the first
+	Quote int    // of this member's key
+	Key   []byte // between its quotes, as written
+	Val   int    // where its value starts
+}
+
+// ObjectAt returns a walk over the object at i.
+func ObjectAt(b []byte, i int) Object {
+	if i < 0 || i >= len(b) || b[i] != '{' {
+		return Object{Pos: -1}
+	}
+	return Object{Text: b, Open: i, Pos: i + 1}
+}
+
+// Next moves to the next member; false behind the last, or where the structure does not hold.
+func (o *Object) Next() bool {
+	if o.Pos < 0 {
+		return false
+	}
+	b, i := o.Text, Space(o.Text, o.Pos)
+	o.Pos = -1
+	if i >= len(b) {
+		return false
+	}
+	if b[i] == '}' {
+		o.Pos = i + 1
+		return false
+	}
+	if o.N > 0 {
+		if b[i] != ',' {
+			return false
+		}
+		o.Comma = i
+		i = Space(b, i+1)
+	}
+	if i >= len(b) || b[i] != '"' {
+		return false
+	}
+	end := StringEnd(b, i)
+	if end < 0 {
+		return false
+	}
+	o.Quote, o.Key = i, b[i+1:end-1]
+	if i = Space(b, end); i >= len(b) || b[i] != ':' {
+		return false
+	}
+	if o.Val = Space(b, i+1); o.Val >= len(b) {
+		return false
+	}
+	o.N++
+	return true
+}
+
+// Array walks the elements of a JSON array in the same way.
+type Array struct {
+	Text []byte
+	Pos  int
+	N    int
+	Val  int
+}
+
+// ArrayAt returns a walk over the array at i.
+func ArrayAt(b []byte, i int) Array {
+	if i < 0 || i >= len(b) || b[i] != '[' {
+		return Array{Pos: -1}
+	}
+	return Array{Text: b, Pos: i + 1}
+}
+
+// Next moves to the next element.
+func (a *Array) Next() bool {
+	if a.Pos < 0 {
+		return false
+	}
+	b, i := a.Text, Space(a.Text, a.Pos)
+	a.Pos = -1
+	if i >= len(b) {
+		return false
+	}
+	if b[i] == ']' {
+		a.Pos = i + 1
+		return false
+	}
+	if a.N > 0 {
+		if b[i] != ',' {
+			return false
+		}
+		i = Space(b, i+1)
+	}
+	if i >= len(b) {
+		return false
+	}
+	a.Val = i
+	a.N++
+	return true
+}
