@@ -47,7 +47,7 @@ chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAO
 	go run ./bench/chaos -duration $(CHAOS) $(if $(SEED),-seed $(SEED))
 
 .PHONY: regions
-regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut; 1 minute
+regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut, the store of leases away for a minute; 3 minutes
 	go run ./bench/regions
 
 .PHONY: dashboards

@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"syscall"
+	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 
@@ -16,7 +19,13 @@ import (
 )
 
 // leased are the scenes of regions that are owned by lease.
-var leased = []scene{{"a leased region dies", playLeasedDeath}, {"a leased region's proxy stands still", playLeasedStop}, {"afterwards", playAfter}}
+var leased = []scene{
+	{"a leased region dies", playLeasedDeath},
+	{"a leased region's proxy stands still", playLeasedStop},
+	{"a leased region's proxy is cut off", playLeasedCut},
+	{"the store is away", playLeasedAway},
+	{"afterwards", playAfter},
+}
 
 // playLeased plays them, on loopback: all proxies reach the store that this
 // process runs.
@@ -31,7 +40,7 @@ func playLeased(ctx context.Context, o options) (*report, error) {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	defer store.Close()
-	o.on, o.lease = "loopback", "http://"+store.Clients[0].Addr().String()
+	o.on, o.lease = "loopback", store.Clients[0].Addr().String()
 	r, err := play(ctx, o, leased)
 	if err != nil {
 		return nil, err
@@ -92,6 +101,12 @@ func playLeasedStop(ctx context.Context, w *world, r *report) error {
 	if err != nil {
 		return err
 	}
+	return w.heldByOne(ctx, r, scene, taken)
+}
+
+// heldByOne holds that eu's engines were taken over, are handed back, and never
+// had two that admit to them.
+func (w *world) heldByOne(ctx context.Context, r *report, scene string, taken bool) error {
 	back := w.taken(ctx, false)
 	_, over, stale, err := w.callers(w.regions[eu].place.decode)
 	if err != nil {
@@ -101,6 +116,87 @@ func playLeasedStop(ctx context.Context, w *world, r *report) error {
 	r.hold(taken, scene, "nobody took its engines over")
 	r.hold(back, scene, "its engines were not handed back")
 	r.hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
+	return nil
+}
+
+// playLeasedCut cuts eu's proxy off from the store and from the other proxies. It
+// still reaches all engines, as do the others.
+func playLeasedCut(ctx context.Context, w *world, r *report) error {
+	const scene = "eu's proxy is cut off from the store and from the others"
+	cut := func(cut bool) error {
+		w.stores[eu].Hold(cut)
+		return errors.Join(w.cut(us, eu, cut), w.cut(as, eu, cut))
+	}
+	taken := false
+	results, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
+		if err := process.Pause(ctx, w.load/4); err != nil {
+			return err
+		}
+		if err := cut(true); err != nil {
+			return err
+		}
+		taken = w.taken(ctx, true)
+		return cut(false)
+	})
+	if err != nil {
+		return err
+	}
+	for _, got := range results {
+		r.hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
+	}
+	return w.heldByOne(ctx, r, scene, taken)
+}
+
+// playLeasedAway takes the store away from all proxies. Regions have no promises, as
+// decode groups have: each owner stops before its lease ends, its clients wait, and
+// all go on once the store is back.
+func playLeasedAway(ctx context.Context, w *world, r *report) error {
+	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
+	admits := func(one *region) float64 { return w.metric(one.place.admin, "evenkeel_geo_owner{") }
+	longer := *w
+	longer.load = w.absence
+	var still, took float64
+	during, err := longer.crowds(ctx, []crowd{{us, "home", 2, 0.8}, {eu, "home", 2, 0.8}, {as, "home", 2, 0.8}}, func() error {
+		for _, s := range w.stores {
+			s.Hold(true)
+		}
+		err := process.Pause(ctx, w.absence)
+		for _, one := range w.regions {
+			still += admits(one)
+		}
+		for _, s := range w.stores {
+			s.Hold(false)
+		}
+		began := time.Now()
+		if err == nil {
+			err = process.Await(ctx, patience, "each proxy has its region again", func() bool {
+				return !slices.ContainsFunc(w.regions[:], func(one *region) bool { return admits(one) != 1 })
+			})
+		}
+		took = time.Since(began).Seconds()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	after, err := w.crowds(ctx, []crowd{{us, "home", 4, 0.8}, {eu, "home", 4, 0.8}, {as, "home", 4, 0.8}}, nil)
+	if err != nil {
+		return err
+	}
+	s, then := judge(during...), judge(after...)
+	r.add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d after that", took, s.ok, s.sent, then.ok, then.sent)
+	r.hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
+	r.hold(then.ok == then.sent && then.sent > 0, scene, "afterwards: %s, %d lost", then.first(5), then.lost)
+	for _, got := range during {
+		r.hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
+	}
+	for _, one := range w.regions {
+		_, over, stale, err := w.callers(one.place.decode)
+		if err != nil {
+			return err
+		}
+		r.hold(stale == 0 && over == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, stale, over)
+	}
 	return nil
 }
 

@@ -46,11 +46,12 @@ type options struct {
 	count  int           // requests that are measured, each way
 
 	deadAfter time.Duration // ownership by order
-	lease     string        // the etcd of ownership by lease; empty: by order
+	lease     string        // where the etcd of ownership by lease listens; empty: by order
+	absence   time.Duration // of that etcd
 }
 
 var defaults = options{
-	on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60, deadAfter: 5 * time.Second,
+	on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60, deadAfter: 5 * time.Second, absence: time.Minute,
 }
 
 // run is the command; ok says that nothing was breached.
@@ -66,6 +67,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	flags.Float64Var(&o.loss, "loss", o.loss, "share of packets lost in the scene with loss")
 	flags.DurationVar(&o.load, "load", o.load, "how long each scene is under load")
 	flags.IntVar(&o.count, "count", o.count, "requests whose first tokens are measured, each way")
+	flags.DurationVar(&o.absence, "absence", o.absence, "how long nobody reaches the store of leases")
 	if err := flags.Parse(args); err != nil {
 		return false, err
 	}

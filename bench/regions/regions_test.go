@@ -49,7 +49,7 @@ func short(t *testing.T, on string) options {
 	var err error
 	o.binary, err = build()
 	require.NoError(t, err)
-	o.on, o.load, o.count, o.deadAfter = on, time.Second, 6, 2*time.Second
+	o.on, o.load, o.count, o.deadAfter, o.absence = on, time.Second, 6, 2*time.Second, 6*time.Second
 	o.delays = [3]time.Duration{5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond}
 	return o
 }

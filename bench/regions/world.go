@@ -38,7 +38,8 @@ type world struct {
 	ground
 	dir     string
 	regions [regions]*region
-	owns    bool // this proxy takes over a dead region's engines
+	owns    bool                    // this proxy takes over a dead region's engines
+	stores  [regions]*process.Relay // each region's way to the store of leases, if there is one
 	http    *http.Client
 }
 
@@ -70,6 +71,11 @@ func newWorld(o options, g ground) (*world, error) {
 		}
 	}
 	for i := range w.regions {
+		if o.lease != "" {
+			if w.stores[i], err = process.NewRelay(o.lease, 0); err != nil {
+				return nil, err
+			}
+		}
 		w.regions[i] = &region{world: w, index: i, name: names[i], place: g.place(i)}
 	}
 	var keys strings.Builder
@@ -142,7 +148,7 @@ geo:
 	if w.owns {
 		engine := "engine: static"
 		if w.lease != "" { // a third of the usual times and less
-			engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s, start_delay: 1s", w.lease)
+			engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s, start_delay: 1s", "http://"+w.stores[r.index].Address())
 		}
 		fmt.Fprintf(&b, "  ownership: {%s, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n", engine, w.deadAfter)
 	}
@@ -214,6 +220,11 @@ func (w *world) close(remove bool) {
 	for _, r := range w.regions {
 		for _, p := range []*process.Process{r.proxy, r.prefill, r.decode} {
 			p.Kill()
+		}
+	}
+	for _, s := range w.stores {
+		if s != nil {
+			s.Close()
 		}
 	}
 	w.http.CloseIdleConnections()
