@@ -7,13 +7,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
 
 func TestConfigure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := start(t, Config{Policy: "br0"})
+		d := start(t, Config{Config: board.Config{Policy: "br0"}})
 		d.SetWorkers(ranks(2, 1, 0))
 		held := <-d.Enqueue(&pool.Entry{ID: 1, Model: "m"})
 		<-d.Enqueue(&pool.Entry{ID: 2, Model: "m"})

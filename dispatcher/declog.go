@@ -9,6 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
 )
 
 // DecisionLogConfig has every round recorded, one JSON line each.
@@ -32,8 +34,8 @@ type decisionLog struct {
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	free  chan *round // empty ones
-	queue chan *round
+	free  chan *board.Round // empty ones
+	queue chan *board.Round
 
 	// The writer's.
 	file    *os.File
@@ -57,10 +59,10 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	}
 	l := &decisionLog{
 		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, ok: true,
-		free: make(chan *round, roundsMost), queue: make(chan *round, roundsMost),
+		free: make(chan *board.Round, roundsMost), queue: make(chan *board.Round, roundsMost),
 	}
 	for range roundsMost {
-		l.free <- &round{}
+		l.free <- &board.Round{}
 	}
 	return l, l.open()
 }
@@ -79,11 +81,10 @@ func (l *decisionLog) open() error {
 }
 
 // record copies a round for the writer, or drops it.
-func (l *decisionLog) record(head *round) {
+func (l *decisionLog) record(head *board.Round) {
 	select {
 	case r := <-l.free:
-		r.tick, r.at, r.group, r.policy, r.survival = head.tick, head.at, head.group, head.policy, head.survival
-		r.take(&head.snapshot, head.assign)
+		r.Copy(head)
 		l.queue <- r // has room for all there are
 	default:
 		l.dropped.Inc()
@@ -110,13 +111,13 @@ func (l *decisionLog) run(ctx context.Context) {
 	}
 }
 
-func (l *decisionLog) write(r *round) {
-	if v := r.survival.Version(); v != l.version {
-		l.outputs, l.version = r.survival.Outputs(), v
+func (l *decisionLog) write(r *board.Round) {
+	if v := r.Survival.Version(); v != l.version {
+		l.outputs, l.version = r.Survival.Outputs(), v
 	}
 	line := LogLine{
-		Tick: r.tick, TimeMs: r.at.UnixMilli(), Group: r.group, Policy: r.policy,
-		Snapshot: &r.snapshot, Outputs: l.outputs, Assign: r.assign,
+		Tick: r.Tick, TimeMs: r.At.UnixMilli(), Group: r.Group, Policy: r.Policy,
+		Snapshot: &r.Snapshot, Outputs: l.outputs, Assign: r.Assign,
 	}
 	l.line = line.AppendJSON(l.line[:0])
 	l.free <- r

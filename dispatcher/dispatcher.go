@@ -7,8 +7,6 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,102 +15,33 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
 
-// What a Result may say instead of a slot.
-var (
-	ErrPoolTimeout = pool.ErrTimeout
-	ErrExpired     = pool.ErrExpired
-	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
-	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
-	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
-	ErrDraining    = errors.New("dispatcher: draining, no new admissions; retry against another proxy")
-	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry its own")
-)
-
-// Defaults of Config.
-const (
-	DefaultWindow    = 3 * time.Millisecond
-	DefaultTickLimit = 20 * time.Millisecond
-	DefaultPolicy    = "evenkeel"
-	DefaultDense     = "jsq-kv"
-)
-
-// Worker is one decode rank as the operator or discovery describes it.
-type Worker struct {
-	ID       int32 // identity: a worker that keeps its ID keeps its load
-	Name     string
-	Model    string
-	Group    string
-	Barrier  bool    // its group steps together
-	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
-	Slots    int     // max_num_seqs
-	Beyond   int     // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
-	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
-	Capacity int64   // KV tokens, 0 = unlimited
-	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
-	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
-	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
-	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
-}
-
-// Config is what Start needs. The zero value of a field is its default where
-// one is named.
+// Config is what Start needs: that of the boards, and what is told to others. The zero value
+// of a field is its default where one is named.
 type Config struct {
-	Policy      string        // of barrier groups; "" = DefaultPolicy
-	DensePolicy string        // of ranks without barrier; "" = DefaultDense
-	Window      time.Duration // waits this long after the first freed slot of a burst; 0 = off
-	TickLimit   time.Duration // a slower decision brings the fallback; 0 = DefaultTickLimit
-	TTL         time.Duration // longest time in the pool; 0 = only the hand-off's deadline
-	Registerer  prometheus.Registerer
+	board.Config
+	Registerer prometheus.Registerer
 	// Places are those the entries hold, all but drains: Enqueue takes the
 	// entry's over and it is released when the entry leaves the pool, whichever
 	// way. nil = not counted.
 	Places *pool.Places
 	// OnRoom is called at the end of a turn after which Room says more than before. It
 	// must not block. nil = nobody is told.
-	OnRoom func()
-	Log    *zap.Logger
-
-	Predictor   PredictorConfig   // of output lengths; zero: what policies ask for, learned from nothing
-	StepModel   StepModel         // of every barrier group until one is learned; zero: unknown
+	OnRoom      func()
+	Log         *zap.Logger
 	DecisionLog DecisionLogConfig // zero: none is written
-	Explain     bool              // slots say what their rank was chosen on
-	Shadow      []string          // policies that decide the same rounds without effect, to be compared
-
-	parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
 }
 
 func (c Config) withDefaults() Config {
-	if c.Policy == "" {
-		c.Policy = DefaultPolicy
-	}
-	if c.DensePolicy == "" {
-		c.DensePolicy = DefaultDense
-	}
-	if c.TickLimit == 0 {
-		c.TickLimit = DefaultTickLimit
-	}
+	c.Config = c.Config.WithDefaults()
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	if c.parse == nil {
-		c.parse = c.Predictor.parser()
-	}
 	return c
-}
-
-func (c Config) check() error {
-	if c.Window < 0 || c.TickLimit < 0 || c.TTL < 0 {
-		return fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", c.Window, c.TickLimit, c.TTL)
-	}
-	if m := c.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
-		return fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
-	}
-	return nil
 }
 
 // Result is the one answer to an Enqueue: a slot, or why there is none.
@@ -136,9 +65,6 @@ type Dispatcher struct {
 // gets ErrDraining; slots may still be released.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
 	r, err := newRunner(cfg, d, d.inbox.push)
@@ -163,7 +89,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 		e.Entered = time.Now()
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1)}
-	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
+	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}
 	return w.result
@@ -173,7 +99,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 // yields ErrWithdrawn. If the assignment came first the channel has the slot,
 // and the caller owns and releases it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
-	d.inbox.push(func(l *runner) { l.withdraw(e) })
+	d.inbox.push(func(r *runner) { r.apply(board.Withdraw{Entry: e}) })
 }
 
 // Release gives a slot back. Only the first call counts: a second one is a bug
@@ -183,7 +109,7 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 		d.metrics.doubleReleases.Inc()
 		return
 	}
-	d.inbox.push(func(l *runner) { l.release(s, o) })
+	d.inbox.push(func(r *runner) { r.giveBack(s, o) })
 }
 
 // SetWorkers replaces the fleet, of all models. A worker with a known ID keeps
@@ -193,50 +119,30 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 // bound to it by then.
 func (d *Dispatcher) SetWorkers(ws []Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(l *runner) error { // after the end nothing is bound any more
-		l.setWorkers(ws)
+	_ = d.ask(func(r *runner) error { // after the end nothing is bound any more
+		r.setWorkers(ws)
 		return nil
 	})
 }
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(l *runner) error { return l.setPolicy(spec) })
+	return d.ask(func(r *runner) error { return r.set(board.SetPolicy{Spec: spec}) })
 }
 
 // SetFit has predictors start anew from a fit, and learn on from there. One that
 // a policy in use cannot work with is refused, and all stays as it was.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
-	return d.ask(func(l *runner) error { return l.setFit(fit) })
+	return d.ask(func(r *runner) error { return r.set(board.SetFit{Fit: fit}) })
 }
 
 // Policy is the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
-// Loads is a sample of all boards, as little as one can cost: in no order.
-type Loads struct {
-	Ranks        []Load          // present ones
-	Pool         int             // entries that wait
-	OutputTokens int64           // of all that left and of those that run
-	Compared     []GroupCompared // groups with shadows
-}
-
-// Load is what one decode rank holds.
-type Load struct {
-	Worker   int32
-	KVTokens int64
-}
-
-// GroupCompared is a group with its shadows.
-type GroupCompared struct {
-	Model, Group string
-	Policies     []ComparedPolicy
-}
-
 // Loads samples the boards; ok is false when ctx or the dispatcher ends first.
 func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
 	reply := make(chan Loads, 1)
-	if !d.inbox.push(func(l *runner) { reply <- l.loads() }) {
+	if !d.inbox.push(func(r *runner) { reply <- r.loads() }) {
 		return Loads{}, false
 	}
 	select {
@@ -251,13 +157,13 @@ func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
 // when ctx ends first, it is empty.
 func (d *Dispatcher) Status(ctx context.Context) Status {
 	reply := make(chan Status, 1)
-	if !d.inbox.push(func(l *runner) { reply <- l.status(time.Now()) }) {
+	if !d.inbox.push(func(r *runner) { reply <- r.status(time.Now()) }) {
 		<-d.done
 		return d.last
 	}
 	select {
 	case s := <-reply:
-		s.score()
+		s.Score()
 		return s
 	case <-ctx.Done():
 		return Status{}
@@ -273,7 +179,7 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 		e.Entered = time.Now()
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
-	if !d.inbox.push(func(l *runner) { l.enqueue(w) }) {
+	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: ErrDraining})
 	}
 	return w.result
@@ -282,33 +188,30 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
 // Counted tells how many tokens the prompt really has that a slot was charged
 // with: nobody had counted them before its rank did.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(r *runner) { r.recount(s, tokens(prompt)) })
+	d.inbox.push(func(r *runner) { r.recount(s, prompt) })
 }
 
 // Preempted tells that the engine of a worker ran out of KV room and gave a
 // request back.
 func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(l *runner) { l.preempted(worker) })
+	d.inbox.push(func(r *runner) { r.apply(board.Preempted{Worker: worker}) })
 }
 
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
 func (d *Dispatcher) Configure(s Settings) error {
-	return d.ask(func(l *runner) error { return l.configure(s) })
+	return d.ask(func(r *runner) error { return r.set(s) })
 }
 
 // Accepts says what Configure would, and changes nothing.
 func (d *Dispatcher) Accepts(s Settings) error {
-	return d.ask(func(l *runner) error {
-		_, err := l.examine(s)
-		return err
-	})
+	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
 }
 
 // ask has the loop run a command and waits for its answer.
-func (d *Dispatcher) ask(command func(l *runner) error) error {
+func (d *Dispatcher) ask(command func(r *runner) error) error {
 	reply := make(chan error, 1)
-	if !d.inbox.push(func(l *runner) { reply <- command(l) }) {
+	if !d.inbox.push(func(r *runner) { reply <- command(r) }) {
 		return ErrDraining
 	}
 	return <-reply // an accepted command is always run

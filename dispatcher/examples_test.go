@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
 
@@ -12,7 +13,7 @@ import (
 func Example() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	d, err := dispatcher.Start(ctx, dispatcher.Config{Policy: "pjsq-kv", Window: dispatcher.DefaultWindow})
+	d, err := dispatcher.Start(ctx, dispatcher.Config{Config: board.Config{Policy: "pjsq-kv", Window: board.DefaultWindow}})
 	if err != nil {
 		fmt.Println(err)
 		return

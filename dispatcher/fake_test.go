@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"cmp"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -71,7 +73,7 @@ func fakes(extra ...*fake) func(string) (policy.Policy, error) {
 			return extra[i], nil
 		}
 		switch spec {
-		case "pooled", fallbackSpec:
+		case "pooled", board.FallbackSpec:
 			return &fake{name: spec, decide: leastKV(false)}, nil
 		case "immediate":
 			return &fake{name: spec, immediate: true, decide: leastKV(true)}, nil
@@ -81,10 +83,41 @@ func fakes(extra ...*fake) func(string) (policy.Policy, error) {
 }
 
 func testConfig(extra ...*fake) Config {
-	return Config{
-		Policy: "pooled", DensePolicy: "immediate", parse: fakes(extra...),
+	return Config{Config: board.Config{
+		Policy: "pooled", DensePolicy: "immediate", Parse: fakes(extra...),
 		TickLimit: time.Hour, // a busy machine must not bring the fallback in
+	}}
+}
+
+// realConfig has the product's own policies.
+func realConfig(spec string) Config {
+	cfg := testConfig()
+	cfg.Policy, cfg.DensePolicy, cfg.Parse = spec, "", nil
+	return cfg
+}
+
+// lengths are outputs around a hundred tokens, the same every time.
+func lengths(n int) []int32 {
+	rng := rand.New(rand.NewPCG(5, 6))
+	all := make([]int32, n)
+	for i := range all {
+		all[i] = 20 + rng.Int32N(200)
 	}
+	return all
+}
+
+// teach has so many outputs learned and their tables in force.
+func (h *hand) teach(outputs []int32) {
+	for _, o := range outputs {
+		h.learner.hear(board.Ending{Model: "m", Finished: true, Prompt: 100, Output: o})
+	}
+	h.at = h.at.Add(time.Second)
+	before := len(h.told)
+	h.learner.turn(nil, h.at)
+	for _, c := range h.told[before:] { // the tables
+		c(h.runner)
+	}
+	h.told = h.told[:before]
 }
 
 // ranks are n workers of one barrier group, IDs from 0.
@@ -154,18 +187,9 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 func (h *hand) release(slots ...*Slot) {
 	var queue []command
 	for _, s := range slots {
-		queue = append(queue, func(l *runner) { l.release(s, Outcome{}) })
+		queue = append(queue, func(l *runner) { l.giveBack(s, Outcome{}) })
 	}
 	h.do(queue...)
-}
-
-// slotsOf are the slots that are charged to a rank.
-func (h *hand) slotsOf(rank int32) (all []*Slot) {
-	b := h.boards["m"]
-	for _, slot := range b.ranks[rank].slots {
-		all = append(all, h.owned[b].slots[slot])
-	}
-	return all
 }
 
 func (h *hand) fleet(ws []Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }

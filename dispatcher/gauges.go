@@ -112,7 +112,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descIdle, q.IdleShare, group)
 			gauge(descHeld, float64(q.Held), group)
 			gauge(descBudget, float64(q.Budget), group)
-			ch <- prometheus.MustNewConstHistogram(descStep, q.steps.count, q.steps.seconds, q.steps.buckets, group)
+			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
 			if q.Step.Source != "" {
 				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)

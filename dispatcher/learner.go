@@ -9,15 +9,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/predictor"
 )
 
 // endingsMost bounds what waits to be learned from.
 const endingsMost = 4096
 
-// learner turns requests that left into the tables predictions come from,
-// in a goroutine of its own: a table takes longer to build than
-// a tick may last. The goroutine owns every student's Online.
+// learner runs a board.Learner in a goroutine of its own.
 type learner struct {
 	log      *zap.Logger
 	dropped  prometheus.Counter
@@ -25,36 +24,34 @@ type learner struct {
 
 	mu      sync.Mutex
 	orders  []func() // for the goroutine to run
-	endings []ending
+	endings []board.Ending
 	wake    chan struct{}
 
-	students []*student // the goroutine's
+	// The goroutine's.
+	learned  board.Learner
+	students map[board.Subject]*student
 
 	// tell has the owner of the boards take tables in that are done.
-	tell func(key subjectKey, t *tables)
+	tell func(board.Learned)
 }
 
-// student learns for one model, by one kind of predictor.
-type student struct {
-	subjectKey
-	tables atomic.Pointer[tables] // for shadows; boards are told
+// student is the tables of a subject, for shadows. Boards are told.
+type student struct{ tables atomic.Pointer[board.Tables] }
 
-	online *predictor.Online // the learner's goroutine's
-	fresh  bool              // something finished since the last tables
-}
-
-func newLearner(log *zap.Logger, m *metrics, tell func(subjectKey, *tables)) *learner {
-	return &learner{log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: make(chan struct{}, 1)}
+func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner {
+	return &learner{
+		log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: make(chan struct{}, 1), students: map[board.Subject]*student{},
+	}
 }
 
 // follow has a subject learned, from a fit if there is one. Until its first
 // tables are built nothing is known of it.
-func (l *learner) follow(key subjectKey, fit *predictor.Fit) *student {
-	s := &student{subjectKey: key}
-	s.tables.Store(&tables{predictor: predictor.None{}})
+func (l *learner) follow(key board.Subject, fit *predictor.Fit) *student {
+	s := &student{}
+	s.tables.Store(board.NoTables())
 	l.order(func() {
-		l.students = append(l.students, s)
-		l.start(s, fit)
+		l.students[key] = s
+		l.refused(key, l.learned.Follow(key, fit))
 	})
 	return s
 }
@@ -62,10 +59,16 @@ func (l *learner) follow(key subjectKey, fit *predictor.Fit) *student {
 // load makes the students start anew from a fit.
 func (l *learner) load(fit *predictor.Fit) {
 	l.order(func() {
-		for _, s := range l.students {
-			l.start(s, fit)
+		for key, err := range l.learned.Load(fit) {
+			l.refused(key, err)
 		}
 	})
+}
+
+func (l *learner) refused(key board.Subject, err error) {
+	if err != nil {
+		l.log.Error("dispatcher: the predictor stays as it was", zap.String("model", key.Model), zap.String("kind", string(key.Kind)), zap.Error(err))
+	}
 }
 
 func (l *learner) order(f func()) {
@@ -76,7 +79,7 @@ func (l *learner) order(f func()) {
 }
 
 // hear takes an ending in; it never waits, and drops what is too much.
-func (l *learner) hear(e ending) {
+func (l *learner) hear(e board.Ending) {
 	l.mu.Lock()
 	full := len(l.endings) == endingsMost
 	if !full {
@@ -101,7 +104,7 @@ func (l *learner) nudge() {
 func (l *learner) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var spare []ending
+	var spare []board.Ending
 	for {
 		var more bool
 		spare, more = l.turn(spare, time.Now())
@@ -121,7 +124,7 @@ func (l *learner) run(ctx context.Context) {
 
 // turn learns what has come and builds the tables that are due. It reports
 // whether some will be later.
-func (l *learner) turn(spare []ending, now time.Time) (read []ending, more bool) {
+func (l *learner) turn(spare []board.Ending, now time.Time) (read []board.Ending, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders
 	l.endings, l.orders = spare[:0], nil
@@ -130,64 +133,15 @@ func (l *learner) turn(spare []ending, now time.Time) (read []ending, more bool)
 		f()
 	}
 	for i := range endings {
-		l.learn(&endings[i])
-	}
-	for _, s := range l.students {
-		if t := s.rebuild(now); t != nil {
-			s.tables.Store(t)
-			l.tell(s.subjectKey, t)
+		if !endings[i].Finished {
+			l.censored.WithLabelValues(endings[i].Model).Inc()
 		}
-		more = more || s.fresh
+		l.learned.Learn(&endings[i])
+	}
+	built, more := l.learned.Rebuild(now)
+	for _, t := range built {
+		l.students[t.Subject].tables.Store(t.Tables)
+		l.tell(t)
 	}
 	return endings, more
-}
-
-func (l *learner) learn(e *ending) {
-	if !e.finished {
-		l.censored.WithLabelValues(e.model).Inc()
-	}
-	for _, s := range l.students {
-		switch {
-		case s.model != e.model:
-		case e.finished:
-			s.online.Finished(e.prompt, e.output, e.key)
-			s.fresh = true
-		default:
-			s.online.Censored(1)
-		}
-	}
-}
-
-// start begins a student's learning. A fit that does not serve it was refused
-// before, when the operator could be told.
-func (l *learner) start(s *student, fit *predictor.Fit) {
-	o, err := predictor.NewOnline(online(s.kind, fit))
-	if err != nil {
-		l.log.Error("dispatcher: the predictor stays as it was", zap.String("model", s.model), zap.String("kind", string(s.kind)), zap.Error(err))
-		if s.online != nil {
-			return
-		}
-		o, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // takes anything
-	}
-	s.online, s.fresh = o, false
-}
-
-// online is what to learn from finished requests. A learned predictor answers
-// for the horizon of its fit.
-func online(kind predictor.Kind, fit *predictor.Fit) predictor.OnlineConfig {
-	c := predictor.OnlineConfig{Kind: kind, Fit: fit}
-	if kind == predictor.KindLearned && fit != nil {
-		c.Horizon = fit.Horizon
-	}
-	return c
-}
-
-// rebuild builds the tables if they are due; else nil.
-func (s *student) rebuild(now time.Time) *tables {
-	p, survival, due := s.online.Rebuild(now)
-	if !due {
-		return nil
-	}
-	s.fresh = false
-	return &tables{predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit()}
 }

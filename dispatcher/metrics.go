@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/dispatcher/board"
 )
 
 // observer is the part of a histogram the tick uses.
@@ -42,7 +44,7 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
 		}, []string{"policy"}),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_tick_fallbacks_total", Help: "Ticks whose policy failed, so that " + fallbackSpec + " took over.",
+			Name: "evenkeel_tick_fallbacks_total", Help: "Ticks whose policy failed, so that " + board.FallbackSpec + " took over.",
 		}, []string{"reason"}),
 		invalid: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_invalid_assignments_total", Help: "Assignments of a policy that were not bound because they break a hard limit.",
@@ -97,45 +99,21 @@ func newMetrics() *metrics {
 // begin makes the series whose labels have few values. A counter that begins to
 // exist with its first event has not increased, so no alert would see that event.
 func (m *metrics) begin() {
-	for _, reason := range []string{fallbackPanic, fallbackInvalid, fallbackSlow} {
+	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)
 	}
-	for _, fault := range []string{faultEntry, faultWorker, faultDown, faultSlot, faultRoom} {
+	for _, fault := range []string{board.FaultEntry, board.FaultWorker, board.FaultDown, board.FaultSlot, board.FaultRoom} {
 		m.invalid.WithLabelValues(fault)
 	}
-	for _, change := range []int{-1, 1} {
-		m.budgetChanges.WithLabelValues(direction(change))
+	for _, change := range []string{board.BudgetDown, board.BudgetUp} {
+		m.budgetChanges.WithLabelValues(change)
 	}
-	for _, outcome := range []string{steerMoved, steerSwapped, steerLeft, steerKept} {
+	for _, outcome := range []string{board.SteerMoved, board.SteerSwapped, board.SteerLeft, board.SteerKept} {
 		m.steered.WithLabelValues(outcome)
 	}
 }
 
-// Why the fallback took over.
-const (
-	fallbackPanic   = "panic"
-	fallbackInvalid = "invalid"
-	fallbackSlow    = "slow"
-)
-
-// Why an assignment was not bound.
-const (
-	faultEntry  = "unknown_entry"
-	faultWorker = "unknown_worker"
-	faultDown   = "worker_down"
-	faultSlot   = "no_slot"
-	faultRoom   = "no_room"
-)
-
 var shadowLabels = []string{"group", "policy"}
-
-// direction is the label of a change of the budget.
-func direction(change int) string {
-	if change < 0 {
-		return "down"
-	}
-	return "up"
-}
 
 func (m *metrics) tick(policy string) observer { return m.tickSeconds.WithLabelValues(policy) }
 

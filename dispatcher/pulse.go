@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"evenkeel/dispatcher/board"
 )
 
 // pulse hears the steps of a barrier group in its streams. All requests of a
@@ -17,15 +19,9 @@ type pulse struct {
 	mu    sync.Mutex // taken by whoever tells a step; the others do not wait for it
 	base  time.Time
 	began time.Duration // since base, when the step was told; 0: nothing ran before it
-	steps []step        // told and not yet read
+	steps []board.Step  // told and not yet read
 
 	tell func() // wakes the owner
-}
-
-// step is one step of a group: the one whose tokens begin to come when it is told.
-type step struct {
-	number uint32
-	length time.Duration // since the tokens of the one before began to come; 0: it was the first
 }
 
 // voice is when a stream spoke: the first step that it got tokens in, and the
@@ -36,13 +32,10 @@ type voice struct{ first, last atomic.Uint32 }
 // rest from the next.
 const stepsMost = 64
 
-// leastStep is the shortest step of an engine we believe in at first.
-const leastStep = time.Millisecond
-
 func newPulse(tell func()) *pulse {
-	p := &pulse{base: time.Now(), steps: make([]step, 0, stepsMost), tell: tell}
+	p := &pulse{base: time.Now(), steps: make([]board.Step, 0, stepsMost), tell: tell}
 	p.number.Store(1)
-	p.least.Store(int64(leastStep))
+	p.least.Store(int64(board.LeastStep))
 	return p
 }
 
@@ -71,14 +64,14 @@ func (p *pulse) beat(v *voice) {
 
 // next begins a step at an instant, unless it is too soon.
 func (p *pulse) next(at time.Duration) bool {
-	s := step{number: p.number.Load() + 1}
+	s := board.Step{Number: p.number.Load() + 1}
 	if p.began > 0 {
-		if s.length = at - p.began; int64(s.length) < p.least.Load() {
+		if s.Length = at - p.began; int64(s.Length) < p.least.Load() {
 			return false
 		}
 	}
 	p.began = max(at, 1)
-	p.number.Store(s.number)
+	p.number.Store(s.Number)
 	if len(p.steps) < stepsMost {
 		p.steps = append(p.steps, s)
 	}
@@ -86,7 +79,7 @@ func (p *pulse) next(at time.Duration) bool {
 }
 
 // read appends the steps told since the last call.
-func (p *pulse) read(dst []step) []step {
+func (p *pulse) read(dst []board.Step) []board.Step {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	dst = append(dst, p.steps...)

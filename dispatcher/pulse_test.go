@@ -52,9 +52,9 @@ func TestStepsAreHeardInTheStreams(t *testing.T) {
 				}
 				got := s.pulse.read(nil)
 				require.Len(t, got, 19, "the first one is known by the second")
-				require.Zero(t, got[0].length)
+				require.Zero(t, got[0].Length)
 				for _, step := range got[1:] {
-					require.InDelta(t, 50*time.Millisecond, step.length, 1e6)
+					require.InDelta(t, 50*time.Millisecond, step.Length, 1e6)
 				}
 				require.Equal(t, 19, s.told)
 				require.Empty(t, s.pulse.read(nil))
@@ -85,7 +85,7 @@ func TestAStreamThatCatchesUpIsNoStep(t *testing.T) {
 		got := s.pulse.read(nil)
 		require.Len(t, got, 49)
 		for _, step := range got[1:] {
-			require.Equal(t, 50*time.Millisecond, step.length)
+			require.Equal(t, 50*time.Millisecond, step.Length)
 		}
 	})
 }
@@ -108,10 +108,10 @@ func TestAPauseIsNoStep(t *testing.T) {
 		generate()
 		synctest.Wait()
 		g := d.Status(t.Context()).Models[0].Groups[0]
-		require.EqualValues(t, 6, g.steps.count, "three a request: its first event joins a step, its second begins one")
-		require.InDelta(t, 6*.03, g.steps.seconds, 1e-9)
-		require.EqualValues(t, 6, g.steps.buckets[.03])
-		require.Zero(t, g.steps.buckets[.02])
+		require.EqualValues(t, 6, g.Steps.Count, "three a request: its first event joins a step, its second begins one")
+		require.InDelta(t, 6*.03, g.Steps.Seconds, 1e-9)
+		require.EqualValues(t, 6, g.Steps.Buckets[.03])
+		require.Zero(t, g.Steps.Buckets[.02])
 		require.InDelta(t, 30, g.Step.MeanMs, 1e-6)
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
+
+	"evenkeel/dispatcher/board"
 )
 
 // published is the pace of a board as any goroutine may read it.
@@ -14,19 +16,19 @@ type published struct {
 
 func newPublished() *published {
 	p := &published{}
-	p.seconds.Store(math.Float64bits(presumedSeconds))
+	p.seconds.Store(math.Float64bits(board.PresumedSeconds))
 	return p
 }
 
 // publish says whether more hand-offs than before would get a slot in time.
-func (p *published) publish(now *pace) (more bool) {
-	slots, free, waiting := int64(now.slots), int64(now.free), int64(now.waiting)
+func (p *published) publish(now *board.Pace) (more bool) {
+	slots, free, waiting := int64(now.Slots), int64(now.Free), int64(now.Waiting)
 	was := p.slots.Load()
-	more = slots > was || slots == 0 && was > 0 || now.seconds < math.Float64frombits(p.seconds.Load()) || free-waiting > p.free.Load()-p.waiting.Load()
+	more = slots > was || slots == 0 && was > 0 || now.Seconds < math.Float64frombits(p.seconds.Load()) || free-waiting > p.free.Load()-p.waiting.Load()
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)
-	p.seconds.Store(math.Float64bits(now.seconds))
+	p.seconds.Store(math.Float64bits(now.Seconds))
 	return more
 }
 

@@ -1,22 +1,28 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
-// runner owns the boards. It reads the clock, applies the commands of others in their
+// runner owns the boards. It reads the clock, tells them what others want in its
 // order, and carries out the effects that come back: it answers callers, counts, writes the
 // log, and shows rounds to those who look at them afterwards.
 type runner struct {
-	*loop
+	boards   *board.Boards
+	cfg      Config
+	now      time.Time // of the turn
 	d        *Dispatcher
 	wake     func(command) bool // has a command run in the next turn
 	log      *zap.Logger
@@ -25,11 +31,17 @@ type runner struct {
 	shadows  *shadows     // nil: none
 	declog   *decisionLog // nil: off
 	waiting  map[*pool.Entry]waiting
-	owned    map[*board]*owned
-	students map[subjectKey]*student
-	pulses   map[*group]*pulse
-	shadowed map[*group]*shadowed
-	told     []step // scratch
+	owned    map[string]*owned // by model
+	inOrder  []*owned          // the same, by model
+	students map[board.Subject]*student
+	pulses   map[board.GroupKey]*pulse
+	shadowed map[board.GroupKey]*shadowed
+	rejected error // what the last event changed nothing for
+
+	// Events that are used again and again.
+	decided board.Decided
+	steps   board.Steps
+	release board.Release
 }
 
 // waiting is an entry with what its caller is answered with. The caller makes the slot, so that
@@ -43,25 +55,29 @@ type waiting struct {
 
 // owned is what the runner keeps of a board.
 type owned struct {
-	board   *board
+	model   string
 	slots   []*Slot      // by index; nil: free
-	counts  counts       // of these, as they were read last
+	beyond  int          // of these, bound to their engines' own queues
+	counts  board.Counts // of these, as they were read last
+	tick    board.Tick
 	watched atomic.Int32 // suspected pairs: what arrives is of interest only while there are some
 	arrive  func(*Slot)
 	pace    *published
 }
 
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
-	l, err := newLoop(cfg)
+	l, err := board.New(cfg.Config)
 	if err != nil {
 		return nil, err
 	}
-	built := func(key subjectKey, t *tables) { wake(func(r *runner) { r.learned(key, t) }) }
+	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
-		loop: l, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, owned: map[*board]*owned{}, students: map[subjectKey]*student{}, pulses: map[*group]*pulse{}, shadowed: map[*group]*shadowed{},
+		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics),
+		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, students: map[board.Subject]*student{},
+		pulses: map[board.GroupKey]*pulse{}, shadowed: map[board.GroupKey]*shadowed{},
 	}
-	r.carryOut(0) // the policy has a name from the start
+	name := l.Policy() // from the start
+	d.policy.Store(&name)
 	return r, nil
 }
 
@@ -77,7 +93,7 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 		queue = d.inbox.take(queue)
 		r.turn(queue, time.Now())
 		clear(queue) // what a command closed over may go
-		if next := r.next(); next.IsZero() {
+		if next := r.boards.Next(); next.IsZero() {
 			timer.Stop()
 		} else {
 			timer.Reset(time.Until(next))
@@ -88,7 +104,7 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 		case <-ctx.Done():
 			r.shutDown(d.inbox.close(), time.Now())
 			d.last = r.status(r.now)
-			d.last.score()
+			d.last.Score()
 			return
 		}
 	}
@@ -112,136 +128,128 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 func (r *runner) turn(queue []command, now time.Time) {
 	r.now = now
 	for _, c := range queue {
-		r.run(c)
+		c(r)
 	}
-	for _, b := range r.inOrder {
-		if b.looks(now) {
-			r.count(b)
+	for _, o := range r.inOrder {
+		if r.boards.Looks(o.model, now) {
+			r.count(o)
 		}
-		b.turn(now)
-		r.drive(b)
-		r.carryOut(0)
-		b.counts = nil
-		if b.empty() {
-			r.remove(b)
-			delete(r.owned, b)
-			r.d.paces.Delete(b.model)
-		}
+		r.apply(&o.tick)
 	}
 }
 
-func (r *runner) run(c command) {
-	c(r)
-	for _, b := range r.inOrder {
-		r.drive(b)
-		b.counts = nil
-	}
-	r.carryOut(0)
-}
-
-// drive has a board decide until no group is left that has yet to.
-func (r *runner) drive(b *board) {
-	for b.deciding() {
-		r.carryOut(0)
+// apply tells the boards an event, has them decide what follows from it, and carries out what
+// they want done.
+func (r *runner) apply(e board.Event) {
+	r.carryOut(r.boards.Apply(e, r.now), 0)
+	for r.boards.Deciding() {
 		start := time.Now()
-		b.decide(r.now)
-		took := time.Since(start)
-		r.carryOut(took)
-		b.decided(took, r.now)
+		effects := r.boards.Apply(board.Decide{}, r.now)
+		r.decided.Took = time.Since(start)
+		r.carryOut(effects, r.decided.Took)
+		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
 	}
+}
+
+// set has the boards change a setting, or returns why they do not.
+func (r *runner) set(e board.Event) error {
+	r.rejected = nil
+	r.apply(e)
+	return r.rejected
 }
 
 // count reads how far the slots of a board are and tells it with the event that follows: the
 // board's mirror is as fresh as the last event that its streams saw.
-func (r *runner) count(b *board) {
-	o := r.owned[b]
-	if o == nil {
-		return
-	}
+func (r *runner) count(o *owned) {
 	c := &o.counts
-	if grow := len(o.slots) - len(c.tokens); grow > 0 {
-		c.tokens, c.began, c.joined = append(c.tokens, make([]int32, grow)...), append(c.began, make([]bool, grow)...), append(c.joined, make([]uint32, grow)...)
+	if grow := len(o.slots) - len(c.Tokens); grow > 0 {
+		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
 	}
 	for i, s := range o.slots {
 		if s != nil {
-			c.tokens[i], c.began[i], c.joined[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load()
+			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load()
 		} else {
-			c.tokens[i], c.began[i], c.joined[i] = 0, false, 0
+			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		}
 	}
-	b.counts = c
+	r.boards.Apply(c, r.now) // has no effects
+}
+
+// countAll counts the slots of all boards.
+func (r *runner) countAll() {
+	for _, o := range r.inOrder {
+		r.count(o)
+	}
 }
 
 // enqueue takes an entry in.
 func (r *runner) enqueue(w waiting) {
-	if w.local != nil && r.boards[w.entry.Model] != nil {
-		r.count(r.boards[w.entry.Model])
+	if o := r.owned[w.entry.Model]; o != nil && w.local != nil {
+		r.count(o)
 	}
 	r.waiting[w.entry] = w
-	r.loop.enqueue(entrant{entry: w.entry, local: w.local, grounds: w.slot.Grounds})
+	r.apply(board.Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds})
 }
 
-// release gives a slot back.
-func (r *runner) release(s *Slot, o Outcome) {
-	b := s.owner.board
-	if b.ledger.table[s.index].rank.queued > 0 { // who is next in the queue depends on the others
-		r.count(b)
+// giveBack gives a slot back.
+func (r *runner) giveBack(s *Slot, outcome Outcome) {
+	o := s.owner
+	if o.beyond > 0 { // who is next in an engine's queue depends on the others
+		r.count(o)
 	}
-	s.owner.slots[s.index] = nil
-	b.depart(s.index, s.generated.Load(), s.voice.first.Load(), s.voice.last.Load())
-	b.release(s.index, o, s.generated.Load(), s.started.Load(), r.now)
+	if s.Beyond {
+		o.beyond--
+	}
+	o.slots[s.index] = nil
+	r.release = board.Release{
+		Model: o.model, Slot: s.index, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
+		First: s.voice.first.Load(), Last: s.voice.last.Load(),
+	}
+	r.apply(&r.release)
 }
 
 // recount corrects what a slot is charged with, unless it has been given back.
-func (r *runner) recount(s *Slot, prompt int32) {
+func (r *runner) recount(s *Slot, prompt int) {
 	if s.owner.slots[s.index] == s {
-		s.owner.board.recount(s.index, prompt)
+		r.apply(board.Recount{Model: s.owner.model, Slot: s.index, Prompt: prompt})
 	}
 }
 
 // setWorkers replaces the fleet.
 func (r *runner) setWorkers(ws []Worker) {
-	for b := range r.owned {
-		r.count(b)
-	}
-	r.loop.setWorkers(ws)
+	r.countAll()
+	r.apply(board.SetWorkers{Workers: ws})
 }
 
 // shutDown answers everything that waits.
 func (r *runner) shutDown(queue []command, now time.Time) {
-	r.now, r.draining = now, true
+	r.now = now
+	r.apply(board.Shutdown{})
 	for _, c := range queue {
-		r.run(c)
+		c(r)
 	}
-	r.answerAll(ErrDraining)
-	r.carryOut(0)
 }
 
 // status is that of the boards, and what the shadows found.
 func (r *runner) status(now time.Time) Status {
-	for b := range r.owned {
-		r.count(b)
-	}
-	s := r.loop.status(now)
+	r.countAll()
+	s := r.boards.Status(now)
 	for i := range s.Models {
 		m := &s.Models[i]
-		for j, g := range r.boards[m.Model].groups {
-			m.Groups[j].Compared = r.shadows.compared(r.shadowed[g])
+		for j := range m.Groups {
+			g := &m.Groups[j]
+			g.Compared = r.shadows.compared(r.shadowed[board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}])
 		}
 	}
 	return s
 }
 
 func (r *runner) loads() Loads {
-	for b := range r.owned {
-		r.count(b)
-	}
-	all := r.loop.loads()
-	for b := range r.owned {
-		for _, g := range b.groups {
-			if c := r.shadows.compared(r.shadowed[g]); len(c) > 0 {
-				all.Compared = append(all.Compared, GroupCompared{b.model, g.name, c})
-			}
+	r.countAll()
+	all := r.boards.Loads()
+	for key, g := range r.shadowed {
+		if c := r.shadows.compared(g); len(c) > 0 {
+			all.Compared = append(all.Compared, board.GroupCompared{Model: key.Model, Group: key.Name, Policies: c})
 		}
 	}
 	return all
@@ -249,126 +257,138 @@ func (r *runner) loads() Loads {
 
 // carryOut does what the boards want done. took is how long the round took that these
 // effects come from.
-func (r *runner) carryOut(took time.Duration) {
-	for i := 0; i < len(r.effects); i++ { // some cause others
-		r.do(&r.effects[i], took)
+func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
+	for i := range effects {
+		r.do(&effects[i], took)
 	}
-	clear(r.effects) // they hold callers
-	r.effects = r.effects[:0]
 }
 
-func (r *runner) do(e *effect, took time.Duration) {
+func (r *runner) do(e *board.Effect, took time.Duration) {
 	m := r.metrics
-	switch e.kind {
-	case effectBind:
+	switch e.Kind {
+	case board.EffectBind:
 		r.bind(e, took)
-	case effectRefuse:
-		r.answer(e.waits, Result{Err: e.err})
-	case effectBegins:
-		r.owned[e.board].slots[e.slot].waits.Store(false)
-	case effectRound:
-		m.tick(e.policy).Observe(took.Seconds())
-		if e.err != nil {
-			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.policy), zap.Error(e.err))
+	case board.EffectRefuse:
+		r.answer(e.Entry, Result{Err: e.Err})
+	case board.EffectBegins:
+		r.owned[e.Group.Model].slots[e.Slot].waits.Store(false)
+	case board.EffectRound:
+		m.tick(e.Policy).Observe(took.Seconds())
+		if e.Err != nil {
+			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
 		}
 		r.show(e)
-	case effectInvalid:
-		m.invalid.WithLabelValues(e.label).Inc()
-		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.policy),
-			zap.String("fault", e.label), zap.Uint64("entry", e.entry), zap.Int32("worker", e.worker))
-	case effectNotOffered:
-		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.policy), zap.Int32("worker", e.worker))
-	case effectFallback:
-		m.fallbacks.WithLabelValues(e.label).Inc()
-		if e.label == fallbackSlow {
-			r.log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+fallbackSpec+" decides the next ones",
-				zap.String("policy", e.policy), zap.Duration("took", e.lasts), zap.Duration("limit", r.cfg.TickLimit), zap.Int("ticks", slowRounds))
+	case board.EffectInvalid:
+		m.invalid.WithLabelValues(e.Label).Inc()
+		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.Policy),
+			zap.String("fault", e.Label), zap.Uint64("entry", e.ID), zap.Int32("worker", e.Worker))
+	case board.EffectNotOffered:
+		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
+	case board.EffectFallback:
+		m.fallbacks.WithLabelValues(e.Label).Inc()
+		if e.Label == board.FallbackSlow {
+			r.log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+board.FallbackSpec+" decides the next ones",
+				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
 		}
-	case effectBudget:
-		m.budgetChanges.WithLabelValues(e.label).Inc()
-	case effectBeyond:
+	case board.EffectBudget:
+		m.budgetChanges.WithLabelValues(e.Label).Inc()
+	case board.EffectBeyond:
 		m.beyond.Inc()
-	case effectQuarantine:
-		m.quarantines.WithLabelValues(e.pair.prefiller, e.pair.engine).Inc()
+	case board.EffectQuarantine:
+		m.quarantines.WithLabelValues(e.Pair.Prefiller, e.Pair.Engine).Inc()
 		r.log.Warn("dispatcher: hand-offs of a prefiller do not reach a decode engine, though both serve others; the pair is avoided",
-			zap.String("prefiller", e.pair.prefiller), zap.String("engine", e.pair.engine), zap.Int("failures", e.count), zap.Duration("for", e.lasts))
-	case effectSteered:
-		m.steered.WithLabelValues(e.label).Inc()
-	case effectDuplicate:
+			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count), zap.Duration("for", e.Lasts))
+	case board.EffectSteered:
+		m.steered.WithLabelValues(e.Label).Inc()
+	case board.EffectDuplicate:
 		r.log.Warn("dispatcher: two workers with one ID, the second is ignored",
-			zap.Int32("id", e.worker), zap.String("kept", e.names[0]), zap.String("ignored", e.names[1]))
-	case effectPace:
-		if r.own(e.board).pace.publish(&e.board.pace) && r.cfg.OnRoom != nil {
+			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
+	case board.EffectPace:
+		if r.own(e.Group.Model).pace.publish(&e.Pace) && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
-	case effectWatch:
-		r.own(e.board).watched.Store(int32(e.count))
-	case effectPolicy:
-		name := r.name
+	case board.EffectWatch:
+		r.own(e.Group.Model).watched.Store(int32(e.Count))
+	case board.EffectPolicy:
+		name := e.Policy
 		r.d.policy.Store(&name)
-	case effectSubject:
-		r.student(e.subject)
-	case effectFit:
-		r.learner.load(r.fit)
-	case effectEnding:
-		r.learner.hear(e.ending)
-	case effectGroup:
-		r.follow(e.board, e.group)
-	case effectRest:
-		if p := r.pulses[e.group]; p != nil {
+	case board.EffectSubject:
+		r.student(e.Subject, e.Fit)
+	case board.EffectFit:
+		r.learner.load(e.Fit)
+	case board.EffectEnding:
+		r.learner.hear(e.Ending)
+	case board.EffectGroup:
+		r.follow(e.Group)
+	case board.EffectRest:
+		if p := r.pulses[e.Group]; p != nil {
 			p.pause()
 		}
-	case effectLeastStep:
-		if p := r.pulses[e.group]; p != nil {
-			p.least.Store(int64(e.lasts))
+	case board.EffectLeastStep:
+		if p := r.pulses[e.Group]; p != nil {
+			p.least.Store(int64(e.Lasts))
 		}
-	case effectGroupGone:
-		r.shadows.leave(r.shadowed[e.group])
-		delete(r.shadowed, e.group)
-		delete(r.pulses, e.group) // its last streams still beat it, and nobody hears
+	case board.EffectGroupGone:
+		r.shadows.leave(r.shadowed[e.Group])
+		delete(r.shadowed, e.Group)
+		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
+	case board.EffectGone:
+		r.disown(e.Group.Model)
+	case board.EffectRejected:
+		r.rejected = e.Err
 	}
 }
 
 // show shows a round to those who look at it afterwards. They copy it.
-func (r *runner) show(e *effect) {
+func (r *runner) show(e *board.Effect) {
 	if r.declog != nil {
-		r.declog.record(e.round)
+		r.declog.record(e.Round)
 	}
-	if s := r.shadowed[e.group]; s != nil {
-		r.shadows.show(s, e.round)
+	if s := r.shadowed[e.Group]; s != nil {
+		r.shadows.show(s, e.Round)
 	}
 }
 
 // own is what is kept of a board.
-func (r *runner) own(b *board) *owned {
-	o := r.owned[b]
+func (r *runner) own(model string) *owned {
+	o := r.owned[model]
 	if o == nil {
-		o = &owned{board: b, pace: newPublished()}
+		o = &owned{model: model, pace: newPublished(), counts: board.Counts{Model: model}, tick: board.Tick{Model: model}}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {
 				if o.slots[s.index] == s { // else it has been given back
-					b.reached(b.ledger.table[s.index].pair(), r.now)
+					r.apply(board.Reached{Model: model, Slot: s.index})
 				}
 			})
 		}
-		r.owned[b] = o
-		r.d.paces.Store(b.model, o.pace)
+		r.owned[model] = o
+		r.inOrder = append(r.inOrder, o)
+		slices.SortFunc(r.inOrder, func(x, y *owned) int { return cmp.Compare(x.model, y.model) })
+		r.d.paces.Store(model, o.pace)
 	}
 	return o
 }
 
+// disown forgets a board that is gone.
+func (r *runner) disown(model string) {
+	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(o *owned) bool { return o.model == model })
+	delete(r.owned, model)
+	r.d.paces.Delete(model)
+}
+
 // follow listens to a group from its beginning.
-func (r *runner) follow(b *board, g *group) {
-	r.own(b)
-	if !g.barrier {
+func (r *runner) follow(key board.GroupKey) {
+	r.own(key.Model)
+	if !key.Barrier {
 		return
 	}
-	heard := func(r *runner) { r.hear(b, g) } // made once: telling a step allocates nothing
-	r.pulses[g] = newPulse(func() { r.wake(heard) })
+	heard := func(r *runner) { r.hear(key) } // made once: telling a step allocates nothing
+	r.pulses[key] = newPulse(func() { r.wake(heard) })
 	if r.shadows != nil {
-		r.shadowed[g] = r.shadows.follow(func(n policy.Needs) *student {
-			if s := b.source(n); s != nil {
-				return r.student(s.subjectKey)
+		cfg := r.boards.Config()
+		r.shadowed[key] = r.shadows.follow(func(n policy.Needs) *student {
+			if s, ok := cfg.Predictor.Subject(key.Model, n); ok {
+				return r.students[s]
 			}
 			return nil
 		})
@@ -376,39 +396,39 @@ func (r *runner) follow(b *board, g *group) {
 }
 
 // student is who learns a subject.
-func (r *runner) student(key subjectKey) *student {
-	s := r.students[key]
-	if s == nil {
-		s = r.learner.follow(key, r.fit)
-		r.students[key] = s
+func (r *runner) student(key board.Subject, fit *predictor.Fit) {
+	if r.students[key] == nil {
+		r.students[key] = r.learner.follow(key, fit)
 	}
-	return s
 }
 
 // hear tells a board the steps that the streams of a group told of.
-func (r *runner) hear(b *board, g *group) {
-	p := r.pulses[g]
+func (r *runner) hear(key board.GroupKey) {
+	p := r.pulses[key]
 	if p == nil {
 		return // the group is gone
 	}
-	r.told = p.read(r.told[:0])
-	r.count(b)
-	b.hear(g, r.told)
+	r.steps.Group, r.steps.Told = key, p.read(r.steps.Told[:0])
+	r.count(r.owned[key.Model])
+	r.apply(&r.steps)
 }
 
 // bind hands a caller its slot.
-func (r *runner) bind(e *effect, took time.Duration) {
-	o, how := r.own(e.board), &e.bound
-	s := r.waiting[e.waits].slot
-	s.Worker, s.WorkerName, s.Group, s.Policy = how.Rank.ID, how.Rank.Name, how.Rank.Group, how.Policy
+func (r *runner) bind(e *board.Effect, took time.Duration) {
+	o, how := r.own(e.Group.Model), &e.Bound
+	s := r.waiting[e.Entry].slot
+	s.Worker, s.WorkerName, s.Group, s.Policy = how.Worker, how.WorkerName, how.Group, how.Policy
 	s.Stage, s.Score, s.Wait, s.Decide, s.Beyond, s.NewTokens = how.Stage, how.Score, how.Wait, took, how.Beyond, int(how.New)
 	s.waits.Store(how.Beyond)
-	s.owner, s.index, s.pulse = o, how.Slot, r.pulses[how.Rank.group]
+	if how.Beyond {
+		o.beyond++
+	}
+	s.owner, s.index, s.pulse = o, how.Slot, r.pulses[e.Group]
 	if grow := int(how.Slot) + 1 - len(o.slots); grow > 0 {
 		o.slots = append(o.slots, make([]*Slot, grow)...)
 	}
 	o.slots[how.Slot] = s
-	r.answer(e.waits, Result{Slot: s})
+	r.answer(e.Entry, Result{Slot: s})
 }
 
 // answer answers a caller of Enqueue.

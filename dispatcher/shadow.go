@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
-	"evenkeel/predictor"
 )
 
 // shadows have other policies decide the rounds of a group too, in a goroutine
@@ -34,13 +34,13 @@ type shadowed struct {
 	sources []*student // of each shadow's predictions; nil: none
 
 	// Under shadows.mu.
-	waiting  *round // empty unless full
+	waiting  *board.Round // empty unless full
 	full     bool
 	gone     bool // the group is
 	compared []ComparedPolicy
 
 	// The goroutine's.
-	current *round
+	current *board.Round
 	shadows []*shadow
 	inForce level
 	loads   []int64
@@ -52,7 +52,7 @@ type shadow struct {
 	policy   policy.Policy
 	spec     string
 	name     string
-	forecast forecast
+	forecast board.Forecast
 	level    level
 	assign   []policy.Assignment
 }
@@ -84,17 +84,6 @@ func (l *level) add(m *metrics, group, name string, b policy.Balance) {
 // drop takes a level that is no longer measured off the page.
 func (l *level) drop(m *metrics) { m.shadowImbalance.DeleteLabelValues(l.group, l.policy) }
 
-// ComparedPolicy is how level a group is right after each round under one
-// policy: the one in force, or a shadow's had it decided the same rounds. Both
-// are means in which the past fades over 100 rounds.
-type ComparedPolicy struct {
-	Policy          string  `json:"policy"`
-	InForce         bool    `json:"in_force"`
-	ImbalanceTokens float64 `json:"imbalance_tokens"` // as of GroupStatus
-	IdleShare       float64 `json:"idle_share"`
-	Rounds          uint64  `json:"rounds"`
-}
-
 func (l *level) compared(inForce bool) ComparedPolicy {
 	return ComparedPolicy{Policy: l.policy, InForce: inForce, ImbalanceTokens: l.imbalance, IdleShare: l.idle, Rounds: l.rounds}
 }
@@ -110,34 +99,17 @@ func (s *shadows) compared(g *shadowed) []ComparedPolicy {
 	return slices.Clone(g.compared)
 }
 
-// checkShadows refuses what cannot be compared.
-func checkShadows(cfg Config, fit *predictor.Fit) error {
-	for _, spec := range cfg.Shadow {
-		p, err := cfg.parse(spec)
-		if err != nil {
-			return fmt.Errorf("dispatcher: shadow: %w", err)
-		}
-		if p.Immediate() {
-			return fmt.Errorf("dispatcher: shadow %s sends everything on at once, so its rounds do not compare with those of a pool; take p%s", spec, p.Name())
-		}
-		if err := serves(p, fit); err != nil {
-			return fmt.Errorf("dispatcher: shadow: %w", err)
-		}
-	}
-	return nil
-}
-
 // newShadows is nil when there are none to run.
 func newShadows(cfg Config, m *metrics) *shadows {
 	if len(cfg.Shadow) == 0 {
 		return nil
 	}
-	return &shadows{specs: cfg.Shadow, parse: cfg.parse, metrics: m, log: cfg.Log, wake: make(chan struct{}, 1)}
+	return &shadows{specs: cfg.Shadow, parse: cfg.Parse, metrics: m, log: cfg.Log, wake: make(chan struct{}, 1)}
 }
 
 // follow starts the shadows of a group.
 func (s *shadows) follow(source func(policy.Needs) *student) *shadowed {
-	g := &shadowed{waiting: &round{}, current: &round{}}
+	g := &shadowed{waiting: &board.Round{}, current: &board.Round{}}
 	for _, spec := range s.specs {
 		p := s.make(spec)
 		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
@@ -177,11 +149,10 @@ func (s *shadows) nudge() {
 }
 
 // show hands a round over, in place of one that still waits.
-func (s *shadows) show(g *shadowed, head *round) {
+func (s *shadows) show(g *shadowed, head *board.Round) {
 	s.mu.Lock()
 	r, missed := g.waiting, g.full
-	r.group, r.policy, r.guardMs = head.group, head.policy, head.guardMs
-	r.take(&head.snapshot, head.assign)
+	r.Copy(head)
 	g.full = true
 	s.mu.Unlock()
 	if missed {
@@ -240,8 +211,8 @@ func (s *shadows) present() []*shadowed {
 // decide has every shadow of a group decide its current round, and compares.
 func (s *shadows) decide(g *shadowed) {
 	m, r := s.metrics, g.current
-	bound := sortAssigned(&g.sorted[0], r.assign)
-	g.inForce.add(m, r.group, r.policy, g.balance(r, r.assign))
+	bound := sortAssigned(&g.sorted[0], r.Assign)
+	g.inForce.add(m, r.Group, r.Policy, g.balance(r, r.Assign))
 	for i, x := range g.shadows {
 		if err := x.decide(r, g.sources[i]); err != nil {
 			m.shadowFailures.WithLabelValues(x.name).Inc()
@@ -249,10 +220,10 @@ func (s *shadows) decide(g *shadowed) {
 			x.policy = s.make(x.spec) // its scratch may be half written
 			continue
 		}
-		x.level.add(m, r.group, x.name, g.balance(r, x.assign))
-		m.shadowRounds.WithLabelValues(r.group, x.name).Inc()
+		x.level.add(m, r.Group, x.name, g.balance(r, x.assign))
+		m.shadowRounds.WithLabelValues(r.Group, x.name).Inc()
 		if !slices.EqualFunc(bound, sortAssigned(&g.sorted[1], x.assign), samePlace) {
-			m.shadowDisagreements.WithLabelValues(r.group, x.name).Inc()
+			m.shadowDisagreements.WithLabelValues(r.Group, x.name).Inc()
 		}
 	}
 	s.mu.Lock()
@@ -274,42 +245,37 @@ func sortAssigned(dst *[]policy.Assignment, assign []policy.Assignment) []policy
 }
 
 // decide has one shadow decide.
-func (s *shadow) decide(r *round, source *student) (err error) {
+func (s *shadow) decide(r *board.Round, source *student) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
 		}
 	}()
-	var p predictor.Predictor = predictor.None{}
-	r.snapshot.Outlook = nil
+	tables := board.NoTables()
 	if source != nil {
-		t := source.tables.Load()
-		p, r.snapshot.Outlook = t.predictor, t.outlook()
+		tables = source.tables.Load()
 	}
-	if n := policy.NeedsOf(s.policy, r.snapshot.Outlook); n.Predictor != "" {
-		s.forecast.demand(n)
-		s.forecast.follow(r.snapshot.Workers, p)
+	s.forecast.Look(&r.Snapshot, s.policy, tables)
+	r.Snapshot.Budget = 0 // it has the time
+	if r.Snapshot.MaxAgeMs = s.policy.MaxAgeMs(); r.Snapshot.MaxAgeMs > 0 {
+		r.Snapshot.MaxAgeMs = max(r.Snapshot.MaxAgeMs, r.GuardMs)
 	}
-	r.snapshot.Budget = 0 // it has the time
-	if r.snapshot.MaxAgeMs = s.policy.MaxAgeMs(); r.snapshot.MaxAgeMs > 0 {
-		r.snapshot.MaxAgeMs = max(r.snapshot.MaxAgeMs, r.guardMs)
-	}
-	s.assign = s.policy.Decide(&r.snapshot, s.assign[:0])
+	s.assign = s.policy.Decide(&r.Snapshot, s.assign[:0])
 	return nil
 }
 
 // balance is that of the group right after the assignments.
-func (g *shadowed) balance(r *round, assign []policy.Assignment) policy.Balance {
-	workers := r.snapshot.Workers
+func (g *shadowed) balance(r *board.Round, assign []policy.Assignment) policy.Balance {
+	workers := r.Snapshot.Workers
 	g.loads = g.loads[:0]
 	for i := range workers {
 		g.loads = append(g.loads, workers[i].KVTokens())
 	}
 	for _, a := range assign {
 		w, ok := slices.BinarySearchFunc(workers, a.Worker, func(w policy.Worker, id int32) int { return cmp.Compare(w.ID, id) })
-		at := slices.IndexFunc(r.snapshot.Pool, func(e policy.Entry) bool { return e.ID == a.Entry })
+		at := slices.IndexFunc(r.Snapshot.Pool, func(e policy.Entry) bool { return e.ID == a.Entry })
 		if ok && at >= 0 {
-			g.loads[w] += int64(r.snapshot.Pool[at].Prompt)
+			g.loads[w] += int64(r.Snapshot.Pool[at].Prompt)
 		}
 	}
 	return policy.Measure(g.loads)

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -48,7 +49,7 @@ func TestShadowsTellHowLevelTheGroupWouldBe(t *testing.T) {
 		}
 		require.Equal(t, want, d.Status(t.Context()).Models[0].Groups[0].Compared)
 		loads, _ := d.Loads(t.Context())
-		require.Equal(t, []GroupCompared{{"m", "main", want}}, loads.Compared)
+		require.Equal(t, []GroupCompared{{Model: "m", Group: "main", Policies: want}}, loads.Compared)
 		d.SetWorkers(nil)
 		synctest.Wait()
 		require.NotContains(t, scrape(t, registry), `evenkeel_shadow_imbalance_tokens{`, "the group is gone")
@@ -116,12 +117,10 @@ func TestShadowsHavePredictionsOfTheirOwn(t *testing.T) {
 	h.put(pool.Entry{}).slotNow(t)
 	require.True(t, h.shadows.turn())
 	require.False(t, h.shadows.turn())
-	g := h.shadowed[h.boards["m"].groups[0]]
-	brh := g.shadows[0].forecast
-	require.EqualValues(t, 1, brh.lives[s.index].id)
-	require.NotZero(t, brh.lives[s.index].Rhat)
-	require.Zero(t, s.rhat(), "br0 reads none, and what it sees is not touched")
-	require.Equal(t, 100, int(h.subjects[subjectKey{"m", "survival"}].tables.counts.Finished))
+	seen := h.shadowed[board.GroupKey{Model: "m", Name: "main", Barrier: true}].current.Snapshot.Workers[s.Worker].Running[0]
+	require.EqualValues(t, 1, seen.ID)
+	require.NotZero(t, seen.Rhat, "brh reads it")
+	require.Equal(t, 100, h.status(h.at).Models[0].Predictors[0].Outputs)
 }
 
 func TestShadowsThatCannotBeComparedAreRefused(t *testing.T) {

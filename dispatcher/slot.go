@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
 
@@ -17,11 +18,11 @@ type Slot struct {
 	Policy     string // that decided, the fallback's name where it did
 	Stage      uint8  // policy.Assignment's: 0 the starvation guard, 1 singles, 2 subsets
 	Score      float64
-	Wait       time.Duration // in the pool
-	Decide     time.Duration // of Wait, the round that admitted it
-	Grounds    *Grounds      // what the rank was chosen on; nil without Config.Explain
-	Beyond     bool          // it was bound though the rank had no slot or no KV room for it, see Waits
-	NewTokens  int           // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
+	Wait       time.Duration  // in the pool
+	Decide     time.Duration  // of Wait, the round that admitted it
+	Grounds    *board.Grounds // what the rank was chosen on; nil without Config.Explain
+	Beyond     bool           // it was bound though the rank had no slot or no KV room for it, see Waits
+	NewTokens  int            // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 
 	handsOff bool // its KV comes from a prefill engine that is known
 
@@ -39,7 +40,7 @@ type Slot struct {
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	s := &Slot{handsOff: e.Prefiller != ""}
 	if explain {
-		s.Grounds = &Grounds{}
+		s.Grounds = &board.Grounds{}
 	}
 	return s
 }
@@ -79,22 +80,3 @@ func (s *Slot) Started() {
 // Waits says that the request is in its engine's queue, because the rank has no
 // slot or no KV room for it yet. That its first event does not come then is no fault of the engine.
 func (s *Slot) Waits() bool { return s.waits.Load() }
-
-// Kind is how a request left its rank.
-type Kind uint8
-
-// The ways to leave a rank.
-const (
-	Finished  Kind = iota // the engine ended the stream
-	Cancelled             // the client left
-	Failed                // the engine failed, refused or recomputed it
-)
-
-// Outcome is what Release is told about the request.
-type Outcome struct {
-	Kind      Kind
-	Generated int // tokens of this leg
-	// Lost: the engine took the request, and its first event did not come. Where
-	// both ends serve others it is the way between them that fails.
-	Lost bool
-}

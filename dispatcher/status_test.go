@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
 
@@ -30,10 +31,10 @@ func TestStatusAndMetrics(t *testing.T) {
 		time.Sleep(5 * time.Second)
 
 		s := d.Status(t.Context())
-		s.Models[0].Groups[0].steps = stepHistogram{} // has a test of its own
+		s.Models[0].Groups[0].Steps = board.StepHistogram{} // has a test of its own
 		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
 			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
-			Groups: []GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &StepStatus{}}},
+			Groups: []board.GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &board.StepStatus{}}},
 			Workers: []WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
@@ -43,7 +44,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		}}}, s)
 		loads, ok := d.Loads(t.Context())
 		require.True(t, ok)
-		require.ElementsMatch(t, []Load{{0, 320}, {1, 100}, {2, 0}}, loads.Ranks)
+		require.ElementsMatch(t, []Load{{Worker: 0, KVTokens: 320}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
 		loads.Ranks = nil
 		require.Equal(t, Loads{Pool: 1, OutputTokens: 20}, loads)
 
@@ -96,14 +97,6 @@ func TestNamesThatCollideDoNotBreakTheScrape(t *testing.T) {
 			require.Contains(t, text, series)
 		}
 	})
-}
-
-func TestTheAuditSeesALostCharge(t *testing.T) {
-	h := newHand(t, testConfig())
-	h.fleet(ranks(1, 1, 0))
-	s := h.put(pool.Entry{Prompt: 40}).slotNow(t)
-	h.boards["m"].ledger.table[s.index] = charge{}
-	require.Equal(t, DriftStatus{Slots: 1, KVTokens: 40}, h.status(h.at).Drift)
 }
 
 func scrape(t *testing.T, g prometheus.Gatherer) string {

@@ -10,65 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
-
-// holding is a board whose policy holds an entry back: a long prompt would
-// lengthen everybody's step by more than it gives.
-func holding(t *testing.T) (*hand, *Slot, waiting) {
-	cfg := realConfig("evenkeel:mode=now,hold=0")
-	cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-3}
-	h := newHand(t, cfg)
-	h.fleet(ranks(2, 8, 0))
-	first := h.put(pool.Entry{Prompt: 1000}).slotNow(t)
-	for range 13 {
-		h.put(pool.Entry{Prompt: 1000}).slotNow(t).Progress(1)
-	}
-	first.Progress(1)
-	require.NoError(t, h.setPolicy("evenkeel:mode=now"))
-	long := h.put(pool.Entry{Prompt: 60_000})
-	require.True(t, long.waits())
-	return h, first, long
-}
-
-func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
-	h, s, long := holding(t)
-	b := h.boards["m"]
-	require.Equal(t, 1, b.groups[0].held)
-	require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
-	ticks := b.ticks
-
-	h.pass(time.Millisecond)
-	require.Equal(t, ticks, b.ticks, "nothing changed and no step is over")
-
-	step := b.step(b.groups[0])
-	require.Equal(t, 10*time.Millisecond+time.Duration(b.groups[0].most)*time.Microsecond, step.Round(time.Microsecond))
-	require.WithinDuration(t, h.at.Add(-time.Millisecond+step+step/2), h.next(), time.Microsecond, "by the model")
-	h.at = h.next()
-	h.do()
-	require.Equal(t, ticks+1, b.ticks)
-
-	s.Progress(2) // it speaks again: a step is over
-	require.Len(t, h.told, 1)
-	h.do(h.told...)
-	require.Equal(t, ticks+2, b.ticks, "told by a stream, before the timer")
-	require.True(t, long.waits())
-
-	h.release(s)
-	h.pass(10 * time.Second) // 20 steps and more
-	require.False(t, long.waits(), "nobody is held for ever")
-	require.Zero(t, b.groups[0].held)
-	require.Zero(t, h.next())
-}
-
-func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
-	h, _, long := holding(t)
-	h.do(func(l *runner) { l.withdraw(long.entry) })
-	h.at = h.next()
-	h.do()
-	require.Zero(t, h.boards["m"].groups[0].held)
-	require.Zero(t, h.next())
-}
 
 func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -97,7 +41,7 @@ func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 			synctest.Wait()
 		}
 		step := d.Status(t.Context()).Models[0].Groups[0].Step
-		require.Equal(t, stepLearned, step.Source)
+		require.Equal(t, "learned", step.Source)
 		require.InEpsilon(t, truth.C1Ms, step.C1Ms, 0.05)
 		require.InEpsilon(t, truth.C0Ms, step.C0Ms, 0.1)
 		require.Greater(t, step.R2, 0.9)
@@ -132,7 +76,7 @@ func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				truth := StepModel{C0Ms: 10, C1Ms: 3e-3}
 				step := teach(t, truth, c.late, c.runs, c.charged, c.output, c.lost)
-				require.Equal(t, stepLearned, step.Source)
+				require.Equal(t, "learned", step.Source)
 				require.InEpsilon(t, truth.C1Ms, step.C1Ms, 0.05)
 				require.InEpsilon(t, truth.C0Ms, step.C0Ms, 0.1)
 				require.Greater(t, step.R2, 0.9)
@@ -142,7 +86,7 @@ func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 }
 
 // teach runs four ranks for a while and returns what was learned.
-func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost float64) *StepStatus {
+func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost float64) *board.StepStatus {
 	d := start(t, testConfig())
 	d.SetWorkers(ranks(4, 30, 0))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -196,45 +140,4 @@ func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost 
 		synctest.Wait()
 	}
 	return d.Status(t.Context()).Models[0].Groups[0].Step
-}
-
-func TestHearingAStepDoesNotAllocate(t *testing.T) {
-	h := newHand(t, testConfig())
-	h.fleet(ranks(2, 8, 0))
-	var all []*Slot
-	for _, w := range h.putAll(16, func() pool.Entry { return pool.Entry{Prompt: 10} }) {
-		all = append(all, w.slotNow(t))
-	}
-	b := h.boards["m"]
-	g := b.groups[0]
-	h.told = make([]command, 0, 4096)
-	n := 0
-	require.Zero(t, testing.AllocsPerRun(1000, func() {
-		n++
-		h.pulses[g].least.Store(0) // every second word of a stream is a step
-		for _, s := range all {
-			s.Progress(n)
-			b.depart(s.index, int32(n), s.voice.first.Load(), s.voice.last.Load())
-		}
-		h.hear(b, g)
-		h.carryOut(0)
-	}))
-	require.Greater(t, g.last.number, uint32(900))
-}
-
-func TestWhoHasLeftIsForgotten(t *testing.T) {
-	h := newHand(t, testConfig())
-	h.fleet(ranks(1, 2, 0))
-	b := h.boards["m"]
-	r := b.ranks[0]
-	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
-	b.depart(s.index, 1, s.voice.first.Load(), s.voice.last.Load())
-	require.Empty(t, r.left, "it was in no step")
-	s.Progress(1)
-	for range 100 { // answers of one token: nobody speaks twice, so no step is told
-		b.depart(s.index, 1, s.voice.first.Load(), s.voice.last.Load())
-		require.LessOrEqual(t, len(r.left), 4)
-	}
-	h.release(s)
-	require.Empty(t, r.left, "nothing runs")
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
@@ -138,13 +139,15 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.places.OnFree(g.tier.Wake)
 	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
-		Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.poolTTL(),
+		Config: board.Config{
+			Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.poolTTL(),
+			Predictor: board.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
+			StepModel: board.StepModel(cfg.Dispatch.StepModel),
+			Shadow:    cfg.Dispatch.Shadow,
+			Explain:   cfg.Explains(),
+		},
 		Registerer: g.reg, Places: g.places, OnRoom: g.tier.Wake, Log: log,
-		Predictor:   dispatcher.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
-		StepModel:   dispatcher.StepModel(cfg.Dispatch.StepModel),
 		DecisionLog: dispatcher.DecisionLogConfig(cfg.Dispatch.Log),
-		Shadow:      cfg.Dispatch.Shadow,
-		Explain:     cfg.Explains(),
 	})
 	if err != nil {
 		return nil, err

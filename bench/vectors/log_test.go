@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 	"evenkeel/predictor"
@@ -56,9 +57,11 @@ func TestARecordedRoundIsDecidedTheSameWay(t *testing.T) {
 func record(t *testing.T, spec, file string) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := dispatcher.Start(t.Context(), dispatcher.Config{
-			Policy: spec, Window: dispatcher.DefaultWindow, TickLimit: time.Hour,
-			Predictor:   dispatcher.PredictorConfig{Kind: predictor.KindSurvival},
-			StepModel:   dispatcher.StepModel{C0Ms: 20, C1Ms: 1e-3},
+			Config: board.Config{
+				Policy: spec, Window: board.DefaultWindow, TickLimit: time.Hour,
+				Predictor: board.PredictorConfig{Kind: predictor.KindSurvival},
+				StepModel: board.StepModel{C0Ms: 20, C1Ms: 1e-3},
+			},
 			DecisionLog: dispatcher.DecisionLogConfig{File: file},
 		})
 		require.NoError(t, err)

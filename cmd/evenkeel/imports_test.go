@@ -23,7 +23,8 @@ var mayImport = map[string][]string{
 	"dispatcher/subset": {},
 	"dispatcher/policy": {"dispatcher/subset"},
 	"pool":              {"mooncake"},
-	"dispatcher":        {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
+	"dispatcher/board":  {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
+	"dispatcher":        {"dispatcher/board", "pool", "predictor", "dispatcher/policy"},
 	"engine":            {"engine/circuit", "mooncake", "sse"},
 	"engine/circuit":    {},
 	"engine/discover":   {"engine/discover"}, // its sources are below it
@@ -48,18 +49,18 @@ var mayImport = map[string][]string{
 	"gateway/tracing":   {},
 	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "predictor", "dispatcher/policy"},
 	"gateway/owner":     {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
-	"gateway":           {"gateway/owner", "gateway/advice", "gateway/certs", "gateway/cluster", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "gateway/selftest", "gateway/tracing", "engine/circuit", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/owner", "gateway/advice", "gateway/certs", "gateway/cluster", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "gateway/selftest", "gateway/tracing", "engine/circuit", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/board", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/live":      {"gateway", "gateway/openai", "gateway/receipt", "dispatcher", "engine/discover", "prefill"},
 	"gateway/top":       {"gateway/live"},
 	"gateway/admin":     {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson"},
+	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson"},
 	"docs/book":         {},
 	"cmd":               {"*"},
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/receipt"
 	"evenkeel/pool"
 )
@@ -68,7 +69,7 @@ type floor struct {
 }
 
 func newFloor(b *testing.B) *floor {
-	d, err := dispatcher.Start(b.Context(), dispatcher.Config{TickLimit: time.Hour})
+	d, err := dispatcher.Start(b.Context(), dispatcher.Config{Config: board.Config{TickLimit: time.Hour}})
 	require.NoError(b, err)
 	f := &floor{B: b, d: d, zip: gzip.NewWriter(io.Discard)}
 	ws := make([]dispatcher.Worker, 144)

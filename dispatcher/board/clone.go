@@ -1,0 +1,106 @@
+package board
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// Clone copies the boards between two events, with all that decides what they do next: what
+// happens to the copy leaves the original as it is. Sampled scores of predictions are left
+// out, and so is the room for grounds, because both are for people who look at the original.
+func (l *Boards) Clone() *Boards {
+	r := *l.rules
+	r.subjects = make(map[Subject]*known, len(l.subjects))
+	for key, s := range l.subjects {
+		copied := *s // the tables never change
+		r.subjects[key] = &copied
+	}
+	r.effects = nil
+	c := &Boards{rules: &r, boards: make(map[string]*board, len(l.boards)), now: l.now, draining: l.draining}
+	for _, b := range l.inOrder {
+		c.add(b.clone(&r))
+	}
+	return c
+}
+
+func (b *board) clone(r *rules) *board {
+	c := *b
+	c.rules, c.pool = r, b.pool.Clone()
+	c.waiting = make(map[uint64]entrant, len(b.waiting))
+	for _, e := range c.pool.Entries() {
+		c.waiting[e.ID] = entrant{entry: e}
+	}
+	groups := make(map[*group]*group, len(b.groups))
+	c.ranks = make(map[int32]*rank, len(b.ranks))
+	for id, old := range b.ranks {
+		next := *old
+		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
+		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
+		if groups[old.group] == nil && old.group != nil {
+			groups[old.group] = old.group.clone(r)
+		}
+		next.group = groups[old.group]
+		c.ranks[id] = &next
+	}
+	c.groups = make([]*group, len(b.groups))
+	for i, g := range b.groups {
+		c.groups[i] = groups[g]
+		c.groups[i].members, c.groups[i].ranks = c.those(g.members), c.those(g.ranks)
+	}
+	c.ledger.table, c.ledger.unused = slices.Clone(b.ledger.table), slices.Clone(b.ledger.unused)
+	for i := range c.ledger.table {
+		if s := &c.ledger.table[i]; s.rank != nil {
+			s.rank = c.ranks[s.rank.ID]
+		}
+	}
+	c.pairs.suspects = make(map[Pair]*suspect, len(b.pairs.suspects))
+	for key, s := range b.pairs.suspects {
+		next := *s
+		c.pairs.suspects[key] = &next
+	}
+	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
+	c.asked, c.at, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
+	return &c
+}
+
+// those are the copies of ranks.
+func (b *board) those(ranks []*rank) []*rank {
+	all := make([]*rank, len(ranks))
+	for i, r := range ranks {
+		all[i] = b.ranks[r.ID]
+	}
+	return all
+}
+
+func (g *group) clone(r *rules) *group {
+	c := *g
+	c.members, c.ranks = nil, nil
+	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
+	c.forecast = Forecast{rules: g.forecast.rules, reads: g.forecast.reads, era: g.forecast.era, lives: slices.Clone(g.forecast.lives)}
+	return &c
+}
+
+func (d decider) clone(r *rules) decider {
+	c := r.make(d.spec)
+	policy.Resume(c.Policy, d.Policy)
+	if d.source != nil {
+		c.source = r.subjects[d.source.Subject]
+	}
+	return c
+}
+
+// add takes a board in.
+func (l *Boards) add(b *board) {
+	l.boards[b.model] = b
+	l.inOrder = slices.Collect(maps.Values(l.boards))
+	slices.SortFunc(l.inOrder, func(x, y *board) int { return cmp.Compare(x.model, y.model) })
+}
+
+// remove forgets a board that holds nothing any more.
+func (l *Boards) remove(b *board) {
+	delete(l.boards, b.model)
+	l.inOrder = slices.DeleteFunc(slices.Clone(l.inOrder), func(o *board) bool { return o == b })
+}

@@ -1,0 +1,280 @@
+package board
+
+import (
+	"cmp"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/pool"
+	"evenkeel/predictor"
+)
+
+// twin owns boards and only writes down what they want done.
+type twin struct {
+	*Boards
+	entries map[uint64]*pool.Entry // that wait
+	slots   map[uint64]int32       // of requests that run, by entry
+	counts  Counts
+	wrote   []string
+}
+
+func newTwin(t tb, cfg Config) *twin {
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &twin{Boards: b, entries: map[uint64]*pool.Entry{}, slots: map[uint64]int32{}, counts: Counts{Model: "m"}}
+}
+
+func (w *twin) copied() *twin {
+	c := &twin{Boards: w.Clone(), entries: map[uint64]*pool.Entry{}, slots: maps.Clone(w.slots), wrote: slices.Clone(w.wrote)}
+	for _, b := range c.inOrder {
+		for _, e := range b.pool.Entries() {
+			c.entries[e.ID] = e
+		}
+	}
+	c.counts = Counts{"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined)}
+	return c
+}
+
+// tell applies an event with the counts, each round that follows having taken so long.
+func (w *twin) tell(e Event, now time.Time, took time.Duration) {
+	w.write(w.Apply(&w.counts, now))
+	w.write(w.Apply(e, now))
+	for w.Deciding() {
+		w.write(w.Apply(Decide{}, now))
+		w.write(w.Apply(&Decided{took}, now))
+	}
+}
+
+// ask asks for all that there is to ask.
+func (w *twin) ask(now time.Time) {
+	w.Status(now)
+	w.Loads()
+	w.Next()
+	w.Looks("m", now)
+	_ = w.Accepts(Settings{Policy: "jsq"})
+}
+
+// write notes the effects, and keeps what a caller would know.
+func (w *twin) write(effects []Effect) {
+	for _, e := range effects {
+		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Lasts, e.Pace, e.Subject, e.Ending)
+		switch e.Kind {
+		case EffectBind:
+			line += fmt.Sprint(e.Entry.ID)
+			w.slots[e.Entry.ID] = e.Bound.Slot
+			for int(e.Bound.Slot) >= len(w.counts.Tokens) {
+				w.counts.Tokens, w.counts.Began, w.counts.Joined = append(w.counts.Tokens, 0), append(w.counts.Began, false), append(w.counts.Joined, 0)
+			}
+			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot] = 0, false, 0
+			delete(w.entries, e.Entry.ID)
+		case EffectRefuse:
+			line += fmt.Sprint(e.Entry.ID)
+			delete(w.entries, e.Entry.ID)
+		case EffectRound:
+			r := e.Round
+			line += fmt.Sprint(r.Tick, r.At, r.Group, r.GuardMs, r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.MaxAgeMs, r.Snapshot.StepMs, r.Snapshot.Budget, r.Assign)
+		}
+		w.wrote = append(w.wrote, line)
+	}
+}
+
+// Boards that are told the same stay the same, also if one is asked between any two events, and
+// after one was copied in the middle. The copy shares nothing with its original, which goes on
+// with other events.
+func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := realConfig(rapid.SampledFrom([]string{"evenkeel", "brh", "br0", "pjsq", "rr", "p2c", "prandom", "br0:bypass"}).Draw(t, "policy"))
+		cfg.Predictor.Kind, cfg.Window, cfg.TTL = predictor.KindSurvival, 3*time.Millisecond, time.Minute
+		cfg.TickLimit = 20 * time.Millisecond
+		both := []*twin{newTwin(t, cfg), newTwin(t, cfg)}
+		now, ids, steps := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), uint64(0), uint32(1)
+		fleet := ranks(4, 3, 4000)
+		all := func(event func(w *twin) Event, took time.Duration) {
+			for i, w := range both {
+				if e := event(w); e != nil {
+					w.tell(e, now, took)
+				}
+				if i == 1 {
+					w.ask(now)
+				}
+			}
+		}
+		one := func() (id uint64, ok bool) {
+			ids := slices.Sorted(maps.Keys(both[0].slots))
+			if len(ids) == 0 {
+				return 0, false
+			}
+			return rapid.SampledFrom(ids).Draw(t, "which"), true
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"enqueue": func(t *rapid.T) {
+				ids++
+				e := pool.Entry{
+					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Drain: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
+					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now,
+				}
+				if rapid.Bool().Draw(t, "deadline") {
+					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
+				}
+				if rapid.IntRange(0, 4).Draw(t, "avoids") == 0 {
+					e.Avoid = []int32{rapid.Int32Range(0, 3).Draw(t, "rank")}
+				}
+				var local *Local
+				if rapid.IntRange(0, 5).Draw(t, "local") == 0 {
+					local = &Local{Ranks: []LocalRank{{0, 100}, {2, 50}, {3, 50}}, Threshold: 200, InFlight: 300}
+				}
+				all(func(w *twin) Event {
+					own := e
+					w.entries[own.ID] = &own
+					return Enqueue{Entry: &own, Local: local}
+				}, 0)
+			},
+			"tokens": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					n := rapid.Int32Range(1, 50).Draw(t, "tokens")
+					for _, w := range both {
+						w.counts.Tokens[w.slots[id]] += n
+						w.counts.Began[w.slots[id]] = true
+						w.counts.Joined[w.slots[id]] = cmp.Or(w.counts.Joined[w.slots[id]], steps)
+					}
+				}
+			},
+			"release": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost")}
+					all(func(w *twin) Event {
+						slot := w.slots[id]
+						delete(w.slots, id)
+						o.Generated = int(w.counts.Tokens[slot])
+						return &Release{"m", slot, o, w.counts.Tokens[slot], w.counts.Began[slot], w.counts.Joined[slot], steps}
+					}, 0)
+				}
+			},
+			"recount": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					prompt := rapid.IntRange(1, 3000).Draw(t, "prompt")
+					all(func(w *twin) Event { return Recount{"m", w.slots[id], prompt} }, 0)
+				}
+			},
+			"withdraw": func(t *rapid.T) {
+				id := rapid.Uint64Range(0, ids).Draw(t, "entry")
+				all(func(w *twin) Event {
+					if e := w.entries[id]; e != nil {
+						return Withdraw{e}
+					}
+					return nil
+				}, 0)
+			},
+			"fleet": func(t *rapid.T) {
+				ws := append([]Worker(nil), fleet[:rapid.IntRange(0, 4).Draw(t, "ranks")]...)
+				for i := range ws {
+					ws[i].Slots, ws[i].Up = rapid.IntRange(1, 4).Draw(t, "slots"), rapid.IntRange(0, 5).Draw(t, "up") > 0
+					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
+					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
+				}
+				all(func(*twin) Event { return SetWorkers{ws} }, 0)
+			},
+			"step": func(t *rapid.T) {
+				steps++
+				told := []Step{{Number: steps, Length: time.Duration(rapid.IntRange(5, 60).Draw(t, "ms")) * time.Millisecond}}
+				all(func(*twin) Event { return &Steps{GroupKey{"m", "main", true}, told} }, 0)
+			},
+			"outputs": func(t *rapid.T) {
+				var l Learner
+				key := Subject{"m", predictor.KindSurvival}
+				require.NoError(t, l.Follow(key, nil))
+				for range 60 {
+					l.Learn(&Ending{Model: "m", Finished: true, Prompt: 10, Output: rapid.Int32Range(1, 200).Draw(t, "output")})
+				}
+				built, _ := l.Rebuild(now)
+				all(func(w *twin) Event {
+					if w.subjects[key] != nil {
+						return built[0]
+					}
+					return nil
+				}, 0)
+			},
+			"policy": func(t *rapid.T) {
+				spec := rapid.SampledFrom([]string{"evenkeel", "br0", "no such policy"}).Draw(t, "spec")
+				all(func(*twin) Event { return SetPolicy{spec} }, 0)
+			},
+			"arrives": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					all(func(w *twin) Event { return Reached{"m", w.slots[id]} }, 0)
+				}
+			},
+			"preempted": func(t *rapid.T) {
+				rank := rapid.Int32Range(0, 3).Draw(t, "rank")
+				all(func(*twin) Event { return Preempted{rank} }, 0)
+			},
+			"tick": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.IntRange(0, 400).Draw(t, "ms")) * time.Millisecond)
+				took := time.Duration(rapid.SampledFrom([]int{0, 0, 2, 30}).Draw(t, "took")) * time.Millisecond
+				all(func(*twin) Event { return &Tick{"m"} }, took)
+			},
+			"copy": func(t *rapid.T) {
+				original := both[0]
+				both[0] = original.copied()
+				ids := uint64(1 << 40) // the original goes on with something else
+				original.tell(SetWorkers{ranks(3, 9, 0)}, now, 0)
+				for range 5 {
+					ids++
+					original.tell(Enqueue{Entry: &pool.Entry{ID: ids, Model: "m", Prompt: 7, Entered: now}}, now, 0)
+				}
+				original.tell(&Tick{"m"}, now.Add(time.Second), 0)
+				original.tell(Shutdown{}, now, 0)
+			},
+			"": func(t *rapid.T) {
+				require.Equal(t, strings.Join(both[1].wrote, "\n"), strings.Join(both[0].wrote, "\n"))
+				for _, w := range both {
+					w.wrote = w.wrote[:0]
+				}
+				x, y := both[0].Status(now), both[1].Status(now)
+				for _, s := range []*Status{&x, &y} {
+					for i := range s.Models {
+						s.Models[i].Predictors = nil // the scores are not copied
+					}
+				}
+				require.Equal(t, y, x)
+				require.Equal(t, both[1].Next(), both[0].Next())
+			},
+		})
+	})
+}
+
+// The boards have no clock, log, metric, lock or goroutine: only then can a simulator drive
+// them, and only then can they be copied.
+func TestTheBoardsArePure(t *testing.T) {
+	files, err := os.ReadDir(".")
+	require.NoError(t, err)
+	for _, f := range files {
+		if name := f.Name(); strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") {
+			text, err := os.ReadFile(name)
+			require.NoError(t, err)
+			file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
+			require.NoError(t, err)
+			for _, i := range file.Imports {
+				pure := []string{
+					"cmp", "errors", "fmt", "maps", "math", "runtime/debug", "slices", "time", // debug: the stack of a policy that panicked
+					"evenkeel/dispatcher/policy", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+				}
+				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
+			}
+			for _, impure := range []string{"time.Now", "time.Since", "time.Until", "time.After", "time.Sleep", "time.NewT", "go func", "chan ", "select {"} {
+				require.NotContains(t, string(text), impure, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package board
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// Why an entry gets no slot.
+var (
+	ErrPoolTimeout = pool.ErrTimeout
+	ErrExpired     = pool.ErrExpired
+	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
+	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
+	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
+	ErrDraining    = errors.New("dispatcher: draining, no new admissions; retry against another proxy")
+	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry its own")
+)
+
+// Defaults of Config.
+const (
+	DefaultWindow    = 3 * time.Millisecond
+	DefaultTickLimit = 20 * time.Millisecond
+	DefaultPolicy    = "evenkeel"
+	DefaultDense     = "jsq-kv"
+)
+
+// Worker is one decode rank as the operator or discovery describes it.
+type Worker struct {
+	ID       int32 // identity: a worker that keeps its ID keeps its load
+	Name     string
+	Model    string
+	Group    string
+	Barrier  bool    // its group steps together
+	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
+	Slots    int     // max_num_seqs
+	Beyond   int     // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
+	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
+	Capacity int64   // KV tokens, 0 = unlimited
+	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
+	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
+	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
+	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
+}
+
+// Config is what New needs. The zero value of a field is its default where one is named.
+type Config struct {
+	Policy      string        // of barrier groups; "" = DefaultPolicy
+	DensePolicy string        // of ranks without barrier; "" = DefaultDense
+	Window      time.Duration // waits this long after the first freed slot of a burst; 0 = off
+	TickLimit   time.Duration // a slower decision brings the fallback; 0 = DefaultTickLimit
+	TTL         time.Duration // longest time in the pool; 0 = only the hand-off's deadline
+
+	Predictor PredictorConfig // of output lengths; zero: what policies ask for, learned from nothing
+	StepModel StepModel       // of every barrier group until one is learned; zero: unknown
+	Explain   bool            // slots say what their rank was chosen on
+	Shadow    []string        // policies that decide the same rounds without effect, to be compared
+
+	Parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
+}
+
+// WithDefaults fills in what is left out.
+func (c Config) WithDefaults() Config {
+	if c.Policy == "" {
+		c.Policy = DefaultPolicy
+	}
+	if c.DensePolicy == "" {
+		c.DensePolicy = DefaultDense
+	}
+	if c.TickLimit == 0 {
+		c.TickLimit = DefaultTickLimit
+	}
+	if c.Parse == nil {
+		c.Parse = c.Predictor.parser()
+	}
+	return c
+}
+
+func (c Config) check() error {
+	if c.Window < 0 || c.TickLimit < 0 || c.TTL < 0 {
+		return fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", c.Window, c.TickLimit, c.TTL)
+	}
+	if m := c.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
+		return fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package board
+
+import (
+	"errors"
+	"time"
+
+	"evenkeel/predictor"
+)
+
+// Settings are what a running dispatcher may change.
+type Settings struct {
+	Policy    string // of barrier groups; empty: the one in force stays
+	Window    time.Duration
+	TickLimit time.Duration // 0 = DefaultTickLimit
+	TTL       time.Duration // of entries that come from now on
+	StepModel StepModel
+	Predictor PredictorConfig // Fit nil: what was learned stays
+}
+
+// examined are settings that work.
+type examined struct {
+	cfg     Config
+	fit     *predictor.Fit
+	spec    string
+	decides bool // policies are made anew
+}
+
+// Accepts says what Settings as an event would do, and changes nothing.
+func (l *Boards) Accepts(s Settings) error {
+	_, err := l.examine(s)
+	return err
+}
+
+func (l *Boards) examine(s Settings) (*examined, error) {
+	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
+	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel = s.Window, s.TickLimit, s.TTL, s.StepModel
+	if e.cfg.TickLimit == 0 {
+		e.cfg.TickLimit = DefaultTickLimit
+	}
+	if s.Predictor.Kind != l.cfg.Predictor.Kind {
+		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
+		e.cfg.Parse = e.cfg.Predictor.parser()
+	}
+	if s.Predictor.Fit != nil {
+		e.fit = s.Predictor.Fit
+	}
+	if s.Policy != "" {
+		e.decides, e.spec = true, s.Policy
+	}
+	p, err := e.cfg.Parse(e.spec)
+	if err != nil {
+		return nil, err
+	}
+	return e, errors.Join(e.cfg.check(), serves(p, e.fit), (&Boards{rules: &rules{cfg: e.cfg}}).usable(e.fit))
+}
+
+func (l *Boards) configure(s Settings) error {
+	e, err := l.examine(s)
+	if err != nil {
+		return err
+	}
+	l.cfg = e.cfg
+	if s.Predictor.Fit != nil {
+		l.fit = e.fit
+		l.emit(Effect{Kind: EffectFit, Fit: l.fit})
+	}
+	for _, b := range l.inOrder {
+		b.pool.SetTTL(l.cfg.TTL)
+		for _, g := range b.groups {
+			if g.barrier {
+				g.steps.configured = l.cfg.StepModel
+			} else if e.decides {
+				g.chosen = b.choose(false)
+			}
+		}
+		b.changed = true
+	}
+	if e.decides {
+		return l.setPolicy(e.spec)
+	}
+	return nil
+}

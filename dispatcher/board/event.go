@@ -1,0 +1,200 @@
+package board
+
+import (
+	"time"
+
+	"evenkeel/pool"
+	"evenkeel/predictor"
+)
+
+// Event is what the boards are told. One that is told often is told by a pointer to a value
+// that is used again and again, so that it allocates nothing.
+type Event interface{ apply(b *Boards) }
+
+// Enqueue takes an entry in, which is answered by one EffectBind or EffectRefuse. It belongs
+// to the board until then.
+type Enqueue struct {
+	Entry   *pool.Entry
+	Local   *Local   // it has no hand-off, and does not wait; nil: it has one
+	Grounds *Grounds // room for what its rank is chosen on; nil: nobody asks
+}
+
+func (e Enqueue) apply(b *Boards) {
+	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds})
+}
+
+// Withdraw takes an entry out of the pool, if it is the one that waits there.
+type Withdraw struct{ Entry *pool.Entry }
+
+func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
+
+// Release gives a slot back.
+type Release struct {
+	Model       string
+	Slot        int32
+	Outcome     Outcome
+	Generated   int32  // tokens that were seen
+	Started     bool   // the first event was
+	First, Last uint32 // steps of the group that its first and its last tokens came with; 0: none came
+}
+
+func (e *Release) apply(b *Boards) {
+	m := b.boards[e.Model]
+	m.depart(e.Slot, e.Generated, e.First, e.Last)
+	m.release(e.Slot, e.Outcome, e.Generated, e.Started, b.now)
+}
+
+// Outcome is what became of a request that leaves its rank.
+type Outcome struct {
+	Kind      Kind
+	Generated int // tokens of this leg
+	// Lost: the engine took the request, and its first event did not come. Where
+	// both ends serve others it is the way between them that fails.
+	Lost bool
+}
+
+// Kind is how a request left its rank.
+type Kind uint8
+
+// The ways to leave a rank.
+const (
+	Finished  Kind = iota // the engine ended the stream
+	Cancelled             // the client left
+	Failed                // the engine failed, refused or recomputed it
+)
+
+// Recount corrects the prompt that a slot is charged with.
+type Recount struct {
+	Model  string
+	Slot   int32
+	Prompt int
+}
+
+func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
+
+// Reached tells that the first event of a slot has come: the way of its KV works.
+type Reached struct {
+	Model string
+	Slot  int32
+}
+
+func (e Reached) apply(b *Boards) {
+	m := b.boards[e.Model]
+	m.reached(m.ledger.table[e.Slot].pair(), b.now)
+}
+
+// Steps tells the steps of a group, in their order, since the last time.
+type Steps struct {
+	Group GroupKey
+	Told  []Step
+}
+
+// Step is one step of a group: the one whose tokens begin to come when it is told.
+type Step struct {
+	Number uint32
+	Length time.Duration // since the tokens of the one before began to come; 0: it was the first
+}
+
+func (e *Steps) apply(b *Boards) {
+	if m := b.boards[e.Group.Model]; m != nil {
+		if g := m.group(e.Group); g != nil {
+			m.hear(g, e.Told)
+		}
+	}
+}
+
+// SetWorkers replaces the fleet, of all models.
+type SetWorkers struct{ Workers []Worker }
+
+func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
+
+// Preempted tells that the engine of a worker ran out of KV room and gave a request back.
+type Preempted struct{ Worker int32 }
+
+func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
+
+// Learned are the tables that were built for a subject.
+type Learned struct {
+	Subject Subject
+	*Tables
+}
+
+func (e Learned) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
+
+// SetPolicy changes the policy of the barrier groups.
+type SetPolicy struct{ Spec string }
+
+func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
+
+// SetFit has all subjects start anew from a fit.
+type SetFit struct{ Fit *predictor.Fit }
+
+func (e SetFit) apply(b *Boards) { b.reject(b.setFit(e.Fit)) }
+
+func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
+
+// reject tells of settings that cannot work.
+func (b *Boards) reject(err error) {
+	if err != nil {
+		b.emit(Effect{Kind: EffectRejected, Err: err})
+	}
+}
+
+// Counts is how far the slots of a board are, by index. They hold for the next event that is
+// no Counts, with the rounds that follow from it. Without them, what was told last stands. Of
+// slots that were bound after the counts were taken nothing is told.
+type Counts struct {
+	Model  string
+	Tokens []int32  // generated
+	Began  []bool   // the first event has come
+	Joined []uint32 // the group's step that the first tokens came with; 0: none has come
+}
+
+func (e *Counts) apply(b *Boards) {
+	if m := b.boards[e.Model]; m != nil {
+		m.counts = e
+	}
+}
+
+// Tick ends the waits of a board that are over, and has it decide if anything happened that
+// may let an entry in. A burst of other events before it is one round.
+type Tick struct{ Model string }
+
+func (e *Tick) apply(b *Boards) {
+	m := b.boards[e.Model]
+	if m == nil {
+		return
+	}
+	m.turn(b.now)
+	if m.empty() {
+		b.remove(m)
+		b.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
+	}
+}
+
+// Decide is one round of one policy, where Deciding says that one is due.
+type Decide struct{}
+
+func (Decide) apply(b *Boards) {
+	if b.round = b.decides(); b.round != nil {
+		b.round.decide(b.now)
+	}
+}
+
+// Decided tells how long the round took: a board has no clock.
+type Decided struct{ Took time.Duration }
+
+func (e *Decided) apply(b *Boards) {
+	if m := b.round; m != nil {
+		b.round = nil
+		m.decided(e.Took, b.now)
+	}
+}
+
+// Shutdown answers everything that waits and all that comes; what runs stays charged.
+type Shutdown struct{}
+
+func (Shutdown) apply(b *Boards) {
+	b.draining = true
+	b.answerAll(ErrDraining)
+}

@@ -1,0 +1,435 @@
+package board
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// fake is a policy made for a test. Its decide sees what real ones see.
+type fake struct {
+	name      string
+	immediate bool
+	maxAgeMs  float32
+	decide    func(*policy.Snapshot, []policy.Assignment) []policy.Assignment
+}
+
+func (f *fake) Name() string      { return f.name }
+func (f *fake) Immediate() bool   { return f.immediate }
+func (f *fake) MaxAgeMs() float32 { return f.maxAgeMs }
+func (f *fake) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	return f.decide(s, dst)
+}
+
+// leastKV admits the oldest entries to the rank with the fewest KV tokens; the
+// pooled form only where a slot is free and the prompt fits.
+func leastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
+	var kv []int64
+	var free []int32
+	return func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		kv, free = kv[:0], free[:0]
+		for i := range s.Workers {
+			var sum int64
+			for j := range s.Workers[i].Running {
+				sum += int64(s.Workers[i].Running[j].Prompt) + int64(s.Workers[i].Running[j].Generated)
+			}
+			kv, free = append(kv, sum), append(free, s.Workers[i].Free)
+		}
+		for _, e := range s.Pool {
+			best := -1
+			for i, w := range s.Workers {
+				pooled := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
+				if w.Up && (immediate || pooled) && (best < 0 || kv[i] < kv[best]) {
+					best = i
+				}
+			}
+			if best >= 0 {
+				kv[best] += int64(e.Prompt)
+				free[best]--
+				dst = append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[best].ID, Stage: 1})
+			}
+		}
+		return dst
+	}
+}
+
+// fakes parses the names the tests use; extra ones come first.
+func fakes(extra ...*fake) func(string) (policy.Policy, error) {
+	return func(spec string) (policy.Policy, error) {
+		if i := slices.IndexFunc(extra, func(f *fake) bool { return f.name == spec }); i >= 0 {
+			return extra[i], nil
+		}
+		switch spec {
+		case "pooled", FallbackSpec:
+			return &fake{name: spec, decide: leastKV(false)}, nil
+		case "immediate":
+			return &fake{name: spec, immediate: true, decide: leastKV(true)}, nil
+		}
+		return nil, errors.New("no such policy: " + spec)
+	}
+}
+
+func testConfig(extra ...*fake) Config {
+	return Config{
+		Policy: "pooled", DensePolicy: "immediate", Parse: fakes(extra...),
+		TickLimit: time.Hour, // a busy machine must not bring the fallback in
+	}
+}
+
+// ranks are n workers of one barrier group, IDs from 0.
+func ranks(n, slots int, capacity int64) []Worker {
+	ws := make([]Worker, n)
+	for i := range ws {
+		ws[i] = Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
+	}
+	return ws
+}
+
+// tb is what testing and rapid have in common.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// hand owns boards by hand, without a goroutine: each do is one turn.
+type hand struct {
+	*Boards
+	at      time.Time
+	ids     uint64
+	told    []command // by streams, for the next turn
+	waiting map[*pool.Entry]waiting
+	slots   []*Slot // of model m, by index
+	counts  Counts
+	pace    Pace
+	watched int
+	pulses  map[GroupKey]*beat
+	learner Learner
+	endings []Ending
+	shown   *Round // copies of rounds, if it is there
+	metrics counted
+
+	tick    Tick
+	decided Decided
+	steps   Steps
+}
+
+// command is what a turn begins with.
+type command func(*hand)
+
+// counted is how often effects came, by label.
+type counted struct {
+	fallbacks, invalid, steered, budgetChanges labelled
+	beyond                                     float64
+}
+
+type labelled map[string]float64
+
+func (l labelled) WithLabelValues(label string) float64 { return l[label] }
+
+func count(_ tb, n float64) float64 { return n }
+
+// waiting is an entry with what its caller is answered with.
+type waiting struct {
+	entry  *pool.Entry
+	slot   *Slot
+	result chan Result
+	local  *Local
+}
+
+// Result is an answer.
+type Result struct {
+	Slot *Slot
+	Err  error
+}
+
+// Slot is what a caller has of its place.
+type Slot struct {
+	Bound
+	Grounds *Grounds
+
+	h           *hand
+	key         GroupKey
+	index       int32
+	handsOff    bool
+	generated   atomic.Int32
+	started     bool
+	waits       bool
+	first, last uint32 // steps
+}
+
+// beat is the steps that the streams of a group tell of.
+type beat struct {
+	number uint32
+	at     time.Time // of the last; zero: nothing ran before
+}
+
+func newHand(t tb, cfg Config) *hand {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &hand{
+		Boards: b, at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), waiting: map[*pool.Entry]waiting{}, pulses: map[GroupKey]*beat{},
+		metrics: counted{labelled{}, labelled{}, labelled{}, labelled{}, 0}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
+	}
+}
+
+func (h *hand) apply(e Event) {
+	h.carryOut(h.Apply(e, h.at))
+	for h.Deciding() {
+		start := time.Now()
+		effects := h.Apply(Decide{}, h.at)
+		h.decided.Took = time.Since(start)
+		h.carryOut(effects)
+		h.carryOut(h.Apply(&h.decided, h.at))
+	}
+}
+
+func (h *hand) do(queue ...command) {
+	for _, c := range queue {
+		c(h)
+	}
+	for _, b := range h.inOrder {
+		if h.Looks(b.model, h.at) {
+			h.count()
+		}
+		h.tick.Model = b.model
+		h.apply(&h.tick)
+	}
+}
+
+func (h *hand) pass(d time.Duration) {
+	h.at = h.at.Add(d)
+	h.do()
+}
+
+// count tells how far the slots are.
+func (h *hand) count() {
+	c := &h.counts
+	if grow := len(h.slots) - len(c.Tokens); grow > 0 {
+		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
+	}
+	for i, s := range h.slots {
+		c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
+		if s != nil {
+			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started, s.first
+		}
+	}
+	h.Apply(c, h.at)
+}
+
+func (h *hand) carryOut(effects []Effect) {
+	for i := range effects {
+		switch e := &effects[i]; e.Kind {
+		case EffectBind:
+			w := h.waiting[e.Entry]
+			s := w.slot
+			s.Bound, s.key, s.index, s.waits = e.Bound, e.Group, e.Bound.Slot, e.Bound.Beyond
+			if grow := int(s.index) + 1 - len(h.slots); grow > 0 {
+				h.slots = append(h.slots, make([]*Slot, grow)...)
+			}
+			h.slots[s.index] = s
+			w.result <- Result{Slot: s}
+			delete(h.waiting, e.Entry)
+		case EffectRefuse:
+			h.waiting[e.Entry].result <- Result{Err: e.Err}
+			delete(h.waiting, e.Entry)
+		case EffectBegins:
+			h.slots[e.Slot].waits = false
+		case EffectRound:
+			if h.shown != nil {
+				h.shown.Copy(e.Round)
+			}
+		case EffectInvalid:
+			h.metrics.invalid[e.Label]++
+		case EffectFallback:
+			h.metrics.fallbacks[e.Label]++
+		case EffectBudget:
+			h.metrics.budgetChanges[e.Label]++
+		case EffectBeyond:
+			h.metrics.beyond++
+		case EffectSteered:
+			h.metrics.steered[e.Label]++
+		case EffectPace:
+			h.pace = e.Pace
+		case EffectWatch:
+			h.watched = e.Count
+		case EffectSubject:
+			_ = h.learner.Follow(e.Subject, e.Fit)
+		case EffectFit:
+			h.learner.Load(e.Fit)
+		case EffectEnding:
+			h.endings = append(h.endings, e.Ending)
+		case EffectGroup:
+			h.pulses[e.Group] = &beat{number: 1}
+		case EffectGroupGone:
+			delete(h.pulses, e.Group)
+		case EffectRest:
+			h.pulses[e.Group].at = time.Time{}
+		}
+	}
+}
+
+// set has the boards change a setting, or returns why they do not.
+func (h *hand) set(e Event) (err error) {
+	for _, effect := range h.Apply(e, h.at) {
+		if effect.Kind == EffectRejected {
+			return effect.Err
+		}
+		h.carryOut([]Effect{effect})
+	}
+	return nil
+}
+
+func (h *hand) setPolicy(spec string) error { return h.set(SetPolicy{spec}) }
+
+func (h *hand) enqueue(w waiting) {
+	if w.local != nil {
+		h.count()
+	}
+	h.waiting[w.entry] = w
+	h.apply(Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds})
+}
+
+func (h *hand) withdraw(e *pool.Entry) { h.apply(Withdraw{e}) }
+
+func (h *hand) preempted(worker int32) { h.apply(Preempted{worker}) }
+
+// giveBack releases a slot.
+func (h *hand) giveBack(s *Slot, o Outcome) {
+	h.count()
+	h.slots[s.index] = nil
+	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first, Last: s.last})
+}
+
+func (h *hand) status(now time.Time) Status {
+	h.count()
+	return h.Status(now)
+}
+
+// put enqueues an entry, for model m where it names none.
+func (h *hand) put(e pool.Entry) waiting {
+	return h.putAll(1, func() pool.Entry { return e })[0]
+}
+
+// putAll enqueues n entries in one turn.
+func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
+	var all []waiting
+	var queue []command
+	for range n {
+		w := h.make(next())
+		all = append(all, w)
+		queue = append(queue, func(h *hand) { h.enqueue(w) })
+	}
+	h.do(queue...)
+	return all
+}
+
+// make is an entry that is about to be enqueued.
+func (h *hand) make(e pool.Entry) waiting {
+	h.ids++
+	e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
+	w := waiting{entry: &e, slot: &Slot{h: h, handsOff: e.Prefiller != ""}, result: make(chan Result, 1)}
+	if h.cfg.Explain {
+		w.slot.Grounds = &Grounds{}
+	}
+	return w
+}
+
+func (h *hand) release(slots ...*Slot) {
+	var queue []command
+	for _, s := range slots {
+		queue = append(queue, func(h *hand) { h.giveBack(s, Outcome{}) })
+	}
+	h.do(queue...)
+}
+
+// slotsOf are the slots that are charged to a rank.
+func (h *hand) slotsOf(rank int32) (all []*Slot) {
+	for _, slot := range h.boards["m"].ranks[rank].slots {
+		all = append(all, h.slots[slot])
+	}
+	return all
+}
+
+func (h *hand) fleet(ws []Worker) {
+	h.do(func(h *hand) {
+		h.count()
+		h.apply(SetWorkers{ws})
+	})
+}
+
+// Progress tells of tokens. The first stream of a group that speaks twice in a step tells of the next.
+func (s *Slot) Progress(generated int) {
+	s.generated.Store(max(s.generated.Load(), int32(generated)))
+	p := s.h.pulses[s.key]
+	if p == nil || !s.key.Barrier {
+		return
+	}
+	switch s.last {
+	case 0:
+		s.first = p.number
+	case p.number:
+		p.number++
+		told := Step{Number: p.number}
+		if !p.at.IsZero() {
+			told.Length = s.h.at.Sub(p.at)
+		}
+		p.at = s.h.at
+		s.h.told = append(s.h.told, func(h *hand) {
+			h.count()
+			h.apply(&Steps{s.key, []Step{told}})
+		})
+	}
+	s.last = p.number
+}
+
+func (s *Slot) Generated() int { return int(s.generated.Load()) }
+
+func (s *Slot) Waits() bool { return s.waits }
+
+// Started tells of the first event.
+func (s *Slot) Started() {
+	s.started, s.waits = true, false
+	if s.handsOff && s.h.watched > 0 {
+		s.h.told = append(s.h.told, func(h *hand) {
+			if h.slots[s.index] == s {
+				h.apply(Reached{s.key.Model, s.index})
+			}
+		})
+	}
+}
+
+func (w waiting) slotNow(t tb) *Slot {
+	t.Helper()
+	select {
+	case r := <-w.result:
+		if r.Err != nil {
+			t.Fatalf("entry %d: %v; want a slot", w.entry.ID, r.Err)
+		}
+		return r.Slot
+	default:
+		t.Fatalf("entry %d still waits; want a slot", w.entry.ID)
+		return nil
+	}
+}
+
+func (w waiting) errNow(t tb) error {
+	t.Helper()
+	select {
+	case r := <-w.result:
+		return r.Err
+	default:
+		t.Fatalf("entry %d still waits; want an error", w.entry.ID)
+		return nil
+	}
+}
+
+func (w waiting) waits() bool { return len(w.result) == 0 }

@@ -1,0 +1,133 @@
+package board
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"evenkeel/dispatcher/policy"
+)
+
+func (b *board) setWorkers(ws []Worker) {
+	for _, r := range b.ranks {
+		r.present = false
+	}
+	for _, w := range ws {
+		r := b.ranks[w.ID]
+		switch {
+		case r == nil:
+			r = &rank{}
+			b.ranks[w.ID] = r
+		case r.present:
+			b.emit(Effect{Kind: EffectDuplicate, Worker: w.ID, Names: [2]string{r.Name, w.Name}})
+			continue
+		}
+		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
+		r.Worker, r.present = w, true
+		b.refresh(r)
+		b.promote(r)
+		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
+			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
+		}
+		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // all of a step and of the one before
+			r.left = slices.Grow(r.left, grow)
+		}
+	}
+	for id, r := range b.ranks {
+		if !r.present && len(r.slots) == 0 {
+			delete(b.ranks, id)
+		}
+	}
+	b.regroup()
+	b.recheck()
+}
+
+func (b *board) newGroup(name string, barrier bool) *group {
+	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
+	if barrier {
+		g.steps.configured = b.cfg.StepModel
+		for _, needs := range b.shadows {
+			b.source(needs)
+		}
+	}
+	b.emit(Effect{Kind: EffectGroup, Group: b.key(g)})
+	return g
+}
+
+// regroup sorts the present ranks into groups; a group that was there before
+// keeps its policy's state.
+func (b *board) regroup() {
+	type key struct {
+		name    string
+		barrier bool
+	}
+	groups := make(map[key]*group, len(b.groups))
+	all := slices.Clone(b.groups)
+	for _, g := range b.groups {
+		g.members, g.ranks = g.members[:0], g.ranks[:0]
+		groups[key{g.name, g.barrier}] = g
+	}
+	b.up = 0
+	for _, id := range slices.Sorted(maps.Keys(b.ranks)) {
+		r := b.ranks[id]
+		if !r.present {
+			continue
+		}
+		k := key{barrier: r.Barrier}
+		if r.Barrier {
+			k.name = r.Group
+		}
+		g := groups[k]
+		if g == nil {
+			g = b.newGroup(k.name, k.barrier)
+			groups[k], all = g, append(all, g)
+		}
+		r.group = g
+		g.members = append(g.members, r)
+		if r.Up {
+			b.up++
+		}
+	}
+	b.groups = b.groups[:0]
+	for _, g := range all {
+		if len(g.members) == 0 {
+			g.held = 0 // its last streams may still tell steps
+			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
+			continue
+		}
+		slices.SortFunc(g.members, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+		for _, r := range g.members {
+			if !r.Down {
+				g.ranks = append(g.ranks, r)
+			}
+		}
+		b.groups = append(b.groups, g)
+	}
+	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.members[0].ID, y.members[0].ID) })
+}
+
+func (b *board) setPolicy() {
+	for _, g := range b.groups {
+		if g.barrier {
+			g.chosen, g.slow, g.budget = b.choose(true), 0, budget{}
+		}
+	}
+	b.recheck()
+}
+
+// recheck turns away the entries that no rank of the fleet can take any more,
+// and lets the next turn decide anew.
+func (b *board) recheck() {
+	b.largest = 0
+	for _, g := range b.groups {
+		for _, r := range g.members { // one that is down may come back
+			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
+		}
+	}
+	for _, e := range slices.Clone(b.pool.Entries()) {
+		if err := b.refusal(tokens(e.Prompt)); err != nil {
+			b.fail(e, err)
+		}
+	}
+	b.changed = true
+}

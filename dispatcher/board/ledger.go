@@ -1,0 +1,93 @@
+package board
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// charge is a request's place on a rank, from its admission until its release.
+type charge struct {
+	rank        *rank // nil: the index is free
+	pos         int   // in rank.slots and rank.running
+	id, key     uint64
+	prefiller   string
+	prompt, age int32
+	newTokens   int32 // of the prompt that the rank has to compute
+	drain       bool
+	started     bool // its first event has come, as was told last
+	waits       bool // in the engine's queue, beyond the rank's slots or KV room
+	since       time.Time
+}
+
+// ledger is every charge by its dense index, and what was charged and
+// released in all. The two are kept apart so that the program can check one
+// against the other while it runs.
+type ledger struct {
+	table    []charge
+	unused   []int32 // free indices, the last is taken first
+	charged  tally
+	released tally
+}
+
+// tally counts slots and the KV tokens they were admitted with.
+type tally struct{ slots, kvTokens int64 }
+
+func (t *tally) add(c *charge) {
+	t.slots++
+	t.kvTokens += int64(c.prompt)
+}
+
+// charge books c on r until discharge, and returns its index.
+func (b *board) charge(r *rank, c charge) (slot int32) {
+	l := &b.ledger
+	c.rank, c.pos = r, len(r.slots)
+	if n := len(l.unused); n > 0 {
+		slot = l.unused[n-1]
+		l.unused = l.unused[:n-1]
+		l.table[slot] = c
+	} else {
+		slot = int32(len(l.table))
+		l.table = append(l.table, c)
+	}
+	l.charged.add(&c)
+	r.slots = append(r.slots, slot)
+	r.running = append(r.running, policy.Request{Prompt: c.prompt, Age: c.age, Key: c.key, ID: c.id, Slot: slot})
+	r.kv += int64(c.prompt)
+	return slot
+}
+
+// recount corrects the prompt that a slot is charged with.
+func (b *board) recount(slot, prompt int32) {
+	c := &b.ledger.table[slot]
+	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
+	c.rank.kv += int64(prompt - c.prompt)
+	c.prompt, c.rank.running[c.pos].Prompt = prompt, prompt
+}
+
+func (b *board) discharge(slot int32) {
+	l := &b.ledger
+	c := l.table[slot]
+	l.table[slot] = charge{}
+	l.unused = append(l.unused, slot)
+	l.released.add(&c)
+	r, last := c.rank, len(c.rank.slots)-1
+	r.kv -= int64(c.prompt) + int64(r.running[c.pos].Generated)
+	r.slots[c.pos], r.running[c.pos] = r.slots[last], r.running[last]
+	if c.pos < last {
+		l.table[r.slots[c.pos]].pos = c.pos
+	}
+	r.slots, r.running = r.slots[:last], r.running[:last]
+}
+
+// drift is what the totals say is charged less what the table holds: zero,
+// or the bookkeeping is wrong.
+func (l *ledger) drift() (slots, kvTokens int64) {
+	var held tally
+	for i := range l.table {
+		if l.table[i].rank != nil {
+			held.add(&l.table[i])
+		}
+	}
+	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens
+}

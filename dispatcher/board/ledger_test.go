@@ -1,0 +1,143 @@
+package board
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/pool"
+)
+
+// Whatever happens in whatever order: every entry is answered once, the ledger
+// equals a recount, no pooled rank holds more than its slots or its KV tokens,
+// and when all is released nothing is charged.
+func TestLedgerEqualsARecount(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		cfg := testConfig()
+		cfg.Window = time.Duration(rapid.SampledFrom([]int{0, 3}).Draw(rt, "window")) * time.Millisecond
+		cfg.TTL = 100 * time.Millisecond
+		pooled := rapid.Bool().Draw(rt, "pooled")
+		if !pooled {
+			cfg.Policy = "immediate"
+		}
+		h := newHand(t, cfg)
+		var waits []waiting // not answered yet
+		var held []*Slot
+		fleet := ranks(4, 2, 200)
+		fleet[2].Group, fleet[3].Group = "other", "other"
+		most := map[int32]int{} // slots a rank ever had since it was last empty
+		h.fleet(fleet)
+
+		collect := func() {
+			waits = slices.DeleteFunc(waits, func(w waiting) bool {
+				select {
+				case r := <-w.result:
+					require.NotEqual(rt, r.Err == nil, r.Slot == nil, "a slot or an error: %+v", r)
+					if r.Slot != nil {
+						held = append(held, r.Slot)
+					}
+					return true
+				default:
+					return false
+				}
+			})
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"enqueue": func(rt *rapid.T) {
+				for range rapid.IntRange(1, 4).Draw(rt, "burst") {
+					waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt")}))
+				}
+			},
+			"withdraw": func(rt *rapid.T) {
+				if len(waits) == 0 {
+					rt.Skip()
+				}
+				w := rapid.SampledFrom(waits).Draw(rt, "entry")
+				h.do(func(l *hand) { l.withdraw(w.entry) })
+			},
+			"progress": func(rt *rapid.T) {
+				if len(held) == 0 {
+					rt.Skip()
+				}
+				s := rapid.SampledFrom(held).Draw(rt, "slot")
+				s.Started()
+				s.Progress(rapid.IntRange(0, 50).Draw(rt, "generated"))
+			},
+			"release": func(rt *rapid.T) {
+				if len(held) == 0 {
+					rt.Skip()
+				}
+				i := rapid.IntRange(0, len(held)-1).Draw(rt, "slot")
+				h.release(held[i])
+				held = slices.Delete(held, i, i+1)
+			},
+			"set workers": func(rt *rapid.T) {
+				var ws []Worker
+				for _, w := range fleet {
+					if rapid.IntRange(0, 4).Draw(rt, "gone") > 0 {
+						w.Up = rapid.Bool().Draw(rt, "up")
+						w.Slots = rapid.IntRange(0, 3).Draw(rt, "slots")
+						ws = append(ws, w)
+					}
+				}
+				h.fleet(ws)
+			},
+			"time passes": func(rt *rapid.T) {
+				h.pass(time.Duration(rapid.IntRange(0, 60).Draw(rt, "ms")) * time.Millisecond)
+			},
+			"": func(rt *rapid.T) {
+				collect()
+				checkBooks(rt, h, held, pooled, most)
+			},
+		})
+		for len(held) > 0 { // what is released lets others in
+			h.release(held...)
+			held = held[:0]
+			collect()
+		}
+		h.apply(Shutdown{})
+		collect()
+		require.Empty(rt, waits, "all answered")
+		require.Empty(rt, held)
+		checkBooks(rt, h, nil, pooled, most)
+	})
+}
+
+func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]int) {
+	b := h.boards["m"]
+	if b == nil {
+		require.Empty(rt, held)
+		return
+	}
+	slots, kvTokens := b.ledger.drift()
+	require.Zero(rt, slots)
+	require.Zero(rt, kvTokens)
+	require.EqualValues(rt, len(held), b.ledger.charged.slots-b.ledger.released.slots)
+
+	want := map[int32]int64{}
+	for _, s := range held {
+		want[s.Worker] += int64(s.charge().prompt) + int64(s.Generated())
+		require.Same(rt, s, h.slots[s.index])
+	}
+	for id, r := range b.ranks {
+		h.count()
+		b.refresh(r)
+		require.Equal(rt, want[id], r.kv, "KV tokens of rank %d", id)
+		for i, slot := range r.slots {
+			c := b.ledger.table[slot]
+			require.Equal(rt, i, c.pos)
+			require.Equal(rt, c.id, r.running[i].ID)
+			require.Equal(rt, slot, r.running[i].Slot)
+		}
+		delete(want, id)
+		// Slots may shrink below what runs; admissions never go above.
+		most[id] = max(r.Slots, min(most[id], len(r.slots)))
+		if pooled {
+			require.LessOrEqual(rt, len(r.slots), most[id], "slots of rank %d", id)
+		}
+	}
+	require.Empty(rt, want, "ranks of held slots that are unknown")
+}

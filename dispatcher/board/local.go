@@ -1,0 +1,155 @@
+package board
+
+import (
+	"errors"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// ErrNotLocal says that no rank may compute a prompt by itself now.
+var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
+
+// Local is what a decode rank may compute of a prompt that comes without a
+// hand-off.
+type Local struct {
+	Ranks []LocalRank // that may, and how much of it each would have to compute
+
+	// Threshold is the longest part that a rank may compute, in tokens. 0: what
+	// takes longer than a hand-off may not be computed, see BreakEven.
+	Threshold int
+	// BreakEven is how many tokens an idle rank computes in the time of a
+	// hand-off. Each request that runs beside it makes that an eighth longer.
+	BreakEven float64
+	// InFlight bounds the tokens that a rank has to compute at once, these
+	// included.
+	InFlight int
+}
+
+// LocalRank is a rank with what it would have to compute.
+type LocalRank struct {
+	Worker int32
+	Tokens int // of the prompt, those that its prefix cache does not have
+}
+
+const (
+	leastThreshold = 64 // what break-even may say
+	mostThreshold  = 1024
+)
+
+// Allows is the rule: whether a rank with so many running requests and so many
+// tokens to compute may have so many more.
+func (l *Local) Allows(tokens, running, inFlight int) bool {
+	switch {
+	case inFlight+tokens > l.InFlight:
+		return false
+	case l.Threshold > 0:
+		return tokens <= l.Threshold
+	case tokens <= leastThreshold:
+		return true
+	}
+	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
+}
+
+// placeLocal begins to look for a rank that computes a prompt without a hand-off: the one
+// that has to compute the least of it, of several the one the policy takes.
+func (b *board) placeLocal(w entrant, now time.Time) {
+	b.waiting[w.entry.ID] = w
+	if b.pool.Len() == 0 {
+		b.arrange()
+		if b.least = b.leastLocal(w, now); b.least > 0 {
+			b.ticks++
+			b.asked, b.at, b.again = w.entry, 0, false
+			return
+		}
+	}
+	b.refuse(w.entry, ErrNotLocal)
+}
+
+// leastLocal is how much of the prompt the rank has to compute that has to compute the
+// least of it; 0: no rank may.
+func (b *board) leastLocal(w entrant, now time.Time) (least int) {
+	for _, g := range b.order {
+		watermark := policy.Watermark(g.inForce().Policy)
+		for _, r := range g.ranks {
+			if n, ok := b.localOn(r, w, watermark, now); ok && (least == 0 || n < least) {
+				least = n
+			}
+		}
+	}
+	return least
+}
+
+// roundLocal is one call of the group's policy that sees the asked entry alone, and
+// only the ranks that have to compute so little of it as able to take it.
+func (b *board) roundLocal(g *group, p *decider, now time.Time) {
+	w := b.waiting[b.asked.ID]
+	watermark := policy.Watermark(p.Policy)
+	b.fill(g, p, now)
+	able := 0
+	for i, r := range g.ranks {
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
+			able++
+			continue
+		}
+		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
+	}
+	if able == 0 {
+		return
+	}
+	b.snapshot.Pool = append(b.snapshot.Pool, policyEntry(w.entry, now))
+	b.consult(g, p, now)
+	if b.went.failure != nil {
+		return
+	}
+	for _, a := range b.assignments {
+		r := g.rank(a.Worker)
+		if a.Entry != w.entry.ID || r == nil {
+			continue
+		}
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
+			b.went.bound = b.bind(g, p, a, now) == ""
+			return
+		}
+		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
+	}
+	// No rank suits it: the policy would hold the request back.
+}
+
+// decidedLocal answers the asked entry if no group is left that may have it.
+func (b *board) decidedLocal(g *group) {
+	if b.went.failure != nil {
+		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
+		g.chosen = b.choose(g.barrier) // its scratch may be half written
+	}
+	if b.at++; b.went.bound {
+		b.at = len(b.order)
+	} else if b.at == len(b.order) {
+		b.refuse(b.asked, ErrNotLocal)
+	}
+}
+
+// localOn says whether the rank may compute the prompt now, and how much of it
+// that is, 1 at least.
+func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
+	for _, offer := range w.local.Ranks {
+		if offer.Worker != r.ID {
+			continue
+		}
+		tokens = max(1, offer.Tokens)
+		capacity := r.capacity(watermark, now)
+		return tokens, r.Up && r.free() > 0 && (capacity == 0 || r.kv+int64(w.prompt()) <= room(capacity, watermark)) &&
+			w.local.Allows(tokens, len(r.slots), b.computing(r))
+	}
+	return 0, false
+}
+
+// computing are the prompt tokens that the rank has to compute now.
+func (b *board) computing(r *rank) (tokens int) {
+	for _, slot := range r.slots {
+		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {
+			tokens += int(c.newTokens)
+		}
+	}
+	return tokens
+}

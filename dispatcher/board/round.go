@@ -1,0 +1,42 @@
+package board
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// Round is one decision, for those who look at it after the tick: the decision log and the
+// shadows. They copy it, and use the room of the copy again and again.
+type Round struct {
+	Tick     uint64
+	At       time.Time
+	Group    string // as metrics name it
+	Policy   string
+	Snapshot policy.Snapshot
+	Assign   []policy.Assignment
+	GuardMs  float32             // six mean waits, what the starvation guard is at least
+	Survival *predictor.Survival // the table policies saw; nil: none
+
+	running []policy.Request // of all workers, one after the other
+}
+
+// Copy makes r a copy that shares nothing with the board.
+func (r *Round) Copy(from *Round) {
+	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
+	*r = *from
+	n := 0
+	for i := range from.Snapshot.Workers {
+		n += len(from.Snapshot.Workers[i].Running)
+	}
+	r.running = slices.Grow(running, n)
+	for _, w := range from.Snapshot.Workers {
+		at := len(r.running)
+		r.running = append(r.running, w.Running...)
+		w.Running = r.running[at:len(r.running):len(r.running)]
+		workers = append(workers, w)
+	}
+	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
+}

@@ -1,0 +1,327 @@
+package board
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// Status is a copy of the boards for people and metrics.
+type Status struct {
+	Policy string        `json:"policy"` // of barrier groups
+	Models []ModelStatus `json:"models"`
+	Drift  DriftStatus   `json:"audit_drift"`
+}
+
+// DriftStatus is what was charged less what was released and what is held; any
+// number but zero is a bug.
+type DriftStatus struct {
+	Slots    int64 `json:"slots"`
+	KVTokens int64 `json:"kv_tokens"`
+}
+
+// ModelStatus is one board.
+type ModelStatus struct {
+	Model         string         `json:"model"`
+	Pool          int            `json:"pool"`
+	OldestSeconds float64        `json:"oldest_seconds"`
+	PoolAges      []int          `json:"pool_ages"` // entries by age, up to each of PoolAgeSeconds, and the older ones
+	Ticks         uint64         `json:"ticks"`
+	Finished      uint64         `json:"finished"`
+	Cancelled     uint64         `json:"cancelled"`
+	Failed        uint64         `json:"failed"`
+	OutputTokens  int64          `json:"output_tokens"` // of all that left
+	Groups        []GroupStatus  `json:"groups"`
+	Workers       []WorkerStatus `json:"workers"`
+	Pairs         []PairStatus   `json:"pairs,omitempty"` // that failed since they last worked
+	// Predictors are what is learned of the model's outputs, one a kind.
+	Predictors []PredictorStatus `json:"predictors,omitempty"`
+}
+
+// PredictorStatus is what is known of output lengths, and how good the
+// predictions were that policies really used.
+type PredictorStatus struct {
+	Kind         string      `json:"kind"`
+	Outputs      int         `json:"outputs"` // finished requests remembered
+	Keys         int         `json:"keys,omitempty"`
+	Drift        DriftReport `json:"drift"`          // of the last outputs from the table in force
+	DriftFromFit DriftReport `json:"drift_from_fit"` // and from the fit file
+
+	Scores *predictor.Scores `json:"scores,omitempty"` // nil: none were used
+
+	rows []predictor.Row // of the sample; Score makes the scores of it
+}
+
+// DriftReport says how far output lengths have moved.
+type DriftReport struct {
+	Distance float64 `json:"distance"` // largest difference of the two distributions
+	Critical float64 `json:"critical"` // chance alone exceeds it once in a thousand times
+	Drifted  bool    `json:"drifted"`
+}
+
+// GroupStatus is what one Snapshot shows.
+type GroupStatus struct {
+	Name            string  `json:"name"` // "" for the ranks without barrier
+	Barrier         bool    `json:"barrier"`
+	Policy          string  `json:"policy"`
+	FallbackRounds  int     `json:"fallback_rounds"` // still decided by the fallback
+	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
+	KVTokens        int64   `json:"kv_tokens"`       // of all of them
+	MeanTokens      float64 `json:"mean_tokens"`
+	LeastTokens     int64   `json:"least_tokens"`
+	MostTokens      int64   `json:"most_tokens"`
+	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
+	IdleShare       float64 `json:"idle_share"`       // of the group's step, for want of balance
+	Held            int     `json:"held"`             // entries the last round held back though they had a slot
+	Budget          int32   `json:"budget"`           // evaluations the next tick may spend
+
+	Step *StepStatus `json:"step,omitempty"` // nil without barrier
+
+	Compared []ComparedPolicy `json:"compared,omitempty"` // nil without shadows, and before their first round
+
+	Steps StepHistogram `json:"-"`
+}
+
+// StepStatus is how long the steps of a group take and what imbalance costs.
+type StepStatus struct {
+	MeanMs    float32 `json:"mean_ms"`    // 0 = unknown
+	C0Ms      float64 `json:"c0_ms"`      // of the model in force
+	C1Ms      float64 `json:"c1_ms"`      // a KV token of the fullest rank; 0 = unknown
+	Source    string  `json:"source"`     // learned or configured, empty: no model
+	Samples   uint64  `json:"samples"`    // steps regressed
+	R2        float64 `json:"r2"`         // of the learned model, in force or not
+	ModelMs   float64 `json:"model_ms"`   // a step at the present loads by the model in force; 0 = no model
+	LostShare float64 `json:"lost_share"` // the part of ModelMs that imbalance costs
+	LostMs    float64 `json:"lost_ms"`    // the part of ModelMs that imbalance costs
+	Says      string  `json:"says"`       // the same in words, empty while unknown
+}
+
+// StepHistogram is evenkeel_step_seconds.
+type StepHistogram struct {
+	Count   uint64
+	Seconds float64
+	Buckets map[float64]uint64 // cumulative
+}
+
+// WorkerStatus is one decode rank.
+type WorkerStatus struct {
+	ID           int32  `json:"id"`
+	Name         string `json:"name"`
+	Group        string `json:"group"`
+	Barrier      bool   `json:"barrier"`
+	Up           bool   `json:"up"`
+	Down         bool   `json:"down"`    // its engine does not answer, so it does not step with its group
+	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
+	Slots        int    `json:"slots"`
+	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up
+	Used         int    `json:"used"`         // may be above Slots under an immediate policy, or by Beyond
+	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot or no KV room is free
+	Running      int    `json:"running"`
+	Transferring int    `json:"transferring"` // admitted, no event seen yet
+	KVTokens     int64  `json:"kv_tokens"`
+	Others       int64  `json:"others_kv_tokens"` // of requests that are not ours, while this proxy has just taken the rank over
+	Capacity     int64  `json:"capacity"`         // KV tokens, 0 = unlimited
+	Tight        bool   `json:"tight"`            // its engine preempted: kept emptier for a while
+}
+
+// ComparedPolicy is how level a group is right after each round under one
+// policy: the one in force, or a shadow's had it decided the same rounds. Both
+// are means in which the past fades over 100 rounds.
+type ComparedPolicy struct {
+	Policy          string  `json:"policy"`
+	InForce         bool    `json:"in_force"`
+	ImbalanceTokens float64 `json:"imbalance_tokens"` // as of GroupStatus
+	IdleShare       float64 `json:"idle_share"`
+	Rounds          uint64  `json:"rounds"`
+}
+
+// Loads is a sample of all boards, as little as one can cost: in no order.
+type Loads struct {
+	Ranks        []Load          // present ones
+	Pool         int             // entries that wait
+	OutputTokens int64           // of all that left and of those that run
+	Compared     []GroupCompared // groups with shadows
+}
+
+// Load is what one decode rank holds.
+type Load struct {
+	Worker   int32
+	KVTokens int64
+}
+
+// GroupCompared is a group with its shadows.
+type GroupCompared struct {
+	Model, Group string
+	Policies     []ComparedPolicy
+}
+
+// Status is a copy of what the boards hold, by the Counts that came before it.
+func (l *Boards) Status(now time.Time) Status {
+	defer l.forgetCounts()
+	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
+	for _, b := range l.inOrder {
+		s.Models = append(s.Models, b.status(now))
+		slots, kvTokens := b.ledger.drift()
+		s.Drift.Slots += slots
+		s.Drift.KVTokens += kvTokens
+	}
+	return s
+}
+
+// Loads samples the boards, by the Counts that came before it.
+func (l *Boards) Loads() Loads {
+	defer l.forgetCounts()
+	n := 0
+	for _, b := range l.inOrder {
+		n += len(b.ranks)
+	}
+	all := Loads{Ranks: make([]Load, 0, n)}
+	for _, b := range l.inOrder {
+		all.Pool += b.pool.Len()
+		all.OutputTokens += b.output
+		for _, r := range b.ranks {
+			b.refresh(r)
+			for i := range r.running {
+				all.OutputTokens += int64(r.running[i].Generated)
+			}
+			if r.present && !r.Down {
+				all.Ranks = append(all.Ranks, Load{r.ID, r.kv})
+			}
+		}
+	}
+	return all
+}
+
+func (b *board) status(now time.Time) ModelStatus {
+	m := ModelStatus{
+		Model: b.model, Pool: b.pool.Len(), OldestSeconds: b.pool.Oldest(now).Seconds(), Ticks: b.ticks,
+		Finished: b.outcomes[Finished], Cancelled: b.outcomes[Cancelled], Failed: b.outcomes[Failed], OutputTokens: b.output,
+		Groups: make([]GroupStatus, 0, len(b.groups)), Workers: make([]WorkerStatus, 0, len(b.ranks)),
+	}
+	m.PoolAges = b.poolAges(now)
+	for _, r := range b.ranks {
+		b.refresh(r)
+		m.Workers = append(m.Workers, b.rankStatus(r, now))
+	}
+	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
+	for _, g := range b.groups {
+		m.Groups = append(m.Groups, g.status())
+	}
+	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
+	return m
+}
+
+// PoolAgeSeconds bound the classes of ModelStatus.PoolAges.
+var PoolAgeSeconds = []float64{0.1, 0.3, 1, 3, 10, 30}
+
+func (b *board) poolAges(now time.Time) []int {
+	ages := make([]int, len(PoolAgeSeconds)+1)
+	for _, e := range b.pool.Entries() {
+		at, _ := slices.BinarySearch(PoolAgeSeconds, e.Wait(now).Seconds())
+		ages[at]++
+	}
+	return ages
+}
+
+func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
+	w := WorkerStatus{
+		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
+		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+	}
+	if w.Up {
+		w.Limit = r.usable()
+	}
+	for _, slot := range r.slots {
+		if b.started(slot) {
+			w.Running++
+		}
+	}
+	w.Transferring = w.Used - w.Running
+	return w
+}
+
+// status expects the ranks refreshed.
+func (g *group) status() GroupStatus {
+	s := GroupStatus{
+		Name: g.name, Barrier: g.barrier, Policy: g.inForce().name, FallbackRounds: g.slow, Held: g.held, Budget: g.budget.evaluations(),
+	}
+	var kv, cost policy.Balance
+	for _, r := range g.ranks {
+		kv.Add(r.kv)
+		cost.Add(r.cost())
+	}
+	s.SteppingRanks, s.KVTokens, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Sum, kv.Mean(), kv.Min, kv.Max
+	if g.barrier {
+		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
+		s.Step, s.Steps = g.stepStatus(cost), g.steps.histogram()
+	}
+	return s
+}
+
+// stepStatus expects the loads as the ranks' steps feel them.
+func (g *group) stepStatus(b policy.Balance) *StepStatus {
+	m, source, r2 := g.steps.model()
+	s := &StepStatus{
+		MeanMs: g.steps.stepMs(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.n, R2: r2,
+	}
+	if source != "" {
+		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)
+		s.LostMs = s.ModelMs - b.IdealStepMs(m.C0Ms, m.C1Ms)
+		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)
+	}
+	return s
+}
+
+func (s *stepper) histogram() StepHistogram {
+	h := StepHistogram{Count: s.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(stepBuckets))}
+	var below uint64
+	for i, most := range stepBuckets {
+		below += s.buckets[i]
+		h.Buckets[most] = below
+	}
+	return h
+}
+
+// predictors reports every kind learned for the model; scores stand with the
+// kind the policy uses.
+func (b *board) predictors() []PredictorStatus {
+	var all []PredictorStatus
+	for key, s := range b.subjects {
+		if key.Model != b.model {
+			continue
+		}
+		t := s.Tables
+		p := PredictorStatus{
+			Kind: string(key.Kind), Outputs: t.counts.Outputs, Keys: t.counts.Keys,
+			Drift: driftReport(t.drift), DriftFromFit: driftReport(t.fromFit),
+		}
+		for _, g := range b.groups {
+			if g.chosen.source == s && g.forecast.live != nil {
+				p.rows = append(p.rows, g.forecast.live.Rows()...)
+			}
+		}
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(x, y PredictorStatus) int { return cmp.Compare(x.Kind, y.Kind) })
+	return all
+}
+
+func driftReport(d predictor.Drift) DriftReport {
+	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
+}
+
+// Score works out what takes too long for the owner of the boards.
+func (s *Status) Score() {
+	for i := range s.Models {
+		for j := range s.Models[i].Predictors {
+			if p := &s.Models[i].Predictors[j]; len(p.rows) > 0 {
+				scores := predictor.Score(p.rows)
+				p.Scores, p.rows = &scores, nil
+			}
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package board
+
+import (
+	"time"
+)
+
+// holdCheck is how long after a tick held entries are looked at again where
+// nobody tells how long a step takes.
+const holdCheck = 50 * time.Millisecond
+
+// LeastStep is the shortest step of an engine we believe in at first.
+const LeastStep = time.Millisecond
+
+// watchHeld has a tick once a step while a policy holds entries back. The pulse tells of steps; a timer a little longer than one stands in
+// where it does not.
+func (b *board) watchHeld(now time.Time) {
+	for _, g := range b.groups {
+		if b.pool.Len() == 0 {
+			g.held = 0
+		}
+		if g.held == 0 {
+			continue
+		}
+		wait := holdCheck
+		if s := b.step(g); s > 0 {
+			wait = s + s/2
+		}
+		if at := now.Add(wait); b.heldUntil.IsZero() || at.Before(b.heldUntil) {
+			b.heldUntil = at
+		}
+	}
+}
+
+// step is how long one of the group takes, 0 where nobody knows.
+func (b *board) step(g *group) time.Duration {
+	m, _, _ := g.steps.model()
+	return time.Duration(g.steps.stepMs(m, g.most) * float32(time.Millisecond))
+}
+
+// hear takes in the steps of a group that its streams told of. Which requests a
+// step was made for is known when the next one is told: those that had got their
+// first token by its end, and had not got their last one before. What is charged
+// is another matter: a request that was just bound is still on its way into the
+// engine or waits in its queue, and one that got its last token is still charged
+// when the first stream speaks.
+func (b *board) hear(g *group, told []Step) {
+	if len(told) == 0 {
+		return
+	}
+	b.refreshGroup(g)
+	before := g.tokens
+	g.tokens = g.generated()
+	for _, s := range told {
+		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
+			load, requests := b.inStep(g)
+			g.steps.teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)
+		}
+		g.last = s
+		g.steps.add(s.Length)
+	}
+	for _, r := range g.ranks {
+		r.forget(g.last.Number)
+	}
+	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Lasts: max(LeastStep, time.Duration(tooShort*float64(g.steps.typical)))})
+	b.stepped = b.stepped || g.held > 0
+}
+
+// generated is how many tokens the requests of the group have got so far.
+func (g *group) generated() int64 {
+	sum := g.gone
+	for _, r := range g.ranks {
+		for i := range r.running {
+			sum += int64(r.running[i].Generated)
+		}
+	}
+	return sum
+}
+
+// inStep is what the fullest rank of the group held in its last step, by what it
+// cost, and how many requests all ranks had in it.
+func (b *board) inStep(g *group) (most int64, requests int) {
+	for _, r := range g.ranks {
+		kv := r.Others
+		for i, slot := range r.slots {
+			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.Number) {
+				kv += int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+				requests++
+			}
+		}
+		for _, d := range r.left {
+			if !later(d.first, g.last.Number) && !later(g.last.Number, d.last) {
+				kv += d.kv
+				requests++
+			}
+		}
+		most = max(most, r.weigh(kv))
+	}
+	return most, requests
+}
+
+// later compares numbers of steps, which begin anew after the largest.
+func later(x, y uint32) bool { return int32(x-y) > 0 }
+
+// departed is a request that was released, and the steps it was in.
+type departed struct {
+	first, last uint32
+	kv          int64
+}
+
+// depart remembers a request that is about to be released for the step that is not
+// known whole yet. It keeps to the room that the rank's slots needed: if more leave
+// in one step, the step teaches little.
+func (b *board) depart(slot, generated int32, first, last uint32) {
+	if first == 0 {
+		return // it was in no step
+	}
+	c := &b.ledger.table[slot]
+	if c.rank.group != nil {
+		c.rank.group.gone += int64(generated)
+	}
+	if r := c.rank; len(r.left) == cap(r.left) {
+		r.left = r.left[:0]
+	}
+	c.rank.left = append(c.rank.left, departed{first, last, int64(c.prompt) + int64(generated)})
+}
+
+// forget drops the departed that were in no step from this one on.
+func (r *rank) forget(number uint32) {
+	kept := r.left[:0]
+	for _, d := range r.left {
+		if !later(number, d.last) {
+			kept = append(kept, d)
+		}
+	}
+	r.left = kept
+}
+
+// rest ends the step under way when nothing of the group runs any more.
+func (b *board) rest(g *group) {
+	if !g.barrier || len(g.members) == 0 {
+		return
+	}
+	for _, r := range g.ranks {
+		if len(r.slots) > 0 {
+			return
+		}
+	}
+	b.emit(Effect{Kind: EffectRest, Group: b.key(g)})
+	g.last = Step{}
+	for _, r := range g.ranks {
+		r.left = r.left[:0]
+	}
+}
+
+// cost is what the rank holds as its group's barrier feels it: KV tokens, more
+// on a rank that is slower than the others.
+func (r *rank) cost() int64 { return r.weigh(r.kv) }
+
+func (r *rank) weigh(kv int64) int64 {
+	if r.Cost == 0 || r.Cost == 1 {
+		return kv
+	}
+	return int64(float64(kv) * float64(r.Cost))
+}

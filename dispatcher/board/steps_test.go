@@ -1,0 +1,108 @@
+package board
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/pool"
+)
+
+// holding is a board whose policy holds an entry back: a long prompt would
+// lengthen everybody's step by more than it gives.
+func holding(t *testing.T) (*hand, *Slot, waiting) {
+	cfg := realConfig("evenkeel:mode=now,hold=0")
+	cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-3}
+	h := newHand(t, cfg)
+	h.fleet(ranks(2, 8, 0))
+	first := h.put(pool.Entry{Prompt: 1000}).slotNow(t)
+	for range 13 {
+		h.put(pool.Entry{Prompt: 1000}).slotNow(t).Progress(1)
+	}
+	first.Progress(1)
+	require.NoError(t, h.setPolicy("evenkeel:mode=now"))
+	long := h.put(pool.Entry{Prompt: 60_000})
+	require.True(t, long.waits())
+	return h, first, long
+}
+
+func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
+	h, s, long := holding(t)
+	b := h.boards["m"]
+	require.Equal(t, 1, b.groups[0].held)
+	require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+	ticks := b.ticks
+
+	h.pass(time.Millisecond)
+	require.Equal(t, ticks, b.ticks, "nothing changed and no step is over")
+
+	step := b.step(b.groups[0])
+	require.Equal(t, 10*time.Millisecond+time.Duration(b.groups[0].most)*time.Microsecond, step.Round(time.Microsecond))
+	require.WithinDuration(t, h.at.Add(-time.Millisecond+step+step/2), h.Next(), time.Microsecond, "by the model")
+	h.at = h.Next()
+	h.do()
+	require.Equal(t, ticks+1, b.ticks)
+
+	s.Progress(2) // it speaks again: a step is over
+	require.Len(t, h.told, 1)
+	h.do(h.told...)
+	require.Equal(t, ticks+2, b.ticks, "told by a stream, before the timer")
+	require.True(t, long.waits())
+
+	h.release(s)
+	h.pass(10 * time.Second) // 20 steps and more
+	require.False(t, long.waits(), "nobody is held for ever")
+	require.Zero(t, b.groups[0].held)
+	require.Zero(t, h.Next())
+}
+
+func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
+	h, _, long := holding(t)
+	h.do(func(l *hand) { l.withdraw(long.entry) })
+	h.at = h.Next()
+	h.do()
+	require.Zero(t, h.boards["m"].groups[0].held)
+	require.Zero(t, h.Next())
+}
+
+func TestHearingAStepDoesNotAllocate(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(2, 8, 0))
+	var all []*Slot
+	for _, w := range h.putAll(16, func() pool.Entry { return pool.Entry{Prompt: 10} }) {
+		all = append(all, w.slotNow(t))
+	}
+	b := h.boards["m"]
+	g := b.groups[0]
+	n := 0
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		n++
+		for _, s := range all {
+			s.generated.Store(int32(n))
+			s.first, s.last = max(s.first, 1), uint32(n)
+			b.depart(s.index, int32(n), s.first, s.last)
+		}
+		h.count()
+		h.steps.Group, h.steps.Told = b.key(g), append(h.steps.Told[:0], Step{Number: uint32(n), Length: 20 * time.Millisecond})
+		h.apply(&h.steps)
+	}))
+	require.Greater(t, g.last.Number, uint32(900))
+}
+
+func TestWhoHasLeftIsForgotten(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 2, 0))
+	b := h.boards["m"]
+	r := b.ranks[0]
+	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	b.depart(s.index, 1, s.first, s.last)
+	require.Empty(t, r.left, "it was in no step")
+	s.Progress(1)
+	for range 100 { // answers of one token: nobody speaks twice, so no step is told
+		b.depart(s.index, 1, s.first, s.last)
+		require.LessOrEqual(t, len(r.left), 4)
+	}
+	h.release(s)
+	require.Empty(t, r.left, "nothing runs")
+}

@@ -1,0 +1,60 @@
+package board
+
+import (
+	"math"
+	"time"
+)
+
+// A rank whose engine preempts requests has less KV room than its capacity
+// says: after two within preemptWithin it is kept emptier for tightFor, by a
+// watermark of twice the policy's, at most tightMost.
+const (
+	preemptWithin = 10 * time.Second
+	tightFor      = time.Minute
+	tightMost     = 0.3
+)
+
+// pressure is what a rank's preemptions tell.
+type pressure struct {
+	last  time.Time // preemption
+	until time.Time // kept emptier
+}
+
+func (p *pressure) preempted(now time.Time) {
+	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
+		p.until = now.Add(tightFor)
+	}
+	p.last = now
+}
+
+func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
+
+// capacity is the rank's capacity as policies see it. One that keeps the
+// watermark's share of it empty keeps what a doubled one would of the true one.
+func (r *rank) capacity(watermark float64, now time.Time) int64 {
+	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
+		return r.Capacity
+	}
+	doubled := max(watermark, min(2*watermark, tightMost))
+	left := int64(math.Ceil(float64(r.Capacity) * (1 - doubled) / (1 - watermark)))
+	return min(max(left, 1), r.Capacity) // 0 would be unlimited
+}
+
+func (l *Boards) preempted(worker int32) {
+	for _, b := range l.inOrder {
+		if r := b.ranks[worker]; r != nil {
+			r.pressure.preempted(l.now)
+		}
+	}
+}
+
+// largest is the longest prompt that a rank of the group which is up could take
+// if it were idle.
+func (g *group) largest(watermark float64, now time.Time) (most int64) {
+	for _, r := range g.ranks {
+		if r.Up {
+			most = max(most, room(r.capacity(watermark, now), watermark))
+		}
+	}
+	return most
+}

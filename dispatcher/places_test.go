@@ -1,0 +1,73 @@
+package dispatcher
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/pool"
+)
+
+func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
+	cfg := testConfig()
+	cfg.Places = pool.NewPlaces(100)
+	cfg.TTL = time.Minute
+	h := newHand(t, cfg)
+	used := func(want int, why string) {
+		t.Helper()
+		require.Equal(t, want, cfg.Places.Used(), why)
+	}
+	put := func(e pool.Entry) waiting {
+		require.True(t, cfg.Places.TryReserve())
+		return h.put(e)
+	}
+	put(pool.Entry{})
+	used(0, "refused, for there is no rank")
+
+	h.fleet(ranks(1, 1, 100))
+	put(pool.Entry{Prompt: 101})
+	used(0, "refused as too large")
+	s := put(pool.Entry{}).slotNow(t)
+	used(0, "assigned")
+	w := put(pool.Entry{})
+	used(1, "waits")
+	h.do(func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) }, func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) })
+	used(0, "withdrawn, twice")
+	put(pool.Entry{})
+	h.pass(time.Minute)
+	used(0, "expired")
+
+	require.True(t, cfg.Places.TryReserve(), "of somebody else")
+	drain := h.put(pool.Entry{Drain: true})
+	h.release(s)
+	drain.slotNow(t)
+	used(1, "a drain holds no place")
+}
+
+func TestProgressDoesNotAllocate(t *testing.T) {
+	s, n := &Slot{}, 0
+	require.Zero(t, testing.AllocsPerRun(100, func() { n++; s.Progress(n); s.Started() }))
+}
+
+func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
+	places := pool.NewPlaces(1)
+	d, err := Start(t.Context(), Config{Config: board.Config{TTL: time.Minute}, Places: places})
+	require.NoError(t, err)
+	d.SetWorkers(ranks(2, 2, 0))
+	local := &Local{Threshold: 256, InFlight: 512, Ranks: []LocalRank{{Worker: 0, Tokens: 10}, {Worker: 1, Tokens: 20}}}
+	r := <-d.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 300}, local)
+	require.NoError(t, r.Err)
+	require.EqualValues(t, 0, r.Slot.Worker)
+	r2 := <-d.EnqueueLocal(&pool.Entry{ID: 2, Model: "m", Prompt: 300}, &Local{Threshold: 256, InFlight: 512})
+	require.ErrorIs(t, r2.Err, ErrNotLocal)
+	d.Counted(r.Slot, 250)
+	status := d.Status(t.Context())
+	require.Zero(t, status.Drift)
+	require.EqualValues(t, 250, status.Models[0].Workers[0].KVTokens, "as the rank counted")
+	d.Release(r.Slot, Outcome{})
+	d.Counted(r.Slot, 400)
+	require.Zero(t, d.Status(t.Context()).Drift)
+	require.Zero(t, places.Used(), "a prompt without a hand-off never held a place")
+}
