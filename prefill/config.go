@@ -121,6 +121,11 @@ func Default() Config {
 	}
 }
 
+// DefaultHotspot is how the config watches classes of requests unless told otherwise.
+func DefaultHotspot() HotspotConfig {
+	return HotspotConfig{Window: time.Minute, ClassTokens: []int{512, 4096}, Least: 20, MaxClasses: 256, MaxFilter: time.Minute}
+}
+
 func (c Config) withDefaults() Config {
 	d := Default()
 	c.Policy = cmp.Or(c.Policy, d.Policy)

@@ -54,3 +54,22 @@ func TestASimulationIsToldWhenToLookAgain(t *testing.T) {
 	held[0].Release()
 	tier.Offer(Request{Model: "none"}, func(_ *Lease, err error) { require.ErrorIs(t, err, ErrModelNotFound) })
 }
+
+func TestAnOfferIsTakenBack(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	tier := newTier(t, up("a"), func(c *Config) {
+		c.Clock = func() time.Time { return now }
+		c.Push = 1
+	})
+	var first, third *Lease
+	tier.Offer(Request{ID: "first", Model: testModel}, func(l *Lease, _ error) { first = l })
+	withdraw := tier.Offer(Request{ID: "second", Model: testModel}, func(*Lease, error) { t.Error("it was taken back") })
+	tier.Offer(Request{ID: "third", Model: testModel}, func(l *Lease, _ error) { third = l })
+	require.Equal(t, 2, tier.Waiting(testModel))
+	withdraw()
+	require.Equal(t, 1, tier.Waiting(testModel))
+	first.Release()
+	require.NotNil(t, third)
+	third.Release()
+	requireIdle(t, tier)
+}

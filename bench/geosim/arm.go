@@ -7,38 +7,55 @@ import (
 	"strings"
 
 	"evenkeel/geo/policy"
+	"evenkeel/prefill"
+	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// arm is what is compared: a policy, and where it runs. Besides the policies of
-// the server there are balancers of other kinds.
+// arm is what is compared: the policy between regions and the one that chooses
+// among a dispatcher's own replicas, and where they run. Besides the policies of the
+// server there are balancers of other kinds.
 type arm struct {
 	name     string // as the user wrote it
-	policy   string // as policy.Parse takes it
+	policy   string // geo.policy, as the server takes it
+	prefill  string // prefill.policy; empty: the server's default
 	settings policy.Settings
 	central  bool    // one dispatcher, in the first region, with the replicas of all
 	alone    bool    // dispatchers know no peers
-	sglang   bool    // longest match unless the load is uneven, as SGLang's router
+	blind    bool    // a balancer of another kind: it hears nothing of engines' memory, and watches no hotspots
 	probeMs  float64 // 0: the scenario's
 	replicas int     // of all regions; 0: the scenario's
 	blindTo  string  // what the costs of peers leave out
 }
 
-// others are the arms that are no policy of the server.
+// others are the arms that are no policy of the server. Where all replicas are one
+// dispatcher's, prefill.policy chooses among them, and the policy between regions
+// says only whether there is room for one more request.
 var others = []struct {
-	name, policy string
-	push         policy.Push
-	central      bool
-	alone        bool
-	sglang       bool
+	name, policy, prefill string
+	push                  policy.Push
+	central               bool
+	alone                 bool
+	blind                 bool
 }{
-	{name: "rr", policy: "round-robin", push: policy.Blind, central: true},
-	{name: "central-least-load", policy: "least-load", push: policy.Blind, central: true},
-	{name: "ch", policy: "skylb-ch", push: policy.Blind, central: true},
-	{name: "prefix-blind", policy: "skylb", push: policy.Blind, central: true, sglang: true},
-	{name: "central-queue", policy: "skylb", push: policy.SPP, central: true},
-	{name: "central-gorgo", policy: "gorgo", push: policy.SPE, central: true},
+	{name: "rr", policy: "round-robin", prefill: "round-robin", push: policy.Blind, central: true, blind: true},
+	{name: "central-least-load", policy: "least-load", prefill: "least-load", push: policy.Blind, central: true, blind: true},
+	{name: "ch", policy: "skylb-ch", prefill: "sticky-ring", push: policy.Blind, central: true, blind: true},
+	{name: "prefix-blind", policy: "skylb", prefill: "sglang", push: policy.Blind, central: true, blind: true},
+	{name: "central-queue", policy: "skylb", prefill: longest, push: policy.SPP, central: true},
+	{name: "central-gorgo", policy: "gorgo", prefill: "gorgo", push: policy.SPE, central: true},
 	{name: "region-local", policy: "local-only", push: policy.SPE, alone: true},
 	{name: "skylb-local", policy: "skylb", push: policy.SPP, alone: true},
+}
+
+// longest goes where most of a prompt is cached, whatever else is there.
+const longest = "bailian:lambda=1"
+
+// definitions are the balancers that prefill.policy can be taught. SGLang's router of
+// early 2025 takes the shortest queue when loads are 32 apart, else the longest match
+// if that is half of the prompt, else whoever holds least.
+var definitions = map[string]prefillpolicy.Definition{
+	"least-load": {Score: "kv_tokens", TieBreak: []string{"kv_tokens"}},
+	"sglang":     {Score: "max_bs - min_bs > 32 ? bs : (hit_ratio > 0.5 ? -hit_ratio : kv_tokens)", TieBreak: []string{"kv_tokens"}},
 }
 
 // Arms lists what may be compared.
@@ -51,7 +68,7 @@ func Arms() []string {
 }
 
 // What the arms take beside the keys of their policy.
-const simKeys = "probe_ms, replicas, without"
+const simKeys = "prefill, probe_ms, replicas, without"
 
 // blindnesses are what `without` leaves out of the costs of peers.
 var blindnesses = []string{"wait", "rtt"}
@@ -62,12 +79,11 @@ func parseArm(text string) (*arm, error) {
 	a := &arm{name: strings.TrimSpace(text), policy: name, settings: policy.Defaults()}
 	for i := range others {
 		if o := &others[i]; o.name == name {
-			a.policy, a.settings.Push, a.central, a.alone, a.sglang = o.policy, o.push, o.central, o.alone, o.sglang
+			a.policy, a.prefill, a.settings.Push, a.central, a.alone, a.blind = o.policy, o.prefill, o.push, o.central, o.alone, o.blind
 		}
 	}
 	if !options {
-		_, err := a.parse()
-		return a, err
+		return a, a.check()
 	}
 	var keys []string
 	for item := range strings.SplitSeq(rest, ",") {
@@ -82,22 +98,26 @@ func parseArm(text string) (*arm, error) {
 	if len(keys) > 0 {
 		a.policy += ":" + strings.Join(keys, ",")
 	}
-	_, err := a.parse()
-	return a, err
+	return a, a.check()
 }
 
-func (a *arm) parse() (*policy.Policy, error) {
-	p, err := a.settings.Parse(a.policy)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w (here also %s; other arms are %s)", a.name, err, simKeys, strings.Join(Arms()[len(policy.Names()):], ", "))
+// check has the server read both policies.
+func (a *arm) check() error {
+	if _, err := a.settings.Parse(a.policy); err != nil {
+		return fmt.Errorf("%s: %w (here also %s; other arms are %s)", a.name, err, simKeys, strings.Join(Arms()[len(policy.Names()):], ", "))
 	}
-	return p, nil
+	if err := (prefill.Config{Policy: a.prefill, Policies: definitions}).Validate(); err != nil {
+		return fmt.Errorf("%s: %w", a.name, err)
+	}
+	return nil
 }
 
 // take reads a key that is the simulator's.
 func (a *arm) take(item string) (mine bool, err error) {
 	key, value, _ := strings.Cut(item, "=")
 	switch key {
+	case "prefill":
+		a.prefill = value
 	case "probe_ms":
 		if a.probeMs, err = strconv.ParseFloat(value, 64); err != nil || !(a.probeMs >= 10 && a.probeMs <= 1e5) {
 			return true, fmt.Errorf("%s: write a number from 10 to 100000", item)

@@ -1,84 +1,134 @@
 package geosim
 
 import (
-	"slices"
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"time"
 
-	"evenkeel/geo/policy"
+	"evenkeel/geo"
 	"evenkeel/prefill"
-	"evenkeel/prefill/index"
-	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// dispatcher is one region's: its arrival queue, what it knows of its replicas,
-// and what its probes told of peers.
+// dispatcher is one region's: the server's own arrival queue and node, in virtual
+// time, before the replicas of the region.
 type dispatcher struct {
-	s      *simulation
-	id     string
-	region int
-	policy *policy.Policy
-
+	s        *simulation
+	id       string
+	region   int
 	replicas []*replica
-	accounts []account
-	peers    []*peer
-	places   []policy.Place
-	queue    []*visit // by arrival
-	waiting  float64  // prompt tokens of the queue
-	live     []*visit
-	drain    policy.Drain
+	running  []int // of our requests that decode, by replica
+	fewest   int   // of those, as the node is told
 
-	local    *index.Index // what its replicas have, as far as it knows
-	slots    []index.Slot
-	snapshot *index.Index // what it forwarded, by peer
-	match    []int32
-	learned  *prefill.Calibration
+	tier *prefill.Tier
+	node *geo.Node
+	live []*visit
+	told []*visit // that the tier has decided about and that nobody has looked at yet
 
 	dead, draining bool
-	major          int
+	major          int // of the protocol that it speaks, above those that speak the first
 	boot           int
 }
 
-// account is what the dispatcher knows of a replica: its own requests at once,
-// what the engine says when it was last asked.
-type account struct {
-	unanswered  int
-	outstanding int
-	queued      float64 // new tokens of the unanswered
-	pending     int
-	credit      int
-}
-
-// What engines are configured with, and how long a look into the index is good.
 const (
-	maxNumSeqs = 256
-	hitsFor    = 50.0 // ms
+	model      = "simulated"
+	maxNumSeqs = 256 // with which engines are configured
+	misses     = 3   // probes in a row without an answer take a peer down
+	rttAlpha   = 0.3 // weight of a new round trip in the mean
+	snapshot   = 64 << 20
+
+	// lookMs is how often a proxy tells its node what its engines decode.
+	lookMs = 250.0
+	// forever is longer than any run.
+	forever = 100 * 365 * 24 * time.Hour
 )
 
-func newDispatcher(s *simulation, region int, replicas []*replica) (*dispatcher, error) {
-	d := &dispatcher{s: s, id: s.scenario.Regions[region].Name, region: region, replicas: replicas, major: policy.Protocol}
+// start is a new process: it knows nothing.
+func (d *dispatcher) start() error {
+	d.boot++
+	d.dead, d.fewest, d.told = false, 0, nil
+	d.running = make([]int, len(d.replicas))
 	var err error
-	if d.policy, err = s.arm.parse(); err != nil {
-		return nil, err
+	if d.tier, err = prefill.New(d.queue()); err != nil {
+		return err
 	}
-	d.forget()
-	return d, nil
+	d.tier.SetCandidates(d.candidates())
+	now := process{d, d.boot}
+	cfg := geo.Config{
+		ID: d.id, Region: d.id, Policy: d.s.arm.policy, Settings: d.s.arm.settings, MaxHops: 1,
+		Interval: time.Duration(d.s.probeMs * float64(time.Millisecond)), Misses: misses, RTTAlpha: rttAlpha, SnapshotBytes: snapshot,
+		Tier: d.tier, Running: func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }, Draining: func() bool { return d.draining },
+		Clock: now, Link: func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} },
+	}
+	if d.s.arm.central {
+		cfg.Central = d.id
+	}
+	for _, to := range d.s.dispatchers {
+		if to != d && !d.s.arm.alone {
+			cfg.Peers = append(cfg.Peers, geo.PeerConfig{ID: to.id, Region: to.id, Target: nowhere})
+		}
+	}
+	if d.node, err = geo.New(cfg); err != nil {
+		return err
+	}
+	d.node.Start()
+	now.every(lookMs, d.look)
+	return nil
 }
 
-// forget is what a new process knows: nothing.
-func (d *dispatcher) forget() {
-	d.boot++
-	d.local, d.snapshot = index.New(index.Config{}), index.New(index.Config{Evict: index.Oldest, MaxBytes: 64 << 20})
-	d.slots = d.slots[:0]
-	d.accounts = make([]account, len(d.replicas))
+// local is prefill.policy where an engine prefills and decodes, unless the config says
+// otherwise.
+const local = "lmetric"
+
+// queue is the configuration of the tier: the server's defaults, but for its time,
+// for the limits of the queue, since clients wait for each other, and for the times
+// of prefills, which an operator who knows them sets.
+func (d *dispatcher) queue() prefill.Config {
+	cfg := prefill.Default()
+	cfg.Policy, cfg.Policies = cmp.Or(d.s.arm.prefill, local), definitions
+	if !d.s.arm.blind {
+		cfg.Hotspot = prefill.DefaultHotspot()
+	}
+	cfg.Calibration.Line.TPMs, cfg.Calibration.Line.T0Ms, cfg.Calibration.Known = d.s.scenario.Engine.TPMs, d.s.scenario.Engine.T0Ms, true
+	cfg.Queue.Max, cfg.Queue.Timeout = math.MaxInt32, forever
+	cfg.Scrape.Interval = time.Duration(d.s.scenario.ScrapeMs * float64(time.Millisecond))
+	cfg.Clock = d.s.time
+	cfg.Scraper = func(_ context.Context, c prefill.Candidate) (prefill.Sample, error) {
+		sample := d.replicas[d.at(c.ID)].sample()
+		if d.s.arm.blind {
+			sample.KVUsage = math.NaN()
+		}
+		return sample, nil
+	}
+	return cfg
+}
+
+func (d *dispatcher) candidates() (all []prefill.Candidate) {
+	for _, r := range d.replicas {
+		c := prefill.Candidate{
+			ID: replicaNames[r.number], Instance: replicaNames[r.number], Models: []string{model}, CapacityTokens: int64(r.KVTokens), BlockTokens: blockTokens,
+			Live: true, Decodes: true, RTT: time.Duration(2 * d.distance(r) * float64(time.Millisecond)),
+		}
+		if r.region != d.region {
+			c.Region = d.s.scenario.Regions[r.region].Name
+		}
+		if d.s.arm.blind {
+			c.CapacityTokens = 0
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// at is the place of a replica among the dispatcher's own.
+func (d *dispatcher) at(id string) int {
 	for i, r := range d.replicas {
-		d.slots = append(d.slots, d.local.Add(replicaNames[r.number], r.KVTokens/blockTokens))
-		d.accounts[i].credit = 1
+		if replicaNames[r.number] == id {
+			return i
+		}
 	}
-	for _, p := range d.peers {
-		*p = peer{to: p.to, rtt: policy.NewRTT(rttAlpha), slot: d.snapshot.Add(p.to.id, 0)}
-	}
-	d.queue, d.waiting, d.drain = d.queue[:0], 0, policy.Drain{}
-	set := d.policy.Settings()
-	d.learned = prefill.NewCalibration(prefillpolicy.Line{TPMs: set.TPMs, T0Ms: set.T0Ms}, 500)
+	panic("no such replica: " + id)
 }
 
 // distance to a replica, one way.
@@ -89,169 +139,97 @@ func (d *dispatcher) distance(r *replica) float64 {
 	return d.s.scenario.RTTMs[d.region][r.region] / 2
 }
 
+// look tells the node what is decoded here, as a proxy does that asks its board now
+// and then: how many requests the replica decodes that decodes fewest.
+func (d *dispatcher) look() {
+	d.fewest = 0
+	for i, n := range d.running {
+		if i == 0 || n < d.fewest {
+			d.fewest = n
+		}
+	}
+}
+
+// scrape asks the engines, again and again.
+func (d *dispatcher) scrape() {
+	if !d.dead {
+		for _, r := range d.replicas {
+			d.tier.Scrape(context.Background(), replicaNames[r.number])
+		}
+	}
+	d.s.after(d.s.scenario.ScrapeMs, d.scrape)
+}
+
 func (d *dispatcher) admit(r *request, from *visit) *visit {
-	v := &visit{r: r, d: d, from: from, attempt: r.attempt, arrived: d.s.now, hitsAt: -hitsFor, live: len(d.live)}
-	v.q = policy.Request{ID: r.id, Key: r.key, Tokens: r.tokens, Stay: true}
+	v := &visit{r: r, d: d, from: from, attempt: r.attempt, arrived: d.s.now, live: len(d.live)}
 	d.live = append(d.live, v)
 	r.visits = append(r.visits, v)
 	return v
 }
 
-// enqueue puts a visit where its arrival has its place, and decides.
-func (d *dispatcher) enqueue(v *visit) {
-	v.state = queued
-	at, _ := slices.BinarySearchFunc(d.queue, v.arrived, func(x *visit, arrived float64) int {
-		if x.arrived <= arrived {
-			return -1
-		}
-		return 1
+// enqueue lets a visit wait for its turn. stay: it was elsewhere and came back, so
+// that it waits at its old place and stays.
+func (d *dispatcher) enqueue(v *visit, stay bool) {
+	prompt := prefill.Prompt{Keys: v.r.keys, BlockTokens: blockTokens}
+	ask := geo.Ask{ID: v.r.id, Model: model, RingKey: geo.RingKeyOf(v.r.key, ""), Stay: stay}
+	if v.from != nil { // it has made the one hop that it may
+		ask.Stay, ask.Came = true, &geo.Hop{N: 1, Max: 1, Origin: v.from.d.id, Via: []string{v.from.d.id}}
+	}
+	if !ask.Stay {
+		ask.Prompt = prompt
+	}
+	v.state, v.question, v.lease, v.refused = queued, d.node.Question(ask), nil, nil
+	v.withdraw = d.tier.Offer(prefill.Request{
+		ID: v.r.id, Model: model, PromptTokens: v.r.tokens, Counted: true, Prompt: prompt, Session: v.r.key,
+		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Elsewhere: v.question,
+	}, func(l *prefill.Lease, err error) {
+		v.state, v.lease, v.refused = decided, l, err
+		d.told = append(d.told, v)
 	})
-	d.queue = slices.Insert(d.queue, at, v)
-	d.waiting += float64(v.r.tokens)
-	d.decide()
-	if len(d.queue) > 0 {
-		d.drain.Began(d.s.now)
+}
+
+// settle carries out what the tier has decided.
+func (d *dispatcher) settle() {
+	for len(d.told) > 0 {
+		v := d.told[0]
+		d.told = append(d.told[:0], d.told[1:]...)
+		switch {
+		case v.state == over: // nobody wants it any more
+			d.unwanted(v)
+		case v.refused == nil:
+			d.dispatch(v)
+		case errors.Is(v.refused, prefill.ErrElsewhere):
+			d.forward(v, v.question.Forward())
+		default: // there is no replica here, and no peer is known that has one
+			d.refuse(v)
+		}
 	}
 }
 
-// decide lets those go that can.
-func (d *dispatcher) decide() {
-	if len(d.queue) == 0 || d.dead {
+// refuse says that nobody serves a request, to the client or to the dispatcher that
+// sent it.
+func (d *dispatcher) refuse(v *visit) {
+	d.leave(v)
+	if from, attempt := v.from, v.attempt; from != nil {
+		d.s.link(d, from.d, func() { from.d.comesBack(from, attempt, geo.Rejected(geo.RejectModel)) })
 		return
 	}
-	d.look()
-	d.policy.Begin(d.places, d.drain.Ms())
-	order := fcfs{strict: !d.policy.Passes()}
-	kept := d.queue[:0]
-	rest := len(d.queue)
-	for i, v := range d.queue {
-		if d.policy.Done() && !d.s.arm.sglang {
-			kept = append(kept, d.queue[i:]...)
-			break
-		}
-		d.refresh(v)
-		v.q.Waited = d.s.now - v.arrived
-		c := d.next(v)
-		if c.Act == policy.Hold {
-			order.held(v, c)
-			kept = append(kept, v)
-			if c.UntilMs > v.q.Waited {
-				d.s.after(c.UntilMs-v.q.Waited, d.decide)
-			}
-			continue
-		}
-		if !order.fair(v, c) {
-			d.s.meter.violations++
-		}
-		rest--
-		d.waiting -= float64(v.r.tokens)
-		d.drain.Departed(d.s.now, rest)
-		v.predict, v.hit = c.Terms.TTFT(), 0
-		if c.Place < len(v.q.Hits) {
-			v.hit = int(v.q.Hits[c.Place])
-		}
-		v.fresh = float64(max(1, v.r.tokens-v.hit))
-		if c.Act == policy.Forward {
-			d.forward(v, d.peers[c.Place-len(d.replicas)])
-		} else {
-			d.dispatch(v, c.Place)
-		}
-	}
-	clear(d.queue[len(kept):])
-	d.queue = kept
+	d.s.after(d.s.scenario.RTTMs[v.r.client.region][d.region]/2, func() { d.s.end(v.r, failed) })
 }
 
-func (d *dispatcher) next(v *visit) policy.Decision {
-	if d.s.arm.sglang {
-		return policy.Decision{Act: policy.Send, Place: d.sglang(&v.q)}
-	}
-	return d.policy.Next(&v.q)
-}
-
-// fcfs checks that nobody is passed who could have gone instead.
-type fcfs struct {
-	strict bool
-	any    bool         // somebody older waits
-	may    bool         // somebody older waits who may be forwarded
-	places map[int]bool // that somebody older is held for
-}
-
-func (f *fcfs) held(v *visit, c policy.Decision) {
-	if c.UntilMs > 0 {
-		return // skipped in patience
-	}
-	f.any = true
-	f.may = f.may || !v.q.Stay
-	if f.places == nil {
-		f.places = map[int]bool{}
-	}
-	f.places[c.Place] = true
-}
-
-func (f *fcfs) fair(_ *visit, c policy.Decision) bool {
-	if !f.strict {
-		return !f.places[c.Place]
-	}
-	if c.Act == policy.Forward {
-		return !f.may
-	}
-	return !f.any
-}
-
-// look gathers what is known of all places.
-func (d *dispatcher) look() {
-	line, _ := d.learned.Line()
-	set := d.policy.Settings()
-	d.places = d.places[:0]
-	for i, r := range d.replicas {
-		a := &d.accounts[i]
-		x := policy.Place{
-			ID: replicaNames[r.number], RTTMs: 2 * d.distance(r), TPMs: line.TPMs, T0Ms: line.T0Ms,
-			QueuedTokens: a.queued, Running: float64(a.outstanding - a.unanswered), Outstanding: float64(a.outstanding),
-		}
-		x.Left, x.Why = set.Replica(&policy.Replica{
-			Healthy: true, GateOpen: true, Unanswered: a.unanswered, Outstanding: a.outstanding, Pending: a.pending, Credit: a.credit,
-		})
-		d.places = append(d.places, x)
-	}
-	for _, p := range d.peers {
-		d.places = append(d.places, d.place(p))
+// unwanted gives back what was decided for a visit in the moment in which it ended.
+func (d *dispatcher) unwanted(v *visit) {
+	if v.lease != nil {
+		v.lease.Release()
+	} else if f := v.question.Forward(); f != nil {
+		f.Drop()
 	}
 }
 
-// refresh looks up what of a prompt is cached where.
-func (d *dispatcher) refresh(v *visit) {
-	if d.s.now-v.hitsAt < hitsFor {
-		return
-	}
-	v.hitsAt = d.s.now
-	v.q.Hits = v.q.Hits[:0]
-	d.match = d.local.Match(d.match, v.r.keys)
-	for _, slot := range d.slots {
-		v.q.Hits = append(v.q.Hits, d.usable(v, slot))
-	}
-	if len(d.peers) == 0 || v.q.Stay {
-		return
-	}
-	d.match = d.snapshot.Match(d.match, v.r.keys)
-	for _, p := range d.peers {
-		v.q.Hits = append(v.q.Hits, d.usable(v, p.slot))
-	}
-}
-
-func (d *dispatcher) usable(v *visit, s index.Slot) int32 {
-	return int32(index.Usable(int(d.match[s.N])*blockTokens, v.r.tokens, blockTokens))
-}
-
-// dispatch sends a request to a replica of the dispatcher's own.
-func (d *dispatcher) dispatch(v *visit, i int) {
-	a, r := &d.accounts[i], d.replicas[i]
-	v.state, v.place, v.movedAt, v.alone = running, i, d.s.now, a.unanswered == 0
-	a.unanswered++
-	a.outstanding++
-	a.credit--
-	a.queued += v.fresh
-	d.local.Insert(d.slots[i], v.r.keys)
+// dispatch sends a request to the replica that the tier has chosen.
+func (d *dispatcher) dispatch(v *visit) {
+	v.state, v.place = running, d.at(v.lease.Candidate.ID)
+	r := d.replicas[v.place]
 	if distance := d.distance(r); distance > 0 {
 		d.s.after(distance, func() {
 			if v.current() {
@@ -265,33 +243,20 @@ func (d *dispatcher) dispatch(v *visit, i int) {
 
 // first takes a first token of an own replica.
 func (d *dispatcher) first(v *visit) {
-	a := &d.accounts[v.place]
 	v.answered = true
-	a.unanswered--
-	a.queued -= v.fresh
-	if a.credit > 0 { // once it is used up, only a scrape gives more
-		a.credit = min(a.credit+1, d.policy.Settings().CreditMax)
-	}
-	hit := v.job.hit
-	if v.alone && v.r.executions == 1 {
-		d.learned.Add(float64(max(1, v.r.tokens-hit)), float64(hit), d.s.now-v.movedAt-2*d.distance(d.replicas[v.place]))
-	}
-	if hit+blockTokens <= v.hit { // the index promised too much
-		d.local.Correct(d.slots[v.place], v.r.keys, hit/blockTokens)
-		d.local.Insert(d.slots[v.place], v.r.keys)
-	}
-	d.s.heard(v)
-	d.decide()
+	d.running[v.place]++
+	v.lease.Answered(prefill.Usage{PromptTokens: v.r.tokens, CachedTokens: v.job.hit}, start.Add(forever))
+	d.s.heard(v, v.job.hit)
 }
 
 // last takes a last token of an own replica.
 func (d *dispatcher) last(v *visit) {
-	d.accounts[v.place].outstanding--
+	d.running[v.place]--
+	v.lease.Release()
 	d.leave(v)
 	if v.attempt == v.r.attempt {
 		d.s.done(v)
 	}
-	d.decide()
 }
 
 // leave ends a visit.
@@ -304,79 +269,43 @@ func (d *dispatcher) leave(v *visit) {
 	d.live = d.live[:end]
 }
 
-// abandon ends a visit that nobody wants any more, and what was done for it.
+// abandon ends a visit that nobody wants any more, and what was done for it. A
+// dispatcher that is dead has nothing to give back.
 func (d *dispatcher) abandon(v *visit) {
-	switch v.state {
-	case queued:
-		if i := slices.Index(d.queue, v); i >= 0 {
-			d.queue = slices.Delete(d.queue, i, i+1)
-			d.waiting -= float64(v.r.tokens)
-		}
-	case running:
-		a := &d.accounts[v.place]
-		a.outstanding--
-		if !v.answered {
-			a.unanswered--
-			a.queued -= v.fresh
-		}
+	was := v.state
+	d.leave(v)
+	switch {
+	case was == running:
 		if v.job != nil {
 			d.replicas[v.place].withdraw(v.job)
 		}
+		if d.dead {
+			return
+		}
+		if v.answered {
+			d.running[v.place]--
+		}
+		v.lease.Release()
+	case d.dead:
+	case was == queued:
+		v.withdraw()
+	case was == forwarded:
+		v.forward.End(geo.OutcomeGone)
 	}
-	d.leave(v)
-	d.s.after(0, d.decide)
 }
 
-// offer is what a probe of this region is answered.
-func (d *dispatcher) offer() policy.Offer {
-	d.look()
-	return policy.NewOffer(d.places, len(d.queue), d.waiting, d.drain.Ms(), maxNumSeqs*len(d.replicas))
-}
-
-// scrape asks the engines, again and again.
-func (d *dispatcher) scrape() {
-	set := d.policy.Settings()
-	for i, r := range d.replicas {
-		a := &d.accounts[i]
-		a.pending = r.pending()
-		a.credit = set.Credit(len(r.batch), a.pending, maxNumSeqs)
-	}
-	d.decide()
-	d.s.after(d.s.scenario.ScrapeMs, d.scrape)
-}
-
-// SGLang's router of early 2025: the shortest queue when loads are this far
-// apart, else the longest match if that is half of the prompt, else whoever
-// holds least.
-const (
-	sglangMatch    = 0.5
-	sglangApart    = 32
-	sglangRelative = 1.0001
-)
-
-func (d *dispatcher) sglang(q *policy.Request) int {
-	least, most, best, smallest := 0, 0, 0, 0
-	for i := range d.accounts {
-		a := &d.accounts[i]
-		if a.outstanding < d.accounts[least].outstanding {
-			least = i
-		}
-		if a.outstanding > d.accounts[most].outstanding {
-			most = i
-		}
-		if q.Hits[i] > q.Hits[best] {
-			best = i
-		}
-		if d.local.Held(d.slots[i]) < d.local.Held(d.slots[smallest]) {
-			smallest = i
-		}
-	}
-	low, high := float64(d.accounts[least].outstanding), float64(d.accounts[most].outstanding)
+// receive takes a request that another dispatcher sends, or says why not, in the
+// words that the server has for it.
+func (d *dispatcher) receive(v *visit) (reject string) {
 	switch {
-	case high-low > sglangApart && high > sglangRelative*low:
-		return least
-	case float64(q.Hits[best]) > sglangMatch*float64(q.Tokens):
-		return best
+	case d.major != v.d.major:
+		return geo.RejectVersion
+	case d.draining:
+		return geo.RejectDraining
+	case !d.node.Accepts(v.d.id, d.tier.Waiting(model)):
+		d.s.meter.busy++
+		return geo.RejectBusy
 	}
-	return smallest
+	d.enqueue(d.admit(v.r, v), false)
+	return ""
 }

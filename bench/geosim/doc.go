@@ -1,9 +1,11 @@
-// Package geosim simulates regions whose dispatchers forward to each other, on the
-// same policies, prefix index and calibration that serve.
+// Package geosim simulates regions whose dispatchers forward to each other: the
+// server's own geo.Node and prefill.Tier, each region's in virtual time, before
+// simulated replicas. It decides nothing itself: a test holds that it builds no view
+// of a peer or of an engine and asks no policy.
 //
 // Clients run programs, conversations or trees of thoughts, and send a request
-// when the one before it is answered. Each region's dispatcher knows its own
-// replicas at once and its peers from probes, as old as they are in production.
+// when the one before it is answered. A dispatcher knows of its peers what their
+// answers to its probes say, and of its replicas what its own leases and scrapes do.
 // A replica is an engine with continuous batching whose batch is bounded by KV
 // tokens, with a cache of prefixes in what the batch leaves.
 //

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"evenkeel/prefill"
 	"evenkeel/prefill/index"
 )
 
@@ -162,6 +163,16 @@ func (r *replica) pending() int {
 		return len(r.waiting) + r.fresh
 	}
 	return len(r.waiting)
+}
+
+// sample is what its metrics tell a scrape.
+func (r *replica) sample() prefill.Sample {
+	pending := r.pending()
+	began := len(r.batch)
+	if r.PrefillPends {
+		began -= r.fresh
+	}
+	return prefill.Sample{KVUsage: float64(r.tokens) / float64(r.KVTokens), Running: float64(began), Waiting: float64(pending)}
 }
 
 // iterate begins what comes next: a prefill, else decode steps until somebody

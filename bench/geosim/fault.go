@@ -1,5 +1,10 @@
 package geosim
 
+import (
+	"evenkeel/engine"
+	"evenkeel/geo"
+)
+
 // link brings something from one dispatcher to another. Between two that are
 // parted it waits, as TCP does; what a dead one sent before is not unsaid.
 func (s *simulation) link(from, to *dispatcher, arrive func()) {
@@ -38,7 +43,7 @@ func (f *Fault) plan(s *simulation) {
 	switch f.Kind {
 	case Dies:
 		at(f.AtS, d.die)
-		at(f.AtS+f.ForS, func() { d.dead = false; d.forget() })
+		at(f.AtS+f.ForS, func() { s.start(d) })
 	case Drains:
 		at(f.AtS, func() { d.draining = true })
 		at(f.AtS+f.ForS, func() { d.draining = false })
@@ -75,17 +80,14 @@ func (d *dispatcher) die() {
 		d.abandon(v)
 		attempt := v.attempt
 		d.s.link(d, origin.d, func() {
-			if origin.attempt != attempt || origin.state != forwarded {
-				return
-			}
-			if origin.answered {
+			switch {
+			case origin.attempt != attempt || origin.state != forwarded:
+			case origin.answered:
+				origin.forward.End(geo.OutcomeLost)
 				d.s.end(origin.r, lost)
-				return
+			default:
+				origin.d.comesBack(origin, attempt, &engine.Error{Target: d.id, Phase: engine.PhaseHead, Sent: true, Err: errSilent})
 			}
-			p := origin.d.peers[origin.place]
-			origin.d.failure(p)
-			origin.d.fallBack(origin, p)
-			origin.d.decide()
 		})
 	}
 }

@@ -225,19 +225,22 @@ func TestSPPSendsNoMoreThanItsCreditBetweenScrapes(t *testing.T) {
 	s.after(0, s.dispatchers[0].scrape)
 	answered := 0
 	for i := range 3 {
-		p := text{}.grow(uint64(i+1), 10)
+		p := text{}.grow(uint64(i+1), 1000)
 		s.after(float64(i), func() {
 			s.send(&request{client: c, keys: p.keys, all: p.keys, tokens: p.tokens, output: 1, then: func(bool) { answered++ }})
 		})
 	}
+	engine := s.replicas[0]
 	until := func(at float64) {
 		for s.next(at) {
 		}
 	}
-	until(1000)
-	require.Equal(t, 2, answered, "first tokens give nothing back once the credit is used up")
-	s.dispatchers[0].scrape()
-	until(2000)
+	until(900)
+	require.Equal(t, 2, len(engine.batch)+len(engine.waiting), "the third waits in the arrival queue")
+	until(1100)
+	require.Equal(t, 1, answered)
+	require.Equal(t, 2, len(engine.batch)+len(engine.waiting), "a first token gives its credit back")
+	until(4000)
 	require.Equal(t, 3, answered)
 }
 

@@ -1,180 +1,194 @@
 package geosim
 
 import (
-	"evenkeel/geo/policy"
-	"evenkeel/prefill/index"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"net/url"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/geo"
 )
 
-// peer is what a dispatcher knows of another one.
-type peer struct {
-	to       *dispatcher
-	slot     index.Slot // in the snapshot
-	rtt      policy.RTT
-	reserved policy.Reservations
-	distrust policy.Distrust
-
-	offer    policy.Offer
-	major    int
-	boot     int
-	draining bool
-	probed   bool
-	goodAt   float64
-	misses   int
-	good     int // answers in a row
-	down     bool
-
-	failures  int // fallbacks in a row
-	openUntil float64
-	openFor   float64
-}
-
 const (
-	rttAlpha      = 0.3
-	probeTimeout  = 500.0
-	mostMisses    = 3
-	goodToReturn  = 2
-	mostFailures  = 5
-	leastOpen     = 1000.0
-	mostOpen      = 30_000.0
-	probeJitter   = 0.1
 	requestBytes  = 600 // of a forward, beside its prompt
 	bytesPerToken = 4
 	bytesPerEvent = 180
 )
 
-// place is the peer as the policy sees it.
-func (d *dispatcher) place(p *peer) policy.Place {
-	p.reserved.Expire(d.s.now, d.s.probeMs)
-	n, tokens := p.reserved.Reserved()
-	rtt, _ := p.rtt.Ms()
-	x := policy.Peer{
-		ID: p.to.id, Probed: p.probed, Down: p.down, Major: p.major, AgeMs: d.s.now - p.goodAt, IntervalMs: d.s.probeMs + rtt,
-		Draining: p.draining, Offers: true, CircuitOpen: d.s.now < p.openUntil, Offer: p.offer, RTTMs: rtt,
-		Reserved: n, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(d.s.now),
-	}
-	switch d.s.arm.blindTo {
-	case "rtt":
-		x.RTTMs = 0
-	case "wait":
-		x.UnseenTokens, x.Offer.QueuedTokens, x.Offer.QueueWaitMs = 0, 0, 0
-	}
-	if p.major != d.major {
-		x.Major = -1
-	}
-	return d.policy.PeerPlace(&x)
+// nowhere is the address of every peer: nothing is sent over HTTP.
+var nowhere = &engine.Target{URL: &url.URL{Scheme: "http", Host: "simulated"}}
+
+// start of virtual time: not the zero time, which means never.
+var start = time.Unix(1_000_000_000, 0)
+
+// time is virtual time as the server counts it.
+func (s *simulation) time() time.Time {
+	return start.Add(time.Duration(math.Round(s.now * float64(time.Millisecond))))
 }
 
-// probe asks a peer, again and again.
-func (d *dispatcher) probe(p *peer) {
-	s := d.s
-	wait := s.probeMs * (1 - probeJitter + 2*probeJitter*s.rng.Float64())
-	s.after(wait, func() { d.probe(p) })
-	if d.dead {
-		return
-	}
-	sentAt, boot, answered := s.now, d.boot, false
-	rtt := s.scenario.RTTMs[d.region][p.to.region]
-	s.after(max(probeTimeout, 3*rtt), func() {
-		if !answered && d.boot == boot && !d.dead {
-			d.missed(p)
+// process is one run of a dispatcher, and its clock. What it plans does not happen
+// once it is dead.
+type process struct {
+	d    *dispatcher
+	boot int
+}
+
+func (p process) alive() bool { return !p.d.dead && p.d.boot == p.boot }
+
+// Now, After and Spread are geo.Clock's.
+func (p process) Now() time.Time { return p.d.s.time() }
+
+// After plans a call.
+func (p process) After(in time.Duration, f func()) (stop func() bool) {
+	open := true
+	p.d.s.after(float64(in)/float64(time.Millisecond), func() {
+		if open && p.alive() {
+			open = false
+			f()
 		}
 	})
-	if s.parted(d, p.to) {
+	return func() bool {
+		was := open
+		open = false
+		return was
+	}
+}
+
+// Spread is one of the seed's numbers.
+func (p process) Spread() float64 { return p.d.s.rng.Float64() }
+
+// every calls f now and again and again.
+func (p process) every(ms float64, f func()) {
+	if p.alive() {
+		f()
+		p.d.s.after(ms, func() { p.every(ms, f) })
+	}
+}
+
+// link brings the probes of a dispatcher to a peer.
+type link struct {
+	process
+	to *dispatcher
+}
+
+var errSilent = errors.New("no answer in time")
+
+// Ask is geo.Link's. A dead peer is silent, and so is one from which we are parted.
+func (l *link) Ask(_ context.Context, question []byte, limit time.Duration, answered func(geo.Echo)) {
+	s, d, sentAt := l.d.s, l.d, l.d.s.now
+	open := true
+	tell := func(e geo.Echo) {
+		if open && l.alive() {
+			open = false
+			answered(e)
+		}
+	}
+	s.after(float64(limit)/float64(time.Millisecond), func() { tell(geo.Echo{Err: errSilent}) })
+	if s.parted(d, l.to) {
 		return
 	}
-	s.after(rtt/2, func() {
-		if p.to.dead {
+	way := s.scenario.RTTMs[d.region][l.to.region] / 2
+	s.after(way, func() {
+		if l.to.dead {
 			return
 		}
-		offer, major, draining, theirs := p.to.offer(), p.to.major, p.to.draining, p.to.boot
-		s.after(rtt/2, func() {
-			if s.parted(d, p.to) || d.dead || d.boot != boot {
-				return
+		text, refusal := l.to.node.Answer(question, s.time())
+		if refusal != nil {
+			tell(geo.Echo{Err: errors.New(refusal.Message)})
+			return
+		}
+		text = l.heard(text)
+		s.after(way, func() {
+			if !s.parted(d, l.to) {
+				tell(geo.Echo{Text: text, Trip: l.trip(sentAt)})
 			}
-			answered = true
-			if theirs != p.boot && p.boot != 0 { // another process: what it had is gone
-				d.snapshot.Clear(p.slot, index.Removed)
-				p.reserved.Forget()
-			}
-			p.boot, p.offer, p.major, p.draining, p.goodAt = theirs, offer, major, draining, s.now
-			p.rtt.Add(s.now-sentAt, 0, false)
-			p.reserved.Answered(sentAt)
-			p.misses = 0
-			if p.good++; p.good >= goodToReturn {
-				p.down = false
-			}
-			p.probed = true
-			d.decide()
 		})
 	})
 }
 
-func (d *dispatcher) missed(p *peer) {
-	p.good = 0
-	if p.misses++; p.misses < mostMisses || p.down {
-		return
+// heard is what arrives of an answer: where one of the two was upgraded, it names
+// another major version; where an arm is blind to the wait at peers, there is none.
+func (l *link) heard(text []byte) []byte {
+	if l.d.major != l.to.major {
+		text = bytes.Replace(text, []byte(`"v":"1.`), []byte(`"v":"2.`), 1)
 	}
-	p.down = true
-	for _, v := range append([]*visit(nil), d.live...) {
-		if v.state == forwarded && d.peers[v.place] == p && !v.answered {
-			d.fallBack(v, p)
+	if l.d.s.arm.blindTo != "wait" {
+		return text
+	}
+	var answer map[string]any
+	if json.Unmarshal(text, &answer) != nil {
+		return text
+	}
+	if offers, ok := answer["models"].(map[string]any); ok {
+		for _, one := range offers {
+			if offer, ok := one.(map[string]any); ok {
+				offer["queue_wait_ms"], offer["queued_new_tokens"] = 0, 0
+			}
 		}
 	}
-	d.decide()
+	text, _ = json.Marshal(answer) // of what was read
+	return text
 }
 
-// forward sends a request to a peer.
-func (d *dispatcher) forward(v *visit, p *peer) {
-	s := d.s
-	v.state, v.movedAt, v.answered = forwarded, s.now, false
-	for i := range d.peers {
-		if d.peers[i] == p {
-			v.place = i
-		}
+// trip is how long an answer took, none for an arm that is blind to it.
+func (l *link) trip(sentAt float64) time.Duration {
+	if l.d.s.arm.blindTo == "rtt" {
+		return 0
 	}
+	return time.Duration((l.d.s.now - sentAt) * float64(time.Millisecond))
+}
+
+// Warm and Close are geo.Link's.
+func (l *link) Warm(context.Context, time.Duration) error { return nil }
+
+// Close has nothing to close.
+func (l *link) Close() {}
+
+// forward carries a request to a peer.
+func (d *dispatcher) forward(v *visit, f *geo.Forward) {
+	s, to := d.s, d.s.named(f.PeerID())
+	v.state, v.forward, v.movedAt, v.answered = forwarded, f, s.now, false
 	v.r.forwards++
-	p.reserved.Forwarded(s.now, v.fresh)
-	d.snapshot.Insert(p.slot, v.r.keys)
+	f.Carry(v)
+	f.Written()
 	s.meter.forward(v.r, s.now)
 	attempt := v.attempt
-	s.link(d, p.to, func() {
+	s.link(d, to, func() {
 		if v.attempt != attempt || !v.current() {
 			return
 		}
-		refuse := func(busy bool) {
-			s.link(p.to, d, func() {
-				if v.attempt == attempt && v.state == forwarded && !v.answered {
-					if !busy {
-						d.failure(p)
-					}
-					d.fallBack(v, p)
-					d.decide()
-				}
-			})
+		var err error
+		if to.dead {
+			err = &engine.Error{Target: to.id, Phase: engine.PhaseConnect, Err: errSilent}
+		} else if reject := to.receive(v); reject != "" {
+			err = geo.Rejected(reject)
+		} else {
+			return
 		}
-		switch {
-		case p.to.dead, p.to.draining, p.to.major != d.major:
-			refuse(false)
-		case !p.to.policy.Settings().Accepts(len(p.to.queue)):
-			s.meter.busy++
-			refuse(true)
-		default:
-			p.to.enqueue(p.to.admit(v.r, v))
-		}
+		s.link(to, d, func() { d.comesBack(v, attempt, err) })
 	})
 }
 
-// failure counts towards the circuit.
-func (d *dispatcher) failure(p *peer) {
-	if p.failures++; p.failures >= mostFailures {
-		p.openFor = min(max(2*p.openFor, leastOpen), mostOpen)
-		p.openUntil = d.s.now + p.openFor
-		p.failures = mostFailures - 1 // one more trial
-	}
+// Abort and Bytes are geo.Carrier's: the peer is lost.
+func (v *visit) Abort() {
+	attempt := v.attempt
+	v.d.s.after(0, func() { v.d.comesBack(v, attempt, engine.ErrAborted) })
 }
 
-// fallBack puts a forwarded request into the own queue, at its old place.
-func (d *dispatcher) fallBack(v *visit, _ *peer) {
+// Bytes is what the forward took there.
+func (v *visit) Bytes() (out, in int64) { return requestBytes + bytesPerToken*int64(v.r.tokens), 0 }
+
+// comesBack puts a forward that gave its client nothing into the own queue, at its
+// old place, and ends what is left of it elsewhere.
+func (d *dispatcher) comesBack(v *visit, attempt int, err error) {
+	if v.attempt != attempt || v.state != forwarded || v.answered || d.dead {
+		return
+	}
+	v.forward.Fail(err)
 	v.r.attempt++
 	v.attempt = v.r.attempt
 	d.s.meter.fallbacks++
@@ -187,20 +201,12 @@ func (d *dispatcher) fallBack(v *visit, _ *peer) {
 			})
 		}
 	}
-	v.q.Stay, v.hitsAt = true, -hitsFor
-	d.enqueue(v)
+	d.enqueue(v, true)
 }
 
-// relayed takes a first token from a peer.
-func (d *dispatcher) relayed(v *visit) {
-	p := d.peers[v.place]
+// relayed takes a first token from a peer, which found so much of the prompt in a
+// cache.
+func (d *dispatcher) relayed(v *visit, cached int) {
 	v.answered = true
-	p.failures, p.openFor = 0, 0
-	p.distrust.Add(d.s.now, d.s.now-v.movedAt-v.predict)
-	for _, other := range v.r.visits {
-		if other.from == v && other.job != nil && other.attempt == v.attempt && other.job.hit+blockTokens <= v.hit {
-			d.snapshot.Correct(p.slot, v.r.keys, other.job.hit/blockTokens)
-			d.snapshot.Insert(p.slot, v.r.keys)
-		}
-	}
+	v.forward.Begun(false, cached)
 }

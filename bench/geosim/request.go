@@ -1,7 +1,8 @@
 package geosim
 
 import (
-	"evenkeel/geo/policy"
+	"evenkeel/geo"
+	"evenkeel/prefill"
 	"evenkeel/prefill/index"
 )
 
@@ -31,19 +32,18 @@ type visit struct {
 	d       *dispatcher
 	from    *visit  // at the dispatcher that forwarded it
 	attempt int     // of the request, when the visit began
-	arrived float64 // its place in the queue, kept by a fallback
-	q       policy.Request
-	hitsAt  float64
-	live    int // its place among the dispatcher's visits
+	arrived float64 // its place in the queue, kept when it comes back
+	live    int     // its place among the dispatcher's visits
 
 	state    state
-	place    int // replica or peer
+	question *geo.Question // where it goes
+	withdraw func()        // takes it out of the queue
+	lease    *prefill.Lease
+	refused  error
+	place    int // of its replica
 	job      *job
-	fresh    float64 // new tokens it was charged with
-	hit      int     // tokens it was believed to have cached
-	alone    bool    // no request without a first token was where it went
-	movedAt  float64 // when it was sent or forwarded
-	predict  float64 // ms to its first token
+	forward  *geo.Forward
+	movedAt  float64 // when it was forwarded
 	answered bool
 }
 
@@ -51,7 +51,8 @@ type visit struct {
 type state uint8
 
 const (
-	queued state = iota
+	queued  state = iota
+	decided       // by the tier, in this moment
 	running
 	forwarded
 	over
@@ -82,9 +83,7 @@ func (s *simulation) offer(r *request) {
 			s.offer(r)
 			return
 		}
-		v := d.admit(r, nil)
-		v.q.Stay = false
-		d.enqueue(v)
+		d.enqueue(d.admit(r, nil), false)
 	})
 }
 
@@ -154,12 +153,13 @@ func (s *simulation) tell(v *visit, what func(v *visit)) {
 	})
 }
 
-// heard is the first token, on its way to the client.
-func (s *simulation) heard(v *visit) {
+// heard is the first token, on its way to the client; cached is how much of the
+// prompt its engine found in its cache.
+func (s *simulation) heard(v *visit, cached int) {
 	s.tell(v, func(at *visit) {
 		if at != nil {
-			at.d.relayed(at)
-			s.heard(at)
+			at.d.relayed(at, cached)
+			s.heard(at, cached)
 			return
 		}
 		r := v.r
@@ -175,6 +175,7 @@ func (s *simulation) heard(v *visit) {
 func (s *simulation) done(v *visit) {
 	s.tell(v, func(at *visit) {
 		if at != nil {
+			at.forward.End(geo.OutcomeOK)
 			at.d.leave(at)
 			s.done(at)
 			return
@@ -188,7 +189,7 @@ type outcome uint8
 
 const (
 	ok     outcome = iota
-	failed         // its dispatcher died
+	failed         // its dispatcher died, or knew nobody who serves it
 	lost           // the peer was lost after its first token
 )
 

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
+	"time"
 
 	"evenkeel/bench/report"
 )
@@ -25,6 +27,7 @@ type simulation struct {
 	requests    int
 	match       []int32
 	meter       meter
+	failed      error
 
 	cut  map[[2]int]bool // pairs of regions between which nothing passes
 	held []heldMessage
@@ -32,7 +35,7 @@ type simulation struct {
 
 var replicaNames = func() (names [512]string) {
 	for i := range names {
-		names[i] = fmt.Sprintf("replica %d", i)
+		names[i] = fmt.Sprintf("replica-%d", i)
 	}
 	return names
 }()
@@ -63,21 +66,11 @@ func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
 		byRegion = [][]*replica{s.replicas}
 	}
 	for i, replicas := range byRegion {
-		d, err := newDispatcher(s, i, replicas)
-		if err != nil {
-			return nil, err
-		}
-		s.dispatchers = append(s.dispatchers, d)
+		s.dispatchers = append(s.dispatchers, &dispatcher{s: s, id: fmt.Sprintf("region-%d", i), region: i, replicas: replicas})
 	}
 	for _, d := range s.dispatchers {
-		for _, to := range s.dispatchers {
-			if to != d && !a.alone {
-				d.peers = append(d.peers, &peer{to: to})
-			}
-		}
-		d.forget()
-		for _, p := range d.peers {
-			s.after(s.probeMs*s.rng.Float64(), func() { d.probe(p) })
+		if err := d.start(); err != nil {
+			return nil, err
 		}
 		s.after(s.scenario.ScrapeMs*s.rng.Float64(), d.scrape)
 	}
@@ -106,6 +99,41 @@ func (s *simulation) wake() {
 	s.after(1000, s.wake)
 }
 
+// named is the dispatcher of that id.
+func (s *simulation) named(id string) *dispatcher {
+	return s.dispatchers[slices.IndexFunc(s.dispatchers, func(d *dispatcher) bool { return d.id == id })]
+}
+
+// start has a dispatcher that died begin anew.
+func (s *simulation) start(d *dispatcher) {
+	if err := d.start(); err != nil && s.failed == nil { // the same configuration worked before
+		s.failed = err
+	}
+}
+
+// next lets happen what is due first: a planned call, or an arrival queue that time
+// alone lets move on. It reports whether there was something before until.
+func (s *simulation) next(until float64) bool {
+	var wakes *dispatcher
+	for _, d := range s.dispatchers {
+		if at, ok := d.tier.NextWake(); ok && !d.dead {
+			if ms := float64(at.Sub(start)) / float64(time.Millisecond); ms <= until && (len(s.queue) == 0 || ms < s.queue[0].at) {
+				until, wakes = ms, d
+			}
+		}
+	}
+	if wakes != nil {
+		s.now = max(s.now, until)
+		wakes.tier.Wake()
+	} else if !s.clock.next(until) {
+		return false
+	}
+	for _, d := range s.dispatchers {
+		d.settle()
+	}
+	return true
+}
+
 // run is over at the end of the measured part.
 func (s *simulation) run(ctx context.Context) error {
 	end := s.scenario.endMs()
@@ -116,7 +144,7 @@ func (s *simulation) run(ctx context.Context) error {
 	}
 	s.now = end
 	s.audit()
-	return nil
+	return s.failed
 }
 
 // audit compares what is with what was counted: no request vanishes.

@@ -199,7 +199,7 @@ func (p *Plan) tier(spec string) prefill.Config {
 	cfg.Calibration.Line = policy.Line{TPMs: p.Engines.Line.TPMs, T0Ms: p.Engines.Line.T0Ms, Beta2: p.Engines.Line.Beta2}
 	cfg.Calibration.Known = !p.Learn
 	if !p.NoHotspots {
-		cfg.Hotspot = prefill.HotspotConfig{Window: time.Minute, ClassTokens: []int{512, 4096}, Least: 20, MaxClasses: 256, MaxFilter: time.Minute}
+		cfg.Hotspot = prefill.DefaultHotspot()
 	}
 	if p.Affinity {
 		cfg.Affinity = prefill.AffinityConfig{MaxKeys: 100_000, TTL: 10 * time.Minute, LoadFactor: 1.25}

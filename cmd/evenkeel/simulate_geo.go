@@ -58,7 +58,7 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	return err
 }
 
-// geoTable shows what geo 11, M5 names.
+// geoTable shows what the tables of docs/geo.md show, and what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell back\tlost\tfailed\tviolations\t")
@@ -84,7 +84,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	_ = w.Flush() // into a buffer
 	for _, r := range runs {
 		if v := r.Metrics[geosim.Violations].Mean; v > 0 || math.IsNaN(v) {
-			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, ran three times, or was passed.\n", r.Policy)
+			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)
 		}
 	}
 }
