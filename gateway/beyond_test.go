@@ -57,13 +57,15 @@ func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
 // A request that has its slot must begin, however long it has waited for it.
 func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 	t.Parallel()
-	const hold = 2 * time.Second
+	// It waits in the pool for a second. Then it has a quarter of a second, the longest that there is,
+	// to be sent; on a machine that takes longer it is prefilled again, and no engine has seen it.
+	const hold, margin = 10 * time.Second, 9 * time.Second
 	c := start(t, options{
 		dirty:     true,
 		prefill:   []refengine.Config{{Connector: refengine.NIXLPull, KVHoldTimeout: hold}},
 		decode:    []refengine.Config{{Connector: refengine.NIXLPull, KVHoldTimeout: hold, Slots: 1}},
-		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: hold, FirstEventTimeout: time.Second},
-		configure: func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 1 },
+		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: hold, HoldMargin: margin, FirstEventTimeout: time.Second},
+		configure: func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 10 },
 	})
 	leave := c.endless()
 	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode}))
@@ -76,6 +78,7 @@ func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 		require.Fail(t, "it ended before it had a slot", r)
 	default:
 	}
+	require.EqualValues(t, 2, c.decodes(), "the endless one, and this one once")
 	leave()
 	require.Equal(t, "504", <-got)
 }

@@ -57,7 +57,7 @@ type options struct {
 	decode    []refengine.Config
 	profile   mooncake.Profile
 	configure func(*config.Config)
-	later     func(*config.Config)               // what a reload makes of that; nil: it stays
+	later     func(*config.Config)               // what a reload makes of that, each time; nil: it stays
 	file      func(c *cluster) string            // the config, in place of what configure makes; c.config names its file
 	discover  func(c *cluster) []discover.Source // finds the engines, in place of the config
 	token     string                             // of the admin listener
@@ -162,11 +162,13 @@ func start(t *testing.T, o options) *cluster {
 		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return config.Load(c.config) })
 	}
 	if o.later != nil {
-		o.later(&later)
-		require.NoError(t, later.Validate())
 		c.config = filepath.Join(t.TempDir(), "evenkeel.yaml")
 		c.write("later\n")
-		c.gw.ReadsFrom(c.config, func() (*config.Config, error) { return &later, nil })
+		c.gw.ReadsFrom(c.config, func() (*config.Config, error) {
+			next := later
+			o.later(&next)
+			return &next, next.Validate()
+		})
 	}
 	if o.discover != nil {
 		c.gw.DiscoverWith(o.discover(c)...)
@@ -424,12 +426,18 @@ func (c *cluster) sum(name string) (sum float64) {
 }
 
 // metric is the value of a series as /metrics has it; 0 if there is none.
-func (c *cluster) metric(series string) (v float64) {
+func (c *cluster) metric(series string) float64 {
 	c.Helper()
-	for line := range strings.Lines(c.get("/metrics").body) {
+	return valueOf(c.T, c.get("/metrics").body, series)
+}
+
+// valueOf is the value of a series on one page of metrics; 0 if there is none.
+func valueOf(t *testing.T, page, series string) (v float64) {
+	t.Helper()
+	for line := range strings.Lines(page) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
 			_, err := fmt.Sscan(rest, &v)
-			require.NoError(c, err)
+			require.NoError(t, err)
 		}
 	}
 	return v

@@ -54,7 +54,20 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	for i := range o.decode {
 		o.decode[i].C0 = 4 * time.Millisecond // streams that run all the while
 	}
+	silence := patience
+	o.profile.FirstEventTimeout = silence
+	o.later = func(cfg *config.Config) {
+		p := cfg.Profiles[config.DefaultProfile]
+		p.FirstEventTimeout = silence
+		cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: p}
+	}
 	c := start(t, o)
+	within := func(limit time.Duration) { // only what hangs is under a short one
+		silence = limit
+		r, _ := c.reload("")
+		require.Equal(t, "used", r.Outcome, r.Error)
+		require.Empty(t, r.Restart)
+	}
 	bad := c.decode[0]
 	c.eventually("both are up", func() bool { return c.sum("evenkeel_engine_up") == 3 })
 	held := func() (slots [2]int) {
@@ -70,10 +83,12 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	before := held()
 
 	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Hang, Leg: refengine.LegDecode}, refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegPlain}))
+	within(3 * time.Second)
 	for i := 0; c.engineStatus(bad).State != "wedged"; i++ {
 		require.Less(t, i, 50)
 		c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 	}
+	within(patience)
 	s := c.engineStatus(bad)
 	require.True(t, s.Up, "its health check answers 200")
 	require.NotEmpty(t, s.Error)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -308,7 +309,8 @@ func TestACollectorThatIsGoneBlocksNoRequest(t *testing.T) {
 	t.Parallel()
 	col := tracetest.Start(t)
 	release := col.Hold()
-	c := start(t, options{configure: traced(col)})
+	// An export that takes longer than its timeout fails, and its spans are lost: here it takes as long as the requests do.
+	c := start(t, options{configure: traced(col, func(cfg *config.Config) { cfg.Tracing.Timeout = time.Hour })})
 	for i := range 20 {
 		require.Equal(t, http.StatusOK, c.post(chatPath, chat(fmt.Sprint("no ", i), `"max_tokens":2,`)).status)
 	}
