@@ -37,7 +37,7 @@ func next(p *Policy, r *Request, drainMs float64, places ...Place) Decision {
 	return p.Next(r)
 }
 
-func TestE1TheCentralBalancerWeighsDistanceQueueAndCache(t *testing.T) {
+func TestTheCentralBalancerWeighsDistanceQueueAndCache(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		tp   float64
@@ -61,7 +61,7 @@ func TestE1TheCentralBalancerWeighsDistanceQueueAndCache(t *testing.T) {
 	}
 }
 
-func TestE2GorgoGoesOnlyWhereItGains(t *testing.T) {
+func TestGorgoGoesOnlyWhereItGains(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		rtt  float64
@@ -85,7 +85,7 @@ func TestE2GorgoGoesOnlyWhereItGains(t *testing.T) {
 	}
 }
 
-func TestE3LocalFirst(t *testing.T) {
+func TestLocalFirst(t *testing.T) {
 	for _, name := range []string{"skylb", "gorgo", "skylb-ch", "least-load", "round-robin"} {
 		p := must(t, name)
 		d := next(p, &Request{ID: "r", Tokens: 8000, Hits: []int32{0, 7936}}, 0, replica("l"), with(peer("p", 20), func(x *Place) { x.Left = 5 }))
@@ -102,7 +102,7 @@ func fresh(id string) Peer {
 	}
 }
 
-func TestE4APeerIsAvailableOrSaysWhyNot(t *testing.T) {
+func TestAPeerIsAvailableOrSaysWhyNot(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		policy string
@@ -132,7 +132,7 @@ func TestE4APeerIsAvailableOrSaysWhyNot(t *testing.T) {
 	}
 }
 
-func TestE5SkyLBGoesWhereMostIsCached(t *testing.T) {
+func TestSkyLBGoesWhereMostIsCached(t *testing.T) {
 	local := full(replica("l"))
 	eu, asia, use := peer("eu", 150), peer("asia", 180), with(full(peer("us-e", 20)), func(x *Place) { x.NAvail, x.Why = 0, NoReplica })
 	p := must(t, "skylb")
@@ -142,7 +142,7 @@ func TestE5SkyLBGoesWhereMostIsCached(t *testing.T) {
 	require.Equal(t, []any{Forward, 1}, []any{d.Act, d.Place}, "equal matches: the nearer one")
 }
 
-func TestE6TheRingSkipsWhoIsNotAvailable(t *testing.T) {
+func TestTheRingSkipsWhoIsNotAvailable(t *testing.T) {
 	const a, b, c = 0, 1, 2
 	ring := newRing([]point{{10, a}, {25, b}, {40, a}, {60, c}, {80, b}})
 	for _, row := range []struct {
@@ -170,7 +170,7 @@ func TestE6TheRingSkipsWhoIsNotAvailable(t *testing.T) {
 	}
 }
 
-func TestE7CreditBetweenScrapes(t *testing.T) {
+func TestCreditBetweenScrapes(t *testing.T) {
 	s := Defaults()
 	for _, row := range []struct {
 		name             string
@@ -186,7 +186,7 @@ func TestE7CreditBetweenScrapes(t *testing.T) {
 	}
 }
 
-func TestE8PushModes(t *testing.T) {
+func TestPushModes(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		policy string
@@ -212,7 +212,7 @@ func TestE8PushModes(t *testing.T) {
 	}
 }
 
-func TestE9AForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
+func TestAForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 	p, x := must(t, "finish"), fresh("p")
 	var v Reservations
 	state := func(free int) Reason {
@@ -248,7 +248,7 @@ func TestE9AForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 	require.Equal(t, Available, state(1), "and no longer")
 }
 
-func TestE10RTT(t *testing.T) {
+func TestRTT(t *testing.T) {
 	r := RTT{alpha: 0.3, ms: 180, known: true}
 	for _, row := range []struct {
 		name    string
@@ -272,7 +272,7 @@ func TestE10RTT(t *testing.T) {
 	require.Equal(t, 0.05, got, "no clock is so good")
 }
 
-func TestE11TheLineOfPrefillsIsLearned(t *testing.T) {
+func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 	start := prefillpolicy.Line{TPMs: Defaults().TPMs, T0Ms: Defaults().T0Ms}
 	for _, row := range []struct {
 		name     string
@@ -298,7 +298,7 @@ func TestE11TheLineOfPrefillsIsLearned(t *testing.T) {
 	}
 }
 
-func TestE20PatienceForAHit(t *testing.T) {
+func TestPatienceForAHit(t *testing.T) {
 	p := must(t, "gorgo:push=sp-p,load=50,patience=2")
 	busy := with(full(replica("r1")), func(x *Place) { x.Why = Pending })
 	old := &Request{ID: "old", Tokens: 4100, Hits: []int32{4000, 0}}
@@ -319,7 +319,7 @@ func TestE20PatienceForAHit(t *testing.T) {
 	require.Equal(t, []any{Send, 1}, []any{d.Act, d.Place}, "it never is, and patience ends")
 }
 
-func TestE22FinishComparesLocalAndPeerAlways(t *testing.T) {
+func TestFinishComparesLocalAndPeerAlways(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		queued float64
@@ -340,7 +340,7 @@ func TestE22FinishComparesLocalAndPeerAlways(t *testing.T) {
 	}
 }
 
-func TestE23SPECountsRequestsWithoutAFirstToken(t *testing.T) {
+func TestSPECountsRequestsWithoutAFirstToken(t *testing.T) {
 	s := Defaults()
 	for _, row := range []struct {
 		name       string
