@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"evenkeel/predictor"
+	"evenkeel/stats"
 )
 
 // Mirror is how far evenkeel's own account of KV tokens, from which it
@@ -166,22 +167,12 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 		return out, fmt.Errorf("no tick lies within the trace: ticks from %.0f to %.0f ms, steps from %.0f to %.0f", ticks[0].at, ticks[len(ticks)-1].at, first, last)
 	}
 	out.Samples = len(absolute)
+	mean := func(values []float64) predictor.Figure { return predictor.Figure(stats.Mean(values)) } // NaN of none is null in JSON
 	out.Mean, out.Tokens, out.Largest = mean(relative), mean(absolute), mean(largest)
 	out.Bias = predictor.Figure(bias / float64(len(absolute)))
-	out.P99 = predictor.Figure(math.NaN())
-	if len(relative) > 0 {
-		out.P99 = predictor.Figure(quantile(relative, 0.99))
-	}
+	slices.Sort(relative)
+	out.P99 = predictor.Figure(stats.Percentile(relative, 0.99))
 	return out, nil
-}
-
-// mean is NaN of none: undefined, and null in JSON.
-func mean(values []float64) predictor.Figure {
-	sum := 0.0
-	for _, v := range values {
-		sum += v
-	}
-	return predictor.Figure(sum / float64(len(values)))
 }
 
 func (m *Mirror) writeText(out io.Writer) error {

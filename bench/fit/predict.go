@@ -38,7 +38,7 @@ func FromTrace(path string) (*History, error) {
 }
 
 // FromLog reads a request log. Requests that did not end by themselves say
-// only that they would have gone on, so they are left out (algorithm 5.4).
+// only that they would have gone on, so they are left out.
 func FromLog(path string) (*History, error) {
 	log, err := ReadRequestLog(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Request is one line of evenkeel's request log (architecture 5), as much of
+// Request is one line of evenkeel's request log, as much of
 // it as fits need.
 type Request struct {
 	Model    string

@@ -8,9 +8,10 @@ import (
 	"text/tabwriter"
 
 	"evenkeel/predictor"
+	"evenkeel/stats"
 )
 
-// When a step model is used (algorithm 9), and what counts as a usual step.
+// When a step model is used, and what counts as a usual step.
 const (
 	minSteps     = 200
 	minStepR     = 0.3
@@ -91,7 +92,7 @@ func (g *StepGroup) fit() GroupFit {
 	costs := rankCosts(steps, len(g.Ranks))
 	bind(steps, costs)
 	steps = withoutOutliers(steps, &out.LeftOut)
-	line := leastSquares(points(steps))
+	line := stats.LeastSquares(points(steps))
 	if differ(costs) {
 		out.Costs = make([]RankCost, len(costs))
 		for i, c := range costs {
@@ -157,17 +158,17 @@ func bind(steps []timed, costs []float64) {
 	}
 }
 
-func points(steps []timed) []point {
-	out := make([]point, len(steps))
+func points(steps []timed) []stats.Point {
+	out := make([]stats.Point, len(steps))
 	for i, s := range steps {
-		out[i] = point{s.largest, s.ms}
+		out[i] = stats.Point{X: s.largest, Y: s.ms}
 	}
 	return out
 }
 
 // withoutOutliers drops, once, what lies far from the line of all.
 func withoutOutliers(steps []timed, left *StepsLeft) []timed {
-	line := leastSquares(points(steps))
+	line := stats.LeastSquares(points(steps))
 	var away, lengths []float64
 	for _, s := range steps {
 		away = append(away, math.Abs(s.ms-line.At(s.largest)))
@@ -190,7 +191,7 @@ func withoutOutliers(steps []timed, left *StepsLeft) []timed {
 func rankCosts(steps []timed, ranks int) []float64 {
 	equal := ones(ranks)
 	bind(steps, equal)
-	plain := leastSquares(points(steps))
+	plain := stats.LeastSquares(points(steps))
 	if plain.Slope <= 0 || ranks == 1 {
 		return equal
 	}
@@ -209,7 +210,7 @@ func rankCosts(steps []timed, ranks int) []float64 {
 			break
 		}
 	}
-	if better := leastSquares(points(steps)); !differ(costs) || 1-better.R2 > worthCosts*(1-plain.R2) {
+	if better := stats.LeastSquares(points(steps)); !differ(costs) || 1-better.R2 > worthCosts*(1-plain.R2) {
 		return equal
 	}
 	return costs
@@ -275,7 +276,7 @@ func ones(n int) []float64 {
 
 // lost is the share of the steps' time that imbalance took:
 // c1*(M - mean load) over c0 + c1*M.
-func lost(steps []timed, costs []float64, line Line) float64 {
+func lost(steps []timed, costs []float64, line stats.Line) float64 {
 	var waste, whole float64
 	for _, s := range steps {
 		sum := 0.0

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/stats"
 )
 
 // engine makes a trace as a barrier group would write it.
@@ -280,5 +282,5 @@ func TestGroupsAreFittedApart(t *testing.T) {
 
 func TestLostShare(t *testing.T) { // two ranks, one always holds twice the other's tokens
 	steps := []timed{{loads: []float64{100, 50}, largest: 100}, {loads: []float64{200, 100}, largest: 200}}
-	require.InDelta(t, (25+50)/(10.0+100+10+200), lost(steps, equal(2), Line{Intercept: 10, Slope: 1}), 1e-12)
+	require.InDelta(t, (25+50)/(10.0+100+10+200), lost(steps, equal(2), stats.Line{Intercept: 10, Slope: 1}), 1e-12)
 }

@@ -4,11 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
+
+	"evenkeel/stats"
 )
 
-// StepTrace is a step trace (algorithm 1) by barrier group.
+// StepTrace is a step trace by barrier group.
 type StepTrace struct {
 	Groups []StepGroup // by name
 	Cut    bool        // the last line was not finished
@@ -161,13 +162,7 @@ func follows(a, b GroupStep) bool {
 	return known
 }
 
-func median(values []float64) float64 { return quantile(values, 0.5) }
-
-// quantile is nearest rank: a value that occurred; 0 of none.
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+// median of values in any order.
+func median(values []float64) float64 {
+	return stats.Percentile(slices.Sorted(slices.Values(values)), 0.5)
 }

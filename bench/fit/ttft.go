@@ -6,9 +6,10 @@ import (
 	"text/tabwriter"
 
 	"evenkeel/predictor"
+	"evenkeel/stats"
 )
 
-// When a prefill line is used (prefill 5).
+// When a prefill line is used.
 const (
 	minProbes   = 20
 	minPrefillR = 0.5
@@ -52,7 +53,7 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 		t.Notes = append(t.Notes, cutNote)
 	}
 	type place struct{ model, engine string }
-	probes := map[place][]point{}
+	probes := map[place][]stats.Point{}
 	for _, r := range log.Requests {
 		switch {
 		case r.Prefill == "" || r.ProbeMs == 0 || r.Prompt == 0:
@@ -62,7 +63,7 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 		case r.ProbeBS > 0:
 			t.LeftOut.Shared++
 		default:
-			p := point{x: float64(max(0, r.Prompt-r.Cached)), y: r.ProbeMs}
+			p := stats.Point{X: float64(max(0, r.Prompt-r.Cached)), Y: r.ProbeMs}
 			probes[place{r.Model, r.Prefill}] = append(probes[place{r.Model, r.Prefill}], p)
 		}
 	}
@@ -71,8 +72,8 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 			len(log.Requests), t.LeftOut.NoProbe, t.LeftOut.Shared, t.LeftOut.Several)
 	}
 	for _, model := range models(log.Requests) {
-		engines := map[string][]point{}
-		var all []point
+		engines := map[string][]stats.Point{}
+		var all []stats.Point
 		for at, points := range probes {
 			if at.model == model {
 				engines[at.engine] = points
@@ -95,8 +96,8 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 	return t, nil
 }
 
-func prefillFit(model, engine string, probes []point) PrefillFit {
-	l := leastSquares(probes)
+func prefillFit(model, engine string, probes []stats.Point) PrefillFit {
+	l := stats.LeastSquares(probes)
 	f := PrefillFit{Model: model, Prefill: engine, N: l.N, A: predictor.Figure(l.Intercept), B: predictor.Figure(l.Slope), R2: predictor.Figure(l.R2),
 		MinTokens: int(l.MinX), MaxTokens: int(l.MaxX)}
 	switch {

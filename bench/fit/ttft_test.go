@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/stats"
 )
 
 // probes are n rounds of probes of (uncached tokens, ms).
@@ -133,15 +135,15 @@ func TestLeastSquaresFindsTheLine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rapid.Float64Range(-1000, 1000).Draw(t, "a"), rapid.Float64Range(0.001, 10).Draw(t, "b")
 		xs := rapid.SliceOfNDistinct(rapid.IntRange(0, 2_000_000), 2, 50, rapid.ID).Draw(t, "x")
-		var ps []point
+		var ps []stats.Point
 		for _, x := range xs {
-			ps = append(ps, point{float64(x), a + b*float64(x)})
+			ps = append(ps, stats.Point{X: float64(x), Y: a + b*float64(x)})
 		}
-		l := leastSquares(ps)
+		l := stats.LeastSquares(ps)
 		require.InEpsilon(t, b, l.Slope, 1e-6)
 		require.InDelta(t, a, l.Intercept, 1e-3)
 		require.InDelta(t, 1, l.R2, 1e-6)
 	})
-	require.Equal(t, Line{}, leastSquares(nil))
-	require.Equal(t, Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, leastSquares([]point{{3, 5}, {3, 7}}), "no spread, no slope")
+	require.Equal(t, stats.Line{}, stats.LeastSquares(nil))
+	require.Equal(t, stats.Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, stats.LeastSquares([]stats.Point{{X: 3, Y: 5}, {X: 3, Y: 7}}), "no spread, no slope")
 }

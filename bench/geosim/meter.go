@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"evenkeel/bench/report"
+	"evenkeel/stats"
 )
 
 // The metrics that only regions have, beside those that report names.
@@ -108,10 +109,6 @@ func put(out report.Sample, values []float64, mean, p50, p90, p99 report.Metric)
 		return
 	}
 	slices.Sort(values)
-	sum := 0.0
-	for _, v := range values {
-		sum += v
-	}
 	at := func(share float64) float64 { return values[min(len(values)-1, int(share*float64(len(values))))] }
-	out[mean], out[p50], out[p90], out[p99] = sum/float64(len(values)), at(0.50), at(0.90), at(0.99)
+	out[mean], out[p50], out[p90], out[p99] = stats.Mean(values), at(0.50), at(0.90), at(0.99)
 }

@@ -1,11 +1,11 @@
 package prefillsim
 
 import (
-	"math"
 	"slices"
 	"time"
 
 	"evenkeel/bench/report"
+	"evenkeel/stats"
 )
 
 // meter measures what arrived after the first eighth, until the last arrival.
@@ -61,7 +61,7 @@ func (m *meter) sample() report.Sample {
 		off += max(j.cached-j.expected, j.expected-j.cached)
 	}
 	slices.Sort(ttft)
-	s[report.TTFTMean], s[report.TTFTP50], s[report.TTFTP90], s[report.TTFTP99] = mean(ttft), rank(ttft, 0.5), rank(ttft, 0.9), rank(ttft, 0.99)
+	s[report.TTFTMean], s[report.TTFTP50], s[report.TTFTP90], s[report.TTFTP99] = stats.Mean(ttft), stats.Percentile(ttft, 0.5), stats.Percentile(ttft, 0.9), stats.Percentile(ttft, 0.99)
 	s[report.HitRatio] = float64(cached) / float64(prompt)
 	s[report.HitError] = float64(off) / float64(max(1, expected))
 	s[report.Utilisation] = m.busy.Seconds() / float64(m.ranks) / (m.last - m.first).Seconds()
@@ -69,25 +69,12 @@ func (m *meter) sample() report.Sample {
 	s[report.OK], s[report.Failed] = float64(len(m.jobs)), 0
 	if len(tpot) > 0 {
 		slices.Sort(tpot)
-		s[report.TPOTMean], s[report.TPOTP95] = mean(tpot), rank(tpot, 0.95)
+		s[report.TPOTMean], s[report.TPOTP95] = stats.Mean(tpot), stats.Percentile(tpot, 0.95)
 	}
 	if len(hot) > 0 {
-		s[report.BurstMean] = mean(hot)
+		s[report.BurstMean] = stats.Mean(hot)
 	}
 	return s
 }
 
 func millis(d time.Duration) float64 { return float64(d) / 1e6 }
-
-func mean(v []float64) float64 {
-	sum := 0.0
-	for _, x := range v {
-		sum += x
-	}
-	return sum / float64(len(v))
-}
-
-// rank is a percentile by nearest rank, of sorted values.
-func rank(sorted []float64, p float64) float64 {
-	return sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)]
-}

@@ -22,6 +22,7 @@ import (
 	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
+	"evenkeel/stats"
 )
 
 type options struct {
@@ -154,7 +155,7 @@ func report(proxies []*proxy, samples map[string][]sample) error {
 
 func median(v []float64) float64 {
 	slices.Sort(v)
-	return v[len(v)/2]
+	return stats.Median(v)
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

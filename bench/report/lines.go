@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Metrics that simulations know, beside those of architecture 4.
+// Metrics that simulations know, beside those of every run.
 const (
 	WaitMean  Metric = "wait_mean_ms" // from the end of prefill to a slot, in the pool or an engine's queue
 	WaitMax   Metric = "wait_max_ms"
@@ -20,7 +20,7 @@ const (
 	Rounds    Metric = "rounds"
 )
 
-// Metrics of the prefill tier's simulation, beside those of architecture 4.
+// Metrics of the prefill tier's simulation, beside those of every run.
 const (
 	TTFTMean    Metric = "ttft_mean_ms"
 	TTFTP90     Metric = "ttft_p90_ms"

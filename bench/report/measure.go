@@ -1,13 +1,14 @@
 package report
 
 import (
-	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // Step is one step of a barrier group, as the engines logged it. Only running
-// requests count: KV that waits for a slot is no load (contract 2.2).
+// requests count: KV that waits for a slot is no load.
 type Step struct {
 	Start    time.Duration // since the run began
 	Length   time.Duration
@@ -36,7 +37,7 @@ func (s Step) imbalance() int {
 }
 
 // StepModel is how long a step takes: C0 + C1 times the largest load of the
-// group, in KV tokens (algorithm 1).
+// group, in KV tokens.
 type StepModel struct{ C0, C1 time.Duration }
 
 // KVShare is the part of a step that depends on the load.
@@ -66,7 +67,7 @@ func (w Window) Cut(steps []Step) []Step {
 	return in
 }
 
-// Measure takes the measures of algorithm 1 from steps that follow each other,
+// Measure takes the measures of steps that follow each other,
 // and what the same steps would give if every one were balanced: the bound.
 // Each running request generates a token a step. No steps: nothing is measured.
 func Measure(steps []Step, m StepModel) (run, bound Sample) {
@@ -101,7 +102,7 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 	run[TokensPerS] = tokens / span.Seconds()
 	run[StepMean], run[KVShare] = millis(length/n), kvLength/length
 	run[KVTokens], run[Running] = held/n, tokens/n
-	run[StepLateP50], run[StepLateP99] = percentile(late, 0.50), percentile(late, 0.99)
+	run[StepLateP50], run[StepLateP99] = stats.Percentile(late, 0.50), stats.Percentile(late, 0.99)
 	run[WindowS], run[Steps] = span.Seconds(), n
 
 	bound[Imbalance], bound[MaxMinusMin], bound[IdleShare] = 0, 0, 0
@@ -114,8 +115,3 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 }
 
 func millis(nanoseconds float64) float64 { return nanoseconds / 1e6 }
-
-// percentile is by nearest rank, of sorted values.
-func percentile(sorted []float64, p float64) float64 {
-	return sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)]
-}

@@ -13,6 +13,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // Report is what runs at the same load showed, one run a policy. The first run
@@ -42,7 +44,7 @@ type Run struct {
 // Metric names a number, as JSON shows it; the unit is in the name.
 type Metric string
 
-// The metrics of architecture 4, then what says how far to believe them.
+// The metrics of every run, then what says how far to believe them.
 const (
 	Imbalance   Metric = "imbalance_tokens" // mean over steps of the sum over ranks of (largest load - load)
 	MaxMinusMin Metric = "max_minus_min"    // KV tokens, mean over steps
@@ -112,33 +114,13 @@ func Summarize(samples ...Sample) Metrics {
 	}
 	out := Metrics{}
 	for m, vs := range values {
-		out[m] = Value{mean(vs), deviation(vs)}
+		out[m] = Value{stats.Mean(vs), stats.Deviation(vs)}
 	}
 	return out
 }
 
-func mean(vs []float64) float64 {
-	sum := 0.0
-	for _, v := range vs {
-		sum += v
-	}
-	return sum / float64(len(vs))
-}
-
-// deviation is the sample's.
-func deviation(vs []float64) float64 {
-	if len(vs) < 2 {
-		return 0
-	}
-	m, sum := mean(vs), 0.0
-	for _, v := range vs {
-		sum += (v - m) * (v - m)
-	}
-	return math.Sqrt(sum / float64(len(vs)-1))
-}
-
-// MarshalJSON writes metrics in the order of architecture 4; those it does not
-// name follow by name.
+// MarshalJSON writes the metrics of every run in their order; the others follow by
+// name.
 func (m Metrics) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	sep := byte('{')
@@ -165,7 +147,7 @@ func (m Metrics) names() []Metric {
 	return append(known, others...)
 }
 
-// JSON writes the document of architecture 4.
+// JSON writes the report as one document.
 func (r *Report) JSON(w io.Writer) error {
 	type run struct {
 		Policy  string  `json:"policy"`

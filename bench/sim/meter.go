@@ -1,12 +1,12 @@
 package sim
 
 import (
-	"math"
 	"slices"
 	"time"
 
 	"evenkeel/bench/report"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/stats"
 )
 
 // ticksKnown bounds how many rounds are timed.
@@ -146,7 +146,7 @@ func (m *meter) sample() (run, bound report.Sample) {
 	run[report.WaitMean] = m.waitSum / float64(m.seats)
 	run[report.Preempted] = float64(m.preempted)
 	slices.Sort(m.ticks)
-	run[report.TickP99], run[report.TickMean] = percentile(m.ticks, 0.99), mean(m.ticks)
+	run[report.TickP99], run[report.TickMean] = stats.Percentile(m.ticks, 0.99), stats.Mean(m.ticks)
 	for _, q := range []struct {
 		values []float64
 		name   report.Metric
@@ -157,7 +157,7 @@ func (m *meter) sample() (run, bound report.Sample) {
 		{m.e2e, report.E2EP50, 0.50}, {m.e2e, report.E2EP99, 0.99},
 	} {
 		slices.Sort(q.values)
-		run[q.name] = percentile(q.values, q.p)
+		run[q.name] = stats.Percentile(q.values, q.p)
 	}
 	if m.steps == 0 {
 		return run, bound
@@ -173,21 +173,4 @@ func (m *meter) sample() (run, bound report.Sample) {
 	bound[report.StepMean] = m.idealMs / n
 	bound[report.TokensPerS] = run[report.TokensPerS] * m.ms / m.idealMs
 	return run, bound
-}
-
-// percentile is by nearest rank, of sorted values; NaN, which is no
-// measurement, of none.
-func percentile(sorted []float64, p float64) float64 {
-	if len(sorted) == 0 {
-		return math.NaN()
-	}
-	return sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)]
-}
-
-func mean(values []float64) float64 {
-	sum := 0.0
-	for _, v := range values {
-		sum += v
-	}
-	return sum / float64(len(values))
 }

@@ -1,7 +1,7 @@
 package trace
 
 // keyBlocks is how many leading blocks make two prompts the same for a
-// predictor: 4,096 tokens (algorithm 1).
+// predictor: 4,096 tokens.
 const keyBlocks = 8
 
 // PromptKey is the exact-match key of the request: its Key where it has one,

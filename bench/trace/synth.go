@@ -14,7 +14,7 @@ const Synthetic Format = "synthetic"
 // SynthPrefix stands before a synthetic trace's name where a file could stand.
 const SynthPrefix = "synth:"
 
-// shapes are the synthetic traces of algorithm 1, and code. Times have exponential gaps
+// shapes are the synthetic traces. Times have exponential gaps
 // of a second in the mean: a replay at a rate of its own rescales them.
 var shapes = []struct {
 	name string

@@ -9,9 +9,10 @@ package trace
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // Request is one request of a trace.
@@ -99,14 +100,13 @@ func (t *Trace) Summary() Summary {
 }
 
 func statsOf(rs []Request, tokens func(Request) int) Stats {
-	values, sum := make([]int, len(rs)), 0.0
+	values := make([]float64, len(rs))
 	for i, r := range rs {
-		values[i] = tokens(r)
-		sum += float64(values[i])
+		values[i] = float64(tokens(r))
 	}
 	slices.Sort(values)
-	rank := func(p float64) int { return values[max(0, int(math.Ceil(p*float64(len(values))))-1)] }
-	return Stats{Mean: sum / float64(len(values)), P50: rank(0.50), P90: rank(0.90), P99: rank(0.99), Max: values[len(values)-1]}
+	rank := func(p float64) int { return int(stats.Percentile(values, p)) }
+	return Stats{Mean: stats.Mean(values), P50: rank(0.50), P90: rank(0.90), P99: rank(0.99), Max: rank(1)}
 }
 
 func (s Summary) String() string {

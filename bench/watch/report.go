@@ -6,6 +6,8 @@ import (
 	"slices"
 	"text/tabwriter"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // report prints medians, and the medians of each round's ratio to the mean of
@@ -31,7 +33,7 @@ func report(out io.Writer, samples [][]sample) error {
 
 func median(v []float64) float64 {
 	slices.Sort(v)
-	return v[len(v)/2]
+	return stats.Median(v)
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

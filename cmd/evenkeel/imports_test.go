@@ -17,11 +17,13 @@ import (
 // own. Arrows never turn back.
 var mayImport = map[string][]string{
 	"rawjson":           {},
+	"namedargs":         {},
+	"stats":             {},
 	"sse":               {"rawjson"},
 	"mooncake":          {"rawjson"},
 	"predictor":         {},
 	"dispatcher/subset": {},
-	"dispatcher/policy": {"dispatcher/subset"},
+	"dispatcher/policy": {"dispatcher/subset", "namedargs"},
 	"pool":              {"mooncake"},
 	"dispatcher/board":  {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
 	"dispatcher":        {"dispatcher/board", "pool", "predictor", "dispatcher/policy"},
@@ -29,7 +31,7 @@ var mayImport = map[string][]string{
 	"engine/circuit":    {},
 	"engine/discover":   {"engine/discover"}, // its sources are below it
 	"prefill":           {"prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
-	"prefill/policy":    {},
+	"prefill/policy":    {"namedargs"},
 	"prefill/index":     {"rawjson"},
 	"prefill/local":     {"prefill", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":  {"prefill/index"},
@@ -37,7 +39,7 @@ var mayImport = map[string][]string{
 	"lease/kube":        {"lease"},
 	"lease/etcd":        {"lease"},
 	"geo":               {"geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
-	"geo/policy":        {"prefill/policy"},
+	"geo/policy":        {"namedargs", "prefill/policy"},
 	"gateway/advice":    {},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":   {},
@@ -54,13 +56,13 @@ var mayImport = map[string][]string{
 	"gateway/live":      {"gateway", "gateway/openai", "gateway/receipt", "dispatcher", "engine/discover", "prefill"},
 	"gateway/top":       {"gateway/live"},
 	"gateway/admin":     {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson"},
+	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
 	"docs/book":         {},
 	"cmd":               {"*"},
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/bench/process"
 	"evenkeel/bench/report"
+	"evenkeel/stats"
 )
 
 // every is how often the gauges are read. The engine answers on the thread that
@@ -149,7 +150,7 @@ func (r *run) levels(all *looks, full, empty time.Time) {
 		report.Imbalance: proxy, engineLevel: engine, engineTop: top, engineRuns: running, engineWaits: waiting,
 	} {
 		if len(values) > 0 {
-			r.Sample[metric] = mean(values)
+			r.Sample[metric] = stats.Mean(values)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"evenkeel/bench/fit"
+	"evenkeel/stats"
 )
 
 // placement is what lies on each rank: prompts, each of a request.
@@ -138,19 +138,19 @@ func (w *world) pin(ctx context.Context, c client, p placement) (ms float64, ste
 
 // fitLaw is the law of the step: ms = c0 + c1 * KV tokens of the fullest rank,
 // through the placements that are not kept back.
-func fitLaw(rows []pinned) fit.Line {
-	var x, y []float64
+func fitLaw(rows []pinned) stats.Line {
+	var points []stats.Point
 	for _, r := range rows {
 		if !r.unseen {
 			for _, ms := range r.ms {
-				x, y = append(x, r.fullest), append(y, ms)
+				points = append(points, stats.Point{X: r.fullest, Y: ms})
 			}
 		}
 	}
-	return fit.LineThrough(x, y)
+	return stats.LeastSquares(points)
 }
 
-func writeLaw(out io.Writer, rows []pinned, law fit.Line) {
+func writeLaw(out io.Writer, rows []pinned, law stats.Line) {
 	fmt.Fprintf(out, "## The law of the step\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank, R2 %.4f, fitted to %d measurements of the first four rows\n\n",
 		law.Intercept, 1000*law.Slope, law.R2, law.N)
 	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | predicted ms | off | seen by the fit |\n|---|--:|--:|--:|---|--:|--:|---|\n")
@@ -172,7 +172,7 @@ func writeLaw(out io.Writer, rows []pinned, law fit.Line) {
 	}
 }
 
-func worstUnseen(rows []pinned, law fit.Line) (worst float64) {
+func worstUnseen(rows []pinned, law stats.Line) (worst float64) {
 	for _, r := range rows {
 		if !r.unseen {
 			continue

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"evenkeel/bench/report"
+	"evenkeel/stats"
 )
 
 // clients are how many requests are in the system: half as many again as there
@@ -136,17 +137,9 @@ func (r *run) measure(answers []answer, began, full, empty time.Time) {
 	r.Sample[report.WindowS] = empty.Sub(full).Seconds()
 	if len(gaps) > 0 {
 		slices.Sort(gaps)
-		r.Sample[gapMean], r.Sample[gapP50], r.Sample[gapP99] = mean(gaps), gaps[len(gaps)/2], gaps[len(gaps)*99/100]
+		r.Sample[gapMean], r.Sample[gapP50], r.Sample[gapP99] = stats.Mean(gaps), stats.Median(gaps), gaps[len(gaps)*99/100]
 	}
 	if len(first) > 0 {
-		r.Sample[report.TTFTMean] = mean(first)
+		r.Sample[report.TTFTMean] = stats.Mean(first)
 	}
-}
-
-func mean(v []float64) float64 {
-	sum := 0.0
-	for _, x := range v {
-		sum += x
-	}
-	return sum / float64(len(v))
 }

@@ -7,9 +7,9 @@ import (
 	"runtime"
 	"slices"
 
-	"evenkeel/bench/fit"
 	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/report"
+	"evenkeel/stats"
 )
 
 // reference is the policy that the others are compared with: it knows the KV
@@ -48,7 +48,7 @@ func (r *run) String() string {
 }
 
 // writeRuns prints the policies beside each other, by rounds of runs.
-func writeRuns(out io.Writer, rounds [][]*run, requests int, law fit.Line) {
+func writeRuns(out io.Writer, rounds [][]*run, requests int, law stats.Line) {
 	n := len(rounds)
 	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, requests, clients)
 	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
@@ -106,7 +106,7 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
-func writeModels(out io.Writer, rounds [][]*run, law fit.Line) {
+func writeModels(out io.Writer, rounds [][]*run, law stats.Line) {
 	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens. A step is that of the fullest rank's mean KV tokens in the same run, by vLLM's gauges.\n\n", law.Intercept, 1e3*law.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
@@ -124,10 +124,10 @@ func writeModels(out io.Writer, rounds [][]*run, law fit.Line) {
 		if len(c0) == 0 {
 			fmt.Fprint(out, " | | | | |")
 		} else {
-			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", mean(c0), slices.Min(c0), slices.Max(c0),
-				mean(c1), slices.Min(c1), slices.Max(c1), off(mean(c0), law.Intercept), off(mean(c1), 1e3*law.Slope), mean(step))
+			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", stats.Mean(c0), slices.Min(c0), slices.Max(c0),
+				stats.Mean(c1), slices.Min(c1), slices.Max(c1), off(stats.Mean(c0), law.Intercept), off(stats.Mean(c1), 1e3*law.Slope), stats.Mean(step))
 		}
-		fmt.Fprintf(out, " %.2f | %.0f |\n", mean(r2), mean(steps))
+		fmt.Fprintf(out, " %.2f | %.0f |\n", stats.Mean(r2), stats.Mean(steps))
 	}
 }
 

@@ -1,0 +1,34 @@
+package stats
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestFiguresOfFewValues(t *testing.T) {
+	require.True(t, math.IsNaN(Mean(nil)))
+	require.True(t, math.IsNaN(Percentile(nil, 0.5)))
+	require.Zero(t, Deviation([]float64{3}))
+	require.Equal(t, 2.0, Mean([]float64{1, 3}))
+	require.InDelta(t, math.Sqrt2, Deviation([]float64{1, 3}), 1e-12)
+	require.Equal(t, Line{}, LeastSquares(nil))
+}
+
+func TestPercentilesAreValuesThatOccurred(t *testing.T) {
+	ten := []float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	for share, want := range map[float64]float64{0: 1, 0.1: 1, 0.11: 2, 0.5: 5, 0.9: 9, 0.99: 10, 1: 10} {
+		require.Equal(t, want, Percentile(ten, share), "share %v", share)
+	}
+	require.Equal(t, 6.0, Median(ten), "the upper one of two")
+}
+
+func TestALineGoesThroughItsPoints(t *testing.T) {
+	l := LeastSquares([]Point{{X: 1, Y: 5}, {X: 2, Y: 7}, {X: 4, Y: 11}})
+	require.InDelta(t, 3, l.Intercept, 1e-12)
+	require.InDelta(t, 2, l.Slope, 1e-12)
+	require.InDelta(t, 1, l.R2, 1e-12)
+	require.InDelta(t, 23, l.At(10), 1e-12)
+	require.Equal(t, Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, LeastSquares([]Point{{X: 3, Y: 5}, {X: 3, Y: 7}}), "no spread, no slope")
+}
