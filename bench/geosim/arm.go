@@ -2,11 +2,10 @@ package geosim
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 
 	"evenkeel/geo/policy"
+	"evenkeel/namedargs"
 	"evenkeel/prefill"
 	prefillpolicy "evenkeel/prefill/policy"
 )
@@ -67,36 +66,43 @@ func Arms() []string {
 	return names
 }
 
-// What the arms take beside the keys of their policy.
-const simKeys = "prefill, probe_ms, replicas, without"
+// simKeys are what the arms take beside the keys of their policy.
+var simKeys = []namedargs.Key[arm]{
+	{
+		Name: "prefill", Must: "a prefill policy",
+		Read: func(a *arm, text string) bool { a.prefill = text; return true }, // check has the server read it
+		Show: func(a *arm) string { return a.prefill },
+	},
+	namedargs.Number("probe_ms", 10, 1e5, func(a *arm) *float64 { return &a.probeMs }),
+	namedargs.Whole("replicas", 1, 512, func(a *arm) *int { return &a.replicas }),
+	namedargs.Words("without", func(a *arm) *string { return &a.blindTo }, func(i int) string { return blindnesses[i] }, blindnesses...),
+}
 
 // blindnesses are what `without` leaves out of the costs of peers.
 var blindnesses = []string{"wait", "rtt"}
 
-// parseArm reads name:key=value,...
+// parseArm reads an arm in the language of the policies.
 func parseArm(text string) (*arm, error) {
-	name, rest, options := strings.Cut(strings.TrimSpace(text), ":")
+	name, set, err := namedargs.Parse(text, Arms())
+	if err != nil {
+		return nil, err
+	}
 	a := &arm{name: strings.TrimSpace(text), policy: name, settings: policy.Defaults()}
 	for i := range others {
 		if o := &others[i]; o.name == name {
 			a.policy, a.prefill, a.settings.Push, a.central, a.alone, a.blind = o.policy, o.prefill, o.push, o.central, o.alone, o.blind
 		}
 	}
-	if !options {
-		return a, a.check()
-	}
-	var keys []string
-	for item := range strings.SplitSeq(rest, ",") {
-		mine, err := a.take(item)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+	separator := ":"
+	for _, s := range set {
+		if namedargs.Has(simKeys, s.Key) {
+			if err := namedargs.Apply(name, simKeys, a, s); err != nil {
+				return nil, err
+			}
+			continue
 		}
-		if !mine {
-			keys = append(keys, item)
-		}
-	}
-	if len(keys) > 0 {
-		a.policy += ":" + strings.Join(keys, ",")
+		a.policy += separator + s.String()
+		separator = ","
 	}
 	return a, a.check()
 }
@@ -104,34 +110,10 @@ func parseArm(text string) (*arm, error) {
 // check has the server read both policies.
 func (a *arm) check() error {
 	if _, err := a.settings.Parse(a.policy); err != nil {
-		return fmt.Errorf("%s: %w (here also %s; other arms are %s)", a.name, err, simKeys, strings.Join(Arms()[len(policy.Names()):], ", "))
+		return fmt.Errorf("%s: %w (here also prefill, probe_ms, replicas, without)", a.name, err)
 	}
 	if err := (prefill.Config{Policy: a.prefill, Policies: definitions}).Validate(); err != nil {
 		return fmt.Errorf("%s: %w", a.name, err)
 	}
 	return nil
-}
-
-// take reads a key that is the simulator's.
-func (a *arm) take(item string) (mine bool, err error) {
-	key, value, _ := strings.Cut(item, "=")
-	switch key {
-	case "prefill":
-		a.prefill = value
-	case "probe_ms":
-		if a.probeMs, err = strconv.ParseFloat(value, 64); err != nil || !(a.probeMs >= 10 && a.probeMs <= 1e5) {
-			return true, fmt.Errorf("%s: write a number from 10 to 100000", item)
-		}
-	case "replicas":
-		if a.replicas, err = strconv.Atoi(value); err != nil || a.replicas < 1 || a.replicas > 512 {
-			return true, fmt.Errorf("%s: write a whole number from 1 to 512", item)
-		}
-	case "without":
-		if a.blindTo = value; !slices.Contains(blindnesses, value) {
-			return true, fmt.Errorf("%s: write one of %s", item, strings.Join(blindnesses, ", "))
-		}
-	default:
-		return false, nil
-	}
-	return true, nil
 }

@@ -110,9 +110,9 @@ func TestArmsAreRefusedWithAReason(t *testing.T) {
 	for _, row := range []struct{ name, text, want string }{
 		{"an unknown one", "sky", `unknown policy "sky"`},
 		{"a key that is nobody's", "finish:x=1", `unknown key "x"`},
-		{"replicas of none", "finish:replicas=0", "replicas=0: write a whole number from 1 to 512"},
-		{"a probe without time", "finish:probe_ms=1", "probe_ms=1: write a number from 10 to 100000"},
-		{"without what", "finish:without=hope", "without=hope: write one of wait, rtt"},
+		{"replicas of none", "finish:replicas=0", "replicas=0: want a whole number from 1 to 512"},
+		{"a probe without time", "finish:probe_ms=1", "probe_ms=1: want a number from 10 to 100000"},
+		{"without what", "finish:without=hope", "without=hope: want wait or rtt"},
 	} {
 		_, err := parseArm(row.text)
 		require.ErrorContains(t, err, row.want, row.name)

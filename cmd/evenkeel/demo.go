@@ -18,6 +18,7 @@ import (
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/namedargs"
 )
 
 // demoCmd shows policies side by side on a real trace: reference engines, proxy
@@ -145,7 +146,7 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 		return nil, errors.New("--extra and times must not be negative, --c0 and --c1 not 0")
 	}
 	var policies []demoPolicy
-	for _, text := range policy.SplitList(c.Policies) {
+	for _, text := range namedargs.List(c.Policies) {
 		spec, err := policy.ParseSpec(text)
 		if err != nil {
 			return nil, fmt.Errorf("--policies: %w", err)

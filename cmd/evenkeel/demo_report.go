@@ -13,7 +13,7 @@ import (
 	"evenkeel/bench/trace"
 )
 
-// The engines that the demo's are a fast copy of (algorithm 1).
+// The engines that the demo's are a fast copy of.
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200 * time.Nanosecond}
 
 // Of Mooncake's conversation trace: mean over decode steps of the KV tokens

@@ -20,7 +20,7 @@ import (
 )
 
 // A fixture is a list of cases: what is known of some prefill engines, and who
-// is to get a request then (prefill P23).
+// is to get a request then.
 type fixtureCase struct {
 	Name       string             `json:"name"`
 	Policy     string             `json:"policy"` // empty: the config's

@@ -21,7 +21,7 @@ import (
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
 	"evenkeel/bench/trace"
-	"evenkeel/dispatcher/policy"
+	"evenkeel/namedargs"
 	"evenkeel/predictor"
 )
 
@@ -151,7 +151,7 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
 	}
 	plan := &sim.Plan{
-		Requests: c.Requests, Seeds: c.Seeds, Policies: policy.SplitList(c.Policies), Steps: c.Out != "",
+		Requests: c.Requests, Seeds: c.Seeds, Policies: namedargs.List(c.Policies), Steps: c.Out != "",
 		Fleet: c.uniform(),
 	}
 	var err error
@@ -254,7 +254,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 	defer func() { _ = f.Close() }() // only read
 	bar := newSimProgress(progress)
 	began := time.Now()
-	runs, err := sim.Replay(ctx, f, c.Log, policy.SplitList(c.Policies), func(n int) { bar.update(n, -1) })
+	runs, err := sim.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1) })
 	bar.finish()
 	if err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 
 	"evenkeel/bench/geosim"
 	"evenkeel/bench/report"
-	"evenkeel/dispatcher/policy"
+	"evenkeel/namedargs"
 )
 
 // geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
@@ -35,7 +35,7 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 		return fmt.Errorf("--scenario: %w", err)
 	}
 	told := time.Now()
-	plan := &geosim.Plan{Scenario: scenario, Arms: policy.SplitList(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
+	plan := &geosim.Plan{Scenario: scenario, Arms: namedargs.List(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
 		if time.Since(told) > 5*time.Second {
 			told = time.Now()
 			fmt.Fprintf(std.err, "%d of %d runs done\n", done, total)

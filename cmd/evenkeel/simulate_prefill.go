@@ -14,7 +14,7 @@ import (
 	"evenkeel/bench/prefillsim"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
-	"evenkeel/dispatcher/policy"
+	"evenkeel/namedargs"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -108,7 +108,7 @@ func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 	if c.Policies == "" {
 		plan.Policies = append(prefillsim.Policies(), slices.Sorted(maps.Keys(f.Define))...)
 	} else {
-		plan.Policies = policy.SplitList(c.Policies)
+		plan.Policies = namedargs.List(c.Policies)
 	}
 	source := "Mooncake's conversation trace"
 	switch name, synth := strings.CutPrefix(c.Trace, trace.SynthPrefix); {

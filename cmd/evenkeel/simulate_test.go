@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// simulatedJSON is the JSON document of simulate (architecture 4).
+// simulatedJSON is the JSON document of simulate.
 type simulatedJSON struct {
 	Runs []struct {
 		Policy  string

@@ -1,7 +1,6 @@
 package policy
 
-// HoldRule says when an admission should wait for a better moment (algorithm
-// 6.3): it lengthens everybody's step by more than it gives.
+// HoldRule says when an admission should wait for a better moment: it lengthens everybody's step by more than it gives.
 type HoldRule struct {
 	C0Ms, C1Ms float64
 	Running    int     // requests that decode now

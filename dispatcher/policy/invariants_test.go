@@ -159,7 +159,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 }
 
 // BenchmarkTickBR0 is a tick of a full pool on ranks that were all running;
-// algorithm 9 wants a p99 of 100 us at most and no allocation.
+// its p99 is to be 100 us at most, without an allocation.
 func BenchmarkTickBR0(b *testing.B) {
 	for _, freed := range []int{1, 16, 64, 128} {
 		b.Run(fmt.Sprintf("freed=%d", freed), func(b *testing.B) { benchmarkTick(b, "br0", freed) })

@@ -8,7 +8,7 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// naiveGreedy is the round of algorithm 4.2 and 4.3 as the text has it: scans
+// naiveGreedy is the greedy round in its plainest form: scans
 // instead of indices, every subset instead of two probes, every step instead of
 // sorted margins, nothing kept from one decision to the next.
 func naiveGreedy(p *greedy, s *Snapshot) []Assignment {

@@ -198,8 +198,8 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 	})
 }
 
-// naiveAhead is what a request contributes to each column, by the words of
-// algorithm 6.1.
+// naiveAhead is what a request contributes to each column, in the
+// plainest form.
 func naiveAhead(p *evenkeel, o Outlook, id uint64, held int64, age int32) []float64 {
 	var row []float64
 	grid := Grid(p.look.horizon)

@@ -98,8 +98,7 @@ type Policy interface {
 	// Immediate policies send a finished prefill on at once, free slot or not;
 	// the engine queues. Pooled ones admit into free slots only.
 	Immediate() bool
-	// MaxAgeMs is the starvation guard the policy was built with (algorithm
-	// 4.3), 0 when it needs none; the board turns it into Snapshot.MaxAgeMs.
+	// MaxAgeMs is the starvation guard the policy was built with, 0 when it needs none; the board turns it into Snapshot.MaxAgeMs.
 	MaxAgeMs() float32
 	// Decide appends the round's admissions to dst. It allocates nothing in
 	// steady state; scratch is owned by the policy value, which therefore

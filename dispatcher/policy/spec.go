@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
+
+	"evenkeel/namedargs"
 )
 
 // form is a policy or a preset of one: its name, what may be set, and what the
@@ -12,7 +13,7 @@ import (
 type form struct {
 	name     string
 	presets  []string // keys the preset itself decides
-	keys     []string // keys it takes
+	keys     []key    // it takes
 	defaults settings
 	check    func(v *settings) error // after every change; nil: each value stands alone
 	build    func(name string, v *settings) Policy
@@ -34,31 +35,27 @@ var joint = with(standard, func(v *settings) {
 // forms in the order in which they are listed to a user.
 var forms = slices.Concat([]form{
 	{
-		name: "br0", keys: []string{"window", "theta", "queue", "order", "max_age_ms", "watermark"},
+		name: "br0", keys: takes("window", "theta", "queue", "order", "max_age_ms", "watermark"),
 		defaults: standard, build: newBR0,
 	},
 	{
-		name: "br0:paper", keys: []string{"window", "theta", "order", "watermark"}, presets: []string{"queue", "max_age_ms"},
+		name: "br0:paper", keys: takes("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms"},
 		defaults: with(standard, func(v *settings) { v.capacity, v.maxAgeMs = true, 0 }), build: newPaper,
 	},
 	{
-		name: "br0:bypass", keys: []string{"margin", "max_age_ms", "watermark"},
+		name: "br0:bypass", keys: takes("margin", "max_age_ms", "watermark"),
 		defaults: standard, build: newBypass,
 	},
 	{
 		name: "brh",
-		keys: []string{
-			"window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
-			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "watermark",
-		},
+		keys: takes("window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
+			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "watermark"),
 		defaults: lookingAhead, build: newBRH,
 	},
 	{
 		name: "brh:paper",
-		keys: []string{
-			"window", "theta", "order", "horizon", "alpha", "beta", "gamma",
-			"predictor", "tau", "every", "watermark",
-		},
+		keys: takes("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
+			"predictor", "tau", "every", "watermark"),
 		presets:  []string{"queue", "max_age_ms", "decrement_anchor"},
 		defaults: with(lookingAhead, func(v *settings) { v.capacity, v.maxAgeMs, v.decrement, v.horizon = true, 0, true, 80 }),
 		build: func(name string, v *settings) Policy {
@@ -69,10 +66,8 @@ var forms = slices.Concat([]form{
 	},
 	{
 		name: "evenkeel",
-		keys: []string{
-			"mode", "samples", "horizon", "gamma", "predictor", "candidates", "budget", "pairs", "refill",
-			"objective", "kappa", "age_weight", "hold", "hold_steps", "max_age_ms", "watermark",
-		},
+		keys: takes("mode", "samples", "horizon", "gamma", "predictor", "candidates", "budget", "pairs", "refill",
+			"objective", "kappa", "age_weight", "hold", "hold_steps", "max_age_ms", "watermark"),
 		defaults: joint, check: checkEvenkeel, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
@@ -123,13 +118,13 @@ func simpleForms(name string, r rule, keys ...string) []form {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []form{
 		{
-			name: name, keys: keys, defaults: standard,
+			name: name, keys: takes(keys...), defaults: standard,
 			build: func(name string, v *settings) Policy {
 				return &firstCome{name: name, rule: r, immediate: true, queues: true, dice: dice(v.seed), last: none}
 			},
 		},
 		{
-			name: "p" + name, keys: append(slices.Clone(keys), "max_age_ms", "watermark"), defaults: standard,
+			name: "p" + name, keys: takes(append(slices.Clone(keys), "max_age_ms", "watermark")...), defaults: standard,
 			build: func(name string, v *settings) Policy {
 				return &firstCome{
 					name: name, rule: r, dice: dice(v.seed), last: none,
@@ -149,40 +144,23 @@ func Names() []string {
 	return names
 }
 
-// Spec is a policy as a user writes it, `name[:preset][,key=value...]` or
-// `name:key=value,...`, taken apart and checked.
+// Spec is a policy as a user writes it, taken apart and checked.
 type Spec struct {
 	form   *form
 	values settings
 	set    []string // keys given
 }
 
-// ParseSpec reads one policy.
+// ParseSpec reads one policy in the language of namedargs.
 func ParseSpec(text string) (Spec, error) {
-	items := strings.Split(strings.TrimSpace(text), ",")
-	name, rest, colon := strings.Cut(items[0], ":")
-	items = items[1:]
-	switch {
-	case colon && strings.Contains(rest, "="):
-		items = append([]string{rest}, items...)
-	case colon:
-		name += ":" + rest
+	name, set, err := namedargs.Parse(text, Names())
+	if err != nil {
+		return Spec{}, err
 	}
 	at := slices.IndexFunc(forms, func(f form) bool { return f.name == name })
-	if at < 0 {
-		return Spec{}, fmt.Errorf("unknown policy %q; there are %s", name, strings.Join(Names(), ", "))
-	}
 	sp := Spec{form: &forms[at], values: forms[at].defaults}
-	for _, item := range items {
-		key, value, ok := strings.Cut(item, "=")
-		if !ok {
-			return Spec{}, fmt.Errorf("policy %s: %q is no setting; write key=value", name, item)
-		}
-		if slices.Contains(sp.set, key) {
-			return Spec{}, fmt.Errorf("policy %s: %s is set twice", name, key)
-		}
-		var err error
-		if sp, err = sp.With(key, value); err != nil {
+	for _, s := range set {
+		if sp, err = sp.With(s.Key, s.Value); err != nil {
 			return Spec{}, err
 		}
 	}
@@ -190,7 +168,7 @@ func ParseSpec(text string) (Spec, error) {
 }
 
 // Takes reports whether the policy has the key.
-func (sp Spec) Takes(key string) bool { return slices.Contains(sp.form.keys, key) }
+func (sp Spec) Takes(key string) bool { return namedargs.Has(sp.form.keys, key) }
 
 // Sets reports whether the key was given or is decided by the preset.
 func (sp Spec) Sets(key string) bool {
@@ -199,15 +177,8 @@ func (sp Spec) Sets(key string) bool {
 
 // With returns the spec with a key set, in place of what it was.
 func (sp Spec) With(key, value string) (Spec, error) {
-	if !sp.Takes(key) {
-		has := "it takes none"
-		if len(sp.form.keys) > 0 {
-			has = "it takes " + strings.Join(sp.form.keys, ", ")
-		}
-		return Spec{}, fmt.Errorf("policy %s: unknown key %q; %s", sp.form.name, key, has)
-	}
-	if err := settingOf(key).parse(&sp.values, value); err != nil {
-		return Spec{}, fmt.Errorf("policy %s: %s=%s: %w", sp.form.name, key, value, err)
+	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
+		return Spec{}, err
 	}
 	if sp.form.check != nil {
 		if err := sp.form.check(&sp.values); err != nil {
@@ -222,20 +193,7 @@ func (sp Spec) With(key, value string) (Spec, error) {
 
 // String is the canonical form: the name and what differs from its defaults.
 func (sp Spec) String() string {
-	var b strings.Builder
-	b.WriteString(sp.form.name)
-	separator := ":"
-	if strings.Contains(sp.form.name, ":") {
-		separator = ","
-	}
-	for i := range allSettings {
-		k := &allSettings[i]
-		if value := k.show(&sp.values); sp.Takes(k.key) && value != k.show(&sp.form.defaults) {
-			b.WriteString(separator + k.key + "=" + value)
-			separator = ","
-		}
-	}
-	return b.String()
+	return namedargs.Text(sp.form.name, sp.form.keys, &sp.values, &sp.form.defaults)
 }
 
 // Build makes a fresh policy.
@@ -250,20 +208,4 @@ func Parse(text string) (Policy, error) {
 		return nil, err
 	}
 	return sp.Build(), nil
-}
-
-// SplitList takes a list of policies apart. An item with `=` and no `:` before
-// it belongs to the policy on its left: "jsq,br0:window=4,theta=0" is two.
-func SplitList(list string) []string {
-	var specs []string
-	for item := range strings.SplitSeq(list, ",") {
-		item = strings.TrimSpace(item)
-		before, _, assigns := strings.Cut(item, "=")
-		if assigns && !strings.Contains(before, ":") && len(specs) > 0 {
-			specs[len(specs)-1] += "," + item
-		} else {
-			specs = append(specs, item)
-		}
-	}
-	return specs
 }

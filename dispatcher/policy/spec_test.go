@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/namedargs"
 )
 
 func TestParse(t *testing.T) {
@@ -85,7 +87,7 @@ func TestAListIsSplitAtPolicies(t *testing.T) {
 		{"a colon after it does not", "br0,order=x:y", []string{"br0,order=x:y"}},
 		{"spaces do not count", "jsq, br0", []string{"jsq", "br0"}},
 	} {
-		t.Run(c.name, func(t *testing.T) { require.Equal(t, c.want, SplitList(c.list)) })
+		t.Run(c.name, func(t *testing.T) { require.Equal(t, c.want, namedargs.List(c.list)) })
 	}
 	all, err := parseList("jsq,br0:window=4,theta=0,pjsq-kv")
 	require.NoError(t, err)
@@ -144,7 +146,7 @@ func FuzzParse(f *testing.F) {
 
 // parseList makes the policies of a list.
 func parseList(list string) ([]Policy, error) {
-	texts := SplitList(list)
+	texts := namedargs.List(list)
 	all := make([]Policy, len(texts))
 	for i, text := range texts {
 		p, err := Parse(text)

@@ -22,7 +22,7 @@ type ranked struct {
 // jointPatience is how many guard ages an entry waits before it is placed
 // wherever it does least harm. Until then it is a candidate like the others,
 // only older: with many ranks and few free slots a tick, the next ticks have a
-// better place for it. Within what algorithm 10.5 allows the longest wait.
+// better place for it. The longest wait is to stay near the guard age.
 const jointPatience = 1.2
 
 // startEvaluations bounds what the start looks at: entries times slots.
@@ -87,7 +87,7 @@ func (p *evenkeel) fillUp(s *Snapshot) {
 }
 
 // reserve closes a rank for the first overdue entry that fits none with a free
-// slot. Before any is placed the most overdue come first, as in algorithm 4.3;
+// slot. Before any is placed the most overdue come first;
 // afterwards one that others left no room for counts too.
 func (p *evenkeel) reserve(s *Snapshot, before bool) {
 	room := p.ranks.largestRoom()

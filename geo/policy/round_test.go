@@ -13,7 +13,7 @@ import (
 func TestImportsArePure(t *testing.T) { // a policy that can reach the network or the clock is no longer a policy
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/prefill/policy"}
+	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/namedargs", "evenkeel/prefill/policy"}
 	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Place or Request")
 }
 
@@ -343,10 +343,10 @@ func TestParse(t *testing.T) {
 		{"a key of another policy", "skylb:load=1", `policy skylb: unknown key "load"; it takes push, max_unanswered, max_outstanding, credit_max, tau`},
 		{"no value", "finish:load", `policy finish: "load" is no setting; write key=value`},
 		{"twice", "finish:w=1,w=2", `policy finish: w is set twice`},
-		{"a word for a number", "finish:w=x", `policy finish: w=x: write a number from 0 to 1e+06`},
-		{"no number", "finish:w=NaN", `policy finish: w=NaN: write a number from 0 to 1e+06`},
-		{"half a request", "finish:max_unanswered=1.5", `policy finish: max_unanswered=1.5: write a whole number from 1 to 1e+06`},
-		{"another word", "finish:push=eager", `policy finish: push=eager: write one of sp-e, sp-p, sp-o, blind`},
+		{"a word for a number", "finish:w=x", `policy finish: w=x: want a number from 0 to 1000000`},
+		{"no number", "finish:w=NaN", `policy finish: w=NaN: want a number from 0 to 1000000`},
+		{"half a request", "finish:max_unanswered=1.5", `policy finish: max_unanswered=1.5: want a whole number from 1 to 1000000`},
+		{"another word", "finish:push=eager", `policy finish: push=eager: want sp-e, sp-p, sp-o, blind`},
 		{"patience without what makes it safe", "gorgo:patience=2", `policy gorgo: patience=2 needs push=sp-p and a load above 0: without them it waits for replicas that are full for long`},
 		{"a colon and nothing", "finish:", `policy finish: "" is no setting; write key=value`},
 	} {

@@ -1,5 +1,7 @@
 package policy
 
+import "evenkeel/namedargs"
+
 // score is what a policy wants least of; v is its parameter.
 type score func(v float64, q *Query, c *Candidate) float64
 
@@ -22,15 +24,23 @@ type form struct {
 	name string
 	ties []key
 
-	param     string   // name of the parameter, empty: none
-	value     float64  // its default
-	most      float64  // its largest value; the smallest is 0
-	words     []string // its values by name, where it is no number
+	takes     []namedargs.Key[float64] // its parameter, if it has one
+	value     float64                  // the parameter's default
 	score     score
 	source    string // of the score and the default
 	rounds    bool   // remembers where it was: the caller keeps the cursor
 	loadBlind bool   // does not look at what a candidate has to do
 }
+
+func upTo(most float64, name string) []namedargs.Key[float64] {
+	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, itself)}
+}
+
+func words(name string, of ...string) []namedargs.Key[float64] {
+	return []namedargs.Key[float64]{namedargs.Words(name, itself, func(i int) float64 { return float64(i) }, of...)}
+}
+
+func itself(v *float64) *float64 { return v }
 
 // unbounded is a limit that no parameter needs.
 const unbounded = 1e9
@@ -55,7 +65,7 @@ var forms = []form{
 		},
 	},
 	{
-		name: "least-tokens", ties: blind, param: "work", words: []string{"tokens", "vllm-ascend"}, source: "vllm-ascend's example proxy",
+		name: "least-tokens", ties: blind, takes: words("work", "tokens", "vllm-ascend"), source: "vllm-ascend's example proxy",
 		score: func(v float64, _ *Query, c *Candidate) float64 {
 			if v == 0 {
 				return c.ActiveTokens + kvShare*c.KVTokens
@@ -68,13 +78,13 @@ var forms = []form{
 		score: func(_ float64, _ *Query, c *Candidate) float64 { return 4*c.Waiting + c.Running },
 	},
 	{
-		name: "bailian", ties: aware, param: "lambda", value: 0.7, most: 1, source: "LMetric 4.4",
+		name: "bailian", ties: aware, takes: upTo(1, "lambda"), value: 0.7, source: "LMetric 4.4",
 		score: func(v float64, _ *Query, c *Candidate) float64 {
 			return v*(1-c.HitRatio) + (1-v)*c.BS/max(c.MaxBS, 1)
 		},
 	},
 	{
-		name: "aibrix-filter", ties: blind, param: "range", value: 8, most: unbounded, source: "AIBrix",
+		name: "aibrix-filter", ties: blind, takes: upTo(unbounded, "range"), value: 8, source: "AIBrix",
 		score: func(v float64, _ *Query, c *Candidate) float64 {
 			if c.MaxBS-c.MinBS > v {
 				return c.BS
@@ -83,7 +93,7 @@ var forms = []form{
 		},
 	},
 	{
-		name: "dynamo-sum", ties: aware, param: "w", value: 1, most: unbounded, source: "Dynamo at temperature 0",
+		name: "dynamo-sum", ties: aware, takes: upTo(unbounded, "w"), value: 1, source: "Dynamo at temperature 0",
 		score: func(v float64, _ *Query, c *Candidate) float64 {
 			return v*c.PTokens/max(1, c.BlockTokens) + c.ActiveBlocks
 		},
@@ -99,7 +109,7 @@ var forms = []form{
 		score: lmetric,
 	},
 	{
-		name: "gorgo", ties: aware, param: "qs", value: 1, most: unbounded, source: "GORGO 3.4",
+		name: "gorgo", ties: aware, takes: upTo(unbounded, "qs"), value: 1, source: "GORGO 3.4",
 		score: func(v float64, _ *Query, c *Candidate) float64 {
 			return c.RTTMs + c.TPMs*c.NewTokens + v*c.TPMs*c.QueuedNewTokens
 		},

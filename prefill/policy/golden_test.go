@@ -37,7 +37,7 @@ func choose(t testing.TB, spec, requestID string, candidates ...Candidate) (stri
 	return candidates[choice.Index].ID, p.scores
 }
 
-// The golden examples of prefill 10, by their numbers.
+// The golden examples, each with its numbers worked out by hand.
 func TestGoldenExamples(t *testing.T) {
 	attention := func(tokens, attention, beta2 float64) func(*Candidate) {
 		return func(c *Candidate) { c.QueuedNewTokens, c.QueuedAttention, c.Beta2 = tokens, attention, beta2 }
@@ -181,7 +181,7 @@ func TestRandomLooksAtNothingButTheHash(t *testing.T) {
 	require.Equal(t, "p1/1", got)
 }
 
-// geo E6, on a ring of 100 points.
+// The ring has 100 points.
 func TestStickyRingTakesTheFirstPointClockwise(t *testing.T) {
 	ring := map[string][]uint64{"A": {10, 40}, "B": {25, 80}, "C": {60}}
 	for _, tt := range []struct {

@@ -30,9 +30,9 @@ func TestWrongSpecsSayWhatThereIs(t *testing.T) {
 		"gorgo:w=1":             `policy gorgo: unknown key "w"; it takes qs`,
 		"gorgo:1":               `policy gorgo: "1" is no setting; write key=value`,
 		"gorgo:qs=1,qs=2":       "policy gorgo: qs is set twice",
-		"gorgo:qs=-1":           "policy gorgo: qs=-1: write a number from 0 to 1e+09",
-		"bailian:lambda=NaN":    "policy bailian: lambda=NaN: write a number from 0 to 1",
-		"least-tokens:work=all": "policy least-tokens: work=all: write tokens or vllm-ascend",
+		"gorgo:qs=-1":           "policy gorgo: qs=-1: want a number from 0 to 1000000000",
+		"bailian:lambda=NaN":    "policy bailian: lambda=NaN: want a number from 0 to 1",
+		"least-tokens:work=all": "policy least-tokens: work=all: want tokens or vllm-ascend",
 		"lmetric:=1":            "unknown key",
 	} {
 		_, err := Parse(spec)
@@ -52,7 +52,7 @@ func TestImportsArePure(t *testing.T) { // a policy that can reach the network o
 	pure := []string{
 		"cmp", "errors", "fmt", "maps", "math", "reflect", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2",
 		"github.com/expr-lang/expr", "github.com/expr-lang/expr/ast", "github.com/expr-lang/expr/file",
-		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm",
+		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/namedargs",
 	}
 	require.Subset(t, pure, pkg.Imports, "let the tier read it and put the value in Candidate")
 }

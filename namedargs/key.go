@@ -1,0 +1,107 @@
+package namedargs
+
+import (
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Key is a key that a policy takes: how its value is read into T and shown again.
+type Key[T any] struct {
+	Name string
+	Must string // what a value must be, as an error says it
+	Read func(v *T, text string) (ok bool)
+	Show func(v *T) string
+}
+
+// Meaning returns the key with other words for what a value must be.
+func (k Key[T]) Meaning(must string) Key[T] {
+	k.Must = must
+	return k
+}
+
+// Whole is a key for a whole number from least to most.
+func Whole[T any, N int | int32 | int64](name string, least, most N, at func(*T) *N) Key[T] {
+	return Key[T]{
+		Name: name, Must: "a whole number from " + show(float64(least)) + " to " + show(float64(most)),
+		Read: func(v *T, text string) bool {
+			x, ok := number(text, float64(least), float64(most))
+			*at(v) = N(x)
+			return ok && x == math.Trunc(x)
+		},
+		Show: func(v *T) string { return strconv.FormatInt(int64(*at(v)), 10) },
+	}
+}
+
+// Number is a key for a number from least to most.
+func Number[T any](name string, least, most float64, at func(*T) *float64) Key[T] {
+	return Key[T]{
+		Name: name, Must: "a number from " + show(least) + " to " + show(most),
+		Read: func(v *T, text string) (ok bool) {
+			*at(v), ok = number(text, least, most)
+			return ok
+		},
+		Show: func(v *T) string { return strconv.FormatFloat(*at(v), 'g', -1, 64) },
+	}
+}
+
+// Words is a key for one of some words; value says what the word of an index means.
+func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N, words ...string) Key[T] {
+	must := strings.Join(words, ", ")
+	if len(words) == 2 {
+		must = words[0] + " or " + words[1]
+	}
+	return Key[T]{
+		Name: name, Must: must,
+		Read: func(v *T, text string) bool {
+			for i, word := range words {
+				if word == text {
+					*at(v) = value(i)
+					return true
+				}
+			}
+			return false
+		},
+		Show: func(v *T) string {
+			for i, word := range words {
+				if value(i) == *at(v) {
+					return word
+				}
+			}
+			return ""
+		},
+	}
+}
+
+// Either is a key for two words, of which the second means true.
+func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
+	return Words(name, at, func(i int) bool { return i == 1 }, no, yes)
+}
+
+// Or returns the key with a word more, which stands for a value beyond its range.
+func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
+	with := k
+	with.Must = word + " or " + k.Must
+	with.Read = func(v *T, text string) bool {
+		if text == word {
+			*at(v) = value
+			return true
+		}
+		return k.Read(v, text)
+	}
+	with.Show = func(v *T) string {
+		if *at(v) == value {
+			return word
+		}
+		return k.Show(v)
+	}
+	return with
+}
+
+// number reads a number from least to most; NaN is not one.
+func number(text string, least, most float64) (x float64, ok bool) {
+	x, err := strconv.ParseFloat(text, 64)
+	return x, err == nil && x >= least && x <= most
+}
+
+func show(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
