@@ -44,7 +44,7 @@ var harmless = []refengine.Fault{
 }
 
 // final tells faults that say no to the request itself: the answer is the
-// client's, no other engine is asked (contract 9).
+// client's, no other engine is asked.
 func final(r refengine.Rule) bool {
 	return r.Fault == refengine.Reject || r.Fault == refengine.Status && (r.Value < 500 || r.Value == 501)
 }

@@ -252,7 +252,7 @@ func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *r
 
 // killAll kills each decode engine once, in the middle of its answers. What runs
 // at a kill has ended before the next: two engines that die under one request
-// would end it, for it may be why (contract 9).
+// would end it, for it may be why.
 func (t *trouble) killAll(ctx context.Context) {
 	victims, ended := t.f.of("decode"), 0
 	for _, m := range victims {

@@ -93,7 +93,7 @@ func mediaType(resp *http.Response) string {
 }
 
 // noStream reads what a server sent instead of a stream: with status 200 it
-// may still be an error (contract 4.5).
+// may still be an error.
 func (x *exchange) noStream(ctx context.Context, resp *http.Response, mediaType string) *fault {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
@@ -174,7 +174,7 @@ func (x *exchange) whole(ctx context.Context, resp *http.Response) *fault {
 		return f
 	}
 	if resp.ContentLength < 0 {
-		return faultf(BadShape, "no Content-Length (contract 6)")
+		return faultf(BadShape, "no Content-Length, which engines send with every answer in one piece")
 	}
 	x.tokens = x.follower.tokens()
 	return x.follower.whole()

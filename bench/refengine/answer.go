@@ -196,7 +196,7 @@ func (a *answer) sendTokens(to int, finish string) bool {
 }
 
 // sendToolTokens sends the head of the tool call, a piece of its arguments
-// and, at the end, the finish as a chunk of its own (contract 4.2).
+// and, at the end, the finish as a chunk of its own.
 func (a *answer) sendToolTokens(to int, finish string) bool {
 	if !a.openTool {
 		a.openTool = true
@@ -231,7 +231,7 @@ func (a *answer) done() bool {
 	return a.send(func(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }) && a.x.endStream()
 }
 
-// giveBack ends a preempted request as the recompute scheduler does (contract 5.1).
+// giveBack ends a preempted request as the recompute scheduler does.
 func (a *answer) giveBack(text string) bool {
 	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "stop", `"recomputed"`, text) }) && a.close()
 }

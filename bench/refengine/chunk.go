@@ -23,7 +23,7 @@ type writer struct {
 func newWriter(cfg Config, r *request) writer {
 	w := writer{details: cfg.PromptTokensDetails, field: cfg.ReasoningField, created: time.Now().Unix(), model: cfg.Model}
 	if r.leg == LegDecode {
-		w.cached = r.prompt.Tokens() // a decode engine counts pulled KV as cached (contract 6)
+		w.cached = r.prompt.Tokens() // a decode engine counts pulled KV as cached
 	}
 	object := "text_completion"
 	if r.chat {

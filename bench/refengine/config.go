@@ -82,7 +82,7 @@ type Config struct {
 	Faults    []Rule
 	OnStrike  func(answer uint64, r Rule)           // told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
 	OnRequest func(path string, header http.Header) // told of each request that was read; nil: nobody is
-	StepTrace io.Writer                             // JSON lines of algorithm 1, nil = none
+	StepTrace io.Writer                             // JSON lines, one for each step; nil = none
 	StepLog   int                                   // steps kept in memory, default 65536
 }
 

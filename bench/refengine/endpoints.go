@@ -122,7 +122,7 @@ func (l *life) serveReset(x *exchange) bool {
 	return x.answerJSON(map[string]bool{"success": true})
 }
 
-// serveQuery is the bootstrap server of vllm-mooncake (contract 1.2).
+// serveQuery is the bootstrap server of vllm-mooncake.
 func (l *life) serveQuery(x *exchange) bool {
 	if l.engine.cfg.Connector != VLLMMooncake {
 		return x.answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))

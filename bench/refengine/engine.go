@@ -1,6 +1,6 @@
 // Package refengine is a prefill and decode engine without a model: real HTTP,
-// real hand-offs, a step clock with a barrier, and every misbehaviour of
-// contract 12 on demand. It answers in the language of package reftext, and
+// real hand-offs, a step clock with a barrier, and every misbehaviour
+// that real engines showed on demand. It answers in the language of package reftext, and
 // with wrong text wherever a real engine would read recycled KV, so that a test
 // can prove that never happens.
 package refengine

@@ -7,7 +7,7 @@ import (
 	"evenkeel/rawjson"
 )
 
-// ErrorShape is how an error body looks (contract 9).
+// ErrorShape is how an error body looks.
 type ErrorShape string
 
 // The shapes. The last three occur in rules only.

@@ -11,7 +11,7 @@ import (
 // Fault is a thing an engine can do wrong on demand.
 type Fault string
 
-// The faults, contract 12. A phase is where Hang and Reset strike.
+// The faults. A phase is where Hang and Reset strike.
 const (
 	Hang          Fault = "hang"           // silence until the client leaves
 	Reset         Fault = "reset"          // the connection is reset

@@ -179,8 +179,7 @@ func (r Rule) refusal() *apiError {
 	return nil
 }
 
-// crash names the assertion that a request would break in a real engine
-// (contract 1.3, 11.19).
+// crash names the assertion that a request would break in a real engine.
 func (r *request) crash() string {
 	if r.minTokens > 0 {
 		for _, id := range r.stopIDs {
@@ -242,7 +241,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		}
 	}
 	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
-		done: func(cached int, free func()) { // from here on only a pull or the timeout frees (contract 2.4)
+		done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
 				lost()

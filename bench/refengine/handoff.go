@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Connector is the shape of kv_transfer_params (contract 1.2).
+// Connector is the shape of kv_transfer_params.
 type Connector string
 
 // The connectors.
@@ -25,7 +25,7 @@ type kvParams struct {
 	produce, consume bool // do_remote_decode, do_remote_prefill
 	transferID       string
 	remote           remote
-	promptIDs        []int32 // of a resumed request (contract 5.3)
+	promptIDs        []int32 // of a resumed request
 }
 
 // remote says where the KV of a hand-off lies.

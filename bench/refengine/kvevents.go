@@ -16,8 +16,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// kvEvents publishes what a rank's prefix cache stores and drops, as vLLM does
-// (contract 8): batches to subscribers, and the last of them again to who asks.
+// kvEvents publishes what a rank's prefix cache stores and drops, as vLLM does:
+// batches to subscribers, and the last of them again to who asks.
 // A restart begins anew at 0.
 type kvEvents struct {
 	cfg  Config

@@ -32,7 +32,7 @@ func (f *frozenGauges) thaw() {
 }
 
 // serveMetrics is Prometheus text with vLLM's names, one series a rank of the
-// port (contract 7).
+// port.
 func (l *life) serveMetrics(x *exchange) bool {
 	const contentType = "text/plain; version=0.0.4; charset=utf-8"
 	if !l.holdPage(x) {

@@ -20,7 +20,7 @@ type pin struct {
 
 // pins are the hand-offs of one prefill engine. Only a pull, a release or the
 // timeout ends one; what it was is remembered, so that a late or second pull
-// is told from one of an unknown id (contract 2.4).
+// is told from one of an unknown id.
 type pins struct {
 	hold    time.Duration
 	count   *counters

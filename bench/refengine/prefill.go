@@ -88,7 +88,7 @@ func (r *prefillRank) run(ctx context.Context) {
 			r.running.Add(-1)
 			r.cache.add(j.salt, j.ids, bad)
 			j.done(cached, free)
-		case <-j.ctx.Done(): // aborted: freed at once (contract 2.6)
+		case <-j.ctx.Done(): // aborted: freed at once
 			r.running.Add(-1)
 			free()
 			ended = time.Time{}

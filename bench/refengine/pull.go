@@ -148,7 +148,7 @@ func (l *life) sendPull(x *exchange, to remote, q pullRequest) (reply pullReply,
 }
 
 // notify tells the prefill that its KV will not be read: the "empty receive"
-// of a rejected decode request (contract 2.5b).
+// of a rejected decode request.
 func (l *life) notify(r *request) {
 	if r.leg != LegDecode || r.kv.remote.missing != "" {
 		return

@@ -23,7 +23,7 @@ type Step struct {
 // RankLoad is what ran on a rank in a step.
 type RankLoad struct {
 	Running  int
-	KVTokens int // of running requests only: KV that waits for a slot is capacity, not load (contract 2.2)
+	KVTokens int // of running requests only: KV that waits for a slot is capacity, not load
 }
 
 // stepLog keeps the last steps in memory and writes the trace.
@@ -64,7 +64,7 @@ func (l *stepLog) all() []Step {
 	return out
 }
 
-// stepTrace writes the lines of algorithm 1 from its own goroutine, so that a
+// stepTrace writes one line for each step from its own goroutine, so that a
 // slow disk cannot hold up the clock. What does not fit the buffer is counted.
 type stepTrace struct {
 	group   string

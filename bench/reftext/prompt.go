@@ -15,7 +15,7 @@ type Prompt struct {
 	Key     uint64  // of the content, all of IDs
 	Answer  uint64  // of the answer: says its tokens, its text and its length
 	IDs     []int32 // one a word, or as the client gave them; never empty
-	Resumed int     // how many of the last IDs are the answer's own first tokens (contract 5.3)
+	Resumed int     // how many of the last IDs are the answer's own first tokens
 }
 
 // Tokens is the prompt's length.
@@ -64,7 +64,7 @@ func RenderMembers(chat bool, body map[string]json.RawMessage) (Prompt, error) {
 func OfIDs(ids []int32, seed *int64) Prompt { return finish(ids, seed) }
 
 // shapes are the members of a request that take part in the prompt on a real
-// engine and must therefore reach prefill and decode alike (contract 1.1).
+// engine and must therefore reach prefill and decode alike.
 var shapes = []string{"tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "documents",
 	"mm_processor_kwargs", "truncate_prompt_tokens", "add_special_tokens", "response_format"}
 
@@ -182,7 +182,7 @@ func renderChat(body map[string]json.RawMessage, seed *int64) (Prompt, error) {
 }
 
 // continued reads a last assistant message that is the beginning of the
-// answer to the messages before it (contract 5.3, tier 3).
+// answer to the messages before it.
 func continued(r renderer, m map[string]json.RawMessage, seed *int64) (Prompt, bool) {
 	var text string
 	if string(m["role"]) != `"assistant"` || json.Unmarshal(m["content"], &text) != nil {

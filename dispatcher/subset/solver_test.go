@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// bruteForce tries every subset, with the tie rules of algorithm 4.2.
+// bruteForce tries every subset, with the same tie rules.
 func bruteForce(f *Score, p Problem) (best Set, ok bool) {
 	for mask := uint64(1); mask < 1<<len(p.Tokens); mask++ {
 		sum, tokens := sumOf(p, mask)

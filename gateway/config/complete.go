@@ -31,7 +31,7 @@ func (c *Config) finish() {
 		switch {
 		case c.aggregated():
 			c.Prefill.Policy = "lmetric"
-		case c.Geo.Leads(): // it looks at round trips (geo R17)
+		case c.Geo.Leads(): // it looks at round trips
 			c.Prefill.Policy = "gorgo"
 		}
 	}
@@ -45,7 +45,7 @@ func (c *Config) finish() {
 }
 
 // aggregated says whether some engine both prefills and decodes: what it has to
-// do is not told by its prefills alone then (prefill P16b).
+// do is not told by its prefills alone then.
 func (c *Config) aggregated() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })

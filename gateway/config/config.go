@@ -11,7 +11,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Config is the whole file (architecture 4). Durations are written as in Go.
+// Config is the whole file. Durations are written as in Go.
 type Config struct {
 	Listen   string                      `yaml:"listen"`
 	TLS      TLS                         `yaml:"tls"`
@@ -69,7 +69,7 @@ type Engines struct {
 }
 
 // Engine is one API server; with Ranks > 0 it fronts that many DP ranks, which
-// are addressed by header (contract 3).
+// are addressed by header.
 type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
@@ -141,10 +141,10 @@ type Pool struct {
 	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off
 }
 
-// Prefill is the prefill tier (prefill 9).
+// Prefill is the prefill tier.
 type Prefill struct {
 	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists
-	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend (prefill P17)
+	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend
 	KVThreshold float64 `yaml:"kv_threshold"`
 	// Policies of the user, in expressions over the indicators.
 	Policies map[string]policy.Definition `yaml:"policies"`

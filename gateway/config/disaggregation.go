@@ -6,7 +6,7 @@ import (
 )
 
 // Disaggregation is whether every prompt is computed by a prefill engine, or
-// short ones by decode ranks whose profile allows it (prefill P43).
+// short ones by decode ranks whose profile allows it.
 type Disaggregation struct {
 	Mode            string `yaml:"mode"`
 	ThresholdTokens string `yaml:"threshold_tokens"`          // new ones on the rank, or auto

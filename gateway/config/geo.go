@@ -13,7 +13,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Geo is this dispatcher among those of other regions (geo 10).
+// Geo is this dispatcher among those of other regions.
 type Geo struct {
 	Mode    string  `yaml:"mode"`    // off, distributed, central
 	Central string  `yaml:"central"` // mode central: the id of the dispatcher that decides

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// GeoOwnership says who serves the engines of a region whose dispatcher died
-// (geo 8). The engines of another region are those with engines[].region.
+// GeoOwnership says who serves the engines of a region whose dispatcher died.
+// The engines of another region are those with engines[].region.
 type GeoOwnership struct {
 	Engine        string        `yaml:"engine"`         // off, kubernetes, etcd, static
 	TakeoverOrder []string      `yaml:"takeover_order"` // ids, for every region; empty: by round trip from the dead one

@@ -217,8 +217,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 
 const maxRanks = 4096
 
-// checkPool holds the pool's TTL within what every prefill engine keeps
-// (contract 2.4): a hand-off that outlives it decodes somebody else's blocks.
+// checkPool holds the pool's TTL within what every prefill engine keeps:
+// a hand-off that outlives it decodes somebody else's blocks.
 func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places; at least 1 is needed for anything to be prefilled", c.Pool.Size)
