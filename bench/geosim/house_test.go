@@ -31,7 +31,9 @@ var mayName = map[string][]string{
 	"evenkeel/prefill/policy": {"Definition"},
 	"evenkeel/prefill/index":  {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
 	"evenkeel/engine":         {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},
-	"evenkeel/bench/report":   nil, // all of it
+	"evenkeel/bench/report":   nil, // all of it, as of the next two
+	"evenkeel/namedargs":      nil,
+	"evenkeel/stats":          nil,
 }
 
 // A simulator that has a queue, an account or a view of its own drifts from the
