@@ -116,6 +116,7 @@ func threeRegions(t *testing.T, ownership func(*config.GeoOwnership)) *tenants {
 				}
 			}
 			region(t, cfg, id, at[i], peers...)
+			cfg.Geo.Probe.Interval = 500 * time.Millisecond // three misses before dead_after
 			cfg.Geo.Policy = "local-only"
 			o := &cfg.Geo.Ownership
 			o.Lease, o.StartDelay, o.DeadAfter, o.TakeoverOrder = 3*time.Second, time.Second, 2*time.Second, []string{"eu-1", "as-1"}
