@@ -11,8 +11,8 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/receipt"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -67,7 +67,7 @@ func (j *job) turnAbroad(ctx *fasthttp.RequestCtx) (answered bool) {
 // goesOn tries another region with a request whose attempts here have all
 // failed before its client had anything (geo R2).
 func (j *job) goesOn(ctx *fasthttp.RequestCtx, fail *openai.Error) (s *stream, _ *openai.Error, answered bool) {
-	for j.unowned && !j.rec.aimed() && !j.left() { // as if it had just come: to its owner, or here
+	for j.unowned && !j.in.aimed() && !j.left() { // as if it had just come: to its owner, or here
 		j.unowned, j.returned = false, true
 		if j.abroad(ctx) {
 			return nil, nil, true
@@ -98,14 +98,13 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
 		return true
 	}
 	j.asks = false
-	j.rec.Attempts++
-	j.rec.Peer = f.PeerID()
-	j.calls("forward")
-	j.reach(phaseTransfer)
-	j.note(func(a *receipt.Attempt) { a.Peer = j.rec.Peer })
+	j.told.Attempts++
+	j.told.Calls("forward")
+	j.reach(journal.Transfer)
+	j.told.SentTo(f.PeerID())
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.patience, Most: j.mayRelay(),
 	})
 	switch {
@@ -135,22 +134,22 @@ func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool)
 	case x.Gone || j.left():
 		j.end(ctx, errGone())
 	case x.Relay != nil:
-		j.rec.route = wayForwarded
+		j.in.way = wayForwarded
 		j.end(ctx, relayedBy(x.Relay))
 	case x.Sibling && j.ran > 0 && x.Ran: // it may run a second time for nobody, and no third
-		j.rec.route = wayFallback
+		j.in.way = wayFallback
 		j.end(ctx, unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1))
 	case x.Sibling:
 		if x.Ran {
 			j.ran++
 		}
-		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.Inline(j), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
-		j.rec.route, j.returned, j.asks = wayFallback, true, true
+		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.in.way, j.returned, j.asks = wayFallback, true, true
 		j.cameFrom(x)
 		return false
 	default:
-		j.gw.log.Info("another region gave a request back, it is served here", zap.Inline(j), zap.String("peer", j.rec.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
-		j.rec.route, j.returned = wayFallback, true
+		j.gw.log.Info("another region gave a request back, it is served here", zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+		j.in.way, j.returned = wayFallback, true
 		j.cameFrom(x)
 		j.question = j.elsewhere(true)
 		return false
@@ -160,8 +159,8 @@ func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool)
 
 // cameFrom notes that the attempt to have it served elsewhere was in vain.
 func (j *job) cameFrom(x *geo.Failure) {
-	j.fails("peer "+j.rec.Peer+": "+x.Reason, 0, errReturned)
-	j.retries()
+	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
+	j.told.Retries()
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
@@ -177,25 +176,24 @@ func relayedBy(r *geo.Relay) *openai.Error {
 
 // end answers with an error, on behalf of a request that was never served here.
 func (j *job) end(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	j.ends(fail)
-	if fail.Status == statusGone {
-		j.cancelled()
+	j.told.EndAttempt(fail)
+	if fail.Status == journal.StatusGone {
+		j.told.Cancelled()
 		j.freed()
 	}
-	j.gw.markRoute(ctx, j.rec)
-	j.gw.refuse(ctx, j.rec, fail)
+	j.gw.markRoute(ctx, j.in)
+	j.gw.refuse(ctx, j.in, fail)
 }
 
 // began notes the first event, or all, of a forwarded answer.
 func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
-	j.reach(phaseStreaming)
-	j.notes.call.Event("first token")
-	j.rec.route, j.rec.TTFTMs = wayForwarded, ms(f.FirstAt().Sub(j.arrive))
-	j.rec.PromptTokens, j.rec.CachedTokens = j.estimate(), max(0, f.Cached())
-	j.gw.metrics.ttft.Observe(f.FirstAt().Sub(j.arrive).Seconds())
+	j.reach(journal.Streaming)
+	j.told.First(f.FirstAt())
+	j.in.way = wayForwarded
+	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
-	j.rec.body.Give()
-	j.gw.markRoute(ctx, j.rec)
+	j.in.body.Give()
+	j.gw.markRoute(ctx, j.in)
 }
 
 // tookWhole answers with what came in one piece.
@@ -209,10 +207,10 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 		} `json:"usage"`
 	}
 	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && j.believes(says.Usage.Prompt, says.Usage.Completion) {
-		j.rec.PromptTokens, j.rec.OutputTokens = says.Usage.Prompt, says.Usage.Completion
+		j.told.PromptTokens, j.told.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
-	j.ends(nil)
-	j.gw.account(j.rec, nil)
+	j.told.EndAttempt(nil)
+	j.gw.account(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
 	ctx.SetContentType(whole.ContentType)
 	ctx.SetBody(whole.Body)
@@ -230,23 +228,23 @@ func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 			fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
 		case !f.Whole():
 			fail = errGone()
-			j.cancelled()
+			j.told.Cancelled()
 		}
-		j.rec.OutputTokens = f.Events()
+		tokens := f.Events()
 		f.Close()
 		if !f.Whole() {
 			j.freed()
 		}
-		j.gw.metrics.stage(stageRelay, time.Since(f.FirstAt()))
-		j.ends(fail)
-		j.gw.account(j.rec, fail)
+		j.told.Relayed(time.Since(f.FirstAt()), tokens)
+		j.told.EndAttempt(fail)
+		j.gw.account(j.in, fail)
 	}, j.gw.log), f.ContentType())
 }
 
 // markRoute says in the answer where the request was served, where there is
 // more than one place.
-func (g *Gateway) markRoute(ctx *fasthttp.RequestCtx, rec *record) {
-	if g.regions != nil && rec.from == nil && rec.route != "" {
-		ctx.Response.Header.Set(routeHeader, rec.route)
+func (g *Gateway) markRoute(ctx *fasthttp.RequestCtx, in *incoming) {
+	if g.regions != nil && in.from == nil && in.way != "" {
+		ctx.Response.Header.Set(routeHeader, in.way)
 	}
 }

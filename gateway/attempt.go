@@ -79,13 +79,13 @@ func (j *job) shun(worker int32) {
 // again decides whether to try once more and waits the backoff. The client that
 // left ends it, and so does one that will have left by then.
 func (j *job) again(f *fault) bool {
-	j.fails(f.cause(), f.status, f.answer)
+	j.told.Fails(f.cause(), f.status, f.answer)
 	if f.final || j.left() {
 		return false
 	}
 	wait, ok := j.backoff(f)
 	wait = max(wait, min(f.retryAfter, maxRetryAfter))
-	log := j.gw.log.With(zap.Inline(j), zap.Int("attempt", j.rec.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	log := j.gw.log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok || j.late(wait) {
 		log.Warn("request failed, no retry is left")
 		return false
@@ -95,7 +95,7 @@ func (j *job) again(f *fault) bool {
 	defer t.Stop()
 	select {
 	case <-t.C:
-		j.retries()
+		j.told.Retries()
 		return true
 	case <-j.client.Gone():
 		return false

@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -16,7 +17,7 @@ import (
 func (j *job) judge(r *rank, f *fault) {
 	var ee *engine.Error
 	switch {
-	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == statusGone:
+	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusGone:
 	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken):
 	case errors.As(f.err, &ee) && ee.Aborted || errors.Is(f.err, engine.ErrClosed):
 	case f.status == http.StatusInternalServerError:

@@ -46,13 +46,20 @@ func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 
 const priorityHeader = "X-Evenkeel-Priority"
 
-// identify notes whose request it is and what it may: one of the key's minute
-// and one of its answers are taken.
-func (r *record) identify(ctx *fasthttp.RequestCtx, key keys.Key) *openai.Error {
-	r.Key, r.key, r.priority = key.Name, key, key.Priority
-	if key.Trusted {
-		r.explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
-	}
+// caller is who sent a request, and what the request holds of the caller's limits.
+type caller struct {
+	key      keys.Key
+	priority int
+	booked   int          // answers charged to key, given back at the end
+	metered  int          // tokens taken of its minute beforehand
+	body     *edge.Charge // what the body takes of the account of bodies in memory
+	address  string       // of the client
+}
+
+// identify takes one request of the key's minute and one of its answers. It reads the
+// priority that a trusted caller may give a request.
+func (r *caller) identify(ctx *fasthttp.RequestCtx, key keys.Key, now time.Time) *openai.Error {
+	r.key, r.priority = key, key.Priority
 	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
 		n, err := strconv.Atoi(string(said))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
@@ -61,7 +68,7 @@ func (r *record) identify(ctx *fasthttp.RequestCtx, key keys.Key) *openai.Error 
 		}
 		r.priority = n
 	}
-	if fail := inRate(key, r.Arrival); fail != nil {
+	if fail := inRate(key, now); fail != nil {
 		return fail
 	}
 	return r.book(1)
@@ -75,8 +82,8 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 	return nil
 }
 
-// book charges n more answers to the caller's key; account gives them back.
-func (r *record) book(n int) *openai.Error {
+// book charges n more answers to the caller's key; giveBack returns them.
+func (r *caller) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
 		r.booked += n
@@ -93,10 +100,10 @@ func (r *record) book(n int) *openai.Error {
 	}
 }
 
-// meter takes the prompts' tokens of the key's minute, as estimated; account
+// meter takes the prompts' tokens of the key's minute, as estimated; giveBack
 // corrects them and takes those of the answers.
-func (r *record) meter(tokens int) *openai.Error {
-	wait, ok := r.key.Tokens(r.Arrival, tokens)
+func (r *caller) meter(tokens int, now time.Time) *openai.Error {
+	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
 		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name, r.key.TPM, tokens), wait)
 	}
@@ -104,10 +111,12 @@ func (r *record) meter(tokens int) *openai.Error {
 	return nil
 }
 
-// giveBack settles what the request took of its key's limits.
-func (r *record) giveBack() {
+// giveBack settles what the request took of its key's limits, with the tokens that
+// its prompts and answers had in the end, and the memory of its body.
+func (r *caller) giveBack(tokens int) {
 	r.key.Release(r.booked)
-	r.key.Settle(time.Now(), r.PromptTokens+r.OutputTokens-r.metered)
+	r.key.Settle(time.Now(), tokens-r.metered)
+	r.body.Give()
 }
 
 // tooFast is the answer to a key that is over a rate.

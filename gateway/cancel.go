@@ -4,21 +4,8 @@ import (
 	"time"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/journal"
 )
-
-// phase is how far a request was when its client left, as metrics label it.
-type phase string
-
-const (
-	phaseQueued    phase = "queued"       // for prefill
-	phasePrefill   phase = "prefill"      // from the probe's sending to its answer
-	phasePooled    phase = receipt.Pooled // for a slot
-	phaseTransfer  phase = "transfer"     // from the decode request to its first event
-	phaseStreaming phase = "streaming"    // from the first event on
-)
-
-var phases = []phase{phaseQueued, phasePrefill, phasePooled, phaseTransfer, phaseStreaming}
 
 func (j *job) left() bool {
 	select {
@@ -29,11 +16,11 @@ func (j *job) left() bool {
 	}
 }
 
-// reach notes how far the request is, as long as there is a client.
-func (j *job) reach(p phase) {
-	j.enter(p)
-	if j.phase == "" || !j.left() {
-		j.phase = p
+// reach begins a phase. A client that has left stays in the phase in which it left.
+func (j *job) reach(p journal.Phase) {
+	j.told.Enter(p)
+	if j.told.Reached == "" || !j.left() {
+		j.told.Reached = p
 	}
 }
 
@@ -92,17 +79,9 @@ func (s *stream) part() {
 	}
 }
 
-// cancelled counts a request whose client left, once.
-func (j *job) cancelled() {
-	if !j.counted {
-		j.counted = true
-		j.gw.metrics.cancels[j.phase].Inc()
-	}
-}
-
 // freed observes that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
 	if j.left() {
-		j.gw.metrics.released[j.phase].Observe(time.Since(j.client.GoneAt()).Seconds())
+		j.told.Freed(j.client.GoneAt())
 	}
 }

@@ -79,7 +79,7 @@ func (g *Gateway) abandon() {
 		g.regions.node.Close()
 	}
 	g.background.Wait()
-	if t := g.tracer.Swap(nil); t != nil {
+	if t := g.journal.Trace(nil); t != nil {
 		g.flush(t)
 	}
 	g.owner.Close()

@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/owner"
 )
 
@@ -15,11 +16,11 @@ import (
 // the engine has the KV then, and only then the client sees a status line
 // (contract 0.6).
 func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
-	next := phaseTransfer
+	next := journal.Transfer
 	if h == nil {
-		next = phasePrefill
+		next = journal.Prefill
 	}
-	j.calls("decode")
+	j.told.Calls("decode")
 	j.reach(next)
 	s := j.newStream(slot)
 	s.computes()
@@ -48,7 +49,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	j.arrived(h, s)
 	s.opened()
 	s.run.settle()
-	j.reach(phaseStreaming)
+	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
 	return s, nil
 }
@@ -92,7 +93,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = min(silence, h.pulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
-	headers := j.headers("d", j.rec.Attempts)
+	headers := j.headers("d", j.told.Attempts)
 	if h != nil && s.slot.Beyond {
 		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
 		s.inQueue()
@@ -108,7 +109,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(s.rank.area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/pool"
@@ -24,12 +24,10 @@ func unavailable(code, message string, retryAfter int) *openai.Error {
 	return e
 }
 
-// errGone stands for an answer nobody reads any more. The status is nginx's.
+// errGone stands for an answer that no client reads any more.
 func errGone() *openai.Error {
-	return openai.NewError(statusGone, "client_closed", "the client left")
+	return openai.NewError(journal.StatusGone, "client_closed", "the client left")
 }
-
-const statusGone = 499
 
 // errLeaving ends what the proxy has no time for any more.
 func errLeaving() *openai.Error {
@@ -167,26 +165,3 @@ func retryAfter(resp *engine.Response) int {
 }
 
 const mostRetryAfter = 3600
-
-// outcomeOf names how a request ended, for metrics and the log: one of a fixed
-// set, for what an engine or a client writes must not become a label.
-func outcomeOf(e *openai.Error) string {
-	switch {
-	case e == nil:
-		return "ok"
-	case slices.Contains(outcomes, e.Code):
-		return e.Code
-	}
-	return "engine_error"
-}
-
-// outcomes are the codes of our own errors, and what stands for an engine's.
-var outcomes = []string{
-	"client_closed", "invalid_api_key", "bad_priority", "bad_policy", "bad_target", "rate_limit_exceeded", "queue_full", "too_many_answers", "queue_timeout", "prefill_kv_exhausted", "pool_timeout", "draining",
-	openai.CodeInvalidJSON, openai.CodeInvalidType, openai.CodeInvalidValue, openai.CodeDuplicateKey, openai.CodeMissing, openai.CodeUnsupported,
-	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
-	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
-	"bad_request_head", "bad_request", "unsupported_encoding", "head_too_large", "body_too_large", "request_timeout", "overloaded",
-	"peer_busy", "peer_lost", "no_region_available", geo.RejectOwner, "owner_lost",
-	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
-}

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -27,7 +26,7 @@ type fanned struct {
 	gw     *Gateway
 	conn   client
 	req    *openai.Request
-	rec    *record
+	in     *incoming
 	id     []byte // of the whole answer
 	legs   []leg
 	wg     sync.WaitGroup
@@ -85,24 +84,24 @@ func (c *child) leave() {
 func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
 
 // fanOut serves a request of several legs.
-func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.Request, body mooncake.Body, legs []openai.Leg, m route, rec *record, patience time.Time) {
+func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.Request, body mooncake.Body, legs []openai.Leg, m route, in *incoming, patience time.Time) {
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{gw: g, conn: conn, req: req, rec: rec, id: []byte(prefix + rec.ID), stop: make(chan struct{})}
+	f := &fanned{gw: g, conn: conn, req: req, in: in, id: []byte(prefix + in.told.ID), stop: make(chan struct{})}
 	for i := range legs {
 		kid := &child{gone: make(chan struct{})}
-		own := *rec
+		name := letters(i)
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
-			gw: g, req: req, body: body, leg: &legs[i].Leg, client: kid, id: rec.ID + "-" + letters(i), model: m, arrive: rec.Arrival, patience: patience, rec: &own,
+			gw: g, req: req, body: body, leg: &legs[i].Leg, client: kid, id: in.told.ID + "-" + name, model: m, arrive: in.told.Arrival, patience: patience, in: in, told: in.told.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
-				ID: f.id, Created: rec.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
+				ID: f.id, Created: in.told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
 	}
-	whole := &job{gw: g, req: req, body: body, client: conn, id: rec.ID, model: m, arrive: rec.Arrival, patience: patience, rec: rec}
+	whole := &job{gw: g, req: req, body: body, client: conn, id: in.told.ID, model: m, arrive: in.told.Arrival, patience: patience, in: in, told: in.told}
 	for {
 		away, err := f.enter()
 		if away != nil {
@@ -260,32 +259,16 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 
 // mark tells the client, or another dispatcher, where the request was served.
 func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.gw.markRoute(ctx, f.rec)
-	if f.rec.from != nil {
-		f.gw.regions.explain(ctx, f.rec, fail)
+	f.gw.markRoute(ctx, f.in)
+	if f.in.from != nil {
+		f.gw.regions.explain(ctx, f.in, fail)
 	}
 }
 
-// settle sums the legs' numbers into the client's record.
+// settle sums the legs' facts into those of the client's request.
 func (f *fanned) settle(fail *openai.Error) {
-	r := f.rec
 	for _, l := range f.legs {
-		r.PromptTokens += l.rec.PromptTokens
-		r.CachedTokens += l.rec.CachedTokens
-		r.OutputTokens += l.rec.OutputTokens
-		r.ProbeBS = max(r.ProbeBS, l.rec.ProbeBS)
-		r.ProbeMs = max(r.ProbeMs, l.rec.ProbeMs)
-		r.WaitMs = max(r.WaitMs, l.rec.WaitMs)
-		r.TransferMs = max(r.TransferMs, l.rec.TransferMs)
-		if l.rec.TTFTMs > 0 && (r.TTFTMs == 0 || l.rec.TTFTMs < r.TTFTMs) {
-			r.TTFTMs = l.rec.TTFTMs
-		}
-		r.Attempts += l.rec.Attempts
-		r.Inexact = r.Inexact || l.rec.Inexact
-		r.LocalTokens += l.rec.LocalTokens
-		r.Route = cmp.Or(l.rec.Route, r.Route)
-		r.Prefill, r.Rank, r.Policy = l.rec.Prefill, l.rec.Rank, l.rec.Policy
-		r.prefilledBy, r.hitTokens = l.rec.prefilledBy, l.rec.hitTokens
+		f.in.told.Sum(&l.told.Facts)
 	}
-	f.gw.account(r, fail)
+	f.gw.account(f.in, fail)
 }

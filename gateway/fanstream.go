@@ -55,7 +55,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	m.take(first)
-	f.gw.markRoute(ctx, f.rec)
+	f.gw.markRoute(ctx, f.in)
 	f.gw.startStream(ctx, edge.NewPull(m, m.close, f.gw.log), first.contentType)
 }
 
@@ -113,7 +113,7 @@ func (m *merged) finish() {
 		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
 	} else if m.req.IncludeUsage {
 		usage, details := m.sumUsage()
-		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.rec.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
+		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.told.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
 	}
 	m.pending = append(m.pending, sse.Done...)
 }

@@ -22,10 +22,10 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
-	"evenkeel/gateway/tracing"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
@@ -53,10 +53,8 @@ type Gateway struct {
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet
 	metrics    *metrics
-	requestLog *requestLog
 	advice     *adviser
-	receipts   *receipt.Ring                  // nil: none are kept
-	tracer     atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	journal    *journal.Journal
 
 	reloading sync.Mutex // over all below: files are read by one at a time
 	source    configSource
@@ -112,14 +110,16 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.warnOfReaders(privateFiles(cfg)...)
 	g.source.at = g.started
 	g.noteConfig()
-	if g.requestLog, err = openRequestLog(cfg.Log.Requests, log); err != nil {
+	g.journal, err = journal.New(journal.Config{
+		File: cfg.Log.Requests, Receipts: receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes), Registerer: g.reg, Buckets: secondsBuckets, Log: log,
+	})
+	if err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
 	traces, traced, err := g.tracerConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
-	g.receipts = receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes)
 	g.fit.path = cfg.Predictor.File
 	fit, err := g.fit.read()
 	if err != nil {
@@ -336,12 +336,12 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	<-drained
 	<-tails
 	g.background.Wait()
-	if t := g.tracer.Swap(nil); t != nil {
+	if t := g.journal.Trace(nil); t != nil {
 		g.flush(t)
 	}
 	g.owner.Close()
 	g.client.Close()
-	return errors.Join(err, g.requestLog.close())
+	return errors.Join(err, g.journal.Close())
 }
 
 // endGrace is how long clients have to read the event that ends their answer.

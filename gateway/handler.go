@@ -15,6 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
@@ -77,25 +78,32 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()
 	g.open.Add(1)
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	rec := &record{ID: newID(), ClientID: receipt.Clip(clientID), Arrival: arrive}
-	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, rec.ID))
+	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: receipt.Clip(clientID), Arrival: arrive})}
+	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.told.ID))
 
 	key, fail := g.authenticate(ctx)
 	if fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
 	if fail := encoded(ctx); fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
-	rec.Key = key.Name
-	g.witness(ctx, rec, ep, key.Trusted)
-	if fail := rec.identify(ctx, key); fail != nil {
-		g.refuse(ctx, rec, fail)
+	in.told.Key = key.Name
+	in.told.Witness(headersOf(ctx), key.Trusted, ep)
+	if key.Trusted {
+		in.explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
+	}
+	if fail := in.identify(ctx, key, arrive); fail != nil {
+		g.refuse(ctx, in, fail)
 		return
 	}
-	g.answer(ctx, ep, rec, nil)
+	g.answer(ctx, ep, in)
+}
+
+func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
+	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
 }
 
 // encoded refuses a compressed body: neither evenkeel nor an engine could read it
@@ -110,55 +118,49 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 
 // answer serves a request whose sender may send it: a client, or another
 // dispatcher.
-func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *record, from *hop) {
-	arrive := rec.Arrival
-	rec.from = from
-	parse := rec.span.Child("parse", false)
-	req, m, fail := g.admit(ctx, ep, rec)
-	parse.End()
-	rec.parsed(req)
-	g.metrics.stage(stageParse, time.Since(arrive))
-	if req != nil {
-		rec.Model = req.Model
-	}
+func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) {
+	arrive, from := in.told.Arrival, in.from
+	in.told.Parsing()
+	req, m, fail := g.admit(ctx, ep, in)
+	in.told.Parsed(req)
 	if from != nil && fail == nil {
 		fail = g.regions.busy(from, m)
 	}
 	if fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		g.refuse(ctx, rec, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
+		g.refuse(ctx, in, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
 		return
 	}
-	if fail := g.steer(ctx, rec, m, &req.Body); fail != nil {
-		g.refuse(ctx, rec, fail)
+	if fail := g.steer(ctx, in, m, &req.Body); fail != nil {
+		g.refuse(ctx, in, fail)
 		return
 	}
-	rec.locate(ctx)
+	in.locate(ctx)
 	legs, body := req.Legs(), req.Body
 	if fail := g.overlong(m, req, legs); fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
-	fail = rec.book(len(legs) - 1)
+	fail = in.book(len(legs) - 1)
 	if fail == nil {
-		fail = rec.meter(estimateAll(req, legs))
+		fail = in.meter(estimateAll(req, legs), arrive)
 	}
 	if fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	patience := patienceOf(&ctx.Request.Header, arrive)
 	if len(legs) > 1 {
-		g.fanOut(ctx, conn, req, body, legs, m, rec, patience)
+		g.fanOut(ctx, conn, req, body, legs, m, in, patience)
 		return
 	}
 	j := &job{
-		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: rec.ID, model: m, arrive: arrive, patience: patience, rec: rec,
+		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: in.told.ID, model: m, arrive: arrive, patience: patience, in: in, told: in.told,
 		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
 	}
 	if j.abroad(ctx) {
@@ -171,15 +173,15 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *re
 			return
 		}
 	}
-	g.expose(ctx, rec)
-	g.markRoute(ctx, rec)
-	rec.body.Give() // what is kept to go on elsewhere is on an account of its own
+	g.expose(ctx, in)
+	g.markRoute(ctx, in)
+	in.body.Give() // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
-		g.refuse(ctx, rec, fail)
+		g.refuse(ctx, in, fail)
 		return
 	}
 	if from != nil {
-		g.regions.explain(ctx, rec, nil)
+		g.regions.explain(ctx, in, nil)
 	}
 	if req.Stream {
 		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
@@ -216,7 +218,7 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 }
 
 // admit checks a request against what can be served at all.
-func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *record) (*openai.Request, route, *openai.Error) {
+func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, route, *openai.Error) {
 	draining, refusing := g.service.leaving()
 	if draining {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
@@ -225,13 +227,13 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, rec *rec
 		return nil, route{}, errLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
-	rec.body = charge
+	in.body = charge
 	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
 		return nil, route{}, fail
 	}
 	m, ok, known := g.fleet.lookup(req.Model)
-	far := rec.from == nil && g.regions != nil && g.regions.node.Offered(req.Model)
+	far := in.from == nil && g.regions != nil && g.regions.node.Offered(req.Model)
 	if !ok && far {
 		m = route{name: req.Model, board: req.Model}
 	}
@@ -264,32 +266,27 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 }
 
 // refuse ends a request that never had an answer.
-func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, rec *record, e *openai.Error) {
-	if rec.explain {
+func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, in *incoming, e *openai.Error) {
+	if in.explain {
 		markReason(ctx, e)
 	}
-	if rec.from != nil {
-		g.regions.explain(ctx, rec, e)
+	if in.from != nil {
+		g.regions.explain(ctx, in, e)
 	}
-	g.account(rec, e)
+	g.account(in, e)
 	g.fail(ctx, e)
 }
 
-// account counts and logs a finished request: its very end, once for each. fail
-// is nil for an answer that was whole.
-func (g *Gateway) account(rec *record, fail *openai.Error) {
-	rec.Outcome = outcomeOf(fail)
-	rec.TotalMs = ms(time.Since(rec.Arrival))
-	rec.tell(fail)
+// account gives back what a finished request holds of its caller's limits, and has
+// the journal write what became of it: its very end, once for each. fail is nil for
+// an answer that was whole.
+func (g *Gateway) account(in *incoming, fail *openai.Error) {
 	defer g.open.Add(-1)
-	rec.giveBack()
-	rec.body.Give()
-	g.metrics.requests.WithLabelValues(rec.Outcome).Inc()
-	g.metrics.recent.end(fail)
-	if rec.from != nil {
-		g.regions.node.Received(rec.Origin, rec.Outcome)
+	in.giveBack(in.told.PromptTokens + in.told.OutputTokens)
+	if in.from != nil {
+		g.regions.node.Received(in.told.Origin, journal.Outcome(fail))
 	}
-	g.requestLog.write(rec)
+	in.told.End(fail)
 }
 
 // refusedByEdge counts a request that no handler saw, in its key's minute, too.
@@ -297,7 +294,7 @@ func (g *Gateway) refusedByEdge(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
 		key.Request(time.Now())
 	}
-	g.metrics.requests.WithLabelValues(outcomeOf(&openai.Error{Code: r.Code})).Inc()
+	g.journal.Refused(&openai.Error{Code: r.Code})
 }
 
 // fail writes an error answer.
@@ -355,7 +352,7 @@ func (g *Gateway) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 		fail = inRate(key, time.Now())
 	}
 	if fail != nil {
-		g.metrics.requests.WithLabelValues(outcomeOf(fail)).Inc()
+		g.journal.Refused(fail)
 		g.fail(ctx, fail)
 	}
 	return fail == nil

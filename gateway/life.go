@@ -5,7 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"go.uber.org/zap/zapcore"
+
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -29,16 +32,15 @@ type job struct {
 	// when the client gives up by itself, for an answer that has not begun; zero: unknown
 	patience time.Time
 	ask      sse.Ask
-	rec      *record
+	in       *incoming
+	told     *journal.Request // of in; of a leg, its own
 
-	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached  int             // of these, found in its prefix cache; -1 unknown
-	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	leased  *prefill.Lease  // of a turn that might have ended in another region
-	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
-	place   bool            // a reserved place in the pool is ours to give back
-	phase   phase
-	counted bool // among those whose client left
+	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached int             // of these, found in its prefix cache; -1 unknown
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	leased *prefill.Lease  // of a turn that might have ended in another region
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	place  bool            // a reserved place in the pool is ours to give back
 
 	question *geo.Question // where it goes, if there are other regions
 	returned bool          // another region gave it back
@@ -49,7 +51,6 @@ type job struct {
 	stranded bool          // its hand-off was in a region that has no rank for it any more
 
 	tries tries
-	notes notes
 	local locally
 
 	doubtful []*handoff // that an engine may have read, and no answer was made of
@@ -89,16 +90,15 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 		if fail == nil {
 			return
 		}
-		j.ends(fail)
-		if fail.Status == statusGone {
-			j.cancelled()
+		j.told.EndAttempt(fail)
+		if fail.Status == journal.StatusGone {
+			j.told.Cancelled()
 		}
 	}()
 	var held *handoff // prefilled and not yet consumed
 	j.tries.begin()
 	for {
-		j.rec.Attempts++
-		j.begin()
+		j.told.Attempt()
 		var fault *fault
 		var slot *dispatcher.Slot
 		if j.leased == nil && j.ticket == nil { // a turn that was taken is used
@@ -167,7 +167,7 @@ func (j *job) notChosen(err error) *openai.Error {
 // acquire takes the request's turn.
 func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
-	j.reach(phaseQueued)
+	j.reach(journal.Queued)
 	ctx, cancel := context.WithCancel(j.gw.service.context())
 	defer cancel()
 	j.client.OnGone(cancel)
@@ -181,20 +181,16 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	} else {
 		lease, err = j.gw.tier.Acquire(ctx, j.turn())
 	}
-	j.gw.metrics.stage(stageChoose, time.Since(began))
-	j.rec.QueueMs += ms(time.Since(began))
+	j.told.Queued(time.Since(began))
 	if err != nil {
 		return nil, err
 	}
 	j.place = true
-	j.chose(lease)
+	j.told.Chose(lease)
 	if j.question != nil {
 		j.question.Stayed(lease.Wait)
 		j.question = nil // a retry stays
 	}
-	j.rec.Route, j.rec.LocalTokens = routeDisaggregated, 0
-	j.rec.Prefill, j.rec.ProbeBS = lease.Candidate.ID, lease.Others
-	j.rec.prefilledBy, j.rec.hitTokens = lease.Policy, lease.HitTokens
 	return lease, nil
 }
 
@@ -203,21 +199,21 @@ func (j *job) acquire() (*prefill.Lease, error) {
 func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Session: j.rec.session, Policy: j.rec.prefillPolicy, Target: j.rec.toPrefill,
-		Key: j.rec.Key, Priority: j.rec.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed || j.stranded,
+		Session: j.in.session, Policy: j.in.prefillPolicy, Target: j.in.toPrefill,
+		Key: j.told.Key, Priority: j.in.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed || j.stranded,
 	}
 	if j.holder == nil {
 		j.holder = &prefill.Holder{}
 	}
 	r.Holder = j.holder
-	if j.question != nil && !j.place && !j.rec.aimed() { // what has a place in the pool stays, and what names engines
+	if j.question != nil && !j.place && !j.in.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
 	if r.Prompt.Keys == nil {
 		r.Prompt = j.recognize()
 	}
 	if g := j.gw.regions; g != nil {
-		r.May = g.node.May(j.rec.Key, j.model.name)
+		r.May = g.node.May(j.told.Key, j.model.name)
 	}
 	return r
 }
@@ -243,7 +239,7 @@ func (j *job) freePlace() {
 // in another.
 func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	began := time.Now()
-	j.reach(phasePooled)
+	j.reach(journal.Pooled)
 	if !j.place { // a hand-off that comes back for another rank
 		j.gw.places.Reserve()
 	}
@@ -251,7 +247,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	region := j.gw.fleet.regionFor(h.lease.Candidate.Instance)
 	e := &pool.Entry{
 		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
-		Only: j.rec.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
+		Only: j.in.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.owner.Losses()
 	var r dispatcher.Result
@@ -289,10 +285,15 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		}
 		return nil, f
 	}
-	j.gw.metrics.stage(stagePoolWait, r.Slot.Wait)
-	j.gw.metrics.stage(stageDecide, r.Slot.Decide)
-	j.rec.Rank, j.rec.Policy = r.Slot.WorkerName, r.Slot.Policy
-	j.rec.WaitMs += ms(time.Since(began))
-	j.bound(r.Slot)
+	j.told.Placed(r.Slot, time.Since(began))
 	return r.Slot, nil
+}
+
+// MarshalLogObject names the job in the log.
+func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	enc.AddString("id", j.id)
+	if j.told.TraceID != "" {
+		enc.AddString("trace_id", j.told.TraceID)
+	}
+	return nil
 }

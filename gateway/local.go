@@ -33,12 +33,6 @@ const (
 	disaggregateNever  = "never"
 )
 
-// Ways of a request, as routeHeader and the request log name them.
-const (
-	routeDisaggregated = "disaggregated"
-	routeLocal         = "local-prefill"
-)
-
 // locally is a job's share of being served whole by a decode rank.
 type locally struct {
 	asked bool             // whether that may be was looked at; a failed attempt is not made again
@@ -104,9 +98,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	j.gw.metrics.localRequests.WithLabelValues(why).Inc()
 	j.gw.metrics.localTokens.Add(float64(r.Slot.NewTokens))
-	j.rec.Route, j.rec.Rank, j.rec.Policy = routeLocal, r.Slot.WorkerName, r.Slot.Policy
-	j.rec.LocalTokens, j.rec.hitTokens = r.Slot.NewTokens, hits[r.Slot.Worker]
-	j.bound(r.Slot)
+	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
 	return r.Slot
 }
 
@@ -115,7 +107,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 // engine that finds the prompt's answer empty hands nothing off.
 func (j *job) localWhy(conf *config.Disaggregation) string {
 	switch {
-	case j.resume.times > 0, j.rec.aimed():
+	case j.resume.times > 0, j.in.aimed():
 		return ""
 	case j.local.ended > 0:
 		return localEnded
@@ -123,7 +115,7 @@ func (j *job) localWhy(conf *config.Disaggregation) string {
 		return ""
 	}
 	j.local.asked = true
-	switch j.rec.disaggregate {
+	switch j.in.disaggregate {
 	case disaggregateNever:
 		return localAsked
 	case disaggregateAuto:
@@ -165,7 +157,7 @@ func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
 		return dispatcher.Cancelled
 	}
 	j.gw.metrics.localFailures.Inc()
-	j.rec.Route = ""
+	j.told.Route = ""
 	j.gw.log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
 	return dispatcher.Failed
 }
@@ -204,7 +196,7 @@ func (j *job) countLocal(s *stream) {
 		j.gw.dispatcher.Counted(s.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
-	j.rec.PromptTokens = j.prompt
+	j.told.PromptTokens = j.prompt
 	if !s.whole {
 		if j.wantsIDs(s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
 			j.resume.ids = slices.Clone(s.trail.PromptIDs)
@@ -223,10 +215,10 @@ func (s *stream) reportLocal() {
 	if !ok {
 		u.Cached = -1
 	}
-	j.rec.CachedTokens = max(0, u.Cached)
+	j.told.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: j.model.board}
-		if turned, holds := j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.rec.hitTokens, u.Cached); turned {
+		if turned, holds := j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
 			j.gw.log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}

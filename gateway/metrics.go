@@ -8,28 +8,10 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Stages of a request's life, as stage_seconds labels them.
-const (
-	stageParse    = "parse"
-	stageChoose   = "choose"
-	stageProbe    = "probe"
-	stagePoolWait = "pool_wait"
-	stageDecide   = "decide"
-	stageTransfer = "transfer"
-	stageRelay    = "relay"
-)
-
 // metrics are the gateway's own; prefill tier and dispatcher register theirs.
 type metrics struct {
-	requests                          *prometheus.CounterVec
-	stages                            map[string]prometheus.Observer
-	recent                            *recent
-	ttft                              prometheus.Observer
-	tpot                              prometheus.Observer
 	itl                               prometheus.Observer
 	drains                            *prometheus.CounterVec
-	cancels                           map[phase]prometheus.Counter
-	released                          map[phase]prometheus.Observer
 	recomputes                        *prometheus.CounterVec
 	reloads                           *prometheus.CounterVec
 	certEnd                           *prometheus.GaugeVec
@@ -52,9 +34,6 @@ var secondsBuckets = []float64{
 
 func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	m := &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_requests_total", Help: "Client requests by how they ended: ok, client_closed, or the error's code.",
-		}, []string{"outcome"}),
 		drains: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
 		}, []string{"outcome"}),
@@ -103,10 +82,6 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		tokenize: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were wanted, by who told them: an engine had, an engine, or nobody.",
 		}, []string{"outcome"}),
-		stages: map[string]prometheus.Observer{}, cancels: map[phase]prometheus.Counter{}, released: map[phase]prometheus.Observer{},
-	}
-	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
-		m.requests.WithLabelValues(outcome)
 	}
 	for _, why := range []string{localShort, localAsked, localEnded} {
 		m.localRequests.WithLabelValues(why)
@@ -138,38 +113,12 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		m.losses.WithLabelValues(tier)
 		m.moves.WithLabelValues(tier)
 	}
-	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: secondsBuckets,
-	}, []string{"stage"})
-	for _, s := range []string{stageParse, stageChoose, stageProbe, stagePoolWait, stageDecide, stageTransfer, stageRelay} {
-		m.stages[s] = stages.WithLabelValues(s)
-	}
-	cancels := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_cancels_total", Help: "Requests, and legs of a fan-out, whose client left, by how far they were.",
-	}, []string{"phase"})
-	released := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_cancel_release_seconds", Help: "From a client's leaving until slot, KV and hand-off of its request were free again, by how far it was.", Buckets: secondsBuckets,
-	}, []string{"phase"})
-	for _, p := range phases {
-		m.cancels[p], m.released[p] = cancels.WithLabelValues(string(p)), released.WithLabelValues(string(p))
-	}
-	histogram := func(name, help string) prometheus.Histogram {
-		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: secondsBuckets})
-		reg.MustRegister(h)
-		return h
-	}
-	m.recent = &recent{}
-	m.ttft = both{histogram("evenkeel_ttft_seconds", "Arrival of a request to the first event of its answer."), &m.recent.ttft}
-	m.tpot = both{histogram("evenkeel_tpot_seconds", "Mean time per token after the first, one sample a request."), &m.recent.tpot}
-	m.itl = histogram("evenkeel_itl_seconds", "Gap between two events that carry tokens.")
-	reg.MustRegister(m.requests, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, stages, cancels, released, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	itl := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Gap between two events that carry tokens.", Buckets: secondsBuckets})
+	m.itl = itl
+	reg.MustRegister(itl, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",
 	}, func() float64 { return float64(time.Now().UnixMilli()) / 1000 }))
 	return m
 }
-
-func (m *metrics) stage(name string, d time.Duration) { m.stages[name].Observe(d.Seconds()) }
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -18,6 +18,7 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
@@ -79,6 +80,24 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	return s
 }
 
+// Recent tells what clients got over the last minute.
+func (g *Gateway) Recent() journal.Recent { return g.journal.Recent() }
+
+// Sample is the little that is worth keeping of every second.
+type Sample struct {
+	dispatcher.Loads
+	journal.Recent
+}
+
+// Sample tells how things stand; ok is false when ctx ends first.
+func (g *Gateway) Sample(ctx context.Context) (s Sample, ok bool) {
+	if s.Loads, ok = g.dispatcher.Loads(ctx); !ok {
+		return s, false
+	}
+	s.Recent = g.Recent()
+	return s, true
+}
+
 // Config is what is in force.
 func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
@@ -115,7 +134,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	m, _, _ := g.fleet.lookup(req.Model)
 	m.name = req.Model
 	legs := req.Legs()
-	j := &job{gw: g, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: newID(), rec: &record{}}
+	j := &job{gw: g, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: newID(), in: &incoming{}, told: g.journal.Request(journal.Facts{})}
 	return g.tier.Score(j.turn())
 }
 

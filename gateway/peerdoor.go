@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/geo"
@@ -175,10 +176,10 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 		defer late.Stop()
 	}
 	g.open.Add(1)
-	rec := &record{ID: newID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin}
+	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin}), from: from}
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	g.witness(ctx, rec, ep, true) // another dispatcher has decided what is sampled
-	g.answer(ctx, ep, rec, from)
+	in.told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
+	g.answer(ctx, ep, in)
 }
 
 // busy refuses a request for whose model too many wait here already.
@@ -201,10 +202,10 @@ func (r *regions) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 
 // explain marks an answer to another dispatcher with what it needs to know of
 // the refusal: which of them are its own to mend.
-func (r *regions) explain(ctx *fasthttp.RequestCtx, rec *record, fail *openai.Error) {
+func (r *regions) explain(ctx *fasthttp.RequestCtx, in *incoming, fail *openai.Error) {
 	if fail == nil {
-		if rec.PromptTokens > 0 {
-			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(rec.CachedTokens))
+		if in.told.PromptTokens > 0 {
+			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.told.CachedTokens))
 		}
 		return
 	}
@@ -225,9 +226,9 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.rec.Key, Leave: j.failed, Stay: stay || j.rec.stays && !j.gw.owner.Has(owner.Groups), Home: j.rec.stays, RingKey: geo.RingKeyOf(j.rec.session, j.rec.address),
+		ID: j.id, Model: j.model.name, Tenant: j.told.Key, Leave: j.failed, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
 	}
-	if from := j.rec.from; from != nil {
+	if from := j.in.from; from != nil {
 		a.Came = &from.Hop
 		a.Stay = a.Stay || from.N >= from.Max
 		a.ID = cmp.Or(from.RID, a.ID)

@@ -94,7 +94,7 @@ func (j *job) promptHash() uint64 {
 	}
 	hash := max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
-		j.rec.PromptKey = fmt.Sprintf("%016x", hash)
+		j.told.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
 }

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -20,10 +21,10 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	if j.left() { // before anything is sent
 		return nil, j.drop(lease)
 	}
-	j.reach(phasePrefill)
+	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.gw.exchange(c, j.id, j.rec.Attempts)
+	x, err := j.gw.exchange(c, j.id, j.told.Attempts)
 	if err != nil {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
@@ -33,7 +34,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.gw.ended(run)
 	stop := j.finishOrLeave(call)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.carry(j.headers("p", j.rec.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(j.headers("p", j.told.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
 	})
 	stop()
@@ -52,8 +53,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		}
 	}
 	j.gw.monitor.Heard(c.Instance)
-	j.rec.ProbeMs += ms(time.Since(began))
-	j.gw.metrics.stage(stageProbe, time.Since(began))
+	j.told.Probed(time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
 		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
 			lease.Release() // the request's fault, not the engine's
@@ -107,10 +107,9 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
 	j.prompt = got.PromptTokens
-	j.prefilled(&got)
+	j.told.Prefilled(&got, j.resume.times > 0)
 	if j.resume.times == 0 {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
-		j.rec.PromptTokens, j.rec.CachedTokens = got.PromptTokens, max(0, got.CachedTokens)
 		if j.wantsIDs(c.Profile) {
 			j.resume.ids = got.PromptTokenIDs
 		}
@@ -118,9 +117,9 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.gw.fleet.made(born, c, got.EngineID), job: j,
-		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.rec.Attempts}
+		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.told.Attempts}
 	if got.ByProbeID {
-		h.id = j.legID("p", j.rec.Attempts)
+		h.id = j.legID("p", j.told.Attempts)
 	}
 	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
 	if fail == nil {

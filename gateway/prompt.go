@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -93,9 +94,30 @@ const (
 	geoHeader           = "X-Evenkeel-Geo"
 )
 
+// incoming is a request as it came, and what is told of it.
+type incoming struct {
+	told *journal.Request
+	caller
+	wishes
+	from *hop   // how it came from another dispatcher; nil: from a client
+	way  string // where it was served, as routeHeader names it; empty: nowhere
+}
+
+// wishes are what a request asks for besides its body. Only a trusted caller is
+// heard on anything but the session and where the request stays.
+type wishes struct {
+	explain       bool   // answer headers name engine, policy and reason
+	stays         bool   // X-Evenkeel-Geo: local, which says: never forward
+	session       uint64 // hash of its name; 0: none
+	prefillPolicy string // the policy that chooses its prefill engine; empty: the default
+	disaggregate  string
+	toPrefill     string  // the candidate that has to prefill; empty: any
+	toDecode      []int32 // the decode rank that has to decode; nil: any
+}
+
 // steer reads what a request says about its way: its session, which anybody may
 // name, and the prefill policy and the engines, which only a trusted caller may.
-func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, m route, body *mooncake.Body) *openai.Error {
+func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(sessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
@@ -105,73 +127,74 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, rec *record, m route, body *mo
 	if len(session) > 0 {
 		var d xxhash.Digest
 		d.Reset()
-		_, _ = d.WriteString(rec.Key) // the same name of another caller is another session
+		_, _ = d.WriteString(in.told.Key) // the same name of another caller is another session
 		_, _ = d.Write([]byte{0})
 		_, _ = d.Write(session)
-		rec.session = max(1, d.Sum64())
+		in.session = max(1, d.Sum64())
 	}
-	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && rec.key.Trusted {
-		rec.disaggregate = string(said)
-		if fail := checkDisaggregate(rec.disaggregate); fail != nil {
+	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
+		in.disaggregate = string(said)
+		if fail := checkDisaggregate(in.disaggregate); fail != nil {
 			return fail
 		}
 	}
-	if spec := ctx.Request.Header.Peek(policyHeader); len(spec) > 0 && rec.key.Trusted {
-		rec.prefillPolicy = string(spec)
-		if err := g.tier.CheckPolicy(rec.prefillPolicy); err != nil {
+	if spec := ctx.Request.Header.Peek(policyHeader); len(spec) > 0 && in.key.Trusted {
+		in.prefillPolicy = string(spec)
+		if err := g.tier.CheckPolicy(in.prefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+policyHeader+" out")
 		}
 	}
-	return g.aim(ctx, rec, m)
+	return g.aim(ctx, in, m)
 }
 
 // aimed says whether a trusted caller named an engine.
-func (r *record) aimed() bool { return r.toPrefill != "" || r.toDecode != nil }
+func (w *wishes) aimed() bool { return w.toPrefill != "" || w.toDecode != nil }
 
 // aim reads which engines a trusted caller wants.
-func (g *Gateway) aim(ctx *fasthttp.RequestCtx, rec *record, m route) *openai.Error {
-	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && rec.key.Trusted {
-		rec.toPrefill = string(id)
-		if err := g.tier.CheckTarget(m.name, rec.toPrefill); err != nil {
+func (g *Gateway) aim(ctx *fasthttp.RequestCtx, in *incoming, m route) *openai.Error {
+	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
+		in.toPrefill = string(id)
+		if err := g.tier.CheckTarget(m.name, in.toPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
-	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && rec.key.Trusted {
+	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
 		worker, ok := g.fleet.rankOf(string(name), m.board)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
-		rec.toDecode = []int32{worker}
+		in.toDecode = []int32{worker}
 	}
 	return nil
 }
 
-// locate notes where a request comes from and whether it may leave.
-func (r *record) locate(ctx *fasthttp.RequestCtx) {
+// locate reads where a request comes from and whether it may leave.
+func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
 	r.address = ctx.RemoteIP().String()
 	r.stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
-	r.route = wayLocal
+	r.way = wayLocal
 }
 
 // exposes says whether the caller may see which way the request went: names of
 // engines are addresses.
-func (g *Gateway) exposes(rec *record) bool { return g.conf().ExposeRoute || rec.explain }
+func (g *Gateway) exposes(in *incoming) bool { return g.conf().ExposeRoute || in.explain }
 
 // expose says in an answer's headers which way the request went, and what it
 // waited for up to its first event, as a Server-Timing header would.
-func (g *Gateway) expose(ctx *fasthttp.RequestCtx, rec *record) {
-	if !g.exposes(rec) || rec.Route == "" {
+func (g *Gateway) expose(ctx *fasthttp.RequestCtx, in *incoming) {
+	told := in.told
+	if !g.exposes(in) || told.Route == "" {
 		return
 	}
 	h := &ctx.Response.Header
-	h.Set(decodeHeader, rec.Rank)
-	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", rec.QueueMs, rec.ProbeMs, rec.WaitMs, rec.TransferMs))
-	if rec.Route == routeDisaggregated {
-		h.Set(prefillHeader, rec.Prefill)
-		h.Set(policyHeader, rec.prefilledBy)
+	h.Set(decodeHeader, told.Rank)
+	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", told.QueueMs, told.ProbeMs, told.WaitMs, told.TransferMs))
+	if told.Route == journal.Disaggregated {
+		h.Set(prefillHeader, told.Prefill)
+		h.Set(policyHeader, told.PrefillPolicy)
 	}
-	h.Set(hitHeader, strconv.Itoa(rec.hitTokens))
-	h.Set(attemptsHeader, strconv.Itoa(rec.Attempts))
-	h.Set(routeHeader, rec.Route)
+	h.Set(hitHeader, strconv.Itoa(told.HitTokens))
+	h.Set(attemptsHeader, strconv.Itoa(told.Attempts))
+	h.Set(routeHeader, told.Route)
 }

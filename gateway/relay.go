@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -119,10 +120,8 @@ func (s *stream) opened() {
 	if j.resume.times > 0 {
 		return // the client has had its first event
 	}
-	j.notes.call.Event("first token")
-	j.rec.TransferMs, j.rec.TTFTMs = ms(s.firstAt.Sub(s.began)), ms(s.firstAt.Sub(j.arrive))
-	j.gw.metrics.stage(stageTransfer, s.firstAt.Sub(s.began))
-	j.gw.metrics.ttft.Observe(s.firstAt.Sub(j.arrive).Seconds())
+	j.told.Transferred(s.firstAt.Sub(s.began))
+	j.told.First(s.firstAt)
 	if j.gw.regions != nil {
 		j.gw.regions.node.Served(s.firstAt.Sub(j.arrive))
 	}
@@ -270,15 +269,15 @@ func (s *stream) end(fail *openai.Error) {
 	switch {
 	case fail == nil:
 		s.release(dispatcher.Finished)
-	case fail.Status == statusGone:
+	case fail.Status == journal.StatusGone:
 		s.release(dispatcher.Cancelled)
-		s.job.cancelled()
+		s.job.told.Cancelled()
 		return
 	default:
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
 			s.job.gw.log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
-				zap.Int("tokens", s.tokens()), zap.String("outcome", outcomeOf(fail)), zap.String("cause", s.forLog(fail)))
+				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
 	if s.assembler != nil || s.whole || s.job.isLeg() {
@@ -390,16 +389,15 @@ func (s *stream) close(error) {
 // account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
-	j.gw.metrics.stage(stageRelay, now.Sub(s.firstAt))
+	j.told.Relayed(now.Sub(s.firstAt), tokens)
 	if tokens > 1 && s.broken == nil && !s.whole {
-		j.gw.metrics.tpot.Observe(s.tokenAt.Sub(s.tokenFrom).Seconds() / float64(tokens-1))
+		j.told.Paced(s.tokenAt.Sub(s.tokenFrom), tokens)
 	}
-	j.rec.OutputTokens = tokens
 	s.reconcile()
 	s.reportLocal()
-	j.ends(s.broken)
+	j.told.EndAttempt(s.broken)
 	if !j.isLeg() {
-		j.gw.account(j.rec, s.broken)
+		j.gw.account(j.in, s.broken)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -196,11 +197,11 @@ func (s *stream) goOn() {
 	if !given {
 		j.shun(s.rank.Worker)
 	}
-	j.fails("lost in the middle: "+lost.Code, 0, lost)
+	j.told.Fails("lost in the middle: "+lost.Code, 0, lost)
 	tier := s.plan()
 	var cause *openai.Error
 	if tier != tierNone && tier != tierFinished {
-		j.retries()
+		j.told.Retries()
 		var next *stream
 		if next, cause = j.serve(); cause == nil {
 			s.adopt(next)
@@ -220,7 +221,7 @@ func (s *stream) goOn() {
 	switch {
 	case tier != tierNone:
 		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
-	case cause != nil && cause.Status == statusGone:
+	case cause != nil && cause.Status == journal.StatusGone:
 		s.end(errGone())
 	default:
 		if cause != nil {
@@ -326,7 +327,7 @@ func (s *stream) begin(said *sse.Trail, resume *mooncake.Resume) {
 	r.times++
 	r.before, r.atP, r.atD = said.Completed, 0, 0
 	if resume != nil && mooncake.ByText(resume.How) {
-		j.rec.Inexact = true
+		j.told.Inexact = true
 	} else if resume != nil {
 		r.atP = r.alone + said.Completed
 		if said.Prompt > 0 {

@@ -41,7 +41,7 @@ func (g *Gateway) trace(t tracing.Config, on bool) error {
 			return err
 		}
 	}
-	if old := g.tracer.Swap(next); old != nil {
+	if old := g.journal.Trace(next); old != nil {
 		g.background.Go(func() { g.flush(old) })
 	}
 	return nil
@@ -74,4 +74,4 @@ func moduleVersion() string {
 
 // Receipts are those of the last requests, and of all that run; nil: none are
 // kept.
-func (g *Gateway) Receipts() *receipt.Ring { return g.receipts }
+func (g *Gateway) Receipts() *receipt.Ring { return g.journal.Receipts }

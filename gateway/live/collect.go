@@ -10,6 +10,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
+	"evenkeel/gateway/journal"
 	"evenkeel/prefill"
 )
 
@@ -181,7 +182,7 @@ func prefillEngine(c *prefill.CandidateStatus, gate float64) PrefillEngine {
 	return p
 }
 
-func latency(l gateway.Latency) Latency {
+func latency(l journal.Latency) Latency {
 	return Latency{P50Ms: float64(l.P50.Microseconds()) / 1000, P99Ms: float64(l.P99.Microseconds()) / 1000, Samples: l.Samples}
 }
 

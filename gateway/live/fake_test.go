@@ -10,6 +10,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
+	"evenkeel/gateway/journal"
 )
 
 // fake is a proxy made up by a test: one group of ranks whose loads move, and
@@ -72,8 +73,8 @@ func (f *fake) at(seconds float64) (s gateway.Sample) {
 		{Policy: "pjsq-kv", ImbalanceTokens: 6.2e6 + 7e5*math.Sin(seconds/13)},
 		{Policy: "br0", ImbalanceTokens: 4.4e6 + 5e5*math.Sin(seconds/7)},
 	}}}
-	s.TTFT = gateway.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
-	s.TPOT = gateway.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
+	s.TTFT = journal.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
+	s.TPOT = journal.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
 	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
 	return s
 }

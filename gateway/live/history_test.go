@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway"
+	"evenkeel/gateway/journal"
 )
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -69,7 +70,7 @@ func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
 	h.rate(&idle)
 	require.Zero(t, idle)
 	for i := range 30 {
-		s := gateway.Sample{Recent: gateway.Recent{Ended: 1000, Failed: 2}}
+		s := gateway.Sample{Recent: journal.Recent{Ended: 1000, Failed: 2}}
 		if i >= 15 {
 			s.Ended, s.Failed = 1000+uint64(i-14)*20, 2+uint64(i-14)
 		}

@@ -1,23 +1,17 @@
-package gateway
+package journal
 
 import (
-	"context"
 	"math"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
 )
 
-// What the proxy remembers of the last minute for people who look at it now.
-// Metrics have the same for ever; these need nobody to scrape them.
-
-// recent is what requests told that ended or began lately.
+// recent is what the requests of the last minute came to, for people who look at the
+// proxy now. Metrics keep the same for ever; these figures need no one who scrapes them.
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
@@ -31,16 +25,9 @@ func (r *recent) end(fail *openai.Error) {
 	}
 }
 
-// both observes twice.
-type both struct{ forever, lately prometheus.Observer }
-
-func (b both) Observe(v float64) {
-	b.forever.Observe(v)
-	b.lately.Observe(v)
-}
-
-// A minute is a histogram of the last one, in parts that are forgotten one by
-// one. Its classes grow by a tenth, so that a quantile is off by 5 % at most.
+// A minute is a histogram of the last minute, in parts that are forgotten one by
+// one. Each class is a tenth wider than the one before, so that a quantile is off by
+// 5 % at most.
 type minute struct {
 	mu    sync.Mutex
 	parts [minuteParts + 1]part // the one that fills, and a whole minute
@@ -122,22 +109,7 @@ type Recent struct {
 }
 
 // Recent tells what clients got lately.
-func (g *Gateway) Recent() Recent {
-	r, now := g.metrics.recent, time.Now()
+func (g *Journal) Recent() Recent {
+	r, now := &g.recent, time.Now()
 	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load()}
-}
-
-// Sample is the little that is worth keeping of every second.
-type Sample struct {
-	dispatcher.Loads
-	Recent
-}
-
-// Sample tells how things stand; ok is false when ctx ends first.
-func (g *Gateway) Sample(ctx context.Context) (s Sample, ok bool) {
-	if s.Loads, ok = g.dispatcher.Loads(ctx); !ok {
-		return s, false
-	}
-	s.Recent = g.Recent()
-	return s, true
 }

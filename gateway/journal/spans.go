@@ -1,4 +1,4 @@
-package gateway
+package journal
 
 import (
 	"net/http"
@@ -26,7 +26,7 @@ func operation(ep mooncake.Endpoint) string {
 	return "chat"
 }
 
-func spanArrived(r *record, ep mooncake.Endpoint) {
+func spanArrived(r *Request, ep mooncake.Endpoint) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(ep)),
 		attribute.String("gen_ai.provider.name", "evenkeel"),
@@ -59,22 +59,22 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 }
 
 // spanStep begins the span of a phase, within the call it is part of.
-func spanStep(n *notes, p phase) *tracing.Span {
-	within := n.attempt
+func spanStep(n *attempt, p Phase) *tracing.Span {
+	within := n.span
 	if n.call != nil {
 		within = n.call
 	}
 	switch p {
-	case phaseQueued:
+	case Queued:
 		return within.Child("queue", false)
-	case phasePrefill:
+	case Prefill:
 		if n.call != nil {
 			return within.Child("local_prefill", false)
 		}
 		return within.Child("probe", true)
-	case phasePooled:
+	case Pooled:
 		return within.Child("pool_wait", false)
-	case phaseTransfer:
+	case Transfer:
 		return within.Child("transfer", false)
 	default:
 		return within.Child("relay", false)
@@ -139,7 +139,7 @@ func number(score *float64) string {
 
 // spanFailed: what the client did is no failure of ours.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
-	kind := outcomeOf(answer)
+	kind := Outcome(answer)
 	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
 		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", receipt.Clip(cause)))
 		return
@@ -149,7 +149,7 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 
 // spanEnded: the time to the first event is gen_ai.server.time_to_first_token of
 // the metrics' conventions, which name it so for spans.
-func spanEnded(r *record, fail *openai.Error, status int) {
+func spanEnded(r *Request, fail *openai.Error, status int) {
 	r.span.Set(
 		attribute.String("evenkeel.outcome", r.Outcome),
 		attribute.Int("evenkeel.attempts", r.Attempts),

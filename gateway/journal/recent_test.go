@@ -1,4 +1,4 @@
-package gateway
+package journal
 
 import (
 	"testing"

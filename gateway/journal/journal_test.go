@@ -1,4 +1,4 @@
-package gateway
+package journal
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
@@ -20,46 +19,46 @@ import (
 )
 
 // life is what a request tells of itself from its arrival to its end.
-func life(g *Gateway, ctx *fasthttp.RequestCtx, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
-	rec := record{ID: "r", Arrival: time.Unix(0, 1)}
-	g.witness(ctx, &rec, mooncake.Chat, false)
-	parse := rec.span.Child("parse", false)
-	parse.End()
-	rec.parsed(req)
-	j := job{gw: g, req: req, id: rec.ID, rec: &rec, arrive: rec.Arrival}
+func life(g *Journal, header func(string) string, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
+	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
+	r.Witness(header, false, mooncake.Chat)
+	r.Parsing()
+	r.attempt.step.End()
+	r.attempt.step = nil
+	r.tellParsed(req, 1)
 	var headers []engine.Header
-	j.begin()
-	j.enter(phaseQueued)
-	j.chose(lease)
-	j.enter(phasePrefill)
-	headers = j.carry(headers)
-	j.prefilled(&mooncake.ProbeAnswer{PromptTokens: 10})
-	j.enter(phasePooled)
-	j.bound(slot)
-	j.calls("decode")
-	j.enter(phaseTransfer)
-	j.carry(headers[:0])
-	j.notes.call.Event("first token")
-	j.enter(phaseStreaming)
-	j.ends(nil)
-	rec.tell(nil)
+	r.begin()
+	r.Enter(Queued)
+	r.tellChosen(lease)
+	r.Enter(Prefill)
+	headers = r.Carry(headers)
+	r.tellPrefilled(&mooncake.ProbeAnswer{PromptTokens: 10})
+	r.Enter(Pooled)
+	r.tellBound(slot)
+	r.Calls("decode")
+	r.Enter(Transfer)
+	r.Carry(headers[:0])
+	r.attempt.call.Event("first token")
+	r.Enter(Streaming)
+	r.EndAttempt(nil)
+	r.tellEnd(nil)
 }
 
 // watching are the ways to watch requests.
-func watching(tb testing.TB) map[string]*Gateway {
+func watching(tb testing.TB) map[string]*Journal {
 	tb.Helper()
 	c := tracetest.Start(tb)
-	all := map[string]*Gateway{}
+	all := map[string]*Journal{}
 	for name, sample := range map[string]float64{"off": -1, "receipts": -1, "traces, not sampled": 0, "traces": 1} {
-		g := &Gateway{}
+		g := &Journal{}
 		if sample >= 0 {
 			t, err := tracing.New(tracing.Config{Endpoint: c.URL, Sample: sample, Timeout: time.Second, Log: zap.NewNop(), Count: func(string, int) {}})
 			require.NoError(tb, err)
 			tb.Cleanup(func() { require.NoError(tb, t.Shutdown(context.Background())) })
-			g.tracer.Store(t)
+			g.Trace(t)
 		}
 		if name == "receipts" {
-			g.receipts = receipt.NewRing(10_000, 64<<20)
+			g.Receipts = receipt.NewRing(10_000, 64<<20)
 		}
 		all[name] = g
 	}
@@ -67,27 +66,27 @@ func watching(tb testing.TB) map[string]*Gateway {
 }
 
 func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
-	var ctx fasthttp.RequestCtx
-	g, req, lease, slot := &Gateway{}, &openai.Request{}, &prefill.Lease{}, &dispatcher.Slot{}
-	rec := &record{ID: "r", Arrival: time.Unix(0, 1)}
-	j := &job{gw: g, req: req, id: rec.ID, rec: rec}
+	g, req, lease, slot := &Journal{}, &openai.Request{}, &prefill.Lease{}, &dispatcher.Slot{}
+	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
 	got := &mooncake.ProbeAnswer{}
+	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		g.witness(&ctx, rec, mooncake.Chat, false)
-		rec.parsed(req)
-		j.begin()
+		r.Witness(header, false, mooncake.Chat)
+		r.Parsing()
+		r.tellParsed(req, 1)
+		r.begin()
 		for _, p := range phases {
-			j.enter(p)
+			r.Enter(p)
 		}
-		j.chose(lease)
-		j.prefilled(got)
-		j.bound(slot)
-		j.calls("decode")
-		j.carry(nil)
-		j.fails("", 0, nil)
-		j.retries()
-		j.ends(nil)
-		rec.tell(nil)
+		r.Chose(lease)
+		r.Prefilled(got, false)
+		r.tellBound(slot)
+		r.Calls("decode")
+		r.Carry(nil)
+		r.Fails("", 0, nil)
+		r.Retries()
+		r.EndAttempt(nil)
+		r.tellEnd(nil)
 	}))
 }
 
@@ -100,10 +99,10 @@ func BenchmarkWatch(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
 			lease, slot := &prefill.Lease{}, &dispatcher.Slot{WorkerName: "d", Policy: "evenkeel", Grounds: &dispatcher.Grounds{}}
-			var ctx fasthttp.RequestCtx
+			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {
-				life(g, &ctx, req, lease, slot)
+				life(g, header, req, lease, slot)
 			}
 		})
 	}

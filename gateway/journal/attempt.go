@@ -1,0 +1,258 @@
+package journal
+
+import (
+	"math"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/tracing"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/policy"
+)
+
+// attempt is the try to serve a request that is under way: one attempt of its
+// receipt, and the spans of it.
+type attempt struct {
+	open   bool      // one is under way
+	number int       // of it, or of the last one
+	index  int       // in the receipt; -1: not kept
+	phase  Phase     // its present step; empty: between two
+	since  time.Time // when the step began, or when the last attempt failed
+	again  bool      // the last attempt failed, and this is the next
+
+	span *tracing.Span
+	call *tracing.Span // to a decode engine or another region; nil: none is under way
+	step *tracing.Span
+}
+
+// Attempt counts one more attempt.
+func (r *Request) Attempt() {
+	r.Attempts++
+	r.begin()
+}
+
+// begin opens an attempt, unless one is under way.
+func (r *Request) begin() {
+	n := &r.attempt
+	if n.open || !r.watched() {
+		return
+	}
+	now := time.Now()
+	n.number++
+	if r.live != nil {
+		a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
+		r.live.Note(func(x *receipt.Receipt) { n.index = x.Begin(a) })
+		if n.again {
+			r.note(func(a *receipt.Attempt) { a.Waits.Backoff = ms(now.Sub(n.since)) })
+		}
+	}
+	n.span = r.span.Child("attempt", false)
+	if n.span.Recording() {
+		spanAttempt(n.span, n.number, r.leg)
+	}
+	n.open, n.again, n.phase, n.since = true, false, "", now
+}
+
+// note adds to the present attempt of the receipt.
+func (r *Request) note(add func(*receipt.Attempt)) {
+	if r.live == nil {
+		return
+	}
+	r.live.Note(func(x *receipt.Receipt) {
+		if a := x.At(r.attempt.index); a != nil {
+			add(a)
+		}
+	})
+}
+
+// Enter begins a phase.
+func (r *Request) Enter(p Phase) {
+	if !r.watched() {
+		return
+	}
+	r.begin()
+	r.endStep()
+	n := &r.attempt
+	n.phase, n.since = p, time.Now()
+	if r.live != nil {
+		r.live.Note(func(x *receipt.Receipt) {
+			x.State = string(p)
+			if a := x.At(n.index); a != nil {
+				a.State, a.Since = string(p), ms(n.since.Sub(x.Arrival))
+			}
+		})
+	}
+	n.step = spanStep(n, p)
+}
+
+// endStep ends the present step.
+func (r *Request) endStep() {
+	n := &r.attempt
+	if n.phase == "" {
+		return
+	}
+	p, took := n.phase, ms(time.Since(n.since))
+	n.phase = ""
+	if r.live != nil {
+		r.note(func(a *receipt.Attempt) { *waitOf(&a.Waits, p) += took })
+	}
+	n.step.End()
+	n.step = nil
+}
+
+// Calls begins the call that the next phases are part of.
+func (r *Request) Calls(name string) {
+	if r.span != nil {
+		r.begin()
+		r.endStep()
+		r.attempt.call = r.attempt.span.Child(name, true)
+	}
+}
+
+// Carry adds the trace to the headers of a call: of the one that Calls began, else
+// of the present step.
+func (r *Request) Carry(headers []engine.Header) []engine.Header {
+	if r.span == nil {
+		return headers
+	}
+	from := r.attempt.call
+	if from == nil {
+		from = r.attempt.step
+	}
+	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
+	return headers
+}
+
+func (r *Request) tellChosen(l *prefill.Lease) {
+	if r.live != nil {
+		p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
+		if g := l.Grounds; g != nil {
+			p.Reason, p.Eligible = g.Reason, g.Eligible
+			p.Best = choices(g.Best)
+		}
+		r.note(func(a *receipt.Attempt) { a.Prefill = p })
+	}
+	if r.attempt.step.Recording() {
+		spanChose(r.attempt.step, l)
+	}
+}
+
+func choices(rows []policy.Row) []receipt.Choice {
+	list := make([]receipt.Choice, len(rows))
+	for i, r := range rows {
+		list[i] = receipt.Choice{Name: r.Candidate, Score: r.Score, Chosen: r.Chosen}
+	}
+	return list
+}
+
+func (r *Request) tellPrefilled(got *mooncake.ProbeAnswer) {
+	r.note(func(a *receipt.Attempt) {
+		if a.Prefill != nil {
+			p := *a.Prefill // a reader may have the old one
+			p.Prompt, p.Cached = got.PromptTokens, max(0, got.CachedTokens)
+			a.Prefill = &p
+		}
+	})
+	if r.attempt.step.Recording() {
+		spanPrefilled(r.attempt.step, got)
+	}
+}
+
+func (r *Request) tellBound(s *dispatcher.Slot) {
+	if !r.watched() {
+		return
+	}
+	r.begin()
+	if r.live != nil {
+		d := decodeOf(s)
+		r.note(func(a *receipt.Attempt) { a.Decode = d })
+	}
+	at := r.attempt.step
+	if at == nil { // bound at once
+		at = r.attempt.span
+	}
+	if at.Recording() {
+		spanBound(at, s)
+	}
+}
+
+var boardStages = [...]string{"guard", "single", "subset"}
+
+func decodeOf(s *dispatcher.Slot) *receipt.Decode {
+	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Score: s.Score, Decide: ms(s.Decide), Local: s.NewTokens}
+	if int(s.Stage) < len(boardStages) {
+		d.Stage = boardStages[s.Stage]
+	}
+	g := s.Grounds
+	if g == nil {
+		return d
+	}
+	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = g.Tick, g.Waiting, g.KVTokens, g.Fullest, g.Able
+	best := g.Best()
+	d.Best = make([]receipt.Choice, len(best))
+	for i, w := range best {
+		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
+		if !math.IsNaN(w.Score) {
+			c.Score = &w.Score
+			d.Better = "more"
+			if g.Less {
+				d.Better = "less"
+			}
+		}
+		d.Best[i] = c
+	}
+	return d
+}
+
+// Fails ends an attempt that was in vain.
+func (r *Request) Fails(cause string, status int, answer *openai.Error) {
+	n := &r.attempt
+	if !n.open {
+		return
+	}
+	if n.step.Recording() {
+		spanFailed(n.step, answer, cause)
+	}
+	r.endStep()
+	r.note(func(a *receipt.Attempt) { a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(cause), status })
+	for _, s := range [...]*tracing.Span{n.call, n.span} {
+		if s.Recording() {
+			spanFailed(s, answer, cause)
+		}
+		s.End()
+	}
+	n.open, n.call, n.span, n.since = false, nil, nil, time.Now()
+}
+
+// Retries records that another attempt follows.
+func (r *Request) Retries() {
+	if r.watched() {
+		r.note(func(a *receipt.Attempt) { a.Again = true })
+		r.attempt.again = true
+	}
+}
+
+// EndAttempt closes the attempt with what the client got; nil: its whole answer.
+func (r *Request) EndAttempt(fail *openai.Error) {
+	n := &r.attempt
+	if fail != nil {
+		cause := Outcome(fail)
+		if fail.Status == StatusGone {
+			cause = "client_closed in phase " + string(r.Reached)
+		}
+		r.Fails(cause, 0, fail)
+		return
+	}
+	if !n.open {
+		return
+	}
+	r.endStep()
+	r.note(func(a *receipt.Attempt) { a.State = receipt.Ended })
+	n.call.End()
+	n.span.End()
+	n.open, n.call, n.span = false, nil, nil
+}

@@ -1,0 +1,69 @@
+package journal
+
+import "time"
+
+// Facts are what is known of a request, one line of the request log. They hold no
+// prompt text and no tokens; `evenkeel fit` reads them.
+type Facts struct {
+	ID           string    `json:"id"`
+	ClientID     string    `json:"client_id,omitempty"` // the client's own X-Request-Id
+	TraceID      string    `json:"trace_id,omitempty"`
+	Model        string    `json:"model"`
+	Key          string    `json:"key"`
+	PromptKey    string    `json:"prompt_key,omitempty"` // keyed hash, 16 hex digits, where the predictor tells prompts apart
+	Arrival      time.Time `json:"arrival"`
+	Prefill      string    `json:"prefill"`
+	Rank         string    `json:"rank"`
+	Policy       string    `json:"policy"`
+	PromptTokens int       `json:"prompt_tokens"`
+	CachedTokens int       `json:"cached_tokens"`
+	Route        string    `json:"route,omitempty"`                // Disaggregated or Local; empty: no engine began
+	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the decode rank had to compute, as predicted
+	OutputTokens int       `json:"output_tokens"`
+	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
+	QueueMs      float64   `json:"queue_ms"`
+	ProbeMs      float64   `json:"probe_ms"`
+	WaitMs       float64   `json:"wait_ms"`
+	TransferMs   float64   `json:"transfer_ms"`
+	TTFTMs       float64   `json:"ttft_ms"`
+	TotalMs      float64   `json:"total_ms"`
+	Attempts     int       `json:"attempts"`
+	Inexact      bool      `json:"inexact,omitempty"` // the answer went on by its text after a loss, which the engine tokenised anew
+	Outcome      string    `json:"outcome"`
+	Peer         string    `json:"peer,omitempty"`   // another dispatcher that the request was sent to
+	Origin       string    `json:"origin,omitempty"` // the dispatcher that it came from
+
+	PrefillPolicy string `json:"-"` // the policy that chose the prefill engine
+	HitTokens     int    `json:"-"` // tokens that this policy expected in the engine's prefix cache
+}
+
+// Ways of a request between engines, as Facts.Route names them.
+const (
+	Disaggregated = "disaggregated"
+	Local         = "local-prefill"
+)
+
+// Sum adds what a leg of a fan-out came to: its tokens and attempts add up, of its
+// times the longest counts and of the first events the earliest.
+func (f *Facts) Sum(leg *Facts) {
+	f.PromptTokens += leg.PromptTokens
+	f.CachedTokens += leg.CachedTokens
+	f.OutputTokens += leg.OutputTokens
+	f.ProbeBS = max(f.ProbeBS, leg.ProbeBS)
+	f.ProbeMs = max(f.ProbeMs, leg.ProbeMs)
+	f.WaitMs = max(f.WaitMs, leg.WaitMs)
+	f.TransferMs = max(f.TransferMs, leg.TransferMs)
+	if leg.TTFTMs > 0 && (f.TTFTMs == 0 || leg.TTFTMs < f.TTFTMs) {
+		f.TTFTMs = leg.TTFTMs
+	}
+	f.Attempts += leg.Attempts
+	f.Inexact = f.Inexact || leg.Inexact
+	f.LocalTokens += leg.LocalTokens
+	if leg.Route != "" {
+		f.Route = leg.Route
+	}
+	f.Prefill, f.Rank, f.Policy = leg.Prefill, leg.Rank, leg.Policy
+	f.PrefillPolicy, f.HitTokens = leg.PrefillPolicy, leg.HitTokens
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,0 +1,115 @@
+// Package journal writes what is told of requests. The receipt, the span, the line of
+// the request log, the metrics and the recent figures of a request are all written
+// from one record of facts.
+package journal
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/tracing"
+)
+
+// Journal holds everything that facts are written to. The zero value writes nothing
+// and serves tests.
+type Journal struct {
+	Receipts *receipt.Ring                  // nil: none are kept
+	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	lines    *lines                         // nil: there is no request log
+	recent   recent
+
+	requests   *prometheus.CounterVec
+	stages     [stages]prometheus.Observer
+	ttft, tpot prometheus.Observer
+	cancels    map[Phase]prometheus.Counter
+	released   map[Phase]prometheus.Observer
+}
+
+// Config says what a journal writes to.
+type Config struct {
+	File       string // of the request log; "-" is stdout, "" no log at all
+	Receipts   *receipt.Ring
+	Registerer prometheus.Registerer
+	Buckets    []float64 // of histograms of seconds
+	Log        *zap.Logger
+}
+
+// New opens the request log and registers the metrics of requests.
+func New(c Config) (*Journal, error) {
+	g := &Journal{Receipts: c.Receipts, cancels: map[Phase]prometheus.Counter{}, released: map[Phase]prometheus.Observer{}}
+	var err error
+	if g.lines, err = openLines(c.File, c.Log); err != nil {
+		return nil, err
+	}
+	g.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_requests_total", Help: "Client requests by how they ended: ok, client_closed, or the error's code.",
+	}, []string{"outcome"})
+	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
+		g.requests.WithLabelValues(outcome)
+	}
+	spent := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: c.Buckets,
+	}, []string{"stage"})
+	for s, name := range stageNames {
+		g.stages[s] = spent.WithLabelValues(name)
+	}
+	cancels := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_cancels_total", Help: "Requests, and legs of a fan-out, whose client left, by how far they were.",
+	}, []string{"phase"})
+	released := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_cancel_release_seconds", Help: "From a client's leaving until slot, KV and hand-off of its request were free again, by how far it was.", Buckets: c.Buckets,
+	}, []string{"phase"})
+	for _, p := range phases {
+		g.cancels[p], g.released[p] = cancels.WithLabelValues(string(p)), released.WithLabelValues(string(p))
+	}
+	ttft := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "evenkeel_ttft_seconds", Help: "Arrival of a request to the first event of its answer.", Buckets: c.Buckets,
+	})
+	tpot := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "evenkeel_tpot_seconds", Help: "Mean time per token after the first, one sample a request.", Buckets: c.Buckets,
+	})
+	g.ttft, g.tpot = both{ttft, &g.recent.ttft}, both{tpot, &g.recent.tpot}
+	c.Registerer.MustRegister(g.requests, spent, cancels, released, ttft, tpot)
+	return g, nil
+}
+
+// Close closes the request log.
+func (g *Journal) Close() error { return g.lines.close() }
+
+// Trace has requests that come from now on traced by t, nil for not at all, and
+// returns what traced them before.
+func (g *Journal) Trace(t *tracing.Tracer) (before *tracing.Tracer) { return g.tracer.Swap(t) }
+
+// Refused counts a request that has no record, because no handler saw it.
+func (g *Journal) Refused(fail *openai.Error) { g.requests.WithLabelValues(Outcome(fail)).Inc() }
+
+// stage is a part of a request's life, as evenkeel_stage_seconds labels it.
+type stage int
+
+const (
+	parse stage = iota
+	choose
+	probe
+	poolWait
+	decide
+	transfer
+	relay
+	stages
+)
+
+var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"}
+
+func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
+
+// both observes twice.
+type both struct{ forever, lately prometheus.Observer }
+
+func (b both) Observe(v float64) {
+	b.forever.Observe(v)
+	b.lately.Observe(v)
+}

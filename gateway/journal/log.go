@@ -1,0 +1,64 @@
+package journal
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"sync"
+
+	"go.uber.org/zap"
+)
+
+// lines is the request log: facts as JSON lines. A nil log writes nothing.
+type lines struct {
+	log  *zap.Logger
+	mu   sync.Mutex
+	w    io.Writer
+	c    io.Closer
+	lost int // lines in a row that could not be written
+}
+
+// openLines opens path for appending; "-" is stdout, "" no log at all.
+func openLines(path string, log *zap.Logger) (*lines, error) {
+	switch path {
+	case "":
+		return nil, nil
+	case "-":
+		return &lines{log: log, w: os.Stdout}, nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return nil, err
+	}
+	return &lines{log: log, w: f, c: f}, nil
+}
+
+// write appends the facts of a request. If the log's reader has gone or its disk is full, this is
+// logged once and not with every request.
+func (l *lines) write(f *Facts) {
+	if l == nil {
+		return
+	}
+	line, err := json.Marshal(f)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		_, err = l.w.Write(append(line, '\n')) // one write a line: lines of two processes do not mix
+	}
+	switch {
+	case err != nil:
+		if l.lost++; l.lost == 1 {
+			l.log.Error("the request log cannot be written, its lines are lost until it can", zap.Error(err))
+		}
+	case l.lost > 0:
+		l.log.Warn("the request log is written again", zap.Int("lines_lost", l.lost))
+		l.lost = 0
+	}
+}
+
+func (l *lines) close() error {
+	if l == nil || l.c == nil {
+		return nil
+	}
+	return l.c.Close()
+}

@@ -1,0 +1,34 @@
+package journal
+
+import (
+	"slices"
+
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+)
+
+// StatusGone stands for an answer that no client reads any more. The status is nginx's.
+const StatusGone = 499
+
+// Outcome names how a request ended, for metrics and the log. It is one of a fixed
+// set, because what an engine or a client writes must not become a label.
+func Outcome(e *openai.Error) string {
+	switch {
+	case e == nil:
+		return "ok"
+	case slices.Contains(outcomes, e.Code):
+		return e.Code
+	}
+	return "engine_error"
+}
+
+// outcomes are the codes of our own errors, and what stands for an engine's.
+var outcomes = []string{
+	"client_closed", "invalid_api_key", "bad_priority", "bad_policy", "bad_target", "rate_limit_exceeded", "queue_full", "too_many_answers", "queue_timeout", "prefill_kv_exhausted", "pool_timeout", "draining",
+	openai.CodeInvalidJSON, openai.CodeInvalidType, openai.CodeInvalidValue, openai.CodeDuplicateKey, openai.CodeMissing, openai.CodeUnsupported,
+	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
+	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
+	"bad_request_head", "bad_request", "unsupported_encoding", "head_too_large", "body_too_large", "request_timeout", "overloaded",
+	"peer_busy", "peer_lost", "no_region_available", geo.RejectOwner, "owner_lost",
+	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
+}

@@ -1,0 +1,33 @@
+package journal
+
+import "evenkeel/gateway/receipt"
+
+// Phase is how far a request is, or was when its client left, as metrics label it.
+type Phase string
+
+// The phases of a request, in their order.
+const (
+	Queued    Phase = "queued"       // it waits for prefill
+	Prefill   Phase = "prefill"      // from the probe's sending to its answer
+	Pooled    Phase = receipt.Pooled // it waits for a slot
+	Transfer  Phase = "transfer"     // from the decode request to its first event
+	Streaming Phase = "streaming"    // from the first event on
+)
+
+var phases = []Phase{Queued, Prefill, Pooled, Transfer, Streaming}
+
+// waitOf is where a receipt has the time of a phase.
+func waitOf(w *receipt.Waits, p Phase) *float64 {
+	switch p {
+	case Queued:
+		return &w.Queue
+	case Prefill:
+		return &w.Prefill
+	case Pooled:
+		return &w.Pool
+	case Transfer:
+		return &w.Transfer
+	default:
+		return &w.Relay
+	}
+}
