@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
-	"evenkeel/prefill"
 )
 
 // Ways of a request, as x-evenkeel-route names them.
@@ -25,80 +23,15 @@ const (
 	wayFallback  = "fallback"
 )
 
-// abroad takes the request's turn, which may end in another region, and answers
-// from there; false: it is to be served here. A peer that fails before the
-// client has anything gives the request back, once: it takes its old place in
-// the queue and stays (geo R28).
-func (j *job) abroad(ctx *fasthttp.RequestCtx) (answered bool) {
-	for {
-		j.asks = false
-		if answered = j.turnAbroad(ctx); answered || !j.asks {
-			return answered
-		}
-	}
-}
-
-// turnAbroad is one turn of it.
-func (j *job) turnAbroad(ctx *fasthttp.RequestCtx) (answered bool) {
-	if j.question = j.elsewhere(false); j.question == nil {
-		return false
-	}
-	if !j.gw.conf().Geo.Follows() && !j.failed {
-		if j.local.slot = j.bindLocal(); j.local.slot != nil {
-			return false
-		}
-	}
-	q := j.question
-	lease, err := j.acquire()
-	switch {
-	case err == nil:
-		j.leased = lease
-		return false
-	case errors.Is(err, prefill.ErrElsewhere) && q.Forward() != nil:
-		return j.send(ctx, q.Forward())
-	}
-	if f := q.Forward(); f != nil {
-		f.Drop()
-	}
-	j.end(ctx, j.notChosen(err))
-	return true
-}
-
-// goesOn tries another region with a request whose attempts here have all
-// failed before its client had anything (geo R2).
-func (j *job) goesOn(ctx *fasthttp.RequestCtx, fail *openai.Error) (s *stream, _ *openai.Error, answered bool) {
-	for j.unowned && !j.in.aimed() && !j.left() { // as if it had just come: to its owner, or here
-		j.unowned, j.returned = false, true
-		if j.abroad(ctx) {
-			return nil, nil, true
-		}
-		if s, fail = j.serve(); fail == nil {
-			return s, nil, false
-		}
-	}
-	r := j.gw.regions
-	if r == nil || !j.failed || j.returned || j.left() || !r.node.Offered(j.model.name) {
-		return nil, fail, false
-	}
-	if q := j.elsewhere(false); !q.Offered() {
-		return nil, fail, false
-	}
-	if j.abroad(ctx) {
-		return nil, nil, true
-	}
-	s, fail = j.serve()
-	return s, fail, false
-}
-
-// send has another region answer; false: it gave the request back.
-func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
+// send has another dispatcher answer. A peer that fails before the client has
+// anything gives the request back: it is not answered then, and there is no error. It
+// takes its old place in the queue and stays, or is asked about again.
+func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *openai.Error) {
 	if j.left() {
 		f.Drop()
-		j.end(ctx, errGone())
-		return true
+		j.freed()
+		return false, errGone()
 	}
-	j.asks = false
-	j.told.Attempts++
 	j.told.Calls("forward")
 	j.reach(journal.Transfer)
 	j.told.SentTo(f.PeerID())
@@ -110,14 +43,14 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool) {
 	switch {
 	case failure != nil:
 		j.client.OnGone(nil)
-		return j.cameBack(ctx, failure)
+		return false, j.cameBack(failure)
 	case whole != nil:
 		j.client.OnGone(nil)
 		j.tookWhole(ctx, f, whole)
 	default:
 		j.relay(ctx, f)
 	}
-	return true
+	return true, nil
 }
 
 // passedOn are the client's headers that mean something in another region.
@@ -128,39 +61,36 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 	return nil
 }
 
-// cameBack handles a forward that gave the client nothing.
-func (j *job) cameBack(ctx *fasthttp.RequestCtx, x *geo.Failure) (answered bool) {
-	switch {
-	case x.Gone || j.left():
-		j.end(ctx, errGone())
-	case x.Relay != nil:
+// cameBack handles a forward that gave the client nothing. Without an error the
+// request is served here, or asked about again.
+func (j *job) cameBack(x *geo.Failure) *openai.Error {
+	if x.Gone || j.left() {
+		j.freed()
+		return errGone()
+	}
+	if x.Relay != nil {
 		j.in.way = wayForwarded
-		j.end(ctx, relayedBy(x.Relay))
-	case x.Sibling && j.ran > 0 && x.Ran: // it may run a second time for nobody, and no third
-		j.in.way = wayFallback
-		j.end(ctx, unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1))
-	case x.Sibling:
+		return relayedBy(x.Relay)
+	}
+	j.in.way = wayFallback
+	log := j.gw.log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+	if x.Sibling {
+		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
+			return unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
+		}
 		if x.Ran {
 			j.ran++
 		}
-		j.gw.log.Info("another proxy gave a request back, its decode group's owner is asked for again", zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
-		j.in.way, j.returned, j.asks = wayFallback, true, true
-		j.cameFrom(x)
-		return false
-	default:
-		j.gw.log.Info("another region gave a request back, it is served here", zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
-		j.in.way, j.returned = wayFallback, true
-		j.cameFrom(x)
+		log.Info("another proxy gave a request back, its decode group's owner is asked for again")
+		j.history.moves(askAgain)
+	} else {
+		log.Info("another region gave a request back, it is served here")
+		j.history.moves(gaveBack)
 		j.question = j.elsewhere(true)
-		return false
 	}
-	return true
-}
-
-// cameFrom notes that the attempt to have it served elsewhere was in vain.
-func (j *job) cameFrom(x *geo.Failure) {
 	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
 	j.told.Retries()
+	return nil
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
@@ -172,17 +102,6 @@ func relayedBy(r *geo.Relay) *openai.Error {
 		e.RetryAfter = 1
 	}
 	return e
-}
-
-// end answers with an error, on behalf of a request that was never served here.
-func (j *job) end(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	j.told.EndAttempt(fail)
-	if fail.Status == journal.StatusGone {
-		j.told.Cancelled()
-		j.freed()
-	}
-	j.gw.markRoute(ctx, j.in)
-	j.gw.refuse(ctx, j.in, fail)
 }
 
 // began notes the first event, or all, of a forwarded answer.

@@ -32,6 +32,7 @@ type fault struct {
 	most       int  // recompute_max of the engine that did
 	refusal    bool // a prefill engine took nothing of it: 503 or 429
 	moved      bool // what it was at was taken out of service: an engine, or a region
+	unowned    bool // its decode group is another proxy's now
 }
 
 // cause is why it failed, for receipts and spans.
@@ -48,7 +49,7 @@ type tries struct {
 	prefill       []string // candidates tried since then
 	decode        []int32  // workers that failed, and those beside them
 	refused       int      // by prefill engines, attempts not counted
-	suspect       int      // engines that it may have broken (contract 9)
+	suspect       int      // engines that it may have broken
 	broke         []breach
 }
 
@@ -66,9 +67,15 @@ const mostRefused = 3
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
+// begin forgets the attempts before, as far as they count against the next ones.
 func (t *tries) begin() {
-	t.count, t.unsent, t.refused, t.prefill = 0, 0, 0, nil
+	t.restart()
+	t.prefill = nil
 }
+
+// restart does so for a request that may be served here once more: until it is its
+// turn, the prefill engines that failed are passed over.
+func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
 
 // shun keeps the next attempts off a rank, and off those behind the same API
 // server, while there are others.
@@ -102,8 +109,7 @@ func (j *job) again(f *fault) bool {
 	}
 }
 
-// backoff is the rule of prefill P45: whether a failure is worth another
-// attempt, and after what wait.
+// backoff says whether a failure is worth another attempt, and after what wait.
 func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 	retry, t := &j.gw.conf().Prefill.Retry, &j.tries
 	switch {
@@ -190,22 +196,22 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 		lease.Orphan()
 		return &fault{answer: j.movedOut(), err: errDrained, moved: run.moved.Load()}
 	}
-	// Any other silence may hide a finished prefill (prefill P46).
+	// Any other silence may hide a finished prefill and its KV.
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.gw.monitor.Report(lease.Candidate.Instance, err)
 	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
 }
 
-// unplaced is what becomes of a request whose hand-off got no rank. KV does not
-// cross regions, so one in a region whose ranks are gone, handed back most of
-// all, is spent: the prompt is prefilled again elsewhere, once (geo R17, R36).
-func (j *job) unplaced(err error, region string) *fault {
-	if j.unowned {
-		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, spent: true, final: true}
+// unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
+// regions. So a hand-off in a region whose ranks are gone, most often because the
+// region was handed back, is spent: the prompt is prefilled again elsewhere, once.
+func (j *job) unplaced(err error, region string, unowned bool) *fault {
+	if unowned {
+		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
 	}
 	f := &fault{answer: j.gw.waitError(err, j.prompt), err: err, spent: true, final: true}
-	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && !j.stranded {
-		f.final, f.moved, j.stranded = false, true, true
+	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
+		f.final, f.moved = false, true
 	}
 	return f
 }
@@ -248,7 +254,7 @@ const (
 )
 
 // refused maps an engine's error status: its 4xx reach the client as they came,
-// our own credential's failure and its 5xx do not (contract 9).
+// our own credential's failure and its 5xx do not.
 func (j *job) refused(side, id string, resp *engine.Response, body []byte) *fault {
 	status := resp.StatusCode()
 	f := &fault{
@@ -270,7 +276,7 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 }
 
 // headers are built from scratch for every leg and attempt: a fresh id, so that
-// a retried probe never meets its own first attempt (contract 1.6).
+// a retried probe never meets its own first attempt.
 func (j *job) headers(leg string, attempt int) []engine.Header {
 	return []engine.Header{
 		{Name: "Content-Type", Value: "application/json"},

@@ -77,7 +77,7 @@ func silent(err error) bool {
 }
 
 // blame is a 500 whose cause is open: old vLLM answers so to prompts that are
-// too long, and every engine would (contract 9).
+// too long, and every engine would.
 type blame struct {
 	instance string
 	settle   func(finding) // nil: nobody is accused

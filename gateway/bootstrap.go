@@ -38,7 +38,7 @@ func (e *exchanges) forget(engine string) {
 const exchangeLife = 5 * time.Second
 
 // exchange is what the proxy brings to a probe itself: nothing for connectors
-// whose prefiller answers with the hand-off (contract 1.2).
+// whose prefiller answers with the hand-off.
 func (g *Gateway) exchange(c prefill.Candidate, id string, attempt int) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil

@@ -31,9 +31,9 @@ const notice = 250 * time.Millisecond
 // finishOrLeave says what becomes of a probe whose client leaves. An engine that
 // finishes a prefill pins its KV before anyone hears of it, and closing the
 // connection then loses the only name it has: the pin stays until the hold
-// timeout (contract 2.5, vllm#50425). So the probe may still finish for a moment,
+// timeout (vllm#50425). So the probe may still finish for a moment,
 // and its hand-off is drained like any other; only one that takes longer is
-// aborted, which frees it on the engine at once (contract 2.6). What an engine
+// aborted, which frees it on the engine at once. What an engine
 // finishes in the instant in which it notices that cannot be known to anyone. It
 // is not left on the budget: charging every aborted probe for the whole hold
 // timeout would close the gate on engines that are empty.
@@ -43,7 +43,7 @@ func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
 
 // finishPull has a call whose answer comes in one piece end with its client, but
 // not before its pull of KV is over: no first event tells that it is, so until
-// the time by which one would have come (contract 2.6).
+// the time by which one would have come.
 func (j *job) finishPull(call *engine.Call, over time.Time) (stop func()) {
 	return j.leaveAfter(call, func() time.Duration { return time.Until(over) })
 }
@@ -64,8 +64,7 @@ func (j *job) leaveAfter(call *engine.Call, wait func() time.Duration) (stop fun
 }
 
 // part leaves the decode engine and returns when it has noticed, so that the
-// slot is never another's while the engine still has this request in it
-// (contract 2.6).
+// slot is never another's while the engine still has this request in it.
 func (s *stream) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return

@@ -13,9 +13,8 @@ import (
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
-// the engine has the KV then, and only then the client sees a status line
-// (contract 0.6).
-func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
+// the engine has the KV then, and only then the client sees a status line.
+func (j *job) decode(h *handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
 	next := journal.Transfer
 	if h == nil {
 		next = journal.Prefill
@@ -23,28 +22,16 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	j.told.Calls("decode")
 	j.reach(next)
 	s := j.newStream(slot)
+	defer func() {
+		if f != nil {
+			s.giveBack(h, f)
+		}
+	}()
 	s.computes()
-	if fault := j.open(h, s); fault != nil {
-		if s.run.moved.Load() && !fault.final {
-			fault.moved = true
-		}
-		j.judge(s.rank, fault)
-		kind := dispatcher.Failed
-		switch {
-		case errors.Is(fault.err, owner.ErrNotOwner):
-			kind = dispatcher.Cancelled
-		case h == nil:
-			kind = j.localFailed(s, fault)
-		case s.whole && j.left():
-			kind = dispatcher.Cancelled
-		}
-		s.settle(kind)
-		if j.resume.times == 0 {
-			j.forget()
-		}
-		return nil, fault
+	if f := j.open(h, s); f != nil {
+		return nil, f
 	}
-	h.release() // the prefiller has its blocks back (contract 2.3)
+	h.release() // the prefiller has its blocks back
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
@@ -54,9 +41,32 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (*stream, *fault) {
 	return s, nil
 }
 
+// giveBack returns what the stream of a failed attempt took: slot, run, buffers and
+// the account of bytes kept. It judges the engine before.
+func (s *stream) giveBack(h *handoff, f *fault) {
+	j := s.job
+	if s.run.moved.Load() && !f.final {
+		f.moved = true
+	}
+	j.judge(s.rank, f)
+	kind := dispatcher.Failed
+	switch {
+	case errors.Is(f.err, owner.ErrNotOwner):
+		kind = dispatcher.Cancelled
+	case h == nil:
+		kind = j.localFailed(s, f)
+	case s.whole && j.left():
+		kind = dispatcher.Cancelled
+	}
+	s.settle(kind)
+	if j.resume.times == 0 {
+		j.forget()
+	}
+}
+
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
-// leaks blocks on both sides (contract 2.6).
+// leaks blocks on both sides.
 func (j *job) open(h *handoff, s *stream) *fault {
 	sent, ok := s.rank.area.Enter()
 	defer sent()

@@ -31,7 +31,7 @@ const (
 
 // drain releases a hand-off nobody will decode: no call frees a prefiller's
 // blocks but a decode that pulls them, so one token is decoded and thrown away
-// on the rank the dispatcher picks, charged like any admission (contract 2.5a).
+// on the rank the dispatcher picks, charged like any admission.
 // Until that has happened, or the engine's hold timeout has, the hand-off stays
 // on the prefiller's budget. An engine may have read it before: then the blocks
 // that the drain pulls may be another prompt's. So its text is thrown away, and it

@@ -72,7 +72,7 @@ func streamError(code string, err error) *openai.Error {
 }
 
 // engineError is what an engine said in an event, as a client sees it in place
-// of an answer: only a refusal of the request keeps its status (contract 9).
+// of an answer: only a refusal of the request keeps its status.
 func engineError(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
@@ -116,7 +116,7 @@ func relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	return e
 }
 
-// chooseError maps what the prefill tier says (prefill 9).
+// chooseError maps what the prefill tier says.
 func (g *Gateway) chooseError(err error, model string) *openai.Error {
 	switch {
 	case errors.Is(err, prefill.ErrQueueFull):

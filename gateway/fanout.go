@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -19,8 +20,7 @@ import (
 )
 
 // A fanned is a client's request that became several PD requests, because an
-// engine's answer carries one hand-off only: n above 1, or a list of prompts
-// (contract 1.5). Its legs run side by side, their choices renumbered; the
+// engine's answer carries one hand-off only: n above 1, or a list of prompts. Its legs run side by side, their choices renumbered; the
 // first failure ends all.
 type fanned struct {
 	gw     *Gateway
@@ -83,41 +83,26 @@ func (c *child) leave() {
 // isLeg says whether another record counts for the client's request.
 func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
 
-// fanOut serves a request of several legs.
-func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.Request, body mooncake.Body, legs []openai.Leg, m route, in *incoming, patience time.Time) {
+// fanOut serves a request of several legs. An error it returns has not been answered.
+func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
+	req, in := whole.req, whole.in
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
 	f := &fanned{gw: g, conn: conn, req: req, in: in, id: []byte(prefix + in.told.ID), stop: make(chan struct{})}
 	for i := range legs {
-		kid := &child{gone: make(chan struct{})}
-		name := letters(i)
+		kid, name := &child{gone: make(chan struct{})}, letters(i)
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
-			gw: g, req: req, body: body, leg: &legs[i].Leg, client: kid, id: in.told.ID + "-" + name, model: m, arrive: in.told.Arrival, patience: patience, in: in, told: in.told.Leg(name),
+			gw: g, req: req, body: whole.body, leg: &legs[i].Leg, client: kid, id: in.told.ID + "-" + name, model: whole.model, arrive: whole.arrive, patience: whole.patience, in: in, told: in.told.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
 				ID: f.id, Created: in.told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
 	}
-	whole := &job{gw: g, req: req, body: body, client: conn, id: in.told.ID, model: m, arrive: in.told.Arrival, patience: patience, in: in, told: in.told}
-	for {
-		away, err := f.enter()
-		if away != nil {
-			if whole.send(ctx, away) {
-				return
-			}
-			for _, l := range f.legs { // it came back: they take their old places, and stay
-				l.returned, l.asks = true, whole.asks
-			}
-			continue
-		}
-		if err != nil {
-			whole.end(ctx, whole.notChosen(err))
-			return
-		}
-		break
+	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
+		return fail
 	}
 	conn.OnGone(f.leave)
 	if req.Stream {
@@ -125,17 +110,54 @@ func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, req *openai.
 	} else {
 		f.collect(ctx)
 	}
+	return nil
+}
+
+// goElsewhere takes the turns of all legs. It may be that another dispatcher answers
+// the whole request; one that gives it back lets the legs take their old places.
+func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
+	defer func() {
+		if fail == nil {
+			return
+		}
+		for _, l := range f.legs {
+			if s := l.local.slot; s != nil {
+				f.gw.dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+			}
+		}
+		whole.told.EndAttempt(fail)
+		if fail.Status == journal.StatusGone {
+			whole.told.Cancelled()
+		}
+		f.gw.markRoute(ctx, f.in)
+	}()
+	for {
+		away, err := f.enter()
+		switch {
+		case away != nil:
+		case err != nil:
+			return false, whole.notChosen(err)
+		default:
+			return false, nil
+		}
+		whole.told.Attempt()
+		if answered, fail := whole.send(ctx, away); answered || fail != nil {
+			return answered, fail
+		}
+		for _, l := range f.legs {
+			l.history = whole.history
+		}
+	}
 }
 
 // enter has the legs that decode ranks do not serve whole enter the arrival
 // queue together. It may be that the whole request goes to another region: the
-// decision about its first leg is one about all, as long as none was served
-// here (geo R1, R6).
+// decision about its first leg is one about all, as long as none was served here.
 func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.gw.conf().Geo.Follows() {
 		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
-			l.local.slot = l.bindLocal()
+			l.local.slot = l.bindLocal(nil)
 			return l.local.slot != nil
 		})
 	}
@@ -159,11 +181,6 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 			l.ticket = &tickets[i]
 		}
 	}
-	for _, l := range f.legs {
-		if s := l.local.slot; err != nil && s != nil {
-			f.gw.dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
-		}
-	}
 	return nil, err
 }
 
@@ -171,7 +188,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 // regions.
 func (f *fanned) ask(legs []leg) (head *geo.Question) {
 	first := legs[0]
-	if head = first.elsewhere(first.returned && !first.asks || len(legs) < len(f.legs)); head == nil {
+	if head = first.elsewhere(first.history == returned || len(legs) < len(f.legs)); head == nil {
 		return nil
 	}
 	head.Legs(len(legs))
@@ -223,7 +240,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	ends := make(chan *openai.Error, len(f.legs)) // in the order they happened
 	for i, l := range f.legs {
 		f.wg.Go(func() {
-			s, fail := l.serve()
+			s, fail := l.serve(nil)
 			if fail == nil {
 				parts[i].PromptIndex = l.prompt
 				parts[i].JSON, fail = s.collect()

@@ -62,7 +62,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 // run takes one leg to its end and sends what it has. That nobody reads any
 // more is told by stop.
 func (m *merged) run(i int, l leg) {
-	s, fail := l.serve()
+	s, fail := l.serve(nil)
 	if fail != nil {
 		m.send(piece{fail: fail, done: true})
 		return

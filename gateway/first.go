@@ -42,7 +42,7 @@ func (s *stream) first(deadline time.Time) error {
 }
 
 // notAStream reads a 200 that is no event stream: some routes answer so with
-// an error (contract 4.5).
+// an error.
 func (s *stream) notAStream(contentType []byte) error {
 	if bytes.HasPrefix(contentType, []byte("application/json")) {
 		if err := s.readWhole(); err != nil {

@@ -90,7 +90,7 @@ type route struct {
 }
 
 // defaultSlots is what a rank is given when nobody says its max_num_seqs, which
-// cannot be discovered (contract 3).
+// cannot be discovered.
 const defaultSlots = 32
 
 func newFleet(gw *Gateway) *fleet {

@@ -4,7 +4,7 @@ package gateway
 const regionMark = "@"
 
 // boardIn is where the ranks of another region are while they are ours: KV does
-// not cross regions, so what was prefilled there is decoded there (geo R17).
+// not cross regions, so what was prefilled there is decoded there.
 func boardIn(board, region string) string {
 	if region == "" {
 		return board

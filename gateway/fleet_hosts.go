@@ -17,7 +17,7 @@ type trust struct {
 
 // learnHosts finds the names and addresses a prefiller's hand-offs may point
 // decode engines at, and trusts them while the engine is there. Any other host
-// in a hand-off is refused (contract 10).
+// in a hand-off is refused.
 func (f *fleet) learnHosts(in *instance) {
 	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
 	ctx, cancel := context.WithTimeout(f.gw.ctx, 2*time.Second)

@@ -71,7 +71,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worke
 func ranksOf(in *instance) []int {
 	if in.conf.Ranks == 0 {
 		if in.role == rolePrefill && in.profile.Connector == mooncake.VLLMMooncake {
-			return []int{0} // it wants the header even for its only rank (contract 1.2)
+			return []int{0} // it wants the header even for its only rank
 		}
 		return []int{-1}
 	}

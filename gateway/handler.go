@@ -81,25 +81,30 @@ func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: receipt.Clip(clientID), Arrival: arrive})}
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.told.ID))
 
-	key, fail := g.authenticate(ctx)
+	fail := g.checkSender(ctx, ep, in)
+	if fail == nil {
+		fail = g.answer(ctx, ep, in)
+	}
 	if fail != nil {
 		g.refuse(ctx, in, fail)
-		return
+	}
+}
+
+// checkSender finds out who sends a request and whether they may now.
+func (g *Gateway) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+	key, fail := g.authenticate(ctx)
+	if fail != nil {
+		return fail
 	}
 	if fail := encoded(ctx); fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+		return fail
 	}
 	in.told.Key = key.Name
 	in.told.Witness(headersOf(ctx), key.Trusted, ep)
 	if key.Trusted {
 		in.explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
-	if fail := in.identify(ctx, key, arrive); fail != nil {
-		g.refuse(ctx, in, fail)
-		return
-	}
-	g.answer(ctx, ep, in)
+	return in.identify(ctx, key, in.told.Arrival)
 }
 
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
@@ -117,8 +122,9 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 }
 
 // answer serves a request whose sender may send it: a client, or another
-// dispatcher.
-func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) {
+// dispatcher. An error it returns has not been answered yet, and the request holds what
+// it took of its caller's limits until account.
+func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	arrive, from := in.told.Arrival, in.from
 	in.told.Parsing()
 	req, m, fail := g.admit(ctx, ep, in)
@@ -127,74 +133,61 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 		fail = g.regions.busy(from, m)
 	}
 	if fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+		return fail
 	}
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		g.refuse(ctx, in, &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"})
-		return
+		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	if fail := g.steer(ctx, in, m, &req.Body); fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+		return fail
 	}
 	in.locate(ctx)
 	legs, body := req.Legs(), req.Body
 	if fail := g.overlong(m, req, legs); fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+		return fail
 	}
-	fail = in.book(len(legs) - 1)
-	if fail == nil {
-		fail = in.meter(estimateAll(req, legs), arrive)
+	if fail := in.book(len(legs) - 1); fail != nil {
+		return fail
 	}
-	if fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+	if fail := in.meter(estimateAll(req, legs), arrive); fail != nil {
+		return fail
 	}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
-	patience := patienceOf(&ctx.Request.Header, arrive)
-	if len(legs) > 1 {
-		g.fanOut(ctx, conn, req, body, legs, m, in, patience)
-		return
-	}
 	j := &job{
-		gw: g, req: req, body: body, leg: &legs[0].Leg, client: conn, id: in.told.ID, model: m, arrive: arrive, patience: patience, in: in, told: in.told,
-		ask: sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1},
+		gw: g, req: req, body: body, client: conn, id: in.told.ID, model: m, arrive: arrive, patience: patienceOf(&ctx.Request.Header, arrive), in: in, told: in.told,
 	}
-	if j.abroad(ctx) {
-		return
+	if len(legs) > 1 {
+		return g.fanOut(ctx, conn, j, legs)
 	}
-	s, fail := j.serve()
-	if fail != nil {
-		var answered bool
-		if s, fail, answered = j.goesOn(ctx, fail); answered {
-			return
-		}
+	j.leg = &legs[0].Leg
+	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1}
+	s, fail := j.serve(ctx)
+	if s == nil && fail == nil {
+		return nil // another dispatcher answers
 	}
 	g.expose(ctx, in)
 	g.markRoute(ctx, in)
 	in.body.Give() // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
-		g.refuse(ctx, in, fail)
-		return
+		return fail
 	}
 	if from != nil {
 		g.regions.explain(ctx, in, nil)
 	}
 	if req.Stream {
 		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
-		return
+		return nil
 	}
 	answer, fail := s.collect()
 	s.close(nil)
 	if fail != nil {
 		g.fail(ctx, fail)
-		return
+		return nil
 	}
 	ctx.SetContentType("application/json")
 	ctx.SetBody(answer)
+	return nil
 }
 
 // patienceOf is when the client gives up waiting for an answer to begin, as the
@@ -239,7 +232,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	}
 	switch {
 	case far:
-	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // geo 10
+	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)

@@ -74,7 +74,7 @@ func (h *handoff) orphan() {
 
 // pulledBy is until when a first event is believed: the KV it was made of was
 // read while the prefiller still had the blocks. What comes later may be made of
-// blocks that are somebody else's by then (contract 2.4). A quarter of the margin
+// blocks that are somebody else's by then. A quarter of the margin
 // is for what the two clocks disagree on: the engine counts from the end of the
 // prefill, we from its answer. An answer in one piece does not tell when its pull
 // was, and is not held to it.

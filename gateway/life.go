@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher"
@@ -18,8 +19,8 @@ import (
 )
 
 // A job is one prompt that becomes one PD request: a client's request, or one
-// leg of a fan-out. serve is its life; every state stands in this file, what a
-// failed attempt comes to in attempt.go.
+// leg of a fan-out. serve is its life; the states of its history stand in history.go,
+// what a failed attempt comes to in attempt.go.
 type job struct {
 	gw     *Gateway
 	req    *openai.Request
@@ -42,13 +43,9 @@ type job struct {
 	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 	place  bool            // a reserved place in the pool is ours to give back
 
-	question *geo.Question // where it goes, if there are other regions
-	returned bool          // another region gave it back
-	unowned  bool          // its decode group became another proxy's before a rank had it
-	asks     bool          // it came back from a proxy of this region, and is asked about again
-	ran      int           // such proxies that may have served it all the same
-	failed   bool          // every attempt here did, by no fault of its own
-	stranded bool          // its hand-off was in a region that has no rank for it any more
+	history  history
+	question *geo.Question // where it goes, if there are other regions and that is open
+	ran      int           // proxies of this region that may have served it, and gave it back
 
 	tries tries
 	local locally
@@ -72,21 +69,22 @@ type client interface {
 //	       ↑                                      ↓
 //	       └────── what the client has ←── lost in the middle
 //
-// A prompt that a decode rank computes itself begins with decode (local.go).
+// A prompt that a decode rank computes itself begins with decode (local.go). A
+// request that another dispatcher should have is sent there instead (abroad.go); its
+// history says when that may be.
 //
-// The caller relays the rest and settles by closing the stream. Before the
-// first event nothing has reached the client, so a failure may start over: with
-// the same hand-off if no byte of a request with it was written to an engine,
+// The caller relays the rest and settles by closing the stream. Without a stream and
+// without an error the answer came from another dispatcher and is on its way to ctx.
+// Before the first event nothing has reached the client, so a failure may start over:
+// with the same hand-off if no byte of a request with it was written to an engine,
 // else with a fresh prefill. A broken connection, or a status from an engine or a
 // proxy before it, does not prove that the KV was not read.
-// An answer that is lost afterwards comes here again, from
-// goOn: the prompt is longer by then, the rest is the same.
-func (j *job) serve() (_ *stream, fail *openai.Error) {
-	defer j.freePlace()
-	defer j.holdsNone()
-	defer j.settleDoubts()
+// An answer that is lost afterwards comes here again, from goOn: the prompt is longer
+// by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
+// is sent to another dispatcher.
+func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
+	defer j.endStay()
 	defer func() {
-		j.find(unclear)
 		if fail == nil {
 			return
 		}
@@ -98,16 +96,30 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 	var held *handoff // prefilled and not yet consumed
 	j.tries.begin()
 	for {
+		if ctx != nil && j.history.open() && j.question == nil {
+			j.question = j.elsewhere(false)
+		}
 		j.told.Attempt()
 		var fault *fault
-		var slot *dispatcher.Slot
-		if j.leased == nil && j.ticket == nil { // a turn that was taken is used
-			slot = j.bindLocal() // to a rank that needs no hand-off
-		}
+		slot := j.bindLocal(held) // to a rank that needs no hand-off
 		if slot == nil && held == nil {
-			lease, fail := j.choose()
-			if fail != nil {
-				return nil, fail
+			lease, away, err := j.choose()
+			switch {
+			case away != nil && ctx == nil: // a leg's question was settled before
+				away.Drop()
+				return nil, errNotOurs()
+			case away != nil:
+				if answered, fail := j.send(ctx, away); answered || fail != nil {
+					return nil, fail
+				}
+				continue
+			case err != nil:
+				fail := j.notChosen(err)
+				if !errors.Is(err, prefill.ErrUnavailable) || !j.leaves(ctx, failed) {
+					return nil, fail
+				}
+				j.told.EndAttempt(fail)
+				continue
 			}
 			j.tries.prefill = append(j.tries.prefill, lease.Candidate.ID)
 			held, fault = j.probe(lease)
@@ -129,30 +141,67 @@ func (j *job) serve() (_ *stream, fail *openai.Error) {
 		if fault.spent {
 			held = nil
 		}
-		if !j.again(fault) {
-			j.doubt(held, false) // no engine has it, but no answer needs it any more
-			if j.left() {
-				return nil, errGone()
-			}
-			j.failed = !fault.final && j.tries.suspect < poison
+		if j.again(fault) {
+			continue
+		}
+		j.doubt(held, false) // no engine has it, but no answer needs it any more
+		held = nil
+		switch {
+		case j.left():
+			return nil, errGone()
+		case fault.unowned && j.leaves(ctx, lostGroup):
+		case !fault.final && j.tries.suspect < poison && j.leaves(ctx, failed):
+		default:
 			return nil, fault.answer
 		}
 	}
 }
 
-// choose waits in the arrival queue for a place in the pool and an engine that
-// may take the prompt.
-func (j *job) choose() (*prefill.Lease, *openai.Error) {
-	if lease := j.leased; lease != nil {
-		j.leased = nil
-		return lease, nil
+// leaves says whether a request that cannot be served here is asked about again: to
+// its decode group's owner, or to a region where attempts have not failed yet. What
+// its stay here holds is given back then.
+func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
+	r := j.gw.regions
+	if ctx == nil || r == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !r.node.Offered(j.model.name) || !j.history.moves(why) {
+		return false
 	}
+	q := j.elsewhere(false)
+	if why == failed && !q.Offered() {
+		return false
+	}
+	j.endStay()
+	j.tries.restart()
+	j.question = q
+	return true
+}
+
+// endStay gives back what the request still holds when its attempts here are over: its
+// place in the pool, and hand-offs from which no answer may be made.
+func (j *job) endStay() {
+	j.question = nil
+	j.find(unclear)
+	j.settleDoubts()
+	j.holdsNone()
+	j.freePlace()
+}
+
+// choose waits in the arrival queue for a place in the pool and an engine that may
+// take the prompt. It may be that another dispatcher should have the request.
+func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	lease, err := j.acquire()
-	if err != nil {
-		j.failed = errors.Is(err, prefill.ErrUnavailable)
-		return nil, j.notChosen(err)
+	if err == nil {
+		return lease, nil, nil
 	}
-	return lease, nil
+	q := j.question
+	j.question = nil
+	if q == nil || q.Forward() == nil {
+		return nil, nil, err
+	}
+	if errors.Is(err, prefill.ErrElsewhere) {
+		return nil, q.Forward(), nil
+	}
+	q.Forward().Drop()
+	return nil, nil, err
 }
 
 // notChosen is the answer to a request that got no turn.
@@ -187,11 +236,20 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	}
 	j.place = true
 	j.told.Chose(lease)
+	if j.history.open() {
+		j.tries.prefill = nil // of attempts before its question
+	}
 	if j.question != nil {
 		j.question.Stayed(lease.Wait)
-		j.question = nil // a retry stays
 	}
+	j.stays()
 	return lease, nil
+}
+
+// stays has its turn here: no retry leaves.
+func (j *job) stays() {
+	j.question = nil
+	j.history.moves(turned)
 }
 
 // turn is what the arrival queue knows of a request. A retry has its first
@@ -200,7 +258,7 @@ func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
 		Session: j.in.session, Policy: j.in.prefillPolicy, Target: j.in.toPrefill,
-		Key: j.told.Key, Priority: j.in.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.returned || j.failed || j.stranded,
+		Key: j.told.Key, Priority: j.in.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
 	}
 	if j.holder == nil {
 		j.holder = &prefill.Holder{}
@@ -234,9 +292,9 @@ func (j *job) freePlace() {
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
-// All that ends the wait otherwise ends the request but one: a region whose
-// engines are ours no more, or whose ranks are gone, leaves it to be prefilled
-// in another.
+// Any other end of the wait ends the request, with two exceptions: if the region's
+// engines were handed back or it lost its ranks, the prompt is prefilled again in
+// another region, and if its decode group is another proxy's now, that proxy is asked.
 func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	began := time.Now()
 	j.reach(journal.Pooled)
@@ -259,8 +317,9 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		j.gw.drain(h, j.model)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
+	var unowned bool
 	for waits := true; waits; {
-		if j.unowned = !j.gw.fleet.owned(j.model.board); j.unowned || region != "" && !j.gw.owner.Admits(region) {
+		if unowned = !j.gw.fleet.owned(j.model.board); unowned || region != "" && !j.gw.owner.Admits(region) {
 			j.gw.dispatcher.Withdraw(e)
 			r = <-got // the slot may have come first: it is looked at again before it is used
 			break
@@ -277,8 +336,8 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		}
 	}
 	if r.Err != nil {
-		f := j.unplaced(r.Err, region)
-		if f.final && !j.unowned {
+		f := j.unplaced(r.Err, region, unowned)
+		if f.final && !unowned {
 			j.gw.drain(h, j.model)
 		} else { // no rank is left that could drain it
 			h.orphan()

@@ -23,7 +23,7 @@ import (
 const (
 	localShort = "short" // little of it is new there
 	localAsked = "asked" // a trusted caller wants no hand-off
-	localEnded = "ended" // its probes end with the answer's end and hand nothing off (contract 1.3)
+	localEnded = "ended" // its probes end with the answer's end and hand nothing off
 )
 
 // Values of disaggregateHeader.
@@ -57,11 +57,16 @@ func (j *job) recognize() prefill.Prompt {
 }
 
 // bindLocal binds the request to a decode rank that computes its prompt, if that
-// may be and a rank has room. What is nil goes the usual way.
-func (j *job) bindLocal() *dispatcher.Slot {
+// may be and a rank has room. Without a slot the request goes the usual way, as does
+// one with a hand-off, or one whose turn was taken with its siblings'. Where one
+// dispatcher decides for all, it is asked first, and so it is after failures here.
+func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	if s := j.local.slot; s != nil {
 		j.local.slot = nil
 		return s
+	}
+	if held != nil || j.ticket != nil || j.question != nil && j.history.open() && (j.gw.conf().Geo.Follows() || j.history == triedHere) {
+		return nil
 	}
 	conf := &j.gw.conf().Prefill.Disaggregation
 	why := j.localWhy(conf)
@@ -98,12 +103,13 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	j.gw.metrics.localRequests.WithLabelValues(why).Inc()
 	j.gw.metrics.localTokens.Add(float64(r.Slot.NewTokens))
+	j.stays()
 	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
 	return r.Slot
 }
 
 // localWhy is why the request may be served whole now; empty: it may not. It is
-// asked once, and no failed prefill comes back here (contract 9) but one: an
+// asked once, and no failed prefill comes back here but one: an
 // engine that finds the prompt's answer empty hands nothing off.
 func (j *job) localWhy(conf *config.Disaggregation) string {
 	switch {

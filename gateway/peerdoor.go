@@ -179,7 +179,9 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin}), from: from}
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
 	in.told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
-	g.answer(ctx, ep, in)
+	if fail := g.answer(ctx, ep, in); fail != nil {
+		g.refuse(ctx, in, fail)
+	}
 }
 
 // busy refuses a request for whose model too many wait here already.
@@ -226,7 +228,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.told.Key, Leave: j.failed, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
+		ID: j.id, Model: j.model.name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
 	}
 	if from := j.in.from; from != nil {
 		a.Came = &from.Hop

@@ -41,7 +41,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	if err != nil {
 		return nil, j.probeFailed(lease, run, err)
 	}
-	answered := time.Now() // the hold timeout counts from the response headers (contract 2.4)
+	answered := time.Now() // the hold timeout counts from the response headers
 	defer resp.Close()
 	var answer []byte
 	if resp.StatusCode() != http.StatusOK {
@@ -95,7 +95,7 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 		// Without a hand-off the engine keeps nothing; blocks that we cannot
 		// name may be held, so they stay on its budget.
 		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
-			lease.Release() // its first token was the end of the answer (contract 1.3): the prompt's doing
+			lease.Release() // its first token was the end of the answer: the prompt's doing
 			j.endsAtOnce(got.PromptTokens)
 		} else {
 			lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
@@ -121,7 +121,7 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 	if got.ByProbeID {
 		h.id = j.legID("p", j.told.Attempts)
 	}
-	fail := j.tooLong() // the decode engine would refuse it after the pull (contract 9)
+	fail := j.tooLong() // the decode engine would refuse it after the pull
 	if fail == nil {
 		fail = j.verify(j.resume.atP, got.PromptTokens)
 	}
@@ -132,7 +132,7 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 	return h, nil
 }
 
-// endsAtOnce notes that the first token was the end of the answer (contract 1.3).
+// endsAtOnce notes that the first token was the end of the answer.
 // Later probes mask the end-of-sequence token; where that does not help, a decode
 // rank may do without a hand-off.
 func (j *job) endsAtOnce(tokens int) {

@@ -43,8 +43,8 @@ type decoding struct {
 
 const (
 	decodingEvery = 250 * time.Millisecond
-	firstByte     = 120 * time.Second // of a forward (geo R28)
-	wholeAnswer   = 16 << 20          // bytes of one that is not streamed (geo R27)
+	firstByte     = 120 * time.Second // of a forward
+	wholeAnswer   = 16 << 20          // bytes of one that is not streamed
 )
 
 // newRegions wires the node; nil without other regions.

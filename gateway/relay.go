@@ -27,7 +27,7 @@ import (
 type stream struct {
 	job *job
 	source
-	whole bool // the engine's own answer in one piece, no events (contract 6)
+	whole bool // the engine's own answer in one piece, no events
 
 	assembler *sse.Assembler // set for an answer put together from the events
 	unread    []byte         // events the client has not taken yet
@@ -153,7 +153,7 @@ func (s *stream) fill() error {
 		err = s.reader.Err()
 	}
 	if err == nil || s.ended || s.lost != nil {
-		return nil //nolint:nilerr // the end of the stream is none of the answer
+		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	if s.reader.Torn() && s.assembler == nil {
 		s.out = append(s.out, sse.BlankLine...) // the error or the end must be an event of its own
@@ -253,7 +253,7 @@ func (s *stream) progress(tokens int) {
 }
 
 // end closes the stream's contents: whole when fail is nil, else with an error
-// event, never as if whole (contract 0.9). The slot is free from here on.
+// event, never as if whole. The slot is free from here on.
 func (s *stream) end(fail *openai.Error) {
 	if s.ended {
 		return

@@ -19,7 +19,7 @@ import (
 )
 
 // An answer whose decode rank gives it back or dies goes on elsewhere, with a
-// fresh prefill of the prompt and of what the client has (contract 5.3). The
+// fresh prefill of the prompt and of what the client has. The
 // tiers say how, and label the metrics.
 const (
 	tierAnew     = "0" // nothing of the answer is out: the same request again
@@ -175,7 +175,7 @@ func (s *stream) cut(err error) {
 }
 
 // poisons tells whether engines failed at the request twice: a third may not
-// fail at it (contract 9).
+// fail at it.
 func (s *stream) poisons() bool {
 	if s.firstAt.IsZero() {
 		return false // again judges it
@@ -203,7 +203,7 @@ func (s *stream) goOn() {
 	if tier != tierNone && tier != tierFinished {
 		j.told.Retries()
 		var next *stream
-		if next, cause = j.serve(); cause == nil {
+		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)
 		}
 	}

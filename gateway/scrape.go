@@ -14,7 +14,7 @@ import (
 )
 
 // pages are the engines' last metric pages. The ranks of one engine share a
-// page: it is fetched once an interval and never twice at a time (prefill P11).
+// page: it is fetched once an interval and never twice at a time.
 type pages struct {
 	mu sync.Mutex
 	of map[string]*page // by instance

@@ -56,7 +56,7 @@ func vocabSize(cfg *config.Config) int {
 }
 
 // poolTTL is the configured one, else the shortest hold budget of the prefill
-// engines in use (contract 2.4).
+// engines in use.
 func (s *settings) poolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL

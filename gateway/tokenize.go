@@ -19,7 +19,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// A tokenizer asks prefill engines for the token ids of prompts (contract 7).
+// A tokenizer asks prefill engines for the token ids of prompts.
 // It must never hold a request up for long: what it does not learn in time is
 // found by the bytes of its text, as without it.
 type tokenizer struct {
