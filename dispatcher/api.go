@@ -2,7 +2,7 @@ package dispatcher
 
 import "evenkeel/dispatcher/board"
 
-// What the dispatcher is told and what it tells is what its boards are told and tell.
+// Worker and the types below are those of the boards: what the dispatcher is told and what it tells.
 type (
 	Worker          = board.Worker
 	Outcome         = board.Outcome

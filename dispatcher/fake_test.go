@@ -208,17 +208,6 @@ func (w waiting) slotNow(t tb) *Slot {
 	}
 }
 
-func (w waiting) errNow(t tb) error {
-	t.Helper()
-	select {
-	case r := <-w.result:
-		return r.Err
-	default:
-		t.Fatalf("entry %d still waits; want an error", w.entry.ID)
-		return nil
-	}
-}
-
 func (w waiting) waits() bool { return len(w.result) == 0 }
 
 func count(t testing.TB, c prometheus.Counter) float64 {

@@ -1,10 +1,12 @@
 package dispatcher
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
@@ -70,4 +72,48 @@ func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
 	d.Counted(r.Slot, 400)
 	require.Zero(t, d.Status(t.Context()).Drift)
 	require.Zero(t, places.Used(), "a prompt without a hand-off never held a place")
+}
+
+// Whatever happens in whatever order, there is a place for each entry that waits.
+func TestEveryEntryThatWaitsHasAPlace(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		cfg := testConfig()
+		cfg.Window, cfg.TTL, cfg.Places = 3*time.Millisecond, 100*time.Millisecond, pool.NewPlaces(1<<20)
+		h := newHand(t, cfg)
+		h.fleet(ranks(2, 2, 200))
+		var waits []waiting
+		var held []*Slot
+		rt.Repeat(map[string]func(*rapid.T){
+			"enqueue": func(rt *rapid.T) {
+				require.True(rt, cfg.Places.TryReserve())
+				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt")}))
+			},
+			"withdraw": func(rt *rapid.T) {
+				if len(waits) > 0 {
+					w := rapid.SampledFrom(waits).Draw(rt, "entry")
+					h.do(func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) })
+				}
+			},
+			"release": func(*rapid.T) {
+				if len(held) > 0 {
+					h.release(held[0])
+					held = held[1:]
+				}
+			},
+			"set workers": func(rt *rapid.T) { h.fleet(ranks(rapid.IntRange(0, 3).Draw(rt, "ranks"), 2, 200)) },
+			"time passes": func(rt *rapid.T) { h.pass(time.Duration(rapid.IntRange(0, 60).Draw(rt, "ms")) * time.Millisecond) },
+			"": func(rt *rapid.T) {
+				waits = slices.DeleteFunc(waits, func(w waiting) bool {
+					if w.waits() {
+						return false
+					}
+					if r := <-w.result; r.Slot != nil {
+						held = append(held, r.Slot)
+					}
+					return true
+				})
+				require.Equal(rt, len(waits), cfg.Places.Used())
+			},
+		})
+	})
 }

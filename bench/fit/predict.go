@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
 
@@ -28,13 +29,23 @@ func FromTrace(path string) (*History, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &History{Notes: t.Notes()}
-	for i := range t.Requests {
-		r := &t.Requests[i]
-		h.Samples = append(h.Samples, predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.PromptKey()})
-	}
+	h := &History{Notes: t.Notes(), Samples: samples(t.Requests)}
 	err = h.identify(path, t.Start)
 	return h, err
+}
+
+// Trees fits predictor learned to requests, for what a policy needs.
+func Trees(requests []trace.Request, n policy.Needs) (*predictor.Fit, error) {
+	return predictor.Train(string(predictor.KindLearned), samples(requests), predictor.Options{Horizon: n.Horizon, Tau: n.Tau, Every: n.Every})
+}
+
+func samples(requests []trace.Request) []predictor.Sample {
+	out := make([]predictor.Sample, len(requests))
+	for i := range requests {
+		r := &requests[i]
+		out[i] = predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.PromptKey()}
+	}
+	return out
 }
 
 // FromLog reads a request log. Requests that did not end by themselves say

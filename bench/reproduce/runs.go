@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
+	"evenkeel/dispatcher/board"
 )
 
 // scenario is a load on a fleet.
@@ -123,7 +124,7 @@ func (s *simulations) run(sc scenario, policies []string) (*outcome, error) {
 	}
 	plan := sim.Plan{
 		Source: sc.on.from, Requests: s.requests(sc.on), Seeds: s.seeds,
-		Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool},
+		Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool}, Window: board.DefaultWindow,
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
 	plan.Policies = lacking(out.metrics, policies)

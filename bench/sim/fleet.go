@@ -38,7 +38,7 @@ type Moment struct {
 	Ms   float64
 }
 
-// The step model where nobody says another (algorithm 1).
+// The step model where nobody says another.
 const (
 	DefaultC0Ms = 55
 	DefaultC1Ms = 2e-4
@@ -141,7 +141,7 @@ func (g *Group) slots() (n int) {
 }
 
 // tokensPerMs is what the group generates with every slot taken and the load
-// level; a running request holds so many KV tokens in the mean (algorithm 1).
+// level; a running request holds so many KV tokens in the mean.
 func (g *Group) tokensPerMs(resident float64) float64 {
 	slots, capacity := float64(g.slots()), 0.0
 	for i := range g.Ranks {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/board"
 )
 
 // Two groups of one rank: the first steps in 100 ms, the second in 10.
@@ -19,7 +19,7 @@ func twoGroups(slots int) Fleet {
 
 func TestGroupsStepOnTheirOwn(t *testing.T) {
 	f := twoGroups(1)
-	r, err := newRun(&f, Load{Pool: 1}, of([2]int32{500, 2}, [2]int32{400, 3}, [2]int32{300, 1}, [2]int32{200, 1}), nil, by("pjsq"))
+	r, err := newRun(&f, Load{Pool: 1}, of([2]int32{500, 2}, [2]int32{400, 3}, [2]int32{300, 1}, [2]int32{200, 1}), by("pjsq"))
 	require.NoError(t, err)
 	type at struct {
 		ms         float64
@@ -46,7 +46,7 @@ func TestARequestJoinsAStepInProgressAtItsEnd(t *testing.T) {
 	f.Groups[0].Ranks[0].Slots = 2
 	w := of([2]int32{100, 2}, [2]int32{100, 5}, [2]int32{100, 1})
 	w.jobs[1].at, w.jobs[2].at = 50, 60 // ready at 55, 105 and 115
-	r, err := newRun(&f, Load{Rho: 1}, w, nil, by("pjsq"))
+	r, err := newRun(&f, Load{Rho: 1}, w, by("pjsq"))
 	require.NoError(t, err)
 	require.NoError(t, r.all(context.Background()))
 	require.Equal(t, []float64{155, 115, 255}, []float64{r.jobs[0].first, r.jobs[1].first, r.jobs[2].first},
@@ -55,13 +55,13 @@ func TestARequestJoinsAStepInProgressAtItsEnd(t *testing.T) {
 
 func TestTheGroupWithFewerKVTokensARankChoosesFirst(t *testing.T) {
 	f := twoGroups(2)
-	r, err := newRun(&f, Load{}, of([2]int32{900, 9}, [2]int32{10, 9}, [2]int32{20, 9}, [2]int32{30, 9}), nil, by("pjsq"))
+	r, err := newRun(&f, Load{}, of([2]int32{900, 9}, [2]int32{10, 9}, [2]int32{20, 9}, [2]int32{30, 9}), by("pjsq"))
 	require.NoError(t, err)
 	_, err = r.turn()
 	require.NoError(t, err)
 	ids := func(w *worker) (ids []uint64) {
-		for i := range w.view {
-			ids = append(ids, w.view[i].ID)
+		for i := range w.legs {
+			ids = append(ids, uint64(w.legs[i].job)+1)
 		}
 		return ids
 	}
@@ -73,31 +73,21 @@ func TestAnEntryTooLargeForAGroupWaitsForAnother(t *testing.T) {
 	f := twoGroups(1)
 	f.Groups[0].Ranks[0].Capacity = 1000
 	seen := map[string][]int{}
-	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{100, 1}, [2]int32{100, 1}, [2]int32{5000, 1}, [2]int32{100, 1}), nil, func(g int) (policy.Policy, error) {
-		p, err := policy.Parse("pjsq")
-		return watched{p, func(n int) { seen[f.Groups[g].Name] = append(seen[f.Groups[g].Name], n) }}, err
-	})
+	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{100, 1}, [2]int32{100, 1}, [2]int32{5000, 1}, [2]int32{100, 1}), by("pjsq"))
 	require.NoError(t, err)
+	r.round = func(round *board.Round) {
+		name := map[string]string{"0": "slow", "1": "fast"}[round.Group]
+		seen[name] = append(seen[name], len(round.Snapshot.Pool))
+	}
 	require.NoError(t, r.all(context.Background()))
 	require.Equal(t, 4, r.meter.done)
 	require.Equal(t, 3, seen["slow"][0], "not the one of 5,000 tokens")
 	require.Equal(t, 3, seen["fast"][0], "one went to the slow group, the large one is there")
 }
 
-// watched tells how many entries a policy was shown.
-type watched struct {
-	policy.Policy
-	saw func(entries int)
-}
-
-func (w watched) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
-	w.saw(len(s.Pool))
-	return w.Policy.Decide(s, dst)
-}
-
 func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	f := simple(1, 1, 1000)
-	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{400, 2}, [2]int32{500, 1}, [2]int32{300, 1}, [2]int32{50, 1}), nil, by("jsq"))
+	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{400, 2}, [2]int32{500, 1}, [2]int32{300, 1}, [2]int32{50, 1}), by("jsq"))
 	require.NoError(t, err)
 	_, err = r.turn()
 	require.NoError(t, err)

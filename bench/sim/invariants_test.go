@@ -78,7 +78,7 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 					load = Load{Rho: rapid.Float64Range(0.2, 1.5).Draw(t, "rho")}
 				}
 				w := drawWorkload(t, load, &f)
-				r, err := newRun(&f, load, w, nil, by(spec))
+				r, err := newRun(&f, load, w, by(spec))
 				require.NoError(t, err)
 				r.meter.warm, r.meter.over, r.meter.measuring = 0, true, true // all of it is measured
 				for turns, over := 0, false; !over; turns++ {
@@ -98,7 +98,7 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 // checkRun: what must hold between any two turns. It runs millions of times, so
 // it compares without the help of testify.
 func checkRun(t *rapid.T, r *run) {
-	placed, slots := 0, map[int32]bool{}
+	placed, slots, seen := 0, map[int32]bool{}, map[int32]int64{}
 	must := func(ok bool, what string, args ...any) {
 		if !ok {
 			t.Fatalf(what, args...)
@@ -106,19 +106,17 @@ func checkRun(t *rapid.T, r *run) {
 	}
 	for _, g := range r.groups {
 		for _, w := range g.workers {
-			must(len(w.view) == len(w.legs) && len(w.rhat) == len(w.legs), "lists of %d, %d and %d", len(w.legs), len(w.view), len(w.rhat))
 			must(w.active <= w.Slots, "%d requests in %d slots", w.active, w.Slots)
-			must(g.policy.Immediate() || len(w.legs) == w.active, "a pooled policy sends into free slots only")
+			must(r.immediate() || len(w.legs) == w.active, "a pooled policy sends into free slots only")
 			kv, pulled := int64(0), 0
 			for i, l := range w.legs {
-				v, q := &w.view[i], &r.jobs[l.job]
-				must(q.state == jobPlaced && v.ID == uint64(l.job)+1 && v.Prompt == q.prompt, "request %d is shown as %+v", l.job, *v)
-				must(v.Generated == max(0, l.gen-int32(r.fleet.Stale)) && v.Age == q.age+v.Generated, "%d tokens generated, seen %+v", l.gen, *v)
+				q := &r.jobs[l.job]
+				must(q.state == jobPlaced && l.prompt == q.prompt, "request %d of %d tokens is in state %d with %d", l.job, q.prompt, q.state, l.prompt)
+				must(r.counts.Tokens[l.slot] == max(0, l.gen-int32(r.fleet.Stale)), "%d tokens generated, told %d", l.gen, r.counts.Tokens[l.slot])
 				must(q.output == q.age+l.gen+l.left && l.left > 0, "%d of %d tokens, %d left", q.age+l.gen, q.output, l.left)
-				must(!slots[v.Slot], "slot %d twice", v.Slot)
-				slots[v.Slot] = true
-				predicted := r.forecast.active || r.forecast.oracle
-				must(!predicted || v.Rhat >= 1 && v.Rhat <= float32(r.forecast.rules.H), "expected to end after %v of %d steps", v.Rhat, r.forecast.rules.H)
+				must(!slots[l.slot], "slot %d twice", l.slot)
+				slots[l.slot] = true
+				seen[w.id] += int64(l.prompt) + int64(r.counts.Tokens[l.slot])
 				must(l.pulled || i >= w.active, "no slot without KV")
 				if l.pulled {
 					pulled++
@@ -130,11 +128,19 @@ func checkRun(t *rapid.T, r *run) {
 			must(w.Capacity == 0 || kv <= w.Capacity || pulled == 1, "%d KV tokens on a rank for %d", kv, w.Capacity)
 		}
 	}
-	for i := range r.pool {
-		must(r.jobs[r.pool[i].ID-1].state == jobWaiting, "entry %d does not wait", r.pool[i].ID)
-		must(i == 0 || r.pool[i-1].ID < r.pool[i].ID, "the pool is not in order of arrival")
+	r.count(r.now)
+	loads := r.boards.Loads()
+	for _, l := range loads.Ranks {
+		must(l.KVTokens == seen[l.Worker], "the board holds %d KV tokens on rank %d, requests that are told have %d", l.KVTokens, l.Worker, seen[l.Worker])
 	}
-	must(r.inside == placed+len(r.pool)+len(r.back), "%d inside, of whom %d+%d+%d are somewhere", r.inside, placed, len(r.pool), len(r.back))
+	must(loads.Pool == r.waits, "%d wait on the board, %d here", loads.Pool, r.waits)
+	must(r.inside == placed+r.waits+len(r.back), "%d inside, of whom %d+%d+%d are somewhere", r.inside, placed, r.waits, len(r.back))
+}
+
+// immediate says whether the policy sends everything on at once.
+func (r *run) immediate() bool {
+	p, err := policy.Parse(r.boards.Policy())
+	return err == nil && p.Immediate()
 }
 
 // checkEnd: every request came to an end and every token was counted once.
@@ -158,6 +164,6 @@ func checkEnd(t *rapid.T, r *run, w *workload) {
 	require.Equal(t, done, r.meter.done)
 	require.Equal(t, failed, r.meter.failed)
 	require.Equal(t, tokens, r.meter.tokens)
-	require.Empty(t, r.pool)
+	require.Zero(t, r.waits)
 	require.Zero(t, r.inside)
 }

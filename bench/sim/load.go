@@ -21,7 +21,7 @@ type Load struct {
 	Pool int     // closed loop: requests in the system beyond the slots
 }
 
-// Prefill time of a request (algorithm 1).
+// Prefill time of a request.
 const (
 	prefillMs         = 50
 	prefillPerTokenMs = 0.05
@@ -35,7 +35,8 @@ const mostHistory = 2000
 
 // workload is what one seed replays.
 type workload struct {
-	history []arrival // what predictors learn from first, oldest first
+	past    []trace.Request // what predictors learn from first, oldest first
+	history []arrival       // the same
 	jobs    []arrival
 }
 
@@ -81,7 +82,7 @@ func (s *Source) draw(seed uint64, want int) (*workload, error) {
 	} else {
 		all = rotate(s.Trace, startOf(seed, len(s.Trace.Requests)), before+replay)
 	}
-	w := &workload{}
+	w := &workload{past: all[:before]}
 	for i := range all {
 		q := &all[i]
 		a := arrival{

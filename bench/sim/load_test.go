@@ -80,7 +80,7 @@ func TestAnOpenLoopIsPacedByWhatALevelFleetServes(t *testing.T) {
 		w.pace(rho, &f)
 		slots := float64(f.slots())
 		stepMs := DefaultC0Ms + DefaultC1Ms*resident/outputs*slots/float64(f.Ranks())
-		rate := rho * slots / (outputs / n * stepMs) // requests a ms (algorithm 1)
+		rate := rho * slots / (outputs / n * stepMs) // requests per ms
 		require.InEpsilon(t, (n-1)/rate, w.jobs[len(w.jobs)-1].at, 1e-9)
 		require.InEpsilon(t, 1/rate, w.jobs[1].at, 1e-9, "gaps keep their proportions")
 	})

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"evenkeel/bench/report"
-	"evenkeel/dispatcher/policy"
 	"evenkeel/stats"
 )
 
@@ -105,7 +104,11 @@ func (m *meter) step(g *group, now float64) float64 {
 		largest = max(largest, float64(tokens)*w.Cost)
 		sumCost += 1 / w.Cost
 	}
-	b := policy.Measure(m.loads)
+	most, least, sum := slices.Max(m.loads), slices.Min(m.loads), int64(0)
+	for _, l := range m.loads {
+		sum += l
+	}
+	imbalance := float64(int64(len(m.loads))*most - sum)
 	kvMs := g.C1Ms * largest
 	ms := g.C0Ms + kvMs
 	if m.keep && g.index == 0 {
@@ -115,14 +118,16 @@ func (m *meter) step(g *group, now float64) float64 {
 		return ms
 	}
 	m.steps++
-	m.imbalance += float64(b.Imbalance())
-	m.spread += float64(b.MaxMinusMin())
-	m.idle += b.IdleShare()
-	m.held += float64(b.Sum)
+	m.imbalance += imbalance
+	m.spread += float64(most - least)
+	if most > 0 {
+		m.idle += imbalance / float64(int64(len(m.loads))*most)
+	}
+	m.held += float64(sum)
 	m.running += float64(running)
 	m.ms += ms
 	m.kvMs += kvMs
-	m.idealMs += g.C0Ms + g.C1Ms*float64(b.Sum)/sumCost
+	m.idealMs += g.C0Ms + g.C1Ms*float64(sum)/sumCost
 	return ms
 }
 

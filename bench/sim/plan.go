@@ -1,7 +1,6 @@
-// Package sim is the barrier simulator of algorithm 1: decode ranks that step
-// together, a pool, and the server's own policies deciding who goes where. It
-// takes seconds where engines take hours, and the same seed gives the same run
-// to the bit.
+// Package sim is the barrier simulator: decode ranks that step together, in virtual time, before
+// the server's own board, which decides who goes where. It takes seconds where engines take hours,
+// and the same seed gives the same run to the bit.
 package sim
 
 import (
@@ -10,12 +9,12 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
+	"time"
 
 	"evenkeel/bench/report"
-	"evenkeel/dispatcher/policy"
-	"evenkeel/predictor"
+	"evenkeel/dispatcher/board"
 )
 
 // Plan is policies side by side on the same requests.
@@ -27,10 +26,14 @@ type Plan struct {
 	Policies []string // as a user writes them
 	Seeds    int
 
-	// Predictor is that of policies which name none; empty: their default. Fit
-	// is what predictors start from, in place of the requests before the run.
-	Predictor string
-	Fit       *predictor.Fit
+	// Predictor is that of policies which name none; without a kind: their default. Its fit is
+	// what predictors start from, in place of the requests before the run.
+	Predictor board.PredictorConfig
+
+	Window time.Duration // of freed slots, as the server has it; 0 = off
+
+	// TellLaw tells policies what a step takes, which they learn otherwise as in the server.
+	TellLaw bool
 
 	// Steps keeps every step of the first group in the first seed's runs.
 	Steps bool
@@ -82,49 +85,32 @@ func (p *Plan) Validate() error {
 			replay, full, p.Fleet.slots(), least)
 	}
 	for _, text := range p.Policies {
-		if _, err := p.build(text, 1, 0); err != nil {
+		cfg := p.config(text, 1)
+		if _, err := cfg.Needs(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// learnedHorizon is how far ahead trees are trained to look where neither a
-// policy nor a fit file says.
-const learnedHorizon = 80
-
-// build makes a policy for a seed and a group: drawn ones draw anew for each,
-// and those that predict take the plan's predictor. Trees serve one horizon:
-// with them one that follows the mean output stays at theirs.
-func (p *Plan) build(text string, seed uint64, group int) (policy.Policy, error) {
-	spec, err := policy.ParseSpec(text)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range []struct{ key, value string }{
-		{"seed", strconv.FormatUint(seed*1_000_003+uint64(group), 10)},
-		{"predictor", p.Predictor},
-	} {
-		if s.value == "" || !spec.Takes(s.key) || spec.Sets(s.key) {
-			continue
-		}
-		if spec, err = spec.With(s.key, s.value); err != nil {
-			return nil, err
-		}
-	}
-	made := spec.Build()
-	if policy.NeedsOf(made, nil).Predictor != string(predictor.KindLearned) || spec.Sets("horizon") {
-		return made, nil
-	}
-	horizon := learnedHorizon
-	if p.Fit != nil {
-		horizon = p.Fit.Horizon
-	}
-	if spec, err = spec.With("horizon", strconv.Itoa(horizon)); err != nil {
-		return nil, err
-	}
-	return spec.Build(), nil
+// config is that of the board for a policy and a seed: what is drawn is drawn anew for each.
+func (p *Plan) config(text string, seed uint64) board.Config {
+	return board.Config{Policy: text, Window: p.Window, Predictor: p.Predictor, Seed: seed * 1_000_003}
 }
+
+// name is that of a policy's run in tables. It says where more is told than a server knows.
+func (p *Plan) name(text string) string {
+	if p.Predictor.Kind == oracle && !strings.Contains(text, "predictor=") {
+		text += " (lengths told)"
+	}
+	if p.TellLaw {
+		text += " (law told)"
+	}
+	return text
+}
+
+// oracle is the predictor that is told the lengths of outputs.
+const oracle = "oracle"
 
 // trial is one policy on one seed.
 type trial struct {
@@ -184,10 +170,11 @@ func (p *Plan) try(ctx context.Context, t *trial, told *counter) error {
 	if p.Load.Rho > 0 {
 		w.pace(p.Load.Rho, &p.Fleet)
 	}
-	r, err := newRun(&p.Fleet, p.Load, w, p.Fit, func(group int) (policy.Policy, error) { return p.build(p.Policies[t.policy], t.seed, group) })
+	r, err := newRun(&p.Fleet, p.Load, w, p.config(p.Policies[t.policy], t.seed))
 	if err != nil {
 		return err
 	}
+	r.law = p.TellLaw
 	r.ended = told.add
 	r.meter.keep = p.Steps && t.seed == 1
 	if err := r.all(ctx); err != nil {
@@ -203,7 +190,7 @@ func (p *Plan) result(trials []trial, replay, history int) *Result {
 	out := &Result{Requests: replay, History: history}
 	var bounds []report.Sample
 	for i, text := range p.Policies {
-		run := report.Run{Policy: text, Seeds: p.Seeds}
+		run := report.Run{Policy: p.name(text), Seeds: p.Seeds}
 		var samples []report.Sample
 		for k := range trials {
 			t := &trials[k]

@@ -12,6 +12,7 @@ import (
 
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/board"
 	"evenkeel/predictor"
 )
 
@@ -84,6 +85,42 @@ func TestResult(t *testing.T) {
 	require.Equal(t, []string{"jsq", "br0"}, []string{r.Runs[0].Policy, r.Runs[1].Policy})
 }
 
+func TestWhatIsToldStandsInTheTable(t *testing.T) {
+	p := plan("br0", "brh", "brh:predictor=none")
+	p.Predictor.Kind, p.TellLaw, p.Seeds = "oracle", true, 1
+	r, err := p.Run(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, "br0 (lengths told) (law told)", r.Runs[0].Policy)
+	require.Equal(t, "brh:predictor=none (law told)", r.Runs[2].Policy)
+}
+
+// A run is told the law of its groups only if it asks for it.
+func TestPoliciesLearnWhatAStepTakes(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		f := Uniform(4, 8, 0)
+		w, err := (&Source{Trace: azure(2000)}).draw(1, 1200)
+		require.NoError(t, err)
+		r, err := newRun(&f, Load{Pool: 16}, w, by("evenkeel"))
+		require.NoError(t, err)
+		r.law = told
+		first := ""
+		r.round = func(round *board.Round) {
+			if first == "" {
+				first = "known"
+				if round.Snapshot.C1Ms == 0 {
+					first = "unknown"
+				}
+			}
+		}
+		require.NoError(t, r.all(context.Background()))
+		step := r.boards.Status(instant(r.now)).Models[0].Groups[0].Step
+		require.InEpsilon(t, DefaultC0Ms, step.C0Ms, 0.05)
+		require.InEpsilon(t, DefaultC1Ms, step.C1Ms, 0.2)
+		require.Equal(t, map[bool]string{false: "unknown", true: "known"}[told], first)
+		require.Equal(t, map[bool]string{false: "learned", true: "told"}[told], step.Source)
+	}
+}
+
 func TestAPlanThatCannotBeRun(t *testing.T) {
 	tr := azure(6000)
 	for _, c := range []struct {
@@ -99,7 +136,7 @@ func TestAPlanThatCannotBeRun(t *testing.T) {
 		{"no seeds", func(p *Plan) { p.Seeds = 0 }, "0 seeds"},
 		{"no policies", func(p *Plan) { p.Policies = nil }, "no policy"},
 		{"a policy nobody knows", func(p *Plan) { p.Policies = []string{"jsqq"} }, "unknown policy"},
-		{"a predictor nobody knows", func(p *Plan) { p.Predictor, p.Policies = "psychic", []string{"brh"} }, "predictor"},
+		{"a predictor nobody knows", func(p *Plan) { p.Predictor.Kind, p.Policies = "psychic", []string{"brh"} }, "predictor"},
 		{"a load that is no number", func(p *Plan) { p.Load.Rho = math.NaN() }, "a load of NaN"},
 		{"less than no pool", func(p *Plan) { p.Load.Pool = -1 }, "a pool of -1"},
 		{"no ranks", func(p *Plan) { p.Fleet = Fleet{} }, "no ranks"},
@@ -142,11 +179,11 @@ func TestPredictorsComeFromTheHistoryOrAFile(t *testing.T) {
 	got := map[float64]string{}
 	for name, change := range map[string]func(*Plan){
 		"history": func(*Plan) {},
-		"file":    func(p *Plan) { p.Fit = fit },
-		"none":    func(p *Plan) { p.Predictor = "none" },
-		"oracle":  func(p *Plan) { p.Predictor = "oracle" },
-		"exact":   func(p *Plan) { p.Predictor = "exact" },
-		"learned": func(p *Plan) { p.Predictor = "learned" },
+		"file":    func(p *Plan) { p.Predictor.Fit = fit },
+		"none":    func(p *Plan) { p.Predictor.Kind = "none" },
+		"oracle":  func(p *Plan) { p.Predictor.Kind = "oracle" },
+		"exact":   func(p *Plan) { p.Predictor.Kind = "exact" },
+		"learned": func(p *Plan) { p.Predictor.Kind = "learned" },
 	} {
 		x := run(change)
 		require.Empty(t, got[x], "%s and %s decide alike", name, got[x])
@@ -154,7 +191,7 @@ func TestPredictorsComeFromTheHistoryOrAFile(t *testing.T) {
 	}
 }
 
-// shapes of algorithm 10, where a small run shows them without doubt.
+// What balance is worth, where a small run shows it without doubt.
 func TestWhatBalanceIsWorth(t *testing.T) {
 	imbalance := func(p *Plan) map[string]float64 {
 		r, err := p.Run(context.Background())
@@ -206,7 +243,7 @@ func BenchmarkRun(b *testing.B) {
 			require.NoError(b, err)
 			b.ReportAllocs()
 			for b.Loop() {
-				r, err := newRun(&f, Load{Pool: 32}, w, nil, by(spec))
+				r, err := newRun(&f, Load{Pool: 32}, w, by(spec))
 				require.NoError(b, err)
 				require.NoError(b, r.all(context.Background()))
 			}

@@ -9,13 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/report"
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 )
 
-// by makes every group's policy of a spec.
-func by(spec string) func(int) (policy.Policy, error) {
-	return func(int) (policy.Policy, error) { return policy.Parse(spec) }
-}
+// by is a board whose groups have a policy. It waits for no burst, so that a step that begins
+// when slots come free has those that take them.
+func by(spec string) board.Config { return board.Config{Policy: spec} }
 
 // simple is a fleet of one group: so many ranks and slots, a step of 10 ms and
 // 0.01 ms a KV token.
@@ -44,7 +44,7 @@ type step struct {
 // trace runs to the end and returns every step of the first group.
 func follow(t *testing.T, f Fleet, l Load, w *workload, spec string) (*run, []step) {
 	t.Helper()
-	r, err := newRun(&f, l, w, nil, by(spec))
+	r, err := newRun(&f, l, w, by(spec))
 	require.NoError(t, err)
 	r.meter.keep = true
 	require.NoError(t, r.all(context.Background()))
@@ -135,7 +135,7 @@ func TestStepByStep(t *testing.T) {
 
 func TestTimesOfARequest(t *testing.T) {
 	f := simple(2, 1, 0)
-	r, err := newRun(&f, Load{Pool: 1}, of([2]int32{100, 2}, [2]int32{200, 1}, [2]int32{300, 3}, [2]int32{50, 1}), nil, by("pjsq-kv"))
+	r, err := newRun(&f, Load{Pool: 1}, of([2]int32{100, 2}, [2]int32{200, 1}, [2]int32{300, 3}, [2]int32{50, 1}), by("pjsq-kv"))
 	require.NoError(t, err)
 	r.meter.warm, r.meter.over, r.meter.measuring = 0, true, true // all of it is measured
 	require.NoError(t, r.all(context.Background()))
@@ -154,16 +154,14 @@ func TestProgressIsSeenLate(t *testing.T) {
 	for stale, want := range map[int][]int32{0: {0, 1, 2, 3, 4}, 2: {0, 0, 0, 1, 2}, 9: {0, 0, 0, 0, 0}} {
 		f := simple(1, 1, 0)
 		f.Stale = stale
-		r, err := newRun(&f, Load{}, of([2]int32{10, 6}), nil, by("pjsq"))
+		r, err := newRun(&f, Load{}, of([2]int32{10, 6}), by("pjsq"))
 		require.NoError(t, err)
 		var got []int32
 		for range 5 {
 			over, err := r.turn()
 			require.NoError(t, err)
 			require.False(t, over)
-			v := r.workers[0].view[0]
-			require.Equal(t, v.Generated, v.Age)
-			got = append(got, v.Generated)
+			got = append(got, r.counts.Tokens[r.workers[0].legs[0].slot])
 		}
 		require.Equal(t, want, got, "%d steps late", stale)
 	}
@@ -171,7 +169,7 @@ func TestProgressIsSeenLate(t *testing.T) {
 
 func TestAPreemptedRequestKeepsItsPlaceAndItsTokens(t *testing.T) {
 	f := simple(1, 2, 500)
-	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{200, 5}, [2]int32{298, 5}, [2]int32{400, 1}, [2]int32{400, 1}), nil, by("pjsq:watermark=0"))
+	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{200, 5}, [2]int32{298, 5}, [2]int32{400, 1}, [2]int32{400, 1}), by("pjsq:watermark=0"))
 	require.NoError(t, err)
 	for r.meter.preempted == 0 {
 		_, err := r.turn()
@@ -180,27 +178,29 @@ func TestAPreemptedRequestKeepsItsPlaceAndItsTokens(t *testing.T) {
 	q := &r.jobs[1]
 	require.EqualValues(t, 300, q.prompt, "298 and two tokens")
 	require.EqualValues(t, 2, q.age)
-	r.now = q.entered
-	r.arrive()
-	require.EqualValues(t, 2, r.pool[0].ID, "ahead of those that arrived later")
-	require.EqualValues(t, 2, r.pool[0].Age)
+	var next policy.Entry // that a round saw once it was back
+	r.round = func(round *board.Round) {
+		if r.now >= q.entered && next.ID == 0 {
+			next = round.Snapshot.Pool[0]
+		}
+	}
 	require.NoError(t, r.all(context.Background()))
+	require.EqualValues(t, 2, next.ID, "ahead of those that arrived later")
+	require.EqualValues(t, 2, next.Age)
 	require.Equal(t, 4, r.meter.done)
 }
 
-func TestTwoPreemptionsDoubleTheWatermark(t *testing.T) {
-	w := &worker{Rank: Rank{Capacity: 1000}, preempted: [2]float64{math.Inf(-1), math.Inf(-1)}}
-	kept := func(now float64) int64 { return int64(math.Floor(float64(w.capacity(0.05, now)) * 0.95)) }
-	w.notePreemption(1000)
-	require.EqualValues(t, 950, kept(1000))
-	w.notePreemption(12_000)
-	require.EqualValues(t, 950, kept(12_000), "eleven seconds apart")
-	w.notePreemption(20_000)
-	require.InDelta(t, 900, kept(20_000), 1)
-	require.InDelta(t, 900, kept(79_999), 1)
-	require.EqualValues(t, 950, kept(80_000), "a minute later")
-	require.InDelta(t, 700, float64(w.capacity(0.2, 20_000))*0.8, 1, "at most 0.3")
-	require.InDelta(t, 600, float64(w.capacity(0.4, 20_000))*0.6, 1, "never less than it was")
+func TestTheBoardHearsOfPreemptions(t *testing.T) {
+	f := simple(1, 4, 500)
+	long, short := [2]int32{120, 60}, [2]int32{100, 60}
+	r, err := newRun(&f, Load{Pool: 4}, of(long, long, long, long, short, short, short, short), by("pjsq:watermark=0"))
+	require.NoError(t, err)
+	for over := false; r.meter.preempted < 2; {
+		require.False(t, over, "the rank overflows when others take the room of the first that went")
+		over, err = r.turn()
+		require.NoError(t, err)
+	}
+	require.True(t, r.boards.Status(instant(r.now)).Models[0].Workers[0].Tight, "two within ten seconds")
 }
 
 func TestWhatFitsNowhereFails(t *testing.T) {
@@ -225,6 +225,16 @@ func (b bad) Decide(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
 	return []policy.Assignment{b.Assignment, b.Assignment}
 }
 
+// withPolicy is a board whose groups have a test's own policy.
+func withPolicy(name string, p policy.Policy) board.Config {
+	return board.Config{Policy: name, Parse: func(spec string) (policy.Policy, error) {
+		if spec == name {
+			return p, nil
+		}
+		return policy.Parse(spec)
+	}}
+}
+
 func TestAPolicyThatBreaksTheRulesEndsTheRun(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -241,9 +251,7 @@ func TestAPolicyThatBreaksTheRulesEndsTheRun(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := simple(2, 1, 500)
 			f.Groups[0].Ranks[1].Capacity = 1000
-			r, err := newRun(&f, Load{}, of([2]int32{100, 5}, [2]int32{600, 5}), nil, func(int) (policy.Policy, error) {
-				return bad{policy.Assignment{Entry: c.entry, Worker: c.to}}, nil
-			})
+			r, err := newRun(&f, Load{}, of([2]int32{100, 5}, [2]int32{600, 5}), withPolicy("bad", bad{policy.Assignment{Entry: c.entry, Worker: c.to}}))
 			require.NoError(t, err)
 			require.ErrorContains(t, r.all(context.Background()), c.want)
 		})
@@ -258,7 +266,7 @@ func TestWhenAllRanksHaveLeft(t *testing.T) {
 	require.Equal(t, 1, r.meter.done)
 	require.Equal(t, 1, r.meter.failed, "it waited in the pool")
 
-	r, err := newRun(&f, Load{}, jobs, nil, by("pjsq"))
+	r, err := newRun(&f, Load{}, jobs, by("pjsq"))
 	require.NoError(t, err)
 	require.ErrorContains(t, r.all(context.Background()), "1 requests are left and no rank will ever take them")
 }

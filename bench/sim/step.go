@@ -1,8 +1,11 @@
 package sim
 
-// stepWeight is how much a new step counts in the mean step time that policies
-// see.
-const stepWeight = 1.0 / 46 // half of it is of the last 32 steps
+import (
+	"math"
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
 
 // startStep preempts where KV overflows, measures, and says when the step ends.
 // A group without a request does not step.
@@ -13,107 +16,102 @@ func (r *run) startStep(g *group) {
 		r.seat(w)
 		for i, over := w.victim(); over; i, over = w.victim() {
 			r.preempt(w, i)
-			w.notePreemption(r.now)
+			r.apply(board.Preempted{Worker: w.id}, r.now)
 		}
 		holds = holds || len(w.legs) > 0
 	}
-	if !holds {
-		return
+	if holds {
+		g.ends = r.now + r.meter.step(g, r.now)
 	}
-	ms := r.meter.step(g, r.now)
-	g.ends = r.now + ms
-	if g.meanMs == 0 {
-		g.meanMs = ms
-	}
-	g.meanMs += (ms - g.meanMs) * stepWeight
 }
 
-// finishStep gives every running request its token; those that have all leave.
+// finishStep gives every running request its token, tells the board of the step as the streams
+// would, and releases those that have all.
 func (r *run) finishStep(g *group) {
+	tokens, told := 0, false
 	for _, w := range g.workers {
-		r.generate(w, g.step)
+		for i := range w.active {
+			l := &w.legs[i]
+			if l.begin > g.step {
+				continue
+			}
+			again := l.joined != 0 && !told // the first stream that speaks again tells of the step
+			if again {
+				g.number++
+			}
+			r.token(g, l)
+			w.kv++
+			tokens++
+			if again {
+				told = true
+				r.heard(g)
+			}
+		}
 	}
-	if r.anew {
-		r.anew = false
-		r.forecast.asked = r.forecast.asked[:0]
-		r.askAll()
+	r.meter.generated(tokens)
+	for _, w := range g.workers {
+		for i := 0; i < len(w.legs); {
+			if w.legs[i].left > 0 {
+				i++
+				continue
+			}
+			l := w.legs[i]
+			w.remove(i)
+			r.finish(g, l)
+		}
 	}
-	r.forecast.flush()
 	g.step++
 	g.ends = never
 }
 
-func (r *run) generate(w *worker, step int64) {
-	stale, oracle := int32(r.fleet.Stale), r.forecast.oracle
-	kept, active, tokens := 0, w.active, 0
-	for i := range w.legs {
-		l, v := &w.legs[i], &w.view[i]
-		if i < active && l.begin <= step {
-			l.gen++
-			l.left--
-			w.kv++
-			tokens++
-			if l.gen == 1 && r.jobs[l.job].age == 0 {
-				r.jobs[l.job].first = r.now
-				r.meter.firstToken(r.now - r.jobs[l.job].arrival)
-			}
-			if l.left == 0 {
-				r.finish(w, i)
-				continue
-			}
-			if l.gen > stale {
-				v.Generated++
-				v.Age++
-				switch {
-				case oracle:
-					v.Rhat = r.forecast.known(r.jobs[l.job].output - v.Age)
-				case r.forecast.active:
-					if r.forecast.rules.Advance(&w.rhat[i], v.Age-1, v.Age) {
-						w.keep(i, kept)
-						r.forecast.ask(w, kept)
-						kept++
-						continue
-					}
-					v.Rhat = w.rhat[i].Rhat
-				}
-			}
-		}
-		w.keep(i, kept)
-		kept++
+// token is one of a request.
+func (r *run) token(g *group, l *leg) {
+	l.gen++
+	l.left--
+	if l.joined == 0 {
+		l.joined = g.number
 	}
-	w.legs, w.view, w.rhat = w.legs[:kept], w.view[:kept], w.rhat[:kept]
-	r.meter.generated(tokens)
-}
-
-// keep moves the i-th request down to where those that left made room.
-func (w *worker) keep(i, to int) {
-	if i != to {
-		w.legs[to], w.view[to], w.rhat[to] = w.legs[i], w.view[i], w.rhat[i]
-	}
-}
-
-// finish books a request out whose last token came; the caller takes it off the
-// lists.
-func (r *run) finish(w *worker, i int) {
-	l, v := &w.legs[i], &w.view[i]
 	q := &r.jobs[l.job]
-	w.kv -= int64(v.Prompt) + int64(l.gen)
-	w.active--
-	r.slots.put(v.Slot)
+	if l.gen == 1 && q.age == 0 {
+		q.first = r.now
+		r.meter.firstToken(r.now - q.arrival)
+	}
+	r.progress(l.slot, max(0, l.gen-int32(r.fleet.Stale)), true, l.joined)
+}
+
+// heard tells the board of a step.
+func (r *run) heard(g *group) {
+	if r.stopped[g.key.Name] {
+		delete(r.stopped, g.key.Name)
+		g.since = math.NaN()
+	}
+	told := board.Step{Number: g.number}
+	if !math.IsNaN(g.since) {
+		told.Length = time.Duration(math.Round((r.now - g.since) * float64(time.Millisecond)))
+	}
+	g.since = r.now
+	g.steps.Told = append(g.steps.Told[:0], told)
+	r.count(r.now)
+	r.apply(&g.steps, r.now)
+}
+
+// finish books a request out whose last token came.
+func (r *run) finish(g *group, l leg) {
+	q := &r.jobs[l.job]
 	q.state = jobDone
 	r.inside--
-	r.anew = r.forecast.finished(q) || r.anew
+	r.release(g, l, board.Finished)
 	r.meter.finished(r.now, q)
 	r.ended()
 }
 
-// askAll makes every request's r̂ due.
-func (r *run) askAll() {
-	for _, g := range r.groups {
-		for _, w := range g.workers {
-			for i := range w.view {
-				r.forecast.ask(w, i)
-			}
-		}
+// release gives the slot of a request back.
+func (r *run) release(g *group, l leg, kind board.Kind) {
+	r.given = board.Release{
+		Model: model, Slot: l.slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.gen)}, Generated: l.gen, Started: l.gen > 0, First: l.joined,
 	}
+	if l.joined != 0 {
+		r.given.Last = g.number
+	}
+	r.apply(&r.given, r.now)
 }

@@ -1,15 +1,13 @@
 package sim
 
 import (
-	"math"
 	"slices"
 
-	"evenkeel/dispatcher/policy"
-	"evenkeel/predictor"
+	"evenkeel/dispatcher/board"
 )
 
 // job is one request of a run. Its number is its place in order of arrival; the
-// pool and the policies know it by number+1.
+// board knows it by number+1.
 type job struct {
 	prompt  int32 // tokens of the next or present leg, with those that earlier ones emitted
 	output  int32 // tokens in all
@@ -34,13 +32,16 @@ const (
 // leg is a request on a rank, as it really is.
 type leg struct {
 	job    int32
-	gen    int32 // tokens of this leg
-	left   int32 // tokens until its end
-	pulled bool  // its KV is on the rank, or in flight to it
-	begin  int64 // step of its first token, if it has a slot by then
+	slot   int32 // the board's
+	prompt int32
+	gen    int32  // tokens of this leg
+	left   int32  // tokens until its end
+	pulled bool   // its KV is on the rank, or in flight to it
+	begin  int64  // step of its first token, if it has a slot by then
+	joined uint32 // step that the group was told of when it got that token; 0: it has none
 }
 
-// worker is one rank. The first `active` of its requests hold a slot, the
+// worker is one rank's engine. The first `active` of its requests hold a slot, the
 // others wait in the engine for one, first come first served; only immediate
 // policies make them wait there.
 type worker struct {
@@ -50,42 +51,38 @@ type worker struct {
 
 	up, gone bool // takes work; is no longer part of its group
 	active   int
-	kv       int64             // KV tokens of everything pulled
-	legs     []leg             // in order of admission
-	view     []policy.Request  // the same, as policies see them
-	rhat     []predictor.State // the same; used where the policy asks for predictions
-
-	preempted    [2]float64 // times of the last two, ms
-	doubledUntil float64    // its watermark counts twice until then
+	kv       int64 // KV tokens of everything pulled
+	legs     []leg // in order of admission
 }
 
 // group is ranks behind one barrier.
 type group struct {
 	Group
 	index   int
+	key     board.GroupKey
 	workers []*worker // that are part of it, ascending id
 	later   []*worker // that will join
 	step    int64     // number of the step in progress, else of the next one
 	ends    float64   // of the step in progress, ms; +Inf: none
-	meanMs  float64   // of the last steps, weighted
-	policy  policy.Policy
-	pool    []policy.Entry // scratch: those of the pool that fit the group
-	snap    policy.Snapshot
+	told    bool      // its law, where that is not learned
+
+	// What its streams tell: the number of the step whose tokens come, and when that was
+	// told, NaN if nothing ran before.
+	number uint32
+	since  float64
+	steps  board.Steps
 }
 
 // load sums the KV tokens that step k reads, and the requests that decode.
 func (w *worker) load(k int64) (tokens int64, running int) {
 	for i := range w.active {
 		if l := &w.legs[i]; l.begin <= k {
-			tokens += int64(w.view[i].Prompt) + int64(l.gen)
+			tokens += int64(l.prompt) + int64(l.gen)
 			running++
 		}
 	}
 	return tokens, running
 }
-
-// free is how many slots are open; below 0 while more than those wait here.
-func (w *worker) free() int { return w.Slots - len(w.legs) }
 
 // fits says whether there is room for the KV of so many tokens. An idle rank
 // takes anything.
@@ -101,11 +98,11 @@ func (w *worker) pull(step int64, transfer int) {
 		if l.pulled {
 			continue
 		}
-		if !w.fits(int64(w.view[i].Prompt)) && w.kv > 0 {
+		if !w.fits(int64(l.prompt)) && w.kv > 0 {
 			return
 		}
 		l.pulled, l.begin = true, step+int64(transfer)
-		w.kv += int64(w.view[i].Prompt)
+		w.kv += int64(l.prompt)
 	}
 }
 
@@ -126,45 +123,10 @@ func (w *worker) victim() (i int, ok bool) {
 // remove takes the i-th request off.
 func (w *worker) remove(i int) {
 	if l := &w.legs[i]; l.pulled {
-		w.kv -= int64(w.view[i].Prompt) + int64(l.gen)
+		w.kv -= int64(l.prompt) + int64(l.gen)
 	}
 	if i < w.active {
 		w.active--
 	}
 	w.legs = slices.Delete(w.legs, i, i+1)
-	w.view = slices.Delete(w.view, i, i+1)
-	w.rhat = slices.Delete(w.rhat, i, i+1)
-}
-
-// A rank that preempted twice within stormMs keeps twice the share of its KV
-// empty for calmMs (algorithm 7).
-const (
-	stormMs         = 10_000
-	calmMs          = 60_000
-	mostOfWatermark = 0.3
-)
-
-func (w *worker) notePreemption(now float64) {
-	w.preempted[0], w.preempted[1] = w.preempted[1], now
-	if w.preempted[1]-w.preempted[0] <= stormMs {
-		w.doubledUntil = now + calmMs
-	}
-}
-
-// capacity is what the policy is told: less than there is while the rank's
-// watermark is doubled, so that the policy's own share of it is what remains.
-func (w *worker) capacity(watermark, now float64) int64 {
-	if w.Capacity == 0 || now >= w.doubledUntil || watermark == 0 {
-		return w.Capacity
-	}
-	doubled := max(watermark, min(2*watermark, mostOfWatermark))
-	return max(1, int64(float64(w.Capacity)*(1-doubled)/(1-watermark)))
-}
-
-// budget is the largest prompt the rank could ever take.
-func (w *worker) budget(watermark float64) int64 {
-	if w.Capacity == 0 {
-		return math.MaxInt64
-	}
-	return int64(math.Floor(float64(w.Capacity) * (1 - watermark)))
 }

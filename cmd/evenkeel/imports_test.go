@@ -58,6 +58,7 @@ var mayImport = map[string][]string{
 	"gateway/top":       {"gateway/live"},
 	"gateway/admin":     {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":             {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
+	"bench/sim":         {"bench", "dispatcher/board", "stats"}, // what it simulates is what ships
 	"docs/book":         {},
 	"cmd":               {"*"},
 }

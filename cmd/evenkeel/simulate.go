@@ -21,6 +21,8 @@ import (
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/vectors"
+	"evenkeel/dispatcher/board"
 	"evenkeel/namedargs"
 	"evenkeel/predictor"
 )
@@ -44,6 +46,8 @@ type simulateCmd struct {
 	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers. --tier geo: a file with regions, or one of ${geoscenarios} (default: skew)."`
 	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
 	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
+	Window    time.Duration `tier:"decode" default:"3ms" help:"How long the first slot of a burst of freed ones waits for the others, as dispatch.window (default: ${default})."`
+	Law       string        `tier:"decode" enum:"learned,told" default:"learned" help:"What a step takes: learned by policies from the steps, as in the server, or told to them, which the table then says (default: ${default})."`
 	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"What is simulated: decode, prefill or geo (default: ${default})."`
 	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
 	Geo       geoFlags      `embed:"" group:"With --tier geo"`
@@ -161,6 +165,7 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 		}
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer = c.Stale, c.Transfer
+	plan.Window, plan.TellLaw = c.Window, c.Law == "told"
 	if plan.Load, err = c.load(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
@@ -207,17 +212,17 @@ func (c *simulateCmd) predictor(plan *sim.Plan) error {
 		return nil
 	}
 	if kind, err := predictor.ParseKind(c.Predictor); err == nil {
-		plan.Predictor = string(kind)
+		plan.Predictor.Kind = kind
 		return nil
 	}
 	text, err := os.ReadFile(c.Predictor)
 	if err != nil {
 		return fmt.Errorf("--predictor: %w; give a file that evenkeel fit wrote, or none, survival, exact, learned, oracle", err)
 	}
-	if plan.Fit, err = predictor.ParseFit(text); err != nil {
+	if plan.Predictor.Fit, err = predictor.ParseFit(text); err != nil {
 		return fmt.Errorf("--predictor %s: %w", c.Predictor, err)
 	}
-	plan.Predictor = string(plan.Fit.Kind)
+	plan.Predictor.Kind = plan.Predictor.Fit.Kind
 	return nil
 }
 
@@ -254,7 +259,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 	defer func() { _ = f.Close() }() // only read
 	bar := newSimProgress(progress)
 	began := time.Now()
-	runs, err := sim.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1) })
+	runs, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1) })
 	bar.finish()
 	if err != nil {
 		return nil, err
@@ -307,6 +312,8 @@ func (c *simulateCmd) commandLine() string {
 	add("transfer", strconv.Itoa(c.Transfer), c.Transfer != 0)
 	add("c0", c.C0.String(), true)
 	add("c1", c.C1.String(), true)
+	add("window", c.Window.String(), c.Window != board.DefaultWindow)
+	add("law", c.Law, c.Law != "learned")
 	return line
 }
 
@@ -328,6 +335,7 @@ func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, b
 		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: kind},
+		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), c.Law)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}
 }
@@ -345,7 +353,7 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	}
 	return append(notes,
 		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived; the longest wait also counts those that still waited then. ± is the deviation between seeds.",
-		"A simulator: steps take what the model says, engines never fail and prefill is never short.")
+		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says, never fail, and prefill is never short.")
 }
 
 // simProgress shows a bar on a terminal and a line every five seconds elsewhere.

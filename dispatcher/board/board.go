@@ -43,9 +43,12 @@ type board struct {
 
 	counts *Counts // told with the event that is applied; nil: with none
 
+	lengths map[uint64]int32 // of outputs that were told, by entry ID, of those that wait or run
+
 	// Of the tick, reused by every one.
 	snapshot    policy.Snapshot
 	survival    *predictor.Survival // of its Outlook; nil: none
+	foresight   foresight           // its Outlook, where lengths were told
 	assignments []policy.Assignment
 	weights     []float64 // see explain
 	order       []*group
@@ -72,6 +75,7 @@ type went struct {
 type entrant struct {
 	entry   *pool.Entry
 	local   *Local   // it has no hand-off, and does not wait; nil: it has one
+	output  int32    // that was told; 0: it was not
 	grounds *Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
 }
 
@@ -116,7 +120,7 @@ type group struct {
 
 func newBoard(model string, r *rules) *board {
 	return &board{
-		rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]entrant{}, ranks: map[int32]*rank{},
+		rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]entrant{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{},
 		pace: newPace(), pairs: pairs{suspects: map[Pair]*suspect{}},
 	}
 }
@@ -138,6 +142,9 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	if w.local != nil {
 		b.placeLocal(w, now)
 		return
+	}
+	if w.output > 0 {
+		b.lengths[w.entry.ID] = w.output
 	}
 	b.pool.Add(w.entry, now)
 	b.waiting[w.entry.ID] = w
@@ -172,6 +179,7 @@ func (b *board) fail(e *pool.Entry, err error) {
 // refuse answers an entry that has left the pool, or was never in it.
 func (b *board) refuse(e *pool.Entry, err error) {
 	b.forget(e)
+	delete(b.lengths, e.ID)
 	b.emit(Effect{Kind: EffectRefuse, Entry: e, Err: err})
 }
 
@@ -229,6 +237,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	r := c.rank
 	c.started = c.started || started
 	b.learn(c, o)
+	delete(b.lengths, c.id)
 	b.pairEnded(c, o, now)
 	if !c.drain {
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))

@@ -115,14 +115,14 @@ func (l *Boards) Policy() string { return l.name }
 // usable says whether what is configured, but for the policy of barrier groups,
 // can work with a fit.
 func (l *Boards) usable(fit *predictor.Fit) error {
-	if err := kindServes(l.cfg.Predictor.Kind, fit); err != nil {
+	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind, fit); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
 	}
 	p, err := l.cfg.Parse(l.cfg.DensePolicy)
 	if err != nil {
 		return err
 	}
-	if err := serves(p, fit); err != nil {
+	if err := l.cfg.Predictor.serves(p, fit); err != nil {
 		return err
 	}
 	return checkShadows(l.cfg, fit)
@@ -201,7 +201,7 @@ func (l *Boards) setFit(fit *predictor.Fit) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(serves(p, fit), l.usable(fit)); err != nil {
+	if err := errors.Join(l.cfg.Predictor.serves(p, fit), l.usable(fit)); err != nil {
 		return err
 	}
 	l.fit = fit
@@ -214,7 +214,7 @@ func (l *Boards) setPolicy(spec string) error {
 	if err != nil {
 		return err
 	}
-	if err := serves(p, l.fit); err != nil {
+	if err := l.cfg.Predictor.serves(p, l.fit); err != nil {
 		return err
 	}
 	l.spec, l.name = spec, p.Name()

@@ -29,9 +29,10 @@ func (l *Boards) Clone() *Boards {
 func (b *board) clone(r *rules) *board {
 	c := *b
 	c.rules, c.pool = r, b.pool.Clone()
+	c.lengths = maps.Clone(b.lengths)
 	c.waiting = make(map[uint64]entrant, len(b.waiting))
 	for _, e := range c.pool.Entries() {
-		c.waiting[e.ID] = entrant{entry: e}
+		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID]}
 	}
 	groups := make(map[*group]*group, len(b.groups))
 	c.ranks = make(map[int32]*rank, len(b.ranks))
@@ -62,7 +63,7 @@ func (b *board) clone(r *rules) *board {
 		c.pairs.suspects[key] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.at, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
+	c.asked, c.at, c.round, c.went, c.counts, c.foresight = nil, 0, Round{}, went{}, nil, foresight{}
 	return &c
 }
 

@@ -267,7 +267,7 @@ func TestTheBoardsArePure(t *testing.T) {
 			require.NoError(t, err)
 			for _, i := range file.Imports {
 				pure := []string{
-					"cmp", "errors", "fmt", "maps", "math", "runtime/debug", "slices", "time", // debug: the stack of a policy that panicked
+					"cmp", "errors", "fmt", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
 					"evenkeel/dispatcher/policy", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)

@@ -20,6 +20,9 @@ var (
 	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry its own")
 )
 
+// Entry is one finished prefill that waits for a rank.
+type Entry = pool.Entry
+
 // Defaults of Config.
 const (
 	DefaultWindow    = 3 * time.Millisecond
@@ -59,6 +62,9 @@ type Config struct {
 	Explain   bool            // slots say what their rank was chosen on
 	Shadow    []string        // policies that decide the same rounds without effect, to be compared
 
+	// Seed is that of policies that draw and name none; 0: their own.
+	Seed uint64
+
 	Parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
 }
 
@@ -74,9 +80,19 @@ func (c Config) WithDefaults() Config {
 		c.TickLimit = DefaultTickLimit
 	}
 	if c.Parse == nil {
-		c.Parse = c.Predictor.parser()
+		c.Parse = c.parser()
 	}
 	return c
+}
+
+// Needs are what the policy of barrier groups wants to know of the future, before anything is known.
+func (c Config) Needs() (policy.Needs, error) {
+	c = c.WithDefaults()
+	p, err := c.Parse(c.Policy)
+	if err != nil {
+		return policy.Needs{}, err
+	}
+	return policy.NeedsOf(p, nil), nil
 }
 
 func (c Config) check() error {

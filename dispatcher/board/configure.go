@@ -39,7 +39,7 @@ func (l *Boards) examine(s Settings) (*examined, error) {
 	}
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
 		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
-		e.cfg.Parse = e.cfg.Predictor.parser()
+		e.cfg.Parse = e.cfg.parser()
 	}
 	if s.Predictor.Fit != nil {
 		e.fit = s.Predictor.Fit
@@ -51,7 +51,7 @@ func (l *Boards) examine(s Settings) (*examined, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e, errors.Join(e.cfg.check(), serves(p, e.fit), (&Boards{rules: &rules{cfg: e.cfg}}).usable(e.fit))
+	return e, errors.Join(e.cfg.check(), e.cfg.Predictor.serves(p, e.fit), (&Boards{rules: &rules{cfg: e.cfg}}).usable(e.fit))
 }
 
 func (l *Boards) configure(s Settings) error {

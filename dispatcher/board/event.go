@@ -17,10 +17,11 @@ type Enqueue struct {
 	Entry   *pool.Entry
 	Local   *Local   // it has no hand-off, and does not wait; nil: it has one
 	Grounds *Grounds // room for what its rank is chosen on; nil: nobody asks
+	Output  int32    // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
 }
 
 func (e Enqueue) apply(b *Boards) {
-	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds})
+	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output})
 }
 
 // Withdraw takes an entry out of the pool, if it is the one that waits there.
@@ -99,6 +100,20 @@ func (e *Steps) apply(b *Boards) {
 	if m := b.boards[e.Group.Model]; m != nil {
 		if g := m.group(e.Group); g != nil {
 			m.hear(g, e.Told)
+		}
+	}
+}
+
+// Law tells what a step of a group takes, so that no model of it is learned. Only a simulation knows.
+type Law struct {
+	Group GroupKey
+	StepModel
+}
+
+func (e Law) apply(b *Boards) {
+	if m := b.boards[e.Group.Model]; m != nil {
+		if g := m.group(e.Group); g != nil {
+			g.steps.law = e.StepModel
 		}
 	}
 }

@@ -270,3 +270,24 @@ func TestPredictionsOfRemovedRequestsAreNotReused(t *testing.T) {
 	require.EqualValues(t, 30, one[0].Running[0].Rhat, "another request in the same slot")
 	require.True(t, slices.ContainsFunc(f.lives, func(l life) bool { return l.id == 2 }))
 }
+
+func TestLengthsThatAreToldAreKnown(t *testing.T) {
+	cfg := realConfig("brh:horizon=40,predictor=oracle")
+	_, err := New(cfg)
+	require.ErrorContains(t, err, "only a replay can")
+	cfg.Predictor.Told = true
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 9, 0))
+	w := h.make(pool.Entry{Prompt: 5})
+	h.waiting[w.entry] = w
+	h.do(func(h *hand) { h.apply(Enqueue{Entry: w.entry, Output: 50}) })
+	s := w.slotNow(t)
+	for generated, want := range map[int]float32{0: 40, 20: 30, 49: 1, 70: 1} {
+		s.generated.Store(int32(generated))
+		h.put(pool.Entry{Prompt: 5}).slotNow(t)
+		require.Equal(t, want, s.rhat(), "after %d tokens", generated)
+	}
+	require.NotEmpty(t, h.boards["m"].lengths)
+	h.release(s)
+	require.Empty(t, h.boards["m"].lengths, "nothing is kept of a request that has left")
+}

@@ -32,6 +32,7 @@ type pairs struct {
 	checkAt  time.Time // when to look at entries that were left for a quarantine's end; zero: none were
 }
 
+// Pair is a prefiller and a decode engine.
 type Pair struct{ Prefiller, Engine string }
 
 func (k Pair) compare(other Pair) int {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
@@ -16,18 +17,27 @@ type PredictorConfig struct {
 	Kind predictor.Kind
 	// Fit is what the tables start from; nil: from nothing.
 	Fit *predictor.Fit
+	// Told: entries come with the lengths that their outputs will have, so that predictor
+	// oracle can be had. Only a simulation knows them.
+	Told bool
 }
 
-// parser reads a policy's spec, with the configured predictor where it names none.
-func (c PredictorConfig) parser() func(spec string) (policy.Policy, error) {
+// parser reads a policy's spec, with the configured predictor and seed where it names none.
+func (c Config) parser() func(spec string) (policy.Policy, error) {
+	kind, seed := string(c.Predictor.Kind), c.Seed
 	return func(text string) (policy.Policy, error) {
 		sp, err := policy.ParseSpec(text)
 		if err != nil {
 			return nil, err
 		}
-		if c.Kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
-			if sp, err = sp.With("predictor", string(c.Kind)); err != nil {
+		if kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
+			if sp, err = sp.With("predictor", kind); err != nil {
 				return nil, fmt.Errorf("%w; set predictor.kind, or predictor in the policy itself", err)
+			}
+		}
+		if seed != 0 && sp.Takes("seed") && !sp.Sets("seed") {
+			if sp, err = sp.With("seed", strconv.FormatUint(seed, 10)); err != nil {
+				return nil, err
 			}
 		}
 		return sp.Build(), nil
@@ -41,9 +51,9 @@ var (
 )
 
 // serves says whether the predictor a policy needs can be had: with fit, if any.
-func serves(p policy.Policy, fit *predictor.Fit) error {
+func (c *PredictorConfig) serves(p policy.Policy, fit *predictor.Fit) error {
 	n := policy.NeedsOf(p, nil)
-	err := errors.Join(kindServes(predictor.Kind(n.Predictor), fit), kindServes(predictor.Kind(n.Outlook), fit))
+	err := errors.Join(c.kindServes(predictor.Kind(n.Predictor), fit), c.kindServes(predictor.Kind(n.Outlook), fit))
 	if err == nil && predictor.Kind(n.Predictor) == predictor.KindLearned {
 		err = fit.Serves(n.Horizon) // asked for another it could as well be survival
 	}
@@ -63,7 +73,7 @@ func checkShadows(cfg Config, fit *predictor.Fit) error {
 		if p.Immediate() {
 			return fmt.Errorf("dispatcher: shadow %s sends everything on at once, so its rounds do not compare with those of a pool; take p%s", spec, p.Name())
 		}
-		if err := serves(p, fit); err != nil {
+		if err := cfg.Predictor.serves(p, fit); err != nil {
 			return fmt.Errorf("dispatcher: shadow: %w", err)
 		}
 	}
@@ -71,9 +81,9 @@ func checkShadows(cfg Config, fit *predictor.Fit) error {
 }
 
 // kindServes says whether a kind of predictor can be had.
-func kindServes(kind predictor.Kind, fit *predictor.Fit) error {
+func (c *PredictorConfig) kindServes(kind predictor.Kind, fit *predictor.Fit) error {
 	switch {
-	case kind == predictor.KindOracle:
+	case kind == predictor.KindOracle && !c.Told:
 		return errOracle
 	case kind == predictor.KindLearned && (fit == nil || fit.Trees == nil):
 		return errNoTrees
@@ -133,6 +143,9 @@ type Ending struct {
 // false where neither is wanted.
 func (c *PredictorConfig) Subject(model string, n policy.Needs) (s Subject, ok bool) {
 	kind := cmp.Or(predictor.Kind(n.Predictor), predictor.Kind(n.Outlook), c.Kind)
+	if kind == predictor.KindOracle {
+		kind = predictor.KindSurvival // of what is not told
+	}
 	return Subject{model, kind}, kind != ""
 }
 
@@ -173,13 +186,41 @@ func (b *board) foresee(g *group, p *decider) {
 		b.survival = t.survival
 	}
 	n := policy.NeedsOf(p.Policy, s.Outlook)
+	if s.Outlook != nil && predictor.Kind(n.Outlook) == predictor.KindOracle {
+		b.foresight = foresight{t.survival, b.lengths}
+		s.Outlook = &b.foresight
+	}
 	if n.Predictor == "" && n.Outlook == "" {
 		return
 	}
 	f := &g.forecast
 	f.demand(n)
+	if predictor.Kind(n.Predictor) == predictor.KindOracle {
+		b.foretell(s.Workers, int32(n.Horizon))
+		return
+	}
 	f.score()
 	f.follow(s.Workers, t.predictor)
+}
+
+// foresight is an outlook that knows the ends of requests whose lengths were told.
+type foresight struct {
+	*predictor.Survival
+	lengths map[uint64]int32
+}
+
+// Left is how many tokens a request has still to generate.
+func (f *foresight) Left(id uint64, age int) int { return max(1, int(f.lengths[id])-age) }
+
+// foretell sets Rhat of the running requests to what is left of them.
+func (b *board) foretell(workers []policy.Worker, horizon int32) {
+	for g := range workers {
+		running := workers[g].Running
+		for i := range running {
+			q := &running[i]
+			q.Rhat = float32(min(max(b.lengths[q.ID]-q.Age, 1), horizon))
+		}
+	}
 }
 
 // learn tells what became of a request to those who learn from it and to the

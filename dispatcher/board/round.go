@@ -38,5 +38,6 @@ func (r *Round) Copy(from *Round) {
 		w.Running = r.running[at:len(r.running):len(r.running)]
 		workers = append(workers, w)
 	}
-	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
+	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
+	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
 }

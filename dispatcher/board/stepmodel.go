@@ -60,6 +60,7 @@ func (r *regression) fit() (m StepModel, r2 float64) {
 type stepper struct {
 	regression
 	configured StepModel
+	law        StepModel // what is told and never learned; zero: nothing
 
 	recent  [33]time.Duration // lengths, for their median
 	at      int
@@ -140,6 +141,7 @@ func (s *stepper) remember(length time.Duration) {
 const (
 	stepLearned    = "learned"
 	stepConfigured = "configured"
+	stepTold       = "told"
 )
 
 // model is the one in force and where it comes from, empty when there is none,
@@ -147,6 +149,8 @@ const (
 func (s *stepper) model() (m StepModel, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
+	case s.law != (StepModel{}):
+		return s.law, stepTold, r2
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // no step is free
 		return learned, stepLearned, r2

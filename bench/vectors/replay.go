@@ -1,4 +1,4 @@
-package sim
+package vectors
 
 import (
 	"bufio"
@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"evenkeel/bench/report"
-	"evenkeel/bench/vectors"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -91,7 +90,7 @@ func replayLine(text []byte, runs []*replayed) error {
 	if err := json.Unmarshal(text, &line); err != nil {
 		return fmt.Errorf("not a line of a decision log: %w", err)
 	}
-	s, params, err := vectors.ReadSnapshot(text)
+	s, params, err := ReadSnapshot(text)
 	if err != nil {
 		return err
 	}
@@ -123,7 +122,7 @@ func replayLine(text []byte, runs []*replayed) error {
 
 // policy is the one that decides for a group: what the log's parameters say
 // where the spec is silent, as `evenkeel decide` has it.
-func (r *replayed) policy(group string, params vectors.Params) (policy.Policy, error) {
+func (r *replayed) policy(group string, params Params) (policy.Policy, error) {
 	params.MaxAgeMs = nil // the one that was in force changes from round to round
 	spec, err := params.Complete(r.spec)
 	if err != nil {
