@@ -101,8 +101,9 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		asked:     byEngine(families, askedNames),
 		pulled:    byEngine(families, pulledNames),
 	}
-	for _, m := range families[cacheConfigName].GetMetric() {
-		if tokens, ok := cacheTokens(m); ok {
+	configs := families[cacheConfigName].GetMetric()
+	for _, m := range configs {
+		if tokens, ok := cacheTokens(m, len(configs)); ok {
 			s.capacity[label(m, "engine")] = tokens
 		}
 		if size, err := strconv.Atoi(label(m, "block_size")); err == nil && size > 0 {
@@ -209,13 +210,16 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
-func cacheTokens(m *dto.Metric) (float64, bool) {
+// cacheTokens is the capacity of one of n engines that a page tells of. An API
+// server of vLLM adds up the blocks of the engines behind it, and tells that sum
+// for each of them.
+func cacheTokens(m *dto.Metric, n int) (float64, bool) {
 	blocks, err := strconv.ParseInt(label(m, "num_gpu_blocks"), 10, 64)
 	if err != nil { // "None" until the engine has measured its memory
 		return 0, false
 	}
 	size, err := strconv.ParseInt(label(m, "block_size"), 10, 64)
-	return float64(blocks) * float64(size), err == nil && blocks > 0 && size > 0
+	return float64(blocks/int64(n)) * float64(size), err == nil && blocks > 0 && size > 0
 }
 
 func label(m *dto.Metric, name string) string {

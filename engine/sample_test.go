@@ -94,6 +94,18 @@ func TestCapacityThatIsNotMeasuredYetIsUnknown(t *testing.T) {
 	require.False(t, ok)
 }
 
+// The page is of vLLM 0.32 with two data-parallel ranks of 2,500 blocks each behind
+// one API server.
+func TestTheBlocksOfAllEnginesOfAPageAreTheirSum(t *testing.T) {
+	s, err := MetricNames{}.Parse([]byte(`vllm:cache_config_info{block_size="64",engine="0",num_gpu_blocks="5000",num_gpu_blocks_override="2500"} 1.0
+vllm:cache_config_info{block_size="64",engine="1",num_gpu_blocks="5000",num_gpu_blocks_override="2500"} 1.0
+`))
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"0": 160_000, "1": 160_000}, s.Capacities())
+	both, _ := s.CacheTokens(-1)
+	require.EqualValues(t, 320_000, both)
+}
+
 func TestABrokenLineOfAWantedMetricIsAnError(t *testing.T) {
 	_, err := MetricNames{}.Parse([]byte(`vllm:kv_cache_usage_perc{engine="0" 0.5`))
 	require.ErrorContains(t, err, "metrics page")

@@ -76,15 +76,15 @@ func TestTheFullPartOfARun(t *testing.T) {
 
 func TestGaugesOfBothPages(t *testing.T) {
 	var l look
-	l.read([]byte(`vllm:cache_config_info{block_size="64",engine="0",num_gpu_blocks="101"} 1.0
-vllm:cache_config_info{block_size="64",engine="1",num_gpu_blocks="201"} 1.0
+	l.read([]byte(`vllm:cache_config_info{block_size="64",engine="0",num_gpu_blocks="202"} 1.0
+vllm:cache_config_info{block_size="64",engine="1",num_gpu_blocks="202"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.5
 vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.1
 vllm:num_requests_running{engine="0",model_name="tiny"} 8.0
 vllm:num_requests_running{engine="1",model_name="tiny"} 7.0
 vllm:num_requests_waiting{engine="1",model_name="tiny"} 2.0
 `))
-	require.Equal(t, look{kv: [ranks]float64{3200, 1280}, running: 15, waiting: 2, complete: true}, l)
+	require.Equal(t, look{kv: [ranks]float64{3200, 640}, running: 15, waiting: 2, complete: true}, l)
 
 	var m stepModel
 	m.read([]byte("evenkeel_step_model_r2_ratio{group=\"main\"} 0.9\n"))

@@ -100,8 +100,8 @@ func (l *look) read(page []byte) {
 	}
 }
 
-// blocksOf is how many blocks the KV cache of a rank has, a label of a series of
-// vLLM's.
+// blocksOf is how many blocks the KV cache of a rank has. The label of vLLM's
+// series is the sum over all ranks of the API server.
 func blocksOf(page []byte, rank int) (n float64) {
 	for line := range strings.Lines(string(page)) {
 		if !strings.HasPrefix(line, "vllm:cache_config_info{") || !strings.Contains(line, fmt.Sprintf(`engine="%d"`, rank)) {
@@ -111,7 +111,7 @@ func blocksOf(page []byte, rank int) (n float64) {
 			_, _ = fmt.Sscanf(value, "%g", &n) // 0 where it is none, and then the imbalance is 0, too
 		}
 	}
-	return n
+	return n / ranks
 }
 
 func (m *stepModel) read(page []byte) {
