@@ -50,19 +50,11 @@ func newWorld(ctx context.Context, o options) (_ *world, err error) {
 			w.close()
 		}
 	}()
-	if w.dir == "" {
-		w.dir, err = os.MkdirTemp("", "evenkeel-barrier-")
-	} else {
-		err = os.MkdirAll(w.dir, 0o700)
-	}
-	if err != nil {
+	if w.dir, err = process.Folder(o.keep, "barrier"); err != nil {
 		return nil, err
 	}
-	if w.binary == "" {
-		w.binary = filepath.Join(w.dir, "evenkeel")
-		if said, err := exec.CommandContext(ctx, "go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go build: %w: %s", err, said)
-		}
+	if w.binary, err = process.Evenkeel(ctx, o.binary, w.dir); err != nil {
+		return nil, err
 	}
 	if err := w.startDecode(ctx); err != nil {
 		return nil, err
