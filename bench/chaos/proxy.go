@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,38 +19,32 @@ import (
 // proxy is evenkeel as operators run it: a process, its files, its admin
 // listener.
 type proxy struct {
-	url, admin string
-	dir        string
-	settings   settings
-	process    *process.Process
-	http       *http.Client
+	url      string
+	admin    process.Admin
+	dir      string
+	settings settings
+	process  *process.Process
 	reloads    bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
-func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
-	p = &proxy{dir: o.keep, http: &http.Client{Timeout: 5 * time.Second}}
-	if p.dir == "" {
-		if p.dir, err = os.MkdirTemp("", "evenkeel-chaos-"); err != nil {
-			return nil, err
-		}
-	} else if err := os.MkdirAll(p.dir, 0o700); err != nil {
+func startProxy(ctx context.Context, s scenario, o options, f *fleet) (p *proxy, err error) {
+	p = &proxy{}
+	if p.dir, err = process.Folder(o.keep, "chaos"); err != nil {
 		return nil, err
 	}
-	binary := o.binary
-	if binary == "" {
-		binary = filepath.Join(p.dir, "evenkeel")
-		if out, err := exec.Command("go", "build", fmt.Sprint("-race=", o.race), "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go build: %w: %s", err, out)
-		}
+	binary, err := process.Evenkeel(ctx, o.binary, p.dir, fmt.Sprint("-race=", o.race))
+	if err != nil {
+		return nil, err
 	}
+	free := process.FreeAddresses(3)
 	p.settings = settings{
-		dir: p.dir, listen: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), hold: s.hold, pool: 4 * s.streams, fleet: f,
+		dir: p.dir, listen: free[0], admin: free[1], hold: s.hold, pool: 4 * s.streams, fleet: f,
 		budget: max(prefill.Default().Retry.Budget, 3*s.rate, 3*s.heads), slots: f.of("decode")[0].Config().Slots,
 	}
 	if s.strangers {
-		p.settings.peers = "127.0.0.1:" + process.FreePort()
+		p.settings.peers = free[2]
 	}
-	p.url, p.admin = "http://"+p.settings.listen, "http://"+p.settings.admin
+	p.url, p.admin = "http://"+p.settings.listen, process.Admin{Address: p.settings.admin, Client: &http.Client{Timeout: 5 * time.Second}}
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers)); err != nil {
 		return nil, err
 	}
@@ -62,8 +53,8 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 		return nil, err
 	}
 	for range 200 {
-		if status, _, err := p.ask(http.MethodGet, "/readyz", nil); err == nil && status == http.StatusOK {
-			status, _, _ := p.ask(http.MethodPost, "/reload", nil) // of an unchanged file
+		if status, _, err := p.admin.Ask(http.MethodGet, "/readyz", nil); err == nil && status == http.StatusOK {
+			status, _, _ := p.admin.Ask(http.MethodPost, "/reload", nil) // of an unchanged file
 			p.reloads = status/100 == 2
 			return p, nil
 		}
@@ -73,35 +64,9 @@ func startProxy(s scenario, o options, f *fleet) (p *proxy, err error) {
 	return nil, fmt.Errorf("the proxy is not ready; %s has its log", p.dir)
 }
 
-// ask speaks to the admin listener.
-func (p *proxy) ask(method, path string, body any) (status int, answer []byte, err error) {
-	var b io.Reader
-	if body != nil {
-		text, err := json.Marshal(body)
-		if err != nil {
-			return 0, nil, err
-		}
-		b = bytes.NewReader(text)
-	}
-	req, err := http.NewRequest(method, p.admin+path, b)
-	if err != nil {
-		return 0, nil, err
-	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := p.http.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, answer, err
-}
-
 // series reads /metrics: name and labels to value.
 func (p *proxy) series() (map[string]float64, error) {
-	status, page, err := p.ask(http.MethodGet, "/metrics", nil)
+	status, page, err := p.admin.Ask(http.MethodGet, "/metrics", nil)
 	if err != nil || status != http.StatusOK {
 		return nil, errors.Join(err, fmt.Errorf("/metrics answered %d", status))
 	}
@@ -157,7 +122,7 @@ type vitals struct {
 
 func (p *proxy) vitals() (v vitals, err error) {
 	for range 2 { // what pools hold goes with the second
-		if _, _, err := p.ask(http.MethodGet, "/debug/pprof/heap?gc=1", nil); err != nil {
+		if _, _, err := p.admin.Ask(http.MethodGet, "/debug/pprof/heap?gc=1", nil); err != nil {
 			return v, err
 		}
 	}
@@ -182,7 +147,7 @@ func (p *proxy) end() error {
 // stop ends the process however it is, and removes its files.
 func (p *proxy) stop(remove bool) {
 	p.process.Kill()
-	p.http.CloseIdleConnections()
+	p.admin.Client.CloseIdleConnections()
 	if remove {
 		_ = os.RemoveAll(p.dir)
 	}

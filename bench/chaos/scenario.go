@@ -116,7 +116,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 		return nil, err
 	}
 	defer f.close()
-	p, err := startProxy(s, o, f)
+	p, err := startProxy(ctx, s, o, f)
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func (t *trouble) note(what string) {
 
 // asked counts an action by how the proxy took it.
 func (t *trouble) asked(what, method, path string, body any) (ok bool) {
-	status, _, err := t.p.ask(method, path, body)
+	status, _, err := t.p.admin.Ask(method, path, body)
 	switch {
 	case err != nil:
 		what += ": no answer"

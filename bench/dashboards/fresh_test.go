@@ -37,9 +37,8 @@ var measured = []string{
 func fresh(t *testing.T) (all []labels.Labels) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := filepath.Join(dir, "evenkeel")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	binary, err := process.Evenkeel(t.Context(), "", dir)
+	require.NoError(t, err)
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))

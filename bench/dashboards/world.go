@@ -37,21 +37,20 @@ var regions = [2]string{"us", "eu"}
 // returns beside an error wants to be closed, too.
 func begin(ctx context.Context, binary, rules string) (w *world, err error) {
 	w = &world{}
-	if w.dir, err = os.MkdirTemp("", "evenkeel-dashboards-"); err != nil {
+	if w.dir, err = process.Folder("", "dashboards"); err != nil {
 		return w, err
 	}
-	if binary == "" {
-		binary = filepath.Join(w.dir, "evenkeel")
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return w, fmt.Errorf("go build: %w: %s", err, out)
-		}
+	if binary, err = process.Evenkeel(ctx, binary, w.dir); err != nil {
+		return w, err
 	}
 	if rules, err = filepath.Abs(rules); err != nil {
 		return w, err
 	}
+	free := process.FreeAddresses(7)
 	for i := range regions {
-		w.clients[i], w.admins[i], w.peers[i] = "127.0.0.1:"+process.FreePort(), "127.0.0.1:"+process.FreePort(), "127.0.0.1:"+process.FreePort()
+		w.clients[i], w.admins[i], w.peers[i] = free[3*i], free[3*i+1], free[3*i+2]
 	}
+	w.prometheus = free[6]
 	if err := w.write("peers.key", "a 0123456789abcdef0123456789abcdef\n"); err != nil {
 		return w, err
 	}
@@ -60,7 +59,6 @@ func begin(ctx context.Context, binary, rules string) (w *world, err error) {
 			return w, err
 		}
 	}
-	w.prometheus = "127.0.0.1:" + process.FreePort()
 	if err := w.write("prometheus.yaml", fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 5s}\nrule_files: [%q]\nscrape_configs:\n  - {job_name: evenkeel, static_configs: [{targets: [%q, %q]}]}\n", rules, w.admins[0], w.admins[1])); err != nil {
 		return w, err
 	}

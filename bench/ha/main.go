@@ -18,6 +18,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 func main() {
@@ -57,19 +59,19 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	r.write(out, o)
-	return len(r.breaches) == 0, nil
+	r.Write(out)
+	return len(r.Breaches) == 0, nil
 }
 
 // play runs the scenes, one after the other.
-func play(ctx context.Context, o options) (r *report, err error) {
-	r = &report{}
-	w, err := newWorld(o)
+func play(ctx context.Context, o options) (r *process.Report, err error) {
+	r = &process.Report{Head: fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", o.lease, o.clients)}
+	w, err := newWorld(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	r.folder = w.dir
-	defer func() { err = errors.Join(err, w.close(err == nil && len(r.breaches) == 0 && o.keep == "")) }()
+	r.Folder = w.dir
+	defer func() { err = errors.Join(err, w.close(err == nil && len(r.Breaches) == 0 && o.keep == "")) }()
 	if err := w.start(ctx); err != nil {
 		return nil, err
 	}
@@ -79,42 +81,4 @@ func play(ctx context.Context, o options) (r *report, err error) {
 		}
 	}
 	return r, nil
-}
-
-// report is what the run showed.
-type report struct {
-	folder   string
-	rows     [][3]string
-	breaches []string
-}
-
-func (r *report) add(scene, format string, args ...any) {
-	r.rows = append(r.rows, [3]string{scene, fmt.Sprintf(format, args...), "held"})
-}
-
-// hold breaks the scene's row unless ok.
-func (r *report) hold(ok bool, scene, format string, args ...any) {
-	if ok {
-		return
-	}
-	r.breaches = append(r.breaches, scene+": "+fmt.Sprintf(format, args...))
-	for i := range r.rows {
-		if r.rows[i][0] == scene {
-			r.rows[i][2] = "**not held**"
-		}
-	}
-}
-
-// write prints the table of docs/ha.md.
-func (r *report) write(out io.Writer, o options) {
-	fmt.Fprintf(out, "three proxies, two decode groups, `lease: %v`, %d clients each\n\n| what | measured | |\n|---|---|---|\n", o.lease, o.clients)
-	for _, x := range r.rows {
-		fmt.Fprintf(out, "| %s | %s | %s |\n", x[0], x[1], x[2])
-	}
-	for _, b := range r.breaches {
-		fmt.Fprintf(out, "\nBREACH %s\n", b)
-	}
-	if len(r.breaches) > 0 {
-		fmt.Fprintf(out, "\n%s has the configs and logs\n", r.folder)
-	}
 }

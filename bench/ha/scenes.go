@@ -17,7 +17,7 @@ import (
 
 type scene struct {
 	name string
-	play func(ctx context.Context, w *world, r *report) error
+	play func(ctx context.Context, w *world, r *process.Report) error
 }
 
 var scenes = []scene{
@@ -106,7 +106,7 @@ func cut(f load.Failure) bool {
 	return slices.Contains([]load.Kind{load.Connect, load.Reset, load.Truncated, load.Timeout}, f.Kind) || lost(f)
 }
 
-func playAll(ctx context.Context, w *world, r *report) error {
+func playAll(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "all three serve"
 	end := w.under(ctx, w.all[:]...)
 	err := process.Pause(ctx, w.load)
@@ -115,9 +115,9 @@ func playAll(ctx context.Context, w *world, r *report) error {
 	for _, p := range w.all {
 		forwards += w.metric(p, `evenkeel_geo_forwards_total{outcome="ok"`)
 	}
-	r.add(scene, "%s; %.0f forwarded to an owner, the rest served where they came", kinds(got), forwards)
-	r.hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
-	r.hold(forwards > 0, scene, "nothing was forwarded")
+	r.Add(scene, "%s; %.0f forwarded to an owner, the rest served where they came", kinds(got), forwards)
+	r.Hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
+	r.Hold(forwards > 0, scene, "nothing was forwarded")
 	return err
 }
 
@@ -152,22 +152,22 @@ func (w *world) away(ctx context.Context, group string, do func(*proxy)) (p, tak
 	return p, taker, took, endOthers(), endOwn(), err
 }
 
-func playKill(ctx context.Context, w *world, r *report) error {
+func playKill(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "owner of a group killed (SIGKILL)"
 	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { p.signal(os.Kill) })
 	if err != nil {
 		return err
 	}
 	<-p.process.Gone()
-	r.add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own))
-	r.hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
-	r.hold(but(own, cut) == "", scene, "its own clients: %s", but(own, cut))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own))
+	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
+	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
+	r.Hold(but(own, cut) == "", scene, "its own clients: %s", but(own, cut))
 	w.oneOwner(r, scene)
 	return w.begin(p)
 }
 
-func playBack(ctx context.Context, w *world, r *report) error {
+func playBack(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "it is back"
 	end := w.under(ctx, w.all[0], w.all[1], w.all[2])
 	at := time.Now()
@@ -177,29 +177,29 @@ func playBack(ctx context.Context, w *world, r *report) error {
 		err = process.Pause(ctx, w.load)
 	}
 	got := end()
-	r.add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
+	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
 	starting := func(f load.Failure) bool { // it was not ready yet
 		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(string(f.Kind), "no_region_available")
 	}
-	r.hold(but(got, starting) == "", scene, "%s", but(got, starting))
+	r.Hold(but(got, starting) == "", scene, "%s", but(got, starting))
 	w.oneOwner(r, scene)
 	return err
 }
 
-func playEnd(ctx context.Context, w *world, r *report) error {
+func playEnd(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "owner ended (SIGTERM)"
 	p, taker, took, others, own, err := w.away(ctx, "west", func(p *proxy) { p.signal(syscall.SIGTERM) })
 	if err != nil {
 		return err
 	}
 	<-p.process.Gone()
-	r.add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", taker.name, took.Seconds(), kinds(others), kinds(own))
-	r.hold(took < w.lease, scene, "handed over after %v", took)
-	r.hold(len(others.Failures) == 0, scene, "clients of the others: %s", but(others, none))
+	r.Add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", taker.name, took.Seconds(), kinds(others), kinds(own))
+	r.Hold(took < w.lease, scene, "handed over after %v", took)
+	r.Hold(len(others.Failures) == 0, scene, "clients of the others: %s", but(others, none))
 	leaving := func(f load.Failure) bool {
 		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(f.Detail, "draining")
 	}
-	r.hold(but(own, leaving) == "", scene, "its own clients: %s", but(own, leaving))
+	r.Hold(but(own, leaving) == "", scene, "its own clients: %s", but(own, leaving))
 	w.oneOwner(r, scene)
 	if err := w.begin(p); err != nil {
 		return err
@@ -209,7 +209,7 @@ func playEnd(ctx context.Context, w *world, r *report) error {
 
 // playStop lets an owner stand still in the middle of its work until its groups
 // are another's, and wake then with all that it was about to do.
-func playStop(ctx context.Context, w *world, r *report) error {
+func playStop(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "owner stands still (SIGSTOP)"
 	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { p.signal(syscall.SIGSTOP) })
 	if p != nil {
@@ -223,25 +223,25 @@ func playStop(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	after := endOthers()
-	r.add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
-	r.hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
-	r.hold(len(after.Failures) == 0, scene, "after it woke: %s", but(after, none))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
+	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
+	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
+	r.Hold(len(after.Failures) == 0, scene, "after it woke: %s", but(after, none))
 	w.oneOwner(r, scene)
 	return nil
 }
 
 // oneOwner holds what the engines saw.
-func (w *world) oneOwner(r *report, scene string) {
+func (w *world) oneOwner(r *process.Report, scene string) {
 	for i, e := range w.decode {
 		s := e.Stats()
-		r.hold(s.StaleEpochs == 0, scene, "%s saw %d requests of an owner after those of a later one", groups[i], s.StaleEpochs)
-		r.hold(s.DuplicateIDs == 0 && s.Replays == 0 && s.WrongBlocks == 0 && s.KeyMismatches == 0, scene, "%s: %+v", groups[i], s)
+		r.Hold(s.StaleEpochs == 0, scene, "%s saw %d requests of an owner after those of a later one", groups[i], s.StaleEpochs)
+		r.Hold(s.DuplicateIDs == 0 && s.Replays == 0 && s.WrongBlocks == 0 && s.KeyMismatches == 0, scene, "%s: %+v", groups[i], s)
 	}
 }
 
 // playAfter holds that nothing is left of all that.
-func playAfter(ctx context.Context, w *world, r *report) error {
+func playAfter(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "after the last request"
 	var held string
 	err := process.Await(ctx, 20*time.Second, "nothing is held", func() bool {
@@ -266,8 +266,8 @@ func playAfter(ctx context.Context, w *world, r *report) error {
 		over += s.OverAdmitted
 		epochs = append(epochs, fmt.Sprintf("%s %d", groups[i], s.Epoch))
 	}
-	r.add(scene, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: %s); %d requests found a rank full", strings.Join(epochs, ", "), over)
-	r.hold(err == nil, scene, "%s", held)
+	r.Add(scene, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: %s); %d requests found a rank full", strings.Join(epochs, ", "), over)
+	r.Hold(err == nil, scene, "%s", held)
 	w.oneOwner(r, scene)
 	return ctx.Err()
 }

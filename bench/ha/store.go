@@ -20,7 +20,7 @@ func (w *world) isolate(p *proxy, cut bool) {
 
 // playAway takes the store away from all proxies for a minute: with closed membership
 // each group stays with its owner, and no request fails.
-func playAway(ctx context.Context, w *world, r *report) error {
+func playAway(ctx context.Context, w *world, r *process.Report) error {
 	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
 	before := map[string]string{}
 	for _, g := range groups {
@@ -55,10 +55,10 @@ func playAway(ctx context.Context, w *world, r *report) error {
 	}
 	err := process.Pause(ctx, 2*w.lease)
 	got := end()
-	r.add(scene, "every group stays with its owner, which the others promise; clients of all: %s", kinds(got))
-	r.hold(pledged, scene, "no group was held by promises")
-	r.hold(moved == "", scene, "%s", moved)
-	r.hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
+	r.Add(scene, "every group stays with its owner, which the others promise; clients of all: %s", kinds(got))
+	r.Hold(pledged, scene, "no group was held by promises")
+	r.Hold(moved == "", scene, "%s", moved)
+	r.Hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
 	w.oneOwner(r, scene)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func playAway(ctx context.Context, w *world, r *report) error {
 
 // playCut cuts an owner off from the store and from the other proxies: it stops by
 // itself, and another takes its group.
-func playCut(ctx context.Context, w *world, r *report) error {
+func playCut(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "owner cut off from the store and from the others"
 	p, taker, took, others, _, err := w.away(ctx, "west", func(p *proxy) { w.isolate(p, true) })
 	if p != nil {
@@ -77,9 +77,9 @@ func playCut(ctx context.Context, w *world, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
-	r.hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
+	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
+	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	w.oneOwner(r, scene)
 	return w.rest(ctx)
 }

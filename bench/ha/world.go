@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +14,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"evenkeel/bench/process"
+	"evenkeel/bench/process/store"
 	"evenkeel/bench/refengine"
 )
 
@@ -49,28 +46,20 @@ type proxy struct {
 	ways                  map[string]*process.Relay // and to the other proxies, by their names
 }
 
-func newWorld(o options) (_ *world, err error) {
-	w := &world{options: o, dir: o.keep, http: &http.Client{Timeout: 5 * time.Second}}
+func newWorld(ctx context.Context, o options) (_ *world, err error) {
+	w := &world{options: o, http: &http.Client{Timeout: 5 * time.Second}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close(false))
 		}
 	}()
-	if w.dir == "" {
-		w.dir, err = os.MkdirTemp("", "evenkeel-ha-")
-	} else {
-		err = os.MkdirAll(w.dir, 0o700)
-	}
-	if err != nil {
+	if w.dir, err = process.Folder(o.keep, "ha"); err != nil {
 		return nil, err
 	}
-	if w.binary == "" {
-		w.binary = filepath.Join(w.dir, "evenkeel")
-		if out, err := exec.Command("go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go build: %w: %s", err, out)
-		}
+	if w.binary, err = process.Evenkeel(ctx, o.binary, w.dir); err != nil {
+		return nil, err
 	}
-	if err := w.openStore(); err != nil {
+	if w.store, err = store.Open(w.dir); err != nil {
 		return nil, err
 	}
 	if err := w.startEngines(); err != nil {
@@ -79,15 +68,12 @@ func newWorld(o options) (_ *world, err error) {
 	if err := os.WriteFile(filepath.Join(w.dir, "peers.key"), []byte("a 0123456789abcdef0123456789abcdef\n"), 0o600); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(3 * proxies)
-	if err != nil {
-		return nil, err
-	}
+	ports := process.FreeAddresses(3 * proxies)
 	for i := range w.all {
 		w.all[i] = &proxy{name: fmt.Sprintf("here-%d", i), clients: ports[3*i], admin: ports[3*i+1], peers: ports[3*i+2]}
 	}
 	for _, p := range w.all {
-		if p.store, err = process.NewRelay(w.store.Clients[0].Addr().String(), 0); err != nil {
+		if p.store, err = process.NewRelay(store.Address(w.store), 0); err != nil {
 			return nil, err
 		}
 		p.ways = map[string]*process.Relay{}
@@ -101,32 +87,6 @@ func newWorld(o options) (_ *world, err error) {
 		}
 	}
 	return w, nil
-}
-
-// freePorts are addresses that nobody listens on, none twice.
-func freePorts(n int) (list []string, err error) {
-	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = ln.Close() }()
-		list = append(list, ln.Addr().String())
-	}
-	return list, nil
-}
-
-func (w *world) openStore() (err error) {
-	c := embed.NewConfig()
-	c.Dir, c.LogLevel, c.LogOutputs = filepath.Join(w.dir, "etcd"), "error", []string{filepath.Join(w.dir, "etcd.log")}
-	local := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	c.ListenClientUrls, c.ListenPeerUrls = []url.URL{local}, []url.URL{local}
-	c.UnsafeNoFsync = true
-	if w.store, err = embed.StartEtcd(c); err != nil {
-		return fmt.Errorf("etcd: %w", err)
-	}
-	<-w.store.Server.ReadyNotify()
-	return nil
 }
 
 func (w *world) startEngines() error {
@@ -246,27 +206,15 @@ type status struct {
 }
 
 func (w *world) status(p *proxy) (s status, ok bool) {
-	text, err := w.get(p, "/status")
-	return s, err == nil && json.Unmarshal(text, &s) == nil
+	ok = w.ask(p).Read("/status", &s)
+	return s, ok
 }
 
-func (w *world) get(p *proxy, path string) ([]byte, error) {
-	resp, err := w.http.Get("http://" + p.admin + path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	return io.ReadAll(resp.Body)
-}
+// ask is the proxy's admin listener.
+func (w *world) ask(p *proxy) process.Admin { return process.Admin{Address: p.admin, Client: w.http} }
 
 // metric sums the series whose names begin so.
-func (w *world) metric(p *proxy, prefix string) float64 {
-	page, err := w.get(p, "/metrics")
-	if err != nil {
-		return 0
-	}
-	return process.Sum(page, prefix)
-}
+func (w *world) metric(p *proxy, prefix string) float64 { return w.ask(p).Metric(prefix) }
 
 // owner is the proxy that admits to a group; nil: none, or none that answers.
 func (w *world) owner(group string) *proxy {

@@ -14,10 +14,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 type options struct {
@@ -56,13 +56,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
-	if o.binary == "" {
-		o.binary = filepath.Join(dir, "evenkeel")
-		if said, err := exec.CommandContext(ctx, "go", "build", "-o", o.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return fmt.Errorf("go build: %w: %s", err, said)
-		}
-	}
-	if o.binary, err = filepath.Abs(o.binary); err != nil {
+	if o.binary, err = process.Evenkeel(ctx, o.binary, dir); err != nil {
 		return err
 	}
 	b, err := open(ctx, path)

@@ -87,11 +87,21 @@ func (p *Process) Kill() {
 
 // FreePort names a port nobody listened on a moment ago.
 func FreePort() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "0"
-	}
-	defer func() { _ = ln.Close() }()
-	_, port, _ := net.SplitHostPort(ln.Addr().String()) // it came from a listener
+	_, port, _ := net.SplitHostPort(FreeAddresses(1)[0]) // it came from a listener
 	return port
+}
+
+// FreeAddresses are addresses of the loopback interface that nobody listened on a
+// moment ago, none twice. Where no port can be had, they have port 0.
+func FreeAddresses(n int) (list []string) {
+	for range n {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			list = append(list, "127.0.0.1:0")
+			continue
+		}
+		defer func() { _ = ln.Close() }()
+		list = append(list, ln.Addr().String())
+	}
+	return list
 }

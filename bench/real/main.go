@@ -94,7 +94,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if o.record {
 		return true, record(ctx, o, installed, out)
 	}
-	w, err := newWorld(o, installed, out)
+	w, err := newWorld(ctx, o, installed, out)
 	if err != nil {
 		return false, err
 	}

@@ -42,21 +42,13 @@ func (w *world) usual() setting {
 	return setting{decode: []string{w.engines["d0"].url(), w.engines["d1"].url()}, slots: slots}
 }
 
-func newWorld(o options, installed *vllm.Installation, said io.Writer) (_ *world, err error) {
-	w := &world{options: o, dir: o.keep, said: said}
-	if w.dir == "" {
-		w.dir, err = os.MkdirTemp("", "evenkeel-real-")
-	} else {
-		err = os.MkdirAll(w.dir, 0o700)
-	}
-	if err != nil {
+func newWorld(ctx context.Context, o options, installed *vllm.Installation, said io.Writer) (_ *world, err error) {
+	w := &world{options: o, said: said}
+	if w.dir, err = process.Folder(o.keep, "real"); err != nil {
 		return nil, err
 	}
-	if w.binary == "" {
-		w.binary = filepath.Join(w.dir, "evenkeel")
-		if out, err := exec.Command("go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go build: %w: %s", err, out)
-		}
+	if w.binary, err = process.Evenkeel(ctx, o.binary, w.dir); err != nil {
+		return nil, err
 	}
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://127.0.0.1:%d","replay_endpoint":"tcp://127.0.0.1:%d"}`, w.at(50), w.at(51))
 	w.engines = map[string]*engine{

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os/exec"
 
 	"evenkeel/bench/process"
@@ -56,21 +55,10 @@ type loopback struct {
 
 func newLoopback(o options) (_ *loopback, err error) {
 	l := &loopback{}
-	var held []net.Listener // until all ports are drawn: none twice
-	port := func() string {
-		ln, e := net.Listen("tcp", "127.0.0.1:0")
-		if e != nil {
-			err = e
-			return ""
-		}
-		held = append(held, ln)
-		return ln.Addr().String()
-	}
+	free := process.FreeAddresses(5 * regions)
 	for i := range l.places {
-		l.places[i] = place{port(), port(), port(), port(), port()}
-	}
-	for _, ln := range held {
-		_ = ln.Close()
+		at := free[5*i:]
+		l.places[i] = place{at[0], at[1], at[2], at[3], at[4]}
 	}
 	for a := range regions {
 		for b := range regions {

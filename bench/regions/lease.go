@@ -2,20 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"syscall"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-
 	"evenkeel/bench/process"
+	"evenkeel/bench/process/store"
 )
 
 // leased are the scenes of regions that are owned by lease.
@@ -29,46 +24,25 @@ var leased = []scene{
 
 // playLeased plays them, on loopback: all proxies reach the store that this
 // process runs.
-func playLeased(ctx context.Context, o options) (*report, error) {
+func playLeased(ctx context.Context, o options) (*process.Report, error) {
 	folder, err := os.MkdirTemp("", "evenkeel-regions-etcd-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(folder) }()
-	store, err := startStore(folder)
-	if err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
-	}
-	defer store.Close()
-	o.on, o.lease = "loopback", store.Clients[0].Addr().String()
-	r, err := play(ctx, o, leased)
+	etcd, err := store.Open(folder)
 	if err != nil {
 		return nil, err
 	}
-	for i := range r.rows { // beside the same scenes by order
-		r.rows[i].scene = "by lease: " + r.rows[i].scene
-	}
-	return r, nil
-}
-
-// startStore runs an etcd of one member in this process.
-func startStore(folder string) (*embed.Etcd, error) {
-	cfg := embed.NewConfig()
-	cfg.Dir, cfg.LogLevel, cfg.LogOutputs = folder, "error", []string{"/dev/null"}
-	local := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg.ListenClientUrls, cfg.ListenPeerUrls = []url.URL{local}, []url.URL{local}
-	cfg.UnsafeNoFsync = true
-	e, err := embed.StartEtcd(cfg)
-	if err == nil {
-		<-e.Server.ReadyNotify()
-	}
-	return e, err
+	defer etcd.Close()
+	o.on, o.lease = "loopback", store.Address(etcd)
+	return play(ctx, o, leased)
 }
 
 // playLeasedDeath is playDeath with a lease: the engines of the dead region,
 // which know their callers by what they sign with, say whether ever two
 // dispatchers admitted to them at once.
-func playLeasedDeath(ctx context.Context, w *world, r *report) error {
+func playLeasedDeath(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "never two admit to a rank"
 	if err := playDeath(ctx, w, r); err != nil {
 		return err
@@ -77,15 +51,15 @@ func playLeasedDeath(ctx context.Context, w *world, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", turns, over)
-	r.hold(turns == 2 && over == 0, scene, "who admits changed %d times, %d requests were beyond the slots", turns, over)
-	r.hold(stale == 0, scene, "%d requests of an owner came after those of a later one", stale)
+	r.Add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", turns, over)
+	r.Hold(turns == 2 && over == 0, scene, "who admits changed %d times, %d requests were beyond the slots", turns, over)
+	r.Hold(stale == 0, scene, "%d requests of an owner came after those of a later one", stale)
 	return nil
 }
 
 // playLeasedStop lets eu's proxy stand still in the middle of its work until its
 // engines are another's, and wake then with all that it was about to do.
-func playLeasedStop(ctx context.Context, w *world, r *report) error {
+func playLeasedStop(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "eu's proxy stands still (SIGSTOP) and wakes"
 	taken := false
 	_, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
@@ -106,22 +80,22 @@ func playLeasedStop(ctx context.Context, w *world, r *report) error {
 
 // heldByOne holds that eu's engines were taken over, are handed back, and never
 // had two that admit to them.
-func (w *world) heldByOne(ctx context.Context, r *report, scene string, taken bool) error {
+func (w *world) heldByOne(ctx context.Context, r *process.Report, scene string, taken bool) error {
 	back := w.taken(ctx, false)
 	_, over, stale, err := w.callers(w.regions[eu].place.decode)
 	if err != nil {
 		return err
 	}
-	r.add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
-	r.hold(taken, scene, "nobody took its engines over")
-	r.hold(back, scene, "its engines were not handed back")
-	r.hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
+	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
+	r.Hold(taken, scene, "nobody took its engines over")
+	r.Hold(back, scene, "its engines were not handed back")
+	r.Hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
 	return nil
 }
 
 // playLeasedCut cuts eu's proxy off from the store and from the other proxies. It
 // still reaches all engines, as do the others.
-func playLeasedCut(ctx context.Context, w *world, r *report) error {
+func playLeasedCut(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "eu's proxy is cut off from the store and from the others"
 	cut := func(cut bool) error {
 		w.stores[eu].Hold(cut)
@@ -142,7 +116,7 @@ func playLeasedCut(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	for _, got := range results {
-		r.hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
+		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}
 	return w.heldByOne(ctx, r, scene, taken)
 }
@@ -150,7 +124,7 @@ func playLeasedCut(ctx context.Context, w *world, r *report) error {
 // playLeasedAway takes the store away from all proxies. Regions have no promises, as
 // decode groups have: each owner stops before its lease ends, its clients wait, and
 // all go on once the store is back.
-func playLeasedAway(ctx context.Context, w *world, r *report) error {
+func playLeasedAway(ctx context.Context, w *world, r *process.Report) error {
 	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
 	admits := func(one *region) float64 { return w.metric(one.place.admin, "evenkeel_geo_owner{") }
 	longer := *w
@@ -184,41 +158,31 @@ func playLeasedAway(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	s, then := judge(during...), judge(after...)
-	r.add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d after that", took, s.ok, s.sent, then.ok, then.sent)
-	r.hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
-	r.hold(then.ok == then.sent && then.sent > 0, scene, "afterwards: %s, %d lost", then.first(5), then.lost)
+	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d after that", took, s.ok, s.sent, then.ok, then.sent)
+	r.Hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
+	r.Hold(then.ok == then.sent && then.sent > 0, scene, "afterwards: %s, %d lost", then.first(5), then.lost)
 	for _, got := range during {
-		r.hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
+		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}
 	for _, one := range w.regions {
 		_, over, stale, err := w.callers(one.place.decode)
 		if err != nil {
 			return err
 		}
-		r.hold(stale == 0 && over == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, stale, over)
+		r.Hold(stale == 0 && over == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, stale, over)
 	}
 	return nil
 }
 
 // callers is what an engine counted of those who call it.
 func (w *world) callers(at string) (turns, overAdmitted, stale int64, err error) {
-	req, err := http.NewRequest(http.MethodGet, "http://"+at+"/stats", nil)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	resp, err := w.http.Do(req)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return 0, 0, 0, err
-	}
 	var stats struct {
 		Turns int64 `json:"caller_turns"`
 		Over  int64 `json:"over_admitted"`
 		Stale int64 `json:"stale_epochs"`
 	}
-	return stats.Turns, stats.Over, stats.Stale, json.Unmarshal(text, &stats)
+	if !w.at(at).Read("/stats", &stats) {
+		return 0, 0, 0, fmt.Errorf("the engine at %s does not tell what it counted", at)
+	}
+	return stats.Turns, stats.Over, stats.Stale, nil
 }

@@ -21,6 +21,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"evenkeel/bench/process"
 )
 
 func main() {
@@ -82,16 +84,16 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	r.rows, r.breaches = append(r.rows, leased.rows...), append(r.breaches, leased.breaches...)
-	r.write(out)
-	return len(r.breaches) == 0, nil
+	r.Join("by lease: ", leased)
+	r.Write(out)
+	return len(r.Breaches) == 0, nil
 }
 
 // errForbidden is why this machine has no namespaces for us.
 var errForbidden = errors.New("no network namespaces here")
 
 // newGround makes what the regions stand on.
-func newGround(o options, r *report) (ground, error) {
+func newGround(o options, r *process.Report) (ground, error) {
 	if o.on != "loopback" {
 		g, err := newNamespaces(o)
 		if err == nil {
@@ -100,26 +102,26 @@ func newGround(o options, r *report) (ground, error) {
 		if o.on == "netns" || !errors.Is(err, errForbidden) {
 			return nil, err
 		}
-		r.skip("namespaces", err.Error())
+		r.Skip("namespaces", err.Error())
 	}
 	return newLoopback(o)
 }
 
 // play runs scenes, one after the other.
-func play(ctx context.Context, o options, scenes []scene) (r *report, err error) {
-	r = &report{}
+func play(ctx context.Context, o options, scenes []scene) (r *process.Report, err error) {
+	r = &process.Report{}
 	g, err := newGround(o, r)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	r.ground = g.words()
-	w, err := newWorld(o, g)
+	r.Head = "three regions on " + g.words()
+	w, err := newWorld(ctx, o, g)
 	if err != nil {
 		return nil, err
 	}
-	r.folder = w.dir
-	defer func() { w.close(err == nil && len(r.breaches) == 0 && o.keep == "") }()
+	r.Folder = w.dir
+	defer func() { w.close(err == nil && len(r.Breaches) == 0 && o.keep == "") }()
 	if err := w.start(ctx); err != nil {
 		return nil, err
 	}

@@ -60,9 +60,9 @@ func TestThreeRegionsOnLoopback(t *testing.T) { // geo R25, R28, R30, R37
 	}
 	r, err := play(t.Context(), short(t, "loopback"), scenes)
 	require.NoError(t, err)
-	r.write(t.Output())
-	require.Empty(t, r.breaches)
-	require.Greater(t, len(r.rows), 8)
+	r.Write(t.Output())
+	require.Empty(t, r.Breaches)
+	require.Greater(t, len(r.Rows), 8)
 }
 
 func TestARegionThatIsOwnedByLease(t *testing.T) { // geo R32, R33, R36
@@ -71,8 +71,8 @@ func TestARegionThatIsOwnedByLease(t *testing.T) { // geo R32, R33, R36
 	}
 	r, err := playLeased(t.Context(), short(t, "loopback"))
 	require.NoError(t, err)
-	r.write(t.Output())
-	require.Empty(t, r.breaches)
+	r.Write(t.Output())
+	require.Empty(t, r.Breaches)
 }
 
 func TestThreeRegionsInNamespaces(t *testing.T) {
@@ -84,8 +84,8 @@ func TestThreeRegionsInNamespaces(t *testing.T) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	r.write(t.Output())
-	require.Empty(t, r.breaches)
+	r.Write(t.Output())
+	require.Empty(t, r.Breaches)
 }
 
 func TestJudgeTellsALostStreamFromALostRequest(t *testing.T) {
@@ -142,15 +142,4 @@ func TestARelayHoldsWhatComesWhileItIsCut(t *testing.T) {
 	require.NoError(t, far.Close())
 	_, err = near.Read(got)
 	require.ErrorIs(t, err, io.EOF, "the end passes, too")
-}
-
-func TestWhatARowShows(t *testing.T) {
-	r := &report{}
-	r.add("kept", "all")
-	r.add("broken", "%d", 1)
-	r.hold(true, "kept", "never")
-	r.hold(false, "broken", "told")
-	r.skip("left", "why")
-	require.Equal(t, []row{{"kept", "all", "held"}, {"broken", "1", "**not held**"}, {"left", "why", "skipped"}}, r.rows)
-	require.Equal(t, []string{"broken: told"}, r.breaches)
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 
+	"evenkeel/bench/process"
 	"evenkeel/bench/reftext"
 )
 
@@ -68,7 +69,7 @@ func forms() (list [][2]string) {
 // engine's name for it, and the second it was made in.
 var own = regexp.MustCompile(`"id":"[^"]*"|"created":\d+`)
 
-func playSame(ctx context.Context, w *world, r *report) error {
+func playSame(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "forwarded answers are the region's own, byte for byte"
 	compared, size := 0, 0
 	var wrong []string
@@ -98,7 +99,7 @@ func playSame(ctx context.Context, w *world, r *report) error {
 			compared, size = compared+1, size+len(b)
 		}
 	}
-	r.add(scene, "%d answers, %d bytes, streamed and not, chat and completions; left out of the comparison: values of `id` and `created`", compared, size)
-	r.hold(len(wrong) == 0, scene, "%s", strings.Join(wrong, "\n"))
+	r.Add(scene, "%d answers, %d bytes, streamed and not, chat and completions; left out of the comparison: values of `id` and `created`", compared, size)
+	r.Hold(len(wrong) == 0, scene, "%s", strings.Join(wrong, "\n"))
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 type scene struct {
 	name string
-	play func(ctx context.Context, w *world, r *report) error
+	play func(ctx context.Context, w *world, r *process.Report) error
 }
 
 var scenes = []scene{
@@ -119,7 +119,7 @@ func (w *world) forwards(from, to int) float64 {
 
 // playFirst measures what a hop adds to the first token: one request at a time,
 // to the region itself and through another, in turn.
-func playFirst(ctx context.Context, w *world, r *report) error {
+func playFirst(ctx context.Context, w *world, r *process.Report) error {
 	for _, way := range ways {
 		cfg := func(at int, caller string) load.Config {
 			return load.Config{
@@ -143,17 +143,17 @@ func playFirst(ctx context.Context, w *world, r *report) error {
 		direct, hop := median(there), median(here)
 		rtt := 2 * float64(w.delays[link(way.from, way.to)]) / float64(time.Millisecond)
 		scene := fmt.Sprintf("first token %v", way)
-		row := r.print
+		row := r.Print
 		if w.packets() {
-			row = r.add
+			row = r.Add
 		}
 		row(scene, "round trip %.0f ms, as probed %.1f ms; at %s %.1f ms, through %s %.1f ms: %.1f ms more, %.2f round trips",
 			rtt, w.regions[way.from].seen(w.regions[way.to]).RTTMs, names[way.to], direct, names[way.from], hop, hop-direct, (hop-direct)/rtt)
 		s, sent := judge(append(there, here...)...), w.forwards(way.from, way.to)-before
-		r.hold(s.ok == s.sent, scene, "%s, %d lost", s.first(5), s.lost)
-		r.hold(sent > float64(s.sent)/3, scene, "only %.0f of %d were forwarded", sent, s.sent/2) // what the peer is too busy for stays
+		r.Hold(s.ok == s.sent, scene, "%s, %d lost", s.first(5), s.lost)
+		r.Hold(sent > float64(s.sent)/3, scene, "only %.0f of %d were forwarded", sent, s.sent/2) // what the peer is too busy for stays
 		if w.packets() {                                                                          // one round trip where a connection is open, two where it is not, and what two busy processes take
-			r.hold(hop-direct >= 0.9*rtt && hop-direct <= 2.5*rtt+25, scene, "a hop over %.0f ms adds %.1f ms", rtt, hop-direct)
+			r.Hold(hop-direct >= 0.9*rtt && hop-direct <= 2.5*rtt+25, scene, "a hop over %.0f ms adds %.1f ms", rtt, hop-direct)
 		}
 	}
 	return nil
@@ -165,10 +165,10 @@ func median(runs []*load.Result) float64 {
 	return max(min(a, b), min(max(a, b), c))
 }
 
-func playLoss(ctx context.Context, w *world, r *report) error {
+func playLoss(ctx context.Context, w *world, r *process.Report) error {
 	scene := fmt.Sprintf("%g %% of all packets lost", w.loss*100)
 	if !w.packets() {
-		r.skip(scene, "TCP hides loss from relays on loopback")
+		r.Skip(scene, "TCP hides loss from relays on loopback")
 		return nil
 	}
 	if err := w.lose(w.loss); err != nil {
@@ -182,14 +182,14 @@ func playLoss(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	s := judge(results...)
-	r.add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99, results[1].All.TTFT.P99, results[2].All.TTFT.P99)
-	r.hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
+	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99, results[1].All.TTFT.P99, results[2].All.TTFT.P99)
+	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	return nil
 }
 
 // playDeath kills a region's proxy under load, lets its engines be taken over
 // where the proxy can, and brings it back.
-func playDeath(ctx context.Context, w *world, r *report) error {
+func playDeath(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "eu killed while it answers for us"
 	dead, before := w.regions[eu], w.forwards(us, eu)
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "any", 6, 0.8}, {as, "home", 4, 0.8}}, func() error {
@@ -211,12 +211,12 @@ func playDeath(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	s, others := judge(results[:2]...), judge(results[2])
-	r.add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event", s.sent, s.ok, s.lost)
-	r.hold(len(s.wrong) == 0 && s.ok+s.lost == s.sent && s.lost <= 18, scene, "%s", s.first(5))
+	r.Add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event", s.sent, s.ok, s.lost)
+	r.Hold(len(s.wrong) == 0 && s.ok+s.lost == s.sent && s.lost <= 18, scene, "%s", s.first(5))
 	if s.lost == 0 {
-		r.skip("streams that a dead region leaves", "none was under way at eu when it died: this machine is too busy")
+		r.Skip("streams that a dead region leaves", "none was under way at eu when it died: this machine is too busy")
 	}
-	r.hold(others.ok == others.sent, scene, "as, which has nothing to do with it: %s, %d lost", others.first(5), others.lost)
+	r.Hold(others.ok == others.sent, scene, "as, which has nothing to do with it: %s, %d lost", others.first(5), others.lost)
 
 	if err := playTakeover(ctx, w, r); err != nil {
 		return err
@@ -228,7 +228,7 @@ func playDeath(ctx context.Context, w *world, r *report) error {
 }
 
 // playReturn waits until a region is used again.
-func playReturn(ctx context.Context, w *world, r *report, scene string, back int) error {
+func playReturn(ctx context.Context, w *world, r *process.Report, scene string, back int) error {
 	start := time.Now()
 	if err := process.Await(ctx, patience, names[back]+" is available again", func() bool {
 		return w.regions[us].available(w.regions[back]) && w.regions[as].available(w.regions[back])
@@ -237,7 +237,7 @@ func playReturn(ctx context.Context, w *world, r *report, scene string, back int
 	}
 	took := time.Since(start)
 	if w.owns && !w.taken(ctx, false) {
-		r.hold(false, scene, "its engines were not handed back")
+		r.Hold(false, scene, "its engines were not handed back")
 	}
 	before := w.forwards(us, back)
 	results, err := w.crowds(ctx, []crowd{{us, "to-" + names[back], 8, 0.8}, {back, "home", 4, 0.8}}, nil)
@@ -245,9 +245,9 @@ func playReturn(ctx context.Context, w *world, r *report, scene string, back int
 		return err
 	}
 	s := judge(results...)
-	r.add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(), w.forwards(us, back)-before, results[0].Sent, results[1].Sent, names[back])
-	r.hold(s.ok == s.sent, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
-	r.hold(w.forwards(us, back) > before, scene, "nothing is forwarded to it")
+	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(), w.forwards(us, back)-before, results[0].Sent, results[1].Sent, names[back])
+	r.Hold(s.ok == s.sent, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
+	r.Hold(w.forwards(us, back) > before, scene, "nothing is forwarded to it")
 	return nil
 }
 
@@ -265,16 +265,16 @@ func (w *world) taken(ctx context.Context, taken bool) bool {
 
 // playTakeover has us, whose own prefill engine is killed as well, serve its
 // clients with the engines of eu: those whose requests may be there.
-func playTakeover(ctx context.Context, w *world, r *report) error {
+func playTakeover(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "eu's engines taken over by us"
 	if !w.owns {
-		r.skip(scene, "this proxy has no `geo.ownership`")
+		r.Skip(scene, "this proxy has no `geo.ownership`")
 		return nil
 	}
 	start, taker := time.Now(), w.regions[us]
 	if !w.taken(ctx, true) {
-		r.add(scene, "nobody took them")
-		r.hold(false, scene, "nobody has them")
+		r.Add(scene, "nobody took them")
+		r.Hold(false, scene, "nobody has them")
 		return nil
 	}
 	took := time.Since(start)
@@ -296,15 +296,15 @@ func playTakeover(ctx context.Context, w *world, r *report) error {
 	if w.lease != "" {
 		how = "etcd, `lease: 3s`, `start_delay: 1s`"
 	}
-	r.add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
+	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
 		took.Seconds(), how, results[0].Sent, there)
-	r.hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
-	r.hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
+	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
+	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
 	return taker.beginEngine("prefill")
 }
 
 // playCut lets nothing pass between us and eu for a while, under load.
-func playCut(ctx context.Context, w *world, r *report) error {
+func playCut(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "us and eu cut off from each other"
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "to-as", 4, 0.8}, {eu, "to-as", 4, 0.8}}, func() error {
 		if err := process.Pause(ctx, w.load/4); err != nil {
@@ -322,14 +322,14 @@ func playCut(ctx context.Context, w *world, r *report) error {
 		return err
 	}
 	s, others := judge(results[0]), judge(results[1:]...)
-	r.add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all right", w.load/2, s.sent, s.ok, s.lost, others.sent)
-	r.hold(len(s.wrong) == 0 && s.ok+s.lost == s.sent && s.lost <= 12, scene, "%s", s.first(5))
-	r.hold(others.ok == others.sent, scene, "ways that were not cut: %s, %d lost", others.first(5), others.lost)
+	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all right", w.load/2, s.sent, s.ok, s.lost, others.sent)
+	r.Hold(len(s.wrong) == 0 && s.ok+s.lost == s.sent && s.lost <= 12, scene, "%s", s.first(5))
+	r.Hold(others.ok == others.sent, scene, "ways that were not cut: %s, %d lost", others.first(5), others.lost)
 	return playReturn(ctx, w, r, "healed", eu)
 }
 
 // playAfter holds that nothing is left of all that.
-func playAfter(ctx context.Context, w *world, r *report) error {
+func playAfter(ctx context.Context, w *world, r *process.Report) error {
 	const scene = "after the last request"
 	var held string
 	err := process.Await(ctx, patience, "nothing is held", func() bool {
@@ -348,7 +348,7 @@ func playAfter(ctx context.Context, w *world, r *report) error {
 		}
 		return held == ""
 	})
-	r.add(scene, "no slot, KV token, hand-off or forward is held, by proxies' books and engines'")
-	r.hold(err == nil, scene, "%s", held)
+	r.Add(scene, "no slot, KV token, hand-off or forward is held, by proxies' books and engines'")
+	r.Hold(err == nil, scene, "%s", held)
 	return ctx.Err()
 }

@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
-
 	"path/filepath"
 	"strings"
 	"time"
@@ -53,22 +50,13 @@ type region struct {
 	proxy, prefill, decode *process.Process
 }
 
-func newWorld(o options, g ground) (*world, error) {
-	w := &world{options: o, ground: g, dir: o.keep, http: &http.Client{Timeout: 30 * time.Second}}
-	var err error
-	if w.dir == "" {
-		w.dir, err = os.MkdirTemp("", "evenkeel-regions-")
-	} else {
-		err = os.MkdirAll(w.dir, 0o700)
-	}
-	if err != nil {
+func newWorld(ctx context.Context, o options, g ground) (_ *world, err error) {
+	w := &world{options: o, ground: g, http: &http.Client{Timeout: 30 * time.Second}}
+	if w.dir, err = process.Folder(o.keep, "regions"); err != nil {
 		return nil, err
 	}
-	if w.binary == "" {
-		w.binary = filepath.Join(w.dir, "evenkeel")
-		if out, err := exec.Command("go", "build", "-o", w.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go build: %w: %s", err, out)
-		}
+	if w.binary, err = process.Evenkeel(ctx, o.binary, w.dir); err != nil {
+		return nil, err
 	}
 	for i := range w.regions {
 		if o.lease != "" {
@@ -206,7 +194,7 @@ func (w *world) start(ctx context.Context) error {
 					return false
 				}
 			}
-			status, _, err := r.ask("/readyz")
+			status, _, err := w.at(r.place.admin).Ask(http.MethodGet, "/readyz", nil)
 			return err == nil && status == http.StatusOK
 		}); err != nil {
 			return err
@@ -252,20 +240,9 @@ func (r *region) beginEngine(role string) (err error) {
 
 func (r *region) url() string { return "http://" + r.place.clients }
 
-// ask reads from the admin listener.
-func (r *region) ask(path string) (status int, answer []byte, err error) {
-	req, err := http.NewRequest(http.MethodGet, "http://"+r.place.admin+path, nil)
-	if err != nil {
-		return 0, nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+adminToken)
-	resp, err := r.world.http.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, answer, err
+// at is a listener that knows the operators' token, or needs none.
+func (w *world) at(address string) process.Admin {
+	return process.Admin{Address: address, Token: adminToken, Client: w.http}
 }
 
 // peerStatus is what /geo says of a peer.
@@ -279,7 +256,7 @@ func (r *region) seen(other *region) (p peerStatus) {
 	var status struct {
 		Peers []peerStatus `json:"peers"`
 	}
-	if _, text, err := r.ask("/geo"); err != nil || json.Unmarshal(text, &status) != nil {
+	if !r.world.at(r.place.admin).Read("/geo", &status) {
 		return p
 	}
 	for _, p = range status.Peers {
@@ -296,23 +273,7 @@ func (r *region) available(other *region) bool { return r.seen(other).Available[
 const patience = 20 * time.Second
 
 // metric sums the series whose names begin so, at any listener with /metrics.
-func (w *world) metric(at, prefix string) float64 {
-	req, err := http.NewRequest(http.MethodGet, "http://"+at+"/metrics", nil)
-	if err != nil {
-		return 0
-	}
-	req.Header.Set("Authorization", "Bearer "+adminToken)
-	resp, err := w.http.Do(req)
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = resp.Body.Close() }()
-	page, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return 0
-	}
-	return process.Sum(page, prefix)
-}
+func (w *world) metric(at, prefix string) float64 { return w.at(at).Metric(prefix) }
 
 // spawn starts our program in a region.
 func (w *world) spawn(region int, name string, args ...string) (*process.Process, error) {

@@ -77,7 +77,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer decode.Close()
-	proxies, err := start(o, prefill.URLs()[0], decode.URLs())
+	proxies, err := start(ctx, o, prefill.URLs()[0], decode.URLs())
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -36,7 +37,7 @@ const (
 )
 
 // start builds and starts every proxy there is.
-func start(o options, prefillURL string, decodeURLs []string) (list []*proxy, err error) {
+func start(ctx context.Context, o options, prefillURL string, decodeURLs []string) (list []*proxy, err error) {
 	dir, err := os.MkdirTemp("", "evenkeel-relay-")
 	if err != nil {
 		return nil, err
@@ -49,11 +50,9 @@ func start(o options, prefillURL string, decodeURLs []string) (list []*proxy, er
 			_ = os.RemoveAll(dir)
 		}
 	}()
-	bin := filepath.Join(dir, "evenkeel")
-	build := exec.Command("go", "build", "-o", bin, "evenkeel/cmd/evenkeel")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("go build: %w: %s", err, out)
+	bin, err := process.Evenkeel(ctx, "", dir)
+	if err != nil {
+		return nil, err
 	}
 	port, admin := process.FreePort(), process.FreePort()
 	args := []string{"serve", "--host", "127.0.0.1", "--port", port, "--admin", "127.0.0.1:" + admin, "--log-level", "warn",

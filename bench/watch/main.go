@@ -16,9 +16,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
@@ -96,11 +94,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if o.binary == "" {
-		o.binary = filepath.Join(dir, "evenkeel")
-		if said, err := exec.CommandContext(ctx, "go", "build", "-o", o.binary, "evenkeel/cmd/evenkeel").CombinedOutput(); err != nil {
-			return fmt.Errorf("go build: %w: %s", err, said)
-		}
+	if o.binary, err = process.Evenkeel(ctx, o.binary, dir); err != nil {
+		return err
 	}
 	engines, err := startEngines(o)
 	defer func() {
@@ -227,7 +222,7 @@ func measure(ctx context.Context, p *proxy, o options, seed uint64) (sample, err
 	if err != nil {
 		return sample{}, err
 	}
-	live, err := p.memory(ctx)
+	live, err := p.memory()
 	if err != nil {
 		return sample{}, err
 	}

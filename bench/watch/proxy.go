@@ -152,32 +152,18 @@ func (p *proxy) hear() (string, error) {
 
 // memory is what the proxy's last collection of garbage left, by its own metrics:
 // the next one is due when that has doubled, and stacks count once.
-func (p *proxy) memory(ctx context.Context) (int64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/metrics", nil)
+func (p *proxy) memory() (int64, error) {
+	_, page, err := process.Admin{Address: p.admin, Client: http.DefaultClient}.Ask(http.MethodGet, "/metrics", nil)
 	if err != nil {
 		return 0, err
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	sum, found := 0.0, 0
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		if name == "go_memstats_next_gc_bytes" || name == "go_memstats_stack_inuse_bytes" {
-			bytes, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return 0, err
-			}
-			sum += bytes
-			found++
-		}
-	}
-	if found != 2 {
+	all := process.Series(page)
+	next, there := all["go_memstats_next_gc_bytes"]
+	stacks, too := all["go_memstats_stack_inuse_bytes"]
+	if !there || !too {
 		return 0, errors.New("its metrics do not say how much memory it has in use")
 	}
-	return int64(sum / 2), nil
+	return int64((next + stacks) / 2), nil
 }
 
 func (p *proxy) pid() int { return p.serve.Pid }
