@@ -103,7 +103,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	}
 	configs := families[cacheConfigName].GetMetric()
 	for _, m := range configs {
-		if tokens, ok := cacheTokens(m, len(configs)); ok {
+		if tokens, ok := cacheTokens(m, sharers(configs)); ok {
 			s.capacity[label(m, "engine")] = tokens
 		}
 		if size, err := strconv.Atoi(label(m, "block_size")); err == nil && size > 0 {
@@ -210,9 +210,19 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
-// cacheTokens is the capacity of one of n engines that a page tells of. An API
-// server of vLLM adds up the blocks of the engines behind it, and tells that sum
-// for each of them.
+// sharers is how many engines have the blocks that a page tells of each. An API
+// server of vLLM adds up the blocks of all engines behind it, and tells that sum
+// for every one of them. Numbers that differ are each engine's own.
+func sharers(configs []*dto.Metric) int {
+	for _, m := range configs {
+		if label(m, "num_gpu_blocks") != label(configs[0], "num_gpu_blocks") {
+			return 1
+		}
+	}
+	return len(configs)
+}
+
+// cacheTokens is the capacity of one of n engines that share the blocks told.
 func cacheTokens(m *dto.Metric, n int) (float64, bool) {
 	blocks, err := strconv.ParseInt(label(m, "num_gpu_blocks"), 10, 64)
 	if err != nil { // "None" until the engine has measured its memory

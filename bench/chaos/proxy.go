@@ -24,7 +24,7 @@ type proxy struct {
 	dir      string
 	settings settings
 	process  *process.Process
-	reloads    bool // it takes a new config while it runs; else SIGHUP would end it
+	reloads  bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
 func startProxy(ctx context.Context, s scenario, o options, f *fleet) (p *proxy, err error) {

@@ -202,5 +202,20 @@ func twoRanks(ctx context.Context, w *world) (outcome, error) {
 	if !t.all() || each != [2]float64{slots, slots} {
 		return failed("%v; %v requests ran on the ranks, not 8 on each", t, each), nil
 	}
-	return passed("%v; 8 of 16 requests on each rank by vLLM's own gauges; nothing is held", t), nil
+	var status struct {
+		Dispatch struct {
+			Models []struct{ Workers []struct{ Capacity float64 } }
+		}
+	}
+	if err := json.Unmarshal(ask(ctx, "GET", w.admin()+"/status", nil).body, &status); err != nil {
+		return outcome{}, err
+	}
+	for _, m := range status.Dispatch.Models {
+		for _, rank := range m.Workers {
+			if rank.Capacity != blocks*blockSize {
+				return failed("evenkeel takes a rank for one of %.0f KV tokens; it has %d blocks of %d", rank.Capacity, blocks, blockSize), nil
+			}
+		}
+	}
+	return passed("%v; 8 of 16 requests on each rank by vLLM's own gauges, %d KV tokens each by evenkeel; nothing is held", t, blocks*blockSize), nil
 }

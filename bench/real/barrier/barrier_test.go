@@ -44,18 +44,24 @@ func TestAnAnswerIsTakenDownChunkByChunk(t *testing.T) {
 
 func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	var rows []pinned
-	for i, kv := range []float64{2000, 10_000, 40_000, 20_000} {
-		rows = append(rows, pinned{placement: placement{name: "row", unseen: i == 3}, fullest: kv, ms: []float64{10 + kv/1000, 10 + kv/1000}})
+	for i, kv := range []float64{2000, 10_000, 40_000, 20_000, 20_000} {
+		all := kv * []float64{2, 1, 1.5, 2, 1}[i]
+		ms := 10 + kv/1000 + all/10_000
+		rows = append(rows, pinned{placement: placement{name: "row", unseen: i >= 3}, fullest: kv, all: all, ms: []float64{ms, ms}})
 	}
-	rows[3].ms = []float64{33} // 30 by the law
-	law := fitLaw(rows)
-	require.Equal(t, 6, law.N)
-	require.InDelta(t, 10, law.Intercept, 1e-9)
-	require.InDelta(t, 1e-3, law.Slope, 1e-12)
-	require.InDelta(t, 0.1, worstUnseen(rows, law), 1e-9)
+	rows[3].ms = []float64{37.4} // 34 by the law
+	l := fitLaw(rows)
+	require.Equal(t, 6, l.line.N)
+	for i, want := range []float64{10, 1, 0.1} {
+		require.InDelta(t, want, l.both[i], 1e-9)
+	}
+	require.InDelta(t, 32, l.at(20_000, 20_000), 1e-9)
+	require.InDelta(t, 1.1e-3, l.line.Slope, 1e-4)
 	var out strings.Builder
-	writeLaw(&out, rows, law)
-	require.Contains(t, out.String(), "| 33.0 | 30.0 | +10.0 % | **no** |")
+	writeLaw(&out, rows, l)
+	require.Contains(t, out.String(), "| 34.0 | +10.0 % | **no** |")
+	require.Contains(t, out.String(), "| 32.0 | ")
+	require.Contains(t, out.String(), "10.0 % from the second.")
 }
 
 func TestTheFullPartOfARun(t *testing.T) {

@@ -83,14 +83,14 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	law := fitLaw(rows)
-	writeLaw(out, rows, law)
+	fitted := fitLaw(rows)
+	writeLaw(out, rows, fitted)
 	all, err := w.rounds(ctx, strings.Split(o.policies, ","))
 	if err != nil {
 		return err
 	}
 	if len(all) > 0 {
-		writeRuns(out, all, o.requests, law)
+		writeRuns(out, all, o.requests, fitted)
 	}
 	o.say("logs are in %s", w.dir)
 	return nil

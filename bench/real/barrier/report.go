@@ -48,7 +48,7 @@ func (r *run) String() string {
 }
 
 // writeRuns prints the policies beside each other, by rounds of runs.
-func writeRuns(out io.Writer, rounds [][]*run, requests int, law stats.Line) {
+func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 	n := len(rounds)
 	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, requests, clients)
 	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
@@ -68,7 +68,7 @@ func writeRuns(out io.Writer, rounds [][]*run, requests int, law stats.Line) {
 		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, show(m[engineLevel], 0), show(m[report.Imbalance], 0), show(m[engineTop], 0), show(m[engineRuns], 1), show(m[engineWaits], 1))
 	}
 	writeDifferences(out, rounds)
-	writeModels(out, rounds, law)
+	writeModels(out, rounds, l)
 }
 
 // writeDifferences compares each policy with the reference in its own round.
@@ -106,8 +106,8 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
-func writeModels(out io.Writer, rounds [][]*run, law stats.Line) {
-	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens. A step is that of the fullest rank's mean KV tokens in the same run, by vLLM's gauges.\n\n", law.Intercept, 1e3*law.Slope)
+func writeModels(out io.Writer, rounds [][]*run, l law) {
+	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank. A step is one at the mean KV tokens of the fullest rank and of both in the same run, by vLLM's gauges; the law by both ranks says how long it takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64
@@ -116,8 +116,8 @@ func writeModels(out io.Writer, rounds [][]*run, law stats.Line) {
 			r2, steps = append(r2, m.r2), append(steps, m.steps)
 			if m.known {
 				c0, c1 = append(c0, m.c0), append(c1, 1e3*m.c1)
-				top := round[i].Sample[engineTop]
-				step = append(step, off(m.c0+m.c1*top, law.At(top)))
+				top, imbalance := round[i].Sample[engineTop], round[i].Sample[engineLevel]
+				step = append(step, off(m.c0+m.c1*top, l.at(top, ranks*top-imbalance)))
 			}
 		}
 		fmt.Fprintf(out, "| `%s` | %d of %d |", r.policy, len(c0), len(rounds))
@@ -125,7 +125,7 @@ func writeModels(out io.Writer, rounds [][]*run, law stats.Line) {
 			fmt.Fprint(out, " | | | | |")
 		} else {
 			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", stats.Mean(c0), slices.Min(c0), slices.Max(c0),
-				stats.Mean(c1), slices.Min(c1), slices.Max(c1), off(stats.Mean(c0), law.Intercept), off(stats.Mean(c1), 1e3*law.Slope), stats.Mean(step))
+				stats.Mean(c1), slices.Min(c1), slices.Max(c1), off(stats.Mean(c0), l.line.Intercept), off(stats.Mean(c1), 1e3*l.line.Slope), stats.Mean(step))
 		}
 		fmt.Fprintf(out, " %.2f | %.0f |\n", stats.Mean(r2), stats.Mean(steps))
 	}
