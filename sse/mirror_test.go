@@ -222,6 +222,8 @@ func TestWhatDecodeSaysOfAPromptItComputed(t *testing.T) {
 	ask.Cached, ask.Trail = OwnCached, &trail
 	m := NewMirror(ask)
 	m.Event(event(t, `{"choices":[{"text":"a","token_ids":[9],"prompt_token_ids":[1,2, 3]}]}`), nil)
+	m.Event(event(t, `{"choices":[{"text":"b","token_ids":[8],"prompt_token_ids":null}]}`), nil)
+	require.Equal(t, []int{3, 3}, []int{m.Prompt(), trail.Prompt}, "null is no list of one id")
 	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}}}`), nil)
 	require.Equal(t, "[1,2, 3]", string(trail.PromptIDs))
 	u, _ := m.Usage()

@@ -139,7 +139,7 @@ func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) int {
 	} else {
 		end = m.marked(foreign, level, o)
 	}
-	if (m.ask.Trail != nil || m.ask.Seam != nil) && end-o.Val > len("[]") {
+	if (m.ask.Trail != nil || m.ask.Seam != nil) && end-o.Val > len("[]") && o.Text[o.Val] == '[' { // not null, as behind the first event
 		m.f.promptIDs = bytes.Count(o.Text[o.Val:end], []byte{','}) + 1
 		m.f.promptAt, m.f.promptEnd = o.Val, end
 	}
