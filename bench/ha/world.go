@@ -226,9 +226,13 @@ func (w *world) owner(group string) *proxy {
 	return nil
 }
 
+// patience is how long a scene waits for what need not come in a certain time: a
+// machine that has other work takes longer.
+const patience = time.Minute
+
 // rest waits until every group is with the proxy that all think should have it.
 func (w *world) rest(ctx context.Context) error {
-	return process.Await(ctx, 6*w.lease, "all proxies are ready, know each other, and have their groups", func() bool {
+	return process.Await(ctx, patience, "all proxies are ready, know each other, and have their groups", func() bool {
 		for _, p := range w.all {
 			s, ok := w.status(p)
 			if !ok || !s.Ready || len(s.HA.Members) < proxies {
