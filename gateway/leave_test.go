@@ -317,7 +317,7 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 	c := start(t, options{
 		// The pull ends by itself well within the time of the first event, or the call would be cut in it.
 		decode:  []refengine.Config{{TransferBase: 200 * time.Millisecond}},
-		profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: 5 * time.Second},
+		profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: 15 * time.Second},
 	})
 	leave, _ := c.send(chat("a b c", `"ignore_eos":true,"max_tokens":30000,`))
 	c.eventually("the KV is on its way", func() bool { return c.decode[0].Stats().Waiting == 1 })

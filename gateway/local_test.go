@@ -25,6 +25,7 @@ func conditional(more func(*config.Config)) options {
 		configure: func(cfg *config.Config) {
 			cfg.ExposeRoute = true
 			cfg.Prefill.Disaggregation.Mode = config.DisaggregateConditional
+			cfg.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
 			if more != nil {
 				more(cfg)
 			}

@@ -20,6 +20,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 )
 
 // disconnects is how many clients leave in TestDisconnectsStrandNothing.
@@ -122,6 +123,7 @@ func TestDisconnectsStrandNothing(t *testing.T) {
 	d := refengine.Config{DPSize: 2, Slots: 4, C0: 3 * time.Millisecond, TransferBase: 2 * time.Millisecond, Faults: lossy}
 	c := start(t, options{
 		prefill: []refengine.Config{p, p, p}, decode: []refengine.Config{d, d},
+		profile: mooncake.Profile{RecomputeMax: new(20)}, // one in 2000 is given back four times in a row, and goes on all the same
 		configure: func(cfg *config.Config) {
 			cfg.Prefill.Scrape.Interval = 500 * time.Millisecond
 			cfg.Prefill.Queue.Timeout = time.Hour // a slow machine takes long, and refuses nobody for it
