@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/advice"
+	"evenkeel/gateway/fleet"
 	"evenkeel/prefill"
 )
 
@@ -84,7 +85,7 @@ func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[st
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.fleet.admits(w.ID) }) {
+		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.fleet.Admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
@@ -99,8 +100,8 @@ func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[st
 	full := g.places.Used() >= g.places.Size() && pooled > inflight
 	for model, waiting := range g.tier.Backlogs() {
 		board := model
-		if r, ok, _ := g.fleet.lookup(model); ok {
-			board = r.board
+		if r, ok, _ := g.fleet.Lookup(model); ok {
+			board = r.Board
 		}
 		if s := all[board]; s != nil {
 			s.Prefill.Requests += waiting.Requests
@@ -151,10 +152,10 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 func (g *Gateway) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
-		if r, ok, _ := g.fleet.lookup(model); ok {
-			board = r.board
+		if r, ok, _ := g.fleet.Lookup(model); ok {
+			board = r.Board
 		}
-		if board = boardIn(board, g.fleet.regionFor(c.Instance)); boards[board] != nil {
+		if board = fleet.BoardIn(board, g.fleet.RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
 	}
@@ -193,10 +194,10 @@ func (a *adviser) Collect(ch chan<- prometheus.Metric) {
 			}
 			gauge(descAdvice, on, one.Model, step.Kind, step.Reason)
 		}
-		for role, side := range map[string]advice.Side{rolePrefill: one.Prefill, roleDecode: one.Decode} {
+		for role, side := range map[string]advice.Side{fleet.Prefill: one.Prefill, fleet.Decode: one.Decode} {
 			gauge(descAdvised, float64(side.Advised), one.Model, role)
 			gauge(descLive, float64(side.Live), one.Model, role)
-			resource := map[string]string{rolePrefill: "time", roleDecode: "slots"}[role]
+			resource := map[string]string{fleet.Prefill: "time", fleet.Decode: "slots"}[role]
 			gauge(descUtilisation, side.Busy, one.Model, role, resource)
 			gauge(descUtilisation, side.KV, one.Model, role, "kv")
 		}

@@ -20,13 +20,13 @@ func (g *Gateway) ownerHost() owner.Host {
 	return owner.Host{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets, Hold: g.holdTimeout(),
 		Leaving: func() bool { leaving, _ := g.service.leaving(); return leaving },
-		Engines: g.fleet.areas, Load: g.loadOf, Publish: g.publishOwners,
+		Engines: g.fleet.Areas, Load: g.loadOf, Publish: g.publishOwners,
 	}
 }
 
 // holdTimeout is the longest that a prefiller keeps KV blocks for somebody.
 func (g *Gateway) holdTimeout() (longest time.Duration) {
-	for _, p := range g.conf().profiles {
+	for _, p := range g.conf().Profiles {
 		longest = max(longest, p.KVHoldTimeout)
 	}
 	return longest
@@ -34,7 +34,7 @@ func (g *Gateway) holdTimeout() (longest time.Duration) {
 
 // publishOwners has all that binds requests take up who admits to what.
 func (g *Gateway) publishOwners(ctx context.Context) {
-	g.fleet.publish()
+	g.fleet.Publish()
 	ctx, cancel := context.WithTimeout(ctx, publishPatience)
 	defer cancel()
 	g.regions.look(ctx) // the dispatcher has taken the news up once it answers
@@ -46,13 +46,13 @@ func (g *Gateway) publishOwners(ctx context.Context) {
 func (g *Gateway) loadOf(ctx context.Context, area string, ask bool) (ours, all []geo.Resident, silent []string) {
 	for _, m := range g.dispatcher.Status(ctx).Models {
 		for _, w := range m.Workers {
-			if r := g.fleet.rank(w.ID); w.Used > 0 && r != nil && r.area != nil && r.area.Name == area {
+			if r := g.fleet.Rank(w.ID); w.Used > 0 && r != nil && r.Area != nil && r.Area.Name == area {
 				ours = append(ours, geo.Resident{ID: w.Name, Requests: w.Used, KVTokens: w.KVTokens})
 			}
 		}
 	}
 	if ask {
-		all, silent = g.residents(ctx, g.fleet.decodes(func(in *instance) bool { return g.fleet.areaOf(in) == area }))
+		all, silent = g.fleet.Residents(ctx, g.client, area)
 	}
 	return ours, all, silent
 }
@@ -85,7 +85,7 @@ func (g *Gateway) finish(ctx context.Context, group string) {
 	ctx, cancel := context.WithTimeout(ctx, g.conf().HA.Lease/6) // who asks waits for twice as long
 	defer cancel()
 	g.regions.look(ctx) // from here on what comes waits, or goes elsewhere
-	boards := slices.DeleteFunc(g.fleet.boardsOf(group), g.fleet.begins)
+	boards := slices.DeleteFunc(g.fleet.BoardsOf(group), g.fleet.Begins)
 	for len(boards) > 0 && ctx.Err() == nil && g.underWay(boards) {
 		time.Sleep(finishEvery)
 	}
@@ -98,8 +98,8 @@ const finishEvery = 5 * time.Millisecond
 func (g *Gateway) underWay(boards []string) bool {
 	return slices.ContainsFunc(g.tier.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
-			r, _, _ := g.fleet.lookup(m)
-			return slices.Contains(boards, r.board)
+			r, _, _ := g.fleet.Lookup(m)
+			return slices.Contains(boards, r.Board)
 		})
 	})
 }

@@ -80,7 +80,7 @@ func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
 // shun keeps the next attempts off a rank, and off those behind the same API
 // server, while there are others.
 func (j *job) shun(worker int32) {
-	j.tries.decode = j.gw.fleet.beside(worker, j.tries.decode)
+	j.tries.decode = j.gw.fleet.Beside(worker, j.tries.decode)
 }
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -163,7 +163,7 @@ func (j *job) suspected() bool {
 func (j *job) died(engine string) bool {
 	role, _, _ := strings.Cut(engine, " ")
 	for _, b := range j.tries.broke {
-		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.gw.fleet.downSince(b.engine, b.at) {
+		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.gw.fleet.DownSince(b.engine, b.at) {
 			return true
 		}
 	}
@@ -227,13 +227,13 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 // spent, for a status may also come from something in between or after the pull;
 // where the engine is known to tell the prefiller to free it, it needs no drain.
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
-	s.rank.area.Refused(string(s.resp.Header(owner.EpochHeader)))
+	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
 	if f.status == http.StatusNotFound && h != nil {
-		j.gw.fleet.differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.name)
+		j.gw.fleet.Differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.Name)
 	}
-	if j.gw.fleet.rejectionFrees(s.rank) {
+	if j.gw.fleet.RejectionFrees(s.rank) {
 		h.release()
 	} else {
 		j.doubt(h, false)

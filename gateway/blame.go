@@ -4,7 +4,9 @@ import (
 	"errors"
 	"net/http"
 
+	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -14,7 +16,7 @@ import (
 // judge tells the monitor what a decode that gave nothing says about its
 // engine: a refusal of the request, an engine that is full, a hand-off that was
 // too old and a drain of ours say nothing.
-func (j *job) judge(r *rank, f *fault) {
+func (j *job) judge(r *fleet.Rank, f *fault) {
 	var ee *engine.Error
 	switch {
 	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusGone:
@@ -57,7 +59,7 @@ func (s *stream) judge(fail *openai.Error) {
 
 // drainLost judges a decode engine that broke a drain, and tells whether the
 // hand-off may be why.
-func (g *Gateway) drainLost(r *rank, err error) bool {
+func (g *Gateway) drainLost(r *fleet.Rank, err error) bool {
 	var ee *engine.Error
 	switch aborted := errors.As(err, &ee) && ee.Aborted; {
 	case aborted || errors.Is(err, engine.ErrClosed):
@@ -94,7 +96,7 @@ const (
 )
 
 // accuse holds a 500 against a decode engine, unless another gives it too.
-func (j *job) accuse(r *rank, err error) {
+func (j *job) accuse(r *fleet.Rank, err error) {
 	settle := j.gw.monitor.Accuse(r.Instance)
 	j.hold(r.Instance, func(f finding) {
 		settle()
@@ -132,4 +134,9 @@ func (j *job) find(f finding) {
 		j.blame.settle = nil
 		settle(f)
 	}
+}
+
+// outcome of a request whose KV did or did not come.
+func (s *stream) outcome(kind dispatcher.Kind) dispatcher.Outcome {
+	return dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens(), Lost: s.unheard}
 }

@@ -64,7 +64,7 @@ func (j *job) mayRelay() int64 {
 	if j.leg == nil { // several answers
 		answers = openai.MaxLegs
 	}
-	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.maxLen), j.gw.conf().Limits.EventBytes)
+	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.gw.conf().Limits.EventBytes)
 }
 
 // believes says whether the answer that another proxy gave in one piece can have
@@ -73,7 +73,7 @@ func (j *job) believes(prompt, completion int) bool {
 	if j.leg == nil { // several answers of several prompts
 		return credible(prompt, completion, mostTokens)
 	}
-	return credible(prompt, completion, j.model.maxLen) && completion <= j.mayHave(j.model.maxLen)
+	return credible(prompt, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
 }
 
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,

@@ -33,7 +33,7 @@ func Check(cfg *config.Config) ([]Warning, error) {
 	core, said := observer.New(zap.WarnLevel)
 	g, wrong := New(&silent, zap.New(core))
 	if wrong == nil {
-		_, wrong = g.fleet.ofConfig()
+		_, wrong = g.fleet.Load()
 		g.abandon()
 	}
 	var warnings []Warning

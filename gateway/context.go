@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill/index"
@@ -15,34 +16,20 @@ import (
 // whole prefill, because a prefill engine is asked for one token. So evenkeel
 // answers 400 in their place.
 
-// clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
-// leaves of the context; 0.31 answers 400.
-const clampsMinor = 32
-
-// clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
-// be read, the answer is yes: the engine then decides.
-func (i *instance) clamps() bool {
-	if says := i.profile.ClampsMaxTokens; says != nil {
-		return *says
-	}
-	major, minor, ok := parseVersion(i.status.Version)
-	return !ok || major > 0 || minor >= clampsMinor
-}
-
 // overlong refuses, before any prefill, a request that the decode engines of its
 // model would refuse. A prompt whose length is not known in time is prefilled, and
 // checked again with the prefill engine's count.
-func (g *Gateway) overlong(m route, req *openai.Request, legs []openai.Leg) *openai.Error {
+func (g *Gateway) overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
 	switch {
-	case m.maxLen == 0 || req.MaxTokensKey == "":
+	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
-	case req.MaxTokens > m.maxLen: // no engine gives so much, whatever the prompt
-		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.maxLen, req.MaxTokensKey, req.MaxTokens))
-	case m.clamps:
+	case req.MaxTokens > m.MaxLen: // no engine gives so much, whatever the prompt
+		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
+	case m.Clamps:
 		return nil
 	}
 	for i := range legs {
-		if n, ok := g.promptLength(m, req, &legs[i].Leg, m.maxLen-req.MaxTokens); ok && n+req.MaxTokens > m.maxLen {
+		if n, ok := g.promptLength(m, req, &legs[i].Leg, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
 			return beyondContext(m, req, n)
 		}
 	}
@@ -52,7 +39,7 @@ func (g *Gateway) overlong(m route, req *openai.Request, legs []openai.Leg) *ope
 // promptLength returns how many tokens a prompt has, if that is known. ok is false
 // for a prompt that has no more bytes than it may have tokens: it fits, because a
 // token has at least one byte.
-func (g *Gateway) promptLength(m route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
+func (g *Gateway) promptLength(m fleet.Route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
 	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
 	if prompt == nil {
 		prompt, _ = req.Body.Get(key)
@@ -65,7 +52,7 @@ func (g *Gateway) promptLength(m route, req *openai.Request, leg *mooncake.Leg, 
 		return 0, false
 	}
 	body, _ := j.templated(index.Key{})
-	ids, err := g.askForIDs(m.name, body)
+	ids, err := g.askForIDs(m.Name, body)
 	return len(ids), err == nil
 }
 
@@ -73,14 +60,14 @@ func (g *Gateway) promptLength(m route, req *openai.Request, leg *mooncake.Leg, 
 // the prefill engine counted it. What a request leaves open, engines cut to fit.
 func (j *job) tooLong() *openai.Error {
 	m := j.model
-	if m.maxLen == 0 || m.clamps || j.req.MaxTokensKey == "" || j.prompt-j.resume.before+j.req.MaxTokens <= m.maxLen {
+	if m.MaxLen == 0 || m.Clamps || j.req.MaxTokensKey == "" || j.prompt-j.resume.before+j.req.MaxTokens <= m.MaxLen {
 		return nil
 	}
 	return beyondContext(m, j.req, j.prompt)
 }
 
-func beyondContext(m route, req *openai.Request, prompt int) *openai.Error {
-	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.maxLen, prompt, req.MaxTokensKey, req.MaxTokens))
+func beyondContext(m fleet.Route, req *openai.Request, prompt int) *openai.Error {
+	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, prompt, req.MaxTokensKey, req.MaxTokens))
 }
 
 func tooLong(req *openai.Request, message string) *openai.Error {

@@ -68,18 +68,18 @@ func (s *stream) giveBack(h *handoff, f *fault) {
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
 func (j *job) open(h *handoff, s *stream) *fault {
-	sent, ok := s.rank.area.Enter()
+	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
 		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, moved: true}
 	}
 	s.call.OnWritten(sent)
-	s.call.Guard(s.rank.area.Ours)
+	s.call.Guard(s.rank.Area.Ours)
 	var kv json.RawMessage
 	if h == nil {
 		j.leaveAtOnce(s.call)
 	} else {
-		if gone, sure := j.gw.outlived(h); gone {
+		if gone, sure := j.gw.fleet.Outlived(h.born); gone {
 			if sure {
 				h.release()
 			} else { // the engine may hold it still
@@ -119,7 +119,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame

@@ -16,6 +16,7 @@ import (
 	"evenkeel/engine/discover/kube"
 	"evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/selftest"
 )
 
@@ -66,7 +67,7 @@ func newDiscovery(g *Gateway) (*discovery, error) {
 
 // newDiscoverer has sources tell this proxy's fleet.
 func (g *Gateway) newDiscoverer(sources ...discover.Source) *discover.Discoverer {
-	cfg := discover.Config{Fleet: discovered{g.fleet}, Sources: sources, Registerer: g.reg, Log: g.log}
+	cfg := discover.Config{Fleet: fleet.Discovered{Fleet: g.fleet}, Sources: sources, Registerer: g.reg, Log: g.log}
 	if g.conf().Discovery.Probe {
 		cfg.Probe = g.tryEngine
 	}
@@ -119,12 +120,12 @@ func (d *discovery) failure() string {
 // left have all slots of that rank, and it takes no full rank as decode partner.
 func (g *Gateway) tryEngine(ctx context.Context, e discover.Engine) error {
 	set := g.conf()
-	conf, err := set.CompleteFound(e.Role, engineOf(e))
+	conf, err := set.CompleteFound(e.Role, fleet.EngineOf(e))
 	if err != nil {
 		return err
 	}
-	partners := g.fleet.partners(e.Role)
-	if e.Role == roleDecode {
+	partners := g.fleet.Partners(e.Role)
+	if e.Role == fleet.Decode {
 		if err := g.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
@@ -185,96 +186,6 @@ func triedRank(e config.Engine) string {
 	return id
 }
 
-// partners are engines of the other side that serve.
-func (f *fleet) partners(role string) (list []config.Engine) {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	for _, key := range f.order {
-		if in := f.instances[key]; in.role != role && in.serving && f.takes(in, -1) {
-			list = append(list, in.conf)
-		}
-	}
-	return list
-}
-
-// engineOf writes a found engine as the config would.
-func engineOf(e discover.Engine) config.Engine {
-	a := e.Attributes
-	return config.Engine{
-		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, Region: a.Region, KVEventsPort: a.KVEventsPort, KVReplayPort: a.KVReplayPort,
-		Group: a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost,
-	}
-}
-
-// discovered is the fleet as discovery sees it.
-type discovered struct{ *fleet }
-
-var _ discover.Fleet = discovered{}
-
-// Put takes in an engine, or what is new about it.
-func (d discovered) Put(e discover.Engine) error {
-	f, set := d.fleet, d.gw.conf()
-	conf, err := set.CompleteFound(e.Role, engineOf(e))
-	if err != nil {
-		return err
-	}
-	in, err := f.build(e.Role, conf, set)
-	if err != nil {
-		return err
-	}
-	in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
-	f.mu.RLock()
-	known := f.instances[in.key()] != nil
-	f.mu.RUnlock()
-	if !known { // a drain was of another
-		f.resume(func(s *stopped) bool { return s.at.instance == in.key() })
-	}
-	f.enter(in)
-	return nil
-}
-
-// Turn has an engine get new work, or none. What an operator said of it stays,
-// also that it is removed.
-func (d discovered) Turn(e discover.Engine) {
-	f := d.fleet
-	f.mu.Lock()
-	in := f.instances[e.Key()]
-	there := in != nil && in.incarnation == e.Incarnation
-	if there {
-		in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
-	}
-	f.mu.Unlock()
-	if there {
-		f.publish()
-	}
-}
-
-// Remove takes an engine out that is not there any more, unless somebody else
-// has put another in its place.
-func (d discovered) Remove(e discover.Engine) {
-	f := d.fleet
-	if d.Listed(e) {
-		return
-	}
-	f.mu.Lock()
-	in := f.instances[e.Key()]
-	gone := in != nil && in.incarnation == e.Incarnation
-	if gone {
-		f.drop(in, e.Incarnation != "")
-		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == e.Key() })
-	}
-	f.mu.Unlock()
-	if !gone {
-		return
-	}
-	f.gw.exchanges.forget(e.Address)
-	f.watch()
-	f.publish()
-}
-
-// Listed says whether an engine stands in the config.
-func (d discovered) Listed(e discover.Engine) bool { return d.gw.conf().listed[e.Key()] }
-
 // fileSource is a file that lists engines. The files' watcher has it look.
 type fileSource struct {
 	gw      *Gateway
@@ -323,7 +234,7 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 		return nil, true, err
 	}
 	s.used = now
-	for role, side := range map[string][]config.Engine{rolePrefill: engines.Prefill, roleDecode: engines.Decode} {
+	for role, side := range map[string][]config.Engine{fleet.Prefill: engines.Prefill, fleet.Decode: engines.Decode} {
 		for _, e := range side {
 			id, err := config.InstanceID(e.URL)
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -36,7 +37,7 @@ const (
 // on the prefiller's budget. An engine may have read it before: then the blocks
 // that the drain pulls may be another prompt's. So its text is thrown away, and it
 // has a cache_salt of its own, under which no other request finds the blocks.
-func (g *Gateway) drain(h *handoff, m route) {
+func (g *Gateway) drain(h *handoff, m fleet.Route) {
 	h.lease.PassOn()
 	end := func(outcome string, err error) {
 		g.metrics.drains.WithLabelValues(outcome).Inc()
@@ -112,13 +113,13 @@ const drainTries = 3
 
 // drainNow drains and says what became of it; an error leaves the hand-off to
 // the hold timeout.
-func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
+func (g *Gateway) drainNow(h *handoff, m fleet.Route) (outcome string, err error) {
 	for try := 1; ; try++ {
-		if gone, _ := g.outlived(h); gone {
+		if gone, _ := g.fleet.Outlived(h.born); gone {
 			return drainExpired, errors.Join(errOutlived, err)
 		}
 		r := <-g.dispatcher.Enqueue(&pool.Entry{
-			ID: g.nextID(), Model: boardIn(m.board, g.fleet.regionFor(h.lease.Candidate.Instance)), Prompt: h.prompt, Arrival: h.job.arrive, Entered: time.Now(),
+			ID: g.nextID(), Model: fleet.BoardIn(m.Board, g.fleet.RegionFor(h.lease.Candidate.Instance)), Prompt: h.prompt, Arrival: h.job.arrive, Entered: time.Now(),
 			Deadline:  h.drainBy(),
 			Prefiller: h.lease.Candidate.Instance,
 			Avoid:     h.avoid,
@@ -131,7 +132,7 @@ func (g *Gateway) drainNow(h *handoff, m route) (outcome string, err error) {
 		if outcome, again, err = g.drainOn(r.Slot, h, try); err == nil || !again || try == drainTries || h.id != "" && outcome == drainFailed {
 			return outcome, err
 		}
-		h.avoid = g.fleet.beside(r.Slot.Worker, h.avoid)
+		h.avoid = g.fleet.Beside(r.Slot.Worker, h.avoid)
 		select { // a moment for the monitor to hear of it
 		case <-time.After(g.conf().Prefill.Retry.Base << try):
 		case <-g.ctx.Done():
@@ -151,8 +152,8 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	if !now.Before(h.drainBy()) { // also of one that comes back from another rank
 		return drainExpired, false, mooncake.ErrExpired
 	}
-	rank := g.fleet.rank(slot.Worker)
-	sent, ok := rank.area.Enter()
+	rank := g.fleet.Rank(slot.Worker)
+	sent, ok := rank.Area.Enter()
 	defer sent()
 	if !ok {
 		end.Kind = dispatcher.Cancelled
@@ -169,9 +170,9 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	body := rank.Profile.DrainBody(&h.body, j.req.Endpoint, h.leg, h.kv, rand.Text(), nil)
 	call := g.client.NewCall(rank.Target)
 	call.OnWritten(sent)
-	call.Guard(rank.area.Ours)
+	call.Guard(rank.Area.Ours)
 	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.area.Mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.Area.Mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
 		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	switch {
@@ -190,7 +191,7 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 		end.Lost = g.drainLost(rank, err)
 		return drainFailed, !silent(err), err
 	}
-	if resp.StatusCode() != http.StatusOK && !g.fleet.rejectionFrees(rank) {
+	if resp.StatusCode() != http.StatusOK && !g.fleet.RejectionFrees(rank) {
 		return drainRefused, true, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 	}
 	h.lease.Release()

@@ -22,6 +22,7 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/owner"
@@ -51,7 +52,7 @@ type Gateway struct {
 	tokenizer  tokenizer
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
-	fleet      *fleet
+	fleet      *fleet.Fleet
 	metrics    *metrics
 	advice     *adviser
 	journal    *journal.Journal
@@ -128,19 +129,22 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.client = engine.NewClient(engine.Options{})
 	g.locals = local.New(cfg.Prefill.Index.MaxBytes)
 	g.places = pool.NewPlaces(cfg.Pool.Size)
-	g.fleet = newFleet(g)
 	g.monitor = engine.NewMonitor(engine.MonitorConfig{
 		Client: g.client, Registerer: g.reg, Log: log,
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
-	g.monitor.OnChange(g.fleet.onStatus)
+	g.fleet = fleet.New(fleet.Host{
+		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Monitor: g.monitor,
+		Publish: g.publish, Rebooted: g.exchanges.forget, Move: g.runs.move,
+	})
+	g.monitor.OnChange(g.fleet.OnStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {
 		return nil, err
 	}
 	g.places.OnFree(g.tier.Wake)
 	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
 		Config: board.Config{
-			Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.poolTTL(),
+			Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.PoolTTL(),
 			Predictor: board.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
 			StepModel: board.StepModel(cfg.Dispatch.StepModel),
 			Shadow:    cfg.Dispatch.Shadow,
@@ -156,6 +160,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if g.owner, err = owner.New(cfg, g.ownerHost()); err != nil {
 		return nil, err
 	}
+	g.fleet.Admission = g.owner
 	if g.regions, err = newRegions(g); err != nil {
 		return nil, err
 	}
@@ -206,6 +211,13 @@ func (g *Gateway) prefillConfig(s *settings) prefill.Config {
 	}
 }
 
+// publish tells all that binds requests which engines there are.
+func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []dispatcher.Worker) {
+	g.tier.SetCandidates(candidates)
+	g.locals.Set(locals)
+	g.dispatcher.SetWorkers(workers)
+}
+
 // Beside has f run next to the proxy, from Start until its last stream has
 // ended. Call it before Start.
 func (g *Gateway) Beside(f func(context.Context)) { g.beside = append(g.beside, f) }
@@ -213,13 +225,11 @@ func (g *Gateway) Beside(f func(context.Context)) { g.beside = append(g.beside, 
 // Start opens both listeners and begins to watch the engines. It returns once
 // clients can connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
-	engines, err := g.fleet.ofConfig()
+	enter, err := g.fleet.Load()
 	if err != nil {
 		return err
 	}
-	for _, in := range engines {
-		g.fleet.enter(in)
-	}
+	enter()
 	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("file limit", zap.Error(err))
 	}
@@ -332,7 +342,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		g.regions.node.Close()
 	}
 	g.service.close()
-	g.fleet.stopTimers()
+	g.fleet.StopTimers()
 	<-drained
 	<-tails
 	g.background.Wait()
@@ -351,7 +361,7 @@ const endGrace = 5 * time.Second
 func (g *Gateway) Ready() (ok bool, why string) {
 	draining, _ := g.service.leaving()
 	unowned := g.owner.Unready(time.Now())
-	switch p, d := g.fleet.up(); {
+	switch p, d := g.fleet.Up(); {
 	case draining:
 		return false, "draining"
 	case unowned != "":
@@ -367,4 +377,4 @@ func (g *Gateway) Ready() (ok bool, why string) {
 
 func (g *Gateway) nextID() uint64 { return g.ids.Add(1) }
 
-func (g *Gateway) knownPrefillHost(host string) bool { return g.fleet.knownHost(host) }
+func (g *Gateway) knownPrefillHost(host string) bool { return g.fleet.KnownHost(host) }

@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -62,7 +63,7 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{gw: g, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: &child{gone: make(chan struct{})}, in: &incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
-	to := &rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, area: a}
+	to := &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, Area: a}
 	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: g.client.NewCall(to.Target), began: time.Now()}})
 	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
 	require.True(t, fault.moved, "it goes to who has the group now")

@@ -15,6 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -211,24 +212,24 @@ func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, content
 }
 
 // admit checks a request against what can be served at all.
-func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, route, *openai.Error) {
+func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
 	draining, refusing := g.service.leaving()
 	if draining {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
 	if refusing {
-		return nil, route{}, errLeaving()
+		return nil, fleet.Route{}, errLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.body = charge
 	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
-		return nil, route{}, fail
+		return nil, fleet.Route{}, fail
 	}
-	m, ok, known := g.fleet.lookup(req.Model)
+	m, ok, known := g.fleet.Lookup(req.Model)
 	far := in.from == nil && g.regions != nil && g.regions.node.Offered(req.Model)
 	if !ok && far {
-		m = route{name: req.Model, board: req.Model}
+		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
 	case far:
@@ -236,9 +237,9 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
-	case !ok || !m.prefill:
+	case !ok || !m.Prefill:
 		return req, m, unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
-	case !m.decode:
+	case !m.Decode:
 		return req, m, unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
 	}
 	return req, m, nil
@@ -353,8 +354,8 @@ func (g *Gateway) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 
 func (g *Gateway) servedModels() []servedModel {
 	list := []servedModel{}
-	for _, r := range g.fleet.models() {
-		list = append(list, servedModel{r.name, "model", g.started.Unix(), "evenkeel", r.board, r.maxLen})
+	for _, r := range g.fleet.Models() {
+		list = append(list, servedModel{r.Name, "model", g.started.Unix(), "evenkeel", r.Board, r.MaxLen})
 	}
 	if g.regions != nil {
 		for _, name := range g.regions.node.Models() {
@@ -375,7 +376,7 @@ func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
 
 // healthcheck is the vllm-ascend proxy's dialect.
 func (g *Gateway) healthcheck(ctx *fasthttp.RequestCtx) {
-	p, d := g.fleet.count()
+	p, d := g.fleet.Count()
 	ok, _ := g.Ready()
 	status, word := http.StatusOK, "ok"
 	if !ok {

@@ -2,10 +2,12 @@ package gateway
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -14,7 +16,7 @@ import (
 type handoff struct {
 	*mooncake.Handoff
 	lease *prefill.Lease
-	born  birth
+	born  fleet.Birth
 	job   *job
 	id    string          // X-Request-Id that a decode request must have; empty: any new one
 	kv    json.RawMessage // the taken params, while no engine can have read them
@@ -125,3 +127,5 @@ func (j *job) settleDoubts() {
 	}
 	j.doubtful = nil
 }
+
+var errOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -62,7 +63,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := g.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
-		j := &job{gw: g, client: client, model: route{board: "m"}, in: &incoming{}, told: g.journal.Request(journal.Facts{}), prompt: 7, place: true}
+		j := &job{gw: g, client: client, model: fleet.Route{Board: "m"}, in: &incoming{}, told: g.journal.Request(journal.Facts{}), prompt: 7, place: true}
 		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
 		if slot, _ := j.wait(h); slot != nil {
 			g.dispatcher.Release(slot, dispatcher.Outcome{})

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
@@ -28,7 +29,7 @@ type job struct {
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
 	client client
 	id     string // request id, the stem of the engines' ids
-	model  route
+	model  fleet.Route
 	arrive time.Time
 	// when the client gives up by itself, for an answer that has not begun; zero: unknown
 	patience time.Time
@@ -39,7 +40,6 @@ type job struct {
 	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached int             // of these, found in its prefix cache; -1 unknown
 	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	leased *prefill.Lease  // of a turn that might have ended in another region
 	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 	place  bool            // a reserved place in the pool is ours to give back
 
@@ -162,7 +162,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 // its stay here holds is given back then.
 func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 	r := j.gw.regions
-	if ctx == nil || r == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !r.node.Offered(j.model.name) || !j.history.moves(why) {
+	if ctx == nil || r == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !r.node.Offered(j.model.Name) || !j.history.moves(why) {
 		return false
 	}
 	q := j.elsewhere(false)
@@ -210,7 +210,7 @@ func (j *job) notChosen(err error) *openai.Error {
 		j.freed()
 		return errGone()
 	}
-	return j.gw.chooseError(err, j.model.name)
+	return j.gw.chooseError(err, j.model.Name)
 }
 
 // acquire takes the request's turn.
@@ -256,7 +256,7 @@ func (j *job) stays() {
 // arrival.
 func (j *job) turn() prefill.Request {
 	r := prefill.Request{
-		ID: j.id, Model: j.model.name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
 		Session: j.in.session, Policy: j.in.prefillPolicy, Target: j.in.toPrefill,
 		Key: j.told.Key, Priority: j.in.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
 	}
@@ -271,7 +271,7 @@ func (j *job) turn() prefill.Request {
 		r.Prompt = j.recognize()
 	}
 	if g := j.gw.regions; g != nil {
-		r.May = g.node.May(j.told.Key, j.model.name)
+		r.May = g.node.May(j.told.Key, j.model.Name)
 	}
 	return r
 }
@@ -302,9 +302,9 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		j.gw.places.Reserve()
 	}
 	j.place = false // the entry has it now
-	region := j.gw.fleet.regionFor(h.lease.Candidate.Instance)
+	region := j.gw.fleet.RegionFor(h.lease.Candidate.Instance)
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: boardIn(j.model.board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
+		ID: j.gw.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
 		Only: j.in.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
 	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.owner.Losses()
@@ -319,7 +319,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	}
 	var unowned bool
 	for waits := true; waits; {
-		if unowned = !j.gw.fleet.owned(j.model.board); unowned || region != "" && !j.gw.owner.Admits(region) {
+		if unowned = !j.gw.fleet.Owned(j.model.Board); unowned || region != "" && !j.gw.owner.Admits(region) {
 			j.gw.dispatcher.Withdraw(e)
 			r = <-got // the slot may have come first: it is looked at again before it is used
 			break

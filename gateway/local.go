@@ -50,7 +50,7 @@ func (j *job) recognize() prefill.Prompt {
 		return *j.local.known
 	}
 	p := j.gw.hashPrompt(j)
-	if j.gw.locals.Serve(j.model.board) {
+	if j.gw.locals.Serve(j.model.Board) {
 		j.local.known = &p
 	}
 	return p
@@ -70,10 +70,10 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	}
 	conf := &j.gw.conf().Prefill.Disaggregation
 	why := j.localWhy(conf)
-	if why == "" || j.left() || !j.gw.locals.Serve(j.model.board) {
+	if why == "" || j.left() || !j.gw.locals.Serve(j.model.Board) {
 		return nil
 	}
-	p := local.Prompt{Prompt: j.recognize(), Model: j.model.board, Tokens: j.local.ended}
+	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}
 	j.local.ended = 0
 	if p.Tokens == 0 {
 		if p.Media {
@@ -95,7 +95,7 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.gw.nextID(), Model: j.model.board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
+	e := &pool.Entry{ID: j.gw.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
 	r := <-j.gw.dispatcher.EnqueueLocal(e, rule)
 	if r.Err != nil {
 		j.gw.metrics.localDeclined.Inc()
@@ -183,7 +183,7 @@ func (j *job) arrived(h *handoff, s *stream) {
 	if known == nil {
 		return
 	}
-	p := local.Prompt{Prompt: *known, Model: j.model.board}
+	p := local.Prompt{Prompt: *known, Model: j.model.Board}
 	j.gw.locals.Holds(s.rank.Worker, &p, j.prompt)
 	if h != nil {
 		j.local.known = nil // a long prompt has thousands of keys
@@ -223,7 +223,7 @@ func (s *stream) reportLocal() {
 	}
 	j.told.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
-		p := local.Prompt{Prompt: *known, Model: j.model.board}
+		p := local.Prompt{Prompt: *known, Model: j.model.Board}
 		if turned, holds := j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
 			j.gw.log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))

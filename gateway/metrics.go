@@ -18,7 +18,6 @@ type metrics struct {
 	configOK, configSince, configHash prometheus.Gauge
 	losses                            *prometheus.CounterVec
 	moves                             *prometheus.CounterVec
-	slowStart                         *prometheus.GaugeVec
 	heedless, latePulls, miscounted   prometheus.Counter
 	tokenize                          *prometheus.CounterVec
 	spans                             *prometheus.CounterVec
@@ -55,9 +54,6 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drained_answers_total", Help: "Answers under way on a rank at the deadline of its drain, by how they went on.",
 		}, []string{"tier"}),
-		slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now; below 1 while it is fresh in service.",
-		}, []string{"engine", "role"}),
 		heedless: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_heedless_engines_total", Help: "Decode calls that we left and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many.",
 		}),
@@ -115,7 +111,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) *metrics {
 	}
 	itl := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Gap between two events that carry tokens.", Buckets: secondsBuckets})
 	m.itl = itl
-	reg.MustRegister(itl, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.slowStart, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(itl, m.drains, m.recomputes, m.losses, m.moves, m.reloads, m.certEnd, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.spans, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, open), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",

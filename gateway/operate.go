@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -47,36 +47,22 @@ type Status struct {
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
 
-// EngineStatus is what is known of one engine.
-type EngineStatus struct {
-	ID       string    `json:"id"` // host:port
-	Role     string    `json:"role"`
-	URL      string    `json:"url"`
-	Group    string    `json:"group,omitempty"`
-	Profile  string    `json:"profile"`
-	Up       bool      `json:"up"`    // answers its health check
-	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down; error says why
-	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
-	Draining bool      `json:"draining"`
-	Source   string    `json:"source,omitempty"` // that discovered it
-	Away     string    `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
-	Since    time.Time `json:"since"`
-	Error    string    `json:"error,omitempty"`
-	Models   []string  `json:"models"`
-	Version  string    `json:"version,omitempty"`
-	Ranks    int       `json:"ranks"`
-	Slots    int       `json:"slots,omitempty"` // per rank
-}
+// EngineStatus is what is known of one engine, DrainStatus what is left on one that
+// drains.
+type (
+	EngineStatus = fleet.EngineStatus
+	DrainStatus  = fleet.DrainStatus
+)
 
 // Status copies what all parts know.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.configured.Load(), Drain: g.service.state(), HA: g.HA(),
-		Engines: g.fleet.statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
+		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}
-	s.Drains, s.Discovery = g.fleet.drains(s.Dispatch, s.Prefill), g.discovery.status()
+	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.status()
 	return s
 }
 
@@ -131,37 +117,43 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}
-	m, _, _ := g.fleet.lookup(req.Model)
-	m.name = req.Model
+	m, _, _ := g.fleet.Lookup(req.Model)
+	m.Name = req.Model
 	legs := req.Legs()
 	j := &job{gw: g, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: newID(), in: &incoming{}, told: g.journal.Request(journal.Facts{})}
 	return g.tier.Score(j.turn())
 }
 
 // ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.
-var ErrNoSuchEngine = errors.New("no such engine")
+var ErrNoSuchEngine = fleet.ErrNoSuchEngine
 
 // Add registers an engine of a role, "prefill" or "decode". An engine whose
 // host:port is known is described anew, keeps its load and drains no more.
 func (g *Gateway) Add(role string, e config.Engine) error {
-	if role != rolePrefill && role != roleDecode {
+	if role != fleet.Prefill && role != fleet.Decode {
 		return fmt.Errorf("%q is not a role; write prefill or decode", role)
 	}
 	e, err := g.conf().Complete(role, e)
 	if err != nil {
 		return err
 	}
-	if err := g.fleet.add(role, e); err != nil {
-		return err
-	}
-	if id, err := config.InstanceID(e.URL); err == nil && g.fleet.resume(func(s *stopped) bool { return s.at.instance == role+" "+id }) {
-		g.fleet.publish()
-	}
-	return nil
+	return g.fleet.Add(role, e)
 }
 
 // Remove takes an engine out by host:port. What runs on it finishes.
-func (g *Gateway) Remove(role, id string) error { return g.fleet.remove(role, id) }
+func (g *Gateway) Remove(role, id string) error { return g.fleet.Remove(role, id) }
+
+// DrainEngine stops new work for an engine, host:port, or for one of its ranks,
+// host:port/rank. With a limit above 0 what still runs then goes on elsewhere
+// where it can, and ends with an error event where it cannot; finished prefills
+// are decoded all the same. A second call sets another limit. When it returns
+// nothing is bound there any more; what was is among the requests of its status.
+func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
+	return g.fleet.Drain(role, id, limit)
+}
+
+// UndrainEngine has an engine or rank take work again.
+func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(role, id) }
 
 // ForgetPrefixes drops what is known of the prefix cache of a prefill candidate,
 // or of all engines for an empty id. It reports whether there is such a
@@ -180,7 +172,7 @@ func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
 	var mu sync.Mutex
 	var failed []error
 	var wg sync.WaitGroup
-	for _, t := range g.fleet.targets() {
+	for _, t := range g.fleet.Targets() {
 		wg.Go(func() {
 			if err := g.resetOne(ctx, t); err != nil {
 				mu.Lock()
@@ -206,42 +198,6 @@ func (g *Gateway) resetOne(ctx context.Context, t *engine.Target) error {
 		return fmt.Errorf("engine %s answered %d to /reset_prefix_cache; it needs VLLM_SERVER_DEV_MODE=1", t.ID, resp.StatusCode())
 	}
 	return nil
-}
-
-func (f *fleet) statuses() []EngineStatus {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	list := make([]EngineStatus, 0, len(f.order))
-	for _, k := range f.order {
-		in := f.instances[k]
-		s := EngineStatus{
-			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
-			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
-		}
-		why := cmp.Or(in.status.Out, in.status.Accused, in.status.Err)
-		if !in.status.Up { // that it cannot be reached says more than what failed because of it
-			why = cmp.Or(in.status.Err, why)
-		}
-		if why != nil {
-			s.Error = why.Error()
-		}
-		for _, m := range in.status.Models {
-			s.Models = append(s.Models, m.ID)
-		}
-		list = append(list, s)
-	}
-	return list
-}
-
-func (f *fleet) targets() []*engine.Target {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	list := make([]*engine.Target, 0, len(f.order))
-	for _, k := range f.order {
-		list = append(list, f.instances[k].target(-1))
-	}
-	return list
 }
 
 // IDOf turns what operators write, host:port or a URL, into an engine's id and

@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -185,11 +186,11 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 }
 
 // busy refuses a request for whose model too many wait here already.
-func (r *regions) busy(from *hop, m route) *openai.Error {
-	if from.N >= from.Max && !r.gw.fleet.begins(m.board) { // it could only wait here
+func (r *regions) busy(from *hop, m fleet.Route) *openai.Error {
+	if from.N >= from.Max && !r.gw.fleet.Begins(m.Board) { // it could only wait here
 		return errNotOurs()
 	}
-	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.name)) {
+	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.Name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
@@ -228,7 +229,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
+		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
 	}
 	if from := j.in.from; from != nil {
 		a.Came = &from.Hop

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -29,9 +30,9 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
-	born := j.gw.fleet.born(c.Instance)
+	born := j.gw.fleet.Born(c.Instance)
 	call := j.gw.client.NewCall(c.Target)
-	run := j.gw.begin(place{c.Instance, c.Target.Rank}, call, true) // an aborted probe keeps nothing
+	run := j.gw.begin(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.gw.ended(run)
 	stop := j.finishOrLeave(call)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(j.headers("p", j.told.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
@@ -75,16 +76,16 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
-	if err == nil && !credible(got.PromptTokens, 0, j.gw.fleet.context(c.Instance)) {
+	if err == nil && !credible(got.PromptTokens, 0, j.gw.fleet.Context(c.Instance)) {
 		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
 	}
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()
 	}
-	if err == nil && got.ByProbeID && j.gw.fleet.namesRequests(c) {
+	if err == nil && got.ByProbeID && j.gw.fleet.NamesRequests(c) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	if got.CachedTokens > got.PromptTokens {
@@ -116,7 +117,7 @@ func (j *job) accept(lease *prefill.Lease, born birth, x *mooncake.Exchange, ans
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.gw.fleet.made(born, c, got.EngineID), job: j,
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.gw.fleet.Made(born, c, got.EngineID), job: j,
 		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.told.Attempts}
 	if got.ByProbeID {
 		h.id = j.legID("p", j.told.Attempts)

@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -29,9 +30,9 @@ type recognizer struct {
 func (g *Gateway) hashPrompt(j *job) prefill.Prompt {
 	r, size := &g.recognizer, g.conf().Prefill.Index.BlockBytes
 	body := &j.body
-	scope := index.Scope{Model: j.model.board}
-	if j.model.name != j.model.board {
-		scope.LoRA = j.model.name
+	scope := index.Scope{Model: j.model.Board}
+	if j.model.Name != j.model.Board {
+		scope.LoRA = j.model.Name
 	}
 	if salt, ok := body.Get("cache_salt"); ok {
 		scope.Salt = string(salt)
@@ -48,7 +49,7 @@ func (g *Gateway) hashPrompt(j *job) prefill.Prompt {
 	}
 	h.BlockBytes = size
 	defer r.hashers.Put(h)
-	ids, bytes := g.tier.BlockTokens(j.model.name), scope.Root(index.Bytes, size)
+	ids, bytes := g.tier.BlockTokens(j.model.Name), scope.Root(index.Bytes, size)
 	tokens := scope.Root(index.Tokens, ids)
 	salted := scope.Salt != ""
 	var text index.Text
@@ -117,7 +118,7 @@ type wishes struct {
 
 // steer reads what a request says about its way: its session, which anybody may
 // name, and the prefill policy and the engines, which only a trusted caller may.
-func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m route, body *mooncake.Body) *openai.Error {
+func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(sessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
@@ -151,15 +152,15 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m route, body *m
 func (w *wishes) aimed() bool { return w.toPrefill != "" || w.toDecode != nil }
 
 // aim reads which engines a trusted caller wants.
-func (g *Gateway) aim(ctx *fasthttp.RequestCtx, in *incoming, m route) *openai.Error {
+func (g *Gateway) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.toPrefill = string(id)
-		if err := g.tier.CheckTarget(m.name, in.toPrefill); err != nil {
+		if err := g.tier.CheckTarget(m.Name, in.toPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
-		worker, ok := g.fleet.rankOf(string(name), m.board)
+		worker, ok := g.fleet.RankOf(string(name), m.Board)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -36,22 +34,7 @@ func (g *Gateway) tellReadiness(ctx context.Context) {
 		case ok:
 		case why != said || time.Since(at) >= readyAgain:
 			said, at = why, time.Now()
-			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.missing()))
+			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Missing()))
 		}
 	}
-}
-
-// missing are the engines that take no requests, each with its reason.
-func (f *fleet) missing() []string {
-	var all []string
-	for _, s := range f.statuses() {
-		if s.State == "up" && len(s.Models) > 0 {
-			continue
-		}
-		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, s.Error))
-	}
-	if more := len(all) - mostWhy; more > 0 {
-		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
-	}
-	return all
 }

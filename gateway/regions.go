@@ -17,6 +17,7 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/owner"
 	"evenkeel/geo"
 )
@@ -188,23 +189,23 @@ func (r *regions) look(ctx context.Context) {
 		boards[m.Model], free[m.Model] = decodingOf(m.Workers), freeSlots(m.Workers)
 	}
 	all := map[string]decoding{}
-	for _, route := range r.gw.fleet.models() {
-		d := boards[route.board]
+	for _, route := range r.gw.fleet.Models() {
+		d := boards[route.Board]
 		for board, of := range boards { // of other regions whose engines are ours
-			if strings.HasPrefix(board, route.board+regionMark) {
+			if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
 				if d.free == nil {
-					d.free = map[string]int{"": free[route.board]}
+					d.free = map[string]int{"": free[route.Board]}
 				}
-				d.free[strings.TrimPrefix(board, route.board+regionMark)] = free[board]
+				d.free[strings.TrimPrefix(board, route.Board+fleet.RegionMark)] = free[board]
 				d.add(of)
 			}
 		}
-		if !r.gw.fleet.begins(route.board) {
+		if !r.gw.fleet.Begins(route.Board) {
 			d.slots = 0
 		}
-		all[route.name] = d
-		if d.free != nil || (*r.decoding.Load())[route.name].free != nil {
-			r.gw.tier.SetSlots(route.name, d.free)
+		all[route.Name] = d
+		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
+			r.gw.tier.SetSlots(route.Name, d.free)
 		}
 	}
 	before := r.decoding.Swap(&all)

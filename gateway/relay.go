@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -48,7 +49,7 @@ type stream struct {
 // is lost in the middle is followed by another.
 type source struct {
 	slot  *dispatcher.Slot // nil once released
-	rank  *rank
+	rank  *fleet.Rank
 	call  *engine.Call
 	run   *run // among those a drain may end, while there is a slot
 	resp  *engine.Response
@@ -82,7 +83,7 @@ var buffersPool = sync.Pool{New: func() any {
 
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
-	rank := j.gw.fleet.rank(slot.Worker)
+	rank := j.gw.fleet.Rank(slot.Worker)
 	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
@@ -97,7 +98,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.gw.conf().Limits.AnswerBytes)
 	}
-	s.run = j.gw.begin(place{rank.Instance, rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.gw.begin(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
 	s.reader.Reset(sse.Limits{})
 	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local

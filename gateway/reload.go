@@ -14,6 +14,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/files"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/tracing"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
@@ -170,7 +171,7 @@ type prepared struct {
 	set     *settings
 	changes []config.Change
 	secrets *secrets
-	fleet   *fleetPlan
+	fleet   *fleet.Plan
 	tier    prefill.Config
 	decide  dispatcher.Settings
 	fit     fitFile
@@ -201,7 +202,7 @@ func (g *Gateway) prepare() (*prepared, error) {
 	if p.secrets, err = readSecrets(merged); err != nil {
 		return nil, err
 	}
-	if p.fleet, err = g.fleet.plan(old, p.set); err != nil {
+	if p.fleet, err = g.fleet.Plan(old.Settings, p.set.Settings); err != nil {
 		return nil, err
 	}
 	if p.traces, p.traced, err = g.tracerConfig(merged); err != nil {
@@ -244,7 +245,7 @@ func (g *Gateway) apply(p *prepared) error {
 	g.retrace(g.conf().Config, p.set.Config, p.traces, p.traced)
 	g.current.Store(p.set)
 	g.places.Resize(p.set.Pool.Size)
-	g.fleet.apply(p.fleet)
+	g.fleet.Apply(p.fleet)
 	g.discovery.recheck()
 	return nil
 }
@@ -252,7 +253,7 @@ func (g *Gateway) apply(p *prepared) error {
 // decision is what the dispatcher is told of the settings.
 func (s *settings) decision() dispatcher.Settings {
 	return dispatcher.Settings{
-		Policy: s.Dispatch.Policy, Window: s.Dispatch.Window, TickLimit: s.Dispatch.TickLimit, TTL: s.poolTTL(),
+		Policy: s.Dispatch.Policy, Window: s.Dispatch.Window, TickLimit: s.Dispatch.TickLimit, TTL: s.PoolTTL(),
 		StepModel: dispatcher.StepModel(s.Dispatch.StepModel),
 		Predictor: dispatcher.PredictorConfig{Kind: predictor.Kind(s.Predictor.Kind)},
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -62,7 +63,7 @@ type resumption struct {
 var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
 
 // keep decides what stays of a request for the case that this rank loses it.
-func (j *job) keep(rank *rank) {
+func (j *job) keep(rank *fleet.Rank) {
 	if j.resume.times > 0 {
 		return
 	}
@@ -310,8 +311,8 @@ func (s *stream) plan() string {
 
 // most is how many tokens the whole answer may have.
 func (j *job) most() int {
-	most := contextOf(j.model.maxLen)
-	if j.model.maxLen > 0 {
+	most := contextOf(j.model.MaxLen)
+	if j.model.MaxLen > 0 {
 		most -= j.resume.alone
 	}
 	if j.req.Limit > 0 {

@@ -1,21 +1,17 @@
 package gateway
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 )
-
-// place is where a call to an engine runs: the monitor's id, and the rank or -1.
-type place struct {
-	instance string
-	rank     int
-}
 
 // run is a call that a drain's deadline may end.
 type run struct {
-	at    place
+	at    fleet.Place
 	call  *engine.Call
 	moved atomic.Bool // it has to go on elsewhere
 	safe  atomic.Bool // it may be aborted: no pull of KV is under way
@@ -45,13 +41,13 @@ type runs struct {
 
 // begin notes a call. Its place's deadline, or the proxy's own, may have passed
 // since it was chosen.
-func (g *Gateway) begin(at place, call *engine.Call, safe bool) *run {
+func (g *Gateway) begin(at fleet.Place, call *engine.Call, safe bool) *run {
 	r := &run{at: at, call: call}
 	r.safe.Store(safe)
 	g.runs.mu.Lock()
 	g.runs.all[r] = struct{}{}
 	g.runs.mu.Unlock()
-	if g.service.over() || g.fleet.overdue(at) { // after it was noted, so that either side sees the other
+	if g.service.over() || g.fleet.Overdue(at) { // after it was noted, so that either side sees the other
 		r.move()
 	}
 	return r
@@ -64,7 +60,7 @@ func (g *Gateway) ended(r *run) {
 }
 
 // move ends every call at a place that is meant, and returns how many.
-func (r *runs) move(meant func(place) bool) (n int) {
+func (r *runs) move(meant func(fleet.Place) bool) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for one := range r.all {
@@ -75,3 +71,6 @@ func (r *runs) move(meant func(place) bool) (n int) {
 	}
 	return n
 }
+
+// errDrained ends an answer whose rank was drained and that no other can take up.
+var errDrained = errors.New("the engine was taken out of service")

@@ -6,10 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/engine"
-	"evenkeel/geo"
 	"evenkeel/prefill"
 )
 
@@ -39,44 +36,6 @@ func (p *pages) find(instance string) *page {
 	return p.of[instance]
 }
 
-// residents are what runs on engines' decode ranks by their own gauges; silent
-// are those that do not tell. They are asked at the same time and have a moment
-// each: the caller has claims to look after, and must not wait for an engine that
-// hangs.
-func (g *Gateway) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
-	ctx, cancel := context.WithTimeout(ctx, publishPatience)
-	defer cancel()
-	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
-	var all sync.WaitGroup
-	for i, in := range engines {
-		all.Go(func() {
-			samples[i], errs[i] = engine.MetricNames(in.profile.Metrics).Scrape(ctx, g.client, in.target(-1))
-		})
-	}
-	all.Wait()
-	for i, in := range engines {
-		sample, err := samples[i], errs[i]
-		if err != nil {
-			g.log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
-		}
-		for _, r := range ranksOf(in) {
-			id := in.target(r).ID
-			if err != nil {
-				silent = append(silent, id)
-				continue
-			}
-			running, told := sample.Running(max(0, r))
-			usage, also := sample.KVUsage(max(0, r))
-			if !told || !also {
-				silent = append(silent, id)
-				continue
-			}
-			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacityOf(in, r)))})
-		}
-	}
-	return found, silent
-}
-
 // scrape reads a prefill candidate's gauges; NaN is what it does not report.
 func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	p := g.pages.find(c.Instance)
@@ -88,7 +47,7 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 		p.at = time.Now()
 		if p.err == nil {
 			g.monitor.Heard(c.Instance)
-			g.fleet.lives(c.Instance, p.sample.StartTime, asked)
+			g.fleet.Lives(c.Instance, p.sample.StartTime, asked)
 		}
 	}
 	if p.err != nil {

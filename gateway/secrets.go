@@ -182,7 +182,7 @@ func (g *Gateway) watchedFiles() []watched {
 		{keyGeoTLS, func() (bool, error) { return g.reloadPair(geoTLS) }},
 		{keyGeoCA, g.reloadGeoCA},
 		{keyGeoKeys, g.reloadGeoKeys},
-		{keyAuthority, g.fleet.reloadTrust},
+		{keyAuthority, func() (bool, error) { return g.fleet.ReloadTrust(g.other) }},
 		{keyPredictor, g.reloadFit},
 		{keyPromptKey, g.reloadPromptKey},
 	}

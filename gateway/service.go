@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/gateway/fleet"
 )
 
 // service is whether this proxy is in service: it leaves in steps, so that load
@@ -87,7 +89,7 @@ func (g *Gateway) Undrain() {
 // endService ends what runs, each answer with an error event.
 func (g *Gateway) endService() {
 	g.service.close()
-	if n := g.runs.move(func(place) bool { return true }); n > 0 {
+	if n := g.runs.move(func(fleet.Place) bool { return true }); n > 0 {
 		g.log.Warn("the drain's time is over; what still runs ends with an error", zap.Int("calls", n))
 	}
 }

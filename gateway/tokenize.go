@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -69,7 +68,7 @@ func (g *Gateway) tokenize(j *job, h *index.Hasher, root index.Key, block int) (
 		g.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
 		return t.keys, t.tokens, true
 	}
-	ids, err := g.askForIDs(j.model.name, body)
+	ids, err := g.askForIDs(j.model.Name, body)
 	if err != nil {
 		g.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
 		return nil, 0, false
@@ -83,7 +82,7 @@ func (g *Gateway) tokenize(j *job, h *index.Hasher, root index.Key, block int) (
 // templated is the body that asks for a job's token ids, and its digest.
 func (j *job) templated(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
-	name, _ := json.Marshal(j.model.name)
+	name, _ := json.Marshal(j.model.Name)
 	out = append(out, name...)
 	for _, key := range templated[j.req.Endpoint] {
 		value, ok := j.body.Get(key)
@@ -102,7 +101,7 @@ func (j *job) templated(root index.Key) ([]byte, promptDigest) {
 }
 
 func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
-	target := g.fleet.anyPrefill(model)
+	target := g.fleet.AnyPrefill(model)
 	if target == nil {
 		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
 	}
@@ -144,21 +143,6 @@ func (g *Gateway) postTokenize(target *engine.Target, body []byte) ([]int32, err
 		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer (%w)", target.ID, err)
 	}
 	return said.Tokens, nil
-}
-
-// anyPrefill is a prefill engine that serves a model, nil if none is up.
-func (f *fleet) anyPrefill(model string) *engine.Target {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.asked++ // the next time another
-	for i := range f.order {
-		in := f.instances[f.order[(i+f.asked)%len(f.order)]]
-		serves := func(m engine.Model) bool { return m.ID == model }
-		if in.role == rolePrefill && in.serving && slices.ContainsFunc(in.status.Models, serves) {
-			return in.target(-1)
-		}
-	}
-	return nil
 }
 
 func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {

@@ -3,16 +3,12 @@ package gateway
 import (
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 	"evenkeel/prefill/index"
 )
 
@@ -80,33 +76,4 @@ func TestAnEngineThatTellsNoTokenIDsIsSeldomAsked(t *testing.T) {
 	require.True(t, ended)
 	_, ok = k.mayAsk(now)
 	require.True(t, ok)
-}
-
-// Whoever looks after claims asks engines what runs on them. One that hangs must
-// not keep it from that.
-func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
-	hangs := make(chan struct{})
-	page := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hangs }))
-	defer page.Close()
-	defer close(hangs)
-	g := &Gateway{client: engine.NewClient(engine.Options{}), log: zap.NewNop()}
-	defer g.client.Close()
-	var all []*instance
-	for range 8 {
-		profile := &mooncake.Profile{}
-		target, err := config.Target(config.Engine{URL: page.URL}, profile)
-		require.NoError(t, err)
-		all = append(all, &instance{id: target.ID, role: roleDecode, engine: target, profile: profile})
-	}
-	done := make(chan int)
-	go func() {
-		_, silent := g.residents(t.Context(), all)
-		done <- len(silent)
-	}()
-	select {
-	case n := <-done:
-		require.Equal(t, 8, n)
-	case <-time.After(time.Minute):
-		require.Fail(t, "it waits for ever")
-	}
 }

@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"context"
@@ -18,14 +18,14 @@ type trust struct {
 // learnHosts finds the names and addresses a prefiller's hand-offs may point
 // decode engines at, and trusts them while the engine is there. Any other host
 // in a hand-off is refused.
-func (f *fleet) learnHosts(in *instance) {
+func (f *Fleet) learnHosts(in *instance) {
 	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
-	ctx, cancel := context.WithTimeout(f.gw.ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(f.host.Context, 2*time.Second)
 	defer cancel()
 	for _, h := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
 		if err != nil {
-			f.gw.log.Warn("name of a prefill engine does not resolve; its hand-offs are accepted by name only", zap.String("host", h), zap.Error(err))
+			f.host.Log.Warn("name of a prefill engine does not resolve; its hand-offs are accepted by name only", zap.String("host", h), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
 	}
@@ -43,13 +43,13 @@ func (f *fleet) learnHosts(in *instance) {
 // distrust forgets the hosts that only this engine stood for: at once where the
 // engine is known to be no more, else once its last probe can have answered. It
 // is called with f.mu held.
-func (f *fleet) distrust(in *instance, dead bool) {
+func (f *Fleet) distrust(in *instance, dead bool) {
 	now := time.Now()
 	for _, h := range in.hosts {
 		t := f.hosts[h]
 		t.by--
 		if !dead {
-			t.until = now.Add(f.gw.conf().Limits.ProbeTimeout)
+			t.until = now.Add(f.host.Settings().Limits.ProbeTimeout)
 		}
 		f.hosts[h] = t
 	}
@@ -60,7 +60,8 @@ func (f *fleet) distrust(in *instance, dead bool) {
 	}
 }
 
-func (f *fleet) knownHost(host string) bool {
+// KnownHost says whether a hand-off may point decode engines at a host.
+func (f *Fleet) KnownHost(host string) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	t := f.hosts[host]

@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"errors"
@@ -18,8 +18,8 @@ import (
 // blocks of another prompt, or wait. So hand-offs remember
 // which of the processes at an address made them.
 
-// birth is what made a hand-off: an engine, and one of its processes.
-type birth struct {
+// Birth is what made a hand-off: an engine, and one of its processes.
+type Birth struct {
 	incarnation string // of the engine, where a source of discovery tells
 	key         string // where it is, as the fleet names it
 	process     int
@@ -58,19 +58,19 @@ type name struct {
 // mostNames bounds the ids that are remembered of one candidate.
 const mostNames = 16
 
-// born names the engine and the process that have an address now.
-func (f *fleet) born(key string) birth {
+// Born names the engine and the process that have an address now.
+func (f *Fleet) Born(key string) Birth {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if in := f.instances[key]; in != nil {
-		return birth{in.incarnation, key, in.processes.number}
+		return Birth{in.incarnation, key, in.processes.number}
 	}
-	return birth{key: key}
+	return Birth{key: key}
 }
 
-// made is the birth of a hand-off with that engine id, from a candidate that was
+// Made is the birth of a hand-off with that engine id, from a candidate that was
 // born when its probe was sent.
-func (f *fleet) made(b birth, c prefill.Candidate, id string) birth {
+func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	in := f.instances[b.key]
@@ -134,11 +134,11 @@ func (p *processes) livesSince(process int) {
 // started takes the start time of the process at a prefill engine's address. What
 // is older than the one known was read before. read: it was read just now, so
 // that the same time as before means that no other process came.
-func (f *fleet) started(key string, start float64, read bool) {
+func (f *Fleet) started(key string, start float64, read bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	in := f.instances[key]
-	if in == nil || in.role != rolePrefill || start == 0 {
+	if in == nil || in.role != Prefill || start == 0 {
 		return
 	}
 	switch p := &in.processes; {
@@ -156,9 +156,9 @@ func (f *fleet) started(key string, start float64, read bool) {
 	}
 }
 
-// lives takes a start time that was asked for then and read just now. The ids that
+// Lives takes a start time that was asked for then and read just now. The ids that
 // were seen after the same time was read before are those of the process that is there.
-func (f *fleet) lives(key string, start float64, asked time.Time) {
+func (f *Fleet) Lives(key string, start float64, asked time.Time) {
 	f.started(key, start, true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,10 +177,10 @@ func (f *fleet) lives(key string, start float64, asked time.Time) {
 
 // away notes whether the last connection to a prefill engine was refused. It is
 // called with f.mu held.
-func (f *fleet) away(in *instance, s engine.Status) {
+func (f *Fleet) away(in *instance, s engine.Status) {
 	p := &in.processes
 	refused := errors.Is(s.Err, syscall.ECONNREFUSED)
-	if refused && !p.away && in.role == rolePrefill {
+	if refused && !p.away && in.role == Prefill {
 		f.another(in, "a connection was refused")
 		p.ahead = true
 	}
@@ -188,40 +188,38 @@ func (f *fleet) away(in *instance, s engine.Status) {
 }
 
 // another notes a new process. It is called with f.mu held.
-func (f *fleet) another(in *instance, sign string) {
+func (f *Fleet) another(in *instance, sign string) {
 	p := &in.processes
 	p.number++
 	p.gone, p.doubted = p.number, p.number
-	f.gw.exchanges.forget(in.id)
-	f.gw.log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
+	f.host.Rebooted(in.id)
+	f.host.Log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
 		zap.String("engine", in.key()), zap.String("sign", sign))
 }
 
 // doubt notes a process that nothing tells of but the engine id of a hand-off. It is
 // called with f.mu held.
-func (f *fleet) doubt(in *instance) {
+func (f *Fleet) doubt(in *instance) {
 	p := &in.processes
 	p.number++
 	p.doubted, p.since = p.number, time.Now()
-	f.gw.exchanges.forget(in.id)
-	f.gw.log.Warn("prefill engine is perhaps another process than before: prompts whose KV no decode engine has fetched are prefilled again, unless the process of before answers once more",
+	f.host.Rebooted(in.id)
+	f.host.Log.Warn("prefill engine is perhaps another process than before: prompts whose KV no decode engine has fetched are prefilled again, unless the process of before answers once more",
 		zap.String("engine", in.key()), zap.String("sign", "its hand-offs name another engine"))
 }
 
-// outlived says whether the process that made a hand-off is gone, or may be: sure
+// Outlived says whether the process that made a hand-off is gone, or may be: sure
 // tells which. The process that has its address now would be asked for blocks that
 // it never made.
-func (g *Gateway) outlived(h *handoff) (gone, sure bool) {
-	g.fleet.mu.RLock()
-	defer g.fleet.mu.RUnlock()
-	if _, dead := g.fleet.dead[h.born.incarnation]; dead && h.born.incarnation != "" {
+func (f *Fleet) Outlived(b Birth) (gone, sure bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if _, dead := f.dead[b.incarnation]; dead && b.incarnation != "" {
 		return true, true
 	}
-	in := g.fleet.instances[h.born.key]
-	if in == nil || in.incarnation != h.born.incarnation {
+	in := f.instances[b.key]
+	if in == nil || in.incarnation != b.incarnation {
 		return false, false
 	}
-	return h.born.process < in.processes.doubted, h.born.process < in.processes.gone
+	return b.process < in.processes.doubted, b.process < in.processes.gone
 }
-
-var errOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")

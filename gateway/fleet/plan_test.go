@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"pgregory.net/rapid"
 
 	"evenkeel/gateway/config"
@@ -39,7 +38,7 @@ func drawConfig(t *rapid.T, name string) *config.Config {
 }
 
 // described is all of a fleet that a config decides.
-func (f *fleet) described() (list []string) {
+func (f *Fleet) described() (list []string) {
 	for _, key := range f.order {
 		in := f.instances[key]
 		list = append(list, fmt.Sprintf("%s %+v %v %d", key, in.conf, in.engine.URL, in.profile.MaxModelLen))
@@ -50,22 +49,17 @@ func (f *fleet) described() (list []string) {
 // Whatever came before, a reload leaves the fleet as a start would, and every
 // rank who it was.
 func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
-	g, err := New(config.Default(), zap.NewNop())
-	require.NoError(t, err)
-	defer func() {
-		g.stop()
-		g.dispatcher.Status(t.Context()) // once it has ended
-		g.client.Close()
-	}()
+	var current *Settings
+	outer := t
 	rapid.Check(t, func(t *rapid.T) {
-		begin := func(cfg *config.Config) *fleet {
-			g.current.Store(newSettings(cfg))
-			f := newFleet(g)
+		begin := func(cfg *config.Config) *Fleet {
+			current = NewSettings(cfg)
+			f := empty(outer, func() *Settings { return current })
 			for _, e := range cfg.Engines.Prefill {
-				require.NoError(t, f.add(rolePrefill, e))
+				require.NoError(t, f.Add(Prefill, e))
 			}
 			for _, e := range cfg.Engines.Decode {
-				require.NoError(t, f.add(roleDecode, e))
+				require.NoError(t, f.Add(Decode, e))
 			}
 			return f
 		}
@@ -79,16 +73,16 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		}
 		merged, changes, err := running.Succeed(next)
 		require.NoError(t, err)
-		set := newSettings(merged)
-		plan, err := f.plan(g.conf(), set)
+		set := NewSettings(merged)
+		plan, err := f.Plan(current, set)
 		require.NoError(t, err)
-		g.current.Store(set)
-		f.apply(plan)
+		current = set
+		f.Apply(plan)
 		require.Equal(t, want, f.described(), "%v", changes)
 		for rank, id := range ids {
 			require.Equal(t, id, f.ids[rank], rank)
 		}
-		again, err := f.plan(set, set)
+		again, err := f.Plan(set, set)
 		require.NoError(t, err)
 		require.Empty(t, again.set)
 		require.Empty(t, again.remove)
@@ -97,16 +91,16 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 }
 
 func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
-	f := newFleet(nil)
+	f := empty(t, nil)
 	f.instances["decode stays"] = &instance{}
-	f.ranks[1], f.ranks[2] = &rank{Instance: "decode stays"}, &rank{Instance: "decode gone"}
+	f.ranks[1], f.ranks[2] = &Rank{Instance: "decode stays"}, &Rank{Instance: "decode gone"}
 	now := time.Now()
 	f.forgetRanks(now)
 	f.forgetRanks(now.Add(rankMemory))
-	require.NotNil(t, f.rank(2), "an assignment may be on its way")
-	require.Equal(t, []int32{2}, f.beside(2, nil))
+	require.NotNil(t, f.Rank(2), "an assignment may be on its way")
+	require.Equal(t, []int32{2}, f.Beside(2, nil))
 	f.forgetRanks(now.Add(rankMemory + 1))
-	require.Nil(t, f.rank(2))
-	require.NotNil(t, f.rank(1))
-	require.Empty(t, f.beside(2, nil))
+	require.Nil(t, f.Rank(2))
+	require.NotNil(t, f.Rank(1))
+	require.Empty(t, f.Beside(2, nil))
 }

@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"slices"
@@ -8,30 +8,32 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
-// lookup finds a model's route. known is false while no engine has told which
+// Lookup finds a model's route. known is false while no engine has told which
 // models it serves, when an unknown name proves nothing.
-func (f *fleet) lookup(model string) (r route, ok, known bool) {
+func (f *Fleet) Lookup(model string) (r Route, ok, known bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	r, ok = f.routes[model]
 	return r, ok, len(f.routes) > 0
 }
 
-// models are the names that some healthy engine serves.
-func (f *fleet) models() []route {
+// Models are the names that some healthy engine serves.
+func (f *Fleet) Models() []Route {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	var list []route
+	var list []Route
 	for _, r := range f.routes {
-		if r.prefill || r.decode {
+		if r.Prefill || r.Decode {
 			list = append(list, r)
 		}
 	}
-	slices.SortFunc(list, func(a, b route) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(list, func(a, b Route) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
@@ -42,7 +44,7 @@ const rankMemory = 10 * time.Minute
 // forgetRanks drops the ranks of engines that are gone for long, for in a cluster
 // that rolls they come under new names for ever. Their numbers stay theirs. It is
 // called with f.mu held.
-func (f *fleet) forgetRanks(now time.Time) {
+func (f *Fleet) forgetRanks(now time.Time) {
 	for id, r := range f.ranks {
 		switch {
 		case f.instances[r.Instance] != nil:
@@ -55,16 +57,16 @@ func (f *fleet) forgetRanks(now time.Time) {
 	}
 }
 
-// rank finds where a worker is. Assignments name only workers the fleet has
+// Rank finds where a worker is. Assignments name only workers the fleet has
 // published.
-func (f *fleet) rank(worker int32) *rank {
+func (f *Fleet) Rank(worker int32) *Rank {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.ranks[worker]
 }
 
-// rankOf finds the decode rank of a name that serves a board.
-func (f *fleet) rankOf(name, board string) (worker int32, ok bool) {
+// RankOf finds the decode rank of a name that serves a board.
+func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	id, ok := f.ids[name]
@@ -76,9 +78,9 @@ func (f *fleet) rankOf(name, board string) (worker int32, ok bool) {
 	return id, in != nil && len(in.status.Models) > 0 && boardOf(in.status.Models) == board
 }
 
-// beside adds to list the workers behind the same API server as one of them,
+// Beside adds to list the workers behind the same API server as one of them,
 // itself included, that are not there yet.
-func (f *fleet) beside(worker int32, list []int32) []int32 {
+func (f *Fleet) Beside(worker int32, list []int32) []int32 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	one := f.ranks[worker]
@@ -93,16 +95,16 @@ func (f *fleet) beside(worker int32, list []int32) []int32 {
 	return list
 }
 
-// downSince tells whether an engine is down, or was down after a moment.
-func (f *fleet) downSince(key string, at time.Time) bool {
-	s := f.gw.monitor.Status(key)
+// DownSince tells whether an engine is down, or was down after a moment.
+func (f *Fleet) DownSince(key string, at time.Time) bool {
+	s := f.host.Monitor.Status(key)
 	return !s.Up || s.Since.After(at)
 }
 
-// rejectionFrees tells whether a decode engine that answers a request with an
+// RejectionFrees tells whether a decode engine that answers a request with an
 // error status is known to tell the prefiller to free the hand-off: the profile
 // says so, or its version does it.
-func (f *fleet) rejectionFrees(r *rank) bool {
+func (f *Fleet) RejectionFrees(r *Rank) bool {
 	if says := r.Profile.RejectReleases; says != nil {
 		return *says
 	}
@@ -120,10 +122,10 @@ func (f *fleet) rejectionFrees(r *rank) bool {
 // rejected decode request (vLLM PR 41269, May 2026).
 const rejectReleasesMinor = 25
 
-// namesRequests tells whether hand-offs of an engine's version name the request
+// NamesRequests tells whether hand-offs of an engine's version name the request
 // that made them. A hand-off of such a version that lacks the name is faulty, and a
 // decode engine would wait for its KV for ever.
-func (f *fleet) namesRequests(c prefill.Candidate) bool {
+func (f *Fleet) NamesRequests(c prefill.Candidate) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	in, ok := f.instances[c.Instance]
@@ -148,11 +150,11 @@ func parseVersion(v string) (major, minor int, ok bool) {
 	return major, minor, err1 == nil && err2 == nil
 }
 
-// differ says that a decode engine answered 404 for a model whose prompt the prefill
+// Differ says that a decode engine answered 404 for a model whose prompt the prefill
 // engine had computed: they were started for different models or adapters, or are
 // of versions that name them differently. It is said once for a pair, and again when
 // one of them comes back as another version.
-func (f *fleet) differ(prefill, decode, model string) {
+func (f *Fleet) Differ(prefill, decode, model string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	p, d := f.instances[prefill], f.instances[decode]
@@ -164,30 +166,72 @@ func (f *fleet) differ(prefill, decode, model string) {
 		return
 	}
 	f.differing[pair] = versions
-	f.gw.log.Error("ALARM: prefill and decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
+	f.host.Log.Error("ALARM: prefill and decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
 		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]), zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 
-// up counts the engines that take requests now, count those there are.
-func (f *fleet) up() (prefills, decodes int) {
+// Up counts the engines that take requests now.
+func (f *Fleet) Up() (prefills, decodes int) {
 	return f.tally(func(in *instance) bool { return in.serving && f.takes(in, -1) && len(in.status.Models) > 0 })
 }
 
-func (f *fleet) count() (prefills, decodes int) {
+// Count counts the engines that there are.
+func (f *Fleet) Count() (prefills, decodes int) {
 	return f.tally(func(*instance) bool { return true })
 }
 
-func (f *fleet) tally(of func(*instance) bool) (prefills, decodes int) {
+func (f *Fleet) tally(of func(*instance) bool) (prefills, decodes int) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
 		switch {
 		case !of(in):
-		case in.role == rolePrefill:
+		case in.role == Prefill:
 			prefills++
 		default:
 			decodes++
 		}
 	}
 	return prefills, decodes
+}
+
+// clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
+// leaves of the context; 0.31 answers 400.
+const clampsMinor = 32
+
+// clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
+// be read, the answer is yes: the engine then decides.
+func (i *instance) clamps() bool {
+	if says := i.profile.ClampsMaxTokens; says != nil {
+		return *says
+	}
+	major, minor, ok := parseVersion(i.status.Version)
+	return !ok || major > 0 || minor >= clampsMinor
+}
+
+// AnyPrefill is a prefill engine that serves a model, nil if none is up.
+func (f *Fleet) AnyPrefill(model string) *engine.Target {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++ // the next time another
+	for i := range f.order {
+		in := f.instances[f.order[(i+f.asked)%len(f.order)]]
+		serves := func(m engine.Model) bool { return m.ID == model }
+		if in.role == Prefill && in.serving && slices.ContainsFunc(in.status.Models, serves) {
+			return in.target(-1)
+		}
+	}
+	return nil
+}
+
+// Partners are engines of the other side that serve.
+func (f *Fleet) Partners(role string) (list []config.Engine) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, key := range f.order {
+		if in := f.instances[key]; in.role != role && in.serving && f.takes(in, -1) {
+			list = append(list, in.conf)
+		}
+	}
+	return list
 }

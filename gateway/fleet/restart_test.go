@@ -1,11 +1,10 @@
-package gateway
+package fleet
 
 import (
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -42,34 +41,26 @@ func TestAnEngineIDAloneRaisesNoMoreThanADoubt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cfg := config.Default()
 			cfg.Profiles = map[string]mooncake.Profile{"a": {}}
-			require.NoError(t, cfg.Validate())
-			g, err := New(cfg, zap.NewNop())
-			require.NoError(t, err)
-			defer func() {
-				g.stop()
-				g.dispatcher.Status(t.Context()) // once it has ended
-				g.client.Close()
-			}()
-			f := g.fleet
-			require.NoError(t, f.add(rolePrefill, config.Engine{URL: "http://10.0.0.1:80", Profile: "a"}))
+			f := of(t, cfg)
+			require.NoError(t, f.Add(Prefill, config.Engine{URL: "http://10.0.0.1:80", Profile: "a"}))
 			key := f.order[0]
-			early := f.born(key)
-			var all []*handoff
+			early := f.Born(key)
+			var all []Birth
 			for _, s := range row.steps {
 				if s.id == "" {
-					f.lives(key, s.start, time.Now().Add(time.Millisecond))
+					f.Lives(key, s.start, time.Now().Add(time.Millisecond))
 					continue
 				}
-				born := f.born(key)
+				born := f.Born(key)
 				if s.early {
 					born = early
 				}
-				all = append(all, &handoff{born: f.made(born, prefill.Candidate{ID: "10.0.0.1:80"}, s.id)})
+				all = append(all, f.Made(born, prefill.Candidate{ID: "10.0.0.1:80"}, s.id))
 			}
 			var got []string
 			for _, h := range all {
 				is := there
-				switch over, sure := g.outlived(h); {
+				switch over, sure := f.Outlived(h); {
 				case sure:
 					is = gone
 				case over:

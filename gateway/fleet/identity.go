@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"maps"
@@ -27,32 +27,32 @@ type bygone struct {
 
 // drop takes an engine out of the lists; its requests finish. dead: there is no
 // such engine any more, and no KV of it. It is called with f.mu held.
-func (f *fleet) drop(in *instance, dead bool) {
+func (f *Fleet) drop(in *instance, dead bool) {
 	now := time.Now()
 	delete(f.instances, in.key())
 	f.abandon(in.key())
 	f.distrust(in, dead)
 	maps.DeleteFunc(f.differing, func(pair [2]string, _ [2]string) bool { return slices.Contains(pair[:], in.key()) })
-	f.gw.metrics.slowStart.DeleteLabelValues(in.key(), in.role)
+	f.slowStart.DeleteLabelValues(in.key(), in.role)
 	if in.incarnation == "" {
 		return
 	}
 	for _, r := range ranksOf(in) {
 		name := in.target(r).ID
-		if id, ok := f.ids[name]; ok && in.role == roleDecode {
+		if id, ok := f.ids[name]; ok && in.role == Decode {
 			delete(f.ids, name)
 			f.bygone[in.incarnation+" "+name] = bygone{id, now}
 		}
 	}
 	if dead {
-		f.dead[in.incarnation] = now.Add(f.gw.conf().Limits.ProbeTimeout + in.profile.KVHoldTimeout)
+		f.dead[in.incarnation] = now.Add(f.host.Settings().Limits.ProbeTimeout + in.profile.KVHoldTimeout)
 	}
 	maps.DeleteFunc(f.bygone, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
 	maps.DeleteFunc(f.dead, func(_ string, until time.Time) bool { return now.After(until) })
 }
 
 // number is a rank's identity on the board. It is called with f.mu held.
-func (f *fleet) number(in *instance, rank string) int32 {
+func (f *Fleet) number(in *instance, rank string) int32 {
 	id, ok := f.ids[rank]
 	if !ok {
 		was := in.incarnation + " " + rank

@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"errors"
@@ -13,30 +13,30 @@ import (
 // of no other: what an operator added, described anew, removed or drained since
 // stays so. About one engine the last word counts, whoever said it.
 
-// fleetPlan is what a reload does to the fleet, found possible.
-type fleetPlan struct {
+// Plan is what a reload does to the fleet, found possible.
+type Plan struct {
 	set    []*instance
 	remove []string // keys
 	order  []string // of the file
 }
 
-// listed is an engine as a config has it.
-type listed struct {
+// Listed is an engine as a config has it.
+type Listed struct {
 	role string
 	conf config.Engine
 }
 
 // enginesOf lists the engines of a config by role and host:port.
-func enginesOf(s *settings) (all map[string]listed, order []string) {
-	all = map[string]listed{}
-	for role, side := range map[string][]config.Engine{rolePrefill: s.Engines.Prefill, roleDecode: s.Engines.Decode} {
+func enginesOf(s *Settings) (all map[string]Listed, order []string) {
+	all = map[string]Listed{}
+	for role, side := range map[string][]config.Engine{Prefill: s.Engines.Prefill, Decode: s.Engines.Decode} {
 		for _, e := range side {
 			id, _ := config.InstanceID(e.URL) // validated
-			all[role+" "+id] = listed{role, e}
+			all[role+" "+id] = Listed{role, e}
 		}
 	}
-	for _, role := range []string{rolePrefill, roleDecode} {
-		for _, e := range map[string][]config.Engine{rolePrefill: s.Engines.Prefill, roleDecode: s.Engines.Decode}[role] {
+	for _, role := range []string{Prefill, Decode} {
+		for _, e := range map[string][]config.Engine{Prefill: s.Engines.Prefill, Decode: s.Engines.Decode}[role] {
 			id, _ := config.InstanceID(e.URL)
 			order = append(order, role+" "+id)
 		}
@@ -44,11 +44,11 @@ func enginesOf(s *settings) (all map[string]listed, order []string) {
 	return all, order
 }
 
-// plan compares two configs and builds what the second needs.
-func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
+// Plan compares two configs and builds what the second needs.
+func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
-	p := &fleetPlan{order: order}
+	p := &Plan{order: order}
 	var errs []error
 	build := func(role string, e config.Engine, own bool) {
 		in, err := f.build(role, e, next)
@@ -77,7 +77,7 @@ func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
 	defer f.mu.RUnlock()
 	for _, key := range f.order {
 		in := f.instances[key]
-		profile, ok := next.profiles[in.conf.Profile]
+		profile, ok := next.Profiles[in.conf.Profile]
 		switch {
 		case spoken[key]:
 		case !ok:
@@ -89,11 +89,11 @@ func (f *fleet) plan(old, next *settings) (*fleetPlan, error) {
 	return p, errors.Join(errs...)
 }
 
-// apply makes the fleet what was planned. Engines that are gone finish what they
+// Apply makes the fleet what was planned. Engines that are gone finish what they
 // run; those that stay keep their state, load and drains.
-func (f *fleet) apply(p *fleetPlan) {
+func (f *Fleet) Apply(p *Plan) {
 	for _, in := range p.set {
-		if in.role == rolePrefill {
+		if in.role == Prefill {
 			f.learnHosts(in) // before its hand-offs come
 		}
 	}
@@ -123,21 +123,21 @@ func (f *fleet) apply(p *fleetPlan) {
 	}
 	slices.SortFunc(f.order, func(a, b string) int { return place[a] - place[b] })
 	f.mu.Unlock()
-	f.resume(func(s *stopped) bool { return slices.Contains(fresh, s.at.instance) })
+	f.resume(func(s *stopped) bool { return slices.Contains(fresh, s.at.Instance) })
 	f.watch()
-	f.publish()
+	f.Publish()
 }
 
-// reloadTrust takes up a ca_file that changed.
-func (f *fleet) reloadTrust() (changed bool, err error) {
-	set := f.gw.conf()
-	p := &fleetPlan{}
+// ReloadTrust takes up a ca_file that changed; other says whether a file did.
+func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err error) {
+	set := f.host.Settings()
+	p := &Plan{}
 	_, p.order = enginesOf(set)
 	files := map[string]bool{}
-	for _, profile := range set.profiles {
+	for _, profile := range set.Profiles {
 		if file := profile.CAFile; file != "" && !files[file] {
 			files[file] = true
-			changed = f.gw.other(file) || changed
+			changed = other(file) || changed
 		}
 	}
 	if !changed {
@@ -158,6 +158,6 @@ func (f *fleet) reloadTrust() (changed bool, err error) {
 		}
 		p.set = append(p.set, again)
 	}
-	f.apply(p)
+	f.Apply(p)
 	return true, nil
 }

@@ -1,7 +1,6 @@
-package gateway
+package fleet
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,15 +16,15 @@ import (
 // stopped is an engine, or one rank of it, that gets no new work.
 type stopped struct {
 	role, id string // host:port, of a rank with /rank behind it
-	at       place  // rank -1: all of the engine
+	at       Place  // rank -1: all of the engine
 	since    time.Time
 	deadline time.Time // zero: what runs may take any time
 	timer    *time.Timer
 	passed   bool // the deadline has; what comes late goes on elsewhere at once
 }
 
-func (s *stopped) covers(at place) bool {
-	return s.at.instance == at.instance && (s.at.rank < 0 || s.at.rank == max(0, at.rank))
+func (s *stopped) covers(at Place) bool {
+	return s.at.Instance == at.Instance && (s.at.Rank < 0 || s.at.Rank == max(0, at.Rank))
 }
 
 // DrainStatus is what is left on an engine or rank that drains.
@@ -47,13 +46,12 @@ const (
 	drainOverdue = "deadline"
 )
 
-// DrainEngine stops new work for an engine, host:port, or for one of its ranks,
+// Drain stops new work for an engine, host:port, or for one of its ranks,
 // host:port/rank. With a limit above 0 what still runs then goes on elsewhere
 // where it can, and ends with an error event where it cannot; finished prefills
 // are decoded all the same. A second call sets another limit. When it returns
 // nothing is bound there any more; what was is among the requests of its status.
-func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
-	f := g.fleet
+func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	s, err := f.find(role, id)
 	if err != nil {
 		return err
@@ -69,20 +67,20 @@ func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 	}
 	f.stops[s.key()] = s
 	f.mu.Unlock()
-	f.publish()
+	f.Publish()
 	return nil
 }
 
-// UndrainEngine has an engine or rank take work again.
-func (g *Gateway) UndrainEngine(role, id string) error {
-	s, err := g.fleet.find(role, id)
+// Undrain has an engine or rank take work again.
+func (f *Fleet) Undrain(role, id string) error {
+	s, err := f.find(role, id)
 	if err != nil {
 		return err
 	}
-	if !g.fleet.resume(func(o *stopped) bool { return o.key() == s.key() }) {
+	if !f.resume(func(o *stopped) bool { return o.key() == s.key() }) {
 		return fmt.Errorf("%w: %s %s does not drain", ErrNoSuchEngine, s.role, s.id)
 	}
-	g.fleet.publish()
+	f.Publish()
 	return nil
 }
 
@@ -96,21 +94,21 @@ func (s *stopped) stopTimer() {
 
 // find reads an id as operators write it; role may be empty where only one side
 // has the engine, and means decode where both do.
-func (f *fleet) find(role, id string) (*stopped, error) {
+func (f *Fleet) find(role, id string) (*stopped, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if role == "" {
-		role = roleDecode
-		if f.instances[roleDecode+" "+engine] == nil && f.instances[rolePrefill+" "+engine] != nil {
-			role = rolePrefill
+		role = Decode
+		if f.instances[Decode+" "+engine] == nil && f.instances[Prefill+" "+engine] != nil {
+			role = Prefill
 		}
 	}
 	in := f.instances[role+" "+engine]
 	if in == nil {
 		return nil, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
 	}
-	s := &stopped{role: role, id: engine, at: place{in.key(), -1}, since: time.Now()}
+	s := &stopped{role: role, id: engine, at: Place{in.key(), -1}, since: time.Now()}
 	if !ofRank {
 		return s, nil
 	}
@@ -120,13 +118,13 @@ func (f *fleet) find(role, id string) (*stopped, error) {
 		return nil, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
 	if len(ranks) > 1 { // else it is the engine
-		s.id, s.at.rank = id, at
+		s.id, s.at.Rank = id, at
 	}
 	return s, nil
 }
 
 // resume forgets the drains that are meant.
-func (f *fleet) resume(meant func(*stopped) bool) (found bool) {
+func (f *Fleet) resume(meant func(*stopped) bool) (found bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for key, s := range f.stops {
@@ -141,9 +139,9 @@ func (f *fleet) resume(meant func(*stopped) bool) (found bool) {
 
 // abandon forgets the drains of an engine that is gone, but for those whose
 // deadline will end what still runs there. It is called with f.mu held.
-func (f *fleet) abandon(key string) {
+func (f *Fleet) abandon(key string) {
 	for k, s := range f.stops {
-		if s.at.instance == key && (s.timer == nil || s.passed) {
+		if s.at.Instance == key && (s.timer == nil || s.passed) {
 			delete(f.stops, k)
 		}
 	}
@@ -151,8 +149,8 @@ func (f *fleet) abandon(key string) {
 
 // takes says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
 // the engine. It is called with f.mu held.
-func (f *fleet) takes(in *instance, r int) bool {
-	if in.away != "" || f.stops[in.key()] != nil || f.gw.owner.Has(owner.Regions) && !f.gw.owner.Admits(f.areaOf(in)) {
+func (f *Fleet) takes(in *instance, r int) bool {
+	if in.away != "" || f.stops[in.key()] != nil || f.Admission.Has(owner.Regions) && !f.Admission.Admits(f.areaOf(in)) {
 		return false
 	}
 	if r >= 0 {
@@ -162,22 +160,22 @@ func (f *fleet) takes(in *instance, r int) bool {
 }
 
 // overtime ends what runs at the deadline of a drain.
-func (f *fleet) overtime(s *stopped) {
+func (f *Fleet) overtime(s *stopped) {
 	f.mu.Lock()
 	current := f.stops[s.key()] == s
 	s.passed = current
-	if f.instances[s.at.instance] == nil {
-		f.abandon(s.at.instance)
+	if f.instances[s.at.Instance] == nil {
+		f.abandon(s.at.Instance)
 	}
 	f.mu.Unlock()
 	if current {
-		n := f.gw.runs.move(s.covers)
-		f.gw.log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends", zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
+		n := f.host.Move(s.covers)
+		f.host.Log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends", zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
 	}
 }
 
-// overdue says whether the deadline of a drain has passed that covers a place.
-func (f *fleet) overdue(at place) bool {
+// Overdue says whether the deadline of a drain has passed that covers a place.
+func (f *Fleet) Overdue(at Place) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, s := range f.stops {
@@ -188,13 +186,13 @@ func (f *fleet) overdue(at place) bool {
 	return false
 }
 
-// stopTimers ends the wait for deadlines, once the proxy itself ends.
-func (f *fleet) stopTimers() {
+// StopTimers ends the wait for deadlines, once the proxy itself ends.
+func (f *Fleet) StopTimers() {
 	f.resume(func(*stopped) bool { return true })
 }
 
-// drains reports every engine and rank that drains, oldest first.
-func (f *fleet) drains(decode dispatcher.Status, tier []prefill.CandidateStatus) []DrainStatus {
+// Drains reports every engine and rank that drains, oldest first.
+func (f *Fleet) Drains(decode dispatcher.Status, tier []prefill.CandidateStatus) []DrainStatus {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	list := make([]DrainStatus, 0, len(f.stops))
@@ -204,7 +202,7 @@ func (f *fleet) drains(decode dispatcher.Status, tier []prefill.CandidateStatus)
 			d.Deadline = new(s.deadline)
 		}
 		for _, c := range tier {
-			if s.role == rolePrefill && (c.ID == s.id || s.at.rank < 0 && c.Instance == s.at.instance) {
+			if s.role == Prefill && (c.ID == s.id || s.at.Rank < 0 && c.Instance == s.at.Instance) {
 				d.Requests += c.Inflight
 				d.KVTokens += c.KVTokens
 				d.Handoffs += c.Pooled + c.Dispatched
@@ -212,7 +210,7 @@ func (f *fleet) drains(decode dispatcher.Status, tier []prefill.CandidateStatus)
 		}
 		for _, m := range decode.Models {
 			for _, w := range m.Workers {
-				if s.role == roleDecode && (w.Name == s.id || s.at.rank < 0 && strings.HasPrefix(w.Name, s.id+"/")) {
+				if s.role == Decode && (w.Name == s.id || s.at.Rank < 0 && strings.HasPrefix(w.Name, s.id+"/")) {
 					d.Requests += w.Used
 					d.KVTokens += w.KVTokens
 				}
@@ -229,7 +227,3 @@ func (f *fleet) drains(decode dispatcher.Status, tier []prefill.CandidateStatus)
 	slices.SortFunc(list, func(a, b DrainStatus) int { return a.Since.Compare(b.Since) })
 	return list
 }
-
-// errDrained ends an answer whose rank was drained and that no other can take
-// up.
-var errDrained = errors.New("the engine was taken out of service")

@@ -1,12 +1,10 @@
-package gateway
+package fleet
 
 import (
 	"math"
 	"time"
 
 	"go.uber.org/zap"
-
-	"evenkeel/dispatcher"
 )
 
 // standing is an engine's place in the service, as last published. What runs on
@@ -26,14 +24,14 @@ type standing struct {
 // An engine that is out only because requests failed there stays where no other
 // serves its model: a request that may fail beats one that must, and the canary
 // will tell which it is.
-func (f *fleet) appraise(now time.Time) {
+func (f *Fleet) appraise(now time.Time) {
 	others := map[string]int{} // engines in full service by role and model
 	for _, in := range f.instances {
 		if in.status.Up && in.status.Out == nil && in.status.Accused == nil && len(in.status.Models) > 0 {
 			others[in.kind()]++
 		}
 	}
-	slow := f.gw.conf().Health.SlowStart
+	slow := f.host.Settings().Health.SlowStart
 	warming := false
 	for _, k := range f.order {
 		in := f.instances[k]
@@ -43,9 +41,9 @@ func (f *fleet) appraise(now time.Time) {
 		switch {
 		case !serving || slow == 0:
 			s.fresh = time.Time{}
-		case returned && (s.served || now.Sub(f.gw.started) > slow) && f.relieved(in):
+		case returned && (s.served || now.Sub(f.host.Started) > slow) && f.relieved(in):
 			s.fresh = now
-			f.gw.log.Info("engine is back or new: its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
+			f.host.Log.Info("engine is back or new: its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
 		}
 		s.serving, s.share = serving, 1
 		s.paused = in.status.Accused != nil && others[in.kind()] > 0
@@ -58,16 +56,16 @@ func (f *fleet) appraise(now time.Time) {
 			}
 			warming = warming || s.share < 1
 		}
-		f.gw.metrics.slowStart.WithLabelValues(k, in.role).Set(s.share)
+		f.slowStart.WithLabelValues(k, in.role).Set(s.share)
 	}
-	if warming && f.gw.ctx.Err() == nil {
+	if warming && f.host.Context.Err() == nil {
 		f.again.Reset(slow / slowSteps)
 	}
 }
 
 // relieved says whether another engine carries the load meanwhile: without one
 // a slow start would only be slow.
-func (f *fleet) relieved(in *instance) bool {
+func (f *Fleet) relieved(in *instance) bool {
 	for _, o := range f.instances {
 		if o != in && o.kind() == in.kind() && o.standing.serving && o.standing.fresh.IsZero() {
 			return true
@@ -101,9 +99,4 @@ func (i *instance) kind() string {
 		return i.role
 	}
 	return i.role + " " + boardOf(i.status.Models)
-}
-
-// outcome of a request whose KV did or did not come.
-func (s *stream) outcome(kind dispatcher.Kind) dispatcher.Outcome {
-	return dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens(), Lost: s.unheard}
 }

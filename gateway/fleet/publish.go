@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"cmp"
@@ -16,13 +16,13 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// publish derives what prefill tier, dispatcher and API need from the engines'
+// Publish derives what prefill tier, dispatcher and API need from the engines'
 // present state.
-func (f *fleet) publish() {
+func (f *Fleet) Publish() {
 	f.publishing.Lock()
 	defer f.publishing.Unlock()
 	f.mu.Lock()
-	routes := map[string]route{}
+	routes := map[string]Route{}
 	var candidates []prefill.Candidate
 	var workers []dispatcher.Worker
 	var locals []local.Rank
@@ -32,10 +32,10 @@ func (f *fleet) publish() {
 		f.route(routes, in, (in.serving || in.status.Late) && f.takes(in, -1))
 		for _, r := range ranksOf(in) {
 			up := in.serving && !in.paused && f.takes(in, r)
-			if in.role == rolePrefill {
+			if in.role == Prefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
-				up = up && f.gw.owner.Admits(f.areaOf(in))
+				up = up && f.Admission.Admits(f.areaOf(in))
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
 				if in.profile.AllowLocalPrefill {
@@ -48,9 +48,7 @@ func (f *fleet) publish() {
 	f.routes = routes
 	f.forgetRanks(time.Now())
 	f.mu.Unlock()
-	f.gw.tier.SetCandidates(candidates)
-	f.gw.locals.Set(locals)
-	f.gw.dispatcher.SetWorkers(workers)
+	f.host.Publish(candidates, locals, workers)
 }
 
 // onlyWhereDecoded takes out of service the prefillers of other regions in
@@ -60,7 +58,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worke
 		c := &candidates[i]
 		if (c.Live || c.Late) && c.Region != "" {
 			decoded := slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
-				base, there := strings.CutSuffix(w.Model, boardIn("", c.Region))
+				base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region))
 				return w.Up && there && slices.Contains(c.Models, base)
 			})
 			c.Live, c.Late = c.Live && decoded, c.Late && decoded
@@ -70,7 +68,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worke
 
 func ranksOf(in *instance) []int {
 	if in.conf.Ranks == 0 {
-		if in.role == rolePrefill && in.profile.Connector == mooncake.VLLMMooncake {
+		if in.role == Prefill && in.profile.Connector == mooncake.VLLMMooncake {
 			return []int{0} // it wants the header even for its only rank
 		}
 		return []int{-1}
@@ -82,7 +80,7 @@ func ranksOf(in *instance) []int {
 	return ranks
 }
 
-func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
+func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
 		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
@@ -91,13 +89,13 @@ func (f *fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	if in.profile.KVTokensPerRank > 0 {
 		c.CapacityTokens = in.profile.KVTokensPerRank
 	}
-	_, c.Decodes = f.instances[roleDecode+" "+in.id]
+	_, c.Decodes = f.instances[Decode+" "+in.id]
 	for _, m := range in.status.Models {
 		c.Models = append(c.Models, m.ID)
 	}
 	if len(c.Models) > 0 {
-		c.Board = boardIn(boardOf(in.status.Models), c.Region)
-		c.Events = eventsOf(in, r, f.gw.conf().Prefill.KVEvents)
+		c.Board = BoardIn(boardOf(in.status.Models), c.Region)
+		c.Events = eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
 	}
 	return c
 }
@@ -134,12 +132,12 @@ func capacityOf(in *instance, r int) int64 {
 }
 
 // worker is called with f.mu held.
-func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
+func (f *Fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
-	f.ranks[id] = &rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.gw.monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), area: f.gw.owner.Of(f.areaOf(in))}
+	f.ranks[id] = &Rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.host.Monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in))}
 	w := dispatcher.Worker{
-		ID: id, Name: t.ID, Model: boardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
+		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
 		Down: !in.status.Up || in.status.Wedged,
 	}
@@ -147,9 +145,9 @@ func (f *fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
 		w.Capacity = capacityOf(in, r)
 	}
 	if in.profile.Renews() {
-		w.Beyond = f.gw.conf().Dispatch.Beyond
+		w.Beyond = f.host.Settings().Dispatch.Beyond
 	}
-	limit, others := f.gw.owner.Room(f.areaOf(in), t.ID, w.Slots)
+	limit, others := f.Admission.Room(f.areaOf(in), t.ID, w.Slots)
 	if w.Others = others; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
 		w.Limit = limit
 	}
@@ -166,21 +164,21 @@ func boardOf(models []engine.Model) string {
 	return models[0].ID
 }
 
-func (f *fleet) route(routes map[string]route, in *instance, up bool) {
+func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 	for _, m := range in.status.Models {
 		r, ok := routes[m.ID]
 		if !ok {
-			r = route{name: m.ID, board: boardOf(in.status.Models)}
+			r = Route{Name: m.ID, Board: boardOf(in.status.Models)}
 		}
-		if in.role == rolePrefill {
-			r.prefill = r.prefill || up
+		if in.role == Prefill {
+			r.Prefill = r.Prefill || up
 		} else {
-			r.decode = r.decode || up
-			r.board = boardOf(in.status.Models)
-			if n := in.maxLen(m); n > 0 && (r.maxLen == 0 || n < r.maxLen) {
-				r.maxLen = n
+			r.Decode = r.Decode || up
+			r.Board = boardOf(in.status.Models)
+			if n := in.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {
+				r.MaxLen = n
 			}
-			r.clamps = r.clamps || in.clamps()
+			r.Clamps = r.Clamps || in.clamps()
 		}
 		routes[m.ID] = r
 	}
@@ -198,8 +196,8 @@ func (i *instance) context() (longest int) {
 	return longest
 }
 
-// context is that of an engine by its key.
-func (f *fleet) context(key string) int {
+// Context is that of an engine by its key.
+func (f *Fleet) Context(key string) int {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if in := f.instances[key]; in != nil {

@@ -1,0 +1,88 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+
+	"evenkeel/gateway/owner"
+)
+
+// areaOf is the area whose owner admits to an engine: its decode group, or its
+// region.
+func (f *Fleet) areaOf(in *instance) string {
+	if f.Admission.Has(owner.Groups) {
+		return in.conf.Group
+	}
+	return cmp.Or(in.conf.Region, f.host.Settings().Geo.Self.Region)
+}
+
+// inArea says whether an engine is part of an area: a group is one of decode engines,
+// a region is all that is there.
+func (f *Fleet) inArea(in *instance) bool {
+	return in.role == Decode || f.Admission.Has(owner.Regions)
+}
+
+// Areas counts the engines of every area, and those that answer.
+func (f *Fleet) Areas() map[string]owner.Reach {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	all := map[string]owner.Reach{}
+	for _, in := range f.instances {
+		if !f.inArea(in) {
+			continue
+		}
+		r := all[f.areaOf(in)]
+		if r.All++; in.status.Up {
+			r.Up++
+		}
+		all[f.areaOf(in)] = r
+	}
+	return all
+}
+
+// BoardsOf are the boards with a group's ranks.
+func (f *Fleet) BoardsOf(name string) (boards []string) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.role != Decode || in.conf.Group != name || len(in.status.Models) == 0 {
+			continue
+		}
+		if b := boardOf(in.status.Models); !slices.Contains(boards, b) {
+			boards = append(boards, b)
+		}
+	}
+	return boards
+}
+
+// Owned says whether some decode group with a board's ranks is ours.
+func (f *Fleet) Owned(board string) bool { return f.groupWith(board, (*owner.Area).Admits) }
+
+// Begins says whether requests may begin here that a board's ranks will decode.
+func (f *Fleet) Begins(board string) bool { return f.groupWith(board, (*owner.Area).Begins) }
+
+// groupWith finds a group of a board's ranks; where this proxy is alone there is
+// one.
+func (f *Fleet) groupWith(board string, is func(*owner.Area) bool) bool {
+	s := f.Admission
+	if !s.Has(owner.Groups) {
+		return true
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.role != Decode || len(in.status.Models) == 0 || boardOf(in.status.Models) != board {
+			continue
+		}
+		if a := s.Of(in.conf.Group); a != nil && is(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// Admits says whether the owner of a worker's region is this proxy.
+func (f *Fleet) Admits(worker int32) bool {
+	r := f.Rank(worker)
+	return r == nil || !f.Admission.Has(owner.Regions) || r.Area.Admits()
+}

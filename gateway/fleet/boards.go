@@ -1,0 +1,43 @@
+package fleet
+
+// RegionMark stands between a board and its region, where that is not ours.
+const RegionMark = "@"
+
+// BoardIn is where the ranks of another region are while they are ours: KV does
+// not cross regions, so what was prefilled there is decoded there.
+func BoardIn(board, region string) string {
+	if region == "" {
+		return board
+	}
+	return board + RegionMark + region
+}
+
+// abroad is the region of an engine that is another's by its config.
+func (f *Fleet) abroad(in *instance) string {
+	if in.conf.Region == f.host.Settings().Geo.Self.Region {
+		return ""
+	}
+	return in.conf.Region
+}
+
+// RegionFor is where a hand-off of a prefill engine is decoded, empty for ours.
+func (f *Fleet) RegionFor(prefiller string) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if in := f.instances[prefiller]; in != nil {
+		return f.abroad(in)
+	}
+	return ""
+}
+
+// decodes are the decode engines that answer and are meant, as they are now.
+func (f *Fleet) decodes(meant func(*instance) bool) (list []*instance) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.role == Decode && in.status.Up && meant(in) {
+			list = append(list, new(*in))
+		}
+	}
+	return list
+}

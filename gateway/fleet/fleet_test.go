@@ -1,0 +1,38 @@
+package fleet
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// empty is a fleet without engines that no one reads from.
+func empty(t *testing.T, set func() *Settings) *Fleet {
+	reg := prometheus.NewRegistry()
+	client := engine.NewClient(engine.Options{})
+	t.Cleanup(client.Close)
+	f := New(Host{
+		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set,
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second, FactsInterval: time.Second}),
+		Publish: func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) {}, Rebooted: func(string) {}, Move: func(func(Place) bool) int { return 0 },
+	})
+	f.Admission = (*owner.Set)(nil)
+	return f
+}
+
+// of is one that has a config's profiles.
+func of(t *testing.T, cfg *config.Config) *Fleet {
+	require.NoError(t, cfg.Validate())
+	set := NewSettings(cfg)
+	return empty(t, func() *Settings { return set })
+}

@@ -1,0 +1,55 @@
+package fleet
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// Hand-offs may point only at hosts of engines that are there, and
+// for as long as an answer of one that was there may be on its way.
+func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
+	cfg := config.Default()
+	cfg.Limits.ProbeTimeout = 50 * time.Millisecond
+	cfg.Profiles = map[string]mooncake.Profile{"a": {KVHosts: []string{"10.1.0.1", "10.1.0.2"}}, "b": {KVHosts: []string{"10.1.0.2"}}}
+	f := of(t, cfg)
+	forgotten := func(host string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return !f.KnownHost(host) }, time.Minute, time.Millisecond)
+	}
+	add := func(address, profile string) {
+		t.Helper()
+		require.NoError(t, f.Add(Prefill, config.Engine{URL: "http://" + address, Profile: profile}))
+	}
+	add("10.0.0.1:80", "a")
+	add("10.0.0.2:80", "b")
+	add("10.0.0.1:80", "a") // described anew
+	require.NoError(t, f.Remove(Prefill, "10.0.0.1:80"))
+	require.True(t, f.KnownHost("10.0.0.1"), "a probe of it may still be answered")
+	require.True(t, f.KnownHost("10.1.0.1"))
+	forgotten("10.0.0.1")
+	forgotten("10.1.0.1")
+	require.True(t, f.KnownHost("10.1.0.2"), "another engine stands for it")
+
+	add("10.0.0.2:80", "a")
+	require.True(t, f.KnownHost("10.1.0.1"), "by its new profile")
+	require.NoError(t, f.Remove(Prefill, "10.0.0.2:80"))
+	forgotten("10.1.0.2")
+
+	pod := discover.Engine{Role: Prefill, Address: "10.0.0.4:80", URL: "http://10.0.0.4:80", Incarnation: "u1", Attributes: discover.Attributes{Profile: "b"}}
+	d := Discovered{f}
+	require.NoError(t, d.Put(pod))
+	require.True(t, f.KnownHost("10.0.0.4"))
+	d.Remove(pod)
+	require.False(t, f.KnownHost("10.0.0.4"), "a pod that is no more answers nothing")
+	require.Empty(t, f.hosts, "nothing is kept of them")
+	for h, want := range map[Birth]bool{{incarnation: "u1"}: true, {incarnation: "u2"}: false, {}: false} {
+		gone, sure := f.Outlived(h)
+		require.Equal(t, []bool{want, want}, []bool{gone, sure})
+	}
+}

@@ -1,0 +1,57 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/geo"
+)
+
+// askPatience bounds the wait for an engine that is asked what runs there.
+const askPatience = time.Second
+
+// Residents are what runs on the decode ranks of an area by the engines' own gauges;
+// silent are the ranks whose engine does not tell. All engines are asked at the same
+// time and have a moment each: the caller has claims to look after, and must not wait
+// for an engine that hangs.
+func (f *Fleet) Residents(ctx context.Context, client *engine.Client, area string) (found []geo.Resident, silent []string) {
+	return f.residents(ctx, client, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
+}
+
+func (f *Fleet) residents(ctx context.Context, client *engine.Client, engines []*instance) (found []geo.Resident, silent []string) {
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
+	defer cancel()
+	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
+	var all sync.WaitGroup
+	for i, in := range engines {
+		all.Go(func() {
+			samples[i], errs[i] = engine.MetricNames(in.profile.Metrics).Scrape(ctx, client, in.target(-1))
+		})
+	}
+	all.Wait()
+	for i, in := range engines {
+		sample, err := samples[i], errs[i]
+		if err != nil {
+			f.host.Log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
+		}
+		for _, r := range ranksOf(in) {
+			id := in.target(r).ID
+			if err != nil {
+				silent = append(silent, id)
+				continue
+			}
+			running, told := sample.Running(max(0, r))
+			usage, also := sample.KVUsage(max(0, r))
+			if !told || !also {
+				silent = append(silent, id)
+				continue
+			}
+			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacityOf(in, r)))})
+		}
+	}
+	return found, silent
+}

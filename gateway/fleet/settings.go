@@ -1,0 +1,50 @@
+package fleet
+
+import (
+	"math"
+	"time"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// Settings are a config with what follows from it for engines. They never change: a
+// reload puts others in their place.
+type Settings struct {
+	*config.Config
+	Profiles map[string]*mooncake.Profile
+	Listed   map[string]bool // the config's own engines, by role and host:port
+}
+
+// NewSettings works out what follows from a config.
+func NewSettings(cfg *config.Config) *Settings {
+	s := &Settings{Config: cfg, Profiles: map[string]*mooncake.Profile{}}
+	for name, p := range cfg.Profiles {
+		s.Profiles[name] = &p
+	}
+	all, _ := enginesOf(s)
+	s.Listed = make(map[string]bool, len(all))
+	for key := range all {
+		s.Listed[key] = true
+	}
+	return s
+}
+
+// PoolTTL is the configured one, else the shortest hold budget of the prefill
+// engines in use.
+func (s *Settings) PoolTTL() time.Duration {
+	if s.Pool.TTL > 0 {
+		return s.Pool.TTL
+	}
+	shortest := time.Duration(math.MaxInt64)
+	for _, name := range s.ProfilesInUse(Prefill) {
+		p := s.Profiles[name]
+		if b, err := p.HoldBudget(); err == nil && b < shortest {
+			shortest = b
+		}
+	}
+	if shortest == math.MaxInt64 {
+		return 0
+	}
+	return shortest
+}

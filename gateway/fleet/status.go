@@ -1,0 +1,91 @@
+package fleet
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// mostWhy is how many engines the log names that take no requests.
+const mostWhy = 8
+
+// ErrNoSuchEngine is what Remove and Drain answer for an unknown id.
+var ErrNoSuchEngine = errors.New("no such engine")
+
+// EngineStatus is what is known of one engine.
+type EngineStatus struct {
+	ID       string    `json:"id"` // host:port
+	Role     string    `json:"role"`
+	URL      string    `json:"url"`
+	Group    string    `json:"group,omitempty"`
+	Profile  string    `json:"profile"`
+	Up       bool      `json:"up"`    // answers its health check
+	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down; error says why
+	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
+	Draining bool      `json:"draining"`
+	Source   string    `json:"source,omitempty"` // that discovered it
+	Away     string    `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error,omitempty"`
+	Models   []string  `json:"models"`
+	Version  string    `json:"version,omitempty"`
+	Ranks    int       `json:"ranks"`
+	Slots    int       `json:"slots,omitempty"` // per rank
+}
+
+// Statuses tells how every engine is.
+func (f *Fleet) Statuses() []EngineStatus {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]EngineStatus, 0, len(f.order))
+	for _, k := range f.order {
+		in := f.instances[k]
+		s := EngineStatus{
+			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
+			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
+			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
+		}
+		why := cmp.Or(in.status.Out, in.status.Accused, in.status.Err)
+		if !in.status.Up { // that it cannot be reached says more than what failed because of it
+			why = cmp.Or(in.status.Err, why)
+		}
+		if why != nil {
+			s.Error = why.Error()
+		}
+		for _, m := range in.status.Models {
+			s.Models = append(s.Models, m.ID)
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// Targets addresses every engine.
+func (f *Fleet) Targets() []*engine.Target {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]*engine.Target, 0, len(f.order))
+	for _, k := range f.order {
+		list = append(list, f.instances[k].target(-1))
+	}
+	return list
+}
+
+// Missing are the engines that take no requests, each with its reason.
+func (f *Fleet) Missing() []string {
+	var all []string
+	for _, s := range f.Statuses() {
+		if s.State == "up" && len(s.Models) > 0 {
+			continue
+		}
+		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, s.Error))
+	}
+	if more := len(all) - mostWhy; more > 0 {
+		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
+	}
+	return all
+}
