@@ -11,7 +11,6 @@ import (
 	"evenkeel/gateway/tracing"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
-	"evenkeel/prefill/policy"
 )
 
 // attempt is the try to serve a request that is under way: one attempt of its
@@ -128,25 +127,20 @@ func (r *Request) Carry(headers []engine.Header) []engine.Header {
 }
 
 func (r *Request) tellChosen(l *prefill.Lease) {
-	if r.live != nil {
-		p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
-		if g := l.Grounds; g != nil {
-			p.Reason, p.Eligible = g.Reason, g.Eligible
-			p.Best = choices(g.Best)
+	if r.live == nil && !r.attempt.step.Recording() {
+		return
+	}
+	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
+	if g := l.Grounds; g != nil {
+		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
+		for i, c := range g.Best {
+			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
 		}
-		r.note(func(a *receipt.Attempt) { a.Prefill = p })
 	}
+	r.note(func(a *receipt.Attempt) { a.Prefill = p })
 	if r.attempt.step.Recording() {
-		spanChose(r.attempt.step, l)
+		spanChose(r.attempt.step, p)
 	}
-}
-
-func choices(rows []policy.Row) []receipt.Choice {
-	list := make([]receipt.Choice, len(rows))
-	for i, r := range rows {
-		list[i] = receipt.Choice{Name: r.Candidate, Score: r.Score, Chosen: r.Chosen}
-	}
-	return list
 }
 
 func (r *Request) tellPrefilled(got *mooncake.ProbeAnswer) {
@@ -167,16 +161,17 @@ func (r *Request) tellBound(s *dispatcher.Slot) {
 		return
 	}
 	r.begin()
-	if r.live != nil {
-		d := decodeOf(s)
-		r.note(func(a *receipt.Attempt) { a.Decode = d })
-	}
 	at := r.attempt.step
 	if at == nil { // bound at once
 		at = r.attempt.span
 	}
+	if r.live == nil && !at.Recording() {
+		return
+	}
+	d := decodeOf(s)
+	r.note(func(a *receipt.Attempt) { a.Decode = d })
 	if at.Recording() {
-		spanBound(at, s)
+		spanBound(at, d)
 	}
 }
 

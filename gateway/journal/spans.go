@@ -6,12 +6,10 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 	"evenkeel/mooncake"
-	"evenkeel/prefill"
 )
 
 // What spans say. Everything here is called for spans that are recorded only.
@@ -81,22 +79,30 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 	}
 }
 
-func spanChose(s *tracing.Span, l *prefill.Lease) {
+func spanChose(s *tracing.Span, p *receipt.Prefill) {
 	list := []attribute.KeyValue{
-		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
-		attribute.String("evenkeel.prefill.policy", l.Policy),
-		attribute.Int("evenkeel.prefill.hit_tokens", l.HitTokens),
-		attribute.Int("evenkeel.prefill.probes_ahead", l.Others),
+		attribute.String("evenkeel.prefill.engine", p.Candidate),
+		attribute.String("evenkeel.prefill.policy", p.Policy),
+		attribute.Int("evenkeel.prefill.hit_tokens", p.Hit),
+		attribute.Int("evenkeel.prefill.probes_ahead", p.Ahead),
 	}
-	if g := l.Grounds; g != nil {
-		list = append(list, attribute.String("evenkeel.prefill.reason", g.Reason), attribute.Int("evenkeel.prefill.eligible", g.Eligible))
-		var best []string
-		for _, r := range g.Best {
-			best = append(best, r.Candidate+"="+number(r.Score))
-		}
-		list = append(list, attribute.StringSlice("evenkeel.prefill.best", best))
+	if p.Reason != "" {
+		list = append(list, attribute.String("evenkeel.prefill.reason", p.Reason), attribute.Int("evenkeel.prefill.eligible", p.Eligible),
+			attribute.StringSlice("evenkeel.prefill.best", scores(p.Best)))
 	}
 	s.Event("choose", list...)
+}
+
+// scores writes choices as name=score.
+func scores(best []receipt.Choice) (list []string) {
+	for _, c := range best {
+		score := "?"
+		if c.Score != nil {
+			score = strconv.FormatFloat(*c.Score, 'g', 6, 64)
+		}
+		list = append(list, c.Name+"="+score)
+	}
+	return list
 }
 
 func spanPrefilled(s *tracing.Span, got *mooncake.ProbeAnswer) {
@@ -106,8 +112,7 @@ func spanPrefilled(s *tracing.Span, got *mooncake.ProbeAnswer) {
 	}
 }
 
-func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
-	d := decodeOf(slot)
+func spanBound(s *tracing.Span, d *receipt.Decode) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", d.Rank),
 		attribute.String("evenkeel.decode.group", d.Group),
@@ -119,22 +124,11 @@ func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	if d.Local > 0 {
 		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", d.Local))
 	}
-	if slot.Grounds != nil {
-		var best []string
-		for _, c := range d.Best {
-			best = append(best, c.Name+"="+number(c.Score))
-		}
+	if d.Best != nil {
 		list = append(list, attribute.Int("evenkeel.decode.waiting", d.Waiting), attribute.Int("evenkeel.decode.able", d.Able),
-			attribute.Int64("evenkeel.decode.kv_tokens", d.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
+			attribute.Int64("evenkeel.decode.kv_tokens", d.KVTokens), attribute.StringSlice("evenkeel.decode.best", scores(d.Best)))
 	}
 	s.Event("admit", list...)
-}
-
-func number(score *float64) string {
-	if score == nil {
-		return "?"
-	}
-	return strconv.FormatFloat(*score, 'g', 6, 64)
 }
 
 // spanFailed: what the client did is no failure of ours.
