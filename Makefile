@@ -89,7 +89,7 @@ reproduce-prefill: ## the tables of docs/prefill.md, 2 minutes; TRACES="a.jsonl"
 	go run ./bench/reproduce --tier prefill $(TRACES)
 
 .PHONY: reproduce-geo
-reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other, simulated, 3 to 10 minutes
+reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other, simulated, 10 to 30 minutes
 	go run ./bench/geosim/reproduce
 
 .PHONY: bench-relay

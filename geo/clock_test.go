@@ -1,0 +1,105 @@
+package geo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/geo/policy"
+)
+
+// handClock is time that a test moves on.
+type handClock struct {
+	now time.Time
+	due []*alarm
+}
+
+type alarm struct {
+	at time.Time
+	f  func()
+}
+
+func (c *handClock) Now() time.Time  { return c.now }
+func (c *handClock) Spread() float64 { return 0.5 }
+
+func (c *handClock) After(d time.Duration, f func()) func() bool {
+	a := &alarm{c.now.Add(d), f}
+	c.due = append(c.due, a)
+	return func() bool {
+		before := len(c.due)
+		c.due = slices.DeleteFunc(c.due, func(x *alarm) bool { return x == a })
+		return len(c.due) < before
+	}
+}
+
+func (c *handClock) pass(d time.Duration) {
+	end := c.now.Add(d)
+	for {
+		next := -1
+		for i, a := range c.due {
+			if !a.at.After(end) && (next < 0 || a.at.Before(c.due[next].at)) {
+				next = i
+			}
+		}
+		if next < 0 {
+			c.now = end
+			return
+		}
+		a := c.due[next]
+		c.due = slices.Delete(c.due, next, next+1)
+		c.now = a.at
+		a.f()
+	}
+}
+
+// handLink is a peer 80 ms away that answers as long as it is well.
+type handLink struct {
+	clock *handClock
+	well  bool
+	asked []time.Time
+	ended bool
+}
+
+func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answered func(Echo)) {
+	sent := l.clock.now
+	l.asked = append(l.asked, sent)
+	if !l.well {
+		l.clock.After(limit, func() { answered(Echo{Err: errors.New("silence")}) })
+		return
+	}
+	var q question
+	_ = json.Unmarshal(text, &q)
+	reply, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 1}}})
+	l.clock.After(80*time.Millisecond, func() { answered(Echo{Text: reply, Trip: l.clock.now.Sub(sent)}) })
+}
+
+func (l *handLink) Warm(context.Context, time.Duration) error { return nil }
+func (l *handLink) Close()                                    { l.ended = true }
+
+func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
+	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
+	link := &handLink{clock: clock, well: true}
+	n, q := node(t, func(c *Config) {
+		c.Clock, c.Link, c.Interval = clock, func(string) Link { return link }, 500*time.Millisecond
+	}, entry(t, "eu-1", "http://nowhere"))
+	start := clock.now
+	clock.pass(time.Second)
+	require.True(t, first(n).Up, "after two answers")
+	require.Equal(t, 80.0, first(n).RTTMs)
+	require.Equal(t, []time.Time{start, start.Add(580 * time.Millisecond)}, link.asked, "an interval after each answer")
+	require.EqualValues(t, 2, q.wakes.Load())
+	require.Equal(t, 340.0, first(n).AgeMs)
+
+	link.well = false
+	clock.pass(10 * time.Second)
+	require.False(t, first(n).Up)
+	require.Equal(t, "silence", first(n).Fault)
+	n.Close()
+	require.True(t, link.ended)
+	require.Empty(t, clock.due)
+}
