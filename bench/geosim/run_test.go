@@ -127,6 +127,14 @@ func TestArmsAreRefusedWithAReason(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+func TestAnArmNamesTheChoiceOfAReplica(t *testing.T) {
+	a, err := parseArm("skylb:push=sp-p,prefill=bailian:lambda=1,probe_ms=100")
+	require.NoError(t, err)
+	require.Equal(t, []string{"skylb:push=sp-p", "bailian:lambda=1"}, []string{a.policy, a.prefill})
+	_, err = parseArm("skylb:prefill=nobody")
+	require.ErrorContains(t, err, `unknown policy "nobody"`)
+}
+
 const example = `
 like: skew
 preset: a100-mistral7b
