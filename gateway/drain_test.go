@@ -72,7 +72,8 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 			t.Parallel()
 			profile := mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}
 			c := start(t, options{decode: []refengine.Config{{C0: 500 * time.Millisecond}, {}}, profile: profile})
-			c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[1])+"/drain", "")
+			c.allUp()
+			require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+addressOf(c.decode[1])+"/drain", "").status)
 			got := make(chan reply, 1)
 			go func() { got <- c.post(row.path, row.body) }()
 			c.eventually("it is decoded", func() bool { return c.decode[0].Stats().Running > 0 && c.metric("evenkeel_ttft_seconds_count") > 0 })

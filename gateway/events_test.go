@@ -172,6 +172,8 @@ func TestARestartedPublisherIsCold(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed, dirty: true})
 	c.eventually("the size of a block is known", func() bool { return c.gw.Prefill().BlockTokens(model) == 128 })
+	// Nobody would miss a first batch that was published before there was a subscriber.
+	c.eventually("its events are followed", func() bool { return c.candidates()[0].Events.Connected })
 	story := newTalks(1).next()
 	c.hits(story)
 	c.caughtUp()
