@@ -19,10 +19,12 @@ type answer struct {
 	ticker   *time.Ticker
 	breaks   bool
 	rule     Rule // how it breaks
+
+	letGo func() // has the group forget the request, before the client is told that it is over
 }
 
 func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
-	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r)}
+	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r), letGo: func() {}}
 	a.rule, a.breaks = r.troubles.breakAt()
 	a.usageAll = r.continuousUsage || l.engine.cfg.ForceUsage || r.troubles.has(UsageAlways)
 	x.chunk = chunkStyle{crlf: r.troubles.has(CRLF), split: r.troubles.has(SplitBytes)}
@@ -250,6 +252,9 @@ func (a *answer) breakOff() bool {
 			_ = a.x.pause(20 * time.Millisecond) // lets the half arrive: a reset discards what is on its way
 		}
 		return a.x.reset()
+	}
+	a.letGo()
+	switch a.rule.Fault {
 	case ErrorEvent:
 		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
 	case SilentEnd:
@@ -308,6 +313,9 @@ func (a *answer) breakWhole() bool {
 		return a.x.hang()
 	case Reset:
 		return a.x.reset()
+	}
+	a.letGo()
+	switch a.rule.Fault {
 	case ErrorEvent:
 		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
 	case FinishError:

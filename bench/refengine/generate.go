@@ -3,6 +3,7 @@ package refengine
 import (
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -310,11 +311,12 @@ func (l *life) decode(x *exchange, r *request) bool {
 		from.asked.Add(tokens)
 	}
 	l.group.inbox.post(message{kind: submit, job: j})
-	defer func() {
+	a.letGo = sync.OnceFunc(func() {
 		if j.end.Load() == goingOn {
 			l.group.inbox.post(message{kind: cancel, job: j})
 		}
-	}()
+	})
+	defer a.letGo()
 	if remote {
 		answer, local, err := l.fetchKV(x, r, j, a, right)
 		if l.ctx.Err() != nil {
