@@ -268,13 +268,6 @@ func (s *Span) End() {
 	}
 }
 
-// EndAt ends a step that was over at a moment.
-func (s *Span) EndAt(at time.Time) {
-	if s != nil {
-		s.span.End(trace.WithTimestamp(at))
-	}
-}
-
 // TraceID is that of the request; empty without one.
 func (s *Span) TraceID() string {
 	if s == nil {

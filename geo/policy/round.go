@@ -42,10 +42,6 @@ func (p *Policy) Name() string { return p.name }
 // String is the policy as Parse takes it.
 func (p *Policy) String() string { return p.spec }
 
-// Passes says that a request which is held for one place may be passed by a
-// younger one whose best place is another; else they go in order of arrival.
-func (p *Policy) Passes() bool { return p.rule.compare }
-
 // Settings are those that the policy decides by.
 func (p *Policy) Settings() *Settings { return &p.set }
 
