@@ -153,7 +153,7 @@ func TestEnginesTellTheTokenIDsOfText(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: func(cfg *config.Config) {
 		followed(cfg)
-		cfg.Prefill.Index.Tokenize, cfg.Prefill.Index.TokenizeTimeout = config.TokenizeEngine, patience
+		cfg.Prefill.Index.Tokenize, cfg.Prefill.Index.TokenizeTimeout = prefill.TokenizeEngine, patience
 	}})
 	c.eventually("the size of a block is known", func() bool { return c.gw.Prefill().BlockTokens(model) == 128 })
 	words := strings.Repeat("the same long story ", 200)

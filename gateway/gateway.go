@@ -31,7 +31,6 @@ import (
 	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
-	prefillpolicy "evenkeel/prefill/policy"
 )
 
 // Gateway is one running proxy.
@@ -180,35 +179,15 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 }
 
 func (g *Gateway) prefillConfig(s *settings) prefill.Config {
-	p := s.Prefill
-	spec := p.Policy
-	if spec == "least-tokens" && p.Work != "" {
-		spec += ":work=" + p.Work
+	c := s.Prefill
+	if c.Policy == "least-tokens" && c.Work != "" {
+		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
-	var hotspot prefill.HotspotConfig
-	if h := p.Hotspot; h.Enabled {
-		hotspot = prefill.HotspotConfig{Window: h.Window, ClassTokens: h.ClassTokens, Least: h.MinRequests, MaxClasses: h.MaxClasses, MaxFilter: h.MaxFilter}
-	}
-	var affinity prefill.AffinityConfig
-	if a := p.Affinity; a.Enabled {
-		affinity = prefill.AffinityConfig{MaxKeys: a.MaxKeys, TTL: a.TTL, LoadFactor: a.LoadFactor}
-	}
-	return prefill.Config{
-		Affinity: affinity, Shadow: p.Shadow, Explain: s.Explains(),
-		Index:   prefill.IndexConfig{MaxBytes: p.Index.MaxBytes, SpeculativeTTL: p.Index.SpeculativeTTL},
-		Hotspot: hotspot,
-		Policy:  spec, KVThreshold: p.KVThreshold, Policies: p.Policies, Push: p.Push.MaxUnanswered,
-		Calibration: prefill.CalibrationConfig{
-			Line:  prefillpolicy.Line{TPMs: p.Calibration.TPMs, T0Ms: p.Calibration.T0Ms, Beta2: p.Calibration.Beta2},
-			Known: p.Calibration.TPMs > 0, HalfLife: p.Calibration.HalfLife,
-		},
-		Scrape:  prefill.ScrapeConfig{Interval: p.Scrape.Interval, Timeout: p.Scrape.Timeout, Misses: p.Scrape.Misses},
-		Queue:   prefill.QueueConfig{Max: p.Queue.Max, Timeout: p.Queue.Timeout},
-		Retry:   prefill.RetryConfig{Attempts: p.Retry.Attempts, Base: p.Retry.Base, Budget: p.Retry.Budget},
-		Places:  g.places,
-		Decode:  func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) },
-		Scraper: g.scrape, Registerer: g.reg, Log: g.log,
-	}
+	c.Calibration.Known = c.Calibration.TPMs > 0
+	c.Explain, c.Places = s.Explains(), g.places
+	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
+	c.Scraper, c.Registerer, c.Log = g.scrape, g.reg, g.log
+	return c
 }
 
 // publish tells all that binds requests which engines there are.

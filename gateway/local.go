@@ -12,7 +12,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -111,7 +110,7 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 // localWhy is why the request may be served whole now; empty: it may not. It is
 // asked once, and no failed prefill comes back here but one: an
 // engine that finds the prompt's answer empty hands nothing off.
-func (j *job) localWhy(conf *config.Disaggregation) string {
+func (j *job) localWhy(conf *prefill.Disaggregation) string {
 	switch {
 	case j.resume.times > 0, j.in.aimed():
 		return ""
@@ -127,7 +126,7 @@ func (j *job) localWhy(conf *config.Disaggregation) string {
 	case disaggregateAuto:
 		return localShort
 	case "":
-		if conf.Mode == config.DisaggregateConditional {
+		if conf.Mode == prefill.DisaggregateConditional {
 			return localShort
 		}
 	}
@@ -135,7 +134,7 @@ func (j *job) localWhy(conf *config.Disaggregation) string {
 }
 
 // localRule is what a rank may compute of a prompt.
-func (g *Gateway) localRule(conf *config.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
+func (g *Gateway) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
 	rule := &dispatcher.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
 	case why != localShort: // however long it is, but then alone
@@ -144,7 +143,7 @@ func (g *Gateway) localRule(conf *config.Disaggregation, p *local.Prompt, why st
 		if line, rtt, known := g.tier.Line(p.Model); known {
 			rule.BreakEven = g.locals.BreakEven(p, line, rtt)
 		} else {
-			rule.Threshold = config.DefaultLocalThreshold
+			rule.Threshold = prefill.DefaultLocalThreshold
 		}
 	}
 	return rule

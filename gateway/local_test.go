@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // conditional is a cluster whose decode ranks may compute short prompts.
@@ -24,7 +25,7 @@ func conditional(more func(*config.Config)) options {
 		decode:  []refengine.Config{{DPSize: 2, PrefixCache: 4096, PromptTokensDetails: true}},
 		configure: func(cfg *config.Config) {
 			cfg.ExposeRoute = true
-			cfg.Prefill.Disaggregation.Mode = config.DisaggregateConditional
+			cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateConditional
 			cfg.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
 			if more != nil {
 				more(cfg)
@@ -96,7 +97,7 @@ func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]options{
 		"by default": {configure: func(cfg *config.Config) { cfg.ExposeRoute = true }},
-		"where the profile allows it and the mode does not": conditional(func(cfg *config.Config) { cfg.Prefill.Disaggregation.Mode = config.DisaggregateAlways }),
+		"where the profile allows it and the mode does not": conditional(func(cfg *config.Config) { cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +204,7 @@ func TestATrustedCallerChoosesTheWay(t *testing.T) {
 	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
 	c := start(t, conditional(func(cfg *config.Config) {
 		cfg.KeysFile = file
-		cfg.Prefill.Disaggregation.Mode = config.DisaggregateAlways
+		cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways
 	}))
 	ask := func(key, way, prompt string) reply {
 		return c.post(chatPath, talk(`"max_tokens":4,`, prompt), "Authorization", "Bearer "+key, "X-Evenkeel-Disaggregate", way)
@@ -230,7 +231,7 @@ func TestAPromptThatHandsNothingOff(t *testing.T) {
 			t.Parallel()
 			var bird atomic.Pointer[parrot]
 			o := conditional(func(cfg *config.Config) {
-				cfg.Prefill.Disaggregation.Mode = config.DisaggregateAlways
+				cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways
 				inFront(t, &cfg.Engines.Prefill[0], &bird)
 			})
 			o.profile.AllowLocalPrefill = allowed

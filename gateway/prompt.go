@@ -9,7 +9,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -67,7 +66,7 @@ func (g *Gateway) hashPrompt(j *job) prefill.Prompt {
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, messages, listed)
 	}
-	if g.conf().Prefill.Index.Tokenize == config.TokenizeEngine && !text.Media && j.resume.times == 0 && text.Bytes > 0 {
+	if g.conf().Prefill.Index.Tokenize == prefill.TokenizeEngine && !text.Media && j.resume.times == 0 && text.Bytes > 0 {
 		if keys, n, ok := g.tokenize(j, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}

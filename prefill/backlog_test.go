@@ -6,14 +6,12 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/prefill/policy"
 )
 
 func TestBacklogIsTheTimeOfWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a", "b"), withPlaces(newPlaces(0)), func(c *Config) {
-			c.Calibration = CalibrationConfig{Line: policy.Line{TPMs: 2, T0Ms: 10}, Known: true}
+			c.Calibration = CalibrationConfig{TPMs: 2, T0Ms: 10, Known: true}
 		})
 		require.Empty(t, tier.Backlogs())
 		ctx, stop := context.WithCancel(t.Context())

@@ -188,7 +188,7 @@ func (t *Tier) canStart(r *Request, c *candidate) bool {
 	if c.current(t.now, t.cfg.Scrape.Interval) {
 		others = max(others, c.foreignQueue)
 	}
-	return float64(c.account.leases[probing])+others < float64(t.cfg.Push)
+	return float64(c.account.leases[probing])+others < float64(t.cfg.Push.MaxUnanswered)
 }
 
 // A probe that takes so many times its prediction and then some is stuck, or

@@ -3,9 +3,7 @@ package prefill
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,75 +12,125 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Config of a Tier. A zero field takes its value from Default, except
-// Scrape.Interval, where 0 means never.
+// Config is `prefill` of the config file, and what a Tier is given beside it. A
+// zero field takes its value from Default, except Scrape.Interval, where 0 means
+// never, and what is switched off.
 type Config struct {
-	Policy      string  // as policy.Parse takes it, or a name of Policies
-	KVThreshold float64 // share of a candidate's KV tokens from which its gate is closed
+	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists
+	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend
+	KVThreshold float64 `yaml:"kv_threshold"`
+	// Policies of the user, in expressions over the indicators.
+	Policies    map[string]policy.Definition `yaml:"policies"`
+	Push        PushConfig                   `yaml:"push"`
+	Calibration CalibrationConfig            `yaml:"calibration"`
+	Index       IndexConfig                  `yaml:"index"`
+	KVEvents    KVEventsConfig               `yaml:"kv_events"`
+	Hotspot     HotspotConfig                `yaml:"hotspot"`
+	Affinity    AffinityConfig               `yaml:"affinity"`
 
-	Policies    map[string]policy.Definition // of the user
-	Push        int                          // unanswered probes that an engine may have
-	Calibration CalibrationConfig
-	Index       IndexConfig
-	Hotspot     HotspotConfig
-	Affinity    AffinityConfig
-	Shadow      []string // policies that are asked about the same candidates, without effect
-	Explain     bool     // leases say what their candidate was chosen on
+	Disaggregation Disaggregation `yaml:"disaggregation"`
 
-	Scrape ScrapeConfig
-	Queue  QueueConfig
-	Retry  RetryConfig
+	Shadow []string     `yaml:"shadow"` // policies that are asked about the same candidates, without effect
+	Scrape ScrapeConfig `yaml:"scrape"`
+	Queue  QueueConfig  `yaml:"queue"`
+	Retry  RetryConfig  `yaml:"retry"`
 
-	Clock  func() time.Time // of a simulation; nil: the real one
-	Places Places           // room in the pool; nil: unlimited
+	Explain bool             `yaml:"-"` // leases say what their candidate was chosen on
+	Clock   func() time.Time `yaml:"-"` // of a simulation; nil: the real one
+	Places  Places           `yaml:"-"` // room in the pool; nil: unlimited
 	// Decode tells how many hand-offs more than wait for the ranks of a board would get a slot within a time; nil: all. It
 	// is called under the tier's lock.
-	Decode  func(board string, within time.Duration) int
-	Scraper Scraper // needed unless Scrape.Interval is 0
+	Decode  func(board string, within time.Duration) int `yaml:"-"`
+	Scraper Scraper                                      `yaml:"-"` // needed unless Scrape.Interval is 0
 
-	Registerer prometheus.Registerer // nil: metrics are kept but not exported
-	Log        *zap.Logger           // nil: silent
+	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
+	Log        *zap.Logger           `yaml:"-"` // nil: silent
+}
+
+// PushConfig bounds what is sent before an engine has answered.
+type PushConfig struct {
+	MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
 }
 
 // ScrapeConfig says how often a candidate's gauges are read.
 type ScrapeConfig struct {
-	Interval time.Duration // 0: never, and our own accounts alone move the gate
-	Timeout  time.Duration // of one scrape
-	Misses   int           // so many in a row make its gauges stale, so that it stands behind the others
+	Interval time.Duration `yaml:"interval"` // 0: never, and our own accounts alone move the gate
+	Timeout  time.Duration `yaml:"timeout"`  // of one scrape
+	Misses   int           `yaml:"misses"`   // so many in a row make its gauges stale, so that it stands behind the others
 }
 
 // QueueConfig bounds the arrival queue of each model.
 type QueueConfig struct {
-	Max     int           // waiting requests, retries not counted
-	Timeout time.Duration // counted from the request's first arrival
+	Max     int           `yaml:"max"`     // waiting requests, retries not counted
+	Timeout time.Duration `yaml:"timeout"` // counted from the request's first arrival
 }
 
 // RetryConfig bounds the attempts of one request and of all of them.
 type RetryConfig struct {
-	Attempts int           // in all, the first included; refusals of engines that ran nothing are not counted at first
-	Base     time.Duration // upper bound of the first backoff
-	Budget   float64       // retries as a share of requests, over 10 s
+	Attempts int           `yaml:"attempts"` // in all, the first included; refusals of engines that ran nothing are not counted at first
+	Base     time.Duration `yaml:"base"`     // upper bound of the first backoff
+	Budget   float64       `yaml:"budget"`   // retries as a share of requests, over 10 s
 }
 
-// CalibrationConfig is where the lines of prefill times start from.
+// CalibrationConfig is where the lines of prefill times start from: t0 + tp * new
+// tokens + beta2 * the token pairs that are looked at. t0 and tp are learned.
 type CalibrationConfig struct {
-	Line     policy.Line // zero TPMs and T0Ms: Mistral-7B on an A100
-	Known    bool        // trust it as it is; else it counts for nothing until it was learned
-	HalfLife int         // samples after which one counts half
+	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
+	T0Ms     float64 `yaml:"t0_ms"`
+	Beta2    float64 `yaml:"beta2_ms"`
+	HalfLife int     `yaml:"half_life"` // samples after which one counts half
+	Known    bool    `yaml:"-"`         // trust the line as it is; else it counts for nothing until it was learned
 }
 
-// IndexConfig bounds what is remembered of prompts.
+// Line is the one to start from.
+func (c CalibrationConfig) Line() policy.Line {
+	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
+}
+
+// IndexConfig bounds what is remembered of prompts, and says how they are read.
 type IndexConfig struct {
-	MaxBytes       int64         // 0: 256 MiB
-	SpeculativeTTL time.Duration // of the blocks of a probe whose outcome is not known; 0: 2 s
+	MaxBytes       int64         `yaml:"max_bytes"`
+	SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe whose outcome is not known
+	BlockBytes     int           `yaml:"block_bytes"`     // of a prompt whose token ids are not known
+	Tokenize       string        `yaml:"tokenize"`        // who tells a prompt's token ids: off, engine
+
+	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
+}
+
+// Who tells a prompt's token ids where the client does not.
+const (
+	TokenizeOff    = "off"
+	TokenizeEngine = "engine"
+	tokenizeLocal  = "local" // by a tokenizer of our own: there is none
+)
+
+// KVEventsConfig is what engines publish of their prefix caches. Rank i of an
+// engine has the ports i above these.
+type KVEventsConfig struct {
+	Enabled       bool          `yaml:"enabled"`
+	Port          int           `yaml:"port"`
+	ReplayPort    int           `yaml:"replay_port"` // 0: none, any gap is a cold cache
+	ReplayTimeout time.Duration `yaml:"replay_timeout"`
+}
+
+// HotspotConfig keeps classes of requests that share a prefix off the engines
+// that hold it while these get too many of them.
+type HotspotConfig struct {
+	Enabled     bool          `yaml:"enabled"`
+	Window      time.Duration `yaml:"window"`       // over which shares are taken
+	ClassTokens []int         `yaml:"class_tokens"` // ascending: how much of their prompts requests of a class share; the deepest that fits counts
+	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
+	MaxClasses  int           `yaml:"max_classes"`
+	MaxFilter   time.Duration `yaml:"max_filter"` // a class is kept off its holders this long at most
 }
 
 // AffinityConfig sends a session where it was last, while that is not loaded
 // more than its share.
 type AffinityConfig struct {
-	MaxKeys    int // 0: off
-	TTL        time.Duration
-	LoadFactor float64 // of a candidate's share of all requests
+	Enabled    bool          `yaml:"enabled"`
+	LoadFactor float64       `yaml:"load_factor"` // of a candidate's share of all requests, beyond which the session moves
+	TTL        time.Duration `yaml:"ttl"`
+	MaxKeys    int           `yaml:"max_keys"`
 }
 
 // Places is the room of the pool. A place is reserved before the probe is
@@ -112,84 +160,50 @@ type Sample struct {
 func Default() Config {
 	return Config{
 		Policy:      "finish",
+		Work:        "tokens",
 		KVThreshold: 0.90,
-		Push:        8,
-		Calibration: CalibrationConfig{Line: policy.Line{TPMs: 0.0938, T0Ms: 150.72}, HalfLife: 500}, // GORGO's Table 1
-		Scrape:      ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second, Misses: 3},
-		Queue:       QueueConfig{Max: 1000, Timeout: 60 * time.Second},
-		Retry:       RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
-	}
-}
+		Push:        PushConfig{MaxUnanswered: 8},
+		Calibration: CalibrationConfig{TPMs: 0.0938, T0Ms: 150.72, HalfLife: 500}, // Mistral-7B on an A100: GORGO's Table 1
+		Index:       IndexConfig{MaxBytes: 256 << 20, SpeculativeTTL: 2 * time.Second, BlockBytes: 256, Tokenize: TokenizeOff, TokenizeTimeout: 250 * time.Millisecond},
+		KVEvents:    KVEventsConfig{Port: 5557, ReplayPort: 5558, ReplayTimeout: 2 * time.Second},
+		Hotspot:     HotspotConfig{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute},
+		Affinity:    AffinityConfig{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000},
 
-// DefaultHotspot is how the config watches classes of requests unless told otherwise.
-func DefaultHotspot() HotspotConfig {
-	return HotspotConfig{Window: time.Minute, ClassTokens: []int{512, 4096}, Least: 20, MaxClasses: 256, MaxFilter: time.Minute}
+		Disaggregation: Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512},
+
+		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second, Misses: 3}, // a busy Python server is slow, not dead
+		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute},
+		Retry:  RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5}, // one prefiller of several that fails most of its probes does not use it up
+	}
 }
 
 func (c Config) withDefaults() Config {
 	d := Default()
-	c.Policy = cmp.Or(c.Policy, d.Policy)
+	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)
 	c.KVThreshold = cmp.Or(c.KVThreshold, d.KVThreshold)
-	c.Push = cmp.Or(c.Push, d.Push)
-	if c.Calibration.Line.TPMs == 0 && c.Calibration.Line.T0Ms == 0 {
-		c.Calibration.Line.TPMs, c.Calibration.Line.T0Ms = d.Calibration.Line.TPMs, d.Calibration.Line.T0Ms
+	c.Push.MaxUnanswered = cmp.Or(c.Push.MaxUnanswered, d.Push.MaxUnanswered)
+	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 {
+		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
 	c.Calibration.HalfLife = cmp.Or(c.Calibration.HalfLife, d.Calibration.HalfLife)
-	c.Scrape.Timeout = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout)
-	c.Scrape.Misses = cmp.Or(c.Scrape.Misses, d.Scrape.Misses)
-	c.Queue.Max = cmp.Or(c.Queue.Max, d.Queue.Max)
-	c.Queue.Timeout = cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
-	c.Retry.Attempts = cmp.Or(c.Retry.Attempts, d.Retry.Attempts)
-	c.Retry.Base = cmp.Or(c.Retry.Base, d.Retry.Base)
-	c.Retry.Budget = cmp.Or(c.Retry.Budget, d.Retry.Budget)
+	i, j := &c.Index, &d.Index
+	i.MaxBytes, i.SpeculativeTTL, i.BlockBytes = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.SpeculativeTTL, j.SpeculativeTTL), cmp.Or(i.BlockBytes, j.BlockBytes)
+	i.Tokenize, i.TokenizeTimeout = cmp.Or(i.Tokenize, j.Tokenize), cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
+	if !c.KVEvents.Enabled {
+		c.KVEvents = d.KVEvents
+	}
+	if !c.Hotspot.Enabled {
+		c.Hotspot = d.Hotspot
+		c.Hotspot.Enabled = false
+	}
+	if !c.Affinity.Enabled {
+		c.Affinity = d.Affinity
+	}
+	c.Scrape.Timeout, c.Scrape.Misses = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout), cmp.Or(c.Scrape.Misses, d.Scrape.Misses)
+	c.Queue.Max, c.Queue.Timeout = cmp.Or(c.Queue.Max, d.Queue.Max), cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
+	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base), cmp.Or(c.Retry.Budget, d.Retry.Budget)
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
 	return c
-}
-
-// Validate reports every setting that cannot work, zero fields aside.
-func (c Config) Validate() error {
-	c = c.withDefaults()
-	policies, err := newPolicies(c.Policies)
-	if err == nil {
-		_, err = policies.named(c.Policy)
-	}
-	errs := []error{err}
-	if policies != nil {
-		for _, spec := range c.Shadow {
-			if _, err := policies.named(spec); err != nil {
-				errs = append(errs, fmt.Errorf("prefill.shadow: %w", err))
-			}
-		}
-	}
-	refuse := func(bad bool, format string, args ...any) {
-		if bad {
-			errs = append(errs, fmt.Errorf("prefill."+format, args...))
-		}
-	}
-	refuse(!(c.KVThreshold > hysteresis && c.KVThreshold <= 1),
-		"kv_threshold is %v: set a share above %v and up to 1, such as 0.9", c.KVThreshold, hysteresis)
-	if h := c.Hotspot; h.Window != 0 {
-		refuse(h.Window < windowBuckets, "hotspot.window is %v: set a minute or so", h.Window)
-		refuse(h.MaxClasses < 1 || h.Least < 0 || h.MaxFilter <= 0, "hotspot is %+v: set max_classes to 1 or more and max_filter to a time", h)
-		refuse(!slices.IsSorted(h.ClassTokens), "hotspot.class_tokens is %v: list them in ascending order", h.ClassTokens)
-	}
-	if a := c.Affinity; a.MaxKeys != 0 {
-		refuse(a.MaxKeys < 0 || a.TTL <= 0 || !(a.LoadFactor >= 1), "affinity is %+v: set max_keys and ttl, and load_factor to 1 or more", a)
-	}
-	refuse(c.Push < 0, "push.max_unanswered is %d: set 1 or more", c.Push)
-	refuse(c.Calibration.HalfLife < 0, "calibration.half_life is %d: set 1 or more", c.Calibration.HalfLife)
-	refuse(c.Calibration.Line.TPMs < 0 || c.Calibration.Line.T0Ms < 0 || c.Calibration.Line.Beta2 < 0,
-		"calibration is %v ms a token, %v ms and %v ms a token²: set none below 0", c.Calibration.Line.TPMs, c.Calibration.Line.T0Ms, c.Calibration.Line.Beta2)
-	refuse(c.Scrape.Interval < 0, "scrape.interval is %v: set 0s to never scrape", c.Scrape.Interval)
-	refuse(c.Scrape.Interval > 0 && c.Scraper == nil, "scrape.interval is %v but there is no scraper: set it to 0s", c.Scrape.Interval)
-	refuse(c.Scrape.Timeout < 0, "scrape.timeout is %v: set a positive time", c.Scrape.Timeout)
-	refuse(c.Scrape.Misses < 0, "scrape.misses is %d: set 1 or more", c.Scrape.Misses)
-	refuse(c.Queue.Max < 0, "queue.max is %d: set 1 or more", c.Queue.Max)
-	refuse(c.Queue.Timeout < 0, "queue.timeout is %v: set a positive time", c.Queue.Timeout)
-	refuse(c.Retry.Attempts < 0, "retry.attempts is %d: set 1 for no retry", c.Retry.Attempts)
-	refuse(c.Retry.Base < 0, "retry.base is %v: set a positive time", c.Retry.Base)
-	refuse(!(c.Retry.Budget >= 0 && c.Retry.Budget <= 1), "retry.budget is %v: set a share from 0 to 1", c.Retry.Budget)
-	return errors.Join(errs...)
 }

@@ -116,7 +116,7 @@ func (t *Tier) prefiller(c *candidate) Prefiller {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
 	if c.Limit > 0 {
-		p.Foreign = max(0, t.cfg.Push-c.Limit) // fresh in service: so many fewer
+		p.Foreign = max(0, t.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
 	}
 	if c.current(t.now, t.cfg.Scrape.Interval) {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))

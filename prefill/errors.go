@@ -3,7 +3,7 @@ package prefill
 import "errors"
 
 // What Acquire can fail with, next to the context's own error. The gateway
-// turns each into the status and code of prefill 9.
+// turns each into the status and code that stand beside it.
 var (
 	ErrQueueFull     = errors.New("prefill: arrival queue full")                       // 429 queue_full
 	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                    // 503 queue_timeout

@@ -25,7 +25,7 @@ func TestALeaseSaysWhatItsCandidateWasChosenOn(t *testing.T) {
 
 func TestASessionThatStayedWasNotScored(t *testing.T) {
 	tier := newTier(t, fleet(3), func(c *Config) {
-		c.Explain, c.Affinity = true, AffinityConfig{MaxKeys: 10, TTL: 1e12, LoadFactor: 100}
+		c.Explain, c.Affinity = true, AffinityConfig{Enabled: true, MaxKeys: 10, TTL: 1e12, LoadFactor: 100}
 	})
 	r := request(1)
 	r.Session = 7

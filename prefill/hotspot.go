@@ -24,15 +24,6 @@ type hotspots struct {
 	changes []HotspotChange // since take
 }
 
-// HotspotConfig bounds the detector.
-type HotspotConfig struct {
-	Window      time.Duration // over which shares are taken; 0: nothing is watched
-	ClassTokens []int         // ascending: how much of their prompts requests of a class share
-	Least       int           // requests in the window before anything is said
-	MaxClasses  int
-	MaxFilter   time.Duration // a class is kept off its holders this long at most
-}
-
 // HotspotState is what a class is.
 type HotspotState string
 
@@ -150,7 +141,7 @@ func (h *hotspots) look(now time.Time, hash uint64, holders, others int) Hotspot
 	c.seen.roll(n)
 	c.holders = holders
 	all, own := h.all.sum, c.seen.sum
-	hot := all >= h.cfg.Least && holders >= 1 && others >= 1 && own*others > (all-own)*holders
+	hot := all >= h.cfg.MinRequests && holders >= 1 && others >= 1 && own*others > (all-own)*holders
 	switch {
 	case !hot || c.state == HotspotFilter && !now.Before(c.until):
 		h.enter(c, HotspotOK, now)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var hotspotConfig = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute}
+var hotspotConfig = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
 
 const hot = uint64(7)
 

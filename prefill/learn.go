@@ -16,7 +16,7 @@ func (t *Tier) line(model, hardware string) (line policy.Line, known bool) {
 		line, known = fit.Line()
 		return line, known || t.cfg.Calibration.Known
 	}
-	return t.cfg.Calibration.Line, t.cfg.Calibration.Known
+	return t.cfg.Calibration.Line(), t.cfg.Calibration.Known
 }
 
 // Line is how long prefills of the model take where they begin soonest, and how
@@ -50,7 +50,7 @@ func (t *Tier) learn(l *Lease, u Usage) {
 	of := kind{l.model, l.c.Hardware}
 	fit := t.fits[of]
 	if fit == nil {
-		fit = NewCalibration(t.cfg.Calibration.Line, t.cfg.Calibration.HalfLife)
+		fit = NewCalibration(t.cfg.Calibration.Line(), t.cfg.Calibration.HalfLife)
 		t.fits[of] = fit
 	}
 	ms := float64(t.now.Sub(l.sent)) / float64(time.Millisecond)

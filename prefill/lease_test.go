@@ -17,7 +17,7 @@ type noDeadline struct{ rapid.TB }
 func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(t *rapid.T) {
-			tier, err := New(Config{Push: 100, Policy: rapid.SampledFrom(policy.Names()).Draw(t, "policy")})
+			tier, err := New(Config{Push: PushConfig{MaxUnanswered: 100}, Policy: rapid.SampledFrom(policy.Names()).Draw(t, "policy")})
 			require.NoError(t, err)
 			tier.SetCandidates(up("p0/0", "p0/1", "p1/0"))
 			var open []*Lease

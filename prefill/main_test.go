@@ -34,7 +34,7 @@ func up(ids ...string) []Candidate {
 // newTier returns a tier that does not scrape, with the candidates set.
 func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tier {
 	t.Helper()
-	cfg := Config{Policy: "least-tokens", Push: 1_000_000} // engines that can always start one more
+	cfg := Config{Policy: "least-tokens", Push: PushConfig{MaxUnanswered: 1_000_000}} // engines that can always start one more
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -79,7 +79,7 @@ func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*
 		c := tier.candidates[id]
 		require.NotNil(t, c, "no candidate %q", id)
 		v := policy.Candidate{}
-		v.TPMs, v.T0Ms = tier.cfg.Calibration.Line.TPMs, tier.cfg.Calibration.Line.T0Ms
+		v.TPMs, v.T0Ms = tier.cfg.Calibration.TPMs, tier.cfg.Calibration.T0Ms
 		v.Fit(float64(tokens), 0)
 		l := tier.reserve(c, tier.policy, &Request{}, chargeOf(&v, 4*tokens), tier.now)
 		tier.unlock()

@@ -13,7 +13,7 @@ func TestTheTierRunsOnAClockOfItsOwn(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	tier := newTier(t, up("a", "b"), withPolicy("finish"), func(c *Config) {
 		c.Clock = func() time.Time { return now }
-		c.Push = 2
+		c.Push.MaxUnanswered = 2
 		c.Calibration = CalibrationConfig{Known: true}
 	})
 	var running []*Lease
@@ -59,7 +59,7 @@ func TestAnOfferIsTakenBack(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	tier := newTier(t, up("a"), func(c *Config) {
 		c.Clock = func() time.Time { return now }
-		c.Push = 1
+		c.Push.MaxUnanswered = 1
 	})
 	var first, third *Lease
 	tier.Offer(Request{ID: "first", Model: testModel}, func(l *Lease, _ error) { first = l })

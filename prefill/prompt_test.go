@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/prefill/index"
-	"evenkeel/prefill/policy"
 )
 
 // prompt is a request whose prompt is a text, four bytes a token.
@@ -159,7 +158,7 @@ func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
 // What a candidate has to do counts down from when its engine got to it.
 func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"), func(c *Config) { c.Calibration.Line = policy.Line{TPMs: 0.1, T0Ms: 100} })
+		tier := newTier(t, up("a"), func(c *Config) { c.Calibration.TPMs, c.Calibration.T0Ms = 0.1, 100 })
 		left := func() float64 { return tier.candidates["a"].backlog(time.Now()) }
 		probes := hold(t, tier, "a", probing, 5000, 9000) // 600 and 1,000 ms
 		require.InDelta(t, 1600, left(), 1e-6)
@@ -186,7 +185,7 @@ func TestARetryIsNoFurtherRequest(t *testing.T) {
 
 func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), withPush(1), func(c *Config) {
-		c.Hotspot = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512}}
+		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512}}
 	})
 	for range 19 {
 		acquire(t, tier, prompt("r", text("rule", 8192))).Answered(Usage{}, time.Time{})
@@ -204,7 +203,7 @@ func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 
 func TestAHotClassIsSentToOthers(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), func(c *Config) {
-		c.Hotspot = HotspotConfig{Window: time.Minute, Least: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512, 4096}}
+		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512, 4096}}
 	})
 	used := map[string]int{}
 	for n := range 60 {
@@ -220,7 +219,7 @@ func TestAHotClassIsSentToOthers(t *testing.T) {
 
 func TestASessionStays(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("round-robin"), func(c *Config) {
-		c.Affinity = AffinityConfig{MaxKeys: 10, TTL: time.Minute, LoadFactor: 1.25}
+		c.Affinity = AffinityConfig{Enabled: true, MaxKeys: 10, TTL: time.Minute, LoadFactor: 1.25}
 	})
 	of := func(id string) *Lease { return acquire(t, tier, Request{ID: id, PromptTokens: 10, Session: 7}) }
 	first := of("1")

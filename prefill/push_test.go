@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func withPush(n int) func(*Config) { return func(c *Config) { c.Push = n } }
+func withPush(n int) func(*Config) { return func(c *Config) { c.Push.MaxUnanswered = n } }
 
 // waits enters a request that must wait.
 func waits(t testing.TB, tier *Tier, r Request) *waiter {

@@ -89,7 +89,7 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 		g := &gauges{sample: Sample{KVUsage: .1}}
 		slow := map[string]bool{}
 		tier := newTier(t, up("a", "b"), func(c *Config) {
-			c.Push, c.Log = 2, zap.New(core)
+			c.Push.MaxUnanswered, c.Log = 2, zap.New(core)
 			c.Scrape.Interval = 500 * time.Millisecond
 			c.Scraper = func(ctx context.Context, of Candidate) (Sample, error) {
 				g.mu.Lock()

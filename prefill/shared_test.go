@@ -13,7 +13,7 @@ import (
 
 func TestWhatOtherDispatchersHaveCounts(t *testing.T) {
 	tier := newTier(t, up("a/0", "b/0"), func(c *Config) {
-		c.Policy, c.Push, c.Calibration.Known = "finish", 4, true
+		c.Policy, c.Push.MaxUnanswered, c.Calibration.Known = "finish", 4, true
 	})
 	tier.SetShares(map[string]Share{"a/0": {Unanswered: 1, NewTokens: 5_000, KVTokens: 5_000}}, map[string]Share{"a/0": {Unanswered: 1, NewTokens: 3_000, KVTokens: 4_000}})
 	first := acquire(t, tier, Request{ID: "1", PromptTokens: 1_000})
@@ -61,7 +61,7 @@ func TestFinishCountsTheWorkOfOthers(t *testing.T) {
 			candidates := up("a", "b")
 			candidates[0].Decodes = tt.decodes
 			tier := newTier(t, candidates, func(c *Config) {
-				c.Policy, c.Calibration = "finish", CalibrationConfig{Line: line, Known: true}
+				c.Policy, c.Calibration = "finish", CalibrationConfig{TPMs: line.TPMs, T0Ms: line.T0Ms, Beta2: line.Beta2, Known: true}
 				c.Clock = func() time.Time { return now }
 				c.Scrape.Interval, c.Scraper = 500*time.Millisecond, (&gauges{}).scrape
 			})

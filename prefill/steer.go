@@ -22,13 +22,13 @@ const (
 // leaves as it was keeps what it has seen.
 func (t *Tier) steerBy(c Config) {
 	switch {
-	case c.Hotspot.Window == 0:
+	case !c.Hotspot.Enabled:
 		t.hotspots = nil
 	case t.hotspots == nil || !reflect.DeepEqual(t.hotspots.cfg, c.Hotspot):
 		t.hotspots = newHotspots(c.Hotspot)
 	}
 	switch a := c.Affinity; {
-	case a.MaxKeys == 0:
+	case !a.Enabled:
 		t.affinity = nil
 	case t.affinity == nil || t.affinity.ttl != a.TTL || t.affinity.most != a.MaxKeys:
 		t.affinity = newAffinity(a.TTL, a.MaxKeys)

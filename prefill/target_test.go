@@ -7,7 +7,7 @@ import (
 )
 
 func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
-	tier := newTier(t, up("a", "b"), func(c *Config) { c.Push = 1 })
+	tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
 	at := func(id string) Request { return Request{ID: "r", Model: testModel, PromptTokens: 100, Target: id} }
 	require.NoError(t, tier.CheckTarget(testModel, "b"))
 	require.ErrorIs(t, tier.CheckTarget(testModel, "c"), ErrBadTarget)

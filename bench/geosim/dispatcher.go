@@ -87,10 +87,8 @@ const local = "lmetric"
 func (d *dispatcher) queue() prefill.Config {
 	cfg := prefill.Default()
 	cfg.Policy, cfg.Policies = cmp.Or(d.s.arm.prefill, local), definitions
-	if !d.s.arm.blind {
-		cfg.Hotspot = prefill.DefaultHotspot()
-	}
-	cfg.Calibration.Line.TPMs, cfg.Calibration.Line.T0Ms, cfg.Calibration.Known = d.s.scenario.Engine.TPMs, d.s.scenario.Engine.T0Ms, true
+	cfg.Hotspot.Enabled = !d.s.arm.blind
+	cfg.Calibration.TPMs, cfg.Calibration.T0Ms, cfg.Calibration.Known = d.s.scenario.Engine.TPMs, d.s.scenario.Engine.T0Ms, true
 	cfg.Queue.Max, cfg.Queue.Timeout = math.MaxInt32, forever
 	cfg.Scrape.Interval = time.Duration(d.s.scenario.ScrapeMs * float64(time.Millisecond))
 	cfg.Clock = d.s.time

@@ -27,7 +27,7 @@ var mayName = map[string][]string{
 		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "Rejected", "RingKeyOf",
 	},
 	"evenkeel/geo/policy":     {"Blind", "Defaults", "Names", "Push", "SPE", "SPP", "Settings"},
-	"evenkeel/prefill":        {"Candidate", "Config", "Default", "DefaultHotspot", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Tier", "Usage"},
+	"evenkeel/prefill":        {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Tier", "Usage"},
 	"evenkeel/prefill/policy": {"Definition"},
 	"evenkeel/prefill/index":  {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
 	"evenkeel/engine":         {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},

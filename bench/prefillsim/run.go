@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"evenkeel/prefill"
-	"evenkeel/prefill/policy"
 )
 
 // model is the name that all requests and engines have.
@@ -194,15 +193,10 @@ func (p *Plan) tier(spec string) prefill.Config {
 	cfg := prefill.Default()
 	cfg.Policy, cfg.Policies = spec, p.Definitions
 	if p.Push > 0 {
-		cfg.Push = p.Push
+		cfg.Push.MaxUnanswered = p.Push
 	}
-	cfg.Calibration.Line = policy.Line{TPMs: p.Engines.Line.TPMs, T0Ms: p.Engines.Line.T0Ms, Beta2: p.Engines.Line.Beta2}
-	cfg.Calibration.Known = !p.Learn
-	if !p.NoHotspots {
-		cfg.Hotspot = prefill.DefaultHotspot()
-	}
-	if p.Affinity {
-		cfg.Affinity = prefill.AffinityConfig{MaxKeys: 100_000, TTL: 10 * time.Minute, LoadFactor: 1.25}
-	}
+	line := p.Engines.Line
+	cfg.Calibration.TPMs, cfg.Calibration.T0Ms, cfg.Calibration.Beta2, cfg.Calibration.Known = line.TPMs, line.T0Ms, line.Beta2, !p.Learn
+	cfg.Hotspot.Enabled, cfg.Affinity.Enabled = !p.NoHotspots, p.Affinity
 	return cfg
 }

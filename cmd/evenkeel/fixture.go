@@ -146,9 +146,9 @@ func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")
 	}
-	line := prefill.Default().Calibration.Line
+	line := prefill.Default().Calibration.Line()
 	if cfg.Prefill.Calibration.TPMs > 0 {
-		line = policy.Line{TPMs: cfg.Prefill.Calibration.TPMs, T0Ms: cfg.Prefill.Calibration.T0Ms, Beta2: cfg.Prefill.Calibration.Beta2}
+		line = cfg.Prefill.Calibration.Line()
 	}
 	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
 	c.TPMs, c.T0Ms, c.Beta2 = line.TPMs, line.T0Ms, line.Beta2

@@ -4,11 +4,10 @@
 package config
 
 import (
-	"strconv"
 	"time"
 
 	"evenkeel/mooncake"
-	"evenkeel/prefill/policy"
+	"evenkeel/prefill"
 )
 
 // Config is the whole file. Durations are written as in Go.
@@ -21,7 +20,7 @@ type Config struct {
 	Engines  Engines                     `yaml:"engines"`
 	Dispatch Dispatch                    `yaml:"dispatch"`
 	Pool     Pool                        `yaml:"pool"`
-	Prefill  Prefill                     `yaml:"prefill"`
+	Prefill  prefill.Config              `yaml:"prefill"`
 	Health   Health                      `yaml:"health"`
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
@@ -141,92 +140,6 @@ type Pool struct {
 	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off
 }
 
-// Prefill is the prefill tier.
-type Prefill struct {
-	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists
-	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend
-	KVThreshold float64 `yaml:"kv_threshold"`
-	// Policies of the user, in expressions over the indicators.
-	Policies map[string]policy.Definition `yaml:"policies"`
-	Push     struct {
-		MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
-	} `yaml:"push"`
-	Calibration Calibration `yaml:"calibration"`
-	Index       struct {
-		MaxBytes       int64         `yaml:"max_bytes"`
-		SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe that ended nobody knows how
-		BlockBytes     int           `yaml:"block_bytes"`     // of a prompt whose token ids are not known
-		Tokenize       string        `yaml:"tokenize"`        // who tells a prompt's token ids: off, engine
-
-		TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
-	} `yaml:"index"`
-	KVEvents KVEvents `yaml:"kv_events"`
-	Hotspot  Hotspot  `yaml:"hotspot"`
-	Affinity Affinity `yaml:"affinity"`
-
-	Disaggregation Disaggregation `yaml:"disaggregation"`
-
-	Shadow []string `yaml:"shadow"` // policies that are asked about the same candidates, without effect
-	Scrape struct {
-		Interval time.Duration `yaml:"interval"` // 0: never, own accounts alone gate
-		Timeout  time.Duration `yaml:"timeout"`
-		Misses   int           `yaml:"misses"`
-	} `yaml:"scrape"`
-	Queue struct {
-		Max     int           `yaml:"max"`
-		Timeout time.Duration `yaml:"timeout"`
-	} `yaml:"queue"`
-	Retry struct {
-		Attempts int           `yaml:"attempts"` // probes in all
-		Base     time.Duration `yaml:"base"`
-		Budget   float64       `yaml:"budget"` // retries as a share of requests over 10 s
-	} `yaml:"retry"`
-}
-
-// KVEvents are what engines publish of their prefix caches. Rank i of an engine
-// has the ports i above these.
-type KVEvents struct {
-	Enabled       bool          `yaml:"enabled"`
-	Port          int           `yaml:"port"`
-	ReplayPort    int           `yaml:"replay_port"` // 0: none, any gap is a cold cache
-	ReplayTimeout time.Duration `yaml:"replay_timeout"`
-}
-
-// Who tells a prompt's token ids where the client does not.
-const (
-	TokenizeOff    = "off"
-	TokenizeEngine = "engine"
-	tokenizeLocal  = "local" // by a tokenizer of our own: there is none
-)
-
-// Hotspot keeps classes of requests that share a prefix off the engines that
-// hold it while these get too many of them.
-type Hotspot struct {
-	Enabled     bool          `yaml:"enabled"`
-	Window      time.Duration `yaml:"window"`
-	ClassTokens []int         `yaml:"class_tokens"` // how much of their prompts requests of a class share; the deepest that fits counts
-	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
-	MaxClasses  int           `yaml:"max_classes"`
-	MaxFilter   time.Duration `yaml:"max_filter"`
-}
-
-// Affinity sends the requests of a session to the engine of the last one.
-type Affinity struct {
-	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // of an engine's share of all requests, beyond which the session moves
-	TTL        time.Duration `yaml:"ttl"`
-	MaxKeys    int           `yaml:"max_keys"`
-}
-
-// Calibration is how long a prefill takes: t0 + tp * its new tokens + beta2 * the
-// token pairs it looks at. t0 and tp are learned.
-type Calibration struct {
-	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
-	T0Ms     float64 `yaml:"t0_ms"`
-	Beta2    float64 `yaml:"beta2_ms"`
-	HalfLife int     `yaml:"half_life"` // samples
-}
-
 // Health is how engines are watched, and what one that comes back gets at once.
 type Health struct {
 	Interval  time.Duration `yaml:"interval"`   // between two health checks; facts and gauges are read every tenth
@@ -308,27 +221,9 @@ func Default() *Config {
 		Tracing:  Tracing{Sample: 0.1, Timeout: 10 * time.Second},
 		SelfTest: true,
 	}
-	c.Prefill.Work = "tokens"
-	c.Prefill.KVThreshold = 0.90
-	c.Prefill.Push.MaxUnanswered = 8
-	c.Prefill.Calibration.HalfLife = 500
-	c.Prefill.Index.MaxBytes = 256 << 20
-	c.Prefill.Index.SpeculativeTTL = 2 * time.Second
-	c.Prefill.Index.BlockBytes = 256
-	c.Prefill.Index.Tokenize = TokenizeOff
-	c.Prefill.Index.TokenizeTimeout = 250 * time.Millisecond
-	c.Prefill.KVEvents = KVEvents{Port: 5557, ReplayPort: 5558, ReplayTimeout: 2 * time.Second}
-	c.Prefill.Hotspot = Hotspot{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
-	c.Prefill.Affinity = Affinity{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000}
-	c.Prefill.Disaggregation = Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512}
-	c.Prefill.Scrape.Interval = 500 * time.Millisecond
-	c.Prefill.Scrape.Timeout = 5 * time.Second // a busy Python server is slow, not dead
-	c.Prefill.Scrape.Misses = 3
-	c.Prefill.Queue.Max = 1000
-	c.Prefill.Queue.Timeout = time.Minute
-	c.Prefill.Retry.Attempts = 3
-	c.Prefill.Retry.Base = 50 * time.Millisecond
-	c.Prefill.Retry.Budget = 0.5 // one prefiller of several that fails most of its probes does not use it up
+	c.Prefill = prefill.Default()
+	c.Prefill.Policy = ""                                         // depends on the engines
+	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // nothing is known of them
 	return c
 }
 

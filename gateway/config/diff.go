@@ -116,7 +116,7 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	case t.Kind() == reflect.Struct:
 		for i := range t.NumField() {
 			key := t.Field(i).Tag.Get("yaml")
-			if key == "" || t == profileType && key == "name" {
+			if key == "" || key == "-" || t == profileType && key == "name" {
 				continue
 			}
 			d.value(join(path, key), a.Field(i), b.Field(i))
@@ -213,7 +213,7 @@ func text(v reflect.Value) string {
 	case v.Kind() == reflect.Struct:
 		var items []string
 		for i := range v.NumField() {
-			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && !v.Field(i).IsZero() {
+			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && key != "-" && !v.Field(i).IsZero() {
 				items = append(items, key+": "+text(v.Field(i)))
 			}
 		}

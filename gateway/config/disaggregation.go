@@ -2,53 +2,25 @@ package config
 
 import (
 	"slices"
-	"strconv"
+
+	"evenkeel/prefill"
 )
-
-// Disaggregation is whether every prompt is computed by a prefill engine, or
-// short ones by decode ranks whose profile allows it.
-type Disaggregation struct {
-	Mode            string `yaml:"mode"`
-	ThresholdTokens string `yaml:"threshold_tokens"`          // new ones on the rank, or auto
-	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // to be computed at once
-}
-
-// The modes.
-const (
-	DisaggregateAlways      = "always"
-	DisaggregateConditional = "conditional"
-)
-
-// DefaultLocalThreshold is how many tokens a decode rank may compute unless told
-// otherwise.
-const DefaultLocalThreshold = 256
-
-const autoThreshold = "auto"
-
-// Threshold is the number written; 0 for auto.
-func (d *Disaggregation) Threshold() int {
-	n, err := strconv.Atoi(d.ThresholdTokens)
-	if err != nil {
-		return 0
-	}
-	return n
-}
 
 // checkDisaggregation holds that what may be computed on a decode rank fits into
 // one of its steps: all ranks of the group wait for each step of it.
 func (c *Config) checkDisaggregation(bad report) {
 	const path = "$.prefill.disaggregation"
 	d := &c.Prefill.Disaggregation
-	if d.Mode != DisaggregateAlways && d.Mode != DisaggregateConditional {
+	if d.Mode != prefill.DisaggregateAlways && d.Mode != prefill.DisaggregateConditional {
 		bad(path+".mode", "%q is not a mode; write always, or conditional to have decode ranks compute short prompts", d.Mode)
 	}
-	if d.ThresholdTokens != autoThreshold && d.Threshold() < 1 {
+	if d.ThresholdTokens != prefill.AutoThreshold && d.Threshold() < 1 {
 		bad(path+".threshold_tokens", "%q is no number of tokens; write 1 or more, or auto", d.ThresholdTokens)
 	}
 	if d.MaxLocalTokens < max(1, d.Threshold()) {
 		bad(path+".max_local_tokens_per_rank", "%d is less than one prompt of threshold_tokens %s; write twice that", d.MaxLocalTokens, d.ThresholdTokens)
 	}
-	if d.Mode == DisaggregateConditional && len(c.Engines.Decode) > 0 && !slices.ContainsFunc(c.Engines.Decode, func(e Engine) bool { return c.Profiles[e.Profile].AllowLocalPrefill }) {
+	if d.Mode == prefill.DisaggregateConditional && len(c.Engines.Decode) > 0 && !slices.ContainsFunc(c.Engines.Decode, func(e Engine) bool { return c.Profiles[e.Profile].AllowLocalPrefill }) {
 		bad(path+".mode", "no decode engine has a profile with allow_local_prefill: true, so nothing would be computed there; set it, or write mode: always")
 	}
 	seen := map[string]bool{}

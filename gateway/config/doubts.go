@@ -56,7 +56,7 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" {
+			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && key != "-" {
 				d.sizes(v.Field(i), path+"."+key)
 			}
 		}

@@ -178,7 +178,7 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 		if t == profileType && key == "name" {
 			continue // a profile is named by its key
 		}
-		if key != "" {
+		if key != "" && key != "-" {
 			types[key] = f.Type
 			names = append(names, key)
 		}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"evenkeel/mooncake"
-	"evenkeel/prefill"
 )
 
 // Validate fills derived values and refuses what cannot work, all problems at
@@ -28,7 +27,7 @@ func (c *Config) Validate() error {
 	c.checkProfiles(bad)
 	c.checkEngines(bad)
 	c.checkPool(bad)
-	c.checkPrefill(bad)
+	c.Prefill.Check(func(key, format string, args ...any) { bad("$.prefill."+key, format, args...) })
 	c.checkDisaggregation(bad)
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
@@ -251,79 +250,18 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-func (c *Config) checkPrefill(bad report) {
-	p := c.Prefill
-	library := c.checkPolicies(bad)
-	if library != nil {
-		if _, err := library.Parse(p.Policy); err != nil {
-			bad("$.prefill.policy", "%v", err)
-		}
-	}
-	if library != nil {
-		for i, spec := range p.Shadow {
-			if _, err := library.Parse(spec); err != nil {
-				bad(fmt.Sprintf("$.prefill.shadow[%d]", i), "%v", err)
-			}
-		}
-	}
-	if !slices.IsSorted(p.Hotspot.ClassTokens) || len(p.Hotspot.ClassTokens) > 0 && p.Hotspot.ClassTokens[0] < 1 {
-		bad("$.prefill.hotspot.class_tokens", "%v; write numbers of tokens in ascending order", p.Hotspot.ClassTokens)
-	}
-	if p.Hotspot.Window < time.Second {
-		bad("$.prefill.hotspot.window", "%v is too short to tell shares; write 1m", p.Hotspot.Window)
-	}
-	switch p.Index.Tokenize {
-	case TokenizeOff, TokenizeEngine:
-	case tokenizeLocal:
-		bad("$.prefill.index.tokenize", "local: this build has no tokenizer; write engine, which asks a prefill engine's /tokenize, or off")
-	default:
-		bad("$.prefill.index.tokenize", "%q tells no token ids; write off or engine", p.Index.Tokenize)
-	}
-	if p.Index.TokenizeTimeout <= 0 {
-		bad("$.prefill.index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", p.Index.TokenizeTimeout)
-	}
-	if b := p.Index.BlockBytes; b < 16 || b > 64<<10 {
-		bad("$.prefill.index.block_bytes", "%d; write a size from 16 to 65536, such as 256", b)
-	}
-	for key, port := range map[string]int{"port": p.KVEvents.Port, "replay_port": p.KVEvents.ReplayPort} {
-		if port < 0 || port > 65535 || port == 0 && key == "port" {
-			bad("$.prefill.kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
-		}
-	}
-	if !(p.Affinity.LoadFactor >= 1) {
-		bad("$.prefill.affinity.load_factor", "%v is less than its share; write 1 or more", p.Affinity.LoadFactor)
-	}
-	for key, v := range map[string]float64{"tp_ms": p.Calibration.TPMs, "t0_ms": p.Calibration.T0Ms, "beta2_ms": p.Calibration.Beta2} {
-		if !(v >= 0) {
-			bad("$.prefill.calibration."+key, "%v; write what was measured, or 0 to have it learned", v)
-		}
-	}
-	if p.Work != "tokens" && p.Work != "vllm-ascend" {
-		bad("$.prefill.work", "%q weighs nothing; write tokens or vllm-ascend", p.Work)
-	} else if p.Work != "tokens" && p.Policy != "least-tokens" {
-		bad("$.prefill.work", "only policy least-tokens weighs work, and the policy is %s; remove it, or write policy: least-tokens", p.Policy)
-	}
-	if err := (prefill.Config{KVThreshold: p.KVThreshold}).Validate(); err != nil || p.KVThreshold == 0 {
-		bad("$.prefill.kv_threshold", "%v is no share of a KV cache at which to stop; write a number up to 1, such as 0.9", p.KVThreshold)
-	}
-	if !(p.Retry.Budget > 0 && p.Retry.Budget <= 1) {
-		bad("$.prefill.retry.budget", "%v is no share of requests; write a number above 0 and up to 1, and attempts: 1 for no retries", p.Retry.Budget)
-	}
-}
-
 // checkTimes: where 0 means something it is allowed.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.dispatch.window": c.Dispatch.Window, "$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
-		"$.prefill.scrape.interval": c.Prefill.Scrape.Interval, "$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
+		"$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
 	} {
 		if d < 0 {
 			bad(path, "%v is negative; write 0s or more", d)
 		}
 	}
 	for path, d := range map[string]time.Duration{
-		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit, "$.prefill.scrape.timeout": c.Prefill.Scrape.Timeout, "$.prefill.queue.timeout": c.Prefill.Queue.Timeout, "$.prefill.retry.base": c.Prefill.Retry.Base,
-		"$.prefill.index.speculative_ttl": c.Prefill.Index.SpeculativeTTL, "$.prefill.kv_events.replay_timeout": c.Prefill.KVEvents.ReplayTimeout, "$.prefill.hotspot.max_filter": c.Prefill.Hotspot.MaxFilter, "$.prefill.affinity.ttl": c.Prefill.Affinity.TTL,
+		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
@@ -339,15 +277,6 @@ func (c *Config) checkNumbers(bad report) {
 			bad(path, "%d; at least %d is needed", n, least)
 		}
 	}
-	least("$.prefill.queue.max", c.Prefill.Queue.Max, 1)
-	least("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 1)
-	least("$.prefill.index.max_bytes", int(c.Prefill.Index.MaxBytes), 1<<20)
-	least("$.prefill.hotspot.max_classes", c.Prefill.Hotspot.MaxClasses, 1)
-	least("$.prefill.hotspot.min_requests", c.Prefill.Hotspot.MinRequests, 1)
-	least("$.prefill.affinity.max_keys", c.Prefill.Affinity.MaxKeys, 1)
-	least("$.prefill.calibration.half_life", c.Prefill.Calibration.HalfLife, 1)
-	least("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 1)
-	least("$.prefill.scrape.misses", c.Prefill.Scrape.Misses, 1)
 	least("$.limits.body_bytes", c.Limits.Body, 1)
 	least("$.limits.head_bytes", c.Limits.Head, 1)
 	if c.Limits.Bodies != 0 {

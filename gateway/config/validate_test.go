@@ -161,9 +161,9 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 	c, d := whole.Prefill, prefill.Default()
 	require.Equal(t, d.Policy, c.Policy)
 	require.Equal(t, d.KVThreshold, c.KVThreshold)
-	require.Equal(t, d.Scrape, prefill.ScrapeConfig(c.Scrape))
-	require.Equal(t, d.Queue, prefill.QueueConfig(c.Queue))
-	require.Equal(t, d.Retry, prefill.RetryConfig(c.Retry))
+	require.Equal(t, d.Scrape, c.Scrape)
+	require.Equal(t, d.Queue, c.Queue)
+	require.Equal(t, d.Retry, c.Retry)
 
 	share := rapid.OneOf(rapid.Float64Range(-1, 2), rapid.SampledFrom([]float64{0, 0.02, 1}))
 	rapid.Check(t, func(t *rapid.T) {
@@ -178,7 +178,7 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 		}
 		p := c.Prefill
 		require.NoError(t, prefill.Config{
-			Policy: p.Policy, KVThreshold: p.KVThreshold, Queue: prefill.QueueConfig(p.Queue), Retry: prefill.RetryConfig(p.Retry),
+			Policy: p.Policy, KVThreshold: p.KVThreshold, Queue: p.Queue, Retry: p.Retry,
 		}.Validate())
 		require.NotZero(t, p.KVThreshold*p.Retry.Budget*float64(p.Retry.Attempts*p.Queue.Max), "0 would be another default")
 	})

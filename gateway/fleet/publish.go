@@ -9,7 +9,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
@@ -102,7 +101,7 @@ func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 
 // eventsOf is where a rank says what its prefix cache holds. Without an entry of
 // its own an engine has the ports that all have.
-func eventsOf(in *instance, r int, all config.KVEvents) prefill.EventSource {
+func eventsOf(in *instance, r int, all prefill.KVEventsConfig) prefill.EventSource {
 	if !all.Enabled {
 		return prefill.EventSource{}
 	}

@@ -1,0 +1,140 @@
+package prefill
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/prefill/policy"
+)
+
+// Validate reports every setting that cannot work, zero fields aside.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		err := fmt.Errorf("prefill."+key+": "+format, args...)
+		if key == "policy" {
+			err = fmt.Errorf("%w: "+format, append([]any{ErrBadPolicy}, args...)...)
+		}
+		errs = append(errs, err)
+	}
+	c.Check(bad)
+	if c.Scrape.Interval > 0 && c.Scraper == nil {
+		bad("scrape.interval", "%v, but there is no scraper; write 0s", c.Scrape.Interval)
+	}
+	return errors.Join(errs...)
+}
+
+// Check tells bad of every setting of the config file that cannot work, by its key
+// below prefill. What depends on the engines is not looked at.
+func (c *Config) Check(bad func(key, format string, args ...any)) {
+	c.checkPolicies(bad)
+	if h := c.Hotspot; !slices.IsSorted(h.ClassTokens) || len(h.ClassTokens) > 0 && h.ClassTokens[0] < 1 {
+		bad("hotspot.class_tokens", "%v; write numbers of tokens in ascending order", h.ClassTokens)
+	}
+	if c.Hotspot.Window < time.Second {
+		bad("hotspot.window", "%v is too short to tell shares; write 1m", c.Hotspot.Window)
+	}
+	switch c.Index.Tokenize {
+	case TokenizeOff, TokenizeEngine:
+	case tokenizeLocal:
+		bad("index.tokenize", "local: this build has no tokenizer; write engine, which asks a prefill engine's /tokenize, or off")
+	default:
+		bad("index.tokenize", "%q tells no token ids; write off or engine", c.Index.Tokenize)
+	}
+	if c.Index.TokenizeTimeout <= 0 {
+		bad("index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", c.Index.TokenizeTimeout)
+	}
+	if b := c.Index.BlockBytes; b < 16 || b > 64<<10 {
+		bad("index.block_bytes", "%d; write a size from 16 to 65536, such as 256", b)
+	}
+	for key, port := range map[string]int{"port": c.KVEvents.Port, "replay_port": c.KVEvents.ReplayPort} {
+		if port < 0 || port > 65535 || port == 0 && key == "port" {
+			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
+		}
+	}
+	if !(c.Affinity.LoadFactor >= 1) {
+		bad("affinity.load_factor", "%v is less than its share; write 1 or more", c.Affinity.LoadFactor)
+	}
+	for key, v := range map[string]float64{"tp_ms": c.Calibration.TPMs, "t0_ms": c.Calibration.T0Ms, "beta2_ms": c.Calibration.Beta2} {
+		if !(v >= 0) {
+			bad("calibration."+key, "%v; write what was measured, or 0 to have it learned", v)
+		}
+	}
+	if !(c.KVThreshold > hysteresis && c.KVThreshold <= 1) {
+		bad("kv_threshold", "%v is no share of a KV cache at which to stop; write a number up to 1, such as 0.9", c.KVThreshold)
+	}
+	if !(c.Retry.Budget > 0 && c.Retry.Budget <= 1) {
+		bad("retry.budget", "%v is no share of requests; write a number above 0 and up to 1, and attempts: 1 for no retries", c.Retry.Budget)
+	}
+	if c.Scrape.Interval < 0 {
+		bad("scrape.interval", "%v is negative; write 0s or more", c.Scrape.Interval)
+	}
+	for key, d := range map[string]time.Duration{
+		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "retry.base": c.Retry.Base, "index.speculative_ttl": c.Index.SpeculativeTTL,
+		"kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "hotspot.max_filter": c.Hotspot.MaxFilter, "affinity.ttl": c.Affinity.TTL,
+	} {
+		if d <= 0 {
+			bad(key, "%v; a time above 0 is needed", d)
+		}
+	}
+	least := func(key string, n, least int) {
+		if n < least {
+			bad(key, "%d; at least %d is needed", n, least)
+		}
+	}
+	least("queue.max", c.Queue.Max, 1)
+	least("push.max_unanswered", c.Push.MaxUnanswered, 1)
+	least("index.max_bytes", int(c.Index.MaxBytes), 1<<20)
+	least("hotspot.max_classes", c.Hotspot.MaxClasses, 1)
+	least("hotspot.min_requests", c.Hotspot.MinRequests, 1)
+	least("affinity.max_keys", c.Affinity.MaxKeys, 1)
+	least("calibration.half_life", c.Calibration.HalfLife, 1)
+	least("retry.attempts", c.Retry.Attempts, 1)
+	least("scrape.misses", c.Scrape.Misses, 1)
+}
+
+// checkPolicies compiles the user's policies and reads those that are named. Of a
+// wrong one it says in which line and column of its expression.
+func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
+	if c.Work != "tokens" && c.Work != "vllm-ascend" {
+		bad("work", "%q weighs nothing; write tokens or vllm-ascend", c.Work)
+	} else if c.Work != "tokens" && c.Policy != "least-tokens" {
+		bad("work", "only policy least-tokens weighs work, and the policy is %s; remove it, or write policy: least-tokens", c.Policy)
+	}
+	library, err := policy.NewLibrary(c.Policies)
+	if err != nil {
+		for _, err := range flatten(err) {
+			var wrong *policy.DefinitionError
+			if !errors.As(err, &wrong) {
+				bad("policies", "%v", err)
+				continue
+			}
+			bad(strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name"), "%s", wrong.Where())
+		}
+		return
+	}
+	if _, err := library.Parse(c.Policy); err != nil {
+		bad("policy", "%v", err)
+	}
+	for i, spec := range c.Shadow {
+		if _, err := library.Parse(spec); err != nil {
+			bad(fmt.Sprintf("shadow[%d]", i), "%v", err)
+		}
+	}
+}
+
+// flatten takes joined errors apart.
+func flatten(err error) (all []error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, e := range joined.Unwrap() {
+		all = append(all, flatten(e)...)
+	}
+	return all
+}
