@@ -47,12 +47,11 @@ type Status struct {
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
 
-// EngineStatus is what is known of one engine, DrainStatus what is left on one that
-// drains.
-type (
-	EngineStatus = fleet.EngineStatus
-	DrainStatus  = fleet.DrainStatus
-)
+// EngineStatus is what is known of one engine.
+type EngineStatus = fleet.EngineStatus
+
+// DrainStatus is what is left on an engine or rank that drains.
+type DrainStatus = fleet.DrainStatus
 
 // Status copies what all parts know.
 func (g *Gateway) Status(ctx context.Context) Status {
