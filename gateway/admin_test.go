@@ -93,7 +93,7 @@ func TestMetricsPage(t *testing.T) {
 	parser := expfmt.NewTextParser(promodel.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(r.body))
 	require.NoError(t, err)
-	for _, name := range []string{ // architecture 5
+	for _, name := range []string{
 		"requests_total", "stage_seconds", "ttft_seconds", "tpot_seconds", "itl_seconds", "tick_seconds", "rank_kv_tokens", "rank_slots",
 		"rank_running", "imbalance_tokens", "idle_share_ratio", "pool_entries", "pool_oldest_seconds", "handoffs", "handoffs_expired_total",
 		"audit_drift", "double_releases_total",

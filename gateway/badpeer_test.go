@@ -54,7 +54,7 @@ func event(n int) string {
 	return fmt.Sprintf("data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d \"}}]}\n\n", n)
 }
 
-func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) { // geo R28, R29, E14, E16
+func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) {
 	t.Parallel()
 	reset := func(w http.ResponseWriter) {
 		c, _, err := w.(http.Hijacker).Hijack()
@@ -112,7 +112,7 @@ func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) { // geo R28, R29, E
 	}
 }
 
-func TestTheClientSeesItsOwnFaults(t *testing.T) { // geo R29, E16
+func TestTheClientSeesItsOwnFaults(t *testing.T) {
 	t.Parallel()
 	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -126,7 +126,7 @@ func TestTheClientSeesItsOwnFaults(t *testing.T) { // geo R29, E16
 	require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
 }
 
-func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) { // geo R30, E15
+func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
 	t.Parallel()
 	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -148,7 +148,7 @@ func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) { // geo R30, E15
 	require.Equal(t, []string{"peer_lost"}, us.outcomes())
 }
 
-func TestAPeerThatLiesHarmsNobody(t *testing.T) { // geo R9, R11
+func TestAPeerThatLiesHarmsNobody(t *testing.T) {
 	t.Parallel()
 	for name, offer := range map[string]string{
 		"a queue below nothing":         `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`,
@@ -182,7 +182,7 @@ func TestAPeerThatLiesHarmsNobody(t *testing.T) { // geo R9, R11
 	})
 }
 
-func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) { // geo R11
+func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -204,7 +204,7 @@ func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) { // geo R11
 	require.Empty(t, us.receipts())
 }
 
-func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) { // geo R28, R30
+func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
 	streaming := us.endless()
@@ -233,7 +233,7 @@ func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) { // geo R28, 
 	us.eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
 }
 
-func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) { // geo R28
+func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) {
 	t.Parallel()
 	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
 	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
@@ -244,7 +244,7 @@ func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) { // geo R28
 	us.settled(false)
 }
 
-func TestThreeRequestsAndOneThatComesBack(t *testing.T) { // geo R4, R28, E14
+func TestThreeRequestsAndOneThatComesBack(t *testing.T) {
 	t.Parallel()
 	asked, fail := make(chan struct{}), make(chan struct{})
 	peer := dishonest(t, honest, func(http.ResponseWriter, *http.Request) {

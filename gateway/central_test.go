@@ -55,7 +55,7 @@ func (c *cluster) crowd(n int) (us, eu int) {
 	return us, eu
 }
 
-func TestACentreHasTheEnginesOfAllRegionsAndKVStaysInEach(t *testing.T) { // geo R17
+func TestACentreHasTheEnginesOfAllRegionsAndKVStaysInEach(t *testing.T) {
 	t.Parallel()
 	c := centre(t, nil)
 	us, eu := c.crowd(40)
@@ -69,14 +69,14 @@ func TestACentreHasTheEnginesOfAllRegionsAndKVStaysInEach(t *testing.T) { // geo
 	require.Equal(t, []int{10, 0}, []int{us, eu}, "so nothing is prefilled there")
 }
 
-func TestACentreKeepsRequestsInTheirRegions(t *testing.T) { // geo R17, R40
+func TestACentreKeepsRequestsInTheirRegions(t *testing.T) {
 	t.Parallel()
 	c := centre(t, func(cfg *config.Config) { cfg.Geo.Residency = map[string][]string{model: {"us"}} })
 	us, eu := c.crowd(20)
 	require.Equal(t, []int{20, 0}, []int{us, eu})
 }
 
-func TestARegionDecidesForItselfWhileItsCentreIsGone(t *testing.T) { // geo R17
+func TestARegionDecidesForItselfWhileItsCentreIsGone(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
 	require.Equal(t, "forwarded", us.post(chatPath, chat("one", "")).header.Get("X-Evenkeel-Route"))

@@ -61,7 +61,7 @@ func at(e *refengine.Engine, id string) bool {
 	return strings.HasPrefix(id, strings.TrimPrefix(e.URLs()[0], "http://"))
 }
 
-func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) { // geo R36
+func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) {
 	t.Parallel()
 	c, back := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 1}}, nil)
 	var leave []func()
@@ -127,7 +127,7 @@ func (c *cluster) running(e *refengine.Engine) (list []string) {
 	return list
 }
 
-func TestATakerCountsWhatRunsThereAlready(t *testing.T) { // geo R35
+func TestATakerCountsWhatRunsThereAlready(t *testing.T) {
 	t.Parallel()
 	us := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 8}}})
 	leave := us.endless()
@@ -156,7 +156,7 @@ func TestATakerCountsWhatRunsThereAlready(t *testing.T) { // geo R35
 	c.eventually("one that ended is read off", func() bool { return rank().Limit == 4 })
 }
 
-func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) { // geo R6, R17
+func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) {
 	t.Parallel()
 	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 16}}, nil)
 	c.eventually("both regions' slots are counted", func() bool { return c.decodeFull() == 0 })

@@ -47,7 +47,7 @@ func standby(t *testing.T, serve http.HandlerFunc) *cluster {
 	return us
 }
 
-func TestARequestThatTwoOwnersMayHaveRunIsNotRunAThirdTime(t *testing.T) { // geo R28
+func TestARequestThatTwoOwnersMayHaveRunIsNotRunAThirdTime(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{"one answer": chat("one", `"stream":true,`), "several": chat("one", `"n":2,`)} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestARequestThatWasRefusedByNonOwnersGoesToTheNext(t *testing.T) {
 	require.Less(t, len(us.receipts()), 5, "who said no is asked again only once it says that it is: %v", time.Since(begin))
 }
 
-func TestAStandbySendsBackWhatItMayNotForward(t *testing.T) { // geo R24
+func TestAStandbySendsBackWhatItMayNotForward(t *testing.T) {
 	t.Parallel()
 	us := standby(t, func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded twice") })
 	got := us.knock("us-2", chatPath, chat("one", ""))

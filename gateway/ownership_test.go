@@ -210,7 +210,7 @@ func (t *tenants) slotsKept(what string) {
 }
 
 // Killed, taken over by the first in order, cut off, handed back: with a lease
-// never two admit, and no rank gets more than its slots (geo R33 to R36).
+// never two admit, and no rank gets more than its slots.
 func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	store := etcdServer(t)
 	w := newWire(t, store)

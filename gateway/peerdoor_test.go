@@ -76,7 +76,7 @@ func alone(t *testing.T, more func(*config.Config)) *cluster {
 	}})
 }
 
-func TestAModelThatNobodyInReachServes(t *testing.T) { // geo 10
+func TestAModelThatNobodyInReachServes(t *testing.T) {
 	t.Parallel()
 	us := alone(t, nil)
 	us.hasEngines()
@@ -87,7 +87,7 @@ func TestAModelThatNobodyInReachServes(t *testing.T) { // geo 10
 	require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
 }
 
-func TestEnginesThatAreNotOursAreNone(t *testing.T) { // geo 10
+func TestEnginesThatAreNotOursAreNone(t *testing.T) {
 	w := newWire(t, etcdServer(t))
 	us := alone(t, func(cfg *config.Config) {
 		o := &cfg.Geo.Ownership
@@ -115,7 +115,7 @@ func code(body string) string {
 	return e.Error.Code
 }
 
-func TestARegionThatIsBusySaysSo(t *testing.T) { // geo R10
+func TestARegionThatIsBusySaysSo(t *testing.T) {
 	t.Parallel()
 	at := freePorts(t, 1)[0]
 	eu := start(t, options{dirty: true, configure: func(cfg *config.Config) {
@@ -142,7 +142,7 @@ func TestARegionThatIsBusySaysSo(t *testing.T) { // geo R10
 	<-next
 }
 
-func TestARegionWithoutOwnersHandsNothingBack(t *testing.T) { // geo R36
+func TestARegionWithoutOwnersHandsNothingBack(t *testing.T) {
 	t.Parallel()
 	us := alone(t, nil)
 	for _, ask := range []string{`{"region":"us","epoch":1}`, `{"region":"us","group":"main","epoch":1}`} {
@@ -154,7 +154,7 @@ func TestARegionWithoutOwnersHandsNothingBack(t *testing.T) { // geo R36
 }
 
 // What ends gives back what it owns before it is gone: nobody waits until it
-// would have expired (geo R38).
+// would have expired.
 func TestWhatEndsReleasesWhatItOwns(t *testing.T) {
 	t.Run("a region", func(t *testing.T) {
 		store := etcdServer(t)

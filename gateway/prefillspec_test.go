@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What dashboards of the prefill tier are made of (prefill 9), by labels.
+// What dashboards of the prefill tier are made of, by labels.
 var prefillMetrics = map[string][]string{
 	"prefill_decisions_total":               {"policy", "reason"},
 	"prefill_decision_seconds":              {},

@@ -113,7 +113,7 @@ var varying = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)
 
 func constant(body string) string { return varying.ReplaceAllString(body, `"$1":0`) }
 
-func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
+func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
 	for name, body := range map[string]string{
@@ -139,7 +139,7 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
 	}
 	require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
 	require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
-	for _, c := range []*cluster{us, eu} { // geo R14
+	for _, c := range []*cluster{us, eu} {
 		for _, line := range c.logs.All() {
 			require.NotRegexp(t, "one two|four five|six seven|eight nine", fmt.Sprint(line.Message, line.ContextMap()))
 		}
@@ -157,7 +157,7 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) { // geo R25
 	}
 }
 
-func TestARequestThatWantsToStayDoes(t *testing.T) { // geo R22
+func TestARequestThatWantsToStayDoes(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{configure: remote}, options{})
 	got := us.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
@@ -166,7 +166,7 @@ func TestARequestThatWantsToStayDoes(t *testing.T) { // geo R22
 	require.Empty(t, us.receipts())
 }
 
-func TestAClientThatLeavesFreesEverythingInTheOtherRegion(t *testing.T) { // geo R26
+func TestAClientThatLeavesFreesEverythingInTheOtherRegion(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
 	leave := us.endless()
@@ -189,7 +189,7 @@ func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 	require.Equal(t, http.StatusOK, us.get("/readyz").status)
 }
 
-func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E13
+func TestForgedAndReplayedHopsAreRefused(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
 	keys, err := geo.ParseKeys(geoKey)
@@ -245,13 +245,13 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) { // geo R22, R23, E12, E
 	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
 
 	eu.gw.Drain(0)
-	eu.eventually("what is new is refused", func() bool { // geo R38
+	eu.eventually("what is new is refused", func() bool {
 		got := send(keys, nil)
 		return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
 	})
 }
 
-func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38
+func TestARegionThatDrainsIsToldOf(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
 	eu.gw.Drain(0)
@@ -261,7 +261,7 @@ func TestARegionThatDrainsIsToldOf(t *testing.T) { // geo R38
 	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
 }
 
-func TestThePolicyCanBeChangedWhileItRuns(t *testing.T) { // geo R18
+func TestThePolicyCanBeChangedWhileItRuns(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{}, options{})
 	put := func(body string) reply { return us.ask(http.MethodPut, us.admin+"/geo", body) }
@@ -289,7 +289,7 @@ func TestWithoutOtherRegionsThereIsNothingOfThem(t *testing.T) {
 	require.Empty(t, got.header.Get("X-Evenkeel-Route"))
 }
 
-func TestARequestForSeveralAnswersIsForwardedWhole(t *testing.T) { // geo R1, R6
+func TestARequestForSeveralAnswersIsForwardedWhole(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
 	for name, body := range map[string]string{
@@ -326,7 +326,7 @@ func TestARequestForSeveralAnswersThatOnlyAnotherRegionCanServe(t *testing.T) {
 	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
 }
 
-func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) { // geo R2
+func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{}, options{})
 	us.prefill[0].Close() // and nobody has noticed yet

@@ -25,7 +25,7 @@ func fastRegion(cfg *config.Config) {
 	cfg.Prefill.Calibration.TPMs, cfg.Prefill.Calibration.T0Ms = 0.01, 0.1
 }
 
-func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) { // geo R2
+func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: slowRegion}, options{configure: fastRegion})
 	us.eventually("it goes to the faster region", func() bool {
@@ -33,7 +33,7 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) { // geo R2
 	})
 	r := us.receipts()[0]
 	require.Equal(t, "eu-1", r.Peer)
-	require.Positive(t, us.metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "geo R21")
+	require.Positive(t, us.metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "what a forward cost beyond its prediction is counted")
 	require.Greater(t, r.Predicted.LocalCost, 4000.0)
 	require.Less(t, r.Predicted.RTT+r.Predicted.T0+r.Predicted.Prefill, 1000.0)
 	eu.eventually("nobody is better", func() bool {
@@ -41,7 +41,7 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) { // geo R2
 	})
 }
 
-func TestAModelOrTenantThatMayNotLeaveStays(t *testing.T) { // geo R40
+func TestAModelOrTenantThatMayNotLeaveStays(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{configure: func(cfg *config.Config) {
 		slowRegion(cfg)
@@ -52,7 +52,7 @@ func TestAModelOrTenantThatMayNotLeaveStays(t *testing.T) { // geo R40
 	}
 }
 
-func TestThreeRegions(t *testing.T) { // geo 4, R13
+func TestThreeRegions(t *testing.T) {
 	t.Parallel()
 	at := freePorts(t, 3)
 	ids := []string{"us-1", "eu-1", "as-1"}
@@ -93,7 +93,7 @@ func TestThreeRegions(t *testing.T) { // geo 4, R13
 	require.Positive(t, us.metric(fmt.Sprintf(`evenkeel_geo_snapshot_bytes{peer=%q}`, receipts[0].Peer)))
 }
 
-func TestRegionsThatShowCertificates(t *testing.T) { // geo R23
+func TestRegionsThatShowCertificates(t *testing.T) {
 	t.Parallel()
 	ca := certtest.New(t)
 	until := time.Now().Add(time.Hour)
@@ -154,7 +154,7 @@ func TestRegionsThatShowCertificates(t *testing.T) { // geo R23
 	require.Error(t, err, "TLS 1.2")
 }
 
-func TestTheKeysBetweenRegionsAreReadAgain(t *testing.T) { // geo R23
+func TestTheKeysBetweenRegionsAreReadAgain(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys")
 	other := "b " + strings.Repeat("b", 32) + "\n"

@@ -206,7 +206,7 @@ const maxHoldMargin = 120 * time.Second
 // its engine keeps the KV blocks (timeout) less what a decode rank may queue
 // and pull (margin; 0: half of timeout, at most 120 s), counted from the
 // probe's response headers. It fails if nothing is left: a late pull can read
-// recycled blocks and still answer 200. Source: contract 2.4.
+// recycled blocks and still answer 200.
 func HoldBudget(timeout, margin time.Duration) (time.Duration, error) {
 	switch {
 	case timeout <= 0:

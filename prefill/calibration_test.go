@@ -12,7 +12,6 @@ import (
 
 var startLine = policy.Line{TPMs: 0.0938, T0Ms: 150.72}
 
-// geo E11.
 func TestTheLineIsFitted(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

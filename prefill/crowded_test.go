@@ -17,7 +17,7 @@ func twoRegions(t *testing.T) *Tier {
 	return newTier(t, candidates, withPolicy("round-robin"))
 }
 
-func TestAPromptIsPrefilledWhereItCanBeDecoded(t *testing.T) { // geo R6, R17
+func TestAPromptIsPrefilledWhereItCanBeDecoded(t *testing.T) {
 	tier := twoRegions(t)
 	chosen := func(n int) (ids string) {
 		for i := range n {
@@ -38,7 +38,7 @@ func TestAPromptIsPrefilledWhereItCanBeDecoded(t *testing.T) { // geo R6, R17
 	require.Equal(t, "cab", chosen(3))
 }
 
-func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) { // geo R6, R12
+func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) {
 	tier := twoRegions(t)
 	tier.SetSlots(testModel, map[string]int{"": 0, "eu": 2})
 	open := func() (list []bool) {
@@ -54,7 +54,7 @@ func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) { // geo
 	require.Equal(t, []bool{true, true, true}, open(), "nor is eu any better now")
 }
 
-func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) { // geo R6
+func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) {
 	tier := twoRegions(t)
 	tier.SetSlots(testModel, map[string]int{"": 1, "eu": 9})
 	first := acquire(t, tier, request(1))

@@ -81,7 +81,7 @@ func TestAModelOfAnotherRegionIsWaitedForAndForgotten(t *testing.T) {
 	require.ErrorIs(t, err, ErrModelNotFound)
 }
 
-func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) { // geo R3
+func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) {
 	room := newPlaces(0)
 	tier := newTier(t, up("a"), withPlaces(room))
 	full := false
@@ -100,7 +100,7 @@ func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) { // geo R3
 	require.Equal(t, []int{1, 0}, stay.moves[:2])
 }
 
-func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) { // geo R28, E14
+func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) {
 	room := newPlaces(0)
 	tier := newTier(t, up("a"), withPlaces(room), func(c *Config) { c.Queue.Max = 1 })
 	start := time.Now()
@@ -149,7 +149,7 @@ func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
 	requireIdle(t, tier)
 }
 
-func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) { // geo R7
+func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 50_000}}
 	tier := newTier(t, up("a"), func(c *Config) {

@@ -9,7 +9,7 @@ import (
 
 // hotspots finds classes of requests, those that share a long prefix, that ask
 // for more than the candidates which hold their prefix can give, and keeps them
-// off these for a while, so that others come to hold it (LMetric 5.2, prefill 7).
+// off these for a while, so that others come to hold it (LMetric).
 //
 // A class is alarmed while its share of the requests exceeds that of the
 // candidates that hold it (phase 1). While alarmed, a policy that goes on

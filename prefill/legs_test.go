@@ -114,7 +114,7 @@ func TestLegsAreDisplacedOnlyBeforeOneIsServed(t *testing.T) {
 	})
 }
 
-func TestLegsGoElsewhereTogether(t *testing.T) { // geo R1, R6
+func TestLegsGoElsewhereTogether(t *testing.T) {
 	far := func(t *testing.T, free int64) (*Tier, *region, []Request, *places) {
 		pool := newPlaces(free)
 		tier := newTier(t, up("a"), withPlaces(pool))

@@ -53,7 +53,7 @@ func FuzzFramer(f *testing.F) {
 	})
 }
 
-// FuzzMirror holds the edits against a plain reading of contract 4.4 over
+// FuzzMirror holds the edits against a plain reading of their rules over
 // decoded JSON: the event stays valid, and nothing but our keys changes.
 func FuzzMirror(f *testing.F) {
 	for _, s := range seeds(f) {

@@ -54,7 +54,7 @@ func short(t *testing.T, on string) options {
 	return o
 }
 
-func TestThreeRegionsOnLoopback(t *testing.T) { // geo R25, R28, R30, R37
+func TestThreeRegionsOnLoopback(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
@@ -65,7 +65,7 @@ func TestThreeRegionsOnLoopback(t *testing.T) { // geo R25, R28, R30, R37
 	require.Greater(t, len(r.Rows), 8)
 }
 
-func TestARegionThatIsOwnedByLease(t *testing.T) { // geo R32, R33, R36
+func TestARegionThatIsOwnedByLease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}

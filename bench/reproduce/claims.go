@@ -8,14 +8,14 @@ import (
 	"evenkeel/bench/report"
 )
 
-// Verdicts on a line of algorithm 10.
+// Verdicts on a claim.
 const (
 	pass     = "PASS"
 	fails    = "does not reproduce"
 	reported = "reported"
 )
 
-// claims holds every line of algorithm 10 against what was simulated, also those
+// claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
 func (b *book) claims() (string, error) {
 	var parts []string

@@ -21,7 +21,7 @@ var referenceRows = []string{
 }
 
 // referenceRun is a scenario with the figures of an independent simulator of the
-// same model (algorithm 11), one for each of referenceRows.
+// same model, one for each of referenceRows.
 type referenceRun struct {
 	at   func(*bookSources) scenario
 	gave []figures

@@ -36,7 +36,7 @@ type Options struct {
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
-	MaxBody int // bytes of body (32 MiB, contract 10); more: 413
+	MaxBody int // bytes of body (32 MiB); more: 413
 
 	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
 	// MinUploadRate, in bytes per second (256 KiB), extends it for a large body by

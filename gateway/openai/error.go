@@ -26,7 +26,7 @@ type Error struct {
 	Message    string
 	RetryAfter int // seconds for a Retry-After header; 0: none
 
-	// An engine's own refusal reaches the client byte for byte (contract 9):
+	// An engine's own refusal reaches the client byte for byte:
 	// Raw replaces the object above, of the type ContentType.
 	Raw         []byte
 	ContentType string

@@ -13,7 +13,7 @@ import (
 
 // content checks the parts of a message. Both engines fetch a media URL, from
 // inside the cluster's network and at different times: it must be a data: URL
-// or name a host that the operator trusts (contract 10).
+// or name a host that the operator trusts.
 func (p *parser) content(v json.RawMessage) *Error {
 	if isObject(v) {
 		if e := p.part(v); e != nil {

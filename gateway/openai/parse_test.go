@@ -262,7 +262,7 @@ func TestCompletionsHaveRulesOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestStopTokensNeedAKnownVocabularyOnlyWithMinTokens(t *testing.T) { // contract 1.3
+func TestStopTokensNeedAKnownVocabularyOnlyWithMinTokens(t *testing.T) {
 	for _, tc := range []struct {
 		name, extra string
 		vocab       int
@@ -401,7 +401,7 @@ func TestErrorsHaveOpenAIsShape(t *testing.T) {
 	}
 }
 
-func TestAnEnginesOwnRefusalKeepsItsBytes(t *testing.T) { // contract 9
+func TestAnEnginesOwnRefusalKeepsItsBytes(t *testing.T) {
 	raw := `{"object":"error","message":"too long","code":400}`
 	require.Equal(t, raw, string((&Error{Status: 400, Message: "ours", Raw: []byte(raw)}).JSON()))
 }

@@ -34,7 +34,7 @@ type Request struct {
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key it came from
 	Limit        int               // of the answer: MaxTokens, or what engines take if no key is there; 0: what the context leaves
-	Passthrough  bool              // only the decode engine's own answer has all that was asked for (contract 6)
+	Passthrough  bool              // only the decode engine's own answer has all that was asked for
 	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
 	PromptTokens int               // exact where the prompts are token ids, else 0
 }
@@ -142,7 +142,7 @@ func (p *parser) together() *Error {
 	if r.Limit > 0 && p.minTokens > r.Limit { // the decode engine would refuse it, after a whole prefill
 		return bad(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, r.Limit)
 	}
-	if p.stopTokens && p.minTokens > 0 && p.lim.VocabSize <= 0 { // contract 1.3
+	if p.stopTokens && p.minTokens > 0 && p.lim.VocabSize <= 0 {
 		return bad(CodeUnsupported, "stop_token_ids",
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // Unresumable tells whether a request asks for something an engine could not
-// carry on in the middle of an answer (contract 5.3): a grammar, a thinking
+// carry on in the middle of an answer: a grammar, a thinking
 // budget, a stop string that begins in what went before, media that the token
 // ids of the prompt do not hold.
 func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {

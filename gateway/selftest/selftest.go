@@ -1,5 +1,5 @@
 // Package selftest runs one tiny request through engines of both sides and
-// tells what the profiles promise but the engines do not do (contract 12). It
+// tells what the profiles promise but the engines do not do. It
 // uses the bodies and readers that serve uses.
 package selftest
 

@@ -103,7 +103,7 @@ func TestOneCandidatesUseDoesNotKeepAnothersBlocks(t *testing.T) {
 	require.Equal(t, []int32{10, 0}, x.Match(nil, hot))
 }
 
-func TestWhatWasInsertedFirstGoesFirst(t *testing.T) { // geo E18
+func TestWhatWasInsertedFirstGoesFirst(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		evict      Eviction
