@@ -238,7 +238,10 @@ func TestLoweredSlotsAreNoAlarm(t *testing.T) {
 	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
 		over := func(running int) int {
 			f.set("/metrics", ok(gauges(0, running)))
-			time.Sleep(11 * time.Second) // a scrape
+			for scrapes := f.count("/metrics"); f.count("/metrics") == scrapes; { // one, at a moment that jitters
+				time.Sleep(100 * time.Millisecond)
+			}
+			synctest.Wait()
 			return int(series(t, reg, "evenkeel_engine_over_slots", "d0"))
 		}
 		slots := func(n int) {

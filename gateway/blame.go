@@ -19,7 +19,7 @@ import (
 func (j *job) judge(r *fleet.Rank, f *fault) {
 	var ee *engine.Error
 	switch {
-	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusGone:
+	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusClientClosed:
 	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken):
 	case errors.As(f.err, &ee) && ee.Aborted || errors.Is(f.err, engine.ErrClosed):
 	case f.status == http.StatusInternalServerError:

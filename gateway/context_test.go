@@ -59,6 +59,7 @@ func TestBeyondTheContext(t *testing.T) {
 			})
 			for name, body := range bodies {
 				for _, stream := range []string{"", `"stream":true,`} {
+					c.eventually("no leg of the request before is under way", func() bool { return c.sum("evenkeel_prefill_inflight_requests") == 0 })
 					before := c.prefill[0].Stats().Probes
 					r := c.post(body(stream + `"max_tokens":50,"ignore_eos":true,`))
 					if !row.ok && r.status == 200 && row.probes > 0 && name == "two prompts" && stream != "" { // the other one's answer had begun before an engine refused this one

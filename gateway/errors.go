@@ -26,7 +26,7 @@ func unavailable(code, message string, retryAfter int) *openai.Error {
 
 // errGone stands for an answer that no client reads any more.
 func errGone() *openai.Error {
-	return openai.NewError(journal.StatusGone, "client_closed", "the client left")
+	return openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 }
 
 // errLeaving ends what the proxy has no time for any more.

@@ -126,7 +126,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			}
 		}
 		whole.told.EndAttempt(fail)
-		if fail.Status == journal.StatusGone {
+		if fail.Status == journal.StatusClientClosed {
 			whole.told.Cancelled()
 		}
 		f.gw.markRoute(ctx, f.in)

@@ -89,7 +89,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			return
 		}
 		j.told.EndAttempt(fail)
-		if fail.Status == journal.StatusGone {
+		if fail.Status == journal.StatusClientClosed {
 			j.told.Cancelled()
 		}
 	}()

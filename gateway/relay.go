@@ -270,7 +270,7 @@ func (s *stream) end(fail *openai.Error) {
 	switch {
 	case fail == nil:
 		s.release(dispatcher.Finished)
-	case fail.Status == journal.StatusGone:
+	case fail.Status == journal.StatusClientClosed:
 		s.release(dispatcher.Cancelled)
 		s.job.told.Cancelled()
 		return

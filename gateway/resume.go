@@ -222,7 +222,7 @@ func (s *stream) goOn() {
 	switch {
 	case tier != tierNone:
 		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
-	case cause != nil && cause.Status == journal.StatusGone:
+	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.end(errGone())
 	default:
 		if cause != nil {

@@ -179,7 +179,9 @@ func playBack(ctx context.Context, w *world, r *process.Report) error {
 	got := end()
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
 	starting := func(f load.Failure) bool { // it was not ready yet
-		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(string(f.Kind), "no_region_available")
+		return f.Kind == load.Connect || f.Kind == load.Reset || slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"}, func(code string) bool {
+			return strings.Contains(string(f.Kind), code)
+		})
 	}
 	r.Hold(but(got, starting) == "", scene, "%s", but(got, starting))
 	w.oneOwner(r, scene)

@@ -496,13 +496,13 @@ func (c consts) pairs(where, code ast.Expr) []string {
 	return []string{n + " " + text}
 }
 
-// status reads 400, http.StatusBadRequest and statusGone.
+// status reads 400, http.StatusBadRequest and journal.StatusClientClosed.
 func (c consts) status(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok {
 		return lit.Value
 	}
 	name := nameOf(e)
-	if name == "statusGone" {
+	if name == "StatusClientClosed" {
 		return "499"
 	}
 	for n := 100; n < 600; n++ {

@@ -26,10 +26,19 @@ type schemas struct {
 	done map[string]string            // by name
 }
 
-// name is what a type is called in the document: live.Document LiveDocument.
+// schemaName is what a type is called in the document: live.Document LiveDocument.
+// Packages within a part have the part's name: readers of the document have code
+// made of it.
 func schemaName(t reflect.Type) string {
 	upper := func(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
-	return upper(t.PkgPath()[strings.LastIndexByte(t.PkgPath(), '/')+1:]) + upper(t.Name())
+	part := t.PkgPath()[strings.LastIndexByte(t.PkgPath(), '/')+1:]
+	switch part {
+	case "fleet", "journal":
+		part = "gateway"
+	case "board":
+		part = "dispatcher"
+	}
+	return upper(part) + upper(t.Name())
 }
 
 // add writes a type and all it holds. Of a loose one, which is for requests,

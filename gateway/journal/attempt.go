@@ -236,7 +236,7 @@ func (r *Request) EndAttempt(fail *openai.Error) {
 	n := &r.attempt
 	if fail != nil {
 		cause := Outcome(fail)
-		if fail.Status == StatusGone {
+		if fail.Status == StatusClientClosed {
 			cause = "client_closed in phase " + string(r.Reached)
 		}
 		r.Fails(cause, 0, fail)

@@ -7,8 +7,8 @@ import (
 	"evenkeel/geo"
 )
 
-// StatusGone stands for an answer that no client reads any more. The status is nginx's.
-const StatusGone = 499
+// StatusClientClosed stands for an answer that no client reads any more. The status is nginx's.
+const StatusClientClosed = 499
 
 // Outcome names how a request ended, for metrics and the log. It is one of a fixed
 // set, because what an engine or a client writes must not become a label.
