@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -12,15 +13,9 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
-)
-
-// Ways of a request, as x-evenkeel-route names them.
-const (
-	wayLocal     = "local"
-	wayForwarded = "forwarded"
-	wayFallback  = "fallback"
 )
 
 // send has another dispatcher answer. A peer that fails before the client has
@@ -38,7 +33,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.patience, Most: j.mayRelay(),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Most: j.mayRelay(),
 	})
 	switch {
 	case failure != nil:
@@ -55,8 +50,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *
 
 // passedOn are the client's headers that mean something in another region.
 func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
-	if s := ctx.Request.Header.Peek(sessionHeader); len(s) > 0 {
-		return []engine.Header{{Name: sessionHeader, Value: string(s)}}
+	if s := ctx.Request.Header.Peek(SessionHeader); len(s) > 0 {
+		return []engine.Header{{Name: SessionHeader, Value: string(s)}}
 	}
 	return nil
 }
@@ -73,7 +68,7 @@ func (j *job) cameBack(x *geo.Failure) *openai.Error {
 		return relayedBy(x.Relay)
 	}
 	j.in.way = wayFallback
-	log := j.gw.log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 	if x.Sibling {
 		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
 			return unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
@@ -91,6 +86,25 @@ func (j *job) cameBack(x *geo.Failure) *openai.Error {
 	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
 	j.told.Retries()
 	return nil
+}
+
+// elsewhere is what the arrival queue asks about the request; nil: nothing.
+func (j *job) elsewhere(stay bool) *geo.Question {
+	if j.srv.Node == nil {
+		return nil
+	}
+	a := geo.Ask{
+		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+	}
+	if from := j.in.From; from != nil {
+		a.Came = from
+		a.Stay = a.Stay || from.N >= from.Max
+		a.ID = cmp.Or(from.RID, a.ID)
+	}
+	if !a.Stay {
+		a.Prompt = j.recognize()
+	}
+	return j.srv.Node.Question(a)
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
@@ -111,8 +125,8 @@ func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 	j.in.way = wayForwarded
 	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
-	j.in.body.Give()
-	j.gw.markRoute(ctx, j.in)
+	j.in.Body.Give()
+	j.srv.markRoute(ctx, j.in)
 }
 
 // tookWhole answers with what came in one piece.
@@ -129,7 +143,7 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 		j.told.PromptTokens, j.told.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.told.EndAttempt(nil)
-	j.gw.account(j.in, nil)
+	j.srv.account(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
 	ctx.SetContentType(whole.ContentType)
 	ctx.SetBody(whole.Body)
@@ -139,7 +153,7 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 // comes.
 func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 	j.began(ctx, f)
-	j.gw.startStream(ctx, edge.NewPull(f, func(error) {
+	startStream(ctx, edge.NewPull(f, func(error) {
 		j.client.OnGone(nil)
 		var fail *openai.Error
 		switch {
@@ -156,14 +170,6 @@ func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 		}
 		j.told.Relayed(time.Since(f.FirstAt()), tokens)
 		j.told.EndAttempt(fail)
-		j.gw.account(j.in, fail)
-	}, j.gw.log), f.ContentType())
-}
-
-// markRoute says in the answer where the request was served, where there is
-// more than one place.
-func (g *Gateway) markRoute(ctx *fasthttp.RequestCtx, in *incoming) {
-	if g.regions != nil && in.from == nil && in.way != "" {
-		ctx.Response.Header.Set(routeHeader, in.way)
-	}
+		j.srv.account(j.in, fail)
+	}, j.srv.Log), f.ContentType())
 }

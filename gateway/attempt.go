@@ -80,7 +80,7 @@ func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
 // shun keeps the next attempts off a rank, and off those behind the same API
 // server, while there are others.
 func (j *job) shun(worker int32) {
-	j.tries.decode = j.gw.fleet.Beside(worker, j.tries.decode)
+	j.tries.decode = j.srv.Fleet.Beside(worker, j.tries.decode)
 }
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -92,7 +92,7 @@ func (j *job) again(f *fault) bool {
 	}
 	wait, ok := j.backoff(f)
 	wait = max(wait, min(f.retryAfter, maxRetryAfter))
-	log := j.gw.log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
 	if !ok || j.late(wait) {
 		log.Warn("request failed, no retry is left")
 		return false
@@ -111,7 +111,7 @@ func (j *job) again(f *fault) bool {
 
 // backoff says whether a failure is worth another attempt, and after what wait.
 func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
-	retry, t := &j.gw.conf().Prefill.Retry, &j.tries
+	retry, t := &j.srv.Settings().Prefill.Retry, &j.tries
 	switch {
 	case f.moved: // nothing failed; there are other engines
 		return 0, true
@@ -121,18 +121,18 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
 	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
 		t.unsent++
-		return j.gw.tier.RetryUnsent(t.unsent)
+		return j.srv.Tier.RetryUnsent(t.unsent)
 	}
 	if f.refusal && t.refused < mostRefused {
 		t.refused++
-		_, again = j.gw.tier.Retry(max(1, t.count), f.status, f.err)
+		_, again = j.srv.Tier.Retry(max(1, t.count), f.status, f.err)
 		return rand.N(retry.Base<<t.refused + 1), again
 	}
 	t.count++
 	if j.breaks(f) {
 		return 0, false
 	}
-	wait, again = j.gw.tier.Retry(t.count, f.status, f.err)
+	wait, again = j.srv.Tier.Retry(t.count, f.status, f.err)
 	if !again && j.resume.times > 0 && f.status == 0 && t.count < retry.Attempts {
 		// Half an answer is out, so the request is not turned away by the budget.
 		return rand.N(retry.Base<<t.count + 1), true
@@ -163,7 +163,7 @@ func (j *job) suspected() bool {
 func (j *job) died(engine string) bool {
 	role, _, _ := strings.Cut(engine, " ")
 	for _, b := range j.tries.broke {
-		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.gw.fleet.DownSince(b.engine, b.at) {
+		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.srv.Fleet.DownSince(b.engine, b.at) {
 			return true
 		}
 	}
@@ -174,7 +174,7 @@ func (j *job) died(engine string) bool {
 // late says that the client's own time limit, if it told one, is over before
 // another attempt could begin. An answer that has begun has no such limit.
 func (j *job) late(wait time.Duration) bool {
-	return j.resume.times == 0 && !j.patience.IsZero() && time.Now().Add(wait).After(j.patience)
+	return j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
 }
 
 // maxRetryAfter bounds how long an engine's Retry-After holds up a request that
@@ -198,7 +198,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	}
 	// Any other silence may hide a finished prefill and its KV.
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
-	j.gw.monitor.Report(lease.Candidate.Instance, err)
+	j.srv.Monitor.Report(lease.Candidate.Instance, err)
 	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
 }
 
@@ -209,7 +209,7 @@ func (j *job) unplaced(err error, region string, unowned bool) *fault {
 	if unowned {
 		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
 	}
-	f := &fault{answer: j.gw.waitError(err, j.prompt), err: err, spent: true, final: true}
+	f := &fault{answer: waitError(err, j.prompt), err: err, spent: true, final: true}
 	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
 		f.final, f.moved = false, true
 	}
@@ -231,9 +231,9 @@ func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
 	if f.status == http.StatusNotFound && h != nil {
-		j.gw.fleet.Differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.Name)
+		j.srv.Fleet.Differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.Name)
 	}
-	if j.gw.fleet.RejectionFrees(s.rank) {
+	if j.srv.Fleet.RejectionFrees(s.rank) {
 		h.release()
 	} else {
 		j.doubt(h, false)
@@ -263,7 +263,7 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 	}
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		j.gw.log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		j.srv.Log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
 		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
 	case status/100 == 4:
 		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
@@ -308,9 +308,9 @@ func estimate(req *openai.Request, leg *mooncake.Leg) int {
 	return req.PromptBytes / bytesPerToken
 }
 
-// estimateAll is the sum over the prompts; a prompt of several answers counts
+// Estimate is the sum over the prompts; a prompt of several answers counts
 // for each, as each is prefilled.
-func estimateAll(req *openai.Request, legs []openai.Leg) (tokens int) {
+func Estimate(req *openai.Request, legs []openai.Leg) (tokens int) {
 	for i := range legs {
 		tokens += estimate(req, &legs[i].Leg)
 	}

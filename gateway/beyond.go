@@ -1,6 +1,8 @@
 package gateway
 
-import "time"
+import (
+	"time"
+)
 
 // A hand-off at its deadline may be bound to a rank that has no slot or no KV room for it, where
 // the engine's own queue renews its hold. The time that it waits there does not

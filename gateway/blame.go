@@ -25,9 +25,9 @@ func (j *job) judge(r *fleet.Rank, f *fault) {
 	case f.status == http.StatusInternalServerError:
 		j.accuse(r, f.err)
 	case silent(f.err):
-		j.gw.monitor.Judge(r.Instance, engine.Silent, f.err)
+		j.srv.Monitor.Judge(r.Instance, engine.Silent, f.err)
 	default:
-		j.gw.monitor.Judge(r.Instance, engine.Faulted, f.err)
+		j.srv.Monitor.Judge(r.Instance, engine.Faulted, f.err)
 	}
 }
 
@@ -41,7 +41,7 @@ func (s *stream) judge(fail *openai.Error) {
 		s.unheard = fail.Status/100 != 4 && !s.givenBack && !s.run.moved.Load()
 		return
 	}
-	monitor, id := s.job.gw.monitor, s.rank.Instance
+	monitor, id := s.job.srv.Monitor, s.rank.Instance
 	switch said := s.mirror.Failure(); {
 	case fail == nil:
 		monitor.Judge(id, engine.Served, nil)
@@ -59,15 +59,15 @@ func (s *stream) judge(fail *openai.Error) {
 
 // drainLost judges a decode engine that broke a drain, and tells whether the
 // hand-off may be why.
-func (g *Gateway) drainLost(r *fleet.Rank, err error) bool {
+func (srv *Server) drainLost(r *fleet.Rank, err error) bool {
 	var ee *engine.Error
 	switch aborted := errors.As(err, &ee) && ee.Aborted; {
 	case aborted || errors.Is(err, engine.ErrClosed):
 		return false
 	case silent(err):
-		g.monitor.Judge(r.Instance, engine.Silent, err)
+		srv.Monitor.Judge(r.Instance, engine.Silent, err)
 	default:
-		g.monitor.Judge(r.Instance, engine.Faulted, err)
+		srv.Monitor.Judge(r.Instance, engine.Faulted, err)
 	}
 	return ee != nil && ee.Sent
 }
@@ -97,14 +97,14 @@ const (
 
 // accuse holds a 500 against a decode engine, unless another gives it too.
 func (j *job) accuse(r *fleet.Rank, err error) {
-	settle := j.gw.monitor.Accuse(r.Instance)
+	settle := j.srv.Monitor.Accuse(r.Instance)
 	j.hold(r.Instance, func(f finding) {
 		settle()
 		switch f {
 		case guilty:
-			j.gw.monitor.Judge(r.Instance, engine.Faulted, err)
+			j.srv.Monitor.Judge(r.Instance, engine.Faulted, err)
 		case unclear:
-			j.gw.monitor.Judge(r.Instance, engine.Unclear, err)
+			j.srv.Monitor.Judge(r.Instance, engine.Unclear, err)
 		case innocent:
 		}
 	})

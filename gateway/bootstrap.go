@@ -39,32 +39,32 @@ const exchangeLife = 5 * time.Second
 
 // exchange is what the proxy brings to a probe itself: nothing for connectors
 // whose prefiller answers with the hand-off.
-func (g *Gateway) exchange(c prefill.Candidate, id string, attempt int) (*mooncake.Exchange, error) {
+func (srv *Server) exchange(c prefill.Candidate, id string, attempt int) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
-	g.exchanges.mu.Lock()
-	known, ok := g.exchanges.known[c.ID]
-	g.exchanges.mu.Unlock()
+	srv.exchanges.mu.Lock()
+	known, ok := srv.exchanges.known[c.ID]
+	srv.exchanges.mu.Unlock()
 	if !ok || time.Since(known.at) > exchangeLife {
-		ctx, cancel := context.WithTimeout(g.ctx, g.conf().Limits.ConnectTimeout)
+		ctx, cancel := context.WithTimeout(srv.Context, srv.Settings().Limits.ConnectTimeout)
 		defer cancel()
-		x, err := engine.Bootstrap(ctx, g.client, c.Target, c.Profile.BootstrapPort)
+		x, err := engine.Bootstrap(ctx, srv.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
 			known.x = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // it is slow: the work goes on with its last answer, for as long again
-			g.log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
+			srv.Log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
 		}
 		known.at = time.Now()
-		g.exchanges.mu.Lock()
-		if g.exchanges.known == nil {
-			g.exchanges.known = map[string]learned{}
+		srv.exchanges.mu.Lock()
+		if srv.exchanges.known == nil {
+			srv.exchanges.known = map[string]learned{}
 		}
-		g.exchanges.known[c.ID] = known
-		g.exchanges.mu.Unlock()
+		srv.exchanges.known[c.ID] = known
+		srv.exchanges.mu.Unlock()
 	}
 	x := known.x
 	x.TransferID = fmt.Sprintf("ek-%s-t%d", id, attempt)

@@ -64,7 +64,7 @@ func (j *job) mayRelay() int64 {
 	if j.leg == nil { // several answers
 		answers = openai.MaxLegs
 	}
-	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.gw.conf().Limits.EventBytes)
+	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.srv.Settings().Limits.EventBytes)
 }
 
 // believes says whether the answer that another proxy gave in one piece can have
@@ -100,6 +100,6 @@ const mostTails = 1024
 
 // limits are what the source's engine may send.
 func (s *stream) limits(first time.Duration) sse.Limits {
-	l := &s.job.gw.conf().Limits
+	l := &s.job.srv.Settings().Limits
 	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, l.EventBytes), First: max(1, first), Gap: l.EventTimeout}
 }

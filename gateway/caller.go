@@ -46,27 +46,30 @@ func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 
 const priorityHeader = "X-Evenkeel-Priority"
 
+// incoming is a request on its way to being admitted.
+type incoming struct {
+	*Incoming
+	caller
+}
+
 // caller is who sent a request, and what the request holds of the caller's limits.
 type caller struct {
-	key      keys.Key
-	priority int
-	booked   int          // answers charged to key, given back at the end
-	metered  int          // tokens taken of its minute beforehand
-	body     *edge.Charge // what the body takes of the account of bodies in memory
-	address  string       // of the client
+	key     keys.Key
+	booked  int // answers charged to key, given back at the end
+	metered int // tokens taken of its minute beforehand
 }
 
 // identify takes one request of the key's minute and one of its answers. It reads the
 // priority that a trusted caller may give a request.
-func (r *caller) identify(ctx *fasthttp.RequestCtx, key keys.Key, now time.Time) *openai.Error {
-	r.key, r.priority = key, key.Priority
+func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, now time.Time) *openai.Error {
+	r.key, r.Priority = key, key.Priority
 	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
 		n, err := strconv.Atoi(string(said))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
 			return openai.NewError(http.StatusBadRequest, "bad_priority",
 				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority, keys.MaxPriority))
 		}
-		r.priority = n
+		r.Priority = n
 	}
 	if fail := inRate(key, now); fail != nil {
 		return fail
@@ -82,7 +85,7 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 	return nil
 }
 
-// book charges n more answers to the caller's key; giveBack returns them.
+// book charges n more answers to the caller's key; GiveBack returns them.
 func (r *caller) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
@@ -100,7 +103,7 @@ func (r *caller) book(n int) *openai.Error {
 	}
 }
 
-// meter takes the prompts' tokens of the key's minute, as estimated; giveBack
+// meter takes the prompts' tokens of the key's minute, as estimated; GiveBack
 // corrects them and takes those of the answers.
 func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
@@ -111,12 +114,11 @@ func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	return nil
 }
 
-// giveBack settles what the request took of its key's limits, with the tokens that
-// its prompts and answers had in the end, and the memory of its body.
-func (r *caller) giveBack(tokens int) {
+// GiveBack settles what the request took of its key's limits, with the tokens that
+// its prompts and answers had in the end.
+func (r *caller) GiveBack(tokens int) {
 	r.key.Release(r.booked)
 	r.key.Settle(time.Now(), tokens-r.metered)
-	r.body.Give()
 }
 
 // tooFast is the answer to a key that is over a rate.

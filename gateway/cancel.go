@@ -38,7 +38,7 @@ const notice = 250 * time.Millisecond
 // is not left on the budget: charging every aborted probe for the whole hold
 // timeout would close the gate on engines that are empty.
 func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
-	return j.leaveAfter(call, func() time.Duration { return j.gw.conf().Limits.ProbeGrace })
+	return j.leaveAfter(call, func() time.Duration { return j.srv.Settings().Limits.ProbeGrace })
 }
 
 // finishPull has a call whose answer comes in one piece end with its client, but

@@ -16,10 +16,10 @@ import (
 // whole prefill, because a prefill engine is asked for one token. So evenkeel
 // answers 400 in their place.
 
-// overlong refuses, before any prefill, a request that the decode engines of its
+// Overlong refuses, before any prefill, a request that the decode engines of its
 // model would refuse. A prompt whose length is not known in time is prefilled, and
 // checked again with the prefill engine's count.
-func (g *Gateway) overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
+func (srv *Server) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
@@ -29,7 +29,7 @@ func (g *Gateway) overlong(m fleet.Route, req *openai.Request, legs []openai.Leg
 		return nil
 	}
 	for i := range legs {
-		if n, ok := g.promptLength(m, req, &legs[i].Leg, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
+		if n, ok := srv.promptLength(m, req, &legs[i].Leg, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
 			return beyondContext(m, req, n)
 		}
 	}
@@ -39,7 +39,7 @@ func (g *Gateway) overlong(m fleet.Route, req *openai.Request, legs []openai.Leg
 // promptLength returns how many tokens a prompt has, if that is known. ok is false
 // for a prompt that has no more bytes than it may have tokens: it fits, because a
 // token has at least one byte.
-func (g *Gateway) promptLength(m fleet.Route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
+func (srv *Server) promptLength(m fleet.Route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
 	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
 	if prompt == nil {
 		prompt, _ = req.Body.Get(key)
@@ -47,12 +47,12 @@ func (g *Gateway) promptLength(m fleet.Route, req *openai.Request, leg *mooncake
 	if ids, ok := index.PromptTokens(nil, prompt); ok && req.Endpoint == mooncake.Completions {
 		return len(ids), true
 	}
-	j := &job{gw: g, req: req, body: req.Body, leg: leg, model: m}
+	j := &job{srv: srv, req: req, body: req.Body, leg: leg, model: m}
 	if j.promptBytes() <= room || openai.HasMedia(&req.Body, req.Endpoint) {
 		return 0, false
 	}
 	body, _ := j.templated(index.Key{})
-	ids, err := g.askForIDs(m.Name, body)
+	ids, err := srv.askForIDs(m.Name, body)
 	return len(ids), err == nil
 }
 

@@ -79,7 +79,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	if h == nil {
 		j.leaveAtOnce(s.call)
 	} else {
-		if gone, sure := j.gw.fleet.Outlived(h.born); gone {
+		if gone, sure := j.srv.Fleet.Outlived(h.born); gone {
 			if sure {
 				h.release()
 			} else { // the engine may hold it still
@@ -94,7 +94,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		}
 		h.lease.Dispatched()
 	}
-	profile, limits := s.rank.Profile, &j.gw.conf().Limits
+	profile, limits := s.rank.Profile, &j.srv.Settings().Limits
 	silence := profile.FirstEventTimeout
 	switch {
 	case h != nil && profile.Renews():
@@ -125,7 +125,7 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
 		return &fault{answer: errNotOurs(), err: owner.ErrNotOwner, moved: true}
 	case err != nil:
-		j.gw.monitor.Report(s.rank.Instance, err)
+		j.srv.Monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error
 		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
 		switch {

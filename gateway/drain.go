@@ -37,19 +37,19 @@ const (
 // on the prefiller's budget. An engine may have read it before: then the blocks
 // that the drain pulls may be another prompt's. So its text is thrown away, and it
 // has a cache_salt of its own, under which no other request finds the blocks.
-func (g *Gateway) drain(h *handoff, m fleet.Route) {
+func (srv *Server) drain(h *handoff, m fleet.Route) {
 	h.lease.PassOn()
 	end := func(outcome string, err error) {
-		g.metrics.drains.WithLabelValues(outcome).Inc()
+		srv.metrics.drains.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.lease.Orphan()
-			g.log.Warn("hand-off left to the prefiller's hold timeout", zap.Inline(h.job), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
+			srv.Log.Warn("hand-off left to the prefiller's hold timeout", zap.Inline(h.job), zap.String("prefill", h.lease.Candidate.ID), zap.Error(err))
 		}
 	}
 	abandoned := h.job.left()
 	// Each keeps its request's body: no more of them than the pool has places.
-	switch err := g.drains.begin(g.places.Size(), func() {
-		outcome, err := g.drainNow(h, m)
+	switch err := srv.drains.begin(srv.Places.Size(), func() {
+		outcome, err := srv.drainNow(h, m)
 		if err == nil && abandoned {
 			h.job.freed()
 		}
@@ -113,13 +113,13 @@ const drainTries = 3
 
 // drainNow drains and says what became of it; an error leaves the hand-off to
 // the hold timeout.
-func (g *Gateway) drainNow(h *handoff, m fleet.Route) (outcome string, err error) {
+func (srv *Server) drainNow(h *handoff, m fleet.Route) (outcome string, err error) {
 	for try := 1; ; try++ {
-		if gone, _ := g.fleet.Outlived(h.born); gone {
+		if gone, _ := srv.Fleet.Outlived(h.born); gone {
 			return drainExpired, errors.Join(errOutlived, err)
 		}
-		r := <-g.dispatcher.Enqueue(&pool.Entry{
-			ID: g.nextID(), Model: fleet.BoardIn(m.Board, g.fleet.RegionFor(h.lease.Candidate.Instance)), Prompt: h.prompt, Arrival: h.job.arrive, Entered: time.Now(),
+		r := <-srv.Dispatcher.Enqueue(&pool.Entry{
+			ID: srv.nextID(), Model: fleet.BoardIn(m.Board, srv.Fleet.RegionFor(h.lease.Candidate.Instance)), Prompt: h.prompt, Arrival: h.job.arrive, Entered: time.Now(),
 			Deadline:  h.drainBy(),
 			Prefiller: h.lease.Candidate.Instance,
 			Avoid:     h.avoid,
@@ -129,13 +129,13 @@ func (g *Gateway) drainNow(h *handoff, m fleet.Route) (outcome string, err error
 			return drainUnplaced, errors.Join(r.Err, err)
 		}
 		var again bool
-		if outcome, again, err = g.drainOn(r.Slot, h, try); err == nil || !again || try == drainTries || h.id != "" && outcome == drainFailed {
+		if outcome, again, err = srv.drainOn(r.Slot, h, try); err == nil || !again || try == drainTries || h.id != "" && outcome == drainFailed {
 			return outcome, err
 		}
-		h.avoid = g.fleet.Beside(r.Slot.Worker, h.avoid)
+		h.avoid = srv.Fleet.Beside(r.Slot.Worker, h.avoid)
 		select { // a moment for the monitor to hear of it
-		case <-time.After(g.conf().Prefill.Retry.Base << try):
-		case <-g.ctx.Done():
+		case <-time.After(srv.Settings().Prefill.Retry.Base << try):
+		case <-srv.Context.Done():
 			return outcome, err
 		}
 	}
@@ -144,15 +144,15 @@ func (g *Gateway) drainNow(h *handoff, m fleet.Route) (outcome string, err error
 // drainOn has the rank of a slot decode one token. again: it failed, and another
 // rank may still do it. A drain that was silent all its time is the last: if the
 // hand-off is the cause, the next drain would hold its slot as long.
-func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, again bool, err error) {
+func (srv *Server) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, again bool, err error) {
 	j := h.job
 	end := dispatcher.Outcome{Kind: dispatcher.Failed}
-	defer func() { g.dispatcher.Release(slot, end) }()
+	defer func() { srv.Dispatcher.Release(slot, end) }()
 	now := time.Now()
 	if !now.Before(h.drainBy()) { // also of one that comes back from another rank
 		return drainExpired, false, mooncake.ErrExpired
 	}
-	rank := g.fleet.Rank(slot.Worker)
+	rank := srv.Fleet.Rank(slot.Worker)
 	sent, ok := rank.Area.Enter()
 	defer sent()
 	if !ok {
@@ -168,36 +168,36 @@ func (g *Gateway) drainOn(slot *dispatcher.Slot, h *handoff, try int) (outcome s
 	rank.Traffic.Sends(blockTokens)
 	defer rank.Traffic.Settles(blockTokens, blockTokens)
 	body := rank.Profile.DrainBody(&h.body, j.req.Endpoint, h.leg, h.kv, rand.Text(), nil)
-	call := g.client.NewCall(rank.Target)
+	call := srv.Client.NewCall(rank.Target)
 	call.OnWritten(sent)
 	call.Guard(rank.Area.Ours)
-	defer context.AfterFunc(g.ctx, call.Abort)() // shutting down does not wait for it
+	defer context.AfterFunc(srv.Context, call.Abort)() // shutting down does not wait for it
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), rank.Area.Mark(h.identify(j.headers(fmt.Sprintf("x%d-", h.attempt), try))), body, engine.Deadlines{
-		Connect: g.conf().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
+		Connect: srv.Settings().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
 		end.Kind = dispatcher.Cancelled
 		return drainUnplaced, true, owner.ErrNotOwner
 	case err != nil:
-		g.monitor.Report(rank.Instance, err)
-		end.Lost = g.drainLost(rank, err)
+		srv.Monitor.Report(rank.Instance, err)
+		end.Lost = srv.drainLost(rank, err)
 		return drainFailed, !silent(err), err
 	}
 	defer resp.Close()
 	resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
-	if _, err = resp.ReadAll(g.conf().Limits.EventBytes); err != nil {
-		g.monitor.Report(rank.Instance, err)
-		end.Lost = g.drainLost(rank, err)
+	if _, err = resp.ReadAll(srv.Settings().Limits.EventBytes); err != nil {
+		srv.Monitor.Report(rank.Instance, err)
+		end.Lost = srv.drainLost(rank, err)
 		return drainFailed, !silent(err), err
 	}
-	if resp.StatusCode() != http.StatusOK && !g.fleet.RejectionFrees(rank) {
+	if resp.StatusCode() != http.StatusOK && !srv.Fleet.RejectionFrees(rank) {
 		return drainRefused, true, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
 	}
 	h.lease.Release()
 	if resp.StatusCode() == http.StatusOK {
 		slot.Started() // the KV came
-		g.monitor.Judge(rank.Instance, engine.Served, nil)
+		srv.Monitor.Judge(rank.Instance, engine.Served, nil)
 	}
 	end.Kind = dispatcher.Cancelled
 	return drainDone, false, nil

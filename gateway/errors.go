@@ -42,7 +42,7 @@ func errNotOurs() *openai.Error {
 // movedOut is the end of an answer that a drain's deadline cut and that no other
 // engine takes up.
 func (j *job) movedOut() *openai.Error {
-	if j.gw.service.over() {
+	if j.srv.over() {
 		return errLeaving()
 	}
 	return unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
@@ -117,7 +117,7 @@ func relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 }
 
 // chooseError maps what the prefill tier says.
-func (g *Gateway) chooseError(err error, model string) *openai.Error {
+func chooseError(err error, model string) *openai.Error {
 	switch {
 	case errors.Is(err, prefill.ErrQueueFull):
 		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1}
@@ -138,7 +138,7 @@ func (g *Gateway) chooseError(err error, model string) *openai.Error {
 }
 
 // waitError maps what the dispatcher says of an entry it could not place.
-func (g *Gateway) waitError(err error, prompt int) *openai.Error {
+func waitError(err error, prompt int) *openai.Error {
 	switch {
 	case errors.Is(err, dispatcher.ErrTooLarge):
 		return &openai.Error{

@@ -23,10 +23,10 @@ import (
 // engine's answer carries one hand-off only: n above 1, or a list of prompts. Its legs run side by side, their choices renumbered; the
 // first failure ends all.
 type fanned struct {
-	gw     *Gateway
+	srv    *Server
 	conn   client
 	req    *openai.Request
-	in     *incoming
+	in     *Incoming
 	id     []byte // of the whole answer
 	legs   []leg
 	wg     sync.WaitGroup
@@ -84,20 +84,20 @@ func (c *child) leave() {
 func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
-func (g *Gateway) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
+func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
 	req, in := whole.req, whole.in
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{gw: g, conn: conn, req: req, in: in, id: []byte(prefix + in.told.ID), stop: make(chan struct{})}
+	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Told.ID), stop: make(chan struct{})}
 	for i := range legs {
 		kid, name := &child{gone: make(chan struct{})}, letters(i)
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
-			gw: g, req: req, body: whole.body, leg: &legs[i].Leg, client: kid, id: in.told.ID + "-" + name, model: whole.model, arrive: whole.arrive, patience: whole.patience, in: in, told: in.told.Leg(name),
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: kid, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
-				ID: f.id, Created: in.told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
+				ID: f.id, Created: in.Told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
 	}
@@ -122,14 +122,14 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		}
 		for _, l := range f.legs {
 			if s := l.local.slot; s != nil {
-				f.gw.dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+				f.srv.Dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 			}
 		}
 		whole.told.EndAttempt(fail)
 		if fail.Status == journal.StatusClientClosed {
 			whole.told.Cancelled()
 		}
-		f.gw.markRoute(ctx, f.in)
+		f.srv.markRoute(ctx, f.in)
 	}()
 	for {
 		away, err := f.enter()
@@ -155,7 +155,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 // decision about its first leg is one about all, as long as none was served here.
 func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
-	if !f.gw.conf().Geo.Follows() {
+	if !f.srv.Settings().Geo.Follows() {
 		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
 			l.local.slot = l.bindLocal(nil)
 			return l.local.slot != nil
@@ -169,7 +169,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	for i, l := range rest {
 		turns[i] = l.turn()
 	}
-	tickets, err := f.gw.tier.EnterAll(turns)
+	tickets, err := f.srv.Tier.EnterAll(turns)
 	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
 		if away = head.Forward(); away == nil {
 			err = prefill.ErrElsewhere // nowhere
@@ -201,7 +201,7 @@ func (f *fanned) ask(legs []leg) (head *geo.Question) {
 
 // goes waits until it is known whether the request goes elsewhere.
 func (f *fanned) goes(first *prefill.Ticket) bool {
-	ctx, cancel := context.WithCancel(f.gw.service.context())
+	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
 	f.conn.OnGone(cancel)
 	defer f.conn.OnGone(nil)
@@ -229,7 +229,7 @@ func (f *fanned) part(fail *openai.Error) {
 		f.wg.Wait()
 		f.settle(fail)
 	}
-	if fail == nil || f.gw.tails.begin(mostTails, last) != nil {
+	if fail == nil || f.srv.tails.begin(mostTails, last) != nil {
 		last()
 	}
 }
@@ -264,7 +264,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	}
 	if fail != nil {
 		f.mark(ctx, fail)
-		f.gw.fail(ctx, fail)
+		f.srv.Fail(ctx, fail)
 		f.part(fail)
 		return
 	}
@@ -276,16 +276,16 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 
 // mark tells the client, or another dispatcher, where the request was served.
 func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.gw.markRoute(ctx, f.in)
-	if f.in.from != nil {
-		f.gw.regions.explain(ctx, f.in, fail)
+	f.srv.markRoute(ctx, f.in)
+	if f.in.From != nil {
+		f.srv.explain(ctx, f.in, fail)
 	}
 }
 
 // settle sums the legs' facts into those of the client's request.
 func (f *fanned) settle(fail *openai.Error) {
 	for _, l := range f.legs {
-		f.in.told.Sum(&l.told.Facts)
+		f.in.Told.Sum(&l.told.Facts)
 	}
-	f.gw.account(f.in, fail)
+	f.srv.account(f.in, fail)
 }

@@ -50,13 +50,13 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	if first.fail != nil {
 		m.fail = first.fail
 		f.mark(ctx, first.fail)
-		f.gw.fail(ctx, first.fail)
+		f.srv.Fail(ctx, first.fail)
 		m.close(nil)
 		return
 	}
 	m.take(first)
-	f.gw.markRoute(ctx, f.in)
-	f.gw.startStream(ctx, edge.NewPull(m, m.close, f.gw.log), first.contentType)
+	f.srv.markRoute(ctx, f.in)
+	startStream(ctx, edge.NewPull(m, m.close, f.srv.Log), first.contentType)
 }
 
 // run takes one leg to its end and sends what it has. That nobody reads any
@@ -113,7 +113,7 @@ func (m *merged) finish() {
 		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
 	} else if m.req.IncludeUsage {
 		usage, details := m.sumUsage()
-		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.told.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
+		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.Told.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
 	}
 	m.pending = append(m.pending, sse.Done...)
 }

@@ -71,7 +71,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.resp.ReadAll(s.job.gw.conf().Limits.EventBytes)
+	body, err := s.resp.ReadAll(s.job.srv.Settings().Limits.EventBytes)
 	if err != nil {
 		return err
 	}

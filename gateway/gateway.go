@@ -47,14 +47,13 @@ type Gateway struct {
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
 	locals     *local.Ranks
-	recognizer recognizer
-	tokenizer  tokenizer
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet.Fleet
 	metrics    *metrics
 	advice     *adviser
 	journal    *journal.Journal
+	requests   *Server
 
 	reloading sync.Mutex // over all below: files are read by one at a time
 	source    configSource
@@ -64,28 +63,21 @@ type Gateway struct {
 
 	configured atomic.Pointer[ConfigStatus] // set under reloading
 
-	exchanges exchanges
-	pages     pages
-	routes    map[string]handler
+	pages  pages
+	routes map[string]handler
 
-	beside      []func(context.Context) // run from Start on
-	ctx         context.Context         // ends when the last stream has
-	stop        context.CancelFunc
-	background  sync.WaitGroup // loops that end with ctx
-	drains      drainage       // of hand-offs
-	tails       drainage       // of engines whose client has its answer: ends of bodies, legs beside one that failed
-	server      *edge.Server
-	listener    *edge.Listener
-	bodies      *edge.Bodies
-	admin       net.Listener
-	service     *service
-	regions     *regions   // nil: there are no others
-	owner       *owner.Set // nil: everything is ours
-	discovery   *discovery // nil: nothing is discovered
-	runs        runs
-	open        atomic.Int64 // client requests being served
-	ids         atomic.Uint64
-	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
+	beside     []func(context.Context) // run from Start on
+	ctx        context.Context         // ends when the last stream has
+	stop       context.CancelFunc
+	background sync.WaitGroup // loops that end with ctx
+	server     *edge.Server
+	listener   *edge.Listener
+	bodies     *edge.Bodies
+	admin      net.Listener
+	service    *service
+	regions    *regions   // nil: there are no others
+	owner      *owner.Set // nil: everything is ours
+	discovery  *discovery // nil: nothing is discovered
 }
 
 // New wires a proxy from a validated config. Nothing listens yet.
@@ -100,8 +92,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		}
 	}(g.stop)
 	g.doubt(cfg)
-	g.service, g.runs.all = newService(g.ctx), map[*run]struct{}{}
-	g.metrics = newMetrics(g.reg, func() float64 { return float64(g.open.Load()) })
+	g.service = newService(g.ctx)
+	g.metrics = newMetrics(g.reg)
 	secrets, err := readSecrets(cfg)
 	if err != nil {
 		return nil, err
@@ -134,7 +126,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.fleet = fleet.New(fleet.Host{
 		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Monitor: g.monitor,
-		Publish: g.publish, Rebooted: g.exchanges.forget, Move: g.runs.move,
+		Publish: g.publish, Rebooted: func(engine string) { g.requests.Rebooted(engine) }, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {
@@ -163,6 +155,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if g.regions, err = newRegions(g); err != nil {
 		return nil, err
 	}
+	g.requests = NewServer(g.env())
 	g.advice = newAdviser(g)
 	if g.discovery, err = newDiscovery(g); err != nil {
 		return nil, err
@@ -176,6 +169,16 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Stranger: g.stranger, Caller: g.callerName, Bodies: g.bodies, Refused: g.refusedByEdge,
 	})
 	return g, g.trace(traces, traced)
+}
+
+// env is what requests need of this proxy.
+func (g *Gateway) env() Env {
+	return Env{
+		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
+		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.context, PromptKey: g.promptKey.Load,
+		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
+		Owner: g.owner, Node: g.Geo(),
+	}
 }
 
 func (g *Gateway) prefillConfig(s *settings) prefill.Config {
@@ -288,7 +291,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	ended := make(chan struct{})
 	undisturbed := context.AfterFunc(ctx, func() {
 		defer close(ended)
-		open = g.open.Load()
+		open = g.requests.Open()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			cancel()
 		}
@@ -300,16 +303,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.regions != nil {
 		err = errors.Join(err, g.regions.drain(cut))
 	}
-	tails := g.tails.close()
-	select {
-	case <-tails:
-	case <-cut.Done():
-	}
-	drained := g.drains.close()
-	select {
-	case <-drained:
-	case <-cut.Done():
-	}
+	wait := g.requests.Finish(cut)
 	if !undisturbed() {
 		if <-ended; open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(), open), err)
@@ -322,8 +316,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	g.service.close()
 	g.fleet.StopTimers()
-	<-drained
-	<-tails
+	wait()
 	g.background.Wait()
 	if t := g.journal.Trace(nil); t != nil {
 		g.flush(t)
@@ -353,7 +346,3 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	}
 	return true, ""
 }
-
-func (g *Gateway) nextID() uint64 { return g.ids.Add(1) }
-
-func (g *Gateway) knownPrefillHost(host string) bool { return g.fleet.KnownHost(host) }

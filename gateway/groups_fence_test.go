@@ -57,14 +57,14 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	}
 	at, err := url.Parse(engineServer.URL)
 	require.NoError(t, err)
-	g := &Gateway{log: zap.NewNop(), client: engine.NewClient(engine.Options{})}
-	defer g.client.Close()
-	g.current.Store(newSettings(config.Default()))
+	set := fleet.NewSettings(config.Default())
+	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Settings: func() *fleet.Settings { return set }}}
+	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{gw: g, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: &child{gone: make(chan struct{})}, in: &incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: &child{gone: make(chan struct{})}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
 	to := &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, Area: a}
-	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: g.client.NewCall(to.Target), began: time.Now()}})
+	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
 	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
 	require.True(t, fault.moved, "it goes to who has the group now")
 	require.False(t, fault.spent, "with its hand-off, if the group is ours again")

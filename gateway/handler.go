@@ -3,8 +3,6 @@ package gateway
 import (
 	"bytes"
 	"cmp"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -21,7 +19,6 @@ import (
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
-	"evenkeel/sse"
 )
 
 // handle serves the public listener.
@@ -33,13 +30,13 @@ func (g *Gateway) handle(ctx *fasthttp.RequestCtx) {
 	}
 	switch {
 	case !ok:
-		g.fail(ctx, &openai.Error{
+		g.requests.Fail(ctx, &openai.Error{
 			Status: http.StatusNotFound, Code: "not_found",
 			Message: "no such path: " + method + " " + path,
 		})
 	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
 		ctx.Response.Header.Set("Allow", route.method)
-		g.fail(ctx, &openai.Error{
+		g.requests.Fail(ctx, &openai.Error{
 			Status: http.StatusMethodNotAllowed, Code: "method_not_allowed",
 			Message: path + " takes " + route.method + ", not " + method,
 		})
@@ -77,18 +74,24 @@ func (g *Gateway) Routes() (all []string) {
 // complete serves both completion endpoints: check, then one job or a fan-out.
 func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()
-	g.open.Add(1)
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: receipt.Clip(clientID), Arrival: arrive})}
-	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.told.ID))
+	in := g.begin(journal.Facts{ID: NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Told.ID))
 
 	fail := g.checkSender(ctx, ep, in)
 	if fail == nil {
 		fail = g.answer(ctx, ep, in)
 	}
 	if fail != nil {
-		g.refuse(ctx, in, fail)
+		g.requests.Refuse(ctx, in.Incoming, fail)
 	}
+}
+
+// begin begins the record of a request.
+func (g *Gateway) begin(facts journal.Facts) *incoming {
+	in := &incoming{Incoming: g.requests.Incoming(facts)}
+	in.Limits = &in.caller
+	return in
 }
 
 // checkSender finds out who sends a request and whether they may now.
@@ -100,12 +103,12 @@ func (g *Gateway) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in
 	if fail := encoded(ctx); fail != nil {
 		return fail
 	}
-	in.told.Key = key.Name
-	in.told.Witness(headersOf(ctx), key.Trusted, ep)
+	in.Told.Key = key.Name
+	in.Told.Witness(headersOf(ctx), key.Trusted, ep)
 	if key.Trusted {
-		in.explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
+		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
-	return in.identify(ctx, key, in.told.Arrival)
+	return in.identify(ctx, key, in.Told.Arrival)
 }
 
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
@@ -124,91 +127,33 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 
 // answer serves a request whose sender may send it: a client, or another
 // dispatcher. An error it returns has not been answered yet, and the request holds what
-// it took of its caller's limits until account.
+// it took of its caller's limits until its end.
 func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
-	arrive, from := in.told.Arrival, in.from
-	in.told.Parsing()
+	from := in.From
+	in.Told.Parsing()
 	req, m, fail := g.admit(ctx, ep, in)
-	in.told.Parsed(req)
+	in.Told.Parsed(req)
 	if from != nil && fail == nil {
 		fail = g.regions.busy(from, m)
 	}
 	if fail != nil {
 		return fail
 	}
-	conn, ok := edge.ConnOf(ctx)
-	if !ok {
-		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
-	}
 	if fail := g.steer(ctx, in, m, &req.Body); fail != nil {
 		return fail
 	}
 	in.locate(ctx)
-	legs, body := req.Legs(), req.Body
-	if fail := g.overlong(m, req, legs); fail != nil {
+	legs := req.Legs()
+	if fail := g.requests.Overlong(m, req, legs); fail != nil {
 		return fail
 	}
 	if fail := in.book(len(legs) - 1); fail != nil {
 		return fail
 	}
-	if fail := in.meter(estimateAll(req, legs), arrive); fail != nil {
+	if fail := in.meter(Estimate(req, legs), in.Told.Arrival); fail != nil {
 		return fail
 	}
-	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
-	j := &job{
-		gw: g, req: req, body: body, client: conn, id: in.told.ID, model: m, arrive: arrive, patience: patienceOf(&ctx.Request.Header, arrive), in: in, told: in.told,
-	}
-	if len(legs) > 1 {
-		return g.fanOut(ctx, conn, j, legs)
-	}
-	j.leg = &legs[0].Leg
-	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1}
-	s, fail := j.serve(ctx)
-	if s == nil && fail == nil {
-		return nil // another dispatcher answers
-	}
-	g.expose(ctx, in)
-	g.markRoute(ctx, in)
-	in.body.Give() // what is kept to go on elsewhere is on an account of its own
-	if fail != nil {
-		return fail
-	}
-	if from != nil {
-		g.regions.explain(ctx, in, nil)
-	}
-	if req.Stream {
-		g.startStream(ctx, edge.NewPull(s, s.close, g.log), s.resp.ContentType())
-		return nil
-	}
-	answer, fail := s.collect()
-	s.close(nil)
-	if fail != nil {
-		g.fail(ctx, fail)
-		return nil
-	}
-	ctx.SetContentType("application/json")
-	ctx.SetBody(answer)
-	return nil
-}
-
-// patienceOf is when the client gives up waiting for an answer to begin, as the
-// OpenAI libraries tell in seconds; zero if it did not.
-func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
-	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
-		if s, err := strconv.ParseFloat(string(h.Peek(name)), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
-			return arrive.Add(time.Duration(s * float64(time.Second)))
-		}
-	}
-	return time.Time{}
-}
-
-// startStream hands the connection's goroutine the body to pull.
-func (g *Gateway) startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, contentType []byte) {
-	ctx.SetStatusCode(http.StatusOK)
-	ctx.Response.Header.SetContentTypeBytes(contentType)
-	ctx.Response.Header.Set("Cache-Control", "no-cache")
-	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
-	body.Answer(ctx)
+	return g.requests.Serve(ctx, in.Incoming, req, m, legs)
 }
 
 // admit checks a request against what can be served at all.
@@ -221,13 +166,13 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return nil, fleet.Route{}, errLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
-	in.body = charge
+	in.Body = charge
 	req, fail := openai.Parse(ep, raw, g.conf().accept)
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
 	m, ok, known := g.fleet.Lookup(req.Model)
-	far := in.from == nil && g.regions != nil && g.regions.node.Offered(req.Model)
+	far := in.From == nil && g.regions != nil && g.regions.node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
@@ -252,56 +197,12 @@ func noSuchModel(name string) *openai.Error {
 	}
 }
 
-// markReason says in an answer's headers which error it is.
-func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if e.Code != "" {
-		ctx.Response.Header.Set(reasonHeader, e.Code)
-	}
-}
-
-// refuse ends a request that never had an answer.
-func (g *Gateway) refuse(ctx *fasthttp.RequestCtx, in *incoming, e *openai.Error) {
-	if in.explain {
-		markReason(ctx, e)
-	}
-	if in.from != nil {
-		g.regions.explain(ctx, in, e)
-	}
-	g.account(in, e)
-	g.fail(ctx, e)
-}
-
-// account gives back what a finished request holds of its caller's limits, and has
-// the journal write what became of it: its very end, once for each. fail is nil for
-// an answer that was whole.
-func (g *Gateway) account(in *incoming, fail *openai.Error) {
-	defer g.open.Add(-1)
-	in.giveBack(in.told.PromptTokens + in.told.OutputTokens)
-	if in.from != nil {
-		g.regions.node.Received(in.told.Origin, journal.Outcome(fail))
-	}
-	in.told.End(fail)
-}
-
 // refusedByEdge counts a request that no handler saw, in its key's minute, too.
 func (g *Gateway) refusedByEdge(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
 		key.Request(time.Now())
 	}
 	g.journal.Refused(&openai.Error{Code: r.Code})
-}
-
-// fail writes an error answer.
-func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	ctx.SetStatusCode(e.Status)
-	ctx.SetContentType(cmp.Or(e.ContentType, "application/json"))
-	if e.RetryAfter > 0 {
-		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
-	}
-	if g.conf().ExposeRoute {
-		markReason(ctx, e)
-	}
-	ctx.SetBody(e.JSON())
 }
 
 // servedModel is a model as OpenAI shows it.
@@ -334,7 +235,7 @@ func (g *Gateway) showModel(ctx *fasthttp.RequestCtx) {
 	list := g.servedModels()
 	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
 	if i < 0 {
-		g.fail(ctx, noSuchModel(name))
+		g.requests.Fail(ctx, noSuchModel(name))
 		return
 	}
 	writeJSON(ctx, http.StatusOK, list[i])
@@ -347,7 +248,7 @@ func (g *Gateway) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 	}
 	if fail != nil {
 		g.journal.Refused(fail)
-		g.fail(ctx, fail)
+		g.requests.Fail(ctx, fail)
 	}
 	return fail == nil
 }
@@ -394,11 +295,4 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
 	ctx.SetBody(body)
-}
-
-// newID is 128 random bits: the stem of every id a request has on engines.
-func newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
-	return hex.EncodeToString(b[:])
 }

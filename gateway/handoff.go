@@ -94,7 +94,7 @@ func (h *handoff) bindBy() time.Time {
 // have been believed.
 func (j *job) overdue(h *handoff, s *stream) {
 	if h != nil && !s.whole && !s.rank.Profile.Renews() && !time.Now().Before(h.pulledBy()) {
-		j.gw.metrics.latePulls.Inc()
+		j.srv.metrics.latePulls.Inc()
 	}
 }
 
@@ -123,7 +123,7 @@ func (j *job) settleDoubts() {
 			continue
 		}
 		h.avoid = slices.Clone(j.tries.decode)
-		j.gw.drain(h, j.model)
+		j.srv.drain(h, j.model)
 	}
 	j.doubtful = nil
 }

@@ -55,7 +55,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	g, err := New(config.Default(), zap.NewNop())
 	require.NoError(t, err)
 	defer g.stop()
-	g.drains.open = g.places.Size() // no more of them
+	g.requests.drains.open = g.places.Size() // no more of them
 	g.tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
 	g.dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return g.dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
@@ -63,7 +63,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := g.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
-		j := &job{gw: g, client: client, model: fleet.Route{Board: "m"}, in: &incoming{}, told: g.journal.Request(journal.Facts{}), prompt: 7, place: true}
+		j := &job{srv: g.requests, client: client, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: g.journal.Request(journal.Facts{}), prompt: 7, place: true}
 		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
 		if slot, _ := j.wait(h); slot != nil {
 			g.dispatcher.Release(slot, dispatcher.Outcome{})

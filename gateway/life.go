@@ -23,7 +23,7 @@ import (
 // leg of a fan-out. serve is its life; the states of its history stand in history.go,
 // what a failed attempt comes to in attempt.go.
 type job struct {
-	gw     *Gateway
+	srv    *Server
 	req    *openai.Request
 	body   mooncake.Body // dropped once a decode engine has it
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
@@ -31,11 +31,9 @@ type job struct {
 	id     string // request id, the stem of the engines' ids
 	model  fleet.Route
 	arrive time.Time
-	// when the client gives up by itself, for an answer that has not begun; zero: unknown
-	patience time.Time
-	ask      sse.Ask
-	in       *incoming
-	told     *journal.Request // of in; of a leg, its own
+	ask    sse.Ask
+	in     *Incoming
+	told   *journal.Request // of in; of a leg, its own
 
 	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached int             // of these, found in its prefix cache; -1 unknown
@@ -161,8 +159,8 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 // its decode group's owner, or to a region where attempts have not failed yet. What
 // its stay here holds is given back then.
 func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
-	r := j.gw.regions
-	if ctx == nil || r == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !r.node.Offered(j.model.Name) || !j.history.moves(why) {
+	node := j.srv.Node
+	if ctx == nil || node == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
 		return false
 	}
 	q := j.elsewhere(false)
@@ -210,14 +208,14 @@ func (j *job) notChosen(err error) *openai.Error {
 		j.freed()
 		return errGone()
 	}
-	return j.gw.chooseError(err, j.model.Name)
+	return chooseError(err, j.model.Name)
 }
 
 // acquire takes the request's turn.
 func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.reach(journal.Queued)
-	ctx, cancel := context.WithCancel(j.gw.service.context())
+	ctx, cancel := context.WithCancel(j.srv.Serving())
 	defer cancel()
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
@@ -228,7 +226,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		j.ticket = nil
 		lease, err = k.Wait(ctx)
 	} else {
-		lease, err = j.gw.tier.Acquire(ctx, j.turn())
+		lease, err = j.srv.Tier.Acquire(ctx, j.turn())
 	}
 	j.told.Queued(time.Since(began))
 	if err != nil {
@@ -257,8 +255,8 @@ func (j *job) stays() {
 func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
-		Session: j.in.session, Policy: j.in.prefillPolicy, Target: j.in.toPrefill,
-		Key: j.told.Key, Priority: j.in.priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
+		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
+		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
 	}
 	if j.holder == nil {
 		j.holder = &prefill.Holder{}
@@ -270,8 +268,8 @@ func (j *job) turn() prefill.Request {
 	if r.Prompt.Keys == nil {
 		r.Prompt = j.recognize()
 	}
-	if g := j.gw.regions; g != nil {
-		r.May = g.node.May(j.told.Key, j.model.Name)
+	if node := j.srv.Node; node != nil {
+		r.May = node.May(j.told.Key, j.model.Name)
 	}
 	return r
 }
@@ -279,7 +277,7 @@ func (j *job) turn() prefill.Request {
 // holdsNone tells the audit that the request no longer has to give back any lease.
 func (j *job) holdsNone() {
 	if j.holder != nil {
-		j.gw.tier.Ended(j.holder)
+		j.srv.Tier.Ended(j.holder)
 		j.holder = nil
 	}
 }
@@ -287,7 +285,7 @@ func (j *job) holdsNone() {
 func (j *job) freePlace() {
 	if j.place {
 		j.place = false
-		j.gw.places.Release()
+		j.srv.Places.Release()
 	}
 }
 
@@ -299,28 +297,28 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	began := time.Now()
 	j.reach(journal.Pooled)
 	if !j.place { // a hand-off that comes back for another rank
-		j.gw.places.Reserve()
+		j.srv.Places.Reserve()
 	}
 	j.place = false // the entry has it now
-	region := j.gw.fleet.RegionFor(h.lease.Candidate.Instance)
+	region := j.srv.Fleet.RegionFor(h.lease.Candidate.Instance)
 	e := &pool.Entry{
-		ID: j.gw.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
-		Only: j.in.toDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
+		Only: j.in.ToDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
 	}
-	got, lost := j.gw.dispatcher.Enqueue(e), j.gw.owner.Losses()
+	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses()
 	var r dispatcher.Result
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
-		j.gw.dispatcher.Withdraw(e)
+		j.srv.Dispatcher.Withdraw(e)
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
-			j.gw.dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+			j.srv.Dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 		}
-		j.gw.drain(h, j.model)
+		j.srv.drain(h, j.model)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	var unowned bool
 	for waits := true; waits; {
-		if unowned = !j.gw.fleet.Owned(j.model.Board); unowned || region != "" && !j.gw.owner.Admits(region) {
-			j.gw.dispatcher.Withdraw(e)
+		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
+			j.srv.Dispatcher.Withdraw(e)
 			r = <-got // the slot may have come first: it is looked at again before it is used
 			break
 		}
@@ -328,17 +326,17 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		case r = <-got:
 			waits = false
 		case <-lost:
-			lost = j.gw.owner.Losses()
+			lost = j.srv.Owner.Losses()
 		case <-j.client.Gone():
 			return withdraw(errGone())
-		case <-j.gw.service.context().Done():
+		case <-j.srv.Serving().Done():
 			return withdraw(errLeaving())
 		}
 	}
 	if r.Err != nil {
 		f := j.unplaced(r.Err, region, unowned)
 		if f.final && !unowned {
-			j.gw.drain(h, j.model)
+			j.srv.drain(h, j.model)
 		} else { // no rank is left that could drain it
 			h.orphan()
 		}

@@ -3,16 +3,13 @@ package gateway
 import (
 	"cmp"
 	"math"
-	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/openai"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -25,11 +22,11 @@ const (
 	localEnded = "ended" // its probes end with the answer's end and hand nothing off
 )
 
-// Values of disaggregateHeader.
+// Values of Wishes.Disaggregate.
 const (
-	disaggregateAuto   = "auto"
-	disaggregateAlways = "always"
-	disaggregateNever  = "never"
+	DisaggregateAuto   = "auto"
+	DisaggregateAlways = "always"
+	DisaggregateNever  = "never"
 )
 
 // locally is a job's share of being served whole by a decode rank.
@@ -43,13 +40,13 @@ type locally struct {
 // recognize hashes the prompt, once where decode ranks may compute prompts.
 func (j *job) recognize() prefill.Prompt {
 	if j.resume.times > 0 {
-		return j.gw.hashPrompt(j) // it is longer now
+		return j.srv.hashPrompt(j) // it is longer now
 	}
 	if j.local.known != nil {
 		return *j.local.known
 	}
-	p := j.gw.hashPrompt(j)
-	if j.gw.locals.Serve(j.model.Board) {
+	p := j.srv.hashPrompt(j)
+	if j.srv.Locals.Serve(j.model.Board) {
 		j.local.known = &p
 	}
 	return p
@@ -64,12 +61,12 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 		j.local.slot = nil
 		return s
 	}
-	if held != nil || j.ticket != nil || j.question != nil && j.history.open() && (j.gw.conf().Geo.Follows() || j.history == triedHere) {
+	if held != nil || j.ticket != nil || j.question != nil && j.history.open() && (j.srv.Settings().Geo.Follows() || j.history == triedHere) {
 		return nil
 	}
-	conf := &j.gw.conf().Prefill.Disaggregation
+	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.localWhy(conf)
-	if why == "" || j.left() || !j.gw.locals.Serve(j.model.Board) {
+	if why == "" || j.left() || !j.srv.Locals.Serve(j.model.Board) {
 		return nil
 	}
 	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}
@@ -82,10 +79,10 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 			p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
 		}
 	}
-	tokens := j.gw.locals.Length(&p)
-	rule := j.gw.localRule(conf, &p, why, tokens)
+	tokens := j.srv.Locals.Length(&p)
+	rule := j.srv.localRule(conf, &p, why, tokens)
 	hits := map[int32]int{}
-	for _, o := range j.gw.locals.Offers(&p, j.tries.decode) {
+	for _, o := range j.srv.Locals.Offers(&p, j.tries.decode) {
 		if rule.Allows(o.New, 0, 0) {
 			rule.Ranks = append(rule.Ranks, dispatcher.LocalRank{Worker: o.Rank, Tokens: o.New})
 			hits[o.Rank] = o.Hit
@@ -94,14 +91,14 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.gw.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
-	r := <-j.gw.dispatcher.EnqueueLocal(e, rule)
+	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
+	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
 	if r.Err != nil {
-		j.gw.metrics.localDeclined.Inc()
+		j.srv.metrics.localDeclined.Inc()
 		return nil
 	}
-	j.gw.metrics.localRequests.WithLabelValues(why).Inc()
-	j.gw.metrics.localTokens.Add(float64(r.Slot.NewTokens))
+	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
+	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
 	j.stays()
 	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
 	return r.Slot
@@ -120,10 +117,10 @@ func (j *job) localWhy(conf *prefill.Disaggregation) string {
 		return ""
 	}
 	j.local.asked = true
-	switch j.in.disaggregate {
-	case disaggregateNever:
+	switch j.in.Disaggregate {
+	case DisaggregateNever:
 		return localAsked
-	case disaggregateAuto:
+	case DisaggregateAuto:
 		return localShort
 	case "":
 		if conf.Mode == prefill.DisaggregateConditional {
@@ -134,14 +131,14 @@ func (j *job) localWhy(conf *prefill.Disaggregation) string {
 }
 
 // localRule is what a rank may compute of a prompt.
-func (g *Gateway) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
+func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
 	rule := &dispatcher.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
 	case why != localShort: // however long it is, but then alone
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
-		if line, rtt, known := g.tier.Line(p.Model); known {
-			rule.BreakEven = g.locals.BreakEven(p, line, rtt)
+		if line, rtt, known := srv.Tier.Line(p.Model); known {
+			rule.BreakEven = srv.Locals.BreakEven(p, line, rtt)
 		} else {
 			rule.Threshold = prefill.DefaultLocalThreshold
 		}
@@ -161,9 +158,9 @@ func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
 	if j.left() {
 		return dispatcher.Cancelled
 	}
-	j.gw.metrics.localFailures.Inc()
+	j.srv.metrics.localFailures.Inc()
 	j.told.Route = ""
-	j.gw.log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
+	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
 	return dispatcher.Failed
 }
 
@@ -183,10 +180,10 @@ func (j *job) arrived(h *handoff, s *stream) {
 		return
 	}
 	p := local.Prompt{Prompt: *known, Model: j.model.Board}
-	j.gw.locals.Holds(s.rank.Worker, &p, j.prompt)
+	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
 	if h != nil {
 		j.local.known = nil // a long prompt has thousands of keys
-		j.gw.locals.Moved(p.Model, j.prompt, time.Since(s.began))
+		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))
 	}
 }
 
@@ -198,7 +195,7 @@ func (j *job) countLocal(s *stream) {
 		j.prompt = j.estimate()
 	}
 	if s.slot != nil { // else all of the answer came at once
-		j.gw.dispatcher.Counted(s.slot, j.prompt)
+		j.srv.Dispatcher.Counted(s.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
 	j.told.PromptTokens = j.prompt
@@ -223,18 +220,9 @@ func (s *stream) reportLocal() {
 	j.told.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: j.model.Board}
-		if turned, holds := j.gw.locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
-			j.gw.log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
+		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
+			j.srv.Log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}
 	}
-}
-
-// checkDisaggregate reads a trusted caller's word about the way of a request.
-func checkDisaggregate(said string) *openai.Error {
-	switch said {
-	case disaggregateAuto, disaggregateAlways, disaggregateNever:
-		return nil
-	}
-	return openai.NewError(http.StatusBadRequest, "bad_target", strconv.Quote(said)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
 }

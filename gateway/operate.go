@@ -57,7 +57,7 @@ type DrainStatus = fleet.DrainStatus
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.open.Load(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.configured.Load(), Drain: g.service.state(), HA: g.HA(),
+		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.configured.Load(), Drain: g.service.state(), HA: g.HA(),
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}
@@ -118,9 +118,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	}
 	m, _, _ := g.fleet.Lookup(req.Model)
 	m.Name = req.Model
-	legs := req.Legs()
-	j := &job{gw: g, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: newID(), in: &incoming{}, told: g.journal.Request(journal.Facts{})}
-	return g.tier.Score(j.turn())
+	return g.requests.Score(req, m)
 }
 
 // ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.

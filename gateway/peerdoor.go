@@ -1,12 +1,10 @@
 package gateway
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -63,7 +61,7 @@ func (r *regions) rejected(reason string) {
 
 // turnedAway answers what no handler saw.
 func (r *regions) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
-	r.gw.fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+	r.gw.requests.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
 	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}, x.Code) {
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
@@ -82,7 +80,7 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 	ep := mooncake.Completions
 	switch {
 	case string(ctx.Method()) != http.MethodPost:
-		r.gw.fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "dispatchers POST"))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "dispatchers POST"))
 		return
 	case path == geo.ProbePath:
 		answer, refusal := r.node.Answer(ctx.PostBody(), came)
@@ -112,7 +110,7 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
 	h, err := r.gw.handBack(from.Sender(), ask)
@@ -121,12 +119,12 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
 		return
 	case err != nil:
-		r.gw.fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
 		return
 	}
 	text, err := json.Marshal(h)
 	if err != nil { // of our own numbers and names
-		r.gw.fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -137,11 +135,11 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 func (r *regions) pledge(ctx *fasthttp.RequestCtx, from *hop) {
 	var ask geo.Pledge
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.gw.fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
 	if err := r.gw.owner.Promise(from.Sender(), ask); err != nil {
-		r.gw.fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
+		r.gw.requests.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -176,17 +174,17 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 		late := time.AfterFunc(left, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
-	g.open.Add(1)
-	in := &incoming{told: g.journal.Request(journal.Facts{ID: newID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin}), from: from}
+	in := g.begin(journal.Facts{ID: NewID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin})
+	in.From = &from.Hop
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
+	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
 	if fail := g.answer(ctx, ep, in); fail != nil {
-		g.refuse(ctx, in, fail)
+		g.requests.Refuse(ctx, in.Incoming, fail)
 	}
 }
 
 // busy refuses a request for whose model too many wait here already.
-func (r *regions) busy(from *hop, m fleet.Route) *openai.Error {
+func (r *regions) busy(from *geo.Hop, m fleet.Route) *openai.Error {
 	if from.N >= from.Max && !r.gw.fleet.Begins(m.Board) { // it could only wait here
 		return errNotOurs()
 	}
@@ -199,45 +197,6 @@ func (r *regions) busy(from *hop, m fleet.Route) *openai.Error {
 // reject answers another dispatcher so that it serves the request itself.
 func (r *regions) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.rejected(x.Reject)
-	r.gw.fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
+	r.gw.requests.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
 	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
-}
-
-// explain marks an answer to another dispatcher with what it needs to know of
-// the refusal: which of them are its own to mend.
-func (r *regions) explain(ctx *fasthttp.RequestCtx, in *incoming, fail *openai.Error) {
-	if fail == nil {
-		if in.told.PromptTokens > 0 {
-			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.told.CachedTokens))
-		}
-		return
-	}
-	switch fail.Code {
-	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
-		r.node.Rejected(fail.Code)
-		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
-	case "model_not_found":
-		r.node.Rejected(geo.RejectModel)
-		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
-	}
-}
-
-// elsewhere is what the arrival queue asks about the request; nil: nothing.
-func (j *job) elsewhere(stay bool) *geo.Question {
-	r := j.gw.regions
-	if r == nil {
-		return nil
-	}
-	a := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.stays && !j.gw.owner.Has(owner.Groups), Home: j.in.stays, RingKey: geo.RingKeyOf(j.in.session, j.in.address),
-	}
-	if from := j.in.from; from != nil {
-		a.Came = &from.Hop
-		a.Stay = a.Stay || from.N >= from.Max
-		a.ID = cmp.Or(from.RID, a.ID)
-	}
-	if !a.Stay {
-		a.Prompt = j.recognize()
-	}
-	return r.node.Question(a)
 }

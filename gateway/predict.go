@@ -2,15 +2,11 @@ package gateway
 
 import (
 	"bytes"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"time"
 
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/openai"
 	"evenkeel/predictor"
 )
 
@@ -76,25 +72,3 @@ func readPromptKey(p config.Predictor) (*[]byte, error) {
 
 // leastSecret is 128 bits.
 const leastSecret = 16
-
-// promptHash is the keyed hash of the prompt's bytes as the client sent them: equal
-// for prompts that recur, and nothing to anybody without the secret. 0 where
-// nobody tells prompts apart. The request log has it for `evenkeel fit`.
-func (j *job) promptHash() uint64 {
-	key := j.gw.promptKey.Load()
-	if key == nil {
-		return 0
-	}
-	mac := hmac.New(sha256.New, *key)
-	if j.leg != nil && j.leg.Prompt != nil {
-		mac.Write(j.leg.Prompt)
-	} else {
-		prompt, _ := j.body.Get(openai.PromptKey(j.req.Endpoint))
-		mac.Write(prompt)
-	}
-	hash := max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
-	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
-		j.told.PromptKey = fmt.Sprintf("%016x", hash)
-	}
-	return hash
-}

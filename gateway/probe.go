@@ -25,18 +25,18 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.gw.exchange(c, j.id, j.told.Attempts)
+	x, err := j.srv.exchange(c, j.id, j.told.Attempts)
 	if err != nil {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
 	}
-	born := j.gw.fleet.Born(c.Instance)
-	call := j.gw.client.NewCall(c.Target)
-	run := j.gw.begin(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
-	defer j.gw.ended(run)
+	born := j.srv.Fleet.Born(c.Instance)
+	call := j.srv.Client.NewCall(c.Target)
+	run := j.srv.begin(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
+	defer j.srv.ended(run)
 	stop := j.finishOrLeave(call)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(j.headers("p", j.told.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
-		Connect: j.gw.conf().Limits.ConnectTimeout, FirstByte: j.gw.conf().Limits.ProbeTimeout, Idle: j.gw.conf().Limits.EventTimeout,
+		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,
 	})
 	stop()
 	if err != nil {
@@ -48,12 +48,12 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	if resp.StatusCode() != http.StatusOK {
 		answer = refusal(resp)
 	} else {
-		resp.SetDeadline(began.Add(j.gw.conf().Limits.ProbeTimeout))
+		resp.SetDeadline(began.Add(j.srv.Settings().Limits.ProbeTimeout))
 		if answer, err = resp.ReadAll(mooncake.MaxProbeAnswer); err != nil {
 			return nil, j.probeFailed(lease, run, err)
 		}
 	}
-	j.gw.monitor.Heard(c.Instance)
+	j.srv.Monitor.Heard(c.Instance)
 	j.told.Probed(time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
 		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
@@ -64,7 +64,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 		if status == http.StatusInternalServerError {
 			j.hold(c.Instance, func(f finding) {
 				if f == innocent {
-					j.gw.tier.Forgive(c.ID)
+					j.srv.Tier.Forgive(c.ID)
 				}
 			})
 		}
@@ -78,14 +78,14 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 // accept makes a hand-off of a probe's answer.
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
 	c := lease.Candidate
-	got, err := c.Profile.ReadProbe(answer, x, j.gw.knownPrefillHost)
-	if err == nil && !credible(got.PromptTokens, 0, j.gw.fleet.Context(c.Instance)) {
+	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
+	if err == nil && !credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
 		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
 	}
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()
 	}
-	if err == nil && got.ByProbeID && j.gw.fleet.NamesRequests(c) {
+	if err == nil && got.ByProbeID && j.srv.Fleet.NamesRequests(c) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	if got.CachedTokens > got.PromptTokens {
@@ -103,7 +103,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
-			j.gw.log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
+			j.srv.Log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
@@ -117,7 +117,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.gw.fleet.Made(born, c, got.EngineID), job: j,
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.srv.Fleet.Made(born, c, got.EngineID), job: j,
 		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.told.Attempts}
 	if got.ByProbeID {
 		h.id = j.legID("p", j.told.Attempts)
@@ -127,7 +127,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		fail = j.verify(j.resume.atP, got.PromptTokens)
 	}
 	if fail != nil {
-		j.gw.drain(h, j.model)
+		j.srv.drain(h, j.model)
 		return nil, &fault{answer: fail, final: true}
 	}
 	return h, nil

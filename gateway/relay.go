@@ -83,8 +83,8 @@ var buffersPool = sync.Pool{New: func() any {
 
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
-	rank := j.gw.fleet.Rank(slot.Worker)
-	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.gw.client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
+	rank := j.srv.Fleet.Rank(slot.Worker)
+	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.srv.Client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
@@ -96,9 +96,9 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage = true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.gw.conf().Limits.AnswerBytes)
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.gw.begin(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.srv.begin(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
 	s.reader.Reset(sse.Limits{})
 	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local
@@ -123,8 +123,8 @@ func (s *stream) opened() {
 	}
 	j.told.Transferred(s.firstAt.Sub(s.began))
 	j.told.First(s.firstAt)
-	if j.gw.regions != nil {
-		j.gw.regions.node.Served(s.firstAt.Sub(j.arrive))
+	if j.srv.Node != nil {
+		j.srv.Node.Served(s.firstAt.Sub(j.arrive))
 	}
 }
 
@@ -173,7 +173,7 @@ func (s *stream) fill() error {
 		s.lose(streamError("upstream_incomplete", err))
 	default:
 		s.silent, s.why = silent(err), err
-		s.job.gw.monitor.Report(s.rank.Instance, err)
+		s.job.srv.Monitor.Report(s.rank.Instance, err)
 		s.cut(err)
 	}
 	if s.mirror.Started() {
@@ -222,9 +222,9 @@ func (s *stream) event(e sse.Event) {
 		}
 	case sse.Recomputed:
 		if s.firstAt.IsZero() { // serve begins anew
-			s.job.gw.metrics.recomputes.WithLabelValues(tierAnew).Inc()
+			s.job.srv.metrics.recomputes.WithLabelValues(tierAnew).Inc()
 		}
-		s.job.gw.dispatcher.Preempted(s.slot.Worker)
+		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
 		s.givenBack = true
 		s.lose(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
@@ -248,7 +248,7 @@ func (s *stream) progress(tokens int) {
 	if s.tokenFrom.IsZero() {
 		s.tokenFrom = s.now
 	} else {
-		s.job.gw.metrics.itl.Observe(s.now.Sub(s.tokenAt).Seconds())
+		s.job.srv.metrics.itl.Observe(s.now.Sub(s.tokenAt).Seconds())
 	}
 	s.tokenAt = s.now
 }
@@ -277,7 +277,7 @@ func (s *stream) end(fail *openai.Error) {
 	default:
 		s.release(dispatcher.Failed)
 		if !s.firstAt.IsZero() {
-			s.job.gw.log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
+			s.job.srv.Log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
@@ -398,7 +398,7 @@ func (s *stream) account() {
 	s.reportLocal()
 	j.told.EndAttempt(s.broken)
 	if !j.isLeg() {
-		j.gw.account(j.in, s.broken)
+		j.srv.account(j.in, s.broken)
 	}
 }
 
@@ -411,7 +411,7 @@ func (s *stream) reconcile() {
 	s.rank.Traffic.Learn(s.mirror.TokensPerChunk)
 	u, _ := s.mirror.Usage()
 	if drift, ok := s.mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
-		s.job.gw.metrics.miscounted.Inc()
+		s.job.srv.metrics.miscounted.Inc()
 	}
 }
 
@@ -440,7 +440,7 @@ func (s *stream) detach() {
 			finishBody(resp, b)
 			b.putBack()
 		}
-		if s.job.gw.tails.begin(mostTails, finish) == nil {
+		if s.job.srv.tails.begin(mostTails, finish) == nil {
 			return
 		}
 	}
@@ -468,10 +468,10 @@ func (s *stream) release(kind dispatcher.Kind) {
 	if kind != dispatcher.Finished {
 		s.part()
 		if s.call.Heedless() {
-			s.job.gw.metrics.heedless.Inc()
+			s.job.srv.metrics.heedless.Inc()
 		}
 	}
-	s.job.gw.dispatcher.Release(s.slot, s.outcome(kind))
+	s.job.srv.Dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil
 	s.computed()
 	if s.heard {
@@ -482,7 +482,7 @@ func (s *stream) release(kind dispatcher.Kind) {
 		s.beyond = false
 		s.rank.Traffic.Beyond(-1)
 	}
-	s.job.gw.ended(s.run)
+	s.job.srv.ended(s.run)
 	if kind == dispatcher.Cancelled {
 		s.job.freed()
 	}

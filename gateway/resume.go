@@ -75,8 +75,8 @@ func (j *job) keep(rank *fleet.Rank) {
 		r.keeping = keepNothing
 	case r.how != "" || !j.req.Stream:
 		bytes := int64(len(j.body.Raw()) + len(r.ids))
-		if j.gw.resumeBytes.Add(bytes) > int64(j.gw.conf().Limits.ResumeBytes) {
-			j.gw.resumeBytes.Add(-bytes)
+		if j.srv.resumeBytes.Add(bytes) > int64(j.srv.Settings().Limits.ResumeBytes) {
+			j.srv.resumeBytes.Add(-bytes)
 			break
 		}
 		r.keeping, r.charged = keepAll, bytes
@@ -85,7 +85,7 @@ func (j *job) keep(rank *fleet.Rank) {
 
 // forget gives back what keep took from the gateway's account.
 func (j *job) forget() {
-	j.gw.resumeBytes.Add(-j.resume.charged)
+	j.srv.resumeBytes.Add(-j.resume.charged)
 	j.resume.charged = 0
 }
 
@@ -211,22 +211,22 @@ func (s *stream) goOn() {
 	if cause != nil {
 		tier = tierNone
 	}
-	counter := j.gw.metrics.losses
+	counter := j.srv.metrics.losses
 	switch {
 	case given:
-		counter = j.gw.metrics.recomputes
+		counter = j.srv.metrics.recomputes
 	case moved:
-		counter = j.gw.metrics.moves
+		counter = j.srv.metrics.moves
 	}
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != tierNone:
-		j.gw.log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.srv.Log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.end(errGone())
 	default:
 		if cause != nil {
-			j.gw.log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
+			j.srv.Log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
 		}
 		s.end(lost)
 	}
@@ -261,7 +261,7 @@ func (s *stream) plan() string {
 		return anew()
 	case r.keeping == keepAll && s.resumable(seen):
 	case r.keeping == keepAll && !j.req.Stream:
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.gw.conf().Limits.AnswerBytes)
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 		said.Head = sse.Head{} // nobody has seen it
 		return anew()
 	default:
@@ -447,7 +447,7 @@ func (j *job) verify(want, got int) *openai.Error {
 	case r.times == 0 || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
-		j.gw.log.Warn("resume refused", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+		j.srv.Log.Warn("resume refused", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
 	return nil

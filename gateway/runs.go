@@ -41,22 +41,22 @@ type runs struct {
 
 // begin notes a call. Its place's deadline, or the proxy's own, may have passed
 // since it was chosen.
-func (g *Gateway) begin(at fleet.Place, call *engine.Call, safe bool) *run {
+func (srv *Server) begin(at fleet.Place, call *engine.Call, safe bool) *run {
 	r := &run{at: at, call: call}
 	r.safe.Store(safe)
-	g.runs.mu.Lock()
-	g.runs.all[r] = struct{}{}
-	g.runs.mu.Unlock()
-	if g.service.over() || g.fleet.Overdue(at) { // after it was noted, so that either side sees the other
+	srv.runs.mu.Lock()
+	srv.runs.all[r] = struct{}{}
+	srv.runs.mu.Unlock()
+	if srv.over() || srv.Fleet.Overdue(at) { // after it was noted, so that either side sees the other
 		r.move()
 	}
 	return r
 }
 
-func (g *Gateway) ended(r *run) {
-	g.runs.mu.Lock()
-	delete(g.runs.all, r)
-	g.runs.mu.Unlock()
+func (srv *Server) ended(r *run) {
+	srv.runs.mu.Lock()
+	delete(srv.runs.all, r)
+	srv.runs.mu.Unlock()
 }
 
 // move ends every call at a place that is meant, and returns how many.

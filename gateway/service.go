@@ -89,7 +89,7 @@ func (g *Gateway) Undrain() {
 // endService ends what runs, each answer with an error event.
 func (g *Gateway) endService() {
 	g.service.close()
-	if n := g.runs.move(func(fleet.Place) bool { return true }); n > 0 {
+	if n := g.requests.Move(func(fleet.Place) bool { return true }); n > 0 {
 		g.log.Warn("the drain's time is over; what still runs ends with an error", zap.Int("calls", n))
 	}
 }

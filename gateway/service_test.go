@@ -46,7 +46,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		lease, err := g.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		g.places.Release()
-		j := &job{gw: g, client: kid}
+		j := &job{srv: g.requests, client: kid}
 		fault := j.probeFailed(lease, &run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
 		require.False(t, fault.moved)
 	}

@@ -62,20 +62,20 @@ var templated = map[mooncake.Endpoint][]string{
 
 // tokenize returns the keys of a job's prompt in blocks of token ids, and how
 // many tokens it has; false where nobody tells.
-func (g *Gateway) tokenize(j *job, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+func (srv *Server) tokenize(j *job, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
 	body, digest := j.templated(root)
-	if t, ok := g.tokenizer.find(digest, block); ok {
-		g.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
+	if t, ok := srv.tokenizer.find(digest, block); ok {
+		srv.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
 		return t.keys, t.tokens, true
 	}
-	ids, err := g.askForIDs(j.model.Name, body)
+	ids, err := srv.askForIDs(j.model.Name, body)
 	if err != nil {
-		g.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
+		srv.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
 		return nil, 0, false
 	}
-	g.metrics.tokenize.WithLabelValues(tokenizeAsked).Inc()
+	srv.metrics.tokenize.WithLabelValues(tokenizeAsked).Inc()
 	keys = h.Tokens(nil, root, ids, block)
-	g.tokenizer.note(tokenized{digest, block, keys, len(ids)})
+	srv.tokenizer.note(tokenized{digest, block, keys, len(ids)})
 	return keys, len(ids), true
 }
 
@@ -100,27 +100,27 @@ func (j *job) templated(root index.Key) ([]byte, promptDigest) {
 	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
 }
 
-func (g *Gateway) askForIDs(model string, body []byte) ([]int32, error) {
-	target := g.fleet.AnyPrefill(model)
+func (srv *Server) askForIDs(model string, body []byte) ([]int32, error) {
+	target := srv.Fleet.AnyPrefill(model)
 	if target == nil {
 		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
 	}
-	turn, ok := g.tokenizer.mayAsk(time.Now())
+	turn, ok := srv.tokenizer.mayAsk(time.Now())
 	if !ok {
 		return nil, errQuiet
 	}
-	ids, err := g.postTokenize(target, body)
-	switch began, ended := g.tokenizer.answered(turn, time.Now(), err); {
+	ids, err := srv.postTokenize(target, body)
+	switch began, ended := srv.tokenizer.answered(turn, time.Now(), err); {
 	case began:
-		g.log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
+		srv.Log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
 	case ended:
-		g.log.Info("engines tell token ids again", zap.String("engine", target.ID))
+		srv.Log.Info("engines tell token ids again", zap.String("engine", target.ID))
 	}
 	return ids, err
 }
 
-func (g *Gateway) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call, patience := g.client.NewCall(target), g.conf().Prefill.Index.TokenizeTimeout
+func (srv *Server) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
+	call, patience := srv.Client.NewCall(target), srv.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(patience, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},

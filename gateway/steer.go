@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+)
+
+// Headers of a request that steer it.
+const (
+	explainHeader       = "X-Evenkeel-Explain"
+	disaggregateHeader  = "X-Evenkeel-Disaggregate"
+	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
+	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
+	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
+)
+
+// steer reads what a request says about its way: its session, which anybody may
+// name, and the prefill policy and the engines, which only a trusted caller may.
+func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
+	session := ctx.Request.Header.Peek(SessionHeader)
+	for _, key := range [...]string{"prompt_cache_key", "user"} {
+		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
+			session = value
+		}
+	}
+	if len(session) > 0 {
+		var d xxhash.Digest
+		d.Reset()
+		_, _ = d.WriteString(in.Told.Key) // the same name of another caller is another session
+		_, _ = d.Write([]byte{0})
+		_, _ = d.Write(session)
+		in.Session = max(1, d.Sum64())
+	}
+	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
+		in.Disaggregate = string(said)
+		if fail := checkDisaggregate(in.Disaggregate); fail != nil {
+			return fail
+		}
+	}
+	if spec := ctx.Request.Header.Peek(PolicyHeader); len(spec) > 0 && in.key.Trusted {
+		in.PrefillPolicy = string(spec)
+		if err := g.tier.CheckPolicy(in.PrefillPolicy); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+PolicyHeader+" out")
+		}
+	}
+	return g.aim(ctx, in, m)
+}
+
+// aim reads which engines a trusted caller wants.
+func (g *Gateway) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
+	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
+		in.ToPrefill = string(id)
+		if err := g.tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
+		}
+	}
+	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
+		worker, ok := g.fleet.RankOf(string(name), m.Board)
+		if !ok {
+			return openai.NewError(http.StatusBadRequest, "bad_target",
+				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
+		}
+		in.ToDecode = []int32{worker}
+	}
+	return nil
+}
+
+// locate reads where a request comes from, whether it may leave, and how long its
+// client waits.
+func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
+	r.Address = ctx.RemoteIP().String()
+	r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+	r.Patience = patienceOf(&ctx.Request.Header, r.Told.Arrival)
+}
+
+// checkDisaggregate reads a trusted caller's word about the way of a request.
+func checkDisaggregate(said string) *openai.Error {
+	switch said {
+	case DisaggregateAuto, DisaggregateAlways, DisaggregateNever:
+		return nil
+	}
+	return openai.NewError(http.StatusBadRequest, "bad_target", strconv.Quote(said)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
+}
+
+// patienceOf is when the client gives up waiting for an answer to begin, as the
+// OpenAI libraries tell in seconds; zero if it did not.
+func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
+	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
+		if s, err := strconv.ParseFloat(string(h.Peek(name)), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
+			return arrive.Add(time.Duration(s * float64(time.Second)))
+		}
+	}
+	return time.Time{}
+}
