@@ -12,6 +12,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
 )
 
 // strange is the refusal of a caller we do not know.
@@ -48,7 +49,7 @@ const priorityHeader = "X-Evenkeel-Priority"
 
 // incoming is a request on its way to being admitted.
 type incoming struct {
-	*Incoming
+	*request.Incoming
 	caller
 }
 

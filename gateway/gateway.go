@@ -1,6 +1,6 @@
-// Package gateway is the proxy itself: the OpenAI API towards clients, the life
-// of a request through prefill engine, pool and decode rank, and the wiring of
-// the parts that decide. life.go is the place to start reading.
+// Package gateway is the proxy itself: the OpenAI API towards clients, which requests are
+// admitted, and the wiring of the parts that decide. What becomes of a request then is
+// in package request.
 package gateway
 
 import (
@@ -27,6 +27,7 @@ import (
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/request"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 	"evenkeel/prefill"
@@ -53,7 +54,7 @@ type Gateway struct {
 	metrics    *metrics
 	advice     *adviser
 	journal    *journal.Journal
-	requests   *Server
+	requests   *request.Server
 
 	reloading sync.Mutex // over all below: files are read by one at a time
 	source    configSource
@@ -155,7 +156,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if g.regions, err = newRegions(g); err != nil {
 		return nil, err
 	}
-	g.requests = NewServer(g.env())
+	g.requests = request.New(g.env())
 	g.advice = newAdviser(g)
 	if g.discovery, err = newDiscovery(g); err != nil {
 		return nil, err
@@ -172,8 +173,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 }
 
 // env is what requests need of this proxy.
-func (g *Gateway) env() Env {
-	return Env{
+func (g *Gateway) env() request.Env {
+	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.context, PromptKey: g.promptKey.Load,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,

@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
 )
 
@@ -75,7 +76,7 @@ func (g *Gateway) Routes() (all []string) {
 func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := g.begin(journal.Facts{ID: NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	in := g.begin(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Told.ID))
 
 	fail := g.checkSender(ctx, ep, in)
@@ -150,7 +151,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	if fail := in.book(len(legs) - 1); fail != nil {
 		return fail
 	}
-	if fail := in.meter(Estimate(req, legs), in.Told.Arrival); fail != nil {
+	if fail := in.meter(request.Estimate(req, legs), in.Told.Arrival); fail != nil {
 		return fail
 	}
 	return g.requests.Serve(ctx, in.Incoming, req, m, legs)
@@ -163,7 +164,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
 	if refusing {
-		return nil, fleet.Route{}, errLeaving()
+		return nil, fleet.Route{}, request.ErrLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.Body = charge
@@ -179,13 +180,13 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	switch {
 	case far:
 	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // a model may come back with the region that serves it
-		return req, m, unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
+		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
 	case !ok || !m.Prefill:
-		return req, m, unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
+		return req, m, openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
 	case !m.Decode:
-		return req, m, unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
+		return req, m, openai.Unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
 	}
 	return req, m, nil
 }

@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/request"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
@@ -174,7 +175,7 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 		late := time.AfterFunc(left, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
-	in := g.begin(journal.Facts{ID: NewID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin})
+	in := g.begin(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin})
 	in.From = &from.Hop
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
 	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
@@ -186,7 +187,7 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 // busy refuses a request for whose model too many wait here already.
 func (r *regions) busy(from *geo.Hop, m fleet.Route) *openai.Error {
 	if from.N >= from.Max && !r.gw.fleet.Begins(m.Board) { // it could only wait here
-		return errNotOurs()
+		return request.ErrNotOurs()
 	}
 	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.Name)) {
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
 )
 
@@ -25,7 +26,7 @@ const (
 // steer reads what a request says about its way: its session, which anybody may
 // name, and the prefill policy and the engines, which only a trusted caller may.
 func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
-	session := ctx.Request.Header.Peek(SessionHeader)
+	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
 			session = value
@@ -45,10 +46,10 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, b
 			return fail
 		}
 	}
-	if spec := ctx.Request.Header.Peek(PolicyHeader); len(spec) > 0 && in.key.Trusted {
+	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
 		if err := g.tier.CheckPolicy(in.PrefillPolicy); err != nil {
-			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+PolicyHeader+" out")
+			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
 	return g.aim(ctx, in, m)
@@ -84,7 +85,7 @@ func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
 // checkDisaggregate reads a trusted caller's word about the way of a request.
 func checkDisaggregate(said string) *openai.Error {
 	switch said {
-	case DisaggregateAuto, DisaggregateAlways, DisaggregateNever:
+	case request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever:
 		return nil
 	}
 	return openai.NewError(http.StatusBadRequest, "bad_target", strconv.Quote(said)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")

@@ -37,6 +37,13 @@ func NewError(status int, code, message string) *Error {
 	return &Error{Status: status, Type: typeOf(status), Code: code, Message: message}
 }
 
+// Unavailable is a 503 that says in how many seconds to come back.
+func Unavailable(code, message string, retryAfter int) *Error {
+	e := NewError(http.StatusServiceUnavailable, code, message)
+	e.RetryAfter = retryAfter
+	return e
+}
+
 func typeOf(status int) string {
 	switch {
 	case status == http.StatusTooManyRequests:

@@ -1,0 +1,175 @@
+package request
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+)
+
+// send has another dispatcher answer. A peer that fails before the client has
+// anything gives the request back: it is not answered then, and there is no error. It
+// takes its old place in the queue and stays, or is asked about again.
+func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *openai.Error) {
+	if j.left() {
+		f.Drop()
+		j.freed()
+		return false, errGone()
+	}
+	j.told.Calls("forward")
+	j.reach(journal.Transfer)
+	j.told.SentTo(f.PeerID())
+	j.client.OnGone(f.Leave)
+	whole, failure := f.Send(&geo.Request{
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Most: j.mayRelay(),
+	})
+	switch {
+	case failure != nil:
+		j.client.OnGone(nil)
+		return false, j.cameBack(failure)
+	case whole != nil:
+		j.client.OnGone(nil)
+		j.tookWhole(ctx, f, whole)
+	default:
+		j.relay(ctx, f)
+	}
+	return true, nil
+}
+
+// passedOn are the client's headers that mean something in another region.
+func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
+	if s := ctx.Request.Header.Peek(SessionHeader); len(s) > 0 {
+		return []engine.Header{{Name: SessionHeader, Value: string(s)}}
+	}
+	return nil
+}
+
+// cameBack handles a forward that gave the client nothing. Without an error the
+// request is served here, or asked about again.
+func (j *job) cameBack(x *geo.Failure) *openai.Error {
+	if x.Gone || j.left() {
+		j.freed()
+		return errGone()
+	}
+	if x.Relay != nil {
+		j.in.way = wayForwarded
+		return relayedBy(x.Relay)
+	}
+	j.in.way = wayFallback
+	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+	if x.Sibling {
+		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
+			return openai.Unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
+		}
+		if x.Ran {
+			j.ran++
+		}
+		log.Info("another proxy gave a request back, its decode group's owner is asked for again")
+		j.history.moves(askAgain)
+	} else {
+		log.Info("another region gave a request back, it is served here")
+		j.history.moves(gaveBack)
+		j.question = j.elsewhere(true)
+	}
+	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
+	j.told.Retries()
+	return nil
+}
+
+// elsewhere is what the arrival queue asks about the request; nil: nothing.
+func (j *job) elsewhere(stay bool) *geo.Question {
+	if j.srv.Node == nil {
+		return nil
+	}
+	a := geo.Ask{
+		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+	}
+	if from := j.in.From; from != nil {
+		a.Came = from
+		a.Stay = a.Stay || from.N >= from.Max
+		a.ID = cmp.Or(from.RID, a.ID)
+	}
+	if !a.Stay {
+		a.Prompt = j.recognize()
+	}
+	return j.srv.Node.Question(a)
+}
+
+var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
+
+// relayedBy is another dispatcher's refusal as a client sees it.
+func relayedBy(r *geo.Relay) *openai.Error {
+	e := &openai.Error{Status: r.Status, Code: "engine_refused", Raw: r.Body, ContentType: r.ContentType}
+	if r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable {
+		e.RetryAfter = 1
+	}
+	return e
+}
+
+// began notes the first event, or all, of a forwarded answer.
+func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
+	j.reach(journal.Streaming)
+	j.told.First(f.FirstAt())
+	j.in.way = wayForwarded
+	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
+	j.body = mooncake.Body{} // the peer has it
+	j.in.Body.Give()
+	j.srv.markRoute(ctx, j.in)
+}
+
+// tookWhole answers with what came in one piece.
+func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Relay) {
+	j.began(ctx, f)
+	f.Close()
+	var says struct {
+		Usage struct {
+			Prompt     int `json:"prompt_tokens"`
+			Completion int `json:"completion_tokens"`
+		} `json:"usage"`
+	}
+	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && j.believes(says.Usage.Prompt, says.Usage.Completion) {
+		j.told.PromptTokens, j.told.OutputTokens = says.Usage.Prompt, says.Usage.Completion
+	}
+	j.told.EndAttempt(nil)
+	j.srv.account(j.in, nil)
+	ctx.SetStatusCode(whole.Status)
+	ctx.SetContentType(whole.ContentType)
+	ctx.SetBody(whole.Body)
+}
+
+// relay hands the client's connection the peer's stream, event by event as it
+// comes.
+func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
+	j.began(ctx, f)
+	startStream(ctx, edge.NewPull(f, func(error) {
+		j.client.OnGone(nil)
+		var fail *openai.Error
+		switch {
+		case f.Lost():
+			fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
+		case !f.Whole():
+			fail = errGone()
+			j.told.Cancelled()
+		}
+		tokens := f.Events()
+		f.Close()
+		if !f.Whole() {
+			j.freed()
+		}
+		j.told.Relayed(time.Since(f.FirstAt()), tokens)
+		j.told.EndAttempt(fail)
+		j.srv.account(j.in, fail)
+	}, j.srv.Log), f.ContentType())
+}

@@ -1,0 +1,333 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// fault is a failed attempt: what the client sees if it is the last, whether
+// the hand-off is spent, and what the retry rule looks at.
+type fault struct {
+	answer     *openai.Error
+	status     int    // engine's answer, 0: none
+	err        error  // what failed, for the log
+	engine     string // the monitor's id, where a call to it broke
+	retryAfter time.Duration
+	spent      bool
+	final      bool // no other engine would answer otherwise
+	givenBack  bool // for want of KV memory, before a first event
+	most       int  // recompute_max of the engine that did
+	refusal    bool // a prefill engine took nothing of it: 503 or 429
+	moved      bool // what it was at was taken out of service: an engine, or a region
+	unowned    bool // its decode group is another proxy's now
+}
+
+// cause is why it failed, for receipts and spans.
+func (f *fault) cause() string {
+	if f.err == nil {
+		return f.answer.Code
+	}
+	return f.err.Error()
+}
+
+// tries is what a job remembers of its failed attempts.
+type tries struct {
+	count, unsent int      // since the last start: of a resumed answer, those of its next part
+	prefill       []string // candidates tried since then
+	decode        []int32  // workers that failed, and those beside them
+	refused       int      // by prefill engines, attempts not counted
+	suspect       int      // engines that it may have broken
+	broke         []breach
+}
+
+// breach is a connection that broke under a request.
+type breach struct {
+	engine string
+	at     time.Time
+}
+
+// mostRefused is how many refusals of prefill engines do not count as attempts,
+// because the engines ran nothing. If engines refuse a fifth of their probes, three
+// attempts alone would fail one request in a hundred.
+const mostRefused = 3
+
+// poison is how many engines a request may have broken before it is stopped.
+const poison = 2
+
+// begin forgets the attempts before, as far as they count against the next ones.
+func (t *tries) begin() {
+	t.restart()
+	t.prefill = nil
+}
+
+// restart does so for a request that may be served here once more: until it is its
+// turn, the prefill engines that failed are passed over.
+func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
+
+// shun keeps the next attempts off a rank, and off those behind the same API
+// server, while there are others.
+func (j *job) shun(worker int32) {
+	j.tries.decode = j.srv.Fleet.Beside(worker, j.tries.decode)
+}
+
+// again decides whether to try once more and waits the backoff. The client that
+// left ends it, and so does one that will have left by then.
+func (j *job) again(f *fault) bool {
+	j.told.Fails(f.cause(), f.status, f.answer)
+	if f.final || j.left() {
+		return false
+	}
+	wait, ok := j.backoff(f)
+	wait = max(wait, min(f.retryAfter, maxRetryAfter))
+	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	if !ok || j.late(wait) {
+		log.Warn("request failed, no retry is left")
+		return false
+	}
+	log.Info("attempt failed, trying again")
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		j.told.Retries()
+		return true
+	case <-j.client.Gone():
+		return false
+	}
+}
+
+// backoff says whether a failure is worth another attempt, and after what wait.
+func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
+	retry, t := &j.srv.Settings().Prefill.Retry, &j.tries
+	switch {
+	case f.moved: // nothing failed; there are other engines
+		return 0, true
+	case f.givenBack: // nothing failed; the engine is full
+		again = j.resume.times+j.resume.bounced < f.most
+		j.resume.bounced++
+		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
+	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
+		t.unsent++
+		return j.srv.Tier.RetryUnsent(t.unsent)
+	}
+	if f.refusal && t.refused < mostRefused {
+		t.refused++
+		_, again = j.srv.Tier.Retry(max(1, t.count), f.status, f.err)
+		return rand.N(retry.Base<<t.refused + 1), again
+	}
+	t.count++
+	if j.breaks(f) {
+		return 0, false
+	}
+	wait, again = j.srv.Tier.Retry(t.count, f.status, f.err)
+	if !again && j.resume.times > 0 && f.status == 0 && t.count < retry.Attempts {
+		// Half an answer is out, so the request is not turned away by the budget.
+		return rand.N(retry.Base<<t.count + 1), true
+	}
+	return wait, again
+}
+
+// breaks tells whether a request may be what breaks engines: two answered it
+// with 500, or died under it.
+func (j *job) breaks(f *fault) bool {
+	if f.status == http.StatusInternalServerError {
+		return j.suspected()
+	}
+	return f.status == 0 && f.engine != "" && prefill.Broke(f.err) && j.died(f.engine)
+}
+
+// suspected counts an engine that failed at the request, and tells whether it
+// was one too many.
+func (j *job) suspected() bool {
+	j.tries.suspect++
+	return j.tries.suspect >= poison
+}
+
+// died notes an engine whose connection broke under the request, and tells
+// whether another one of its side broke before and went down then. A
+// connection that broke with its engine alive is no sign, and a cluster may
+// lose one engine of each side at once.
+func (j *job) died(engine string) bool {
+	role, _, _ := strings.Cut(engine, " ")
+	for _, b := range j.tries.broke {
+		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.srv.Fleet.DownSince(b.engine, b.at) {
+			return true
+		}
+	}
+	j.tries.broke = append(j.tries.broke, breach{engine, time.Now()})
+	return j.tries.suspect+1 >= poison // it answered 500 elsewhere
+}
+
+// late says that the client's own time limit, if it told one, is over before
+// another attempt could begin. An answer that has begun has no such limit.
+func (j *job) late(wait time.Duration) bool {
+	return j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
+}
+
+// maxRetryAfter bounds how long an engine's Retry-After holds up a request that
+// another engine may take.
+const maxRetryAfter = 5 * time.Second
+
+// probeFailed settles a probe whose call broke.
+func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
+	var ee *engine.Error
+	sent := errors.As(err, &ee) && ee.Sent
+	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.left() || run.moved.Load()) { // the engine aborts with the connection
+		if j.left() {
+			return j.drop(lease)
+		}
+		lease.Release()
+		return &fault{answer: j.movedOut(), err: errDrained, moved: true}
+	}
+	if ee != nil && ee.Aborted { // in the middle of its answer: the engine may hold a prefill, and has not failed
+		lease.Orphan()
+		return &fault{answer: j.movedOut(), err: errDrained, moved: run.moved.Load()}
+	}
+	// Any other silence may hide a finished prefill and its KV.
+	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
+	j.srv.Monitor.Report(lease.Candidate.Instance, err)
+	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
+}
+
+// unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
+// regions. So a hand-off in a region whose ranks are gone, most often because the
+// region was handed back, is spent: the prompt is prefilled again elsewhere, once.
+func (j *job) unplaced(err error, region string, unowned bool) *fault {
+	if unowned {
+		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
+	}
+	f := &fault{answer: waitError(err, j.prompt), err: err, spent: true, final: true}
+	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
+		f.final, f.moved = false, true
+	}
+	return f
+}
+
+// drop settles a probe that its client's leaving ended.
+func (j *job) drop(lease *prefill.Lease) *fault {
+	lease.Release()
+	j.freed()
+	return &fault{answer: errGone(), final: true}
+}
+
+// decodeRefused settles an error status from the decode engine. The hand-off is
+// spent, for a status may also come from something in between or after the pull;
+// where the engine is known to tell the prefiller to free it, it needs no drain.
+func (j *job) decodeRefused(h *handoff, s *stream) *fault {
+	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
+	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
+	f.spent = true
+	if f.status == http.StatusNotFound && h != nil {
+		j.srv.Fleet.Differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.Name)
+	}
+	if j.srv.Fleet.RejectionFrees(s.rank) {
+		h.release()
+	} else {
+		j.doubt(h, false)
+	}
+	return f
+}
+
+// refusal reads the body of an error status. Its beginning says what is wrong, and
+// the status says the rest: neither its length nor its pace may hold the request.
+func refusal(resp *engine.Response) []byte {
+	resp.SetDeadline(time.Now().Add(refusalTime))
+	return resp.ReadUpTo(maxErrorBody)
+}
+
+const (
+	maxErrorBody = 1 << 20
+	refusalTime  = 5 * time.Second
+)
+
+// refused maps an engine's error status: its 4xx reach the client as they came,
+// our own credential's failure and its 5xx do not.
+func (j *job) refused(side, id string, resp *engine.Response, body []byte) *fault {
+	status := resp.StatusCode()
+	f := &fault{
+		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
+		retryAfter: time.Duration(retryAfter(resp)) * time.Second,
+	}
+	switch {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		j.srv.Log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
+	case status/100 == 4:
+		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
+	case status == http.StatusServiceUnavailable:
+		f.answer = openai.Unavailable(side+"_unavailable", "the "+side+" engine is overloaded; retry later", max(1, retryAfter(resp)))
+	default:
+		f.answer = badGateway(side, fmt.Sprintf("it answered %d", status))
+	}
+	return f
+}
+
+// headers are built from scratch for every leg and attempt: a fresh id, so that
+// a retried probe never meets its own first attempt.
+func (j *job) headers(leg string, attempt int) []engine.Header {
+	return []engine.Header{
+		{Name: "Content-Type", Value: "application/json"},
+		{Name: requestID, Value: j.legID(leg, attempt)},
+	}
+}
+
+const requestID = "X-Request-Id"
+
+func (j *job) legID(leg string, attempt int) string {
+	return fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)
+}
+
+// estimate is the prompt's length before anyone counted it.
+func (j *job) estimate() int {
+	if j.prompt > 0 {
+		return j.prompt
+	}
+	return estimate(j.req, j.leg)
+}
+
+func estimate(req *openai.Request, leg *mooncake.Leg) int {
+	switch {
+	case leg != nil && leg.Prompt != nil:
+		return len(leg.Prompt) / bytesPerToken
+	case req.PromptTokens > 0:
+		return req.PromptTokens
+	}
+	return req.PromptBytes / bytesPerToken
+}
+
+// Estimate is the sum over the prompts; a prompt of several answers counts
+// for each, as each is prefilled.
+func Estimate(req *openai.Request, legs []openai.Leg) (tokens int) {
+	for i := range legs {
+		tokens += estimate(req, &legs[i].Leg)
+	}
+	return tokens
+}
+
+func (j *job) promptBytes() int {
+	if j.leg != nil && j.leg.Prompt != nil {
+		return len(j.leg.Prompt)
+	}
+	return j.req.PromptBytes
+}
+
+// bytesPerToken is the usual length of a token of English text.
+const bytesPerToken = 4
+
+// wholeCharge bounds what is charged in advance for an answer that comes in one
+// piece, in tokens: a client that asks for millions must not make its rank look
+// full to all others.
+const wholeCharge = 1024

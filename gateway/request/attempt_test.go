@@ -1,0 +1,39 @@
+package request
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/engine"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
+	require.Positive(t, engineError(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
+}
+
+// A client that leaves while a probe is being answered must not take the engine
+// out of service, however often it does.
+func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
+	srv := newServer(t)
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
+	kid := &child{gone: make(chan struct{})}
+	kid.leave()
+	for range 6 {
+		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+		require.NoError(t, err)
+		srv.Places.Release()
+		j := &job{srv: srv, client: kid}
+		fault := j.probeFailed(lease, &run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
+		require.False(t, fault.moved)
+	}
+	c := srv.Tier.Status()[0]
+	require.Zero(t, c.Failures)
+	require.Equal(t, 6, c.Orphans, "it may have finished the prefill")
+}

@@ -1,0 +1,86 @@
+package request
+
+import (
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/journal"
+)
+
+func (j *job) left() bool {
+	select {
+	case <-j.client.Gone():
+		return true
+	default:
+		return false
+	}
+}
+
+// reach begins a phase. A client that has left stays in the phase in which it left.
+func (j *job) reach(p journal.Phase) {
+	j.told.Enter(p)
+	if j.told.Reached == "" || !j.left() {
+		j.told.Reached = p
+	}
+}
+
+// notice is how long an engine may take to notice that we left. One that does
+// not close its side by then is cut off.
+const notice = 250 * time.Millisecond
+
+// finishOrLeave says what becomes of a probe whose client leaves. An engine that
+// finishes a prefill pins its KV before anyone hears of it, and closing the
+// connection then loses the only name it has: the pin stays until the hold
+// timeout (vllm#50425). So the probe may still finish for a moment,
+// and its hand-off is drained like any other; only one that takes longer is
+// aborted, which frees it on the engine at once. What an engine
+// finishes in the instant in which it notices that cannot be known to anyone. It
+// is not left on the budget: charging every aborted probe for the whole hold
+// timeout would close the gate on engines that are empty.
+func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
+	return j.leaveAfter(call, func() time.Duration { return j.srv.Settings().Limits.ProbeGrace })
+}
+
+// finishPull has a call whose answer comes in one piece end with its client, but
+// not before its pull of KV is over: no first event tells that it is, so until
+// the time by which one would have come.
+func (j *job) finishPull(call *engine.Call, over time.Time) (stop func()) {
+	return j.leaveAfter(call, func() time.Duration { return time.Until(over) })
+}
+
+// leaveAfter has a call end when its client has left and, from then on, wait is
+// over.
+func (j *job) leaveAfter(call *engine.Call, wait func() time.Duration) (stop func()) {
+	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
+	j.client.OnGone(func() {
+		later = time.AfterFunc(wait(), func() { call.Leave(notice) })
+	})
+	return func() {
+		j.client.OnGone(nil)
+		if later != nil {
+			later.Stop()
+		}
+	}
+}
+
+// part leaves the decode engine and returns when it has noticed, so that the
+// slot is never another's while the engine still has this request in it.
+func (s *stream) part() {
+	if s.resp == nil || s.resp.Ended() {
+		return
+	}
+	s.call.Leave(notice)
+	var rest [1 << 10]byte
+	for {
+		if _, err := s.resp.Read(rest[:]); err != nil {
+			return
+		}
+	}
+}
+
+// freed observes that nothing of a request is held any more, if its client left.
+func (j *job) freed() {
+	if j.left() {
+		j.told.Freed(j.client.GoneAt())
+	}
+}

@@ -1,0 +1,75 @@
+package request
+
+import (
+	"fmt"
+	"net/http"
+
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill/index"
+)
+
+// A prompt and the answer it asks for may be longer than the model's context. The
+// decode engine decides what happens then: vLLM from 0.32 on gives as many tokens
+// as fit, and ends the answer by length. Older engines answer 400, but only after a
+// whole prefill, because a prefill engine is asked for one token. So evenkeel
+// answers 400 in their place.
+
+// Overlong refuses, before any prefill, a request that the decode engines of its
+// model would refuse. A prompt whose length is not known in time is prefilled, and
+// checked again with the prefill engine's count.
+func (srv *Server) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
+	switch {
+	case m.MaxLen == 0 || req.MaxTokensKey == "":
+		return nil
+	case req.MaxTokens > m.MaxLen: // no engine gives so much, whatever the prompt
+		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
+	case m.Clamps:
+		return nil
+	}
+	for i := range legs {
+		if n, ok := srv.promptLength(m, req, &legs[i].Leg, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
+			return beyondContext(m, req, n)
+		}
+	}
+	return nil
+}
+
+// promptLength returns how many tokens a prompt has, if that is known. ok is false
+// for a prompt that has no more bytes than it may have tokens: it fits, because a
+// token has at least one byte.
+func (srv *Server) promptLength(m fleet.Route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
+	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
+	if prompt == nil {
+		prompt, _ = req.Body.Get(key)
+	}
+	if ids, ok := index.PromptTokens(nil, prompt); ok && req.Endpoint == mooncake.Completions {
+		return len(ids), true
+	}
+	j := &job{srv: srv, req: req, body: req.Body, leg: leg, model: m}
+	if j.promptBytes() <= room || openai.HasMedia(&req.Body, req.Endpoint) {
+		return 0, false
+	}
+	body, _ := j.templated(index.Key{})
+	ids, err := srv.askForIDs(m.Name, body)
+	return len(ids), err == nil
+}
+
+// tooLong checks prompt and answer against the model's context, with the prompt as
+// the prefill engine counted it. What a request leaves open, engines cut to fit.
+func (j *job) tooLong() *openai.Error {
+	m := j.model
+	if m.MaxLen == 0 || m.Clamps || j.req.MaxTokensKey == "" || j.prompt-j.resume.before+j.req.MaxTokens <= m.MaxLen {
+		return nil
+	}
+	return beyondContext(m, j.req, j.prompt)
+}
+
+func beyondContext(m fleet.Route, req *openai.Request, prompt int) *openai.Error {
+	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, prompt, req.MaxTokensKey, req.MaxTokens))
+}
+
+func tooLong(req *openai.Request, message string) *openai.Error {
+	return &openai.Error{Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: req.MaxTokensKey, Message: message}
+}

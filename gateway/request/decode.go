@@ -1,0 +1,159 @@
+package request
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/owner"
+)
+
+// decode consumes the hand-off, if there is one, and returns with the first data event in hand:
+// the engine has the KV then, and only then the client sees a status line.
+func (j *job) decode(h *handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
+	next := journal.Transfer
+	if h == nil {
+		next = journal.Prefill
+	}
+	j.told.Calls("decode")
+	j.reach(next)
+	s := j.newStream(slot)
+	defer func() {
+		if f != nil {
+			s.giveBack(h, f)
+		}
+	}()
+	s.computes()
+	if f := j.open(h, s); f != nil {
+		return nil, f
+	}
+	h.release() // the prefiller has its blocks back
+	slot.Started()
+	j.arrived(h, s)
+	s.opened()
+	s.run.settle()
+	j.reach(journal.Streaming)
+	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
+	return s, nil
+}
+
+// giveBack returns what the stream of a failed attempt took: slot, run, buffers and
+// the account of bytes kept. It judges the engine before.
+func (s *stream) giveBack(h *handoff, f *fault) {
+	j := s.job
+	if s.run.moved.Load() && !f.final {
+		f.moved = true
+	}
+	j.judge(s.rank, f)
+	kind := dispatcher.Failed
+	switch {
+	case errors.Is(f.err, owner.ErrNotOwner):
+		kind = dispatcher.Cancelled
+	case h == nil:
+		kind = j.localFailed(s, f)
+	case s.whole && j.left():
+		kind = dispatcher.Cancelled
+	}
+	s.settle(kind)
+	if j.resume.times == 0 {
+		j.forget()
+	}
+}
+
+// open sends the decode request and reads up to the first data event. The
+// connection stays until then even if the client left, for a pull that is cut
+// leaks blocks on both sides.
+func (j *job) open(h *handoff, s *stream) *fault {
+	sent, ok := s.rank.Area.Enter()
+	defer sent()
+	if !ok {
+		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, moved: true}
+	}
+	s.call.OnWritten(sent)
+	s.call.Guard(s.rank.Area.Ours)
+	var kv json.RawMessage
+	if h == nil {
+		j.leaveAtOnce(s.call)
+	} else {
+		if gone, sure := j.srv.Fleet.Outlived(h.born); gone {
+			if sure {
+				h.release()
+			} else { // the engine may hold it still
+				h.orphan()
+			}
+			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
+		}
+		var err error
+		if kv, err = h.take(s.began); err != nil {
+			h.orphan()
+			return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+		}
+		h.lease.Dispatched()
+	}
+	profile, limits := s.rank.Profile, &j.srv.Settings().Limits
+	silence := profile.FirstEventTimeout
+	switch {
+	case h != nil && profile.Renews():
+		h.lease.Renewed()
+	case h != nil:
+		silence = min(silence, h.pulledBy().Sub(s.began))
+	}
+	pulled := s.began.Add(silence)
+	headers := j.headers("d", j.told.Attempts)
+	if h != nil && s.slot.Beyond {
+		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
+		s.inQueue()
+		if !s.whole {
+			defer s.watchQueue(silence)()
+			silence = forEver
+		}
+	}
+	if s.whole { // nothing comes before all of it has
+		if h != nil {
+			defer j.finishPull(s.call, pulled)()
+		}
+		silence = limits.ProbeTimeout
+		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
+	}
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
+	switch {
+	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
+		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, moved: true}
+	case err != nil:
+		j.srv.Monitor.Report(s.rank.Instance, err)
+		var ee *engine.Error
+		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
+		switch {
+		case !spent:
+		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
+			h.release() // its answer was not awaited any longer, its pull was over
+		default:
+			j.overdue(h, s)
+			j.doubt(h, true)
+		}
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
+	}
+	s.resp = resp
+	if resp.StatusCode() != http.StatusOK {
+		return j.decodeRefused(h, s)
+	}
+	if err := s.first(s.began.Add(silence)); err != nil {
+		if s.mirror.Started() || s.tooLong(err) {
+			h.release() // the pull was over when it broke
+		} else {
+			j.overdue(h, s)
+			j.doubt(h, true)
+		}
+		return s.failure(err)
+	}
+	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
+		h.release()
+		return &fault{answer: fail, final: true, spent: true}
+	}
+	return nil
+}

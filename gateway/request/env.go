@@ -1,0 +1,106 @@
+package request
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/geo"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Env is what requests need of the proxy that serves them.
+type Env struct {
+	Context    context.Context // ends when the last stream has
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Buckets    []float64 // of histograms of seconds
+
+	Settings  func() *fleet.Settings // in force now
+	Serving   func() context.Context // ends when what has no answer yet must end, because the proxy shuts down
+	PromptKey func() *[]byte         // of hashes that tell prompts apart; nil: nobody does
+
+	Client     *engine.Client
+	Monitor    *engine.Monitor
+	Fleet      *fleet.Fleet
+	Tier       *prefill.Tier
+	Locals     *local.Ranks
+	Places     *pool.Places
+	Dispatcher *dispatcher.Dispatcher
+	Journal    *journal.Journal
+	Owner      *owner.Set // nil: everything is ours
+	Node       *geo.Node  // nil: there are no other regions
+}
+
+// A Server serves requests that were admitted. It has what they share.
+type Server struct {
+	Env
+	metrics     *metrics
+	recognizer  recognizer
+	tokenizer   tokenizer
+	exchanges   exchanges
+	runs        runs
+	drains      drainage     // of hand-offs
+	tails       drainage     // of engines whose client has its answer: ends of bodies, legs beside one that failed
+	open        atomic.Int64 // client requests being served
+	ids         atomic.Uint64
+	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
+}
+
+// New makes the server of a proxy.
+func New(env Env) *Server {
+	srv := &Server{Env: env, runs: runs{all: map[*run]struct{}{}}}
+	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
+	return srv
+}
+
+// Open is how many client requests are being served.
+func (srv *Server) Open() int64 { return srv.open.Load() }
+
+// Move ends every call at a place that is meant, and returns how many. Their
+// answers go on elsewhere where they can.
+func (srv *Server) Move(meant func(fleet.Place) bool) int { return srv.runs.move(meant) }
+
+// Rebooted drops what is known of an engine's processes.
+func (srv *Server) Rebooted(engine string) { srv.exchanges.forget(engine) }
+
+// Finish begins nothing more for requests that are over, and waits until what runs for
+// them has ended, or ctx has. The returned function waits for the rest.
+func (srv *Server) Finish(ctx context.Context) (wait func()) {
+	var all []<-chan struct{}
+	for _, d := range []*drainage{&srv.tails, &srv.drains} {
+		over := d.close()
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+		all = append(all, over)
+	}
+	return func() {
+		for _, over := range all {
+			<-over
+		}
+	}
+}
+
+// Score asks every prefill policy where a request would go, without sending it.
+func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
+	legs := req.Legs()
+	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
+	return srv.Tier.Score(j.turn())
+}
+
+// over says whether the proxy has no time any more for what runs.
+func (srv *Server) over() bool { return srv.Serving().Err() != nil }
+
+func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }

@@ -1,0 +1,291 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+// A fanned is a client's request that became several PD requests, because an
+// engine's answer carries one hand-off only: n above 1, or a list of prompts. Its legs run side by side, their choices renumbered; the
+// first failure ends all.
+type fanned struct {
+	srv    *Server
+	conn   client
+	req    *openai.Request
+	in     *Incoming
+	id     []byte // of the whole answer
+	legs   []leg
+	wg     sync.WaitGroup
+	cancel sync.Once
+	stop   chan struct{} // closed by leave
+}
+
+// leg is one of the PD requests.
+type leg struct {
+	*job
+	kid    *child
+	prompt int // index of its prompt
+}
+
+// child is a leg's share of the client's connection: gone when the client is,
+// or when a sibling failed.
+type child struct {
+	mu   sync.Mutex
+	gone chan struct{}
+	at   time.Time // set before gone is closed
+	on   func()
+	left bool
+}
+
+// Gone is closed when the leg is not wanted any more.
+func (c *child) Gone() <-chan struct{} { return c.gone }
+
+// GoneAt is when that was; ask once Gone is closed.
+func (c *child) GoneAt() time.Time { return c.at }
+
+// OnGone is edge.Conn's.
+func (c *child) OnGone(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.on = f
+	if c.left && f != nil {
+		f()
+	}
+}
+
+func (c *child) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left {
+		return
+	}
+	c.left, c.at = true, time.Now()
+	close(c.gone)
+	if c.on != nil {
+		c.on()
+	}
+}
+
+// isLeg says whether another record counts for the client's request.
+func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
+
+// fanOut serves a request of several legs. An error it returns has not been answered.
+func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
+	req, in := whole.req, whole.in
+	prefix := "chatcmpl-ek-"
+	if req.Endpoint == mooncake.Completions {
+		prefix = "cmpl-ek-"
+	}
+	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Told.ID), stop: make(chan struct{})}
+	for i := range legs {
+		kid, name := &child{gone: make(chan struct{})}, letters(i)
+		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: kid, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
+			ask: sse.Ask{
+				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
+				ID: f.id, Created: in.Told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
+			},
+		}})
+	}
+	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
+		return fail
+	}
+	conn.OnGone(f.leave)
+	if req.Stream {
+		f.stream(ctx)
+	} else {
+		f.collect(ctx)
+	}
+	return nil
+}
+
+// goElsewhere takes the turns of all legs. It may be that another dispatcher answers
+// the whole request; one that gives it back lets the legs take their old places.
+func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
+	defer func() {
+		if fail == nil {
+			return
+		}
+		for _, l := range f.legs {
+			if s := l.local.slot; s != nil {
+				f.srv.Dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+			}
+		}
+		whole.told.EndAttempt(fail)
+		if fail.Status == journal.StatusClientClosed {
+			whole.told.Cancelled()
+		}
+		f.srv.markRoute(ctx, f.in)
+	}()
+	for {
+		away, err := f.enter()
+		switch {
+		case away != nil:
+		case err != nil:
+			return false, whole.notChosen(err)
+		default:
+			return false, nil
+		}
+		whole.told.Attempt()
+		if answered, fail := whole.send(ctx, away); answered || fail != nil {
+			return answered, fail
+		}
+		for _, l := range f.legs {
+			l.history = whole.history
+		}
+	}
+}
+
+// enter has the legs that decode ranks do not serve whole enter the arrival
+// queue together. It may be that the whole request goes to another region: the
+// decision about its first leg is one about all, as long as none was served here.
+func (f *fanned) enter() (away *geo.Forward, err error) {
+	rest := f.legs
+	if !f.srv.Settings().Geo.Follows() {
+		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
+			l.local.slot = l.bindLocal(nil)
+			return l.local.slot != nil
+		})
+	}
+	if len(rest) == 0 {
+		return nil, nil
+	}
+	head := f.ask(rest)
+	turns := make([]prefill.Request, len(rest))
+	for i, l := range rest {
+		turns[i] = l.turn()
+	}
+	tickets, err := f.srv.Tier.EnterAll(turns)
+	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
+		if away = head.Forward(); away == nil {
+			err = prefill.ErrElsewhere // nowhere
+		}
+		return away, err
+	}
+	for i, l := range rest {
+		if err == nil {
+			l.ticket = &tickets[i]
+		}
+	}
+	return nil, err
+}
+
+// ask gives the legs their question, which is one; nil: there are no other
+// regions.
+func (f *fanned) ask(legs []leg) (head *geo.Question) {
+	first := legs[0]
+	if head = first.elsewhere(first.history == returned || len(legs) < len(f.legs)); head == nil {
+		return nil
+	}
+	head.Legs(len(legs))
+	first.question = head
+	for _, l := range legs[1:] {
+		l.question = head.Leg(l.id, l.recognize())
+	}
+	return head
+}
+
+// goes waits until it is known whether the request goes elsewhere.
+func (f *fanned) goes(first *prefill.Ticket) bool {
+	ctx, cancel := context.WithCancel(f.srv.Serving())
+	defer cancel()
+	f.conn.OnGone(cancel)
+	defer f.conn.OnGone(nil)
+	return first.Elsewhere(ctx)
+}
+
+// letters numbers legs in a request id: aa, ab, ...
+func letters(i int) string { return string(rune('a'+i/26)) + string(rune('a'+i%26)) }
+
+// leave ends every leg. It never blocks: the connection's watcher calls it.
+func (f *fanned) leave() {
+	f.cancel.Do(func() { close(f.stop) })
+	for _, l := range f.legs {
+		l.kid.leave()
+	}
+}
+
+// part ends the legs and settles the request once they have let go of their
+// engines. After a failure that may take until the first event of each leg, so the
+// client does not wait for it.
+func (f *fanned) part(fail *openai.Error) {
+	f.leave()
+	f.conn.OnGone(nil)
+	last := func() {
+		f.wg.Wait()
+		f.settle(fail)
+	}
+	if fail == nil || f.srv.tails.begin(mostTails, last) != nil {
+		last()
+	}
+}
+
+// collect answers a fan-out that is not streamed.
+func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
+	parts := make([]sse.Part, len(f.legs))
+	ends := make(chan *openai.Error, len(f.legs)) // in the order they happened
+	for i, l := range f.legs {
+		f.wg.Go(func() {
+			s, fail := l.serve(nil)
+			if fail == nil {
+				parts[i].PromptIndex = l.prompt
+				parts[i].JSON, fail = s.collect()
+				s.close(nil)
+			}
+			ends <- fail
+		})
+	}
+	var answer []byte
+	var fail *openai.Error
+	for range f.legs {
+		if fail = <-ends; fail != nil {
+			break
+		}
+	}
+	if fail == nil {
+		var err error
+		if answer, err = sse.MergeAnswers(parts); err != nil {
+			fail = streamError("upstream_broken", err)
+		}
+	}
+	if fail != nil {
+		f.mark(ctx, fail)
+		f.srv.Fail(ctx, fail)
+		f.part(fail)
+		return
+	}
+	f.part(nil)
+	f.mark(ctx, nil)
+	ctx.SetContentType("application/json")
+	ctx.SetBody(answer)
+}
+
+// mark tells the client, or another dispatcher, where the request was served.
+func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.srv.markRoute(ctx, f.in)
+	if f.in.From != nil {
+		f.srv.explain(ctx, f.in, fail)
+	}
+}
+
+// settle sums the legs' facts into those of the client's request.
+func (f *fanned) settle(fail *openai.Error) {
+	for _, l := range f.legs {
+		f.in.Told.Sum(&l.told.Facts)
+	}
+	f.srv.account(f.in, fail)
+}

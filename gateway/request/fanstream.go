@@ -1,0 +1,170 @@
+package request
+
+import (
+	"bytes"
+	"cmp"
+	"io"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+// merged is the body of a streamed fan-out: the events of its legs as they
+// come, whole, and one end.
+type merged struct {
+	*fanned
+	pieces  chan piece
+	pending []byte
+	over    int // legs that ended
+	ended   bool
+	fail    *openai.Error
+	usage   []sse.Usage      // of leg i, written before its last piece is sent
+	details []map[string]int // as usage: the counts of prompt_tokens_details
+}
+
+// piece is what a leg has for the client: whole events, or its end.
+type piece struct {
+	contentType []byte
+	events      []byte
+	done        bool
+	fail        *openai.Error
+}
+
+// stream answers a streamed fan-out. The status is decided by the first leg
+// that has an event, or fails.
+func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
+	m := &merged{fanned: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs)), details: make([]map[string]int, len(f.legs))}
+	for i, l := range f.legs {
+		f.wg.Go(func() { m.run(i, l) })
+	}
+	var first piece
+	select {
+	case first = <-m.pieces:
+	case <-f.stop:
+		first.fail = errGone()
+	}
+	if first.fail != nil {
+		m.fail = first.fail
+		f.mark(ctx, first.fail)
+		f.srv.Fail(ctx, first.fail)
+		m.close(nil)
+		return
+	}
+	m.take(first)
+	f.srv.markRoute(ctx, f.in)
+	startStream(ctx, edge.NewPull(m, m.close, f.srv.Log), first.contentType)
+}
+
+// run takes one leg to its end and sends what it has. That nobody reads any
+// more is told by stop.
+func (m *merged) run(i int, l leg) {
+	s, fail := l.serve(nil)
+	if fail != nil {
+		m.send(piece{fail: fail, done: true})
+		return
+	}
+	defer s.close(nil)
+	contentType := bytes.Clone(s.resp.ContentType())
+	for {
+		events, err := s.next()
+		if len(events) > 0 && !m.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
+			return
+		}
+		if err != nil {
+			m.usage[i], _ = s.mirror.Usage()
+			m.details[i] = s.mirror.PromptDetails()
+			m.send(piece{contentType: contentType, fail: s.broken, done: true})
+			return
+		}
+	}
+}
+
+func (m *merged) send(p piece) bool {
+	select {
+	case m.pieces <- p:
+		return true
+	case <-m.stop:
+		return false
+	}
+}
+
+// take puts a piece where Read finds it.
+func (m *merged) take(p piece) {
+	m.pending = p.events
+	if !p.done {
+		return
+	}
+	m.over++
+	m.fail = p.fail
+	if m.fail != nil || m.over == len(m.legs) {
+		m.finish()
+	}
+}
+
+// finish appends the end of the whole answer: the sum of the legs' usage, or
+// the error, and [DONE].
+func (m *merged) finish() {
+	m.ended = true
+	if m.fail != nil {
+		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
+	} else if m.req.IncludeUsage {
+		usage, details := m.sumUsage()
+		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.Told.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
+	}
+	m.pending = append(m.pending, sse.Done...)
+}
+
+// sumUsage counts each prompt once and every completion.
+func (m *merged) sumUsage() (sum sse.Usage, details map[string]int) {
+	sum, details = sse.Usage{Cached: -1}, map[string]int{}
+	seen := map[int]bool{}
+	for i, u := range m.usage {
+		if prompt := m.legs[i].prompt; !seen[prompt] {
+			seen[prompt] = true
+			sum.Prompt += u.Prompt
+			if u.Cached >= 0 {
+				sum.Cached = max(0, sum.Cached) + u.Cached
+			}
+			for name, n := range m.details[i] {
+				details[name] += n
+			}
+		}
+		sum.Completion += u.Completion
+	}
+	sum.Total = sum.Prompt + sum.Completion
+	return sum, details
+}
+
+// Read hands out what has arrived, waiting for the first bytes only.
+func (m *merged) Read(p []byte) (int, error) {
+	for len(m.pending) == 0 {
+		if m.ended {
+			return 0, io.EOF
+		}
+		select {
+		case next := <-m.pieces:
+			m.take(next)
+		case <-m.stop:
+			return 0, io.ErrClosedPipe
+		}
+	}
+	n := copy(p, m.pending)
+	m.pending = m.pending[n:]
+	return n, nil
+}
+
+// Pending is how much more Read has without waiting.
+func (m *merged) Pending() int { return len(m.pending) }
+
+// close ends every leg and settles the request. err tells of a client that
+// left; how the legs ended is known already.
+func (m *merged) close(error) {
+	if m.fail == nil && !m.ended {
+		m.fail = errGone()
+	}
+	m.part(m.fail)
+}

@@ -1,0 +1,73 @@
+package request
+
+import (
+	"context"
+	"crypto/tls"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/lease"
+	"evenkeel/mooncake"
+)
+
+// free is a lease that whoever asks for it gets.
+type free struct{}
+
+func (free) Look(context.Context) (lease.Record, error) {
+	return lease.Record{Epoch: 1, Stamp: "a"}, nil
+}
+
+func (free) Acquire(context.Context, int64) (lease.Record, error) {
+	return lease.Record{Holder: "us-1_x", Epoch: 2, Stamp: "b"}, nil
+}
+func (free) Renew(context.Context, int64) error   { return nil }
+func (free) Release(context.Context, int64) error { return nil }
+
+// A request whose group goes while its connection is made is not written.
+func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
+	var asked atomic.Int32
+	engineServer := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer engineServer.Close()
+	a := owner.NewArea("main")
+	claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, free{}, lease.Hooks{}, zap.NewNop())
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { claim.Run(ctx) })
+	require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
+	stop()
+	running.Wait()
+
+	handshake := engineServer.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	handshake.VerifyConnection = func(tls.ConnectionState) error {
+		return claim.GiveBack(2, func() {})
+	}
+	at, err := url.Parse(engineServer.URL)
+	require.NoError(t, err)
+	set := fleet.NewSettings(config.Default())
+	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Settings: func() *fleet.Settings { return set }}}
+	defer srv.Client.Close()
+	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
+	require.NoError(t, err)
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: &child{gone: make(chan struct{})}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
+	to := &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, Area: a}
+	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
+	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
+	require.True(t, fault.moved, "it goes to who has the group now")
+	require.False(t, fault.spent, "with its hand-off, if the group is ours again")
+	require.Zero(t, asked.Load())
+	require.Zero(t, a.Sending())
+}

@@ -1,0 +1,129 @@
+package request
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/sse"
+)
+
+// What a decode engine can do wrong beneath a 200.
+var (
+	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+	errRefusal  = errors.New("the engine's first event was a failure")
+)
+
+// first reads up to the first data event.
+func (s *stream) first(deadline time.Time) error {
+	if s.whole {
+		s.resp.SetDeadline(deadline)
+		return s.readWhole()
+	}
+	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+		s.resp.SetDeadline(deadline)
+		return s.notAStream(ct)
+	}
+	s.reader.Reset(s.limits(time.Until(deadline)))
+	for !s.mirror.Started() && !s.ended {
+		if err := s.fill(); err != nil {
+			return err
+		}
+	}
+	if s.broken != nil {
+		return errRefusal
+	}
+	return nil
+}
+
+// notAStream reads a 200 that is no event stream: some routes answer so with
+// an error.
+func (s *stream) notAStream(contentType []byte) error {
+	if bytes.HasPrefix(contentType, []byte("application/json")) {
+		if err := s.readWhole(); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("the engine answered 200 with %s instead of an event stream", kindOfAnswer(contentType))
+}
+
+// kindOfAnswer is a content type in words of ours: an engine may write anything
+// there.
+func kindOfAnswer(contentType []byte) string {
+	kind, _, _ := strings.Cut(string(contentType), ";")
+	switch kind = strings.TrimSpace(kind); kind {
+	case "":
+		return "no content type"
+	case "application/json", "text/html", "text/plain":
+		return "content type " + kind
+	}
+	return "a content type that we do not know"
+}
+
+var errNotJSON = errors.New("the engine's answer is not JSON")
+
+// readWhole takes an answer that comes in one piece as if it were the one event
+// of a stream: so the mirror counts it, corrects its cached_tokens and knows a
+// failure.
+func (s *stream) readWhole() error {
+	body, err := s.resp.ReadAll(s.job.srv.Settings().Limits.EventBytes)
+	if err != nil {
+		return err
+	}
+	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
+	line.WriteString("data: ")
+	if err := json.Compact(line, body); err != nil {
+		return errNotJSON
+	}
+	line.WriteString("\n\n")
+	s.now = time.Now()
+	frames := sse.NewFramer(line.Len())
+	frames.Feed(line.Bytes())
+	if e, ok := frames.Next(); ok {
+		s.event(e)
+	}
+	switch {
+	case s.broken != nil:
+		return errRefusal
+	case !s.mirror.Finished():
+		s.end(streamError("upstream_incomplete", errNotWhole))
+		return errRefusal
+	}
+	s.end(nil)
+	return nil
+}
+
+// tooLong tells whether a whole answer is larger than allowed: as it was asked
+// for, so that no other engine would answer otherwise.
+func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
+
+// failure is the fault of a decode that forwarded nothing: a refusal that came
+// late is the client's to see, all else the engine's failure.
+func (s *stream) failure(err error) *fault {
+	if s.tooLong(err) {
+		return &fault{answer: badGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
+	}
+	if s.broken == nil {
+		s.unheard = true
+		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
+	}
+	if errors.Is(err, errRefusal) {
+		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
+	}
+	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	var call *engine.Error
+	switch {
+	case s.broken.Status/100 == 4: // a client that left is one of them
+		f.final = s.broken.Status != http.StatusTooManyRequests
+	case errors.Is(err, sse.ErrSilent), errors.As(err, &call) && call.Timeout:
+		f.answer = transportError("decode", err)
+	default:
+		f.answer = badGateway("decode", s.broken.Message)
+	}
+	return f
+}

@@ -1,0 +1,71 @@
+package request
+
+import (
+	"encoding/json"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// The params of a hand-off that an engine refused may go to another rank, but
+// not after the deadline: what is pulled then may be somebody else's.
+func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
+	now := time.Now()
+	kv := json.RawMessage(`{"block":1}`)
+	fresh := func() *handoff {
+		return &handoff{Handoff: mooncake.NewHandoff(kv, now.Add(time.Second), now.Add(2*time.Second))}
+	}
+	h := fresh()
+	for range 2 { // ranks
+		got, err := h.take(now.Add(time.Second - 1))
+		require.NoError(t, err)
+		require.Equal(t, kv, got)
+	}
+	_, err := h.take(now.Add(time.Second))
+	require.ErrorIs(t, err, mooncake.ErrExpired, "taken before")
+	_, err = fresh().take(now.Add(time.Second))
+	require.ErrorIs(t, err, mooncake.ErrExpired, "not taken yet")
+}
+
+// late is a client that is found gone once its request has got a slot.
+type late struct {
+	*child
+	bound func() bool
+}
+
+func (l *late) Gone() <-chan struct{} {
+	for !l.left && !l.bound() {
+		runtime.Gosched()
+	}
+	l.leave()
+	return l.child.Gone()
+}
+
+func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
+	srv := newServer(t)
+	srv.drains.open = srv.Places.Size() // no more of them
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
+	srv.Dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
+	for range 20 { // either may be seen first
+		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+		require.NoError(t, err)
+		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
+		j := &job{srv: srv, client: client, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, place: true}
+		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
+		if slot, _ := j.wait(h); slot != nil {
+			srv.Dispatcher.Release(slot, dispatcher.Outcome{})
+			lease.Release()
+		}
+		require.Zero(t, used())
+		require.Zero(t, srv.Places.Used())
+	}
+}

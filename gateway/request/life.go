@@ -1,0 +1,359 @@
+// Package request serves one request: it has an engine prefill the prompt, waits for a
+// decode rank, relays that rank's answer, and gives back what the request took, however
+// it ends. life.go is the place to start reading.
+package request
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap/zapcore"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+// A job is one prompt that becomes one PD request: a client's request, or one
+// leg of a fan-out. serve is its life; the states of its history stand in history.go,
+// what a failed attempt comes to in attempt.go.
+type job struct {
+	srv    *Server
+	req    *openai.Request
+	body   mooncake.Body // dropped once a decode engine has it
+	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
+	client client
+	id     string // request id, the stem of the engines' ids
+	model  fleet.Route
+	arrive time.Time
+	ask    sse.Ask
+	in     *Incoming
+	told   *journal.Request // of in; of a leg, its own
+
+	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached int             // of these, found in its prefix cache; -1 unknown
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	place  bool            // a reserved place in the pool is ours to give back
+
+	history  history
+	question *geo.Question // where it goes, if there are other regions and that is open
+	ran      int           // proxies of this region that may have served it, and gave it back
+
+	tries tries
+	local locally
+
+	doubtful []*handoff // that an engine may have read, and no answer was made of
+	resume   resumption
+	blame    blame
+}
+
+// client is the connection the answer goes to: edge.Conn, or a fan-out's share
+// of one.
+type client interface {
+	Gone() <-chan struct{}
+	GoneAt() time.Time
+	OnGone(func())
+}
+
+// serve runs a request up to the first event of its answer:
+//
+//	choose prefill → probe → wait for a slot → decode
+//	       ↑                                      ↓
+//	       └────── what the client has ←── lost in the middle
+//
+// A prompt that a decode rank computes itself begins with decode (local.go). A
+// request that another dispatcher should have is sent there instead (abroad.go); its
+// history says when that may be.
+//
+// The caller relays the rest and settles by closing the stream. Without a stream and
+// without an error the answer came from another dispatcher and is on its way to ctx.
+// Before the first event nothing has reached the client, so a failure may start over:
+// with the same hand-off if no byte of a request with it was written to an engine,
+// else with a fresh prefill. A broken connection, or a status from an engine or a
+// proxy before it, does not prove that the KV was not read.
+// An answer that is lost afterwards comes here again, from goOn: the prompt is longer
+// by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
+// is sent to another dispatcher.
+func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
+	defer j.endStay()
+	defer func() {
+		if fail == nil {
+			return
+		}
+		j.told.EndAttempt(fail)
+		if fail.Status == journal.StatusClientClosed {
+			j.told.Cancelled()
+		}
+	}()
+	var held *handoff // prefilled and not yet consumed
+	j.tries.begin()
+	for {
+		if ctx != nil && j.history.open() && j.question == nil {
+			j.question = j.elsewhere(false)
+		}
+		j.told.Attempt()
+		var fault *fault
+		slot := j.bindLocal(held) // to a rank that needs no hand-off
+		if slot == nil && held == nil {
+			lease, away, err := j.choose()
+			switch {
+			case away != nil && ctx == nil: // a leg's question was settled before
+				away.Drop()
+				return nil, ErrNotOurs()
+			case away != nil:
+				if answered, fail := j.send(ctx, away); answered || fail != nil {
+					return nil, fail
+				}
+				continue
+			case err != nil:
+				fail := j.notChosen(err)
+				if !errors.Is(err, prefill.ErrUnavailable) || !j.leaves(ctx, failed) {
+					return nil, fail
+				}
+				j.told.EndAttempt(fail)
+				continue
+			}
+			j.tries.prefill = append(j.tries.prefill, lease.Candidate.ID)
+			held, fault = j.probe(lease)
+		}
+		if fault == nil && slot == nil {
+			slot, fault = j.wait(held)
+		}
+		if fault == nil {
+			var s *stream
+			if s, fault = j.decode(held, slot); fault == nil {
+				s.shed()
+				j.find(guilty)
+				return s, nil
+			}
+			if !fault.givenBack {
+				j.shun(slot.Worker)
+			}
+		}
+		if fault.spent {
+			held = nil
+		}
+		if j.again(fault) {
+			continue
+		}
+		j.doubt(held, false) // no engine has it, but no answer needs it any more
+		held = nil
+		switch {
+		case j.left():
+			return nil, errGone()
+		case fault.unowned && j.leaves(ctx, lostGroup):
+		case !fault.final && j.tries.suspect < poison && j.leaves(ctx, failed):
+		default:
+			return nil, fault.answer
+		}
+	}
+}
+
+// leaves says whether a request that cannot be served here is asked about again: to
+// its decode group's owner, or to a region where attempts have not failed yet. What
+// its stay here holds is given back then.
+func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
+	node := j.srv.Node
+	if ctx == nil || node == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
+		return false
+	}
+	q := j.elsewhere(false)
+	if why == failed && !q.Offered() {
+		return false
+	}
+	j.endStay()
+	j.tries.restart()
+	j.question = q
+	return true
+}
+
+// endStay gives back what the request still holds when its attempts here are over: its
+// place in the pool, and hand-offs from which no answer may be made.
+func (j *job) endStay() {
+	j.question = nil
+	j.find(unclear)
+	j.settleDoubts()
+	j.holdsNone()
+	j.freePlace()
+}
+
+// choose waits in the arrival queue for a place in the pool and an engine that may
+// take the prompt. It may be that another dispatcher should have the request.
+func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
+	lease, err := j.acquire()
+	if err == nil {
+		return lease, nil, nil
+	}
+	q := j.question
+	j.question = nil
+	if q == nil || q.Forward() == nil {
+		return nil, nil, err
+	}
+	if errors.Is(err, prefill.ErrElsewhere) {
+		return nil, q.Forward(), nil
+	}
+	q.Forward().Drop()
+	return nil, nil, err
+}
+
+// notChosen is the answer to a request that got no turn.
+func (j *job) notChosen(err error) *openai.Error {
+	if j.left() {
+		j.freed()
+		return errGone()
+	}
+	return chooseError(err, j.model.Name)
+}
+
+// acquire takes the request's turn.
+func (j *job) acquire() (*prefill.Lease, error) {
+	began := time.Now()
+	j.reach(journal.Queued)
+	ctx, cancel := context.WithCancel(j.srv.Serving())
+	defer cancel()
+	j.client.OnGone(cancel)
+	defer j.client.OnGone(nil)
+
+	var lease *prefill.Lease
+	var err error
+	if k := j.ticket; k != nil {
+		j.ticket = nil
+		lease, err = k.Wait(ctx)
+	} else {
+		lease, err = j.srv.Tier.Acquire(ctx, j.turn())
+	}
+	j.told.Queued(time.Since(began))
+	if err != nil {
+		return nil, err
+	}
+	j.place = true
+	j.told.Chose(lease)
+	if j.history.open() {
+		j.tries.prefill = nil // of attempts before its question
+	}
+	if j.question != nil {
+		j.question.Stayed(lease.Wait)
+	}
+	j.stays()
+	return lease, nil
+}
+
+// stays has its turn here: no retry leaves.
+func (j *job) stays() {
+	j.question = nil
+	j.history.moves(turned)
+}
+
+// turn is what the arrival queue knows of a request. A retry has its first
+// arrival.
+func (j *job) turn() prefill.Request {
+	r := prefill.Request{
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
+		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
+	}
+	if j.holder == nil {
+		j.holder = &prefill.Holder{}
+	}
+	r.Holder = j.holder
+	if j.question != nil && !j.place && !j.in.aimed() { // what has a place in the pool stays, and what names engines
+		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
+	}
+	if r.Prompt.Keys == nil {
+		r.Prompt = j.recognize()
+	}
+	if node := j.srv.Node; node != nil {
+		r.May = node.May(j.told.Key, j.model.Name)
+	}
+	return r
+}
+
+// holdsNone tells the audit that the request no longer has to give back any lease.
+func (j *job) holdsNone() {
+	if j.holder != nil {
+		j.srv.Tier.Ended(j.holder)
+		j.holder = nil
+	}
+}
+
+func (j *job) freePlace() {
+	if j.place {
+		j.place = false
+		j.srv.Places.Release()
+	}
+}
+
+// wait parks the hand-off in the pool until the dispatcher binds it to a rank.
+// Any other end of the wait ends the request, with two exceptions: if the region's
+// engines were handed back or it lost its ranks, the prompt is prefilled again in
+// another region, and if its decode group is another proxy's now, that proxy is asked.
+func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
+	began := time.Now()
+	j.reach(journal.Pooled)
+	if !j.place { // a hand-off that comes back for another rank
+		j.srv.Places.Reserve()
+	}
+	j.place = false // the entry has it now
+	region := j.srv.Fleet.RegionFor(h.lease.Candidate.Instance)
+	e := &pool.Entry{
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
+		Only: j.in.ToDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
+	}
+	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses()
+	var r dispatcher.Result
+	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
+		j.srv.Dispatcher.Withdraw(e)
+		if r = <-got; r.Err == nil { // the slot came first: ours to give back
+			j.srv.Dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+		}
+		j.srv.drain(h, j.model)
+		return nil, &fault{answer: why, final: true, spent: true}
+	}
+	var unowned bool
+	for waits := true; waits; {
+		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
+			j.srv.Dispatcher.Withdraw(e)
+			r = <-got // the slot may have come first: it is looked at again before it is used
+			break
+		}
+		select {
+		case r = <-got:
+			waits = false
+		case <-lost:
+			lost = j.srv.Owner.Losses()
+		case <-j.client.Gone():
+			return withdraw(errGone())
+		case <-j.srv.Serving().Done():
+			return withdraw(ErrLeaving())
+		}
+	}
+	if r.Err != nil {
+		f := j.unplaced(r.Err, region, unowned)
+		if f.final && !unowned {
+			j.srv.drain(h, j.model)
+		} else { // no rank is left that could drain it
+			h.orphan()
+		}
+		return nil, f
+	}
+	j.told.Placed(r.Slot, time.Since(began))
+	return r.Slot, nil
+}
+
+// MarshalLogObject names the job in the log.
+func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	enc.AddString("id", j.id)
+	if j.told.TraceID != "" {
+		enc.AddString("trace_id", j.told.TraceID)
+	}
+	return nil
+}

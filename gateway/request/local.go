@@ -1,0 +1,228 @@
+package request
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Why a prompt was computed whole by a decode rank, as metrics label it.
+const (
+	localShort = "short" // little of it is new there
+	localAsked = "asked" // a trusted caller wants no hand-off
+	localEnded = "ended" // its probes end with the answer's end and hand nothing off
+)
+
+// Values of Wishes.Disaggregate.
+const (
+	DisaggregateAuto   = "auto"
+	DisaggregateAlways = "always"
+	DisaggregateNever  = "never"
+)
+
+// locally is a job's share of being served whole by a decode rank.
+type locally struct {
+	asked bool             // whether that may be was looked at; a failed attempt is not made again
+	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
+	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
+	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
+}
+
+// recognize hashes the prompt, once where decode ranks may compute prompts.
+func (j *job) recognize() prefill.Prompt {
+	if j.resume.times > 0 {
+		return j.srv.hashPrompt(j) // it is longer now
+	}
+	if j.local.known != nil {
+		return *j.local.known
+	}
+	p := j.srv.hashPrompt(j)
+	if j.srv.Locals.Serve(j.model.Board) {
+		j.local.known = &p
+	}
+	return p
+}
+
+// bindLocal binds the request to a decode rank that computes its prompt, if that
+// may be and a rank has room. Without a slot the request goes the usual way, as does
+// one with a hand-off, or one whose turn was taken with its siblings'. Where one
+// dispatcher decides for all, it is asked first, and so it is after failures here.
+func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
+	if s := j.local.slot; s != nil {
+		j.local.slot = nil
+		return s
+	}
+	if held != nil || j.ticket != nil || j.question != nil && j.history.open() && (j.srv.Settings().Geo.Follows() || j.history == triedHere) {
+		return nil
+	}
+	conf := &j.srv.Settings().Prefill.Disaggregation
+	why := j.localWhy(conf)
+	if why == "" || j.left() || !j.srv.Locals.Serve(j.model.Board) {
+		return nil
+	}
+	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}
+	j.local.ended = 0
+	if p.Tokens == 0 {
+		if p.Media {
+			return nil // nobody knows how long it is
+		}
+		if p.Bytes == 0 || j.req.PromptTokens > 0 {
+			p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
+		}
+	}
+	tokens := j.srv.Locals.Length(&p)
+	rule := j.srv.localRule(conf, &p, why, tokens)
+	hits := map[int32]int{}
+	for _, o := range j.srv.Locals.Offers(&p, j.tries.decode) {
+		if rule.Allows(o.New, 0, 0) {
+			rule.Ranks = append(rule.Ranks, dispatcher.LocalRank{Worker: o.Rank, Tokens: o.New})
+			hits[o.Rank] = o.Hit
+		}
+	}
+	if len(rule.Ranks) == 0 {
+		return nil
+	}
+	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
+	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
+	if r.Err != nil {
+		j.srv.metrics.localDeclined.Inc()
+		return nil
+	}
+	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
+	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
+	j.stays()
+	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
+	return r.Slot
+}
+
+// localWhy is why the request may be served whole now; empty: it may not. It is
+// asked once, and no failed prefill comes back here but one: an
+// engine that finds the prompt's answer empty hands nothing off.
+func (j *job) localWhy(conf *prefill.Disaggregation) string {
+	switch {
+	case j.resume.times > 0, j.in.aimed():
+		return ""
+	case j.local.ended > 0:
+		return localEnded
+	case j.local.asked:
+		return ""
+	}
+	j.local.asked = true
+	switch j.in.Disaggregate {
+	case DisaggregateNever:
+		return localAsked
+	case DisaggregateAuto:
+		return localShort
+	case "":
+		if conf.Mode == prefill.DisaggregateConditional {
+			return localShort
+		}
+	}
+	return ""
+}
+
+// localRule is what a rank may compute of a prompt.
+func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
+	rule := &dispatcher.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
+	switch {
+	case why != localShort: // however long it is, but then alone
+		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
+	case rule.Threshold == 0:
+		if line, rtt, known := srv.Tier.Line(p.Model); known {
+			rule.BreakEven = srv.Locals.BreakEven(p, line, rtt)
+		} else {
+			rule.Threshold = prefill.DefaultLocalThreshold
+		}
+	}
+	return rule
+}
+
+// leaveAtOnce has a call end with its client: no pull of KV is under way.
+func (j *job) leaveAtOnce(call *engine.Call) {
+	j.client.OnGone(func() { call.Leave(notice) })
+}
+
+// localFailed takes note of a rank that did not come to a first event with a
+// prompt, and returns how its slot ends.
+func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
+	j.client.OnGone(nil)
+	if j.left() {
+		return dispatcher.Cancelled
+	}
+	j.srv.metrics.localFailures.Inc()
+	j.told.Route = ""
+	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
+	return dispatcher.Failed
+}
+
+// arrived notes with the first event that the prompt's KV is on the rank. The
+// answer's will be there too, but its blocks cannot be named: the next turn has it
+// as text that may get other token ids, and a hit that is not one is computed by a
+// rank whose whole group waits. So what is known is never more than what is held.
+func (j *job) arrived(h *handoff, s *stream) {
+	if j.resume.times > 0 {
+		return // the KV is not the prompt's alone
+	}
+	if h == nil {
+		j.countLocal(s)
+	}
+	known := j.local.known
+	if known == nil {
+		return
+	}
+	p := local.Prompt{Prompt: *known, Model: j.model.Board}
+	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	if h != nil {
+		j.local.known = nil // a long prompt has thousands of keys
+		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))
+	}
+}
+
+// countLocal takes the prompt's length, and its token ids, from the rank that
+// computed it.
+func (j *job) countLocal(s *stream) {
+	j.prompt = s.mirror.Prompt()
+	if j.prompt == 0 {
+		j.prompt = j.estimate()
+	}
+	if s.slot != nil { // else all of the answer came at once
+		j.srv.Dispatcher.Counted(s.slot, j.prompt)
+	}
+	j.resume.alone, j.cached = j.prompt, -1
+	j.told.PromptTokens = j.prompt
+	if !s.whole {
+		if j.wantsIDs(s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
+			j.resume.ids = slices.Clone(s.trail.PromptIDs)
+		}
+		j.keep(s.rank) // what it could not know before
+	}
+}
+
+// reportLocal takes what the engine says in the end of its prefix cache.
+func (s *stream) reportLocal() {
+	j := s.job
+	if !s.local || s.broken != nil {
+		return
+	}
+	u, ok := s.mirror.Usage()
+	if !ok {
+		u.Cached = -1
+	}
+	j.told.CachedTokens = max(0, u.Cached)
+	if known := j.local.known; known != nil {
+		p := local.Prompt{Prompt: *known, Model: j.model.Board}
+		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
+			j.srv.Log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
+				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
+		}
+	}
+}

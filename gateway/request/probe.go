@@ -1,0 +1,150 @@
+package request
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// probe runs the prefill. Once the engine answers, it holds the blocks, so the
+// hand-off is read also of a client that has left, to be drained by wait.
+func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
+	if j.left() { // before anything is sent
+		return nil, j.drop(lease)
+	}
+	j.reach(journal.Prefill)
+	began := time.Now()
+	c := lease.Candidate
+	x, err := j.srv.exchange(c, j.id, j.told.Attempts)
+	if err != nil {
+		lease.Failed(false, 0)
+		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
+	}
+	born := j.srv.Fleet.Born(c.Instance)
+	call := j.srv.Client.NewCall(c.Target)
+	run := j.srv.begin(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
+	defer j.srv.ended(run)
+	stop := j.finishOrLeave(call)
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(j.headers("p", j.told.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,
+	})
+	stop()
+	if err != nil {
+		return nil, j.probeFailed(lease, run, err)
+	}
+	answered := time.Now() // the hold timeout counts from the response headers
+	defer resp.Close()
+	var answer []byte
+	if resp.StatusCode() != http.StatusOK {
+		answer = refusal(resp)
+	} else {
+		resp.SetDeadline(began.Add(j.srv.Settings().Limits.ProbeTimeout))
+		if answer, err = resp.ReadAll(mooncake.MaxProbeAnswer); err != nil {
+			return nil, j.probeFailed(lease, run, err)
+		}
+	}
+	j.srv.Monitor.Heard(c.Instance)
+	j.told.Probed(time.Since(began))
+	if status := resp.StatusCode(); status != http.StatusOK {
+		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
+			lease.Release() // the request's fault, not the engine's
+		} else {
+			lease.Failed(false, 0)
+		}
+		if status == http.StatusInternalServerError {
+			j.hold(c.Instance, func(f finding) {
+				if f == innocent {
+					j.srv.Tier.Forgive(c.ID)
+				}
+			})
+		}
+		f := j.refused("prefill", c.ID, resp, answer)
+		f.refusal = status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
+		return nil, f
+	}
+	return j.accept(lease, born, x, answer, answered)
+}
+
+// accept makes a hand-off of a probe's answer.
+func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+	c := lease.Candidate
+	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
+	if err == nil && !credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
+		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
+	}
+	if err == nil && got.PromptTokens == 0 {
+		got.PromptTokens = j.estimate()
+	}
+	if err == nil && got.ByProbeID && j.srv.Fleet.NamesRequests(c) {
+		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
+	}
+	if got.CachedTokens > got.PromptTokens {
+		got.CachedTokens = -1 // it cannot have found more than there is
+	}
+	budget, budgetErr := c.Profile.HoldBudget()
+	if err = errors.Join(err, budgetErr); err != nil {
+		// Without a hand-off the engine keeps nothing; blocks that we cannot
+		// name may be held, so they stay on its budget.
+		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
+			lease.Release() // its first token was the end of the answer: the prompt's doing
+			j.endsAtOnce(got.PromptTokens)
+		} else {
+			lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
+		}
+		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
+		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
+			j.srv.Log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
+		}
+		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
+	}
+	j.prompt = got.PromptTokens
+	j.told.Prefilled(&got, j.resume.times > 0)
+	if j.resume.times == 0 {
+		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
+		if j.wantsIDs(c.Profile) {
+			j.resume.ids = got.PromptTokenIDs
+		}
+	}
+	expires := answered.Add(c.Profile.KVHoldTimeout)
+	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
+	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.srv.Fleet.Made(born, c, got.EngineID), job: j,
+		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.told.Attempts}
+	if got.ByProbeID {
+		h.id = j.legID("p", j.told.Attempts)
+	}
+	fail := j.tooLong() // the decode engine would refuse it after the pull
+	if fail == nil {
+		fail = j.verify(j.resume.atP, got.PromptTokens)
+	}
+	if fail != nil {
+		j.srv.drain(h, j.model)
+		return nil, &fault{answer: fail, final: true}
+	}
+	return h, nil
+}
+
+// endsAtOnce notes that the first token was the end of the answer.
+// Later probes mask the end-of-sequence token; where that does not help, a decode
+// rank may do without a hand-off.
+func (j *job) endsAtOnce(tokens int) {
+	if j.leg != nil && j.leg.IgnoreEOS {
+		j.local.ended = cmp.Or(tokens, j.estimate())
+		return
+	}
+	leg := mooncake.Leg{}
+	if j.leg != nil {
+		leg = *j.leg
+	}
+	leg.IgnoreEOS = true
+	j.leg = &leg
+}

@@ -1,0 +1,36 @@
+package request
+
+// blockTokens is the largest block of KV that engines use. A pull may end with the
+// last whole block, so that an engine computes less than one block of a prompt that
+// it did get.
+const blockTokens = 128
+
+// anyPrompt is more tokens than a prompt has.
+const anyPrompt = 1 << 40
+
+// computes tells the engine's monitor, right before the request is sent, how much of
+// the prompt the engine may compute itself. Tokens that it computes beyond that were
+// handed over and not pulled.
+func (s *stream) computes() {
+	if s.may = blockTokens; s.local {
+		s.may = anyPrompt // the answer tells how long the prompt is
+	}
+	s.rank.Traffic.Sends(s.may)
+}
+
+// computed settles what computes told, once: the engine has counted the prompt by
+// its first event, or the request is over.
+func (s *stream) computed() {
+	if s.may == 0 {
+		return
+	}
+	computed := s.may
+	if s.local {
+		computed = int64(s.job.promptBytes()) + blockTokens
+		if u, ok := s.mirror.Usage(); ok {
+			computed = int64(u.Prompt)
+		}
+	}
+	s.rank.Traffic.Settles(s.may, computed)
+	s.may = 0
+}

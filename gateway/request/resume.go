@@ -1,0 +1,454 @@
+package request
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+// An answer whose decode rank gives it back or dies goes on elsewhere, with a
+// fresh prefill of the prompt and of what the client has. The
+// tiers say how, and label the metrics.
+const (
+	tierAnew     = "0" // nothing of the answer is out: the same request again
+	tierPrompt   = "1" // a completion: its token ids become the prompt
+	tierIDs      = "2" // a chat: its token ids beside the hand-off
+	tierText     = "3" // the text so far: of a chat as a last message, of a completion behind the prompt. Not exact to the token
+	tierNone     = "4" // it ends with an error
+	tierFinished = "finished"
+)
+
+// tiers are the label's values. An answer that was whole but for its end, or has
+// no token left to go, is finished here.
+var tiers = []string{tierAnew, tierPrompt, tierIDs, tierText, tierNone, tierFinished}
+
+// keeping says what of a request stays in memory while its answer runs.
+type keeping uint8
+
+const (
+	keepNothing keeping = iota
+	keepStart           // body until the first token: it may still begin anew
+	keepAll             // body, the prompt's token ids and the answer's
+)
+
+// resumption is a job's share of going on: what it keeps for that, and what its
+// next attempt starts from.
+type resumption struct {
+	keeping keeping
+	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
+	ids     json.RawMessage // of the prompt, as the prefill engine had them
+	charged int64           // bytes kept, on the gateway's account
+
+	times   int // resumed so far
+	bounced int // given back before a first event so far
+	alone   int // tokens of the client's prompt as the prefill engine counts them
+	before  int // tokens of the answer that are part of the prompt now
+	atP     int // prompt tokens the prefill engine has to count now; 0: any number
+	atD     int // the same of the decode engine
+}
+
+var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
+
+// keep decides what stays of a request for the case that this rank loses it.
+func (j *job) keep(rank *fleet.Rank) {
+	if j.resume.times > 0 {
+		return
+	}
+	j.forget()
+	r := &j.resume
+	r.keeping, r.how = keepStart, j.howToResume(rank.Profile)
+	switch {
+	case recomputeMax(rank.Profile) == 0:
+		r.keeping = keepNothing
+	case r.how != "" || !j.req.Stream:
+		bytes := int64(len(j.body.Raw()) + len(r.ids))
+		if j.srv.resumeBytes.Add(bytes) > int64(j.srv.Settings().Limits.ResumeBytes) {
+			j.srv.resumeBytes.Add(-bytes)
+			break
+		}
+		r.keeping, r.charged = keepAll, bytes
+	}
+}
+
+// forget gives back what keep took from the gateway's account.
+func (j *job) forget() {
+	j.srv.resumeBytes.Add(-j.resume.charged)
+	j.resume.charged = 0
+}
+
+// shed drops what the answer will not need any more: a long prompt must not
+// stay for a long answer.
+func (s *stream) shed() {
+	j := s.job
+	if s.firstAt.IsZero() || j.resume.keeping == keepAll || j.resume.keeping == keepStart && s.mirror.Tokens() == 0 {
+		return
+	}
+	s.mirror.Untrack()
+	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, keepNothing
+}
+
+// howToResume is the way this request could go on, as far as it is known
+// beforehand.
+func (j *job) howToResume(p *mooncake.Profile) string {
+	how := p.ChatResume
+	byText := mooncake.ChatResumeContinue
+	if j.req.Endpoint == mooncake.Completions {
+		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
+	}
+	switch {
+	case how == mooncake.ChatResumeNone:
+		return ""
+	case mooncake.ByText(how):
+	case j.resume.ids == nil, j.echoes(): // beside an echo the decode engine is not asked for ids
+		how = byText
+	}
+	if how == mooncake.ResumeText && j.promptText() == nil {
+		return ""
+	}
+	return how
+}
+
+func (j *job) echoes() bool {
+	echo, _ := j.body.Get("echo")
+	return string(echo) == "true"
+}
+
+// promptText is a completion's prompt as a JSON string; nil for one of token ids,
+// which no text can follow, or one that the engine cuts, which it would cut again.
+func (j *job) promptText() json.RawMessage {
+	prompt, _ := j.body.Get("prompt")
+	if j.leg != nil && j.leg.Prompt != nil {
+		prompt = j.leg.Prompt
+	}
+	if cut, ok := j.body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
+		return nil
+	}
+	return prompt
+}
+
+func recomputeMax(p *mooncake.Profile) int {
+	if p.RecomputeMax == nil {
+		return 0
+	}
+	return *p.RecomputeMax
+}
+
+// wantsIDs tells whether the prompt's token ids may be needed later.
+func (j *job) wantsIDs(p *mooncake.Profile) bool {
+	return j.req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
+}
+
+// lose ends the decode call, not yet the answer, if the request may go on: fill
+// then calls goOn, once the client has what came so far. Else fail is the end.
+func (s *stream) lose(fail *openai.Error) {
+	j := s.job
+	if s.firstAt.IsZero() || j.left() { // serve tries again, or nobody wants it
+		s.end(fail)
+		return
+	}
+	s.lost = fail
+	s.judge(fail)
+	s.release(dispatcher.Failed)
+}
+
+// cut ends the decode call whose connection broke, and the answer with it if
+// engines die under this request.
+func (s *stream) cut(err error) {
+	fail := streamError("upstream_broken", err)
+	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.died(s.rank.Instance) {
+		s.end(fail)
+		return
+	}
+	s.lose(fail)
+}
+
+// poisons tells whether engines failed at the request twice: a third may not
+// fail at it.
+func (s *stream) poisons() bool {
+	if s.firstAt.IsZero() {
+		return false // again judges it
+	}
+	return s.job.suspected()
+}
+
+// goOn takes the answer up where it was lost: served anew, the prompt longer by
+// what the client has, and spliced so that the client reads one answer.
+func (s *stream) goOn() {
+	j, lost := s.job, s.lost
+	s.lost = nil
+	given, moved := s.givenBack, s.run.moved.Load()
+	s.givenBack = false
+	if j.left() {
+		s.end(errGone())
+		return
+	}
+	if !given {
+		j.shun(s.rank.Worker)
+	}
+	j.told.Fails("lost in the middle: "+lost.Code, 0, lost)
+	tier := s.plan()
+	var cause *openai.Error
+	if tier != tierNone && tier != tierFinished {
+		j.told.Retries()
+		var next *stream
+		if next, cause = j.serve(nil); cause == nil {
+			s.adopt(next)
+		}
+	}
+	if cause != nil {
+		tier = tierNone
+	}
+	counter := j.srv.metrics.losses
+	switch {
+	case given:
+		counter = j.srv.metrics.recomputes
+	case moved:
+		counter = j.srv.metrics.moves
+	}
+	counter.WithLabelValues(tier).Inc()
+	switch {
+	case tier != tierNone:
+		j.srv.Log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+	case cause != nil && cause.Status == journal.StatusClientClosed:
+		s.end(errGone())
+	default:
+		if cause != nil {
+			j.srv.Log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
+		}
+		s.end(lost)
+	}
+}
+
+// plan sets the job up for its next attempt and returns the tier. With
+// tierFinished it has put the end of the answer into the stream.
+func (s *stream) plan() string {
+	j, r := s.job, &s.job.resume
+	if s.sofar == nil {
+		s.sofar = &sse.Trail{}
+	}
+	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
+		s.sofar.Head, s.sofar.Prompt = s.trail.Head, s.trail.Prompt
+	}
+	s.sofar.Join(&s.trail)
+	said := s.sofar
+	if s.mirror.Finished() && said.Head.ID != nil { // only its end is missing
+		s.conclude("")
+		return tierFinished
+	}
+	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) {
+		return tierNone
+	}
+	anew := func() string {
+		s.begin(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
+		return tierAnew
+	}
+	seen := j.seesTokens()
+	switch {
+	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !seen):
+		return anew()
+	case r.keeping == keepAll && s.resumable(seen):
+	case r.keeping == keepAll && !j.req.Stream:
+		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		said.Head = sse.Head{} // nobody has seen it
+		return anew()
+	default:
+		return tierNone
+	}
+	if !seen && !mooncake.ByText(r.how) {
+		said.Cut()
+	}
+	most, limit := j.most(), j.req.Limit
+	if said.Guessed { // the engine would have ended an answer that has no token left
+		said.Completed = min(said.Completed, max(0, most-1))
+	}
+	resume := &mooncake.Resume{How: r.how, Tokens: said.Completed}
+	if limit > 0 {
+		resume.Limit = limit - said.Completed
+		resume.LimitKey = j.req.MaxTokensKey
+		if resume.LimitKey == "" {
+			resume.LimitKey = "max_tokens"
+		}
+	}
+	if said.Completed >= most {
+		s.begin(said, nil)
+		s.before(said.Completed)
+		s.conclude("length")
+		return tierFinished
+	}
+	tier := tierText
+	switch r.how {
+	case mooncake.ResumePrompt:
+		tier = tierPrompt
+		resume.IDs = appendIDs(r.ids, said.IDs)
+	case mooncake.ChatResumeContinue:
+		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
+	case mooncake.ResumeText:
+		prompt := j.promptText()
+		if j.echoes() { // the answer begins with it
+			prompt = []byte(`""`)
+		}
+		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})
+	default:
+		tier = tierIDs
+		resume.IDs = appendIDs(r.ids, said.IDs)
+	}
+	s.begin(said, resume)
+	return tier
+}
+
+// most is how many tokens the whole answer may have.
+func (j *job) most() int {
+	most := contextOf(j.model.MaxLen)
+	if j.model.MaxLen > 0 {
+		most -= j.resume.alone
+	}
+	if j.req.Limit > 0 {
+		most = min(most, j.req.Limit)
+	}
+	return most
+}
+
+// begin makes the job's next attempt go on behind said.
+func (s *stream) begin(said *sse.Trail, resume *mooncake.Resume) {
+	j, r := s.job, &s.job.resume
+	s.sofar = said
+	r.times++
+	r.before, r.atP, r.atD = said.Completed, 0, 0
+	if resume != nil && mooncake.ByText(resume.How) {
+		j.told.Inexact = true
+	} else if resume != nil {
+		r.atP = r.alone + said.Completed
+		if said.Prompt > 0 {
+			r.atD = said.Prompt + said.Completed
+		}
+	}
+	j.prompt = r.alone + said.Completed
+	leg := mooncake.Leg{}
+	if j.leg != nil {
+		leg = *j.leg
+	}
+	leg.Resume = resume
+	j.leg = &leg
+	j.ask.Seam = nil
+	if said.Head.ID != nil {
+		j.ask.Seam = &sse.Seam{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed, Runes: said.Runes}
+		if said.Prompt == 0 {
+			j.ask.Seam.Prompt = r.alone
+		}
+	}
+}
+
+// seesTokens tells whether the client is told of tokens beyond their text, so
+// that none of them may be made anew.
+func (j *job) seesTokens() bool {
+	probs, ok := j.body.Get("logprobs")
+	return j.ask.TokenIDs || j.ask.ContinuousUsage || ok && string(probs) != "null" && string(probs) != "false"
+}
+
+// resumable tells whether the answer so far can become part of the prompt.
+func (s *stream) resumable(seen bool) bool {
+	j, r, said := s.job, &s.job.resume, s.sofar
+	switch {
+	case r.how == "", said.Head.ID == nil, said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
+		return false
+	case mooncake.ByText(r.how):
+		return !seen && !openai.HasTools(&j.body)
+	}
+	return said.Exact() && (said.Prompt == 0 || said.Prompt == countIDs(r.ids))
+}
+
+// countIDs counts the elements of a list of numbers.
+func countIDs(list json.RawMessage) int {
+	if len(list) <= len("[]") {
+		return 0
+	}
+	return bytes.Count(list, []byte{','}) + 1
+}
+
+// appendIDs makes one list of the prompt's ids and the answer's.
+func appendIDs(prompt json.RawMessage, answer []int32) json.RawMessage {
+	list := make([]byte, 0, len(prompt)+8*len(answer))
+	list = append(list, bytes.TrimRight(prompt[:len(prompt)-1], " \t\r\n")...)
+	for _, id := range answer {
+		if len(list) > 1 {
+			list = append(list, ',')
+		}
+		list = strconv.AppendInt(list, int64(id), 10)
+	}
+	return append(list, ']')
+}
+
+// adopt goes on reading from next, whose first events are here.
+func (s *stream) adopt(next *stream) {
+	s.detach()
+	s.source = next.source
+	next.settled = true // what it held is ours
+	s.earlier = s.job.resume.before
+	if !next.tokenAt.IsZero() {
+		s.tokenAt = next.tokenAt
+	}
+	s.ended, s.broken = next.ended, next.broken
+	if s.assembler == nil {
+		return
+	}
+	frames := sse.NewFramer(0)
+	frames.Feed(s.out)
+	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
+		if err := s.assembler.Add(e.Raw); err != nil {
+			s.end(streamError("upstream_broken", err))
+		}
+	}
+	s.out = s.out[:0]
+}
+
+// before makes the mirror ready for an end that follows so many tokens.
+func (s *stream) before(tokens int) {
+	ask := s.job.ask
+	ask.Cached = s.job.cached
+	s.earlier = tokens
+	s.mirror.Reset(ask)
+	s.trail.Reset(false)
+}
+
+// conclude ends an answer in the engine's place: with its usage, and before
+// that with the finish_reason if none came.
+func (s *stream) conclude(finish string) {
+	j := s.job
+	u := sse.Usage{Prompt: s.mirror.Prompt(), Completion: s.mirror.Tokens(), Cached: j.cached}
+	if u.Prompt == 0 {
+		u.Prompt = j.prompt
+	}
+	u.Total = u.Prompt + u.Completion
+	frames := sse.NewFramer(0)
+	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))
+	for e, ok := frames.Next(); ok && !s.ended; e, ok = frames.Next() {
+		s.event(e)
+	}
+}
+
+// verify holds that a resumed prompt has as many tokens as prompt and answer
+// together: an engine that overlooked the answer so far would begin it again.
+func (j *job) verify(want, got int) *openai.Error {
+	r := &j.resume
+	switch {
+	case r.times == 0 || got == 0:
+		return nil
+	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
+		j.srv.Log.Warn("resume refused", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package request
+
+import (
+	"container/list"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/engine/circuit"
+	"evenkeel/mooncake"
+	"evenkeel/prefill/index"
+)
+
+// A tokenizer asks prefill engines for the token ids of prompts.
+// It must never hold a request up for long: what it does not learn in time is
+// found by the bytes of its text, as without it.
+type tokenizer struct {
+	mu     sync.Mutex
+	known  map[promptDigest]*list.Element
+	recent list.List // of tokenized, the last used first
+	keys   int       // of all
+	asked  uint64
+	trust  circuit.Circuit // out after one failure; then one prompt at a time tries again
+}
+
+// promptDigest is 128 bits of everything that takes part in a prompt.
+type promptDigest [2]uint64
+
+type tokenized struct {
+	of     promptDigest
+	block  int
+	keys   []index.Key
+	tokens int
+}
+
+const (
+	tokenizeAnswer = 16 << 20 // bytes
+	mostTokenized  = 512      // prompts
+	mostKeys       = 1 << 20  // of them all: 16 MiB, 512 prompts of 32k tokens
+)
+
+// Outcomes of asking for token ids, as metrics name them.
+const (
+	tokenizeKnown  = "cached"
+	tokenizeAsked  = "engine"
+	tokenizeFailed = "failed"
+)
+
+// templated are the members of a body that make its prompt.
+var templated = map[mooncake.Endpoint][]string{
+	mooncake.Chat: {"messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
+		"continue_final_message", "add_special_tokens", "reasoning_effort", "documents", "tool_choice"},
+	mooncake.Completions: {"prompt", "add_special_tokens"},
+}
+
+// tokenize returns the keys of a job's prompt in blocks of token ids, and how
+// many tokens it has; false where nobody tells.
+func (srv *Server) tokenize(j *job, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+	body, digest := j.templated(root)
+	if t, ok := srv.tokenizer.find(digest, block); ok {
+		srv.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
+		return t.keys, t.tokens, true
+	}
+	ids, err := srv.askForIDs(j.model.Name, body)
+	if err != nil {
+		srv.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
+		return nil, 0, false
+	}
+	srv.metrics.tokenize.WithLabelValues(tokenizeAsked).Inc()
+	keys = h.Tokens(nil, root, ids, block)
+	srv.tokenizer.note(tokenized{digest, block, keys, len(ids)})
+	return keys, len(ids), true
+}
+
+// templated is the body that asks for a job's token ids, and its digest.
+func (j *job) templated(root index.Key) ([]byte, promptDigest) {
+	out := []byte(`{"model":`)
+	name, _ := json.Marshal(j.model.Name)
+	out = append(out, name...)
+	for _, key := range templated[j.req.Endpoint] {
+		value, ok := j.body.Get(key)
+		if key == "prompt" && j.leg != nil && j.leg.Prompt != nil {
+			value, ok = j.leg.Prompt, true
+		}
+		if ok {
+			out = append(out, `,"`...)
+			out = append(out, key...)
+			out = append(out, `":`...)
+			out = append(out, value...)
+		}
+	}
+	out = append(out, '}')
+	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
+}
+
+func (srv *Server) askForIDs(model string, body []byte) ([]int32, error) {
+	target := srv.Fleet.AnyPrefill(model)
+	if target == nil {
+		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
+	}
+	turn, ok := srv.tokenizer.mayAsk(time.Now())
+	if !ok {
+		return nil, errQuiet
+	}
+	ids, err := srv.postTokenize(target, body)
+	switch began, ended := srv.tokenizer.answered(turn, time.Now(), err); {
+	case began:
+		srv.Log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
+	case ended:
+		srv.Log.Info("engines tell token ids again", zap.String("engine", target.ID))
+	}
+	return ids, err
+}
+
+func (srv *Server) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
+	call, patience := srv.Client.NewCall(target), srv.Settings().Prefill.Index.TokenizeTimeout
+	timer := time.AfterFunc(patience, call.Abort)
+	defer timer.Stop()
+	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
+		engine.Deadlines{Connect: patience, FirstByte: patience, Idle: patience})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Close()
+	answer, err := resp.ReadAll(tokenizeAnswer)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode() != http.StatusOK:
+		return nil, &engine.StatusError{Target: target.ID, Method: http.MethodPost, Path: "/tokenize", Status: resp.StatusCode()}
+	}
+	var said struct {
+		Tokens []int32 `json:"tokens"`
+	}
+	if err := json.Unmarshal(answer, &said); err != nil || len(said.Tokens) == 0 {
+		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer (%w)", target.ID, err)
+	}
+	return said.Tokens, nil
+}
+
+func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.known[of]
+	if e == nil || e.Value.(tokenized).block != block {
+		return tokenized{}, false
+	}
+	t.recent.MoveToFront(e)
+	return e.Value.(tokenized), true
+}
+
+func (t *tokenizer) note(k tokenized) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[promptDigest]*list.Element{}
+	}
+	if e := t.known[k.of]; e != nil {
+		t.drop(e)
+	}
+	t.known[k.of] = t.recent.PushFront(k)
+	t.keys += len(k.keys)
+	for t.recent.Len() > mostTokenized || t.keys > mostKeys {
+		t.drop(t.recent.Back())
+	}
+}
+
+func (t *tokenizer) drop(e *list.Element) {
+	k := t.recent.Remove(e).(tokenized)
+	delete(t.known, k.of)
+	t.keys -= len(k.keys)
+}
+
+// mayAsk says whether a prompt may ask now, and gives it the number to answer by.
+func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.trust.Allows(now) {
+		return 0, false
+	}
+	t.asked++
+	t.trust.Send(t.asked, now)
+	return t.asked, true
+}
+
+// answered notes how asking went, and says whether from now on engines are not asked
+// for a while, or are asked again. A prompt that an engine refuses does not count.
+func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	in := t.trust.In()
+	t.trust.Limit = 1
+	var status *engine.StatusError
+	switch {
+	case err == nil:
+		t.trust.Succeed()
+		return false, !in
+	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
+		t.trust.Neutral(turn)
+		return false, false
+	}
+	return t.trust.Fail(turn, now) && in, false
+}
+
+var errQuiet = errors.New("engines did not tell token ids a moment ago")
