@@ -1,5 +1,11 @@
 package prefill
 
+import (
+	"time"
+
+	"evenkeel/prefill/policy"
+)
+
 // Backlog is what waits in the arrival queue for a model.
 type Backlog struct {
 	Requests int
@@ -23,9 +29,41 @@ func (t *Tier) Backlogs() map[string]Backlog {
 		for _, w := range m.queue.retries.members {
 			tokens += float64(w.PromptTokens)
 		}
-		line, _ := t.line(name, m.servers[0].Hardware)
+		line, _ := t.fit.Line(name, m.servers[0].Hardware)
 		each := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
 		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * each / 1000}
 	}
 	return all
+}
+
+// Line is how long prefills of the model take where they begin soonest, and how
+// far away that is; known is false while nothing tells.
+func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.models[name]
+	if m == nil {
+		return line, 0, false
+	}
+	for _, c := range m.servers {
+		next, told := t.fit.Line(name, c.Hardware)
+		if told && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
+			line, rtt, known = next, c.RTT, true
+		}
+	}
+	return line, rtt, known
+}
+
+// learn takes what a probe's answer shows about times. Only a probe that had
+// the engine to itself from its start tells how long its prefill takes.
+func (t *Tier) learn(l *Lease, u Usage) {
+	if !l.alone || u.PromptTokens <= 0 {
+		return
+	}
+	hit := l.charge.tokens - l.charge.newTokens // predicted
+	if u.CachedTokens >= 0 {
+		hit = int64(u.CachedTokens)
+	}
+	ms := float64(t.now.Sub(l.sent)) / float64(time.Millisecond)
+	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
 }

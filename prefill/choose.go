@@ -115,7 +115,7 @@ func (t *Tier) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	block := r.Prompt.blockSize(tokens)
 	t.found = t.match(r)
 	for i, c := range eligible {
-		line, fitted := t.line(m.name, c.Hardware)
+		line, fitted := t.fit.Line(m.name, c.Hardware)
 		known = known && fitted
 		t.measure(&t.view[i], c, line)
 		t.view[i].Fit(float64(tokens), math.Floor(block*float64(c.blocksOn(t.found, unit))))
@@ -388,7 +388,7 @@ func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge
 		holder:    r.Holder,
 	}
 	c.circuit.Send(l.number, t.now)
-	t.noteUsual(weight.newTokens)
+	t.fit.Computes(weight.newTokens)
 	t.book(l)
 	return l
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/policy"
 )
 
@@ -72,20 +73,8 @@ type RetryConfig struct {
 	Budget   float64       `yaml:"budget"`   // retries as a share of requests, over 10 s
 }
 
-// CalibrationConfig is where the lines of prefill times start from: t0 + tp * new
-// tokens + beta2 * the token pairs that are looked at. t0 and tp are learned.
-type CalibrationConfig struct {
-	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
-	T0Ms     float64 `yaml:"t0_ms"`
-	Beta2    float64 `yaml:"beta2_ms"`
-	HalfLife int     `yaml:"half_life"` // samples after which one counts half
-	Known    bool    `yaml:"-"`         // trust the line as it is; else it counts for nothing until it was learned
-}
-
-// Line is the one to start from.
-func (c CalibrationConfig) Line() policy.Line {
-	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
-}
+// CalibrationConfig is where the lines of prefill times start from.
+type CalibrationConfig = fit.Config
 
 // IndexConfig bounds what is remembered of prompts, and says how they are read.
 type IndexConfig struct {

@@ -26,6 +26,7 @@ func (t *Tier) Configure(c Config) error {
 	t.policies, t.policy, t.shadows = policies, chosen, shadows
 	t.steerBy(c)
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
+	t.fit.Configure(c.Calibration)
 	t.cfg.Scrape, t.cfg.Queue, t.cfg.Retry = c.Scrape, c.Queue, c.Retry
 	for _, c := range t.candidates {
 		t.updateGate(c)

@@ -86,7 +86,7 @@ func (t *Tier) elsewhere(m *model, r *Request, since time.Time) Where {
 // local measures all prefillers of a model for a request; nil: for none.
 func (t *Tier) local(m *model, r *Request) Local {
 	l := Local{Waiting: m.queue.fresh, Tokens: int(m.queue.tokens), Prefillers: t.prefillers[:0]}
-	l.ArrivalsPerS, l.TTFTMs = m.pace.arrivalsPerS(t.now), m.pace.ttftMs
+	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(t.now), m.pace.TTFTMs()
 	room := r != nil && r.Reserved || t.cfg.Places == nil || t.cfg.Places.Room()
 	if r == nil {
 		r = &Request{Model: m.name}
@@ -96,9 +96,7 @@ func (t *Tier) local(m *model, r *Request) Local {
 		open, _ := c.gate.passes(t.now)
 		p := t.prefiller(c)
 		p.Candidate, p.Live, p.Open = t.view[i], c.Live && c.circuit.Allows(t.now), open && room
-		if fit := t.fits[kind{m.name, c.Hardware}]; fit != nil {
-			p.Samples = fit.Samples()
-		}
+		p.Samples = t.fit.Samples(m.name, c.Hardware)
 		l.Prefillers = append(l.Prefillers, p)
 	}
 	t.closeCrowded(m, l.Prefillers)

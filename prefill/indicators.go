@@ -90,18 +90,7 @@ func (t *Tier) othersBacklog(c *candidate, line policy.Line) float64 {
 		runs = 0
 	}
 	waits, told = max(0, waits-told), max(0, told-waits)
-	return ms + (waits+max(0, runs-told)/2)*line.Ms(t.usual, 0)
-}
-
-// usualWeight is what one more prompt counts for in the usual one.
-const usualWeight = 0.05
-
-// noteUsual learns what a prompt of ours has to compute.
-func (t *Tier) noteUsual(newTokens int64) {
-	if t.usual == 0 {
-		t.usual = float64(newTokens)
-	}
-	t.usual += usualWeight * (float64(newTokens) - t.usual)
+	return ms + (waits+max(0, runs-told)/2)*line.Ms(t.fit.Usual(), 0)
 }
 
 // runningSince is when the engine can have begun with the oldest probe at the

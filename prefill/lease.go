@@ -92,7 +92,7 @@ func (l *Lease) answer(u Usage, expires time.Time) {
 	l.answered(probeAnswered)
 	l.c.circuit.Succeed()
 	if m := t.models[l.model]; m != nil {
-		m.pace.answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
+		m.pace.Answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
 	}
 	t.learn(l, u)
 	t.compute(l, u)

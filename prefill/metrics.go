@@ -289,11 +289,11 @@ func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
 	for model, ratio := range t.ratios {
 		gauge(ratioDesc, ratio.BytesPerToken(), model)
 	}
-	for of, fit := range t.fits {
-		if line, known := fit.Line(); known {
-			gauge(tpDesc, line.TPMs/1000, of.model, of.hardware)
-			gauge(t0Desc, line.T0Ms/1000, of.model, of.hardware)
-			gauge(r2Desc, fit.R2(), of.model, of.hardware)
+	for _, of := range t.fit.All() {
+		if line, known := of.Line(); known {
+			gauge(tpDesc, line.TPMs/1000, of.Model, of.Hardware)
+			gauge(t0Desc, line.T0Ms/1000, of.Model, of.Hardware)
+			gauge(r2Desc, of.R2(), of.Model, of.Hardware)
 		}
 	}
 	if t.hotspots != nil {

@@ -131,7 +131,7 @@ func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		line, known := tier.line(testModel, "")
+		line, known := tier.fit.Line(testModel, "")
 		require.True(t, known)
 		require.InDelta(t, 0.1, line.TPMs, 1e-6)
 		require.InDelta(t, 100, line.T0Ms, 1e-3)
@@ -150,7 +150,7 @@ func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		_, known := tier.line(testModel, "")
+		_, known := tier.fit.Line(testModel, "")
 		require.False(t, known)
 	})
 }

@@ -129,7 +129,7 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	}
 	m := t.modelOf(r.Model)
 	if !r.Reserved && len(r.Exclude) == 0 {
-		m.pace.arrived(t.now)
+		m.pace.Arrived(t.now)
 	}
 	return m, p, nil
 }

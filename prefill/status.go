@@ -1,7 +1,6 @@
 package prefill
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -97,7 +96,7 @@ func (t *Tier) status() ([]CandidateStatus, audit) {
 func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 	others := 0.0
 	if len(c.Models) > 0 {
-		line, _ := t.line(c.Models[0], c.Hardware)
+		line, _ := t.fit.Line(c.Models[0], c.Hardware)
 		others = t.othersBacklog(c, line)
 	}
 	return CandidateStatus{
@@ -205,13 +204,10 @@ func (t *Tier) Overview() Overview {
 	t.lock()
 	defer t.unlock()
 	o.Policy, o.Policies, o.Waiting = t.policy.String(), t.policies.library.Names(), t.waiting
-	for of, fit := range t.fits {
-		line, known := t.line(of.model, of.hardware)
-		o.Lines = append(o.Lines, LineStatus{of.model, of.hardware, known, line.TPMs, line.T0Ms, line.Beta2, fit.R2(), fit.Samples()})
+	for _, of := range t.fit.All() {
+		line, known := t.fit.Line(of.Model, of.Hardware)
+		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, line.TPMs, line.T0Ms, line.Beta2, of.R2(), of.Samples()})
 	}
-	slices.SortFunc(o.Lines, func(a, b LineStatus) int {
-		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Hardware, b.Hardware))
-	})
 	stats := t.index.Stats()
 	o.Index = IndexStatus{stats.Bytes, stats.Entries, t.prefixes.prompt, t.prefixes.predicted, t.prefixes.actual}
 	return o

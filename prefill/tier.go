@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
 )
@@ -37,7 +39,7 @@ type Tier struct {
 	wakeAt      time.Time   // what the timer is set to
 	expiries    expiries
 	budget      budget
-	fits        map[kind]*Calibration
+	fit         *fit.Times
 	index       *index.Index
 	ratios      map[string]index.Ratio                     // by model
 	feedback    map[string]bool                            // by model: engines say what they found in their caches
@@ -47,8 +49,7 @@ type Tier struct {
 	shadows     []*policy.Policy
 	suspected   []suspected // to be logged
 	lastLease   uint64
-	usual       float64 // new tokens of a prompt of ours, lately
-	round       uint64  // of looking at who waits
+	round       uint64 // of looking at who waits
 
 	// The audit: charged - released - held, without lost leases, is always 0.
 	charged, released, misuses, expired uint64
@@ -72,7 +73,7 @@ type model struct {
 	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
 	queue   queue
 	settled uint64 // round in which its first attempts cannot go anywhere
-	pace    pace
+	pace    fit.Pace
 	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
 }
 
@@ -105,7 +106,7 @@ func New(cfg Config) (*Tier, error) {
 		policies:    policies,
 		policy:      chosen,
 		withoutLine: withoutLine,
-		fits:        map[kind]*Calibration{},
+		fit:         fit.New(cfg.Calibration),
 		index:       index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
 		ratios:      map[string]index.Ratio{},
 		feedback:    map[string]bool{},
@@ -270,6 +271,14 @@ func cursorAfter(passed []*candidate) int {
 		}
 	}
 	return -1
+}
+
+// forgetModels drops what was learned of models that no candidate serves any more.
+func (t *Tier) forgetModels() {
+	gone := func(name string) bool { return t.models[name] == nil }
+	t.fit.Forget(gone)
+	maps.DeleteFunc(t.ratios, func(name string, _ index.Ratio) bool { return gone(name) })
+	maps.DeleteFunc(t.feedback, func(name string, _ bool) bool { return gone(name) })
 }
 
 // forget drops a removed candidate once nothing is charged to it.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/prefill"
+	prefillfit "evenkeel/prefill/fit"
 	"evenkeel/prefill/policy"
 )
 
@@ -14,7 +14,7 @@ import (
 // requests while it runs, and takes as its start.
 func TestTheProxyLearnsTheLineThatALogShows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	learned := prefill.NewCalibration(policy.Line{}, 1_000_000) // it forgets nothing
+	learned := prefillfit.NewCalibration(policy.Line{}, 1_000_000) // it forgets nothing
 	log := &RequestLog{}
 	for range 300 {
 		prompt := 500 + rng.IntN(20_000)

@@ -30,10 +30,11 @@ var mayImport = map[string][]string{
 	"engine":            {"engine/circuit", "mooncake", "sse"},
 	"engine/circuit":    {},
 	"engine/discover":   {"engine/discover"}, // its sources are below it
-	"prefill":           {"prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
+	"prefill":           {"prefill/fit", "prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
+	"prefill/fit":       {"prefill/policy"},
 	"prefill/policy":    {"namedargs"},
 	"prefill/index":     {"rawjson"},
-	"prefill/local":     {"prefill", "prefill/index", "prefill/policy"},
+	"prefill/local":     {"prefill", "prefill/fit", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":  {"prefill/index"},
 	"lease":             {},
 	"lease/kube":        {"lease"},
@@ -66,7 +67,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/fit", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

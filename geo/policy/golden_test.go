@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/prefill"
+	"evenkeel/prefill/fit"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -285,7 +285,7 @@ func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 		{"3 samples are too few", 1, [3]float64{250, 330, 530}, 0.0938, 150.72, false},
 		{"30 samples on the very line", 10, [3]float64{244.52, 338.32, 525.92}, 0.0938, 150.72, true},
 	} {
-		c := prefill.NewCalibration(start, 1<<30)
+		c := fit.NewCalibration(start, 1<<30)
 		for range row.n {
 			for i, x := range []float64{1000, 2000, 4000} {
 				c.Add(x, 0, row.y[i])

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"evenkeel/prefill"
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
 )
@@ -47,7 +48,7 @@ type Ranks struct {
 	ranks     map[int32]*rank
 	engines   map[string]*trust
 	ratios    map[string]index.Ratio
-	transfers map[string]*prefill.Calibration // by model
+	transfers map[string]*fit.Calibration // by model
 	matched   []int32
 }
 
@@ -69,7 +70,7 @@ const engineBlock = 16
 func New(maxBytes int64) *Ranks {
 	return &Ranks{
 		index: index.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
-		ratios: map[string]index.Ratio{}, transfers: map[string]*prefill.Calibration{},
+		ratios: map[string]index.Ratio{}, transfers: map[string]*fit.Calibration{},
 	}
 }
 
@@ -227,12 +228,12 @@ func (l *Ranks) Forget() {
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fit := l.transfers[model]
-	if fit == nil {
-		fit = prefill.NewCalibration(policy.Line{}, 500)
-		l.transfers[model] = fit
+	times := l.transfers[model]
+	if times == nil {
+		times = fit.NewCalibration(policy.Line{}, 500)
+		l.transfers[model] = times
 	}
-	fit.Add(float64(tokens), 0, took.Seconds()*1000)
+	times.Add(float64(tokens), 0, took.Seconds()*1000)
 }
 
 // BreakEven is how many tokens an idle rank computes in the time that a hand-off
@@ -241,8 +242,8 @@ func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float6
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	handoff := rtt.Seconds()*1000 + line.T0Ms/2
-	if fit := l.transfers[p.Model]; fit != nil {
-		move, _ := fit.Line()
+	if times := l.transfers[p.Model]; times != nil {
+		move, _ := times.Line()
 		handoff += move.TPMs * float64(l.length(p))
 	}
 	return handoff / line.TPMs

@@ -1,4 +1,4 @@
-package prefill
+package fit
 
 import (
 	"math"

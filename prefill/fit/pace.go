@@ -1,13 +1,13 @@
-package prefill
+package fit
 
 import (
 	"slices"
 	"time"
 )
 
-// pace is how fast requests for a model arrive, and how soon their prefills
+// Pace is how fast requests for a model arrive, and how soon their prefills
 // answer.
-type pace struct {
+type Pace struct {
 	since  time.Time // of the window that is counted now
 	count  int
 	perS   float64 // of the windows before
@@ -24,27 +24,33 @@ const (
 	paceProbes = 64  // that the median is of
 )
 
-func (p *pace) arrived(now time.Time) {
-	p.turn(now)
+// Arrived counts a first attempt.
+func (p *Pace) Arrived(now time.Time) {
+	p.roll(now)
 	p.count++
 }
 
-func (p *pace) answered(now time.Time, ms float64) {
+// Answered tells how long a probe took.
+func (p *Pace) Answered(now time.Time, ms float64) {
 	p.last[p.next%paceProbes] = ms
 	if p.next++; p.next == 1 {
 		p.ttftMs = ms
 	}
-	p.turn(now)
+	p.roll(now)
 }
 
-func (p *pace) arrivalsPerS(now time.Time) float64 {
-	p.turn(now)
+// ArrivalsPerS is how many first attempts come per second.
+func (p *Pace) ArrivalsPerS(now time.Time) float64 {
+	p.roll(now)
 	return p.perS
 }
 
-// turn ends the window once it is over. One that nobody looked at for long was
-// long: what came in it came so slowly.
-func (p *pace) turn(now time.Time) {
+// TTFTMs is the median of the last probes; 0: none was answered yet.
+func (p *Pace) TTFTMs() float64 { return p.ttftMs }
+
+// roll ends the window once it is over. A window that was not looked at for long
+// was long, so what came in it came slowly.
+func (p *Pace) roll(now time.Time) {
 	if p.since.IsZero() {
 		p.since = now
 	}

@@ -1,0 +1,109 @@
+// Package fit learns how long prefills take on each kind of engine, how much a
+// prompt of ours usually has to compute, and how fast requests arrive. It has no
+// clock and no lock: its owner gives it the time of each event.
+package fit
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"evenkeel/prefill/policy"
+)
+
+// Config is where the lines of prefill times start from: t0 + tp * new tokens +
+// beta2 * the token pairs that are looked at. t0 and tp are learned.
+type Config struct {
+	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
+	T0Ms     float64 `yaml:"t0_ms"`
+	Beta2    float64 `yaml:"beta2_ms"`
+	HalfLife int     `yaml:"half_life"` // samples after which one counts half
+	Known    bool    `yaml:"-"`         // trust the line as it is; else it counts for nothing until it was learned
+}
+
+// Line is the one to start from.
+func (c Config) Line() policy.Line {
+	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
+}
+
+// kind is what shares a line of prefill times.
+type kind struct{ model, hardware string }
+
+// Times are the lines of all kinds.
+type Times struct {
+	start Config
+	lines map[kind]*Calibration
+	usual float64 // new tokens of a prompt of ours, lately
+}
+
+// New returns times of which nothing is learned yet.
+func New(start Config) *Times { return &Times{start: start, lines: map[kind]*Calibration{}} }
+
+// Configure changes where lines start that nothing is learned of yet.
+func (t *Times) Configure(start Config) { t.start = start }
+
+// Line is how long prefills of the model take on engines of that label. known is
+// false while it is only where learning starts from.
+func (t *Times) Line(model, hardware string) (line policy.Line, known bool) {
+	if fit := t.lines[kind{model, hardware}]; fit != nil {
+		line, known = fit.Line()
+		return line, known || t.start.Known
+	}
+	return t.start.Line(), t.start.Known
+}
+
+// Learn learns from one prefill that had its engine to itself.
+func (t *Times) Learn(model, hardware string, newTokens, hit, ms float64) {
+	k := kind{model, hardware}
+	fit := t.lines[k]
+	if fit == nil {
+		fit = NewCalibration(t.start.Line(), t.start.HalfLife)
+		t.lines[k] = fit
+	}
+	fit.Add(newTokens, hit, ms)
+}
+
+// Samples is how many prefills such a line was learned from.
+func (t *Times) Samples(model, hardware string) int {
+	if fit := t.lines[kind{model, hardware}]; fit != nil {
+		return fit.Samples()
+	}
+	return 0
+}
+
+// Learned is what was learned of one kind.
+type Learned struct {
+	Model, Hardware string
+	*Calibration
+}
+
+// All is what was learned of each kind, by model and hardware.
+func (t *Times) All() []Learned {
+	all := make([]Learned, 0, len(t.lines))
+	for k, fit := range t.lines {
+		all = append(all, Learned{k.model, k.hardware, fit})
+	}
+	slices.SortFunc(all, func(a, b Learned) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Hardware, b.Hardware))
+	})
+	return all
+}
+
+// Forget drops the lines of the models that are gone.
+func (t *Times) Forget(gone func(model string) bool) {
+	maps.DeleteFunc(t.lines, func(k kind, _ *Calibration) bool { return gone(k.model) })
+}
+
+// usualWeight is what one more prompt counts for in the usual one.
+const usualWeight = 0.05
+
+// Computes learns what a prompt of ours has to compute.
+func (t *Times) Computes(newTokens int64) {
+	if t.usual == 0 {
+		t.usual = float64(newTokens)
+	}
+	t.usual += usualWeight * (float64(newTokens) - t.usual)
+}
+
+// Usual is how many tokens a prompt of ours has to compute, lately.
+func (t *Times) Usual() float64 { return t.usual }
