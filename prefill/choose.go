@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/steer"
 )
 
 // blocked is why a request cannot be served now.
@@ -67,13 +68,14 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	eligible = t.filterStale(r, eligible)
 	eligible = t.filterFull(p, r, eligible)
 	known := t.look(m, r, eligible)
-	if !known && p.Name() == needsLine {
-		p = t.withoutLine
+	if !known {
+		p = t.steer.WithoutLine(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
 	eligible, watch := t.filterHot(p, &query, r, m, eligible)
-	choice, kept := t.keep(r, eligible)
-	if kept != affinityKept {
+	at, kept := t.steer.Affinity.Keep(r.Session, t.view, t.now)
+	choice := policy.Choice{Index: at}
+	if kept != steer.Kept {
 		choice = p.Choose(&query, t.view)
 	}
 	c, v := eligible[choice.Index], &t.view[choice.Index]
@@ -96,11 +98,13 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	}
 	lease := t.reserve(c, p, r, weight, since)
 	t.expect(lease, r, v)
-	t.remember(r, c, kept)
-	t.shadow(&query, choice)
+	if kept != "" {
+		t.steer.Affinity.Went(r.Session, c.ID, t.now)
+	}
+	t.metrics.shadow(t.steer.Shadow(&query, t.view, choice.Index))
 	reason := t.count(lease, choice, kept, watch, len(eligible))
 	if t.cfg.Explain {
-		lease.Grounds = t.grounds(p, choice.Index, reason, kept != affinityKept)
+		lease.Grounds = t.grounds(p, choice.Index, reason, kept != steer.Kept)
 	}
 	t.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
 	return lease, 0
@@ -146,12 +150,12 @@ func (t *Tier) grounds(p *policy.Policy, chosen int, reason string, asked bool) 
 }
 
 // count tells the metrics of a choice, and returns its reason.
-func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotState, eligible int) (reason string) {
+func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
 	case l.canary:
 		reason = "canary"
-	case kept == affinityKept:
+	case kept == steer.Kept:
 		reason = "affinity"
 	case eligible == 1:
 		reason = "only"
@@ -167,7 +171,7 @@ func (t *Tier) count(l *Lease, choice policy.Choice, kept string, watch HotspotS
 	if kept != "" {
 		t.metrics.affinity.WithLabelValues(kept).Inc()
 	}
-	if watch == HotspotFilter {
+	if watch == steer.Filter {
 		t.metrics.hotFiltered.Inc()
 	}
 	t.metrics.decisions.WithLabelValues(l.Policy, reason).Inc()

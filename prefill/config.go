@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/steer"
 )
 
 // Config is `prefill` of the config file, and what a Tier is given beside it. A
@@ -102,25 +103,11 @@ type KVEventsConfig struct {
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
-// HotspotConfig keeps classes of requests that share a prefix off the engines
-// that hold it while these get too many of them.
-type HotspotConfig struct {
-	Enabled     bool          `yaml:"enabled"`
-	Window      time.Duration `yaml:"window"`       // over which shares are taken
-	ClassTokens []int         `yaml:"class_tokens"` // ascending: how much of their prompts requests of a class share; the deepest that fits counts
-	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
-	MaxClasses  int           `yaml:"max_classes"`
-	MaxFilter   time.Duration `yaml:"max_filter"` // a class is kept off its holders this long at most
-}
-
-// AffinityConfig sends a session where it was last, while that is not loaded
-// more than its share.
-type AffinityConfig struct {
-	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // of a candidate's share of all requests, beyond which the session moves
-	TTL        time.Duration `yaml:"ttl"`
-	MaxKeys    int           `yaml:"max_keys"`
-}
+// HotspotConfig and AffinityConfig say what may overrule the policy.
+type (
+	HotspotConfig  = steer.HotspotConfig
+	AffinityConfig = steer.AffinityConfig
+)
 
 // Places is the room of the pool. A place is reserved before the probe is
 // sent, so that a prefill is never thrown away for lack of one. No call

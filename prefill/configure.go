@@ -1,5 +1,11 @@
 package prefill
 
+import (
+	"fmt"
+
+	"evenkeel/prefill/steer"
+)
+
 // Configure replaces what a running tier may change: policies, KV threshold,
 // push, calibration, hotspots, affinity, shadows, scraping, queue and retries;
 // the rest of c is not looked at. Accounts, gates, learned lines and requests that wait keep what they have.
@@ -10,21 +16,14 @@ func (t *Tier) Configure(c Config) error {
 		return err
 	}
 	c = c.withDefaults()
-	policies, err := newPolicies(c.Policies)
-	if err != nil {
-		return err
-	}
-	chosen, err := policies.library.Parse(c.Policy)
-	if err != nil {
-		return err
-	}
-	shadows, err := policies.all(c.Shadow)
+	policies, err := steer.NewPolicies(c.Policies, c.Policy, c.Shadow)
 	if err != nil {
 		return err
 	}
 	t.lock()
-	t.policies, t.policy, t.shadows = policies, chosen, shadows
-	t.steerBy(c)
+	t.steer.Policies = policies
+	t.steer.Overrule(c.Hotspot, c.Affinity)
+	t.cfg.Hotspot, t.cfg.Affinity = c.Hotspot, c.Affinity
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	t.fit.Configure(c.Calibration)
 	t.cfg.Scrape, t.cfg.Queue, t.cfg.Retry = c.Scrape, c.Queue, c.Retry
@@ -34,4 +33,33 @@ func (t *Tier) Configure(c Config) error {
 	t.unlock()
 	t.tellRun()
 	return nil
+}
+
+// CheckPolicy says what is wrong with a policy that a request names.
+func (t *Tier) CheckPolicy(spec string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err := t.steer.Named(spec)
+	return badPolicy(err)
+}
+
+// SetPolicy changes the policy of requests that name none.
+func (t *Tier) SetPolicy(spec string) error {
+	t.lock()
+	defer t.unlock()
+	return badPolicy(t.steer.Use(spec))
+}
+
+// Policy is the present policy of requests that name none.
+func (t *Tier) Policy() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.steer.Usual().String()
+}
+
+func badPolicy(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrBadPolicy, err)
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/steer"
 )
 
 // metrics are the events that are counted as they happen; what is a state is
@@ -85,10 +86,10 @@ func (m *metrics) begin(policies []string) {
 	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot, filterPolicy} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
-	for _, to := range []HotspotState{HotspotOK, HotspotAlarm, HotspotFilter} {
+	for _, to := range []steer.State{steer.OK, steer.Alarm, steer.Filter} {
 		m.hotTransitions.WithLabelValues(string(to))
 	}
-	for _, outcome := range []string{affinityKept, affinityOverloaded, affinityGone, affinityNew} {
+	for _, outcome := range []string{steer.Kept, steer.Overloaded, steer.Gone, steer.New} {
 		m.affinity.WithLabelValues(outcome)
 	}
 	for _, policy := range policies {
@@ -117,6 +118,18 @@ const (
 )
 
 // forget drops the series of a candidate that is gone.
+// shadow counts what shadow policies think of a choice.
+func (m *metrics) shadow(regrets []steer.Regret) {
+	for _, r := range regrets {
+		if r.Other {
+			m.shadowDisagreements.WithLabelValues(r.Policy).Inc()
+		}
+		if !math.IsNaN(r.Share) {
+			m.shadowRegret.WithLabelValues(r.Policy).Observe(r.Share)
+		}
+	}
+}
+
 func (m *metrics) forget(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(gone)
@@ -296,10 +309,10 @@ func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
 			gauge(r2Desc, of.R2(), of.Model, of.Hardware)
 		}
 	}
-	if t.hotspots != nil {
-		n := t.hotspots.states(t.clock())
-		gauge(hotDesc, float64(n[HotspotAlarm]), string(HotspotAlarm))
-		gauge(hotDesc, float64(n[HotspotFilter]), string(HotspotFilter))
+	if t.steer.Hotspots != nil {
+		n := t.steer.Hotspots.States(t.clock())
+		gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
+		gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))
 	}
 }
 

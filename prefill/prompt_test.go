@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/steer"
 )
 
 // prompt is a request whose prompt is a text, four bytes a token.
@@ -172,7 +173,9 @@ func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 }
 
 func TestARetryIsNoFurtherRequest(t *testing.T) {
-	tier := newTier(t, up("a", "b"), func(c *Config) { c.Hotspot = hotspotConfig })
+	tier := newTier(t, up("a", "b"), func(c *Config) {
+		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
+	})
 	r := prompt("r", text("rule", 8192))
 	failed := acquire(t, tier, r)
 	failed.Failed(false, 0)
@@ -180,7 +183,7 @@ func TestARetryIsNoFurtherRequest(t *testing.T) {
 	acquire(t, tier, r)
 	r.Exclude, r.Reserved = nil, true // without a place lost
 	acquire(t, tier, r)
-	require.Equal(t, 1, tier.hotspots.all.sum)
+	require.Equal(t, 1, tier.steer.Hotspots.Requests())
 }
 
 func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
@@ -197,7 +200,7 @@ func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 	}
 	classes := tier.Hotspots()
 	require.Len(t, classes, 1)
-	require.Equal(t, HotspotAlarm, classes[0].State)
+	require.Equal(t, steer.Alarm, classes[0].State)
 	require.Equal(t, 2, classes[0].K)
 }
 

@@ -108,12 +108,9 @@ func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 
 // receive checks a request and serves first who could have passed before it.
 func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
-	p := t.policy
-	if r.Policy != "" {
-		var err error
-		if p, err = t.policies.named(r.Policy); err != nil {
-			return nil, p, err
-		}
+	p, err := t.steer.Named(r.Policy)
+	if err != nil {
+		return nil, nil, badPolicy(err)
 	}
 	if !r.Reserved && len(r.Exclude) == 0 {
 		t.budget.request(t.now)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/steer"
 )
 
 // CandidateStatus is what the admin API shows of a candidate.
@@ -203,7 +204,7 @@ func (t *Tier) Overview() Overview {
 	o := Overview{Candidates: t.Status(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
-	o.Policy, o.Policies, o.Waiting = t.policy.String(), t.policies.library.Names(), t.waiting
+	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.waiting
 	for _, of := range t.fit.All() {
 		line, known := t.fit.Line(of.Model, of.Hardware)
 		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, line.TPMs, line.T0Ms, line.Beta2, of.R2(), of.Samples()})
@@ -213,15 +214,28 @@ func (t *Tier) Overview() Overview {
 	return o
 }
 
+// HotspotClass is one that is watched, as operators see it.
+type HotspotClass struct {
+	Class    string      `json:"class"` // its hash
+	State    steer.State `json:"state"`
+	Requests int         `json:"requests"` // in the window
+	Share    float64     `json:"share"`
+	Holders  int         `json:"holders"`
+	K        int         `json:"k"`
+}
+
 // Hotspots lists the classes of requests that are watched, the most frequent
 // first.
 func (t *Tier) Hotspots() []HotspotClass {
 	t.lock()
 	defer t.unlock()
-	if t.hotspots == nil {
-		return []HotspotClass{}
+	list := []HotspotClass{}
+	if t.steer.Hotspots != nil {
+		for _, c := range t.steer.Hotspots.List(t.now) {
+			list = append(list, HotspotClass(c))
+		}
 	}
-	return t.hotspots.list(t.now)
+	return list
 }
 
 // Scored is what one policy would do with a request.
@@ -248,9 +262,9 @@ func (t *Tier) Score(r Request) ([]Scored, error) {
 		return nil, fmt.Errorf("%w: nobody is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}
 	t.look(m, &r, eligible)
-	all := make([]Scored, 0, len(t.policies.library.Names()))
-	for _, name := range t.policies.library.Names() {
-		p, err := t.policies.named(name)
+	var all []Scored
+	for _, name := range t.steer.Names() {
+		p, err := t.steer.Named(name)
 		if err != nil {
 			return nil, err
 		}

@@ -13,6 +13,7 @@ import (
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/steer"
 )
 
 // Tier owns everything that is known about the prefillers: their accounts,
@@ -23,33 +24,28 @@ type Tier struct {
 	metrics *metrics
 	changed chan struct{} // tells Run of another set of candidates
 
-	mu          sync.Mutex
-	now         time.Time // of the present holder of the lock
-	policies    *policies
-	policy      *policy.Policy        // of requests that name none
-	withoutLine *policy.Policy        // what stands in for finish while no line is known
-	candidates  map[string]*candidate // by ID, the removed with charges too
-	models      map[string]*model
-	unknown     bool // a live candidate has not named its models yet, or nobody has
-	waiting     int  // requests in all queues
-	classes     map[int]*class
-	arrivals    uint64
-	clock       func() time.Time
-	timer       *time.Timer // wakes the queues when time alone lets one pass
-	wakeAt      time.Time   // what the timer is set to
-	expiries    expiries
-	budget      budget
-	fit         *fit.Times
-	index       *index.Index
-	ratios      map[string]index.Ratio                     // by model
-	feedback    map[string]bool                            // by model: engines say what they found in their caches
-	prefixes    struct{ prompt, predicted, actual uint64 } // tokens
-	hotspots    *hotspots                                  // nil: off
-	affinity    *affinity                                  // nil: off
-	shadows     []*policy.Policy
-	suspected   []suspected // to be logged
-	lastLease   uint64
-	round       uint64 // of looking at who waits
+	mu         sync.Mutex
+	now        time.Time             // of the present holder of the lock
+	candidates map[string]*candidate // by ID, the removed with charges too
+	models     map[string]*model
+	unknown    bool // a live candidate has not named its models yet, or nobody has
+	waiting    int  // requests in all queues
+	classes    map[int]*class
+	arrivals   uint64
+	clock      func() time.Time
+	timer      *time.Timer // wakes the queues when time alone lets one pass
+	wakeAt     time.Time   // what the timer is set to
+	expiries   expiries
+	budget     budget
+	fit        *fit.Times
+	index      *index.Index
+	ratios     map[string]index.Ratio                     // by model
+	feedback   map[string]bool                            // by model: engines say what they found in their caches
+	prefixes   struct{ prompt, predicted, actual uint64 } // tokens
+	steer      steer.Steer
+	suspected  []suspected // to be logged
+	lastLease  uint64
+	round      uint64 // of looking at who waits
 
 	// The audit: charged - released - held, without lost leases, is always 0.
 	charged, released, misuses, expired uint64
@@ -83,49 +79,34 @@ func New(cfg Config) (*Tier, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	policies, err := newPolicies(cfg.Policies)
-	if err != nil {
-		return nil, err
-	}
-	chosen, err := policies.library.Parse(cfg.Policy)
-	if err != nil {
-		return nil, err
-	}
-	withoutLine, err := policies.library.Parse(instead)
-	if err != nil {
-		return nil, err
-	}
-	shadows, err := policies.all(cfg.Shadow)
+	policies, err := steer.NewPolicies(cfg.Policies, cfg.Policy, cfg.Shadow)
 	if err != nil {
 		return nil, err
 	}
 	t := &Tier{
-		shadows:     shadows,
-		clock:       cfg.Clock,
-		cfg:         cfg,
-		policies:    policies,
-		policy:      chosen,
-		withoutLine: withoutLine,
-		fit:         fit.New(cfg.Calibration),
-		index:       index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
-		ratios:      map[string]index.Ratio{},
-		feedback:    map[string]bool{},
-		shut:        map[*model]bool{},
-		onTheWay:    map[string]int{},
-		changed:     make(chan struct{}, 1),
-		candidates:  map[string]*candidate{},
-		models:      map[string]*model{},
-		classes:     map[int]*class{},
-		unknown:     true,
+		clock:      cfg.Clock,
+		cfg:        cfg,
+		steer:      steer.Steer{Policies: policies},
+		fit:        fit.New(cfg.Calibration),
+		index:      index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
+		ratios:     map[string]index.Ratio{},
+		feedback:   map[string]bool{},
+		shut:       map[*model]bool{},
+		onTheWay:   map[string]int{},
+		changed:    make(chan struct{}, 1),
+		candidates: map[string]*candidate{},
+		models:     map[string]*model{},
+		classes:    map[int]*class{},
+		unknown:    true,
 	}
-	t.steerBy(cfg)
+	t.steer.Overrule(cfg.Hotspot, cfg.Affinity)
 	if cfg.Clock == nil {
 		t.clock = time.Now
 		t.timer = time.AfterFunc(time.Hour, t.Wake)
 		t.timer.Stop()
 	}
 	t.metrics = newMetrics()
-	t.metrics.begin(policies.library.Names())
+	t.metrics.begin(policies.Names())
 	if cfg.Registerer != nil {
 		if err := t.register(cfg.Registerer); err != nil {
 			return nil, err
@@ -144,9 +125,9 @@ func (t *Tier) lock() {
 // unlock lets pass who can pass now, and gives the lock back.
 func (t *Tier) unlock() {
 	t.serveQueues()
-	var changes []HotspotChange
-	if t.hotspots != nil {
-		changes = t.hotspots.take()
+	var changes []steer.Change
+	if t.steer.Hotspots != nil {
+		changes = t.steer.Hotspots.Changes()
 	}
 	suspected := t.suspected
 	t.suspected = nil

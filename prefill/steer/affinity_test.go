@@ -1,4 +1,4 @@
-package prefill
+package steer
 
 import (
 	"fmt"
@@ -32,13 +32,13 @@ func TestASessionStaysWhileItsCandidateHasNoMoreThanItsShare(t *testing.T) {
 }
 
 func TestASessionIsForgottenWhenItIsNotUsed(t *testing.T) {
-	a, now := newAffinity(time.Minute, 10), time.Unix(0, 0)
-	a.note(1, "p0/0", now)
-	a.note(2, "p1/0", now.Add(30*time.Second))
+	a, now := NewAffinity(AffinityConfig{TTL: time.Minute, MaxKeys: 10}), time.Unix(0, 0)
+	a.Went(1, "p0/0", now)
+	a.Went(2, "p1/0", now.Add(30*time.Second))
 	require.Equal(t, "p0/0", a.last(1, now.Add(time.Minute-1)))
 	require.Empty(t, a.last(1, now.Add(time.Minute)))
 	require.Equal(t, "p1/0", a.last(2, now.Add(time.Minute)))
-	a.note(2, "p2/0", now.Add(time.Minute))
+	a.Went(2, "p2/0", now.Add(time.Minute))
 	require.Equal(t, "p2/0", a.last(2, now.Add(2*time.Minute-1)), "a use counts from itself")
 }
 
@@ -50,7 +50,7 @@ func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		const most, ttl = 5, 20
-		a, model, now := newAffinity(ttl, most), map[uint64]use{}, time.Unix(0, 0)
+		a, model, now := NewAffinity(AffinityConfig{TTL: ttl, MaxKeys: most}), map[uint64]use{}, time.Unix(0, 0)
 		for n := range rapid.IntRange(1, 200).Draw(t, "requests") {
 			now = now.Add(time.Duration(rapid.IntRange(1, 4).Draw(t, "later")))
 			for k, u := range model {
@@ -70,7 +70,7 @@ func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 				delete(model, oldest)
 			}
 			model[key] = use{fmt.Sprint(n), now}
-			a.note(key, model[key].candidate, now)
+			a.Went(key, model[key].candidate, now)
 			require.Equal(t, len(model), a.keys())
 			require.LessOrEqual(t, len(a.nodes), most+1)
 		}

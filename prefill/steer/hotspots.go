@@ -1,4 +1,4 @@
-package prefill
+package steer
 
 import (
 	"cmp"
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hotspots finds classes of requests, those that share a long prefix, that ask
+// Hotspots finds classes of requests, those that share a long prefix, that ask
 // for more than the candidates which hold their prefix can give, and keeps them
 // off these for a while, so that others come to hold it (LMetric).
 //
@@ -16,28 +16,39 @@ import (
 // choosing holders, more than twice as often in a row as there are holders, is
 // overruled: the class goes to the others (phase 2). Each then holds it too, so
 // that the alarm ends when as many hold it as its share deserves.
-type hotspots struct {
+type Hotspots struct {
 	cfg     HotspotConfig
 	bucket  time.Duration
 	all     window
 	classes map[uint64]*hotClass
-	changes []HotspotChange // since take
+	changes []Change // since they were last asked for
 }
 
-// HotspotState is what a class is.
-type HotspotState string
+// HotspotConfig keeps classes of requests that share a prefix off the engines
+// that hold it while these get too many of them.
+type HotspotConfig struct {
+	Enabled     bool          `yaml:"enabled"`
+	Window      time.Duration `yaml:"window"`       // over which shares are taken
+	ClassTokens []int         `yaml:"class_tokens"` // ascending: how much of their prompts requests of a class share; the deepest that fits counts
+	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
+	MaxClasses  int           `yaml:"max_classes"`
+	MaxFilter   time.Duration `yaml:"max_filter"` // a class is kept off its holders this long at most
+}
+
+// State is what a class is.
+type State string
 
 // States of a class.
 const (
-	HotspotOK     HotspotState = "ok"
-	HotspotAlarm  HotspotState = "alarm"
-	HotspotFilter HotspotState = "filter"
+	OK     State = "ok"
+	Alarm  State = "alarm"
+	Filter State = "filter"
 )
 
-// HotspotChange is one transition, for the log.
-type HotspotChange struct {
+// Change is one transition, for the log.
+type Change struct {
 	Class   uint64
-	To      HotspotState
+	To      State
 	Share   float64 // of the requests in the window
 	Holders int
 	K       int // requests in a row that went to holders though alarmed
@@ -72,21 +83,22 @@ type hotClass struct {
 	seen    window
 	over    int   // what it was given credit for when it took another's place
 	since   int64 // bucket of that: the credit ends with the window
-	state   HotspotState
+	state   State
 	k       int
 	holders int
 	until   time.Time // end of the filter
 }
 
-func newHotspots(cfg HotspotConfig) *hotspots {
-	return &hotspots{cfg: cfg, bucket: cfg.Window / windowBuckets, classes: map[uint64]*hotClass{}}
+// NewHotspots returns a detector that has seen nothing yet.
+func NewHotspots(cfg HotspotConfig) *Hotspots {
+	return &Hotspots{cfg: cfg, bucket: cfg.Window / windowBuckets, classes: map[uint64]*hotClass{}}
 }
 
-func (h *hotspots) number(now time.Time) int64 { return now.UnixNano() / int64(h.bucket) }
+func (h *Hotspots) number(now time.Time) int64 { return now.UnixNano() / int64(h.bucket) }
 
-// arrive counts a request. class is 0 for one that has none or whose prefix
+// Arrive counts a request. class is 0 for one that has none or whose prefix
 // hardly anybody holds: it is not watched, but counts among all.
-func (h *hotspots) arrive(now time.Time, hash uint64) {
+func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	n := h.number(now)
 	h.all.roll(n)
 	h.all.add()
@@ -104,8 +116,8 @@ func (h *hotspots) arrive(now time.Time, hash uint64) {
 // watch begins with a class, in the place of the least frequent if all are
 // taken. As in a space-saving sketch it inherits that one's rank, or no newcomer
 // could ever stay; the inherited count is not counted as its own.
-func (h *hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
-	c := &hotClass{hash: hash, since: n, state: HotspotOK}
+func (h *Hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
+	c := &hotClass{hash: hash, since: n, state: OK}
 	if len(h.classes) >= h.cfg.MaxClasses {
 		var least *hotClass
 		for _, o := range h.classes {
@@ -114,7 +126,7 @@ func (h *hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
 			}
 		}
 		c.over = least.rank(n)
-		h.enter(least, HotspotOK, now)
+		h.enter(least, OK, now)
 		delete(h.classes, least.hash)
 	}
 	h.classes[hash] = c
@@ -129,12 +141,12 @@ func (c *hotClass) rank(n int64) int {
 	return c.seen.sum
 }
 
-// look says what a class is now that so many live candidates hold its prefix
+// Look says what a class is now that so many live candidates hold its prefix
 // and so many others do not (phase 1).
-func (h *hotspots) look(now time.Time, hash uint64, holders, others int) HotspotState {
+func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
-		return HotspotOK
+		return OK
 	}
 	n := h.number(now)
 	h.all.roll(n)
@@ -143,19 +155,19 @@ func (h *hotspots) look(now time.Time, hash uint64, holders, others int) Hotspot
 	all, own := h.all.sum, c.seen.sum
 	hot := all >= h.cfg.MinRequests && holders >= 1 && others >= 1 && own*others > (all-own)*holders
 	switch {
-	case !hot || c.state == HotspotFilter && !now.Before(c.until):
-		h.enter(c, HotspotOK, now)
-	case c.state == HotspotOK:
-		h.enter(c, HotspotAlarm, now)
+	case !hot || c.state == Filter && !now.Before(c.until):
+		h.enter(c, OK, now)
+	case c.state == OK:
+		h.enter(c, Alarm, now)
 	}
 	return c.state
 }
 
-// weigh compares, once for each request of an alarmed class, the best score
+// Weigh compares, once for each request of an alarmed class, the best score
 // among the holders with that among the others, unfiltered (phase 2).
-func (h *hotspots) weigh(now time.Time, hash uint64, best, rest float64) HotspotState {
+func (h *Hotspots) Weigh(now time.Time, hash uint64, best, rest float64) State {
 	c := h.classes[hash]
-	if c == nil || c.state != HotspotAlarm {
+	if c == nil || c.state != Alarm {
 		return h.state(hash)
 	}
 	if !(best <= rest) {
@@ -163,34 +175,34 @@ func (h *hotspots) weigh(now time.Time, hash uint64, best, rest float64) Hotspot
 		return c.state
 	}
 	if c.k++; c.k > 2*c.holders {
-		h.enter(c, HotspotFilter, now)
+		h.enter(c, Filter, now)
 		c.until = now.Add(h.cfg.MaxFilter)
 	}
 	return c.state
 }
 
-func (h *hotspots) state(hash uint64) HotspotState {
+func (h *Hotspots) state(hash uint64) State {
 	if c := h.classes[hash]; c != nil {
 		return c.state
 	}
-	return HotspotOK
+	return OK
 }
 
 // enter changes a class's state and notes it.
-func (h *hotspots) enter(c *hotClass, to HotspotState, now time.Time) {
+func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
 	}
 	h.all.roll(h.number(now))
-	h.changes = append(h.changes, HotspotChange{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k})
+	h.changes = append(h.changes, Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k})
 	c.state = to
-	if to == HotspotOK {
+	if to == OK {
 		c.k = 0
 	}
 }
 
-// take returns the transitions since the last call.
-func (h *hotspots) take() []HotspotChange {
+// Changes returns the transitions since the last call.
+func (h *Hotspots) Changes() []Change {
 	changes := h.changes
 	h.changes = nil
 	return changes
@@ -198,13 +210,13 @@ func (h *hotspots) take() []HotspotChange {
 
 // settle ends what only the next request of a class would end, and forgets
 // classes without one in the window.
-func (h *hotspots) settle(now time.Time) {
+func (h *Hotspots) settle(now time.Time) {
 	n := h.number(now)
 	h.all.roll(n)
 	for hash, c := range h.classes {
 		c.seen.roll(n)
-		if c.seen.sum == 0 || c.state == HotspotFilter && !now.Before(c.until) {
-			h.enter(c, HotspotOK, now)
+		if c.seen.sum == 0 || c.state == Filter && !now.Before(c.until) {
+			h.enter(c, OK, now)
 		}
 		if c.seen.sum == 0 {
 			delete(h.classes, hash)
@@ -212,37 +224,40 @@ func (h *hotspots) settle(now time.Time) {
 	}
 }
 
-// states counts the classes by state.
-func (h *hotspots) states(now time.Time) map[HotspotState]int {
+// States counts the classes by state.
+func (h *Hotspots) States(now time.Time) map[State]int {
 	h.settle(now)
-	n := map[HotspotState]int{}
+	n := map[State]int{}
 	for _, c := range h.classes {
 		n[c.state]++
 	}
 	return n
 }
 
-// HotspotClass is one that is watched, as operators see it.
-type HotspotClass struct {
-	Class    string       `json:"class"` // its hash
-	State    HotspotState `json:"state"`
-	Requests int          `json:"requests"` // in the window
-	Share    float64      `json:"share"`
-	Holders  int          `json:"holders"`
-	K        int          `json:"k"`
+// Requests is how many requests the window has.
+func (h *Hotspots) Requests() int { return h.all.sum }
+
+// Class is one that is watched.
+type Class struct {
+	Class    string // its hash
+	State    State
+	Requests int // in the window
+	Share    float64
+	Holders  int
+	K        int
 }
 
-// list is all that is watched, the most frequent first.
-func (h *hotspots) list(now time.Time) []HotspotClass {
+// List is all that is watched, the most frequent first.
+func (h *Hotspots) List(now time.Time) []Class {
 	h.settle(now)
-	list := make([]HotspotClass, 0, len(h.classes))
+	list := make([]Class, 0, len(h.classes))
 	for _, c := range h.classes {
-		list = append(list, HotspotClass{
+		list = append(list, Class{
 			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
-			Share: float64(c.seen.sum) / float64(max(1, h.all.sum)), Holders: c.holders, K: c.k,
+			Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k,
 		})
 	}
-	slices.SortFunc(list, func(a, b HotspotClass) int {
+	slices.SortFunc(list, func(a, b Class) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class))
 	})
 	return list

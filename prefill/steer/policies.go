@@ -1,0 +1,118 @@
+package steer
+
+import (
+	"fmt"
+	"math"
+
+	"evenkeel/prefill/policy"
+)
+
+// needsLine is the policy that predicts ends, and instead the one that needs no
+// prediction: it chooses while no line of prefill times is known.
+const (
+	needsLine = "finish"
+	instead   = "lmetric"
+)
+
+// mostPolicies bounds the policies kept for requests that name their own.
+const mostPolicies = 64
+
+// Policies are those that choose: one for requests that name none, those that
+// requests named, and shadows.
+type Policies struct {
+	library *policy.Library
+	made    map[string]*policy.Policy
+	usual   *policy.Policy   // of requests that name none
+	noLine  *policy.Policy   // what stands in for finish while no line is known
+	shadows []*policy.Policy // that are asked without effect
+	regrets []Regret         // of the last choice
+}
+
+// NewPolicies knows the built-in policies and those that a user defines.
+func NewPolicies(definitions map[string]policy.Definition, usual string, shadows []string) (*Policies, error) {
+	library, err := policy.NewLibrary(definitions)
+	if err != nil {
+		return nil, fmt.Errorf("prefill.policies: %w", err)
+	}
+	p := &Policies{library: library, made: map[string]*policy.Policy{}}
+	if p.usual, err = library.Parse(usual); err != nil {
+		return nil, err
+	}
+	if p.noLine, err = library.Parse(instead); err != nil {
+		return nil, err
+	}
+	for _, spec := range shadows { // each has scratch of its own
+		one, err := library.Parse(spec)
+		if err != nil {
+			return nil, fmt.Errorf("prefill.shadow: %w", err)
+		}
+		p.shadows = append(p.shadows, one)
+	}
+	return p, nil
+}
+
+// Names are those of all policies that there are.
+func (p *Policies) Names() []string { return p.library.Names() }
+
+// Usual is the policy of requests that name none.
+func (p *Policies) Usual() *policy.Policy { return p.usual }
+
+// Use changes the policy of requests that name none.
+func (p *Policies) Use(spec string) error {
+	usual, err := p.library.Parse(spec)
+	if err == nil {
+		p.usual = usual
+	}
+	return err
+}
+
+// Named returns the policy that is written so, the usual one for none. It is made
+// when it is first named.
+func (p *Policies) Named(spec string) (*policy.Policy, error) {
+	if spec == "" {
+		return p.usual, nil
+	}
+	if made := p.made[spec]; made != nil {
+		return made, nil
+	}
+	made, err := p.library.Parse(spec)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.made) >= mostPolicies {
+		clear(p.made)
+	}
+	p.made[spec] = made
+	return made, nil
+}
+
+// WithoutLine is what chooses in a policy's place while no line of prefill times
+// is known.
+func (p *Policies) WithoutLine(of *policy.Policy) *policy.Policy {
+	if of.Name() == needsLine {
+		return p.noLine
+	}
+	return of
+}
+
+// Regret is what a shadow policy thinks of a choice.
+type Regret struct {
+	Policy string
+	Other  bool    // it would have chosen another
+	Share  float64 // how much worse the choice scores than its own, as a share of its own; NaN: it cannot be said
+}
+
+// Shadow asks the shadow policies about the same candidates. What it returns holds
+// until the next call.
+func (p *Policies) Shadow(q *policy.Query, candidates []policy.Candidate, chosen int) []Regret {
+	p.regrets = p.regrets[:0]
+	for _, s := range p.shadows {
+		theirs := s.Choose(q, candidates)
+		regret := math.NaN()
+		if scale := math.Abs(theirs.Score); scale > 0 {
+			regret = (s.ScoreOf(chosen) - theirs.Score) / scale
+		}
+		p.regrets = append(p.regrets, Regret{s.Name(), theirs.Index != chosen, regret})
+	}
+	return p.regrets
+}
