@@ -22,13 +22,11 @@ func (t *Tier) Backlogs() map[string]Backlog {
 	}
 	all := map[string]Backlog{}
 	for name, m := range t.models {
-		if m.queue.empty() || len(m.servers) == 0 {
+		if m.line.Empty() || len(m.servers) == 0 {
 			continue
 		}
-		requests, tokens := m.queue.fresh+m.queue.retries.Len(), float64(m.queue.tokens)
-		for _, w := range m.queue.retries.members {
-			tokens += float64(w.PromptTokens)
-		}
+		requests, prompts := m.line.Backlog()
+		tokens := float64(prompts)
 		line, _ := t.fit.Line(name, m.servers[0].Hardware)
 		each := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
 		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * each / 1000}

@@ -79,13 +79,13 @@ func (t *Tier) elsewhere(m *model, r *Request, since time.Time) Where {
 	if r.Elsewhere == nil {
 		return ToHere
 	}
-	h := Here{Model: m.name, Now: t.now, Round: t.round, Tokens: t.tokensOf(r), Since: since, Local: t.local(m, r)}
+	h := Here{Model: m.name, Now: t.now, Round: t.queue.Round(), Tokens: t.tokensOf(r), Since: since, Local: t.local(m, r)}
 	return r.Elsewhere.Where(&h)
 }
 
 // local measures all prefillers of a model for a request; nil: for none.
 func (t *Tier) local(m *model, r *Request) Local {
-	l := Local{Waiting: m.queue.fresh, Tokens: int(m.queue.tokens), Prefillers: t.prefillers[:0]}
+	l := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: t.prefillers[:0]}
 	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(t.now), m.pace.TTFTMs()
 	room := r != nil && r.Reserved || t.cfg.Places == nil || t.cfg.Places.Room()
 	if r == nil {
@@ -141,7 +141,7 @@ func (t *Tier) Waiting(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m := t.models[model]; m != nil {
-		return m.queue.fresh
+		return m.line.Fresh()
 	}
 	return 0
 }
@@ -150,7 +150,7 @@ func (t *Tier) Waiting(model string) int {
 func (t *Tier) modelOf(name string) *model {
 	m := t.models[name]
 	if m == nil {
-		m = &model{name: name, cursor: -1, queue: newQueue()}
+		m = &model{name: name, cursor: -1, line: t.queue.Line(name)}
 		t.models[name] = m
 	}
 	return m
@@ -162,6 +162,6 @@ func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offe
 // moved tells who follows how the arrival queue moves.
 func (t *Tier) moved(m *model, r *Request, entered bool) {
 	if r.Elsewhere != nil {
-		r.Elsewhere.Queued(t.now, entered, m.queue.fresh)
+		r.Elsewhere.Queued(t.now, entered, m.line.Fresh())
 	}
 }

@@ -31,7 +31,7 @@ func untilWaiting(t *testing.T, tier *Tier, n int) {
 	require.Eventually(t, func() bool {
 		tier.mu.Lock()
 		defer tier.mu.Unlock()
-		return tier.waiting == n
+		return tier.queue.Len() == n
 	}, 10*time.Second, time.Millisecond)
 }
 

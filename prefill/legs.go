@@ -87,7 +87,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		w := t.wait(m, p, rest[i])
 		w.siblings, siblings[i], w.decided = siblings, w, d
 		if served > 0 {
-			m.queue.fix(w)
+			w.entry.Fix()
 		}
 		tickets = append(tickets, Ticket{tier: t, w: w})
 	}
@@ -132,10 +132,10 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	return false
 }
 
-// begin keeps the legs of a request here, one of them being served.
-func (t *Tier) begin(m *model, siblings []*waiter) {
+// keepHere keeps the legs of a request here, one of them being served.
+func keepHere(siblings []*waiter) {
 	for _, o := range siblings {
-		m.queue.fix(o) // half a request must not be displaced
+		o.entry.Fix() // half a request must not be displaced
 		o.stay()
 		o.decided.close()
 	}
@@ -144,7 +144,7 @@ func (t *Tier) begin(m *model, siblings []*waiter) {
 // takeAlong has the other legs of a request go where one went.
 func (t *Tier) takeAlong(m *model, w *waiter) {
 	for _, o := range w.siblings {
-		if o.lane != nil {
+		if o.entry.Waits() {
 			t.answer(m, o, nil, ErrElsewhere)
 		}
 		o.decided.close()

@@ -51,7 +51,7 @@ func TestLegsEnterTogetherOrNotAtAll(t *testing.T) {
 		tier, full := closed(3)
 		_, err := tier.EnterAll(legs(4, Request{}))
 		require.ErrorIs(t, err, ErrQueueFull)
-		require.Zero(t, tier.waiting)
+		require.Zero(t, tier.queue.Len())
 		full.Release()
 		requireIdle(t, tier)
 	})
@@ -145,7 +145,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		tier.mu.Unlock()
 		tier.Wake()
 		require.True(t, <-gone)
-		require.Zero(t, tier.waiting)
+		require.Zero(t, tier.queue.Len())
 		requireIdle(t, tier)
 	})
 	t.Run("none, once one is served here", func(t *testing.T) {

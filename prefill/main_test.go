@@ -114,7 +114,7 @@ func requireIdle(t require.TestingT, tier *Tier) {
 		require.Nil(t, c.newest)
 	}
 	require.Empty(t, tier.expiries)
-	require.Zero(t, tier.waiting)
+	require.Zero(t, tier.queue.Len())
 }
 
 // places is a pool of so many free places.

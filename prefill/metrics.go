@@ -204,7 +204,6 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	}
 	states, handoffs := map[string]int{}, [phases]int{}
 	status, audit := t.status()
-	queued := t.queued()
 	for _, c := range status {
 		states[c.State]++
 		gauge(inflightDesc, float64(c.Inflight), c.ID)
@@ -230,7 +229,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	for p := pooled; p < phases; p++ {
 		gauge(handoffsDesc, float64(handoffs[p]), phaseNames[p])
 	}
-	for priority, n := range queued {
+	for priority, n := range t.queued() {
 		gauge(queueDesc, float64(n), strconv.Itoa(priority))
 	}
 	gauge(driftDesc, float64(audit.drift))
@@ -320,10 +319,8 @@ func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
 func (t *Tier) queued() map[int]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := map[int]int{0: 0}
-	for priority, c := range t.classes {
-		n[priority] = c.waiting
-	}
+	n := t.queue.ByPriority()
+	n[0] += 0
 	return n
 }
 

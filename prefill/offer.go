@@ -35,7 +35,7 @@ func (t *Tier) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
 func (t *Tier) NextWake() (time.Time, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.wakeAt, t.waiting > 0 && !t.wakeAt.IsZero()
+	return t.wakeAt, t.queue.Len() > 0 && !t.wakeAt.IsZero()
 }
 
 // wake has the queues looked at again at a time, zero: only after events.

@@ -1,7 +1,6 @@
 package prefill
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
 )
 
 // Request asks for a prefiller.
@@ -38,8 +38,8 @@ type Request struct {
 // waiter is a request in the arrival queue.
 type waiter struct {
 	Request
+	entry  queue.Entry[*waiter]
 	policy *policy.Policy
-	number uint64 // breaks ties of arrival
 	since  time.Time
 	until  time.Time
 	done   chan struct{}       // closed with lease or err set
@@ -47,13 +47,8 @@ type waiter struct {
 	lease  *Lease
 	err    error
 
-	heldIn   uint64    // round in which its best prefiller could take no more
 	siblings []*waiter // legs of the same request, itself among them
 	decided  *decided  // of the same; nil: it is no leg
-	fixed    bool      // not to be displaced: a sibling has been served
-	place    int       // among the retries
-	lane     *lane     // where it waits, else
-	at       *list.Element
 }
 
 // Acquire waits until a prefiller may take the request and charges it there.
@@ -121,7 +116,7 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 	if r.Arrival.IsZero() {
 		r.Arrival = t.now
 	}
-	if t.waiting > 0 {
+	if t.queue.Len() > 0 {
 		t.serveQueues()
 	}
 	m := t.modelOf(r.Model)
@@ -134,10 +129,10 @@ func (t *Tier) receive(r *Request) (*model, *policy.Policy, error) {
 // atOnce serves a request that nobody is ahead of. Any other may still pass
 // those in front, from the queue.
 func (t *Tier) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	if m.queue.next(!r.Reserved) != nil {
+	if m.line.Waits(!r.Reserved) {
 		return nil, nil
 	}
-	t.round++
+	t.queue.StartRound()
 	lease, why := t.tryServe(m, p, r, t.now)
 	t.letGo()
 	if why == away {
@@ -162,38 +157,21 @@ func (t *Tier) full(model string) error {
 	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise prefill.queue.max", ErrQueueFull, t.cfg.Queue.Max, model)
 }
 
-// makeRoom displaces who yields to n requests like this one, nobody unless
+// makeRoom displaces those that yield to n requests like this one, none unless
 // there is room for all then.
 func (t *Tier) makeRoom(m *model, r *Request, n int) bool {
-	over := m.queue.fresh + n - t.cfg.Queue.Max
-	if over <= 0 {
-		return true
-	}
-	own := m.queue.waitingOf(r.Priority, r.Key, t.classes) + n
-	var out []*waiter
-	for range over {
-		w := m.queue.yields(r.Priority, r.Key, own)
-		if w == nil {
-			for _, w := range out {
-				m.queue.add(w, t.classes)
-			}
-			return false
-		}
-		m.queue.remove(w, t.classes)
-		out = append(out, w)
-	}
-	for _, w := range out {
+	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, t.cfg.Queue.Max)
+	for _, e := range displaced {
 		t.metrics.displaced.Inc()
-		t.conclude(w, nil, t.full(r.Model))
+		e.Of.conclude(nil, t.full(r.Model))
 	}
-	return true
+	return ok
 }
 
 func (t *Tier) wait(m *model, p *policy.Policy, r Request) *waiter {
-	t.arrivals++
-	w := &waiter{Request: r, policy: p, number: t.arrivals, since: t.now, until: r.Arrival.Add(t.cfg.Queue.Timeout), done: make(chan struct{}), place: -1}
-	m.queue.add(w, t.classes)
-	t.waiting++
+	w := &waiter{Request: r, policy: p, since: t.now, until: r.Arrival.Add(t.cfg.Queue.Timeout), done: make(chan struct{})}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Reserved: r.Reserved}
+	m.line.Add(&w.entry)
 	t.moved(m, &w.Request, true)
 	return w
 }
@@ -203,10 +181,9 @@ func (t *Tier) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
 	m := t.models[w.Model]
-	if m == nil || !m.queue.remove(w, t.classes) {
+	if m == nil || !w.entry.Remove() {
 		return nil
 	}
-	t.waiting--
 	return t.timeout(m)
 }
 
@@ -230,11 +207,7 @@ func (t *Tier) timeout(m *model) error {
 // served in the same moment.
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
-	m := t.models[w.Model]
-	waited := m != nil && m.queue.remove(w, t.classes)
-	if waited {
-		t.waiting--
-	}
+	waited := w.entry.Remove()
 	t.unlock()
 	if waited || w.lease == nil {
 		return
@@ -245,25 +218,18 @@ func (t *Tier) withdraw(w *waiter) {
 	}
 }
 
-// roundDepth is how many held waiters one round looks past.
-const roundDepth = 64
-
 // serveQueues serves all waiters that can pass now, in one order over all
 // models, and arms the timer for the others. One whose best prefiller can take
 // no more is held for it, its tokens charged there for those behind it; they
 // pass where their best is another.
 func (t *Tier) serveQueues() {
-	if t.waiting == 0 {
+	if t.queue.Len() == 0 {
 		return
 	}
-	t.round++
-	clear(t.shut)
-	places, holds := true, 0
-	for holds < roundDepth {
-		m, w := t.next(places)
-		if w == nil {
-			break
-		}
+	t.queue.StartRound()
+	for e := t.queue.Next(); e != nil; e = t.queue.Next() {
+		w := e.Of
+		m := t.models[w.Model]
 		if err := t.servable(m.name); err != nil && !w.offered() {
 			t.answer(m, w, nil, err)
 			continue
@@ -273,21 +239,20 @@ func (t *Tier) serveQueues() {
 		case 0:
 			t.answer(m, w, lease, nil)
 		case nobody:
-			m.settled = t.round
+			m.line.Settle()
 		case away:
 			t.answer(m, w, nil, ErrElsewhere)
 			t.takeAlong(m, w)
 		case noPlace:
-			places = false
+			t.queue.NoPlaces()
 		case held:
-			w.heldIn = t.round
-			holds++
+			e.Hold()
 		default:
-			t.shut[m] = true
+			m.line.Shut()
 		}
 	}
 	t.letGo()
-	if t.waiting > 0 {
+	if t.queue.Len() > 0 {
 		t.armTimer()
 	}
 }
@@ -300,42 +265,30 @@ func (t *Tier) letGo() {
 	t.holding = t.holding[:0]
 }
 
-func (t *Tier) next(places bool) (from *model, first *waiter) {
-	for _, m := range t.models {
-		if t.shut[m] {
-			continue
-		}
-		if w := m.queue.nextBut(t.round, places && m.settled != t.round); w != nil && (first == nil || w.before(first)) {
-			from, first = m, w
-		}
-	}
-	return from, first
-}
-
 // answer takes a waiter out of its queue with what became of it.
 func (t *Tier) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
-		w.served()
+		w.entry.Served()
 	}
 	if lease != nil {
-		t.begin(m, w.siblings)
+		keepHere(w.siblings)
 	}
-	m.queue.remove(w, t.classes)
+	w.entry.Remove()
 	t.moved(m, &w.Request, false)
-	t.conclude(w, lease, err)
+	w.conclude(lease, err)
 	t.forgetEmpty(m)
 }
 
 // forgetEmpty drops a model that nobody serves here and nobody waits for.
 func (t *Tier) forgetEmpty(m *model) {
-	if len(m.servers) == 0 && m.queue.empty() {
+	if len(m.servers) == 0 && m.line.Empty() {
 		delete(t.models, m.name)
+		t.queue.Drop(m.name)
 	}
 }
 
-// conclude tells who waits.
-func (t *Tier) conclude(w *waiter, lease *Lease, err error) {
-	t.waiting--
+// conclude tells the caller that waits what became of its request.
+func (w *waiter) conclude(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.tell != nil {

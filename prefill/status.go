@@ -204,7 +204,7 @@ func (t *Tier) Overview() Overview {
 	o := Overview{Candidates: t.Status(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
-	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.waiting
+	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()
 	for _, of := range t.fit.All() {
 		line, known := t.fit.Line(of.Model, of.Hardware)
 		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, line.TPMs, line.T0Ms, line.Beta2, of.R2(), of.Samples()})

@@ -13,6 +13,7 @@ import (
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
 	"evenkeel/prefill/steer"
 )
 
@@ -29,9 +30,7 @@ type Tier struct {
 	candidates map[string]*candidate // by ID, the removed with charges too
 	models     map[string]*model
 	unknown    bool // a live candidate has not named its models yet, or nobody has
-	waiting    int  // requests in all queues
-	classes    map[int]*class
-	arrivals   uint64
+	queue      *queue.Queue[*waiter]
 	clock      func() time.Time
 	timer      *time.Timer // wakes the queues when time alone lets one pass
 	wakeAt     time.Time   // what the timer is set to
@@ -45,14 +44,12 @@ type Tier struct {
 	steer      steer.Steer
 	suspected  []suspected // to be logged
 	lastLease  uint64
-	round      uint64 // of looking at who waits
 
 	// The audit: charged - released - held, without lost leases, is always 0.
 	charged, released, misuses, expired uint64
 	unheld                              int // lost leases: they are on the accounts, but their holder has ended
 
 	// Scratch of one decision, and of one round of them.
-	shut              map[*model]bool
 	holding           []*candidate
 	eligible, untried []*candidate
 	near              []*candidate
@@ -67,8 +64,7 @@ type model struct {
 	name    string
 	servers []*candidate // in configured order
 	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
-	queue   queue
-	settled uint64 // round in which its first attempts cannot go anywhere
+	line    *queue.Line[*waiter]
 	pace    fit.Pace
 	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
 }
@@ -91,12 +87,11 @@ func New(cfg Config) (*Tier, error) {
 		index:      index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
 		ratios:     map[string]index.Ratio{},
 		feedback:   map[string]bool{},
-		shut:       map[*model]bool{},
 		onTheWay:   map[string]int{},
 		changed:    make(chan struct{}, 1),
 		candidates: map[string]*candidate{},
 		models:     map[string]*model{},
-		classes:    map[int]*class{},
+		queue:      queue.New[*waiter](),
 		unknown:    true,
 	}
 	t.steer.Overrule(cfg.Hotspot, cfg.Affinity)
@@ -178,9 +173,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	t.unknown = t.unknown || !named
 	for name, m := range t.models {
 		m.cursor = cursorAfter(cursors[name])
-		if len(m.servers) == 0 && m.queue.empty() {
-			delete(t.models, name)
-		}
+		t.forgetEmpty(m)
 	}
 	for _, c := range t.candidates {
 		t.forget(c)
@@ -216,11 +209,7 @@ func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	}
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
-		m := t.models[name]
-		if m == nil {
-			m = &model{name: name, cursor: -1, queue: newQueue()}
-			t.models[name] = m
-		}
+		m := t.modelOf(name)
 		if !slices.Contains(m.servers, c) {
 			m.servers = append(m.servers, c)
 		}

@@ -1,0 +1,32 @@
+package queue
+
+// ordered is a heap whose members know their places, -1 outside of it.
+type ordered[T any] struct {
+	members []T
+	before  func(a, b T) bool
+	place   func(T) *int
+}
+
+// Len, Less, Swap, Push and Pop are for container/heap.
+func (o *ordered[T]) Len() int           { return len(o.members) }
+func (o *ordered[T]) Less(i, j int) bool { return o.before(o.members[i], o.members[j]) }
+
+func (o *ordered[T]) Swap(i, j int) {
+	o.members[i], o.members[j] = o.members[j], o.members[i]
+	*o.place(o.members[i]), *o.place(o.members[j]) = i, j
+}
+
+func (o *ordered[T]) Push(x any) {
+	*o.place(x.(T)) = len(o.members)
+	o.members = append(o.members, x.(T))
+}
+
+func (o *ordered[T]) Pop() any {
+	last := len(o.members) - 1
+	x := o.members[last]
+	var none T
+	o.members[last] = none
+	o.members = o.members[:last]
+	*o.place(x) = -1
+	return x
+}

@@ -1,0 +1,395 @@
+// Package queue holds the requests that wait for a prefill engine. It serves the
+// highest priority first; within one, keys in turn; of one key, the request that
+// arrived first. A queue of one key, or of none, is first come, first served.
+//
+// Each model has a line. A round looks at the requests of all lines in one order;
+// its owner says of each whether it was served, is held, or shuts its line. The
+// package has no clock and no lock.
+package queue
+
+import (
+	"container/heap"
+	"container/list"
+	"time"
+)
+
+// Queue is the lines of all models.
+type Queue[T any] struct {
+	lines    map[string]*Line[T]
+	classes  map[int]*class[T]
+	waiting  int
+	arrivals uint64
+
+	round  uint64
+	places bool // in this round the pool has room
+	holds  int  // of this round
+}
+
+// Entry is one request that waits. Its owner fills in what is exported before it
+// is added, and does not change it any more.
+type Entry[T any] struct {
+	Of       T // the request
+	Key      string
+	Priority int
+	Tokens   int // of its prompt
+	Arrival  time.Time
+	Reserved bool // it holds a place in the pool already, as a retry does
+
+	number uint64 // breaks ties of arrival
+	heldIn uint64 // round in which it was held
+	fixed  bool   // not to be displaced
+	line   *Line[T]
+	place  int      // among the retries, -1: not there
+	lane   *lane[T] // where it waits, else
+	at     *list.Element
+}
+
+// Line holds the requests for one model. Retries stand apart: they hold a place in
+// the pool, so they must not wait behind a request that waits for one, and their
+// turn has been.
+type Line[T any] struct {
+	queue   *Queue[T]
+	retries ordered[*Entry[T]]
+	lanes   map[*flow[T]]*lane[T]
+	turns   ordered[*lane[T]] // the first is served next
+	longest ordered[*lane[T]] // the first gives way
+	fresh   int               // in all lanes
+	tokens  int64             // of their prompts
+
+	settledIn, shutIn uint64 // rounds
+}
+
+// New returns a queue in which no request waits.
+func New[T any]() *Queue[T] {
+	return &Queue[T]{lines: map[string]*Line[T]{}, classes: map[int]*class[T]{}}
+}
+
+// Line is a model's, made when it is first asked for.
+func (q *Queue[T]) Line(model string) *Line[T] {
+	l := q.lines[model]
+	if l == nil {
+		l = &Line[T]{
+			queue:   q,
+			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, place: func(e *Entry[T]) *int { return &e.place }},
+			lanes:   map[*flow[T]]*lane[T]{},
+			turns:   ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) }, place: func(l *lane[T]) *int { return &l.turn }},
+			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, place: func(l *lane[T]) *int { return &l.length }},
+		}
+		q.lines[model] = l
+	}
+	return l
+}
+
+// Drop forgets a model's line, which must be empty.
+func (q *Queue[T]) Drop(model string) { delete(q.lines, model) }
+
+// Len is how many requests wait, retries included.
+func (q *Queue[T]) Len() int { return q.waiting }
+
+// ByPriority counts them by priority, without retries.
+func (q *Queue[T]) ByPriority() map[int]int {
+	n := map[int]int{}
+	for priority, c := range q.classes {
+		n[priority] = c.waiting
+	}
+	return n
+}
+
+// Fresh is how many requests wait in the line, without retries.
+func (l *Line[T]) Fresh() int { return l.fresh }
+
+// Tokens are those of the prompts of Fresh.
+func (l *Line[T]) Tokens() int64 { return l.tokens }
+
+// Empty reports whether no request waits in the line.
+func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
+
+// Backlog is how many requests wait, retries included, and the tokens of their
+// prompts.
+func (l *Line[T]) Backlog() (requests int, tokens int64) {
+	tokens = l.tokens
+	for _, e := range l.retries.members {
+		tokens += int64(e.Tokens)
+	}
+	return l.fresh + l.retries.Len(), tokens
+}
+
+// Waits reports whether a request waits that would be served first: without a place
+// in the pool only a retry.
+func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
+
+// StartRound begins another look at who waits.
+func (q *Queue[T]) StartRound() {
+	q.round++
+	q.places, q.holds = true, 0
+}
+
+// Round is the number of the present round.
+func (q *Queue[T]) Round() uint64 { return q.round }
+
+// roundDepth is how many held requests one round looks past.
+const roundDepth = 64
+
+// Next is the first request of this round that was not held in it; nil: the round
+// is over.
+func (q *Queue[T]) Next() (first *Entry[T]) {
+	if q.holds >= roundDepth {
+		return nil
+	}
+	for _, l := range q.lines {
+		if l.shutIn == q.round {
+			continue
+		}
+		if e := l.nextBut(q.round, q.places && l.settledIn != q.round); e != nil && (first == nil || e.before(first)) {
+			first = e
+		}
+	}
+	return first
+}
+
+// NoPlaces says that from here on the round has no place in the pool: only retries
+// may pass.
+func (q *Queue[T]) NoPlaces() { q.places = false }
+
+// Hold lets those behind a request pass in this round.
+func (e *Entry[T]) Hold() {
+	e.heldIn = e.line.queue.round
+	e.line.queue.holds++
+}
+
+// Settle says that in this round no first attempt of the line can pass.
+func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
+
+// Shut says that in this round no request of the line can pass.
+func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
+
+// before says which request is served first.
+func (e *Entry[T]) before(o *Entry[T]) bool {
+	switch {
+	case e.Priority != o.Priority:
+		return e.Priority > o.Priority
+	case e.Reserved != o.Reserved:
+		return e.Reserved
+	case e.lane != nil && o.lane != nil && e.lane.due != o.lane.due:
+		return e.lane.due < o.lane.due
+	}
+	return e.olderThan(o)
+}
+
+func (e *Entry[T]) olderThan(o *Entry[T]) bool {
+	if !e.Arrival.Equal(o.Arrival) {
+		return e.Arrival.Before(o.Arrival)
+	}
+	return e.number < o.number
+}
+
+func (l *Line[T]) next(places bool) (first *Entry[T]) {
+	if l.retries.Len() > 0 {
+		first = l.retries.members[0]
+	}
+	if places && l.fresh > 0 {
+		if e := l.turns.members[0].first(); first == nil || e.before(first) {
+			first = e
+		}
+	}
+	return first
+}
+
+// nextBut is next among those that were not held in a round.
+func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
+	first := l.next(places)
+	if first == nil || first.heldIn != round {
+		return first
+	}
+	first = nil
+	consider := func(e *Entry[T]) {
+		if first == nil || e.before(first) {
+			first = e
+		}
+	}
+	for _, e := range l.retries.members {
+		if e.heldIn != round {
+			consider(e)
+		}
+	}
+	if !places {
+		return first
+	}
+	for _, lane := range l.turns.members {
+		for at := lane.entries.Front(); at != nil; at = at.Next() {
+			if e := at.Value.(*Entry[T]); e.heldIn != round {
+				consider(e)
+				break
+			}
+		}
+	}
+	return first
+}
+
+// Add puts a request at its place, by its first arrival among those of its key.
+func (l *Line[T]) Add(e *Entry[T]) {
+	q := l.queue
+	if e.number == 0 { // it is new, and was not displaced just now
+		q.arrivals++
+		e.number = q.arrivals
+	}
+	e.line, e.place = l, -1
+	q.waiting++
+	if e.Reserved {
+		heap.Push(&l.retries, e)
+		return
+	}
+	f := q.flowOf(e.Priority, e.Key)
+	lane := l.laneOf(f)
+	at := lane.entries.Back() // nearly all are the youngest
+	for at != nil && e.olderThan(at.Value.(*Entry[T])) {
+		at = at.Prev()
+	}
+	if at == nil {
+		e.at = lane.entries.PushFront(e)
+	} else {
+		e.at = lane.entries.InsertAfter(e, at)
+	}
+	e.lane = lane
+	l.fresh++
+	l.tokens += int64(e.Tokens)
+	f.class.waiting++
+	if !e.fixed {
+		lane.loose++
+	}
+	if lane.entries.Len() == 1 {
+		heap.Push(&l.turns, lane)
+		heap.Push(&l.longest, lane)
+	} else {
+		heap.Fix(&l.turns, lane.turn)
+		heap.Fix(&l.longest, lane.length)
+	}
+}
+
+func (l *Line[T]) laneOf(f *flow[T]) *lane[T] {
+	at := l.lanes[f]
+	if at == nil {
+		at = &lane[T]{flow: f, line: l}
+		l.lanes[f] = at
+		f.lanes = append(f.lanes, at)
+	}
+	return at
+}
+
+// Remove reports whether the request still waited.
+func (e *Entry[T]) Remove() bool {
+	l := e.line
+	if e.Reserved {
+		if e.place < 0 {
+			return false
+		}
+		heap.Remove(&l.retries, e.place)
+		l.queue.waiting--
+		return true
+	}
+	lane := e.lane
+	if lane == nil {
+		return false
+	}
+	if lane.entries.Len() == 1 {
+		heap.Remove(&l.turns, lane.turn)
+		heap.Remove(&l.longest, lane.length)
+		delete(l.lanes, lane.flow)
+		lane.close()
+	}
+	lane.entries.Remove(e.at)
+	if !e.fixed {
+		lane.loose--
+	}
+	if lane.entries.Len() > 0 {
+		heap.Fix(&l.turns, lane.turn)
+		heap.Fix(&l.longest, lane.length)
+	}
+	e.lane, e.at = nil, nil
+	l.fresh--
+	l.tokens -= int64(e.Tokens)
+	l.queue.waiting--
+	if lane.class.waiting--; lane.class.waiting == 0 {
+		delete(l.queue.classes, lane.priority)
+	}
+	return true
+}
+
+// Waits reports whether the request waits where it can be displaced or passed: it
+// is neither a retry nor gone.
+func (e *Entry[T]) Waits() bool { return e.lane != nil }
+
+// Served moves the turns of a request's key on, in the lines of all models. It
+// comes before Remove.
+func (e *Entry[T]) Served() {
+	if e.lane == nil {
+		return
+	}
+	f := e.lane.flow
+	f.class.clock = max(f.class.clock, f.due)
+	f.due += int64(max(1, e.Tokens))
+	for _, l := range f.lanes {
+		heap.Fix(&l.line.turns, l.turn)
+	}
+}
+
+// Fix keeps a request from being displaced.
+func (e *Entry[T]) Fix() {
+	if e.lane == nil || e.fixed {
+		return
+	}
+	e.fixed = true
+	e.lane.loose--
+	heap.Fix(&e.line.longest, e.lane.length)
+}
+
+// MakeRoom displaces those that yield to n requests of a priority and key where the
+// line may have no more than most. It displaces none unless there is room for all
+// then.
+func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
+	own := l.waitingOf(priority, key) + n
+	for over := l.fresh + n - most; over > 0; over-- {
+		e := l.yields(priority, key, own)
+		if e == nil {
+			for _, e := range displaced {
+				l.Add(e)
+			}
+			return nil, false
+		}
+		e.Remove()
+		displaced = append(displaced, e)
+	}
+	return displaced, true
+}
+
+// yields is the request that leaves a full line for one of that priority and key,
+// of which `own` would wait then; nil: none. It is the youngest of the key that has
+// most in the lowest class; within the request's own class only a key that has more
+// than the request's.
+func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {
+	if l.longest.Len() == 0 {
+		return nil
+	}
+	lane := l.longest.members[0]
+	switch {
+	case lane.loose == 0, lane.priority > priority:
+		return nil
+	case lane.priority == priority && (lane.key == key || lane.entries.Len() <= own):
+		return nil
+	}
+	at := lane.entries.Back()
+	for at.Value.(*Entry[T]).fixed {
+		at = at.Prev()
+	}
+	return at.Value.(*Entry[T])
+}
+
+// waitingOf is how many requests of a key wait.
+func (l *Line[T]) waitingOf(priority int, key string) int {
+	if c := l.queue.classes[priority]; c != nil {
+		if lane := l.lanes[c.flows[key]]; lane != nil {
+			return lane.entries.Len()
+		}
+	}
+	return 0
+}

@@ -1,0 +1,317 @@
+package queue
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// line is one model's, served one after another.
+type line struct {
+	*Line[string]
+}
+
+func newLine() *line { return &line{New[string]().Line("m")} }
+
+type entry = Entry[string]
+
+func (l *line) enter(e entry) *entry {
+	e.number = 0
+	l.Add(&e)
+	return &e
+}
+
+func (l *line) serve() *entry {
+	e := l.next(true)
+	if e != nil {
+		e.Served()
+		e.Remove()
+	}
+	return e
+}
+
+func (l *line) requireEmpty(t require.TestingT) {
+	require.True(t, l.Empty())
+	require.Empty(t, l.lanes)
+	require.Empty(t, l.queue.classes, "state of keys that nobody waits with")
+	require.Zero(t, l.turns.Len()+l.longest.Len()+l.retries.Len())
+}
+
+var epoch = time.Unix(1_000_000, 0)
+
+func TestWhoseTurnItIs(t *testing.T) {
+	type in struct {
+		id, key  string
+		tokens   int
+		priority int
+		arrived  int
+		retry    bool
+	}
+	for _, tt := range []struct {
+		name string
+		in   []in
+		want []string
+	}{
+		{"without keys it is first come, first served", []in{{id: "c", arrived: 3}, {id: "a", arrived: 1}, {id: "b", arrived: 2}}, []string{"a", "b", "c"}},
+		{"of one moment, who called first", []in{{id: "a"}, {id: "b"}, {id: "c"}}, []string{"a", "b", "c"}},
+		{"a higher priority first, then arrival", []in{{id: "a", priority: -1}, {id: "b"}, {id: "c", priority: 5, arrived: 9}, {id: "d", arrived: 1}}, []string{"c", "b", "d", "a"}},
+		{
+			"one request does not wait behind a crowd of another key",
+			[]in{{id: "a1", key: "a"}, {id: "a2", key: "a"}, {id: "a3", key: "a"}, {id: "b1", key: "b", arrived: 9}},
+			[]string{"a1", "b1", "a2", "a3"},
+		},
+		{
+			"turns are counted in tokens",
+			[]in{{id: "a1", key: "a", tokens: 300}, {id: "a2", key: "a", tokens: 300}, {id: "b1", key: "b", tokens: 100}, {id: "b2", key: "b", tokens: 100}, {id: "b3", key: "b", tokens: 100}, {id: "b4", key: "b", tokens: 100}},
+			[]string{"a1", "b1", "b2", "b3", "a2", "b4"},
+		},
+		{
+			"no turn makes up for priority",
+			[]in{{id: "a1", key: "a", priority: 1, tokens: 900}, {id: "a2", key: "a", priority: 1, tokens: 900}, {id: "b1", key: "b"}},
+			[]string{"a1", "a2", "b1"},
+		},
+		{"a retry has had its turn", []in{{id: "a", arrived: 1}, {id: "retry", arrived: 2, retry: true}, {id: "b", arrived: 3}}, []string{"retry", "a", "b"}},
+		{"but not that of a higher priority", []in{{id: "a", arrived: 1, priority: 1}, {id: "retry", arrived: 2, retry: true}}, []string{"a", "retry"}},
+		{"retries among themselves go by arrival", []in{{id: "b", arrived: 2, retry: true}, {id: "a", arrived: 1, retry: true}}, []string{"a", "b"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLine()
+			for _, i := range tt.in {
+				l.enter(entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry, Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)})
+			}
+			var got []string
+			for w := l.serve(); w != nil; w = l.serve() {
+				got = append(got, w.Of)
+			}
+			require.Equal(t, tt.want, got)
+			l.requireEmpty(t)
+		})
+	}
+}
+
+func TestAKeyThatWasAwayHasNoTurnsToMakeUp(t *testing.T) {
+	l := newLine()
+	for range 4 {
+		l.enter(entry{Key: "a", Tokens: 100})
+	}
+	l.serve()
+	l.serve()
+	for range 3 {
+		l.enter(entry{Key: "b", Tokens: 100}) // late: it does not get the two turns that a had alone
+	}
+	var got []string
+	for w := l.serve(); w != nil; w = l.serve() {
+		got = append(got, w.Key)
+	}
+	require.Equal(t, []string{"b", "a", "b", "a", "b"}, got)
+}
+
+// What a key was served stays noted while its turn is yet to come, so that it
+// cannot leave and be new; once others have passed it, it is no worse than new.
+func TestAKeyThatIsRememberedHasNoTurnsToMakeUp(t *testing.T) {
+	l := newLine()
+	l.enter(entry{Key: "a", Tokens: 100})
+	l.enter(entry{Key: "b", Tokens: 100})
+	l.serve()
+	for range 9 {
+		l.enter(entry{Key: "b", Tokens: 100})
+	}
+	for range 7 {
+		l.serve()
+	}
+	for range 3 {
+		l.enter(entry{Key: "a", Tokens: 100})
+	}
+	var got []string
+	for w := l.serve(); w != nil; w = l.serve() {
+		got = append(got, w.Key)
+	}
+	require.Equal(t, []string{"a", "b", "a", "b", "a", "b"}, got)
+}
+
+func TestAKeyThatComesBackAtOnceGainsNoTurn(t *testing.T) {
+	l := newLine()
+	for range 10 {
+		l.enter(entry{Key: "many", Tokens: 100})
+	}
+	served := map[string]int{}
+	for range 8 {
+		if l.waitingOf(0, "one") == 0 {
+			l.enter(entry{Key: "one", Tokens: 100})
+		}
+		served[l.serve().Key]++
+	}
+	require.Equal(t, map[string]int{"many": 4, "one": 4}, served)
+}
+
+func TestWhoYieldsInAFullQueue(t *testing.T) {
+	fill := func(in ...entry) *line {
+		l := newLine()
+		for i, r := range in {
+			r.Arrival = epoch.Add(time.Duration(i) * time.Second)
+			l.enter(r)
+		}
+		return l
+	}
+	for _, tt := range []struct {
+		name     string
+		waiting  []entry
+		priority int
+		key      string
+		want     string // "": nobody
+	}{
+		{"an empty queue has nobody", nil, 0, "", ""},
+		{"nobody for an equal without keys", []entry{{Of: "a"}, {Of: "b"}}, 0, "", ""},
+		{"nobody for a lower priority", []entry{{Of: "a"}}, -1, "", ""},
+		{"the youngest of a lower priority", []entry{{Of: "a"}, {Of: "b"}}, 1, "", "b"},
+		{"of the lowest", []entry{{Of: "a", Priority: -1}, {Of: "b"}}, 1, "", "a"},
+		{"of the key that has most there", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}, {Of: "c", Key: "c"}}, 1, "x", "b"},
+		{"of the same priority a key that has more", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "x", "b"},
+		{"not one that would have less than who comes", []entry{{Of: "a", Key: "a"}, {Of: "x", Key: "x"}}, 0, "y", ""},
+		{"and no key yields to itself", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "a", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := fill(tt.waiting...)
+			got := ""
+			if w := l.yields(tt.priority, tt.key, l.waitingOf(tt.priority, tt.key)+1); w != nil {
+				got = w.Of
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+// Whatever comes and goes: nobody is lost or served twice, of one key and
+// priority the older one is first, and a higher priority is before a lower one.
+func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		l := newLine()
+		waiting := map[*entry]bool{}
+		pick := func() *entry {
+			all := slices.SortedFunc(maps.Keys(waiting), func(a, b *entry) int { return int(a.number) - int(b.number) })
+			return rapid.SampledFrom(all).Draw(r, "waiter")
+		}
+		for range rapid.IntRange(1, 120).Draw(r, "steps") {
+			switch what := rapid.SampledFrom([]string{"enter", "enter", "serve", "leave", "displace", "fix"}).Draw(r, "step"); {
+			case what == "enter":
+				w := l.enter(entry{
+					Key: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(r, "key"), Priority: rapid.IntRange(-1, 1).Draw(r, "priority"),
+					Tokens: rapid.IntRange(0, 5000).Draw(r, "tokens"), Reserved: rapid.IntRange(0, 9).Draw(r, "retry") == 0,
+					Arrival: epoch.Add(time.Duration(rapid.IntRange(0, 50).Draw(r, "arrival"))),
+				})
+				waiting[w] = true
+			case len(waiting) == 0:
+			case what == "serve":
+				w := l.next(true)
+				for o := range waiting {
+					require.LessOrEqual(r, o.Priority, w.Priority)
+					if o != w && o.Priority == w.Priority && o.Key == w.Key && o.Reserved == w.Reserved {
+						require.True(r, w.olderThan(o), "of one key the older one first")
+					}
+				}
+				w.Served()
+				require.True(r, w.Remove())
+				delete(waiting, w)
+			case what == "leave":
+				w := pick()
+				require.True(r, w.Remove())
+				require.False(r, w.Remove(), "twice")
+				delete(waiting, w)
+			case what == "displace":
+				if w := l.yields(rapid.IntRange(-1, 1).Draw(r, "for"), "d", 1); w != nil {
+					require.False(r, w.fixed)
+					for o := range waiting {
+						if !o.Reserved && !o.fixed {
+							require.LessOrEqual(r, w.Priority, o.Priority)
+						}
+					}
+					require.True(r, w.Remove())
+					delete(waiting, w)
+				}
+			case what == "fix":
+				pick().Fix()
+			}
+			fresh := 0
+			for w := range waiting {
+				if !w.Reserved {
+					fresh++
+				}
+			}
+			require.Equal(r, fresh, l.fresh)
+		}
+		for w := l.serve(); w != nil; w = l.serve() {
+			require.True(r, waiting[w], "served twice")
+			delete(waiting, w)
+		}
+		require.Empty(r, waiting)
+		l.requireEmpty(r)
+	})
+}
+
+// Two keys that both always wait are served the same tokens, but for one request
+// of each; so nobody starves, however much another sends.
+func TestKeysThatWaitGetTheSame(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		l := newLine()
+		keys := []string{"a", "b", "c"}[:rapid.IntRange(2, 3).Draw(r, "keys")]
+		most, served := map[string]int{}, map[string]int{}
+		enter := func(key string) {
+			tokens := rapid.IntRange(1, 10_000).Draw(r, "tokens")
+			most[key] = max(most[key], tokens)
+			l.enter(entry{Key: key, Tokens: tokens})
+		}
+		for _, key := range keys {
+			for range rapid.IntRange(1, 5).Draw(r, "crowd") {
+				enter(key)
+			}
+		}
+		for range rapid.IntRange(1, 60).Draw(r, "turns") {
+			w := l.serve()
+			served[w.Key] += w.Tokens
+			for l.waitingOf(0, w.Key) == 0 || rapid.Bool().Draw(r, "another") {
+				enter(w.Key)
+			}
+			for _, a := range keys {
+				for _, b := range keys {
+					require.LessOrEqual(r, served[a]-served[b], most[a]+most[b], "%s against %s", a, b)
+				}
+			}
+		}
+	})
+}
+
+func TestKeysThatLeftAreForgotten(t *testing.T) {
+	l := newLine()
+	for range 3 {
+		l.enter(entry{Key: "stays", Tokens: 1})
+	}
+	for n := range 10_000 {
+		w := l.enter(entry{Key: fmt.Sprint(n), Tokens: 1})
+		w.Served()
+		w.Remove()
+		l.enter(entry{Key: "stays", Tokens: 1})
+		l.serve()
+	}
+	require.Less(t, len(l.queue.classes[0].flows), 3*firstSweep)
+}
+
+func BenchmarkTheQueueOfManyKeys(b *testing.B) {
+	for _, keys := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+			l := newLine()
+			for n := range 10_000 {
+				l.enter(entry{Key: fmt.Sprint(n % keys), Tokens: 1000})
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				w := l.serve()
+				l.enter(*w)
+			}
+		})
+	}
+}
