@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/index"
 )
 
@@ -61,13 +62,13 @@ func TestAWrongCapacityIsNoticed(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		blocks int
-		want   suspicion
+		want   cache.Suspicion
 		logged string
 	}{
 		{"as told", heldBlocks, "", ""},
 		{"a tenth off", heldBlocks + heldBlocks/10, "", ""},
-		{"the engine holds a quarter of it", 4 * heldBlocks, holdsLess, "less of its prompts"},
-		{"the engine holds four times as much", heldBlocks / 4, holdsMore, "more of its prompts"},
+		{"the engine holds a quarter of it", 4 * heldBlocks, cache.HoldsLess, "less of its prompts"},
+		{"the engine holds four times as much", heldBlocks / 4, cache.HoldsMore, "more of its prompts"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startTold(t, tt.blocks)

@@ -16,10 +16,7 @@ type Backlog struct {
 func (t *Tier) Backlogs() map[string]Backlog {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	fresh := 1.0
-	if t.prefixes.prompt > 0 {
-		fresh = max(0, 1-float64(t.prefixes.predicted)/float64(t.prefixes.prompt))
-	}
+	fresh := t.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range t.models {
 		if m.line.Empty() || len(m.servers) == 0 {

@@ -20,7 +20,7 @@ func TestBacklogIsTheTimeOfWhatWaits(t *testing.T) {
 		got := tier.Backlogs()[testModel]
 		require.Equal(t, 2, got.Requests)
 		require.InDelta(t, 0.001*(2*10+2*600), got.Seconds, 1e-9)
-		tier.prefixes.prompt, tier.prefixes.predicted = 1000, 250
+		tier.cache.Totals.Prompt, tier.cache.Totals.Predicted = 1000, 250
 		require.InDelta(t, 0.001*(2*10+2*450), tier.Backlogs()[testModel].Seconds, 1e-9, "a quarter of all prompts are prefix hits")
 		stop()
 		<-first

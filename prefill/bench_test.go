@@ -98,7 +98,7 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 			tier.lock()
 			for _, c := range tier.candidates {
 				c.CapacityTokens = 500_000
-				tier.index.Insert(tier.place(c, &Prompt{BlockTokens: block}, testModel), keys)
+				c.cache.Stored(c.cache.Place(&Prompt{BlockTokens: block}, testModel, c.CapacityTokens, tier.now), keys)
 			}
 			tier.unlock()
 			b.ReportAllocs()

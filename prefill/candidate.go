@@ -7,7 +7,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
-	"evenkeel/prefill/kvevents"
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/policy"
 )
 
@@ -121,10 +121,7 @@ type candidate struct {
 	newest     *Lease
 	answeredAt time.Time // the last of ours
 	ring       []uint64
-	slots      [units]slot
-	accuracy   accuracy
-	events     *kvevents.Stream // nil: it publishes none
-	guessed    bool             // the index has blocks of token ids that its events did not tell of
+	cache      cache.Holdings
 	gate       gate
 	circuit    circuit.Circuit
 
@@ -156,8 +153,8 @@ type idle struct {
 	sends, answers int
 }
 
-func newCandidate(id string) *candidate {
-	return &candidate{usage: math.NaN(), ring: policy.Vnodes(id)}
+func newCandidate(id string, known *cache.Cache) *candidate {
+	return &candidate{usage: math.NaN(), ring: policy.Vnodes(id), cache: known.Holdings(id)}
 }
 
 // stale says that so many scrapes in a row failed that the gauges are no longer

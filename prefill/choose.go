@@ -79,12 +79,11 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 		choice = p.Choose(&query, t.view)
 	}
 	c, v := eligible[choice.Index], &t.view[choice.Index]
-	weight := chargeOf(v, r.promptBytes())
 	if !t.canStart(r, c) {
 		if c.held == (account{}) {
 			t.holding = append(t.holding, c)
 		}
-		c.held.queue(weight)
+		c.held.queue(chargeOf(v, r.promptBytes()))
 		return nil, held
 	}
 	if !r.Reserved && t.hopeless(c) {
@@ -96,8 +95,7 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	if p.Rounds() {
 		m.cursor = c.order
 	}
-	lease := t.reserve(c, p, r, weight, since)
-	t.expect(lease, r, v)
+	lease := t.reserve(c, p, r, v, since)
 	if kept != "" {
 		t.steer.Affinity.Went(r.Session, c.ID, t.now)
 	}
@@ -115,17 +113,25 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 func (t *Tier) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	t.view = slices.Grow(t.view[:0], len(eligible))[:len(eligible)]
 	known = true
-	tokens, unit := t.tokensOf(r), r.Prompt.unit()
-	block := r.Prompt.blockSize(tokens)
-	t.found = t.match(r)
+	tokens := t.tokensOf(r)
+	block := r.Prompt.BlockSize(tokens)
+	t.found = t.cache.Match(&r.Prompt, &r.seen.cache, t.now)
 	for i, c := range eligible {
 		line, fitted := t.fit.Line(m.name, c.Hardware)
 		known = known && fitted
 		t.measure(&t.view[i], c, line)
-		t.view[i].Fit(float64(tokens), math.Floor(block*float64(c.blocksOn(t.found, unit))))
+		t.view[i].Fit(float64(tokens), math.Floor(block*float64(c.cache.Blocks(t.found, &r.Prompt))))
 	}
 	policy.Aggregate(t.view)
 	return known
+}
+
+// tokensOf is the prompt's length: counted, or by the learned ratio.
+func (t *Tier) tokensOf(r *Request) int {
+	if r.Counted {
+		return max(1, r.PromptTokens)
+	}
+	return t.cache.Length(&r.Prompt, r.Model, r.PromptTokens)
 }
 
 // Grounds are what a candidate was chosen on.
@@ -373,14 +379,17 @@ func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
 	return here, here
 }
 
-// reserve books the choice: charge, circuit and canary.
-func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge, since time.Time) *Lease {
+// reserve books the choice: charge, circuit, canary, and what its prefill will
+// leave in the cache.
+func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.Candidate, since time.Time) *Lease {
+	weight := chargeOf(v, r.promptBytes())
 	_, canary := c.gate.passes(t.now)
 	t.lastLease++
 	l := &Lease{
 		Candidate: c.Candidate,
 		Policy:    p.Name(),
 		Wait:      t.now.Sub(since),
+		HitTokens: int(v.HitTokens),
 		Others:    c.account.leases[probing],
 		tier:      t,
 		c:         c,
@@ -394,6 +403,7 @@ func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, weight charge
 	c.circuit.Send(l.number, t.now)
 	t.fit.Computes(weight.newTokens)
 	t.book(l)
+	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, t.found, c.capacityTokens(), t.now)
 	return l
 }
 

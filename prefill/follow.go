@@ -5,9 +5,13 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/kvevents"
 )
+
+// Prompt is what a prompt is recognised by in prefix caches.
+type Prompt = cache.Prompt
 
 // EventSource is where a candidate's engine publishes what its prefix cache
 // holds. The zero one publishes nothing.
@@ -45,7 +49,7 @@ func (t *Tier) follow(all streams) {
 			t.unlock()
 			continue
 		}
-		slot := t.place(c, &Prompt{BlockTokens: c.blockTokens()}, source.Model)
+		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.capacityTokens(), t.now)
 		t.unlock()
 		s := stream{kvevents.Start(kvevents.Config{
 			Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
@@ -53,7 +57,7 @@ func (t *Tier) follow(all streams) {
 		}), source}
 		all[c] = s
 		t.lock()
-		c.events, c.guessed = s.Stream, true // what was learned from answers so far is none of theirs
+		c.cache.Follow(s.Stream)
 		t.unlock()
 		t.cfg.Log.Info("following the KV events of a prefiller", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
@@ -63,8 +67,7 @@ func (t *Tier) follow(all streams) {
 func (t *Tier) unfollow(c *candidate, s stream) {
 	s.Close() // not under the lock, which its last event may wait for
 	t.lock()
-	c.events = nil
-	t.index.Clear(c.slots[byTokens].at, index.Removed)
+	c.cache.Unfollow()
 	t.unlock()
 }
 
@@ -90,78 +93,19 @@ type listener struct {
 func (l *listener) Stored(at index.Slot, keys []index.Key) {
 	l.t.mu.Lock()
 	defer l.t.mu.Unlock()
-	l.t.index.Insert(at, keys)
+	l.c.cache.Stored(at, keys)
 }
 
 func (l *listener) Removed(at index.Slot, keys []index.Key) {
 	l.t.mu.Lock()
 	defer l.t.mu.Unlock()
-	for _, k := range keys {
-		l.t.index.Remove(at, k)
-	}
+	l.c.cache.Removed(at, keys)
 }
 
-// Cleared also drops blocks of bytes where the engine itself has dropped all:
-// whatever its prompts are known by, it holds none of them.
 func (l *listener) Cleared(at index.Slot, why index.Reason) {
 	l.t.mu.Lock()
 	defer l.t.mu.Unlock()
-	l.t.index.Clear(at, why)
-	if s := l.c.slots[byBytes]; s.known && why == index.Removed {
-		l.t.index.Clear(s.at, why)
-	}
-}
-
-// Modes of what is known of a candidate's prefix cache, as status and metrics
-// name them.
-const (
-	approximate = "approximate" // from what its answers count
-	precise     = "precise"     // from its events, where prompts are token ids
-)
-
-// told reports whether a candidate's events say which of a prompt's blocks it
-// holds: the prompt must be made of blocks like theirs.
-func (c *candidate) told(p *Prompt, now time.Time) bool {
-	if c.events == nil || p.BlockTokens == 0 || p.Salted || !c.events.Precise(now) {
-		return false
-	}
-	size := c.events.BlockTokens()
-	return size == 0 || size == p.BlockTokens
-}
-
-func (c *candidate) mode(now time.Time) string {
-	if c.events != nil && c.events.Precise(now) {
-		return precise
-	}
-	return approximate
-}
-
-// hear takes an answer of a candidate whose events tell what it holds. What it
-// has computed counts until they do; that it held more than they told is
-// believed only while they are known not to tell all.
-func (t *Tier) hear(l *Lease, u Usage) {
-	c, p := l.c, &l.prompt
-	if c.guessed { // while the events could not be relied on: begin again with what they tell
-		c.guessed = false
-		t.index.Clear(c.slots[byTokens].at, index.Removed)
-		c.events.Resync()
-	}
-	if u.CachedTokens >= 0 && !c.events.Complete() {
-		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
-		t.index.Insert(c.slots[byTokens].at, p.Keys[:held])
-		if u.CachedTokens < l.HitTokens {
-			t.index.Correct(c.slots[byTokens].at, p.Keys, held)
-		}
-	}
-	t.index.Linger(&l.expected, t.now)
-}
-
-// expectEvents notes that an answer should have been an event, too: it computed
-// a block that was not there.
-func (c *candidate) expectEvents(u Usage, now time.Time) {
-	if c.events != nil && u.PromptTokens-max(0, u.CachedTokens) > c.blockTokens() {
-		c.events.Answered(now)
-	}
+	l.c.cache.Cleared(at, why)
 }
 
 // BlockTokens is how many token ids a block of a prompt should have to be found
@@ -179,6 +123,25 @@ func (t *Tier) BlockTokens(model string) int {
 		}
 	}
 	return defaultBlock
+}
+
+// ForgetPrefixes drops what is known of the prefix cache of a candidate, or of
+// all for an empty id. It reports whether there is such a candidate.
+func (t *Tier) ForgetPrefixes(id string) bool {
+	t.lock()
+	defer t.unlock()
+	if id == "" {
+		t.cache.Reset()
+		for _, c := range t.candidates {
+			c.cache.Drop()
+		}
+		return true
+	}
+	c := t.candidates[id]
+	if c != nil {
+		c.cache.Drop()
+	}
+	return c != nil
 }
 
 // EventsStatus is what a candidate's KV events have told.
@@ -200,14 +163,15 @@ type EventsStatus struct {
 }
 
 func (c *candidate) eventsStatus() *EventsStatus {
-	if c.events == nil {
+	events := c.cache.Events()
+	if events == nil {
 		return nil
 	}
-	s := c.events.Stats()
+	s := events.Stats()
 	return &EventsStatus{
-		Source: c.Events.Events, Connected: s.Failure == "" && s.Connects > 0, Failure: s.Failure, Complete: c.events.Complete(),
+		Source: c.Events.Events, Connected: s.Failure == "" && s.Connects > 0, Failure: s.Failure, Complete: events.Complete(),
 		Batches: s.Batches, GapsReplayed: s.GapsReplayed, GapsCold: s.GapsCold, Unreadable: s.DecodeErrors,
 		UnknownTypes: s.UnknownTypes, UnknownParent: s.UnknownParents, Skipped: s.Skipped, Blocks: s.Known,
-		BlockTokens: c.events.BlockTokens(), LagMs: float64(s.Lag) / float64(time.Millisecond),
+		BlockTokens: events.BlockTokens(), LagMs: float64(s.Lag) / float64(time.Millisecond),
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine/circuit"
-	"evenkeel/prefill/index"
+	"evenkeel/prefill/cache"
 )
 
 // Lease is the charge of one prompt on one candidate, from the moment it was
@@ -37,11 +37,9 @@ type Lease struct {
 	holder   *Holder
 	canary   bool
 	alone    bool // nothing else was on the candidate when it was charged
-	hung     bool // what was predicted to be cached was being computed then
 	model    string
 	charge   charge
-	prompt   Prompt
-	expected index.Speculation // that the prompt is in the prefix cache
+	expected cache.Expectation // of what it finds and leaves in the prefix cache
 	sent     time.Time         // when it was charged
 	since    time.Time         // when it got into this phase
 	expires  time.Time         // when the engine frees the KV by itself; zero while probing
@@ -55,10 +53,7 @@ type Lease struct {
 const defaultHold = 480 * time.Second
 
 // Usage is what an engine says it did for a probe.
-type Usage struct {
-	PromptTokens int // by its own count; 0: not told
-	CachedTokens int // of them, found in its prefix cache; -1: not told
-}
+type Usage = cache.Usage
 
 // Answered says that the probe came back with a hand-off. expires is when the
 // engine frees the blocks by itself, its whole hold timeout from the response
@@ -67,19 +62,22 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	t := l.tier
 	t.lock()
 	back := !l.c.circuit.In()
-	l.answer(u, expires)
+	suspected := l.answer(u, expires)
 	back = back && l.c.circuit.In()
 	t.unlock()
+	if suspected != nil {
+		t.tellSuspected(l.Candidate.ID, suspected)
+	}
 	if back { // logged without the lock
 		t.cfg.Log.Info("prefiller is back: it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
-func (l *Lease) answer(u Usage, expires time.Time) {
+func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
 	if l.settled || l.phase != probing {
 		t.misuses++
-		return
+		return nil
 	}
 	if expires.IsZero() {
 		expires = t.now.Add(l.hold())
@@ -95,8 +93,24 @@ func (l *Lease) answer(u Usage, expires time.Time) {
 		m.pace.Answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
 	}
 	t.learn(l, u)
-	t.compute(l, u)
+	found := l.expected.Answered(u, l.c.capacityTokens(), l.c.blockTokens(), t.now)
+	t.metrics.predicted(found)
 	t.move(l, pooled, tokens)
+	return found.Suspected
+}
+
+// tellSuspected logs a change of what is thought of a capacity.
+func (t *Tier) tellSuspected(candidate string, s *cache.Suspected) {
+	log := t.cfg.Log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
+		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
+	switch s.Suspicion {
+	case cache.HoldsLess:
+		log.Warn("a prefiller finds less of its prompts in its prefix cache than one of its capacity holds; set kv_tokens_per_rank in its profile to what it has, or see who else uses it")
+	case cache.HoldsMore:
+		log.Warn("a prefiller finds more of its prompts in its prefix cache than one of its capacity holds; set kv_tokens_per_rank in its profile to what it has")
+	default:
+		log.Info("a prefiller's prefix cache is as large as its capacity says")
+	}
 }
 
 // Dispatched says that a decode rank was asked for the KV. It may be called
@@ -161,12 +175,12 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	}
 	if !written {
 		l.answered(probeFailed)
-		t.index.Drop(&l.expected)
+		l.expected.Dropped()
 		t.move(l, ended, 0)
 		return out
 	}
 	l.answered(probeLost)
-	t.index.Linger(&l.expected, t.now)
+	l.expected.Lost(t.now)
 	if hold <= 0 {
 		hold = l.hold()
 	}
@@ -186,7 +200,7 @@ func (l *Lease) Orphan() {
 	}
 	if l.phase == probing {
 		l.answered(probeLost)
-		t.index.Linger(&l.expected, t.now)
+		l.expected.Lost(t.now)
 		l.c.circuit.Neutral(l.number)
 		l.expires = t.now.Add(l.hold())
 	}
@@ -208,7 +222,7 @@ func (l *Lease) Release() {
 	}
 	if l.phase == probing {
 		l.answered(probeDropped)
-		t.index.Drop(&l.expected)
+		l.expected.Dropped()
 		l.c.circuit.Neutral(l.number)
 	}
 	t.move(l, ended, 0)

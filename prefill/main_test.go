@@ -81,7 +81,7 @@ func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*
 		v := policy.Candidate{}
 		v.TPMs, v.T0Ms = tier.cfg.Calibration.TPMs, tier.cfg.Calibration.T0Ms
 		v.Fit(float64(tokens), 0)
-		l := tier.reserve(c, tier.steer.Usual(), &Request{}, chargeOf(&v, 4*tokens), tier.now)
+		l := tier.reserve(c, tier.steer.Usual(), &Request{PromptTokens: tokens}, &v, tier.now)
 		tier.unlock()
 		switch p {
 		case pooled:

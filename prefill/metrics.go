@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/steer"
 )
@@ -118,6 +119,17 @@ const (
 )
 
 // forget drops the series of a candidate that is gone.
+// predicted counts how far a prediction of a prefix hit was off.
+func (m *metrics) predicted(v cache.Verdict) {
+	switch {
+	case !v.Compared:
+	case v.Off > 0:
+		m.misprediction.WithLabelValues("over").Observe(float64(v.Off))
+	case v.Off < 0:
+		m.misprediction.WithLabelValues("under").Observe(float64(-v.Off))
+	}
+}
+
 // shadow counts what shadow policies think of a choice.
 func (m *metrics) shadow(regrets []steer.Regret) {
 	for _, r := range regrets {
@@ -240,29 +252,27 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 
 // collectCaches exports how well the candidates' prefix caches are known.
 func (t *Tier) collectCaches(ch chan<- prometheus.Metric, status []CandidateStatus) {
-	var all accuracy
+	var all cache.Accuracy
 	of := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
 	}
 	for _, c := range status {
-		all.predicted += c.accuracy.predicted
-		all.over += c.accuracy.over
-		all.under += c.accuracy.under
-		for _, s := range []suspicion{holdsLess, holdsMore} {
+		all.Sum(&c.accuracy)
+		for _, s := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
 			of(suspectDesc, prometheus.GaugeValue, one(c.CapacitySuspect == s), c.ID, string(s))
 		}
 		e := c.Events
 		if e == nil {
 			continue
 		}
-		of(preciseDesc, prometheus.GaugeValue, one(c.Mode == precise), c.ID)
+		of(preciseDesc, prometheus.GaugeValue, one(c.Mode == cache.Precise), c.ID)
 		of(batchesDesc, prometheus.CounterValue, float64(e.Batches), c.ID)
 		of(gapsDesc, prometheus.CounterValue, float64(e.GapsReplayed), c.ID, "replayed")
 		of(gapsDesc, prometheus.CounterValue, float64(e.GapsCold), c.ID, "cold")
 		of(unreadableDesc, prometheus.CounterValue, float64(e.Unreadable), c.ID)
 		of(lagDesc, prometheus.GaugeValue, e.LagMs/1000, c.ID)
 	}
-	of(offDesc, prometheus.GaugeValue, all.off())
+	of(offDesc, prometheus.GaugeValue, all.Off())
 }
 
 func one(b bool) float64 {
@@ -282,23 +292,19 @@ func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	count(promptDesc, t.prefixes.prompt)
-	count(hitDesc, t.prefixes.predicted, "predicted")
-	count(hitDesc, t.prefixes.actual, "actual")
-	stats := t.index.Stats()
+	count(promptDesc, t.cache.Totals.Prompt)
+	count(hitDesc, t.cache.Totals.Predicted, "predicted")
+	count(hitDesc, t.cache.Totals.Actual, "actual")
+	stats := t.cache.Stats()
 	gauge(indexBytesDesc, float64(stats.Bytes))
 	gauge(entriesDesc, float64(stats.Entries))
 	for reason, n := range stats.Evictions {
 		count(evictionsDesc, n, index.Reason(reason).String())
 	}
-	for model, told := range t.feedback {
-		available := 0.0
-		if told {
-			available = 1
-		}
-		gauge(feedbackDesc, available, model)
+	for model, told := range t.cache.Feedback() {
+		gauge(feedbackDesc, one(told), model)
 	}
-	for model, ratio := range t.ratios {
+	for model, ratio := range t.cache.Ratios() {
 		gauge(ratioDesc, ratio.BytesPerToken(), model)
 	}
 	for _, of := range t.fit.All() {

@@ -83,7 +83,7 @@ func TestTheEnginesCountCorrectsTheIndex(t *testing.T) {
 	require.Equal(t, 2048, second.HitTokens)
 	second.Answered(Usage{PromptTokens: 2560, CachedTokens: 1024}, time.Time{}) // it had evicted half
 	require.InDelta(t, 2560, acquire(t, tier, prompt("3", p+text("x", 2048)+text("y", 1024))).HitTokens, 16, "and has computed it again since")
-	require.Equal(t, uint64(1024), tier.prefixes.actual)
+	require.Equal(t, uint64(1024), tier.cache.Totals.Actual)
 }
 
 func TestARestartedEngineHasAnEmptyCache(t *testing.T) {
@@ -107,7 +107,7 @@ func TestAnEnginePromisesNoMoreThanItHolds(t *testing.T) {
 	first.Answered(Usage{PromptTokens: 100, CachedTokens: -1}, time.Time{})
 	first.Release()
 	require.LessOrEqual(t, acquire(t, tier, prompt("2", p)).HitTokens, 1024*4)
-	require.LessOrEqual(t, tier.index.Stats().Entries, 1024*16/index.BlockBytes)
+	require.LessOrEqual(t, tier.cache.Stats().Entries, 1024*16/index.BlockBytes)
 }
 
 // G26.

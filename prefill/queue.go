@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/queue"
 )
@@ -32,7 +33,11 @@ type Request struct {
 	Elsewhere    Elsewhere                // nil: it is served here
 	Holder       *Holder                  // it is to give the lease back; nil: the audit does not ask
 
-	seen progress
+	seen struct { // what the tier remembers from one look to the next
+		counted bool // by the hotspot detector
+		weighed bool
+		cache   cache.Lookup
+	}
 }
 
 // waiter is a request in the arrival queue.

@@ -155,7 +155,7 @@ func (t *Tier) mark(c *candidate) mark {
 func (t *Tier) take(c *candidate, s Sample, at mark) {
 	if c.startTime > 0 && s.StartTime > 0 && s.StartTime != c.startTime {
 		t.freeOrphans(c, c.sampleSent)
-		t.forgetPrefixes(c)
+		c.cache.Restarted(t.now)
 	}
 	if s.StartTime > 0 {
 		c.startTime = s.StartTime

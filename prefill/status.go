@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
 )
@@ -43,15 +44,15 @@ type CandidateStatus struct {
 	DecodeFull  bool     `json:"decode_full"`   // what it prefills would wait for a decode slot in its region; with engines of several regions only
 	IndexBlocks int      `json:"index_blocks"`  // that the prefix index counts as its
 
-	Mode            string        `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
-	Events          *EventsStatus `json:"kv_events,omitempty"` // nil: it publishes none
-	RTTMs           float64       `json:"rtt_ms"`
-	HitShare        float64       `json:"hit_share"`                  // of prompt tokens, lately found in its cache
-	Mispredicted    float64       `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
-	CapacitySuspect suspicion     `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
+	Mode            string          `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
+	Events          *EventsStatus   `json:"kv_events,omitempty"` // nil: it publishes none
+	RTTMs           float64         `json:"rtt_ms"`
+	HitShare        float64         `json:"hit_share"`                  // of prompt tokens, lately found in its cache
+	Mispredicted    float64         `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
+	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
 
 	account  account
-	accuracy accuracy
+	accuracy cache.Accuracy
 	missed   uint64
 }
 
@@ -131,14 +132,14 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		OldestMs:        c.oldestAge(t.now),
 		CanStart:        t.canStart(&Request{}, c),
 		DecodeFull:      t.decodeFull(c),
-		IndexBlocks:     t.blocksOf(c),
-		Mode:            c.mode(t.now),
+		IndexBlocks:     c.cache.Held(),
+		Mode:            c.cache.Mode(t.now),
 		Events:          c.eventsStatus(),
 		RTTMs:           c.rttMs(),
-		HitShare:        c.accuracy.hits(),
-		Mispredicted:    c.accuracy.off(),
-		CapacitySuspect: c.accuracy.suspect,
-		accuracy:        c.accuracy,
+		HitShare:        c.cache.Accuracy.Hits(),
+		Mispredicted:    c.cache.Accuracy.Off(),
+		CapacitySuspect: c.cache.Accuracy.Suspect,
+		accuracy:        c.cache.Accuracy,
 		account:         c.account,
 	}
 }
@@ -157,15 +158,6 @@ func (c *candidate) oldestAge(now time.Time) *float64 {
 		return nil
 	}
 	return age(now, c.oldest.sent)
-}
-
-func (t *Tier) blocksOf(c *candidate) (n int) {
-	for _, s := range c.slots {
-		if s.known {
-			n += t.index.Held(s.at)
-		}
-	}
-	return n
 }
 
 // Overview is the tier as operators see it.
@@ -209,8 +201,8 @@ func (t *Tier) Overview() Overview {
 		line, known := t.fit.Line(of.Model, of.Hardware)
 		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, line.TPMs, line.T0Ms, line.Beta2, of.R2(), of.Samples()})
 	}
-	stats := t.index.Stats()
-	o.Index = IndexStatus{stats.Bytes, stats.Entries, t.prefixes.prompt, t.prefixes.predicted, t.prefixes.actual}
+	stats, tokens := t.cache.Stats(), &t.cache.Totals
+	o.Index = IndexStatus{stats.Bytes, stats.Entries, tokens.Prompt, tokens.Predicted, tokens.Actual}
 	return o
 }
 

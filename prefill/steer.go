@@ -19,8 +19,8 @@ func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model
 	if t.steer.Hotspots == nil {
 		return eligible, steer.OK
 	}
-	unit, depth := r.Prompt.unit(), r.Prompt.classDepth(t.cfg.Hotspot.ClassTokens)
-	class, holders, others := t.classOf(r, m, unit, depth)
+	depth := r.Prompt.ClassDepth(t.cfg.Hotspot.ClassTokens)
+	class, holders, others := t.classOf(r, m, depth)
 	if !r.seen.counted && !r.Reserved && len(r.Exclude) == 0 {
 		r.seen.counted = true
 		t.steer.Hotspots.Arrive(t.now, class)
@@ -35,7 +35,7 @@ func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model
 		best, rest := math.Inf(1), math.Inf(1)
 		for i, c := range eligible {
 			s := p.ScoreOf(i)
-			switch holds := c.blocksOn(t.found, unit) >= depth; {
+			switch holds := c.cache.Blocks(t.found, &r.Prompt) >= depth; {
 			case holds && s < best:
 				best = s
 			case !holds && s < rest:
@@ -47,7 +47,7 @@ func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model
 	if state != steer.Filter {
 		return eligible, state
 	}
-	holds := func(c *candidate) bool { return c.blocksOn(t.found, unit) >= depth }
+	holds := func(c *candidate) bool { return c.cache.Blocks(t.found, &r.Prompt) >= depth }
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !holds(c) }) {
 		t.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm
@@ -66,7 +66,7 @@ func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model
 
 // classOf is the class of a request, 0 where none is watched, and how many live
 // candidates hold its prefix and do not.
-func (t *Tier) classOf(r *Request, m *model, unit, depth int) (class uint64, holders, others int) {
+func (t *Tier) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 {
 		return 0, 0, 0
 	}
@@ -75,7 +75,7 @@ func (t *Tier) classOf(r *Request, m *model, unit, depth int) (class uint64, hol
 		if !c.Live {
 			continue
 		}
-		blocks := c.blocksOn(t.found, unit)
+		blocks := c.cache.Blocks(t.found, &r.Prompt)
 		longest = max(longest, blocks)
 		if blocks >= depth {
 			holders++

@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
@@ -37,12 +37,8 @@ type Tier struct {
 	expiries   expiries
 	budget     budget
 	fit        *fit.Times
-	index      *index.Index
-	ratios     map[string]index.Ratio                     // by model
-	feedback   map[string]bool                            // by model: engines say what they found in their caches
-	prefixes   struct{ prompt, predicted, actual uint64 } // tokens
+	cache      *cache.Cache
 	steer      steer.Steer
-	suspected  []suspected // to be logged
 	lastLease  uint64
 
 	// The audit: charged - released - held, without lost leases, is always 0.
@@ -54,7 +50,7 @@ type Tier struct {
 	eligible, untried []*candidate
 	near              []*candidate
 	view              []policy.Candidate
-	matched, found    []int32
+	found             []int32
 	prefillers        []Prefiller
 	onTheWay          map[string]int
 }
@@ -84,9 +80,7 @@ func New(cfg Config) (*Tier, error) {
 		cfg:        cfg,
 		steer:      steer.Steer{Policies: policies},
 		fit:        fit.New(cfg.Calibration),
-		index:      index.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
-		ratios:     map[string]index.Ratio{},
-		feedback:   map[string]bool{},
+		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
 		onTheWay:   map[string]int{},
 		changed:    make(chan struct{}, 1),
 		candidates: map[string]*candidate{},
@@ -124,12 +118,7 @@ func (t *Tier) unlock() {
 	if t.steer.Hotspots != nil {
 		changes = t.steer.Hotspots.Changes()
 	}
-	suspected := t.suspected
-	t.suspected = nil
 	t.mu.Unlock()
-	for _, s := range suspected {
-		s.tell(t.cfg.Log)
-	}
 	for _, h := range changes {
 		t.metrics.hotTransitions.WithLabelValues(string(h.To)).Inc()
 		t.cfg.Log.Info("hotspot", zap.String("class", strconv.FormatUint(h.Class, 16)), zap.String("to", string(h.To)),
@@ -161,7 +150,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for i, given := range candidates {
 		c := t.candidates[given.ID]
 		if c == nil {
-			c = newCandidate(given.ID)
+			c = newCandidate(given.ID, t.cache)
 			t.candidates[given.ID] = c
 		} else if c.configured {
 			continue
@@ -205,7 +194,7 @@ func (t *Tier) Forgive(id string) {
 func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
 		c.misses = 0 // what was missed while it was down says nothing
-		t.forgetPrefixes(c)
+		c.cache.Restarted(t.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
@@ -247,19 +236,14 @@ func cursorAfter(passed []*candidate) int {
 func (t *Tier) forgetModels() {
 	gone := func(name string) bool { return t.models[name] == nil }
 	t.fit.Forget(gone)
-	maps.DeleteFunc(t.ratios, func(name string, _ index.Ratio) bool { return gone(name) })
-	maps.DeleteFunc(t.feedback, func(name string, _ bool) bool { return gone(name) })
+	t.cache.Forget(gone)
 }
 
 // forget drops a removed candidate once nothing is charged to it.
 func (t *Tier) forget(c *candidate) {
 	if !c.configured && c.account.held() == 0 {
 		delete(t.candidates, c.ID)
-		for _, s := range c.slots {
-			if s.known {
-				t.index.Delete(s.at)
-			}
-		}
+		c.cache.Close()
 		t.metrics.forget(c.ID)
 	}
 }

@@ -1,0 +1,97 @@
+// Package cache keeps what is thought to be in the prefix caches of engines: the
+// index of prompts' blocks, the length of a token as learned, what engines said of
+// their caches in answers and events, and how far predictions were off. It has no
+// clock and no lock: its owner gives it the time of each event.
+package cache
+
+import (
+	"iter"
+	"maps"
+	"time"
+
+	"evenkeel/prefill/index"
+)
+
+// Cache is what is known of all candidates' caches. Each has Holdings in it.
+type Cache struct {
+	Totals   Totals
+	index    *index.Index
+	ratios   map[string]index.Ratio // by model
+	feedback map[string]bool        // by model: engines say what they found in their caches
+	matched  []int32                // scratch
+}
+
+// Totals are tokens of all prompts so far, and of them hits.
+type Totals struct{ Prompt, Predicted, Actual uint64 }
+
+// Fresh is the share of prompts that is predicted not to be cached.
+func (t *Totals) Fresh() float64 {
+	if t.Prompt == 0 {
+		return 1
+	}
+	return max(0, 1-float64(t.Predicted)/float64(t.Prompt))
+}
+
+// New knows of no cache yet.
+func New(c index.Config) *Cache {
+	return &Cache{index: index.New(c), ratios: map[string]index.Ratio{}, feedback: map[string]bool{}}
+}
+
+// Lookup is what was found for a request when it was last looked at.
+type Lookup struct {
+	matched []int32 // blocks by slot, while the request waits
+	at      time.Time
+}
+
+// matchFor is how long what was found for a waiting request holds: a busy queue
+// is looked at hundreds of times a second, and a long prompt has thousands of
+// blocks.
+const matchFor = 50 * time.Millisecond
+
+// Match looks a prompt up: for each slot, how many of its blocks it holds.
+func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
+	switch {
+	case len(p.Keys) == 0:
+		return nil
+	case last.at.IsZero(): // mostly it need not wait
+		c.index.Sweep(now)
+		c.matched = c.index.Match(c.matched, p.Keys)
+		last.at = now
+		return c.matched
+	case last.matched == nil || now.Sub(last.at) >= matchFor:
+		c.index.Sweep(now)
+		last.matched = c.index.Match(last.matched, p.Keys)
+		last.at = now
+	}
+	return last.matched
+}
+
+// Length is how many tokens a prompt has: counted, or by the learned ratio, else
+// as estimated.
+func (c *Cache) Length(p *Prompt, model string, estimate int) int {
+	switch {
+	case p.Tokens > 0:
+		return p.Tokens
+	case p.Bytes > 0 && !p.Media:
+		return max(1, c.ratios[model].Tokens(p.Bytes))
+	}
+	return max(1, estimate)
+}
+
+// Stats says how large the index is.
+func (c *Cache) Stats() index.Stats { return c.index.Stats() }
+
+// Reset drops all that is known, which the caller must also have each Holdings do.
+func (c *Cache) Reset() { c.index.Reset() }
+
+// Ratios are the learned lengths of a token, by model.
+func (c *Cache) Ratios() iter.Seq2[string, index.Ratio] { return maps.All(c.ratios) }
+
+// Feedback says, by model, whether engines tell what they found in their caches.
+func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
+
+// Forget drops what was learned of the models that are gone.
+func (c *Cache) Forget(gone func(model string) bool) {
+	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
+	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
+}

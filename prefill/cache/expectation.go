@@ -1,0 +1,157 @@
+package cache
+
+import (
+	"time"
+
+	"evenkeel/prefill/index"
+)
+
+// Expectation is what one probe's prefill is expected to find in its engine's
+// cache and to leave there. One of Answered, Dropped and Lost ends it.
+type Expectation struct {
+	holdings *Holdings
+	model    string
+	prompt   Prompt
+	hit      int  // tokens thought to be in the cache
+	hung     bool // they were being computed then
+	left     index.Speculation
+	at       int // among the pending ones
+}
+
+// Usage is what an engine says it did for a probe.
+type Usage struct {
+	PromptTokens int // by its own count; 0: not told
+	CachedTokens int // of them, found in its prefix cache; -1: not told
+}
+
+// Expect books that a prompt of so many tokens is sent to the candidate, hit of
+// them being predicted to be in its cache. e must not move.
+func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
+	*e = Expectation{holdings: h, model: model, prompt: *p, hit: hit}
+	h.cache.Totals.Prompt += uint64(tokens)
+	h.cache.Totals.Predicted += uint64(hit)
+	if len(p.Keys) > 0 {
+		e.hung = h.computes(p, h.Blocks(matched, p))
+		e.left = h.cache.index.Speculate(h.Place(p, model, capacity, now), p.Keys)
+		e.at = len(h.pending)
+		h.pending = append(h.pending, e)
+	}
+}
+
+// computes reports whether what is predicted of a prompt is not in the cache yet:
+// an unanswered probe computes it. That says nothing about a capacity.
+func (h *Holdings) computes(p *Prompt, blocks int) bool {
+	if blocks == 0 {
+		return false
+	}
+	last := p.Keys[blocks-1] // it covers those before
+	for _, e := range h.pending {
+		if len(e.prompt.Keys) >= blocks && e.prompt.Keys[blocks-1] == last {
+			return true
+		}
+	}
+	return false
+}
+
+// end lets go of the prompt: a hand-off may wait for minutes.
+func (e *Expectation) end() {
+	h := e.holdings
+	if len(e.prompt.Keys) > 0 {
+		last := len(h.pending) - 1
+		h.pending[e.at], h.pending[last].at = h.pending[last], e.at
+		h.pending[last] = nil
+		h.pending = h.pending[:last]
+	}
+	e.prompt = Prompt{}
+}
+
+// Dropped says that the prefill did not run.
+func (e *Expectation) Dropped() {
+	e.holdings.cache.index.Drop(&e.left)
+	e.end()
+}
+
+// Lost says that it is not known whether the prefill ran.
+func (e *Expectation) Lost(now time.Time) {
+	e.holdings.cache.index.Linger(&e.left, now)
+	e.end()
+}
+
+// Verdict is how a prediction compares with what the engine found.
+type Verdict struct {
+	Compared  bool // it said what it found
+	Off       int  // tokens predicted beyond those found
+	Suspected *Suspected
+}
+
+// Answered takes what an engine says it found. Its blocks have blockTokens tokens.
+func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
+	h, c := e.holdings, e.holdings.cache
+	if u.PromptTokens > 0 {
+		if e.prompt.Bytes > 0 && !e.prompt.Media {
+			ratio := c.ratios[e.model]
+			ratio.Learn(e.prompt.Bytes, u.PromptTokens)
+			c.ratios[e.model] = ratio
+		}
+		c.feedback[e.model] = u.CachedTokens >= 0
+		if u.CachedTokens >= 0 {
+			c.Totals.Actual += uint64(u.CachedTokens)
+			v = Verdict{Compared: true, Off: e.hit - u.CachedTokens, Suspected: e.judge(u, capacity)}
+		}
+	}
+	if h.events != nil && u.PromptTokens-max(0, u.CachedTokens) > blockTokens {
+		h.events.Answered(now) // it computed a block that was not there: an event should tell of that, too
+	}
+	if h.told(&e.prompt, now) {
+		e.hear(u, now)
+	} else {
+		e.correct(u)
+	}
+	e.end()
+	return v
+}
+
+// told reports whether a candidate's events say which of a prompt's blocks it
+// holds: the prompt must be made of blocks like theirs.
+func (h *Holdings) told(p *Prompt, now time.Time) bool {
+	if h.events == nil || p.BlockTokens == 0 || p.Salted || !h.events.Precise(now) {
+		return false
+	}
+	size := h.events.BlockTokens()
+	return size == 0 || size == p.BlockTokens
+}
+
+// hear takes an answer of a candidate whose events tell what it holds. What it
+// has computed counts until they do; that it held more than they told is
+// believed only while they are known not to tell all.
+func (e *Expectation) hear(u Usage, now time.Time) {
+	h, p, blocks := e.holdings, &e.prompt, e.holdings.cache.index
+	at := h.slots[byTokens].at
+	if h.guessed { // while the events could not be relied on: begin again with what they tell
+		h.guessed = false
+		blocks.Clear(at, index.Removed)
+		h.events.Resync()
+	}
+	if u.CachedTokens >= 0 && !h.events.Complete() {
+		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
+		blocks.Insert(at, p.Keys[:held])
+		if u.CachedTokens < e.hit {
+			blocks.Correct(at, p.Keys, held)
+		}
+	}
+	blocks.Linger(&e.left, now)
+}
+
+// correct takes an answer of a candidate of whose cache nothing else tells: it
+// held no more than it says, and holds the prompt now.
+func (e *Expectation) correct(u Usage) {
+	h, p := e.holdings, &e.prompt
+	if len(p.Keys) == 0 {
+		return
+	}
+	if block := p.BlockSize(u.PromptTokens); u.CachedTokens >= 0 && u.PromptTokens > 0 && float64(e.hit-u.CachedTokens) >= block {
+		h.cache.index.Correct(h.slots[p.unit()].at, p.Keys, int(float64(u.CachedTokens)/block))
+	}
+	h.cache.index.Confirm(&e.left)
+	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
+}
