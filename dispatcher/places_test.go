@@ -42,7 +42,7 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 	used(0, "expired")
 
 	require.True(t, cfg.Places.TryReserve(), "of somebody else")
-	drain := h.put(pool.Entry{Drain: true})
+	drain := h.put(pool.Entry{Discard: true})
 	h.release(s)
 	drain.slotNow(t)
 	used(1, "a drain holds no place")

@@ -441,7 +441,7 @@ func (r *runner) answer(e *pool.Entry, result Result) {
 // leave answers the caller and frees the entry's place.
 func (w waiting) leave(places *pool.Places, r Result) {
 	w.result <- r
-	if places != nil && !w.entry.Drain && w.local == nil {
+	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
 	}
 }

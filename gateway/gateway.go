@@ -127,7 +127,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.fleet = fleet.New(fleet.Host{
 		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Monitor: g.monitor,
-		Publish: g.publish, Rebooted: func(engine string) { g.requests.Rebooted(engine) }, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
+		Publish: g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {

@@ -17,6 +17,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
@@ -151,7 +152,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	if fail := in.book(len(legs) - 1); fail != nil {
 		return fail
 	}
-	if fail := in.meter(request.Estimate(req, legs), in.Told.Arrival); fail != nil {
+	if fail := in.meter(prompt.AllTokens(req, legs), in.Told.Arrival); fail != nil {
 		return fail
 	}
 	return g.requests.Serve(ctx, in.Incoming, req, m, legs)

@@ -145,11 +145,11 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 
-// DrainBody appends the segments of a request that only makes a decode engine
+// DiscardBody appends the segments of a request that only makes a decode engine
 // pull the handoff, so that the prefill engine frees it. What it
-// pulls may be another prompt's blocks by then, so the salt, new for every drain,
+// pulls may be another prompt's blocks by then, so the salt, new for every discard,
 // keeps them apart in the engine's prefix cache, where nothing else finds them.
-func (p *Profile) DrainBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+func (p *Profile) DiscardBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	members := oneToken(b, leg, make([]Member, 0, 7))
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", leg.resume().params(kv)})
 	return b.Splice(dst, leg.resume().drop(dropOnProbe), members)

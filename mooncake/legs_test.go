@@ -68,7 +68,7 @@ func TestBodies(t *testing.T) {
 		"decode-bare":        bare.DecodeBody(b, Chat, nil, kv, true, nil),
 		"decode-sample":      vocab.DecodeBody(b, Chat, &Leg{SeedOffset: 2}, kv, true, nil),
 		"decode-passthrough": vocab.DecodeBody(b, Chat, nil, kv, false, nil),
-		"drain":              vocab.DrainBody(b, Chat, nil, kv, "salt of the drain", nil),
+		"drain":              vocab.DiscardBody(b, Chat, nil, kv, "salt of the drain", nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := join(segments)
@@ -128,7 +128,7 @@ func TestALegOfAListPrompt(t *testing.T) {
 	for _, segments := range [][][]byte{
 		p.ProbeBody(b, Completions, leg, nil, nil),
 		p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), true, nil),
-		p.DrainBody(b, Completions, leg, json.RawMessage(`{}`), "salt", nil),
+		p.DiscardBody(b, Completions, leg, json.RawMessage(`{}`), "salt", nil),
 	} {
 		after := scan(t, join(segments))
 		prompt, _ := after.Get("prompt")

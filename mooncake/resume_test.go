@@ -53,7 +53,7 @@ func TestAResumedRequestOnTheWire(t *testing.T) {
 					require.LessOrEqual(t, sent.Count(key), 1)
 				}
 			}
-			drain, err := ScanBody(bytes.Join(p.DrainBody(&b, tc.ep, leg, kv, "salt", nil), nil), 0)
+			drain, err := ScanBody(bytes.Join(p.DiscardBody(&b, tc.ep, leg, kv, "salt", nil), nil), 0)
 			require.NoError(t, err)
 			limit, _ := drain.Get("max_tokens")
 			require.Equal(t, "1", string(limit))

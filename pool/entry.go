@@ -32,12 +32,12 @@ type Entry struct {
 	Entered  time.Time // the prefill was finished; TTL and waits count from here
 	Deadline time.Time // the hand-off's own, exclusive; zero = none
 
-	// Drain marks a hand-off nobody will read, decoded once so that its
+	// Discard marks a hand-off nobody will read, decoded once so that its
 	// prefiller frees the KV. It is an admission like any other,
 	// but holds no place, and the pool's TTL does not end its wait: no client
 	// waits for it, and its KV stays on the prefiller until its deadline if
-	// nothing drains it.
-	Drain bool
+	// nothing pulls it.
+	Discard bool
 
 	// Avoid are the workers that failed at the request. While another one is up,
 	// the entry waits for that, though not for ever.
@@ -54,12 +54,12 @@ type Entry struct {
 	why      error     // what to say at expires
 }
 
-// drainPatience is how long a policy may look for a rank where a drain fits in
+// discardPatience is how long a policy may look for a rank where a discarded hand-off fits in
 // well. It costs its rank one step, and all the while it fills its prefiller.
-const drainPatience = 500 * time.Millisecond
+const discardPatience = 500 * time.Millisecond
 
 // Urgent says whether three quarters of the time the entry may wait are over; of
-// a drain, half a second.
+// a discarded hand-off, half a second.
 func (e *Entry) Urgent(now time.Time) bool {
 	return !e.urgentAt.IsZero() && !now.Before(e.urgentAt)
 }
@@ -84,13 +84,13 @@ func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 
 func (e *Entry) arm(ttl time.Duration) {
 	e.expires, e.why = e.Deadline, ErrExpired
-	if end := e.Entered.Add(ttl); ttl > 0 && !e.Drain && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
+	if end := e.Entered.Add(ttl); ttl > 0 && !e.Discard && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
 		e.expires, e.why = end, ErrTimeout
 	}
 	if !e.expires.IsZero() {
 		e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
 	}
-	if soon := e.Entered.Add(drainPatience); e.Drain && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
+	if soon := e.Entered.Add(discardPatience); e.Discard && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
 		e.urgentAt = soon
 	}
 }

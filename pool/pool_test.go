@@ -51,11 +51,11 @@ func TestExpiry(t *testing.T) {
 
 func TestADrainIsSoonUrgent(t *testing.T) {
 	p := New(40 * time.Second)
-	long, short := &Entry{Entered: at(10), Drain: true}, &Entry{Entered: at(10), Deadline: at(10).Add(400 * time.Millisecond), Drain: true}
+	long, short := &Entry{Entered: at(10), Discard: true}, &Entry{Entered: at(10), Deadline: at(10).Add(400 * time.Millisecond), Discard: true}
 	p.Add(long, at(10))
 	p.Add(short, at(10))
-	require.False(t, long.Urgent(at(10).Add(drainPatience-1)))
-	require.True(t, long.Urgent(at(10).Add(drainPatience)))
+	require.False(t, long.Urgent(at(10).Add(discardPatience-1)))
+	require.True(t, long.Urgent(at(10).Add(discardPatience)))
 	require.True(t, short.Urgent(at(10).Add(300*time.Millisecond)), "never later than any other entry")
 }
 
@@ -63,7 +63,7 @@ func TestADrainIsSoonUrgent(t *testing.T) {
 // clients does not apply to it.
 func TestADrainOutlivesTheTTL(t *testing.T) {
 	p := New(time.Second)
-	held := &Entry{Entered: at(10), Deadline: at(50), Drain: true}
+	held := &Entry{Entered: at(10), Deadline: at(50), Discard: true}
 	p.Add(held, at(10))
 	require.Empty(t, p.Expire(at(50).Add(-1), nil))
 	require.Equal(t, []*Entry{held}, p.Expire(at(50), nil))

@@ -15,8 +15,8 @@ import (
 // overflow binds an entry at its deadline to the rank that can begin with it, else to the
 // one that has the shortest queue, and says whether there was one. The ranks must be fresh.
 func (b *board) overflow(e *pool.Entry, now time.Time) bool {
-	if e.Drain {
-		return false // a drain that waits in a queue only holds its KV longer
+	if e.Discard {
+		return false // a discarded hand-off that waits in a queue only holds its KV longer
 	}
 	w := b.waiting[e.ID]
 	prompt := int64(w.prompt())
@@ -121,7 +121,7 @@ func (c *charge) before(other *charge) bool {
 // hand-off would get a slot in time.
 type Pace struct {
 	Slots, Free int
-	Waiting     int     // in the pool, drains not counted
+	Waiting     int     // in the pool, discarded hand-offs not counted
 	Seconds     float64 // mean time that a request has its slot
 	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
 }
@@ -152,7 +152,7 @@ func (b *board) keepPace() {
 			}
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.draining
+	b.pace.Waiting = b.pool.Len() - b.discarding
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace})
 }
 

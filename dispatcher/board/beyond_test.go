@@ -48,7 +48,7 @@ func TestAnEntryAtItsDeadlineGoesToAQueueThatRenews(t *testing.T) {
 	for range 5 {
 		all = append(all, h.put(pool.Entry{Prompt: 10, Deadline: dies}))
 	}
-	drain := h.put(pool.Entry{Prompt: 10, Deadline: dies, Drain: true})
+	drain := h.put(pool.Entry{Prompt: 10, Deadline: dies, Discard: true})
 	h.pass(15*time.Second - 1)
 	require.Nil(t, taken(t, all[0]), "it may get a slot yet")
 	h.pass(1)

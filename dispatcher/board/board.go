@@ -32,7 +32,7 @@ type board struct {
 	pairs      pairs
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 	avoiding   int       // waiting entries that do not go to any rank
-	draining   int       // waiting entries that are drains
+	discarding int       // waiting entries that are discarded hand-offs
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
@@ -152,8 +152,8 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	if particular(w.entry) {
 		b.avoiding++
 	}
-	if w.entry.Drain {
-		b.draining++
+	if w.entry.Discard {
+		b.discarding++
 	}
 }
 
@@ -190,8 +190,8 @@ func (b *board) forget(e *pool.Entry) {
 	if particular(e) {
 		b.avoiding--
 	}
-	if e.Drain && w.local == nil {
-		b.draining--
+	if e.Discard && w.local == nil {
+		b.discarding--
 	}
 }
 
@@ -239,7 +239,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.learn(c, o)
 	delete(b.lengths, c.id)
 	b.pairEnded(c, o, now)
-	if !c.drain {
+	if !c.discard {
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}
 	b.discharge(slot)

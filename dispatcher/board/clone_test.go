@@ -122,7 +122,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			"enqueue": func(t *rapid.T) {
 				ids++
 				e := pool.Entry{
-					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Drain: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
+					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Discard: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now,
 				}
 				if rapid.Bool().Draw(t, "deadline") {

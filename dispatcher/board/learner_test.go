@@ -32,7 +32,7 @@ func repeat(n int, output int32) []int32 {
 func TestADrainTeachesNothing(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
 	h.fleet(ranks(1, 1, 0))
-	h.release(h.put(pool.Entry{Drain: true}).slotNow(t))
+	h.release(h.put(pool.Entry{Discard: true}).slotNow(t))
 	require.Empty(t, h.endings)
 	h.release(h.put(pool.Entry{}).slotNow(t))
 	require.Len(t, h.endings, 1)

@@ -14,7 +14,7 @@ type charge struct {
 	prefiller   string
 	prompt, age int32
 	newTokens   int32 // of the prompt that the rank has to compute
-	drain       bool
+	discard     bool
 	started     bool // its first event has come, as was told last
 	waits       bool // in the engine's queue, beyond the rank's slots or KV room
 	since       time.Time

@@ -224,9 +224,9 @@ func (b *board) foretell(workers []policy.Worker, horizon int32) {
 }
 
 // learn tells what became of a request to those who learn from it and to the
-// live scores. A drain was none.
+// live scores. A discarded hand-off was none.
 func (b *board) learn(s *charge, o Outcome) {
-	if s.drain {
+	if s.discard {
 		return
 	}
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)

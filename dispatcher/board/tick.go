@@ -321,7 +321,7 @@ type Bound struct {
 func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
 	how.Slot = b.charge(r, charge{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.New, drain: e.Drain, waits: how.Beyond, since: now,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.New, discard: e.Discard, waits: how.Beyond, since: now,
 	})
 	if b.pairs.out > 0 {
 		b.pairs.send(&b.ledger.table[how.Slot], now)

@@ -77,7 +77,7 @@ func (d Discovered) Remove(e discover.Engine) {
 	if !gone {
 		return
 	}
-	f.host.Rebooted(e.Address)
+	f.exchanges.forget(e.Address)
 	f.watch()
 	f.Publish()
 }

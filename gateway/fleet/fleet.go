@@ -50,6 +50,7 @@ type Fleet struct {
 	added     int                     // engines that ever were
 	asked     int                     // times a prefill engine was asked for token ids
 	again     *time.Timer             // publishes while an engine gets its load step by step
+	exchanges exchanges
 }
 
 // Roles of an engine.
@@ -73,7 +74,6 @@ type Host struct {
 	Settings   func() *Settings // those in force
 	Monitor    *engine.Monitor
 	Publish    func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) // to all that bind requests
-	Rebooted   func(id string)                                              // a prefill engine is another process than before
 	Move       func(meant func(Place) bool) (calls int)                     // calls at these places go on elsewhere
 }
 

@@ -14,7 +14,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
-	"evenkeel/mooncake"
+	"evenkeel/gateway/prompt"
 	"evenkeel/prefill"
 )
 
@@ -225,7 +225,7 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 
 // decodeRefused settles an error status from the decode engine. The hand-off is
 // spent, for a status may also come from something in between or after the pull;
-// where the engine is known to tell the prefiller to free it, it needs no drain.
+// where the engine is known to tell the prefiller to free it, it need not be discarded.
 func (j *job) decodeRefused(h *handoff, s *stream) *fault {
 	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
 	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
@@ -295,37 +295,8 @@ func (j *job) estimate() int {
 	if j.prompt > 0 {
 		return j.prompt
 	}
-	return estimate(j.req, j.leg)
+	return prompt.Tokens(j.req, j.leg)
 }
-
-func estimate(req *openai.Request, leg *mooncake.Leg) int {
-	switch {
-	case leg != nil && leg.Prompt != nil:
-		return len(leg.Prompt) / bytesPerToken
-	case req.PromptTokens > 0:
-		return req.PromptTokens
-	}
-	return req.PromptBytes / bytesPerToken
-}
-
-// Estimate is the sum over the prompts; a prompt of several answers counts
-// for each, as each is prefilled.
-func Estimate(req *openai.Request, legs []openai.Leg) (tokens int) {
-	for i := range legs {
-		tokens += estimate(req, &legs[i].Leg)
-	}
-	return tokens
-}
-
-func (j *job) promptBytes() int {
-	if j.leg != nil && j.leg.Prompt != nil {
-		return len(j.leg.Prompt)
-	}
-	return j.req.PromptBytes
-}
-
-// bytesPerToken is the usual length of a token of English text.
-const bytesPerToken = 4
 
 // wholeCharge bounds what is charged in advance for an answer that comes in one
 // piece, in tokens: a client that asks for millions must not make its rank look

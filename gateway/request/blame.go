@@ -15,7 +15,7 @@ import (
 
 // judge tells the monitor what a decode that gave nothing says about its
 // engine: a refusal of the request, an engine that is full, a hand-off that was
-// too old and a drain of ours say nothing.
+// too old and a rank that was drained say nothing.
 func (j *job) judge(r *fleet.Rank, f *fault) {
 	var ee *engine.Error
 	switch {
@@ -57,9 +57,9 @@ func (s *stream) judge(fail *openai.Error) {
 	}
 }
 
-// drainLost judges a decode engine that broke a drain, and tells whether the
+// discardLost judges a decode engine that broke the decode of a discarded hand-off, and tells whether the
 // hand-off may be why.
-func (srv *Server) drainLost(r *fleet.Rank, err error) bool {
+func (srv *Server) discardLost(r *fleet.Rank, err error) bool {
 	var ee *engine.Error
 	switch aborted := errors.As(err, &ee) && ee.Aborted; {
 	case aborted || errors.Is(err, engine.ErrClosed):

@@ -5,6 +5,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/prompt"
 	"evenkeel/sse"
 )
 
@@ -43,7 +44,7 @@ func (j *job) echoed() int {
 	case j.prompt > 0:
 		return j.prompt
 	}
-	return max(j.req.PromptTokens, j.promptBytes()) // no engine has counted the prompt; a token of text has at least one byte
+	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.leg)) // no engine has counted the prompt; a token of text has at least one byte
 }
 
 // mayTake is how many bytes a stream of so many tokens may have.

@@ -32,7 +32,7 @@ const notice = 250 * time.Millisecond
 // finishes a prefill pins its KV before anyone hears of it, and closing the
 // connection then loses the only name it has: the pin stays until the hold
 // timeout (vllm#50425). So the probe may still finish for a moment,
-// and its hand-off is drained like any other; only one that takes longer is
+// and its hand-off is discarded like any other; only one that takes longer is
 // aborted, which frees it on the engine at once. What an engine
 // finishes in the instant in which it notices that cannot be known to anyone. It
 // is not left on the budget: charging every aborted probe for the whole hold

@@ -6,8 +6,7 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
-	"evenkeel/mooncake"
-	"evenkeel/prefill/index"
+	"evenkeel/gateway/prompt"
 )
 
 // A prompt and the answer it asks for may be longer than the model's context. The
@@ -29,31 +28,11 @@ func (srv *Server) Overlong(m fleet.Route, req *openai.Request, legs []openai.Le
 		return nil
 	}
 	for i := range legs {
-		if n, ok := srv.promptLength(m, req, &legs[i].Leg, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
+		if n, ok := srv.prompts.Length(&prompt.Parts{Req: req, Body: &req.Body, Leg: &legs[i].Leg, Model: m}, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
 			return beyondContext(m, req, n)
 		}
 	}
 	return nil
-}
-
-// promptLength returns how many tokens a prompt has, if that is known. ok is false
-// for a prompt that has no more bytes than it may have tokens: it fits, because a
-// token has at least one byte.
-func (srv *Server) promptLength(m fleet.Route, req *openai.Request, leg *mooncake.Leg, room int) (tokens int, ok bool) {
-	prompt, key := leg.Prompt, openai.PromptKey(req.Endpoint)
-	if prompt == nil {
-		prompt, _ = req.Body.Get(key)
-	}
-	if ids, ok := index.PromptTokens(nil, prompt); ok && req.Endpoint == mooncake.Completions {
-		return len(ids), true
-	}
-	j := &job{srv: srv, req: req, body: req.Body, leg: leg, model: m}
-	if j.promptBytes() <= room || openai.HasMedia(&req.Body, req.Endpoint) {
-		return 0, false
-	}
-	body, _ := j.templated(index.Key{})
-	ids, err := srv.askForIDs(m.Name, body)
-	return len(ids), err == nil
 }
 
 // tooLong checks prompt and answer against the model's context, with the prompt as

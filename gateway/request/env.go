@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/prompt"
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -46,12 +47,10 @@ type Env struct {
 type Server struct {
 	Env
 	metrics     *metrics
-	recognizer  recognizer
-	tokenizer   tokenizer
-	exchanges   exchanges
+	prompts     *prompt.Reader
 	runs        runs
-	drains      drainage     // of hand-offs
-	tails       drainage     // of engines whose client has its answer: ends of bodies, legs beside one that failed
+	discards    leftovers    // of hand-offs
+	tails       leftovers    // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64 // client requests being served
 	ids         atomic.Uint64
 	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
@@ -60,6 +59,7 @@ type Server struct {
 // New makes the server of a proxy.
 func New(env Env) *Server {
 	srv := &Server{Env: env, runs: runs{all: map[*run]struct{}{}}}
+	srv.prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv
 }
@@ -71,14 +71,11 @@ func (srv *Server) Open() int64 { return srv.open.Load() }
 // answers go on elsewhere where they can.
 func (srv *Server) Move(meant func(fleet.Place) bool) int { return srv.runs.move(meant) }
 
-// Rebooted drops what is known of an engine's processes.
-func (srv *Server) Rebooted(engine string) { srv.exchanges.forget(engine) }
-
 // Finish begins nothing more for requests that are over, and waits until what runs for
 // them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, d := range []*drainage{&srv.tails, &srv.drains} {
+	for _, d := range []*leftovers{&srv.tails, &srv.discards} {
 		over := d.close()
 		select {
 		case <-over:

@@ -229,7 +229,7 @@ func (f *fanned) part(fail *openai.Error) {
 		f.wg.Wait()
 		f.settle(fail)
 	}
-	if fail == nil || f.srv.tails.begin(mostTails, last) != nil {
+	if fail == nil || f.srv.tails.run(mostTails, last) != nil {
 		last()
 	}
 }

@@ -21,7 +21,7 @@ type handoff struct {
 	id    string          // X-Request-Id that a decode request must have; empty: any new one
 	kv    json.RawMessage // the taken params, while no engine can have read them
 
-	// A drain sends these: the job may be at another attempt by then.
+	// Its discard sends these: the job may be at another attempt by then.
 	body    mooncake.Body
 	leg     *mooncake.Leg
 	prompt  int     // tokens
@@ -47,7 +47,7 @@ func (h *handoff) take(now time.Time) (json.RawMessage, error) {
 
 // identify gives a decode request the probe's id if the prefill engine knows the
 // blocks only by that id. No engine then has another request of this id: the probe
-// is over, and such a hand-off is not drained while an engine may still have it.
+// is over, and such a hand-off is not discarded while an engine may still have it.
 func (h *handoff) identify(headers []engine.Header) []engine.Header {
 	if h == nil || h.id == "" {
 		return headers
@@ -98,13 +98,13 @@ func (j *job) overdue(h *handoff, s *stream) {
 	}
 }
 
-// drainBy is until when a drain of it may begin: the pull needs some time before the
+// discardBy is until when its discard may begin: the pull needs some time before the
 // prefiller frees the blocks by itself.
-func (h *handoff) drainBy() time.Time { return h.pulledBy() }
+func (h *handoff) discardBy() time.Time { return h.pulledBy() }
 
 // doubt keeps a hand-off from which no answer may be made any more, because an
 // engine may have read it: the request was sent to that engine, and it is not known
-// what the engine did with it. Its prompt is prefilled anew. The hand-off is drained
+// what the engine did with it. Its prompt is prefilled anew. The hand-off is discarded
 // once it is clear that the request is not what breaks engines. live: the engine
 // has not said that it is done with the request.
 func (j *job) doubt(h *handoff, live bool) {
@@ -114,7 +114,7 @@ func (j *job) doubt(h *handoff, live bool) {
 	}
 }
 
-// settleDoubts drains what is kept by doubt, or leaves it to the hold timeout
+// settleDoubts discards what is kept by doubt, or leaves it to the hold timeout
 // where another engine must not see the request.
 func (j *job) settleDoubts() {
 	for _, h := range j.doubtful {
@@ -123,7 +123,7 @@ func (j *job) settleDoubts() {
 			continue
 		}
 		h.avoid = slices.Clone(j.tries.decode)
-		j.srv.drain(h, j.model)
+		j.srv.discard(h, j.model)
 	}
 	j.doubtful = nil
 }

@@ -51,7 +51,7 @@ func (l *late) Gone() <-chan struct{} {
 
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	srv := newServer(t)
-	srv.drains.open = srv.Places.Size() // no more of them
+	srv.discards.open = srv.Places.Size() // no more of them
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
 	srv.Dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }

@@ -6,6 +6,7 @@ package request
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -15,6 +16,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/prompt"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -257,7 +259,7 @@ func (j *job) stays() {
 // arrival.
 func (j *job) turn() prefill.Request {
 	r := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: j.promptBytes(), Arrival: j.arrive,
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
 		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
 	}
@@ -315,7 +317,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
 		}
-		j.srv.drain(h, j.model)
+		j.srv.discard(h, j.model)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	var unowned bool
@@ -339,8 +341,8 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	if r.Err != nil {
 		f := j.unplaced(r.Err, region, unowned)
 		if f.final && !unowned {
-			j.srv.drain(h, j.model)
-		} else { // no rank is left that could drain it
+			j.srv.discard(h, j.model)
+		} else { // no rank is left that could pull it
 			h.orphan()
 		}
 		return nil, f
@@ -356,4 +358,23 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		enc.AddString("trace_id", j.told.TraceID)
 	}
 	return nil
+}
+
+// parts are what of the request make its prompt.
+func (j *job) parts() *prompt.Parts {
+	return &prompt.Parts{Req: j.req, Body: &j.body, Leg: j.leg, Model: j.model, Resumed: j.resume.times > 0}
+}
+
+// promptHash tells prompts apart; 0 where nobody does. The request log has it for
+// `evenkeel fit`.
+func (j *job) promptHash() uint64 {
+	key := j.srv.PromptKey()
+	if key == nil {
+		return 0
+	}
+	hash := j.parts().Hash(*key)
+	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
+		j.told.PromptKey = fmt.Sprintf("%016x", hash)
+	}
+	return hash
 }

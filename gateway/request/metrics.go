@@ -9,12 +9,11 @@ import (
 // metrics are what requests count.
 type metrics struct {
 	itl                             prometheus.Observer
-	drains                          *prometheus.CounterVec
+	discards                        *prometheus.CounterVec
 	recomputes                      *prometheus.CounterVec
 	losses                          *prometheus.CounterVec
 	moves                           *prometheus.CounterVec
 	heedless, latePulls, miscounted prometheus.Counter
-	tokenize                        *prometheus.CounterVec
 
 	localRequests                             *prometheus.CounterVec
 	localTokens, localFailures, localDeclined prometheus.Counter
@@ -22,7 +21,7 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	m := &metrics{
-		drains: prometheus.NewCounterVec(prometheus.CounterOpts{
+		discards: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
 		}, []string{"outcome"}),
 		recomputes: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -55,18 +54,12 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		localDeclined: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "evenkeel_local_prefill_declined_total", Help: "Requests that a decode rank might have served whole, but none had room.",
 		}),
-		tokenize: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were wanted, by who told them: an engine had, an engine, or nobody.",
-		}, []string{"outcome"}),
 	}
 	for _, why := range []string{localShort, localAsked, localEnded} {
 		m.localRequests.WithLabelValues(why)
 	}
-	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
-		m.tokenize.WithLabelValues(outcome)
-	}
-	for _, outcome := range []string{drainDone, drainUnplaced, drainCrowded, drainExpired, drainFailed, drainRefused} {
-		m.drains.WithLabelValues(outcome)
+	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
+		m.discards.WithLabelValues(outcome)
 	}
 	for _, tier := range tiers {
 		m.recomputes.WithLabelValues(tier)
@@ -75,7 +68,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	}
 	itl := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Gap between two events that carry tokens.", Buckets: buckets})
 	m.itl = itl
-	reg.MustRegister(itl, m.drains, m.recomputes, m.losses, m.moves, m.heedless, m.latePulls, m.miscounted, m.tokenize, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(itl, m.discards, m.recomputes, m.losses, m.moves, m.heedless, m.latePulls, m.miscounted, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, func() float64 { return float64(open.Load()) }))
 	return m

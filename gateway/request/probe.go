@@ -17,7 +17,7 @@ import (
 )
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
-// hand-off is read also of a client that has left, to be drained by wait.
+// hand-off is read also of a client that has left, to be discarded by wait.
 func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	if j.left() { // before anything is sent
 		return nil, j.drop(lease)
@@ -25,7 +25,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.srv.exchange(c, j.id, j.told.Attempts)
+	x, err := j.srv.Fleet.Exchange(j.srv.Client, c, j.legID("t", j.told.Attempts))
 	if err != nil {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
@@ -127,7 +127,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		fail = j.verify(j.resume.atP, got.PromptTokens)
 	}
 	if fail != nil {
-		j.srv.drain(h, j.model)
+		j.srv.discard(h, j.model)
 		return nil, &fault{answer: fail, final: true}
 	}
 	return h, nil

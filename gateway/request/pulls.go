@@ -1,5 +1,9 @@
 package request
 
+import (
+	"evenkeel/gateway/prompt"
+)
+
 // blockTokens is the largest block of KV that engines use. A pull may end with the
 // last whole block, so that an engine computes less than one block of a prompt that
 // it did get.
@@ -26,7 +30,7 @@ func (s *stream) computed() {
 	}
 	computed := s.may
 	if s.local {
-		computed = int64(s.job.promptBytes()) + blockTokens
+		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + blockTokens
 		if u, ok := s.mirror.Usage(); ok {
 			computed = int64(u.Prompt)
 		}

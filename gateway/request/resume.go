@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -35,121 +34,7 @@ const (
 // no token left to go, is finished here.
 var tiers = []string{tierAnew, tierPrompt, tierIDs, tierText, tierNone, tierFinished}
 
-// keeping says what of a request stays in memory while its answer runs.
-type keeping uint8
-
-const (
-	keepNothing keeping = iota
-	keepStart           // body until the first token: it may still begin anew
-	keepAll             // body, the prompt's token ids and the answer's
-)
-
-// resumption is a job's share of going on: what it keeps for that, and what its
-// next attempt starts from.
-type resumption struct {
-	keeping keeping
-	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
-	ids     json.RawMessage // of the prompt, as the prefill engine had them
-	charged int64           // bytes kept, on the gateway's account
-
-	times   int // resumed so far
-	bounced int // given back before a first event so far
-	alone   int // tokens of the client's prompt as the prefill engine counts them
-	before  int // tokens of the answer that are part of the prompt now
-	atP     int // prompt tokens the prefill engine has to count now; 0: any number
-	atD     int // the same of the decode engine
-}
-
 var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
-
-// keep decides what stays of a request for the case that this rank loses it.
-func (j *job) keep(rank *fleet.Rank) {
-	if j.resume.times > 0 {
-		return
-	}
-	j.forget()
-	r := &j.resume
-	r.keeping, r.how = keepStart, j.howToResume(rank.Profile)
-	switch {
-	case recomputeMax(rank.Profile) == 0:
-		r.keeping = keepNothing
-	case r.how != "" || !j.req.Stream:
-		bytes := int64(len(j.body.Raw()) + len(r.ids))
-		if j.srv.resumeBytes.Add(bytes) > int64(j.srv.Settings().Limits.ResumeBytes) {
-			j.srv.resumeBytes.Add(-bytes)
-			break
-		}
-		r.keeping, r.charged = keepAll, bytes
-	}
-}
-
-// forget gives back what keep took from the gateway's account.
-func (j *job) forget() {
-	j.srv.resumeBytes.Add(-j.resume.charged)
-	j.resume.charged = 0
-}
-
-// shed drops what the answer will not need any more: a long prompt must not
-// stay for a long answer.
-func (s *stream) shed() {
-	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == keepAll || j.resume.keeping == keepStart && s.mirror.Tokens() == 0 {
-		return
-	}
-	s.mirror.Untrack()
-	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, keepNothing
-}
-
-// howToResume is the way this request could go on, as far as it is known
-// beforehand.
-func (j *job) howToResume(p *mooncake.Profile) string {
-	how := p.ChatResume
-	byText := mooncake.ChatResumeContinue
-	if j.req.Endpoint == mooncake.Completions {
-		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
-	}
-	switch {
-	case how == mooncake.ChatResumeNone:
-		return ""
-	case mooncake.ByText(how):
-	case j.resume.ids == nil, j.echoes(): // beside an echo the decode engine is not asked for ids
-		how = byText
-	}
-	if how == mooncake.ResumeText && j.promptText() == nil {
-		return ""
-	}
-	return how
-}
-
-func (j *job) echoes() bool {
-	echo, _ := j.body.Get("echo")
-	return string(echo) == "true"
-}
-
-// promptText is a completion's prompt as a JSON string; nil for one of token ids,
-// which no text can follow, or one that the engine cuts, which it would cut again.
-func (j *job) promptText() json.RawMessage {
-	prompt, _ := j.body.Get("prompt")
-	if j.leg != nil && j.leg.Prompt != nil {
-		prompt = j.leg.Prompt
-	}
-	if cut, ok := j.body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
-		return nil
-	}
-	return prompt
-}
-
-func recomputeMax(p *mooncake.Profile) int {
-	if p.RecomputeMax == nil {
-		return 0
-	}
-	return *p.RecomputeMax
-}
-
-// wantsIDs tells whether the prompt's token ids may be needed later.
-func (j *job) wantsIDs(p *mooncake.Profile) bool {
-	return j.req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
-}
 
 // lose ends the decode call, not yet the answer, if the request may go on: fill
 // then calls goOn, once the client has what came so far. Else fail is the end.
@@ -349,25 +234,6 @@ func (s *stream) begin(said *sse.Trail, resume *mooncake.Resume) {
 			j.ask.Seam.Prompt = r.alone
 		}
 	}
-}
-
-// seesTokens tells whether the client is told of tokens beyond their text, so
-// that none of them may be made anew.
-func (j *job) seesTokens() bool {
-	probs, ok := j.body.Get("logprobs")
-	return j.ask.TokenIDs || j.ask.ContinuousUsage || ok && string(probs) != "null" && string(probs) != "false"
-}
-
-// resumable tells whether the answer so far can become part of the prompt.
-func (s *stream) resumable(seen bool) bool {
-	j, r, said := s.job, &s.job.resume, s.sofar
-	switch {
-	case r.how == "", said.Head.ID == nil, said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
-		return false
-	case mooncake.ByText(r.how):
-		return !seen && !openai.HasTools(&j.body)
-	}
-	return said.Exact() && (said.Prompt == 0 || said.Prompt == countIDs(r.ids))
 }
 
 // countIDs counts the elements of a list of numbers.

@@ -1,8 +1,7 @@
-package request
+package fleet
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"strings"
 	"sync"
@@ -37,36 +36,36 @@ func (e *exchanges) forget(engine string) {
 // exchangeLife bounds how long a restarted engine is called by its old name.
 const exchangeLife = 5 * time.Second
 
-// exchange is what the proxy brings to a probe itself: nothing for connectors
-// whose prefiller answers with the hand-off.
-func (srv *Server) exchange(c prefill.Candidate, id string, attempt int) (*mooncake.Exchange, error) {
+// Exchange is what the proxy brings to a probe itself: nothing for connectors whose
+// prefiller answers with the hand-off.
+func (f *Fleet) Exchange(client *engine.Client, c prefill.Candidate, transfer string) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
-	srv.exchanges.mu.Lock()
-	known, ok := srv.exchanges.known[c.ID]
-	srv.exchanges.mu.Unlock()
+	f.exchanges.mu.Lock()
+	known, ok := f.exchanges.known[c.ID]
+	f.exchanges.mu.Unlock()
 	if !ok || time.Since(known.at) > exchangeLife {
-		ctx, cancel := context.WithTimeout(srv.Context, srv.Settings().Limits.ConnectTimeout)
+		ctx, cancel := context.WithTimeout(f.host.Context, f.host.Settings().Limits.ConnectTimeout)
 		defer cancel()
-		x, err := engine.Bootstrap(ctx, srv.Client, c.Target, c.Profile.BootstrapPort)
+		x, err := engine.Bootstrap(ctx, client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
 			known.x = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // it is slow: the work goes on with its last answer, for as long again
-			srv.Log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
+			f.host.Log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
 		}
 		known.at = time.Now()
-		srv.exchanges.mu.Lock()
-		if srv.exchanges.known == nil {
-			srv.exchanges.known = map[string]learned{}
+		f.exchanges.mu.Lock()
+		if f.exchanges.known == nil {
+			f.exchanges.known = map[string]learned{}
 		}
-		srv.exchanges.known[c.ID] = known
-		srv.exchanges.mu.Unlock()
+		f.exchanges.known[c.ID] = known
+		f.exchanges.mu.Unlock()
 	}
 	x := known.x
-	x.TransferID = fmt.Sprintf("ek-%s-t%d", id, attempt)
+	x.TransferID = transfer
 	return &x, nil
 }

@@ -1,4 +1,4 @@
-package request
+package prompt
 
 import (
 	"container/list"
@@ -60,34 +60,34 @@ var templated = map[mooncake.Endpoint][]string{
 	mooncake.Completions: {"prompt", "add_special_tokens"},
 }
 
-// tokenize returns the keys of a job's prompt in blocks of token ids, and how
+// tokenize returns the keys of a prompt in blocks of token ids, and how
 // many tokens it has; false where nobody tells.
-func (srv *Server) tokenize(j *job, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
-	body, digest := j.templated(root)
-	if t, ok := srv.tokenizer.find(digest, block); ok {
-		srv.metrics.tokenize.WithLabelValues(tokenizeKnown).Inc()
+func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+	body, digest := p.templated(root)
+	if t, ok := r.tokenizer.find(digest, block); ok {
+		r.asked.WithLabelValues(tokenizeKnown).Inc()
 		return t.keys, t.tokens, true
 	}
-	ids, err := srv.askForIDs(j.model.Name, body)
+	ids, err := r.askForIDs(p.Model.Name, body)
 	if err != nil {
-		srv.metrics.tokenize.WithLabelValues(tokenizeFailed).Inc()
+		r.asked.WithLabelValues(tokenizeFailed).Inc()
 		return nil, 0, false
 	}
-	srv.metrics.tokenize.WithLabelValues(tokenizeAsked).Inc()
+	r.asked.WithLabelValues(tokenizeAsked).Inc()
 	keys = h.Tokens(nil, root, ids, block)
-	srv.tokenizer.note(tokenized{digest, block, keys, len(ids)})
+	r.tokenizer.note(tokenized{digest, block, keys, len(ids)})
 	return keys, len(ids), true
 }
 
-// templated is the body that asks for a job's token ids, and its digest.
-func (j *job) templated(root index.Key) ([]byte, promptDigest) {
+// templated is the body that asks for a prompt's token ids, and its digest.
+func (p *Parts) templated(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
-	name, _ := json.Marshal(j.model.Name)
+	name, _ := json.Marshal(p.Model.Name)
 	out = append(out, name...)
-	for _, key := range templated[j.req.Endpoint] {
-		value, ok := j.body.Get(key)
-		if key == "prompt" && j.leg != nil && j.leg.Prompt != nil {
-			value, ok = j.leg.Prompt, true
+	for _, key := range templated[p.Req.Endpoint] {
+		value, ok := p.Body.Get(key)
+		if key == "prompt" && p.Leg != nil && p.Leg.Prompt != nil {
+			value, ok = p.Leg.Prompt, true
 		}
 		if ok {
 			out = append(out, `,"`...)
@@ -100,27 +100,27 @@ func (j *job) templated(root index.Key) ([]byte, promptDigest) {
 	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
 }
 
-func (srv *Server) askForIDs(model string, body []byte) ([]int32, error) {
-	target := srv.Fleet.AnyPrefill(model)
+func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
+	target := r.Fleet.AnyPrefill(model)
 	if target == nil {
 		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
 	}
-	turn, ok := srv.tokenizer.mayAsk(time.Now())
+	turn, ok := r.tokenizer.mayAsk(time.Now())
 	if !ok {
 		return nil, errQuiet
 	}
-	ids, err := srv.postTokenize(target, body)
-	switch began, ended := srv.tokenizer.answered(turn, time.Now(), err); {
+	ids, err := r.postTokenize(target, body)
+	switch began, ended := r.tokenizer.answered(turn, time.Now(), err); {
 	case began:
-		srv.Log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
+		r.Log.Warn("engines are seldom asked for the token ids of prompts until one answers again", zap.String("engine", target.ID), zap.Error(err))
 	case ended:
-		srv.Log.Info("engines tell token ids again", zap.String("engine", target.ID))
+		r.Log.Info("engines tell token ids again", zap.String("engine", target.ID))
 	}
 	return ids, err
 }
 
-func (srv *Server) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call, patience := srv.Client.NewCall(target), srv.Settings().Prefill.Index.TokenizeTimeout
+func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
+	call, patience := r.Client.NewCall(target), r.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(patience, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
