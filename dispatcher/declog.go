@@ -15,12 +15,15 @@ import (
 
 // DecisionLogConfig has every round recorded, one JSON line each.
 type DecisionLogConfig struct {
-	File     string // "" = off
-	MaxBytes int64  // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
+	File     string `yaml:"file"`      // "" = off
+	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
 }
 
-// DefaultLogBytes bounds the decision log.
-const DefaultLogBytes = 256 << 20
+// Bounds of the decision log.
+const (
+	DefaultLogBytes = 256 << 20
+	leastLogBytes   = 1 << 20 // in the config file: a round alone may take 300 KB
+)
 
 // roundsMost are copied and not yet written. A round of 144 ranks with 40
 // requests each takes 300 KB.

@@ -20,20 +20,35 @@ import (
 	"evenkeel/predictor"
 )
 
-// Config is what Start needs: that of the boards, and what is told to others. The zero value
+// Config is `dispatch` of the config file, and what Start needs beside it. The zero value
 // of a field is its default where one is named.
 type Config struct {
-	board.Config
-	Registerer prometheus.Registerer
+	board.Config `yaml:",inline"`
+	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: none is written
+
+	Registerer prometheus.Registerer `yaml:"-"`
 	// Places are those the entries hold, all but drains: Enqueue takes the
 	// entry's over and it is released when the entry leaves the pool, whichever
 	// way. nil = not counted.
-	Places *pool.Places
+	Places *pool.Places `yaml:"-"`
 	// OnRoom is called at the end of a turn after which Room says more than before. It
 	// must not block. nil = nobody is told.
-	OnRoom      func()
-	Log         *zap.Logger
-	DecisionLog DecisionLogConfig // zero: none is written
+	OnRoom func()      `yaml:"-"`
+	Log    *zap.Logger `yaml:"-"`
+}
+
+// Default is what an empty config file says.
+func Default() Config {
+	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}}
+}
+
+// Check tells bad of every setting of the config file that cannot work, as that of the
+// boards does.
+func (c *Config) Check(bad func(key, format string, args ...any)) {
+	c.Config.Check(bad)
+	if c.DecisionLog.MaxBytes < leastLogBytes {
+		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
+	}
 }
 
 func (c Config) withDefaults() Config {

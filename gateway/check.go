@@ -26,10 +26,10 @@ type Warning struct {
 func Check(cfg *config.Config) ([]Warning, error) {
 	err := errors.Join(
 		keyed("log.requests", writable(cfg.Log.Requests)),
-		keyed("dispatch.log.file", writable(cfg.Dispatch.Log.File)),
+		keyed("dispatch.log.file", writable(cfg.Dispatch.DecisionLog.File)),
 	)
 	silent := *cfg
-	silent.Log.Requests, silent.Dispatch.Log.File = "", ""
+	silent.Log.Requests, silent.Dispatch.DecisionLog.File = "", ""
 	core, said := observer.New(zap.WarnLevel)
 	g, wrong := New(&silent, zap.New(core))
 	if wrong == nil {

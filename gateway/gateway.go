@@ -17,7 +17,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
@@ -29,7 +28,6 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/request"
 	"evenkeel/pool"
-	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -134,18 +132,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.places.OnFree(g.tier.Wake)
-	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcher.Config{
-		Config: board.Config{
-			Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: set.PoolTTL(),
-			Predictor: board.PredictorConfig{Kind: predictor.Kind(cfg.Predictor.Kind), Fit: fit},
-			StepModel: board.StepModel(cfg.Dispatch.StepModel),
-			Shadow:    cfg.Dispatch.Shadow,
-			Explain:   cfg.Explains(),
-		},
-		Registerer: g.reg, Places: g.places, OnRoom: g.tier.Wake, Log: log,
-		DecisionLog: dispatcher.DecisionLogConfig(cfg.Dispatch.Log),
-	})
-	if err != nil {
+	decision := cfg.Decision()
+	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, set.PoolTTL(), cfg.Explains()
+	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
+	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))

@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	"evenkeel/gateway/config"
+	"evenkeel/dispatcher/board"
 	"evenkeel/predictor"
 )
 
@@ -56,8 +56,8 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 }
 
 // readPromptKey reads what keys the hashes that tell prompts apart; nil: nobody does.
-func readPromptKey(p config.Predictor) (*[]byte, error) {
-	if p.Kind != string(predictor.KindExact) {
+func readPromptKey(p board.PredictorConfig) (*[]byte, error) {
+	if p.Kind != predictor.KindExact {
 		return nil, nil
 	}
 	text, err := os.ReadFile(p.SecretFile)

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/bench/reftext"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/predictor"
@@ -58,10 +59,10 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 	require.NoError(t, os.WriteFile(secret, []byte("thirty-two bytes that nobody has\n"), 0o600))
 	fitted := writeFit(t, file, "survival", 70, 300)
 	c := start(t, options{configure: func(cfg *config.Config) {
-		cfg.Predictor = config.Predictor{Kind: "exact", File: file, SecretFile: secret}
+		cfg.Predictor = board.PredictorConfig{Kind: "exact", File: file, SecretFile: secret}
 		cfg.Dispatch.Policy, cfg.Dispatch.Shadow = "brh:horizon=80", []string{"evenkeel", "pjsq-kv"}
-		cfg.Dispatch.Log.File = log
-		cfg.Dispatch.StepModel = config.StepModel{C0Ms: 50, C1Ms: 0.01}
+		cfg.Dispatch.DecisionLog.File = log
+		cfg.Dispatch.StepModel = board.StepModel{C0Ms: 50, C1Ms: 0.01}
 	}})
 	require.Equal(t, "brh:horizon=80,predictor=exact", c.gw.Policy())
 	c.eventually("the file's outputs are learned", func() bool { return c.predictor().Outputs == fitted })
@@ -122,14 +123,14 @@ func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
 	writeFit(t, survival, "survival", 70, 10)
 	for _, tc := range []struct {
 		name    string
-		p       config.Predictor
+		p       board.PredictorConfig
 		refused string
 	}{
-		{"a file that is not there", config.Predictor{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
-		{"a file of another version", config.Predictor{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
-		{"trees from a file without any", config.Predictor{Kind: "learned", File: survival}, "has no trees"},
-		{"a secret that is not there", config.Predictor{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
-		{"a secret that is short", config.Predictor{Kind: "exact", SecretFile: short}, "has 6 bytes, at least 16"},
+		{"a file that is not there", board.PredictorConfig{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
+		{"a file of another version", board.PredictorConfig{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
+		{"trees from a file without any", board.PredictorConfig{Kind: "learned", File: survival}, "has no trees"},
+		{"a secret that is not there", board.PredictorConfig{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
+		{"a secret that is short", board.PredictorConfig{Kind: "exact", SecretFile: short}, "has 6 bytes, at least 16"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := config.Default()

@@ -47,7 +47,7 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		decode:  []refengine.Config{{APIKey: secretEngine}},
 		profile: mooncake.Profile{APIKeyEnv: "EK_TEST_ENGINE_KEY"},
 		configure: func(cfg *config.Config) {
-			cfg.KeysFile, cfg.Dispatch.Log.File = keys, decisions
+			cfg.KeysFile, cfg.Dispatch.DecisionLog.File = keys, decisions
 			cfg.Limits.Body = 64 << 10
 			cfg.Limits.ReadTimeout = 200 * time.Millisecond
 			inFront(t, &cfg.Engines.Prefill[0], &bird)

@@ -11,12 +11,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/files"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/tracing"
-	"evenkeel/predictor"
 	"evenkeel/prefill"
 )
 
@@ -173,7 +172,7 @@ type prepared struct {
 	secrets *secrets
 	fleet   *fleet.Plan
 	tier    prefill.Config
-	decide  dispatcher.Settings
+	decide  board.Settings
 	fit     fitFile
 	traces  tracing.Config
 	traced  bool
@@ -251,11 +250,10 @@ func (g *Gateway) apply(p *prepared) error {
 }
 
 // decision is what the dispatcher is told of the settings.
-func (s *settings) decision() dispatcher.Settings {
-	return dispatcher.Settings{
-		Policy: s.Dispatch.Policy, Window: s.Dispatch.Window, TickLimit: s.Dispatch.TickLimit, TTL: s.PoolTTL(),
-		StepModel: dispatcher.StepModel(s.Dispatch.StepModel),
-		Predictor: dispatcher.PredictorConfig{Kind: predictor.Kind(s.Predictor.Kind)},
+func (s *settings) decision() board.Settings {
+	d := &s.Dispatch
+	return board.Settings{
+		Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: s.PoolTTL(), StepModel: d.StepModel, Predictor: s.Predictor,
 	}
 }
 

@@ -2,11 +2,11 @@ package board
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
 // Why an entry gets no slot.
@@ -29,6 +29,9 @@ const (
 	DefaultTickLimit = 20 * time.Millisecond
 	DefaultPolicy    = "evenkeel"
 	DefaultDense     = "jsq-kv"
+	DefaultPredictor = predictor.KindSurvival // of the config file
+
+	defaultBeyond = 16
 )
 
 // Worker is one decode rank as the operator or discovery describes it.
@@ -49,23 +52,32 @@ type Worker struct {
 	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
 }
 
-// Config is what New needs. The zero value of a field is its default where one is named.
+// Config is `dispatch` of the config file, without its log, and what New needs beside it.
+// The zero value of a field is its default where one is named.
 type Config struct {
-	Policy      string        // of barrier groups; "" = DefaultPolicy
-	DensePolicy string        // of ranks without barrier; "" = DefaultDense
-	Window      time.Duration // waits this long after the first freed slot of a burst; 0 = off
-	TickLimit   time.Duration // a slower decision brings the fallback; 0 = DefaultTickLimit
-	TTL         time.Duration // longest time in the pool; 0 = only the hand-off's deadline
+	Policy    string        `yaml:"policy"`     // of barrier groups; "" = DefaultPolicy
+	Window    time.Duration `yaml:"window"`     // waits this long after the first freed slot of a burst; 0 = off
+	TickLimit time.Duration `yaml:"tick_limit"` // a slower decision brings the fallback; 0 = DefaultTickLimit
+	StepModel StepModel     `yaml:"step_model"` // of every barrier group until one is learned; zero: unknown
+	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room.
+	// Whoever lists the workers gives it to those whose queue renews their hold.
+	Beyond int      `yaml:"beyond_slots"`
+	Shadow []string `yaml:"shadow"` // policies that decide the same rounds without effect, to be compared
 
-	Predictor PredictorConfig // of output lengths; zero: what policies ask for, learned from nothing
-	StepModel StepModel       // of every barrier group until one is learned; zero: unknown
-	Explain   bool            // slots say what their rank was chosen on
-	Shadow    []string        // policies that decide the same rounds without effect, to be compared
+	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
+	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
+	Predictor   PredictorConfig `yaml:"-"` // of output lengths; zero: what policies ask for, learned from nothing
+	Explain     bool            `yaml:"-"` // slots say what their rank was chosen on
 
 	// Seed is that of policies that draw and name none; 0: their own.
-	Seed uint64
+	Seed uint64 `yaml:"-"`
 
-	Parse func(spec string) (policy.Policy, error) // a test's own policies; nil = policy.Parse
+	Parse func(spec string) (policy.Policy, error) `yaml:"-"` // a test's own policies; nil = policy.Parse
+}
+
+// Default is what an empty config file says.
+func Default() Config {
+	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond}
 }
 
 // WithDefaults fills in what is left out.
@@ -93,14 +105,4 @@ func (c Config) Needs() (policy.Needs, error) {
 		return policy.Needs{}, err
 	}
 	return policy.NeedsOf(p, nil), nil
-}
-
-func (c Config) check() error {
-	if c.Window < 0 || c.TickLimit < 0 || c.TTL < 0 {
-		return fmt.Errorf("dispatcher: window %v, tick_limit %v and ttl %v must not be negative", c.Window, c.TickLimit, c.TTL)
-	}
-	if m := c.StepModel; !(m.C0Ms >= 0 && m.C1Ms >= 0) {
-		return fmt.Errorf("dispatcher: step model c0 %v ms, c1 %v ms a token: neither can be negative", m.C0Ms, m.C1Ms)
-	}
-	return nil
 }

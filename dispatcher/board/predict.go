@@ -10,30 +10,28 @@ import (
 	"evenkeel/predictor"
 )
 
-// PredictorConfig says where predictions of output lengths come from.
+// PredictorConfig is `predictor` of the config file: where predictions of output lengths
+// come from. Whoever has the config file reads the files that it names.
 type PredictorConfig struct {
 	// Kind is learned for every model from the start, and is that of policies
 	// whose spec names none. Empty: each policy's own, learned once it decides.
-	Kind predictor.Kind
+	Kind       predictor.Kind `yaml:"kind"`
+	File       string         `yaml:"file"`        // what `evenkeel fit` wrote, Fit; read again when it changes
+	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
 	// Fit is what the tables start from; nil: from nothing.
-	Fit *predictor.Fit
+	Fit *predictor.Fit `yaml:"-"`
 	// Told: entries come with the lengths that their outputs will have, so that predictor
 	// oracle can be had. Only a simulation knows them.
-	Told bool
+	Told bool `yaml:"-"`
 }
 
 // parser reads a policy's spec, with the configured predictor and seed where it names none.
 func (c Config) parser() func(spec string) (policy.Policy, error) {
-	kind, seed := string(c.Predictor.Kind), c.Seed
+	kind, seed := c.Predictor.Kind, c.Seed
 	return func(text string) (policy.Policy, error) {
-		sp, err := policy.ParseSpec(text)
+		sp, err := specWith(kind, text, "set predictor.kind, or predictor in the policy itself")
 		if err != nil {
 			return nil, err
-		}
-		if kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
-			if sp, err = sp.With("predictor", kind); err != nil {
-				return nil, fmt.Errorf("%w; set predictor.kind, or predictor in the policy itself", err)
-			}
 		}
 		if seed != 0 && sp.Takes("seed") && !sp.Sets("seed") {
 			if sp, err = sp.With("seed", strconv.FormatUint(seed, 10)); err != nil {
@@ -42,6 +40,18 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 		}
 		return sp.Build(), nil
 	}
+}
+
+// specWith reads a policy's spec, with that kind of predictor where it names none; "" = none.
+// hint says what to do about a policy that cannot work with it.
+func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
+	sp, err := policy.ParseSpec(text)
+	if err == nil && kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
+		if sp, err = sp.With("predictor", string(kind)); err != nil {
+			err = fmt.Errorf("%w; %s", err, hint)
+		}
+	}
+	return sp, err
 }
 
 // Predictors that cannot be had.
@@ -70,8 +80,8 @@ func checkShadows(cfg Config, fit *predictor.Fit) error {
 		if err != nil {
 			return fmt.Errorf("dispatcher: shadow: %w", err)
 		}
-		if p.Immediate() {
-			return fmt.Errorf("dispatcher: shadow %s sends everything on at once, so its rounds do not compare with those of a pool; take p%s", spec, p.Name())
+		if err := inPool(p); err != nil {
+			return fmt.Errorf("dispatcher: shadow %w", err)
 		}
 		if err := cfg.Predictor.serves(p, fit); err != nil {
 			return fmt.Errorf("dispatcher: shadow: %w", err)

@@ -9,8 +9,8 @@ import (
 // StepModel is how long a step of a barrier group takes: c0 + c1 * the KV tokens
 // of its fullest rank. C1Ms 0: unknown.
 type StepModel struct {
-	C0Ms float64 // whatever the load
-	C1Ms float64 // a KV token
+	C0Ms float64 `yaml:"c0_ms"` // whatever the load
+	C1Ms float64 `yaml:"c1_ms"` // per KV token
 }
 
 // When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,

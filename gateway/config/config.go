@@ -6,6 +6,8 @@ package config
 import (
 	"time"
 
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -18,7 +20,7 @@ type Config struct {
 	KeysFile string                      `yaml:"keys_file"`
 	Profiles map[string]mooncake.Profile `yaml:"profiles"`
 	Engines  Engines                     `yaml:"engines"`
-	Dispatch Dispatch                    `yaml:"dispatch"`
+	Dispatch dispatcher.Config           `yaml:"dispatch"`
 	Pool     Pool                        `yaml:"pool"`
 	Prefill  prefill.Config              `yaml:"prefill"`
 	Health   Health                      `yaml:"health"`
@@ -29,11 +31,11 @@ type Config struct {
 	ExposeRoute bool `yaml:"expose_route_headers"`
 	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
-	Predictor Predictor `yaml:"predictor"`
-	Geo       Geo       `yaml:"geo"`
-	HA        HA        `yaml:"ha"`
-	Advice    Advice    `yaml:"advice"`
-	Discovery Discovery `yaml:"discovery"`
+	Predictor board.PredictorConfig `yaml:"predictor"`
+	Geo       Geo                   `yaml:"geo"`
+	HA        HA                    `yaml:"ha"`
+	Advice    Advice                `yaml:"advice"`
+	Discovery Discovery             `yaml:"discovery"`
 
 	source source // so that Validate can point at the line
 }
@@ -92,40 +94,6 @@ const (
 	BarrierNone = "none"
 )
 
-// Dispatch is the decision.
-type Dispatch struct {
-	Policy    string        `yaml:"policy"`
-	Window    time.Duration `yaml:"window"`
-	TickLimit time.Duration `yaml:"tick_limit"`
-	StepModel StepModel     `yaml:"step_model"`
-	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room, where
-	// that queue renews their hold.
-	Beyond int `yaml:"beyond_slots"`
-
-	Shadow []string    `yaml:"shadow"` // policies that decide the same rounds without effect
-	Log    DecisionLog `yaml:"log"`
-}
-
-// StepModel is how long a step of a barrier group takes: c0 + c1 * the KV tokens
-// of its fullest rank; zeros until it was learned.
-type StepModel struct {
-	C0Ms float64 `yaml:"c0_ms"`
-	C1Ms float64 `yaml:"c1_ms"`
-}
-
-// DecisionLog records every round.
-type DecisionLog struct {
-	File     string `yaml:"file"` // empty: off
-	MaxBytes int64  `yaml:"max_bytes"`
-}
-
-// Predictor is where predictions of output lengths come from.
-type Predictor struct {
-	Kind       string `yaml:"kind"`
-	File       string `yaml:"file"`        // what `evenkeel fit` wrote; read again when it changes
-	SecretFile string `yaml:"secret_file"` // keys the hashes of prompts, exact only
-}
-
 // Advice is on how many ranks each side should have.
 type Advice struct {
 	Interval time.Duration `yaml:"interval"` // between two looks; 0: none is given
@@ -181,16 +149,10 @@ type Log struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	c := &Config{
-		Listen: ":8000",
-		Admin:  Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20},
-		Dispatch: Dispatch{
-			Policy:    "evenkeel",
-			Window:    3 * time.Millisecond,
-			TickLimit: 20 * time.Millisecond,
-			Beyond:    16,
-			Log:       DecisionLog{MaxBytes: 256 << 20},
-		},
-		Predictor: Predictor{Kind: "survival"},
+		Listen:    ":8000",
+		Admin:     Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20},
+		Dispatch:  dispatcher.Default(),
+		Predictor: board.PredictorConfig{Kind: board.DefaultPredictor},
 		Geo:       defaultGeo(),
 		HA:        defaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
@@ -225,6 +187,13 @@ func Default() *Config {
 	c.Prefill.Policy = ""                                         // depends on the engines
 	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // nothing is known of them
 	return c
+}
+
+// Decision is `dispatch` with what other keys say of the dispatcher.
+func (c *Config) Decision() dispatcher.Config {
+	d := c.Dispatch
+	d.Predictor, d.TTL = c.Predictor, c.Pool.TTL
+	return d
 }
 
 // DefaultProfile is the name an engine without `profile` refers to; it exists

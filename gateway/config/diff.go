@@ -46,7 +46,7 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Admin.ReceiptsBytes = r.Admin.ReceiptsBytes },
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.Dispatch.Shadow = r.Dispatch.Shadow },
-	func(n, r *Config) { n.Dispatch.Log = r.Dispatch.Log },
+	func(n, r *Config) { n.Dispatch.DecisionLog = r.Dispatch.DecisionLog },
 	func(n, r *Config) { n.Prefill.Index = r.Prefill.Index },
 	func(n, r *Config) { n.Health.Interval = r.Health.Interval },
 	func(n, r *Config) { n.Health.Canary = r.Health.Canary },
@@ -114,12 +114,10 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	case t == reflect.TypeFor[[]Engine]():
 		d.engines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
 	case t.Kind() == reflect.Struct:
-		for i := range t.NumField() {
-			key := t.Field(i).Tag.Get("yaml")
-			if key == "" || key == "-" || t == profileType && key == "name" {
-				continue
+		for key, f := range fieldsOf(t) {
+			if t != profileType || key != "name" {
+				d.value(join(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
 			}
-			d.value(join(path, key), a.Field(i), b.Field(i))
 		}
 	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
 		d.named(path, a, b)
@@ -212,9 +210,9 @@ func text(v reflect.Value) string {
 		return "[" + strings.Join(items, ", ") + "]"
 	case v.Kind() == reflect.Struct:
 		var items []string
-		for i := range v.NumField() {
-			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && key != "-" && !v.Field(i).IsZero() {
-				items = append(items, key+": "+text(v.Field(i)))
+		for key, f := range fieldsOf(v.Type()) {
+			if of := v.FieldByIndex(f.Index); !of.IsZero() {
+				items = append(items, key+": "+text(of))
 			}
 		}
 		return "{" + strings.Join(items, ", ") + "}"

@@ -55,10 +55,8 @@ const (
 func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			if key := v.Type().Field(i).Tag.Get("yaml"); key != "" && key != "-" {
-				d.sizes(v.Field(i), path+"."+key)
-			}
+		for key, f := range fieldsOf(v.Type()) {
+			d.sizes(v.FieldByIndex(f.Index), path+"."+key)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {

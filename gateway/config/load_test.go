@@ -3,14 +3,18 @@ package config
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/mooncake"
 )
 
@@ -38,8 +42,11 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20}, c.Admin)
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
-	require.Equal(t, Dispatch{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16, Log: DecisionLog{MaxBytes: 256 << 20}}, c.Dispatch)
-	require.Equal(t, Predictor{Kind: "survival"}, c.Predictor)
+	require.Equal(t, dispatcher.Config{
+		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16},
+		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20},
+	}, c.Dispatch)
+	require.Equal(t, board.PredictorConfig{Kind: "survival"}, c.Predictor)
 	require.Equal(t, Pool{Size: 1024, TTL: 0}, c.Pool)
 	require.Equal(t, Log{Level: "info"}, c.Log)
 	require.Equal(t, Limits{
@@ -183,6 +190,27 @@ func errorsOf(err error) (list []*Error) {
 		list = append(list, e)
 	}
 	return list
+}
+
+// TestKeysAndDefaultsStand: the keys in the order in which errors list them, and each
+// value of an empty file as a reload prints it.
+func TestKeysAndDefaultsStand(t *testing.T) {
+	c := Default()
+	require.NoError(t, c.Validate())
+	var got strings.Builder
+	for _, key := range keysBelow(reflect.TypeFor[Config](), "$") {
+		fmt.Fprintln(&got, key)
+	}
+	for _, change := range Diff(&Config{}, c) {
+		fmt.Fprintln(&got, change)
+	}
+	golden := filepath.Join("testdata", "defaults.golden")
+	if *update {
+		require.NoError(t, os.WriteFile(golden, []byte(got.String()), 0o644))
+	}
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got.String())
 }
 
 func TestInputThatPanicsTheLibraryIsAnError(t *testing.T) {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -172,16 +173,24 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 // keysOf lists the keys of a struct as the file writes them.
 func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	types = map[string]reflect.Type{}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		key := f.Tag.Get("yaml")
+	for key, f := range fieldsOf(t) {
 		if t == profileType && key == "name" {
 			continue // a profile is named by its key
 		}
-		if key != "" && key != "-" {
-			types[key] = f.Type
-			names = append(names, key)
-		}
+		types[key] = f.Type
+		names = append(names, key)
 	}
 	return types, names
+}
+
+// fieldsOf yields the fields of a struct that have a key in the file, in order. Those of
+// an embedded struct stand in its place.
+func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
+	return func(yield func(string, reflect.StructField) bool) {
+		for _, f := range reflect.VisibleFields(t) {
+			if key := f.Tag.Get("yaml"); key != "" && key != "-" && !f.Anonymous && !yield(key, f) {
+				return
+			}
+		}
+	}
 }

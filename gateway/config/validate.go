@@ -28,13 +28,14 @@ func (c *Config) Validate() error {
 	c.checkEngines(bad)
 	c.checkPool(bad)
 	c.Prefill.Check(func(key, format string, args ...any) { bad("$.prefill."+key, format, args...) })
+	decision := c.Decision()
+	decision.Check(func(key, format string, args ...any) { bad("$."+key, format, args...) })
 	c.checkDisaggregation(bad)
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkGeo(bad)
 	c.checkHA(bad)
 	c.checkDiscovery(bad)
-	c.checkDecision(bad)
 	c.checkAdvice(bad)
 	c.checkTracing(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
@@ -222,9 +223,6 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places; at least 1 is needed for anything to be prefilled", c.Pool.Size)
 	}
-	if c.Pool.TTL < 0 {
-		bad("$.pool.ttl", "%v is negative; write 0s for the hold budget of the hand-off", c.Pool.TTL)
-	}
 	outlives := func(engine, profile string) bool {
 		p, ok := c.Profiles[profile]
 		if !ok {
@@ -253,7 +251,7 @@ func (c *Config) checkPool(bad report) {
 // checkTimes: where 0 means something it is allowed.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
-		"$.dispatch.window": c.Dispatch.Window, "$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
+		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
 		"$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
 	} {
 		if d < 0 {
@@ -261,7 +259,7 @@ func (c *Config) checkTimes(bad report) {
 		}
 	}
 	for path, d := range map[string]time.Duration{
-		"$.health.interval": c.Health.Interval, "$.dispatch.tick_limit": c.Dispatch.TickLimit,
+		"$.health.interval":     c.Health.Interval,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
@@ -288,8 +286,6 @@ func (c *Config) checkNumbers(bad report) {
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
-	least("$.dispatch.beyond_slots", c.Dispatch.Beyond, 0)
-	least("$.dispatch.log.max_bytes", int(c.Dispatch.Log.MaxBytes), 1<<20)
 	for i, host := range c.Limits.MediaHosts {
 		if host == "" || strings.ContainsAny(host, "/ ") {
 			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))

@@ -1,0 +1,104 @@
+package board
+
+import (
+	"errors"
+	"fmt"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/predictor"
+)
+
+// Check tells bad of every setting of the config file that cannot work, by its key:
+// those of dispatch and predictor, and pool.ttl. What only the contents of the fit file
+// can tell, New says.
+func (c *Config) Check(bad func(key, format string, args ...any)) {
+	c.checkNumbers(bad)
+	if c.TickLimit == 0 {
+		bad("dispatch.tick_limit", "%v; a time above 0 is needed", c.TickLimit)
+	}
+	if c.Beyond < 0 {
+		bad("dispatch.beyond_slots", "%d; at least 0 is needed", c.Beyond)
+	}
+	c.Predictor.check(bad)
+	if _, err := c.decider(c.Policy); err != nil {
+		bad("dispatch.policy", "%v", err)
+	}
+	for i, spec := range c.Shadow {
+		p, err := c.decider(spec)
+		if err == nil {
+			err = inPool(p)
+		}
+		if err != nil {
+			bad(fmt.Sprintf("dispatch.shadow[%d]", i), "%v", err)
+		}
+	}
+}
+
+// check reports the numbers that cannot work, zero fields aside.
+func (c Config) check() error {
+	var errs []error
+	c.checkNumbers(func(key, format string, args ...any) { errs = append(errs, fmt.Errorf(key+": "+format, args...)) })
+	return errors.Join(errs...)
+}
+
+func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
+	if c.Window < 0 {
+		bad("dispatch.window", "%v is negative; write 0s or more", c.Window)
+	}
+	if c.TickLimit < 0 {
+		bad("dispatch.tick_limit", "%v; a time above 0 is needed", c.TickLimit)
+	}
+	if c.TTL < 0 {
+		bad("pool.ttl", "%v is negative; write 0s for the hold budget of the hand-off", c.TTL)
+	}
+	for key, v := range map[string]float64{"c0_ms": c.StepModel.C0Ms, "c1_ms": c.StepModel.C1Ms} {
+		if !(v >= 0) {
+			bad("dispatch.step_model."+key, "%v ms; write what `evenkeel fit step` found, or 0 to have it learned", v)
+		}
+	}
+}
+
+func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
+	kind, err := predictor.ParseKind(string(c.Kind))
+	switch {
+	case err != nil:
+		bad("predictor.kind", "%q predicts nothing; write none, survival, exact or learned", c.Kind)
+	case kind == predictor.KindOracle:
+		bad("predictor.kind", "%v", errNoOracle)
+	case kind == predictor.KindLearned && c.File == "":
+		bad("predictor.kind", "learned has its trees from a file; set predictor.file to what `evenkeel fit --kind learned` wrote, or write survival")
+	case kind == predictor.KindExact && c.SecretFile == "":
+		bad("predictor.kind", "exact tells prompts apart by a keyed hash; set predictor.secret_file to a file of random bytes, as `head -c 32 /dev/urandom` writes it")
+	case kind == predictor.KindNone && c.File != "":
+		bad("predictor.file", "the kind is none, so that nobody reads it; write survival, exact or learned, or remove the file")
+	}
+}
+
+// errNoOracle is errOracle in the words of the config file.
+var errNoOracle = errors.New("an oracle knows how requests end, which only a replay can; write survival, exact or learned")
+
+// decider is a policy as New will build it: with the configured predictor where it names
+// none. One that is no predictor was told already.
+func (c *Config) decider(text string) (policy.Policy, error) {
+	kind := c.Predictor.Kind
+	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {
+		kind = ""
+	}
+	sp, err := specWith(kind, text, "that is predictor.kind, write another or name one in the policy")
+	if err != nil {
+		return nil, err
+	}
+	p := sp.Build()
+	if n := policy.NeedsOf(p, nil); n.Predictor == string(predictor.KindOracle) || n.Outlook == string(predictor.KindOracle) {
+		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
+	}
+	return p, nil
+}
+
+// inPool refuses a shadow that leaves nothing in the pool.
+func inPool(p policy.Policy) error {
+	if p.Immediate() {
+		return fmt.Errorf("%s sends everything on at once, so that its rounds do not compare with those of a pool; write p%[1]s", p.Name())
+	}
+	return nil
+}
