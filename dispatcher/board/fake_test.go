@@ -217,9 +217,10 @@ func (h *hand) count() {
 		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
 	}
 	for i, s := range h.slots {
-		c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		if s != nil {
 			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started, s.first
+		} else {
+			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		}
 	}
 	h.Apply(c, h.at)
