@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -335,5 +336,21 @@ func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) {
 	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
 	got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
 	require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
+	us.settled(false)
+}
+
+// A request whose decode rank fails at its prompt, and that no prefill engine here can
+// serve, is answered in another region. Nothing of its way there is left behind.
+func TestAPromptThatADecodeRankFailsAtGoesToAnotherRegion(t *testing.T) {
+	t.Parallel()
+	us, _ := pair(t, conditional(nil), options{})
+	us.prefill[0].Close()
+	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+	require.NoError(t, us.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegPlain, Count: 1}))
+	got := us.post(chatPath, chat("one two", `"stream":true,`))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+	require.EqualValues(t, 1, us.metric("evenkeel_local_prefill_failures_total"))
+	us.eventually("nothing is under way to the peer", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 })
 	us.settled(false)
 }
