@@ -55,10 +55,10 @@ func (t *Tier) learn(l *Lease, u Usage) {
 	if !l.alone || u.PromptTokens <= 0 {
 		return
 	}
-	hit := l.charge.tokens - l.charge.newTokens // predicted
+	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
 	if u.CachedTokens >= 0 {
 		hit = int64(u.CachedTokens)
 	}
-	ms := float64(t.now.Sub(l.sent)) / float64(time.Millisecond)
+	ms := float64(t.now.Sub(l.charge.Sent())) / float64(time.Millisecond)
 	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 )
 
@@ -64,7 +65,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad("calibration."+key, "%v; write what was measured, or 0 to have it learned", v)
 		}
 	}
-	if !(c.KVThreshold > hysteresis && c.KVThreshold <= 1) {
+	if !(c.KVThreshold > ledger.Hysteresis && c.KVThreshold <= 1) {
 		bad("kv_threshold", "%v is no share of a KV cache at which to stop; write a number up to 1, such as 0.9", c.KVThreshold)
 	}
 	if !(c.Retry.Budget > 0 && c.Retry.Budget <= 1) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
 )
@@ -80,10 +81,10 @@ func (t *Tier) serve(m *model, p *policy.Policy, r *Request, since, start time.T
 	}
 	c, v := eligible[choice.Index], &t.view[choice.Index]
 	if !t.canStart(r, c) {
-		if c.held == (account{}) {
+		if c.account.Waiting == (ledger.Sums{}) {
 			t.holding = append(t.holding, c)
 		}
-		c.held.queue(chargeOf(v, r.promptBytes()))
+		c.account.Wait(ledger.WeightOf(v, r.promptBytes()))
 		return nil, held
 	}
 	if !r.Reserved && t.hopeless(c) {
@@ -194,44 +195,18 @@ func (t *Tier) canStart(r *Request, c *candidate) bool {
 		p := t.prefiller(c)
 		return r.Elsewhere.Takes(&p)
 	}
-	others := float64(c.shared.Unanswered)
-	if c.current(t.now, t.cfg.Scrape.Interval) {
-		others = max(others, c.foreignQueue)
-	}
-	return float64(c.account.leases[probing])+others < float64(t.cfg.Push.MaxUnanswered)
-}
-
-// A probe that takes so many times its prediction and then some is stuck, or
-// the prediction is worth nothing.
-const (
-	stallFactor = 4
-	stallSlack  = time.Second
-)
-
-// stallsAt is when a candidate that does not answer is no longer waited for;
-// false while it has nothing to answer.
-func (c *candidate) stallsAt() (time.Time, bool) {
-	if c.oldest == nil {
-		return time.Time{}, false
-	}
-	predicted := time.Duration(c.oldest.charge.predictedUs) * time.Microsecond
-	return c.runningSince().Add(stallFactor*predicted + stallSlack), true
-}
-
-func (t *Tier) stalled(c *candidate) bool {
-	at, ok := c.stallsAt()
-	return ok && !t.now.Before(at)
+	return c.account.Ahead(t.now) < float64(t.cfg.Push.MaxUnanswered)
 }
 
 // filterStale drops, in place, the candidates whose gauges are stale while
 // another can start the request. The work of such an engine is not known, so it
 // comes last, but no request waits because an engine is slow to tell its gauges.
 func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.stale(t.cfg.Scrape.Misses) }
+	stale := func(c *candidate) bool { return c.account.Stale() }
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
-	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !stale(c) && t.canStart(r, c) && !t.stalled(c) }) {
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !stale(c) && t.canStart(r, c) && !c.account.Stalled(t.now) }) {
 		t.metrics.filterSkipped.WithLabelValues(filterStale).Inc()
 		return candidates
 	}
@@ -242,7 +217,7 @@ func (t *Tier) filterStale(r *Request, candidates []*candidate) []*candidate {
 // are not worth waiting for: stuck ones, and all for a policy that does not
 // look at load and would wait for ever for the same. One at least can start it.
 func (t *Tier) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	keep := func(c *candidate) bool { return t.canStart(r, c) || !p.LoadBlind() && !t.stalled(c) }
+	keep := func(c *candidate) bool { return t.canStart(r, c) || !p.LoadBlind() && !c.account.Stalled(t.now) }
 	if !slices.ContainsFunc(candidates, keep) {
 		t.metrics.filterSkipped.WithLabelValues(filterStalled).Inc()
 		return candidates
@@ -318,7 +293,7 @@ func (t *Tier) filterCircuit(servers []*candidate) (kept []*candidate, skipped b
 func (t *Tier) filterGate(candidates []*candidate) []*candidate {
 	open := candidates[:0]
 	for _, c := range candidates {
-		if ok, _ := c.gate.passes(t.now); ok {
+		if ok, _ := c.account.Passes(t.now); ok {
 			open = append(open, c)
 		}
 	}
@@ -328,7 +303,7 @@ func (t *Tier) filterGate(candidates []*candidate) []*candidate {
 // filterFresh keeps, in place, the candidates that are not fresh in service or
 // may have one more probe nevertheless; all where that leaves nobody.
 func (t *Tier) filterFresh(candidates []*candidate) []*candidate {
-	full := func(c *candidate) bool { return c.Limit > 0 && c.account.leases[probing] >= c.Limit }
+	full := func(c *candidate) bool { return c.Limit > 0 && c.account.Leases[ledger.Probing] >= c.Limit }
 	others := slices.ContainsFunc(candidates, func(c *candidate) bool { return !full(c) })
 	if !others {
 		t.metrics.filterSkipped.WithLabelValues(filterFresh).Inc()
@@ -382,28 +357,26 @@ func (t *Tier) tried(c *candidate, exclude []string) (here, instance bool) {
 // reserve books the choice: charge, circuit, canary, and what its prefill will
 // leave in the cache.
 func (t *Tier) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.Candidate, since time.Time) *Lease {
-	weight := chargeOf(v, r.promptBytes())
-	_, canary := c.gate.passes(t.now)
+	_, canary := c.account.Passes(t.now)
+	weight := ledger.WeightOf(v, r.promptBytes())
 	t.lastLease++
 	l := &Lease{
 		Candidate: c.Candidate,
 		Policy:    p.Name(),
 		Wait:      t.now.Sub(since),
 		HitTokens: int(v.HitTokens),
-		Others:    c.account.leases[probing],
+		Others:    c.account.Leases[ledger.Probing],
 		tier:      t,
 		c:         c,
 		number:    t.lastLease,
 		canary:    canary,
 		model:     r.Model,
-		alone:     c.batch(t.now, t.cfg.Scrape.Interval) == 0,
-		charge:    weight,
-		holder:    r.Holder,
+		alone:     c.account.Batch(t.now) == 0,
 	}
 	c.circuit.Send(l.number, t.now)
-	t.fit.Computes(weight.newTokens)
-	t.book(l)
-	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, t.found, c.capacityTokens(), t.now)
+	t.fit.Computes(weight.NewTokens)
+	c.account.Charge(&l.charge, weight, r.Holder, t.now)
+	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, t.found, c.account.Capacity(), t.now)
 	return l
 }
 

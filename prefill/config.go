@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/prefill/fit"
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
 )
@@ -122,14 +123,7 @@ type Places interface {
 type Scraper func(ctx context.Context, c Candidate) (Sample, error)
 
 // Sample is what one scrape says about a candidate.
-type Sample struct {
-	KVUsage          float64       // 0..1, NaN: not reported
-	Running, Waiting float64       // requests, NaN: not reported
-	CapacityTokens   int64         // KV tokens the candidate can hold, 0: not reported
-	BlockTokens      int           // of a KV block, 0: not reported
-	RTT              time.Duration // to the engine, 0: not measured
-	StartTime        float64       // Unix seconds of the engine's process, 0: not reported
-}
+type Sample = ledger.Sample
 
 // Default returns the values that a zero field stands for, and the scrape
 // interval to configure unless told otherwise.
@@ -182,4 +176,9 @@ func (c Config) withDefaults() Config {
 		c.Log = zap.NewNop()
 	}
 	return c
+}
+
+// ledger is what the accounts go by.
+func (c *Config) ledger() ledger.Config {
+	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval, Misses: c.Scrape.Misses}
 }

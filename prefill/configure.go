@@ -27,8 +27,9 @@ func (t *Tier) Configure(c Config) error {
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	t.fit.Configure(c.Calibration)
 	t.cfg.Scrape, t.cfg.Queue, t.cfg.Retry = c.Scrape, c.Queue, c.Retry
+	t.ledger.Configure(t.cfg.ledger())
 	for _, c := range t.candidates {
-		t.updateGate(c)
+		c.account.UpdateGate(t.now)
 	}
 	t.unlock()
 	t.tellRun()

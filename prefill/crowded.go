@@ -1,6 +1,10 @@
 package prefill
 
-import "slices"
+import (
+	"slices"
+
+	"evenkeel/prefill/ledger"
+)
 
 // SetSlots says how many decode slots of a model are free in each region whose
 // engines are ours, "" being our own; nil: all is decoded in one region, and
@@ -18,7 +22,7 @@ func (t *Tier) SetSlots(model string, free map[string]int) {
 func (t *Tier) countOnTheWay(m *model) {
 	clear(t.onTheWay)
 	for _, c := range m.servers {
-		t.onTheWay[c.Region] += c.account.leases[probing] + c.account.leases[pooled]
+		t.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
 	}
 }
 
@@ -47,7 +51,7 @@ func (t *Tier) closeCrowded(m *model, all []Prefiller) {
 		return
 	}
 	t.countOnTheWay(m)
-	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.gate.closed && !t.crowded(m, c) }) {
+	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed() && !t.crowded(m, c) }) {
 		for i, c := range m.servers {
 			all[i].Open = all[i].Open && !t.crowded(m, c)
 		}
@@ -80,7 +84,7 @@ func (t *Tier) hopeless(c *candidate) bool {
 	ahead := 0
 	for _, other := range t.candidates {
 		if other.Board == c.Board {
-			ahead += other.account.leases[probing]
+			ahead += other.account.Leases[ledger.Probing]
 		}
 	}
 	return ahead >= t.cfg.Decode(c.Board, hold)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 )
 
@@ -93,7 +94,7 @@ func (t *Tier) local(m *model, r *Request) Local {
 	}
 	t.look(m, r, m.servers)
 	for i, c := range m.servers {
-		open, _ := c.gate.passes(t.now)
+		open, _ := c.account.Passes(t.now)
 		p := t.prefiller(c)
 		p.Candidate, p.Live, p.Open = t.view[i], c.Live && c.circuit.Allows(t.now), open && room
 		p.Samples = t.fit.Samples(m.name, c.Hardware)
@@ -106,9 +107,10 @@ func (t *Tier) local(m *model, r *Request) Local {
 
 // prefiller is what decides how many probes a candidate may have.
 func (t *Tier) prefiller(c *candidate) Prefiller {
+	ran, answered := c.account.SinceIdle()
 	p := Prefiller{
-		Region: c.Region, Unanswered: c.account.leases[probing], Held: c.account.live(),
-		Ran: int(math.Ceil(c.idle.ran)), Answered: (c.answers - c.idle.answers) - (c.sends - c.idle.sends),
+		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
+		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
@@ -116,10 +118,10 @@ func (t *Tier) prefiller(c *candidate) Prefiller {
 	if c.Limit > 0 {
 		p.Foreign = max(0, t.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
 	}
-	if c.current(t.now, t.cfg.Scrape.Interval) {
-		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(c.foreignQueue))), int(math.Ceil(c.waits))
+	if foreign, all, ok := c.account.Strangers(t.now); ok {
+		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(all))
 	}
-	p.Foreign = max(p.Foreign, c.shared.Unanswered)
+	p.Foreign = max(p.Foreign, c.account.Shared().Unanswered)
 	return p
 }
 

@@ -49,7 +49,7 @@ func (t *Tier) follow(all streams) {
 			t.unlock()
 			continue
 		}
-		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.capacityTokens(), t.now)
+		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.account.Capacity(), t.now)
 		t.unlock()
 		s := stream{kvevents.Start(kvevents.Config{
 			Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,

@@ -9,7 +9,7 @@ import (
 func TestTheAuditSeesALeaseThatNobodyHolds(t *testing.T) {
 	drift := func(tier *Tier) int64 {
 		_, a := tier.status()
-		return a.drift
+		return a.Drift
 	}
 	for name, end := range map[string]func(tier *Tier, l *Lease, h *Holder){
 		"it is lost": func(tier *Tier, l *Lease, h *Holder) {

@@ -1,13 +1,13 @@
 package prefill
 
 import (
-	"container/heap"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/engine/circuit"
 	"evenkeel/prefill/cache"
+	"evenkeel/prefill/ledger"
 )
 
 // Lease is the charge of one prompt on one candidate, from the moment it was
@@ -31,21 +31,11 @@ type Lease struct {
 	tier     *Tier
 	c        *candidate
 	number   uint64
-	phase    phase
-	settled  bool // the caller made its last call
-	renewed  bool // by the decode engine that has the request
-	holder   *Holder
 	canary   bool
 	alone    bool // nothing else was on the candidate when it was charged
 	model    string
-	charge   charge
+	charge   ledger.Charge
 	expected cache.Expectation // of what it finds and leaves in the prefix cache
-	sent     time.Time         // when it was charged
-	since    time.Time         // when it got into this phase
-	expires  time.Time         // when the engine frees the KV by itself; zero while probing
-	place    int               // in the tier's heap of expiries
-
-	before, after *Lease // among the candidate's unanswered probes
 }
 
 // defaultHold is how long an engine holds a hand-off whose profile does not
@@ -75,27 +65,25 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
-	if l.settled || l.phase != probing {
-		t.misuses++
+	if !l.charge.MayAnswer() {
 		return nil
 	}
 	if expires.IsZero() {
 		expires = t.now.Add(l.hold())
 	}
-	l.expires = expires
-	tokens := l.charge.tokens
+	tokens := l.charge.Weight.Tokens
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)
 	}
 	l.answered(probeAnswered)
 	l.c.circuit.Succeed()
 	if m := t.models[l.model]; m != nil {
-		m.pace.Answered(t.now, float64(t.now.Sub(l.sent))/float64(time.Millisecond))
+		m.pace.Answered(t.now, float64(t.now.Sub(l.charge.Sent()))/float64(time.Millisecond))
 	}
 	t.learn(l, u)
-	found := l.expected.Answered(u, l.c.capacityTokens(), l.c.blockTokens(), t.now)
+	found := l.expected.Answered(u, l.c.account.Capacity(), l.c.blockTokens(), t.now)
 	t.metrics.predicted(found)
-	t.move(l, pooled, tokens)
+	l.charge.Answer(tokens, expires, t.now)
 	return found.Suspected
 }
 
@@ -119,12 +107,7 @@ func (l *Lease) Dispatched() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	switch {
-	case l.settled || l.phase == probing:
-		t.misuses++
-	case l.phase == pooled:
-		t.move(l, dispatched, l.charge.tokens)
-	}
+	l.charge.Dispatch(t.now)
 }
 
 // Renewed says that the decode engine keeps the KV held for as long as it has the
@@ -133,15 +116,8 @@ func (l *Lease) Renewed() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if l.settled || l.phase != dispatched {
-		return
-	}
-	l.renewed, l.expires = true, t.now.Add(renewedFor)
-	heap.Fix(&t.expiries, l.place)
+	l.charge.Renew(t.now)
 }
-
-// renewedFor is longer than any request runs.
-const renewedFor = 10_000 * time.Hour
 
 // Failed says that the probe failed in a way that speaks against the
 // candidate. If the request was written and no answer came, the engine may
@@ -163,29 +139,28 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 // where it did not, or was out already and failed its trial.
 func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	t := l.tier
-	if !l.settle() || l.phase == ended {
+	if !l.charge.Settle() {
 		return 0
 	}
-	if l.phase != probing { // it was answered: no verdict on the candidate any more
-		t.move(l, orphaned, l.charge.tokens)
+	if l.charge.Phase() != ledger.Probing { // it was answered: no verdict on the candidate any more
+		l.charge.Orphan(l.hold(), t.now)
 		return 0
 	}
 	if in := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && in {
 		out = l.c.circuit.Out()
 	}
-	if !written {
+	if written {
+		l.answered(probeLost)
+		l.expected.Lost(t.now)
+		if hold <= 0 {
+			hold = l.hold()
+		}
+		l.charge.Orphan(hold, t.now)
+	} else {
 		l.answered(probeFailed)
 		l.expected.Dropped()
-		t.move(l, ended, 0)
-		return out
+		l.release()
 	}
-	l.answered(probeLost)
-	l.expected.Lost(t.now)
-	if hold <= 0 {
-		hold = l.hold()
-	}
-	l.expires = t.now.Add(hold)
-	t.move(l, orphaned, l.charge.tokens)
 	return out
 }
 
@@ -195,19 +170,15 @@ func (l *Lease) Orphan() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if !l.settle() || l.phase == ended {
+	if !l.charge.Settle() {
 		return
 	}
-	if l.phase == probing {
+	if l.charge.Phase() == ledger.Probing {
 		l.answered(probeLost)
 		l.expected.Lost(t.now)
 		l.c.circuit.Neutral(l.number)
-		l.expires = t.now.Add(l.hold())
 	}
-	if l.renewed { // until now
-		l.renewed, l.expires = false, t.now.Add(l.hold())
-	}
-	t.move(l, orphaned, l.charge.tokens)
+	l.charge.Orphan(l.hold(), t.now)
 }
 
 // Release says that the prefiller has the KV back: the first decode event
@@ -217,33 +188,50 @@ func (l *Lease) Release() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if !l.settle() || l.phase == ended {
+	if !l.charge.Settle() {
 		return
 	}
-	if l.phase == probing {
+	if l.charge.Phase() == ledger.Probing {
 		l.answered(probeDropped)
 		l.expected.Dropped()
 		l.c.circuit.Neutral(l.number)
 	}
-	t.move(l, ended, 0)
+	l.release()
 }
 
-// settle admits the caller's last call once.
-func (l *Lease) settle() bool {
-	if l.settled {
-		l.tier.misuses++
-		return false
+func (l *Lease) release() {
+	l.charge.Release(l.tier.now)
+	l.tier.forget(l.c)
+}
+
+// PassOn says that other code than the lease's holder makes the last call.
+func (l *Lease) PassOn() {
+	l.tier.mu.Lock()
+	defer l.tier.mu.Unlock()
+	l.charge.PassOn()
+}
+
+// Holder stands for one attempt to serve a request, from its turn to its end. The
+// attempt must make the last call on the leases that name its Holder, so the audit
+// sees a lease that was lost on the way.
+type Holder = ledger.Holder
+
+// Ended says that a holder makes no more calls. Leases that it still holds stay
+// charged, because the engine may hold the KV, and count as drift in the audit.
+func (t *Tier) Ended(h *Holder) {
+	t.mu.Lock()
+	lost := t.ledger.Ended(h)
+	t.mu.Unlock()
+	if lost > 0 {
+		t.cfg.Log.Error("a request ended and left prefill leases behind; this is a bug, please report it", zap.Int("leases", lost))
 	}
-	l.settled = true
-	l.unhold()
-	return true
 }
 
 // answered counts the end of the probe.
 func (l *Lease) answered(outcome string) {
 	m := l.tier.metrics
 	m.attempts.WithLabelValues(outcome).Inc()
-	m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(l.tier.now.Sub(l.sent).Seconds())
+	m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(l.tier.now.Sub(l.charge.Sent()).Seconds())
 	if l.canary {
 		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
 	}
@@ -254,88 +242,4 @@ func (l *Lease) hold() time.Duration {
 		return p.KVHoldTimeout
 	}
 	return defaultHold
-}
-
-// book charges a new lease.
-func (t *Tier) book(l *Lease) {
-	if h := l.holder; h != nil {
-		h.leases++
-		if h.ended {
-			t.unheld++
-		}
-	}
-	l.phase = probing
-	l.sent, l.since = t.now, t.now
-	l.c.account.add(probing, l.charge)
-	l.c.noteSend(l)
-	t.charged++
-	t.updateGate(l.c)
-}
-
-// move books a lease into another phase, or out. It is the only place that
-// takes anything off an account.
-func (t *Tier) move(l *Lease, to phase, tokens int64) {
-	c := l.c
-	c.account.remove(l.phase, l.charge)
-	if l.phase == probing {
-		c.noteAnswer(l, t.now)
-	} else {
-		heap.Remove(&t.expiries, l.place)
-	}
-	l.phase, l.charge.tokens, l.since = to, tokens, t.now
-	if to == ended {
-		l.unhold()
-		t.released++
-		t.forget(c)
-	} else {
-		c.account.add(to, l.charge)
-		heap.Push(&t.expiries, l)
-	}
-	t.updateGate(c)
-}
-
-// expire ends every lease whose engine has freed the KV by itself.
-func (t *Tier) expire() {
-	for len(t.expiries) > 0 && !t.now.Before(t.expiries[0].expires) {
-		t.expired++
-		t.move(t.expiries[0], ended, 0)
-	}
-}
-
-// freeOrphans ends a candidate's orphans from before a moment: its engine
-// restarted since, and their KV went with the old process.
-func (t *Tier) freeOrphans(c *candidate, before time.Time) {
-	var gone []*Lease
-	for _, l := range t.expiries {
-		if l.c == c && l.phase == orphaned && l.since.Before(before) {
-			gone = append(gone, l)
-		}
-	}
-	for _, l := range gone {
-		t.move(l, ended, 0)
-	}
-}
-
-// expiries is a heap of what is answered or orphaned, by the time it ends.
-type expiries []*Lease
-
-func (e expiries) Len() int           { return len(e) }
-func (e expiries) Less(i, j int) bool { return e[i].expires.Before(e[j].expires) }
-func (e expiries) Swap(i, j int) {
-	e[i], e[j] = e[j], e[i]
-	e[i].place, e[j].place = i, j
-}
-
-func (e *expiries) Push(x any) {
-	l := x.(*Lease)
-	l.place = len(*e)
-	*e = append(*e, l)
-}
-
-func (e *expiries) Pop() any {
-	old := *e
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	*e = old[:len(old)-1]
-	return l
 }

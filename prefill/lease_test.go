@@ -45,12 +45,12 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 					time.Sleep(time.Duration(rapid.IntRange(0, 20).Draw(t, "seconds")) * time.Second)
 				case 3:
 					l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]
-					if l.phase == probing {
+					if l.charge.Phase() == probing {
 						l.Answered(Usage{PromptTokens: rapid.IntRange(0, 20_000).Draw(t, "prompt tokens")},
 							time.Now().Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "hold"))*time.Second))
 					}
 				case 4:
-					if l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]; l.phase != probing {
+					if l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]; l.charge.Phase() != probing {
 						l.Dispatched()
 					}
 				case 5:
@@ -63,7 +63,7 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 					tier.SetCandidates(up("p0/0", "p0/1", "p1/0")[:rapid.IntRange(0, 3).Draw(t, "candidates")])
 				}
 				_, audit := tier.status()
-				require.Zero(t, audit.drift)
+				require.Zero(t, audit.Drift)
 			}
 			for _, l := range open {
 				l.Release()
@@ -100,8 +100,8 @@ func TestACallAfterTheLastIsCountedAndChangesNothing(t *testing.T) {
 					again(l)
 					after, audit := tier.status()
 					require.Equal(t, before, after)
-					require.EqualValues(t, 1, audit.misuses)
-					require.Zero(t, audit.drift)
+					require.EqualValues(t, 1, audit.Misuses)
+					require.Zero(t, audit.Drift)
 				})
 			})
 		}

@@ -9,12 +9,21 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const testModel = "m"
+
+// Where hold leaves what it charges.
+const (
+	probing    = ledger.Probing
+	pooled     = ledger.Pooled
+	dispatched = ledger.Dispatched
+	orphaned   = ledger.Orphaned
+)
 
 // up returns live candidates, each on the instance before the slash of its ID.
 func up(ids ...string) []Candidate {
@@ -71,7 +80,7 @@ func mustWait(t testing.TB, tier *Tier, r Request) {
 }
 
 // hold charges a candidate with prompts in one phase.
-func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*Lease {
+func hold(t testing.TB, tier *Tier, id string, p ledger.Phase, promptTokens ...int) []*Lease {
 	t.Helper()
 	var leases []*Lease
 	for _, tokens := range promptTokens {
@@ -103,17 +112,17 @@ func hold(t testing.TB, tier *Tier, id string, p phase, promptTokens ...int) []*
 // requireIdle checks that every charge was given back, once.
 func requireIdle(t require.TestingT, tier *Tier) {
 	status, audit := tier.status()
-	require.Zero(t, audit.drift, "charged - released - held")
-	require.Zero(t, audit.misuses, "calls on a lease after its last")
+	require.Zero(t, audit.Drift, "charged - released - held")
+	require.Zero(t, audit.Misuses, "calls on a lease after its last")
 	for _, c := range status {
-		require.Equal(t, account{}, c.account, "candidate %s still holds something", c.ID)
+		require.Equal(t, ledger.Sums{}, c.sums, "candidate %s still holds something", c.ID)
 	}
 	for _, c := range tier.candidates {
-		require.Equal(t, account{}, c.held, "held for %s between rounds", c.ID)
-		require.Nil(t, c.oldest, "candidate %s has an unanswered probe", c.ID)
-		require.Nil(t, c.newest)
+		require.Equal(t, ledger.Sums{}, c.account.Waiting, "held for %s between rounds", c.ID)
+		require.True(t, c.account.Idle(), "candidate %s has an unanswered probe", c.ID)
 	}
-	require.Empty(t, tier.expiries)
+	_, expires := tier.ledger.NextExpiry()
+	require.False(t, expires)
 	require.Zero(t, tier.queue.Len())
 }
 

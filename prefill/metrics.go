@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/prefill/cache"
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/steer"
 )
 
@@ -214,7 +215,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	states, handoffs := map[string]int{}, [phases]int{}
+	states, handoffs := map[string]int{}, [ledger.Phases]int{}
 	status, audit := t.status()
 	for _, c := range status {
 		states[c.State]++
@@ -229,24 +230,24 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		if c.ScrapedUsage != nil {
 			gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
 		}
-		for p := pooled; p < phases; p++ {
-			gauge(heldDesc, float64(c.account.tokens[p]), c.ID, phaseNames[p])
-			handoffs[p] += c.account.leases[p]
+		for p := ledger.Pooled; p < ledger.Phases; p++ {
+			gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
+			handoffs[p] += c.sums.Leases[p]
 		}
 	}
 	t.collectCaches(ch, status)
 	for _, state := range candidateStates {
 		gauge(candidatesDesc, float64(states[state]), state)
 	}
-	for p := pooled; p < phases; p++ {
-		gauge(handoffsDesc, float64(handoffs[p]), phaseNames[p])
+	for p := ledger.Pooled; p < ledger.Phases; p++ {
+		gauge(handoffsDesc, float64(handoffs[p]), p.String())
 	}
 	for priority, n := range t.queued() {
 		gauge(queueDesc, float64(n), strconv.Itoa(priority))
 	}
-	gauge(driftDesc, float64(audit.drift))
-	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.expired))
-	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.misuses))
+	gauge(driftDesc, float64(audit.Drift))
+	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.Expired))
+	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.Misuses))
 	t.collectLearned(ch)
 }
 

@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill/ledger"
 )
 
 func TestStatesAreReadFromTheAccounts(t *testing.T) {
@@ -58,7 +60,7 @@ evenkeel_prefill_held_tokens{candidate="c",state="pooled"} 0
 
 		time.Sleep(time.Minute)
 		_, audit := tier.status()
-		require.EqualValues(t, 1, audit.expired)
+		require.EqualValues(t, 1, audit.Expired)
 		require.Equal(t, "open", stateOf(tier, "a"))
 	})
 }
@@ -110,7 +112,7 @@ func TestEventsAreCounted(t *testing.T) {
 
 		hold(t, tier, "c", orphaned, 95_000)
 		mustWait(t, tier, request(6))
-		time.Sleep(canaryEvery)
+		time.Sleep(ledger.CanaryEvery)
 		acquire(t, tier, request(7)).Release()
 		require.Equal(t, 1, count(m.canaries.WithLabelValues("c", "dropped")))
 		require.Equal(t, 1, count(m.decisions.WithLabelValues("least-tokens", "canary")))

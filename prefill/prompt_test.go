@@ -160,7 +160,7 @@ func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
 func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"), func(c *Config) { c.Calibration.TPMs, c.Calibration.T0Ms = 0.1, 100 })
-		left := func() float64 { return tier.candidates["a"].backlog(time.Now()) }
+		left := func() float64 { return tier.candidates["a"].account.Backlog(time.Now()) }
 		probes := hold(t, tier, "a", probing, 5000, 9000) // 600 and 1,000 ms
 		require.InDelta(t, 1600, left(), 1e-6)
 		time.Sleep(500 * time.Millisecond)

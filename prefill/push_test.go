@@ -45,7 +45,7 @@ func TestWhoseBestIsElsewherePassesWhoIsHeld(t *testing.T) {
 	require.NotNil(t, w.lease, "the held request's tokens count at a")
 	require.Equal(t, "b", w.lease.Candidate.ID)
 	require.Nil(t, old.lease)
-	require.Zero(t, tier.candidates["a"].held, "between rounds nothing is held")
+	require.Zero(t, tier.candidates["a"].account.Waiting, "between rounds nothing is held")
 }
 
 func TestAPolicyThatIsBlindToLoadTakesWhoCanStart(t *testing.T) {

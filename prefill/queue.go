@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/prefill/cache"
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/queue"
 )
@@ -201,7 +202,7 @@ func (t *Tier) timeout(m *model) error {
 		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), t.cfg.Queue.Timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.gate.closed {
+		if c.Live && !c.account.Closed() {
 			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, t.cfg.Queue.Timeout)
 		}
 	}
@@ -265,7 +266,7 @@ func (t *Tier) serveQueues() {
 // letGo ends a round: what was held is charged nowhere.
 func (t *Tier) letGo() {
 	for _, c := range t.holding {
-		c.held = account{}
+		c.account.Waiting = ledger.Sums{}
 	}
 	t.holding = t.holding[:0]
 }
@@ -310,15 +311,15 @@ func (t *Tier) armTimer() {
 			next = at
 		}
 	}
-	if len(t.expiries) > 0 {
-		sooner(t.expiries[0].expires)
+	if at, ok := t.ledger.NextExpiry(); ok {
+		sooner(at)
 	}
 	for _, c := range t.candidates {
 		sooner(c.circuit.Until())
-		if at, ok := c.gate.canaryAt(); ok {
+		if at, ok := c.account.CanaryAt(); ok {
 			sooner(at)
 		}
-		if at, ok := c.stallsAt(); ok {
+		if at, ok := c.account.StallsAt(); ok {
 			sooner(at)
 		}
 	}

@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 
@@ -98,8 +97,7 @@ func (t *Tier) Scrape(ctx context.Context, id string) {
 
 func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
-	target, at := c.Candidate, t.mark(c)
-	c.asked = t.now
+	target, at := c.Candidate, c.account.Ask(t.now)
 	t.unlock()
 
 	scrape, stop := context.WithTimeout(ctx, s.Timeout)
@@ -107,23 +105,21 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	sample, err := t.cfg.Scraper(scrape, target)
 
 	t.lock()
-	c.asked = time.Time{}
 	if ctx.Err() != nil {
+		c.account.Unasked()
 		t.unlock()
 		return // not wanted any more, whatever it says
 	}
-	c.took = t.now.Sub(at.sent)
-	before := c.stale(s.Misses)
+	before := c.account.Stale()
 	if err != nil {
-		c.misses++
-		c.missed++
-	} else {
-		t.take(c, sample, at)
+		c.account.Miss(at, t.now)
+	} else if c.account.Sampled(sample, at, t.now) {
+		c.cache.Restarted(t.now)
+		t.forget(c)
 	}
-	now := c.stale(s.Misses)
-	unbounded := err == nil && c.capacityTokens() == 0 && !c.unbounded
+	now := c.account.Stale()
+	unbounded := err == nil && c.account.Capacity() == 0 && !c.unbounded
 	c.unbounded = c.unbounded || unbounded
-	t.updateGate(c)
 	t.unlock()
 
 	if unbounded {
@@ -137,48 +133,4 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	case before && !now:
 		t.cfg.Log.Info("a prefiller tells its gauges again", zap.String("candidate", target.ID))
 	}
-}
-
-// mark is where a candidate's accounts stood when a scrape was sent.
-type mark struct {
-	sent           time.Time
-	unanswered     int
-	sends, answers int
-}
-
-func (t *Tier) mark(c *candidate) mark {
-	return mark{t.now, c.account.leases[probing], c.sends, c.answers}
-}
-
-// take books a sample. What the engine counts beyond our own unanswered probes
-// came from others.
-func (t *Tier) take(c *candidate, s Sample, at mark) {
-	if c.startTime > 0 && s.StartTime > 0 && s.StartTime != c.startTime {
-		t.freeOrphans(c, c.sampleSent)
-		c.cache.Restarted(t.now)
-	}
-	if s.StartTime > 0 {
-		c.startTime = s.StartTime
-	}
-	if s.CapacityTokens > 0 {
-		c.capacity = s.CapacityTokens
-	}
-	if s.BlockTokens > 0 {
-		c.block = s.BlockTokens
-	}
-	if s.RTT > 0 {
-		c.rtt = s.RTT
-	}
-	c.usage = s.KVUsage
-	c.foreign, c.foreignQueue, c.waits = 0, 0, 0
-	if there := s.Running + s.Waiting; !math.IsNaN(there) {
-		c.foreign = max(0, there-float64(at.unanswered))
-		c.foreignQueue, c.waits = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
-		if s.Waiting == 0 {
-			c.idle = idle{s.Running, at.sends, at.answers}
-		}
-	}
-	c.noteSample(s, at.sends, at.answers)
-	c.sampleSent = at.sent
-	c.misses = 0
 }

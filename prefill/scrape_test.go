@@ -242,7 +242,7 @@ func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 		batch := func() float64 {
 			tier.lock()
 			defer tier.unlock()
-			return tier.candidates["a"].batch(tier.now, tier.cfg.Scrape.Interval)
+			return tier.candidates["a"].account.Batch(tier.now)
 		}
 		require.InDelta(t, 7, batch(), 0, "2 ours of 7 there")
 		g.set(func(g *gauges) { g.err = errors.New("refused") })

@@ -1,15 +1,9 @@
 package prefill
 
-// Share is what one dispatcher has on a candidate that several dispatchers use.
-type Share struct {
-	Unanswered int   `json:"n"`             // probes
-	NewTokens  int64 `json:"new,omitempty"` // of their prompts, that are not cached
-	KVTokens   int64 `json:"kv,omitempty"`  // that the engine holds for them and for all that was prefilled and not fetched
-}
+import "evenkeel/prefill/ledger"
 
-func (s Share) plus(o Share) Share {
-	return Share{s.Unanswered + o.Unanswered, s.NewTokens + o.NewTokens, s.KVTokens + o.KVTokens}
-}
+// Share is what one dispatcher has on a candidate that several dispatchers use.
+type Share = ledger.Share
 
 // Shares are ours, by candidate; those that have nothing of us are left out.
 func (t *Tier) Shares() map[string]Share {
@@ -17,7 +11,7 @@ func (t *Tier) Shares() map[string]Share {
 	defer t.mu.Unlock()
 	all := map[string]Share{}
 	for id, c := range t.candidates {
-		if s := (Share{c.account.leases[probing], c.account.newTokens, c.account.kvTokens()}); s != (Share{}) {
+		if s := c.account.Share(); s != (Share{}) {
 			all[id] = s
 		}
 	}
@@ -33,11 +27,8 @@ func (t *Tier) SetShares(of ...map[string]Share) {
 	for id, c := range t.candidates {
 		var sum Share
 		for _, one := range of {
-			sum = sum.plus(one[id])
+			sum = sum.Plus(one[id])
 		}
-		if c.shared != sum {
-			c.shared = sum
-			t.updateGate(c)
-		}
+		c.account.SetShared(sum, t.now)
 	}
 }

@@ -94,5 +94,5 @@ func showAt(t *testing.T, tier *Tier, id string, s Sample) {
 	defer tier.unlock()
 	c := tier.candidates[id]
 	s.KVUsage = math.NaN()
-	tier.take(c, s, tier.mark(c))
+	c.account.Sampled(s, c.account.Ask(tier.now), tier.now)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/prefill/cache"
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
 )
@@ -51,16 +52,9 @@ type CandidateStatus struct {
 	Mispredicted    float64         `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
 
-	account  account
+	sums     ledger.Sums
 	accuracy cache.Accuracy
 	missed   uint64
-}
-
-// audit compares what was charged and released with what the accounts hold, without
-// leases that were lost.
-type audit struct {
-	drift            int64
-	misuses, expired uint64
 }
 
 // Status returns the candidates in configured order, removed ones last.
@@ -69,7 +63,7 @@ func (t *Tier) Status() []CandidateStatus {
 	return s
 }
 
-func (t *Tier) status() ([]CandidateStatus, audit) {
+func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	t.lock()
 	defer t.unlock()
 	ordered := make([]*candidate, 0, len(t.candidates))
@@ -86,50 +80,51 @@ func (t *Tier) status() ([]CandidateStatus, audit) {
 			return a.order - b.order
 		}
 	})
-	a := audit{drift: int64(t.charged-t.released) + int64(t.unheld), misuses: t.misuses, expired: t.expired}
+	a := t.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		a.drift -= int64(c.account.held())
+		a.Drift -= int64(c.account.Held())
 		all = append(all, t.describeCandidate(c))
 	}
 	return all, a
 }
 
 func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
-	others := 0.0
+	a, others := &c.account, 0.0
 	if len(c.Models) > 0 {
 		line, _ := t.fit.Line(c.Models[0], c.Hardware)
-		others = t.othersBacklog(c, line)
+		others = a.OthersBacklog(line, t.fit.Usual(), c.Decodes, t.now)
 	}
+	waiting, running := a.Queue()
 	return CandidateStatus{
 		ID:              c.ID,
 		Instance:        c.Instance,
 		Models:          c.Models,
 		State:           c.state(t.now),
-		GateOpen:        !c.gate.closed,
-		Inflight:        c.account.leases[probing],
-		QueuedNewTokens: c.account.newTokens,
-		KVTokens:        c.account.kvTokens(),
-		CapacityTokens:  c.capacityTokens(),
-		Pooled:          c.account.leases[pooled],
-		Dispatched:      c.account.leases[dispatched],
-		Orphans:         c.account.leases[orphaned],
-		OwnUsage:        c.own(),
-		ScrapedUsage:    finite(c.toldUsage(t.cfg.Scrape.Misses)),
-		Stale:           c.stale(t.cfg.Scrape.Misses),
-		missed:          c.missed,
-		Foreign:         c.foreign,
-		ScrapeMisses:    c.misses,
+		GateOpen:        !a.Closed(),
+		Inflight:        a.Leases[ledger.Probing],
+		QueuedNewTokens: a.NewTokens,
+		KVTokens:        a.KVTokens(),
+		CapacityTokens:  a.Capacity(),
+		Pooled:          a.Leases[ledger.Pooled],
+		Dispatched:      a.Leases[ledger.Dispatched],
+		Orphans:         a.Leases[ledger.Orphaned],
+		OwnUsage:        a.Own(),
+		ScrapedUsage:    finite(a.Told()),
+		Stale:           a.Stale(),
+		missed:          a.Missed,
+		Foreign:         a.Foreign,
+		ScrapeMisses:    a.Misses,
 		Failures:        c.circuit.Failures(),
-		Batch:           c.batch(t.now, t.cfg.Scrape.Interval),
-		BacklogMs:       c.backlog(t.now) + others,
+		Batch:           a.Batch(t.now),
+		BacklogMs:       a.Backlog(t.now) + others,
 		OthersMs:        others,
-		Waiting:         c.queued,
-		Running:         c.running,
-		HeldTokens:      c.account.kvTokens() - c.account.tokens[probing],
-		ScrapeAgeMs:     age(t.now, c.sampleSent),
-		AnswerAgeMs:     age(t.now, c.answeredAt),
-		OldestMs:        c.oldestAge(t.now),
+		Waiting:         waiting,
+		Running:         running,
+		HeldTokens:      a.KVTokens() - a.Tokens[ledger.Probing],
+		ScrapeAgeMs:     age(t.now, a.SampledAt()),
+		AnswerAgeMs:     age(t.now, a.AnsweredAt()),
+		OldestMs:        age(t.now, a.OldestSent()),
 		CanStart:        t.canStart(&Request{}, c),
 		DecodeFull:      t.decodeFull(c),
 		IndexBlocks:     c.cache.Held(),
@@ -140,7 +135,7 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		Mispredicted:    c.cache.Accuracy.Off(),
 		CapacitySuspect: c.cache.Accuracy.Suspect,
 		accuracy:        c.cache.Accuracy,
-		account:         c.account,
+		sums:            a.Sums,
 	}
 }
 
@@ -151,13 +146,6 @@ func age(now, then time.Time) *float64 {
 	}
 	ms := float64(now.Sub(then)) / float64(time.Millisecond)
 	return &ms
-}
-
-func (c *candidate) oldestAge(now time.Time) *float64 {
-	if c.oldest == nil {
-		return nil
-	}
-	return age(now, c.oldest.sent)
 }
 
 // Overview is the tier as operators see it.

@@ -12,6 +12,7 @@ import (
 	"evenkeel/prefill/cache"
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/queue"
 	"evenkeel/prefill/steer"
@@ -34,16 +35,12 @@ type Tier struct {
 	clock      func() time.Time
 	timer      *time.Timer // wakes the queues when time alone lets one pass
 	wakeAt     time.Time   // what the timer is set to
-	expiries   expiries
+	ledger     *ledger.Ledger
 	budget     budget
 	fit        *fit.Times
 	cache      *cache.Cache
 	steer      steer.Steer
 	lastLease  uint64
-
-	// The audit: charged - released - held, without lost leases, is always 0.
-	charged, released, misuses, expired uint64
-	unheld                              int // lost leases: they are on the accounts, but their holder has ended
 
 	// Scratch of one decision, and of one round of them.
 	holding           []*candidate
@@ -80,6 +77,7 @@ func New(cfg Config) (*Tier, error) {
 		cfg:        cfg,
 		steer:      steer.Steer{Policies: policies},
 		fit:        fit.New(cfg.Calibration),
+		ledger:     ledger.New(cfg.ledger()),
 		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
 		onTheWay:   map[string]int{},
 		changed:    make(chan struct{}, 1),
@@ -108,7 +106,9 @@ func New(cfg Config) (*Tier, error) {
 func (t *Tier) lock() {
 	t.mu.Lock()
 	t.now = t.clock()
-	t.expire()
+	for a := t.ledger.Expire(t.now); a != nil; a = t.ledger.Expire(t.now) {
+		t.forget(t.candidates[a.Owner()])
+	}
 }
 
 // unlock lets pass who can pass now, and gives the lock back.
@@ -150,7 +150,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	for i, given := range candidates {
 		c := t.candidates[given.ID]
 		if c == nil {
-			c = newCandidate(given.ID, t.cache)
+			c = t.newCandidate(given.ID)
 			t.candidates[given.ID] = c
 		} else if c.configured {
 			continue
@@ -193,7 +193,7 @@ func (t *Tier) Forgive(id string) {
 // configure takes over what the caller says about a candidate.
 func (t *Tier) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
-		c.misses = 0 // what was missed while it was down says nothing
+		c.account.Misses = 0 // what was missed while it was down says nothing
 		c.cache.Restarted(t.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
@@ -203,7 +203,7 @@ func (t *Tier) configure(c *candidate, given Candidate, order int) {
 			m.servers = append(m.servers, c)
 		}
 	}
-	t.updateGate(c)
+	c.account.SetCapacity(given.CapacityTokens, t.now)
 }
 
 // cursors returns, for each model, its candidates up to the one round-robin
@@ -241,20 +241,11 @@ func (t *Tier) forgetModels() {
 
 // forget drops a removed candidate once nothing is charged to it.
 func (t *Tier) forget(c *candidate) {
-	if !c.configured && c.account.held() == 0 {
+	if !c.configured && c.account.Held() == 0 {
 		delete(t.candidates, c.ID)
 		c.cache.Close()
 		t.metrics.forget(c.ID)
 	}
-}
-
-// updateGate must follow every change of a candidate's accounts or gauges.
-func (t *Tier) updateGate(c *candidate) {
-	c.gate.update(kvState{
-		own:     c.own(),
-		scraped: c.toldUsage(t.cfg.Scrape.Misses),
-		live:    c.account.live() + c.shared.Unanswered,
-	}, t.cfg.KVThreshold, t.now)
 }
 
 // servable says why no candidate could ever take a request for the model, as

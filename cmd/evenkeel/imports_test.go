@@ -30,8 +30,9 @@ var mayImport = map[string][]string{
 	"engine":            {"engine/circuit", "mooncake", "sse"},
 	"engine/circuit":    {},
 	"engine/discover":   {"engine/discover"}, // its sources are below it
-	"prefill":           {"prefill/queue", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
+	"prefill":           {"prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
 	"prefill/queue":     {},
+	"prefill/ledger":    {"prefill/policy"},
 	"prefill/cache":     {"prefill/index", "prefill/kvevents"},
 	"prefill/fit":       {"prefill/policy"},
 	"prefill/steer":     {"prefill/policy"},
@@ -71,7 +72,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "engine/circuit", "gateway/advice"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -1,15 +1,15 @@
-package prefill
+package ledger
 
 import "time"
 
 const (
-	// hysteresis keeps a gate closed until usage fell this far below the
+	// Hysteresis keeps a gate closed until usage fell this far below the
 	// threshold, so that it does not flap around it.
-	hysteresis = 0.02
+	Hysteresis = 0.02
 
-	// canaryEvery is how long a candidate whose KV only orphans hold must
+	// CanaryEvery is how long a candidate whose KV only orphans hold must
 	// rest before one probe may pass, and the least time between two.
-	canaryEvery = 5 * time.Second
+	CanaryEvery = 5 * time.Second
 )
 
 // kvState is what moves a gate.
@@ -18,6 +18,20 @@ type kvState struct {
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
 	live    int     // prompts in flight or waiting for decode
 }
+
+// UpdateGate must follow every change of what moves the gate.
+func (a *Account) UpdateGate(now time.Time) {
+	a.gate.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
+}
+
+// Closed reports whether new probes are kept from the candidate.
+func (a *Account) Closed() bool { return a.gate.closed }
+
+// Passes says whether a probe may go through the gate now, and whether as a canary.
+func (a *Account) Passes(now time.Time) (ok, canary bool) { return a.gate.passes(now) }
+
+// CanaryAt is when one probe may pass the closed gate; false: none will.
+func (a *Account) CanaryAt() (time.Time, bool) { return a.gate.canaryAt() }
 
 // gate keeps new probes from a candidate whose KV cache is full.
 //
@@ -39,7 +53,7 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	}
 	limit := threshold
 	if g.closed {
-		limit -= hysteresis
+		limit -= Hysteresis
 	}
 	g.closed = usage >= limit
 
@@ -58,7 +72,7 @@ func (g *gate) canaryAt() (time.Time, bool) {
 	if !g.closed || g.idleSince.IsZero() {
 		return time.Time{}, false
 	}
-	return g.idleSince.Add(canaryEvery), true
+	return g.idleSince.Add(CanaryEvery), true
 }
 
 // passes says whether a probe may go through now, and whether as a canary.

@@ -1,0 +1,253 @@
+package ledger
+
+import (
+	"math"
+	"time"
+
+	"evenkeel/prefill/policy"
+)
+
+// Sums are what an account is charged with. Every number is an integer, so that
+// what was added can be taken away without a rest.
+type Sums struct {
+	Leases [Phases]int
+	Tokens [Phases]int64
+	Work   [Phases]int64
+
+	NewTokens, PredictedUs, Attention int64
+}
+
+func (s *Sums) add(p Phase, w Weight) { s.book(p, w, 1) }
+
+func (s *Sums) remove(p Phase, w Weight) { s.book(p, w, -1) }
+
+func (s *Sums) book(p Phase, w Weight, times int64) {
+	s.Leases[p] += int(times)
+	s.Tokens[p] += times * w.Tokens
+	s.Work[p] += times * w.Work
+	if p == Probing {
+		s.NewTokens += times * w.NewTokens
+		s.PredictedUs += times * w.PredictedUs
+		s.Attention += times * w.Attention
+	}
+}
+
+// Live counts the prompts whose KV somebody will still fetch.
+func (s *Sums) Live() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
+
+// Held counts those whose KV the engine holds for us.
+func (s *Sums) Held() int { return s.Live() + s.Leases[Orphaned] }
+
+// KVTokens is all that the prefiller's KV cache holds for us: it is given back at
+// the first decode event, never at the probe's answer.
+func (s *Sums) KVTokens() int64 { return sum(s.Tokens) }
+
+// KVWork is the same in vllm-ascend's weight.
+func (s *Sums) KVWork() int64 { return sum(s.Work) }
+
+func sum(v [Phases]int64) (s int64) {
+	for _, x := range v {
+		s += x
+	}
+	return s
+}
+
+// Share is what one dispatcher has on a candidate that several dispatchers use.
+type Share struct {
+	Unanswered int   `json:"n"`             // probes
+	NewTokens  int64 `json:"new,omitempty"` // of their prompts, that are not cached
+	KVTokens   int64 `json:"kv,omitempty"`  // that the engine holds for them and for all that was prefilled and not fetched
+}
+
+// Plus is what two dispatchers have there together.
+func (s Share) Plus(o Share) Share {
+	return Share{s.Unanswered + o.Unanswered, s.NewTokens + o.NewTokens, s.KVTokens + o.KVTokens}
+}
+
+// Account is what one candidate is charged with, and what its engine says beside it.
+type Account struct {
+	Sums
+	Gauges
+	Waiting Sums // what waits for the candidate while one round of decisions runs
+
+	ledger   *Ledger
+	owner    string
+	capacity int64 // KV tokens it is configured to have, 0: the scrape says
+	shared   Share // of other dispatchers
+	gate     gate
+	oldest   *Charge // unanswered probes in the order in which they were sent
+	newest   *Charge
+	answered time.Time // the last of ours
+}
+
+// Account returns that of a candidate, with nothing charged.
+func (l *Ledger) Account(owner string) Account {
+	return Account{ledger: l, owner: owner, Gauges: Gauges{usage: math.NaN()}}
+}
+
+// Owner is whose account it is.
+func (a *Account) Owner() string { return a.owner }
+
+// SetCapacity says how many KV tokens the candidate is configured to have; 0: what
+// the scrape says.
+func (a *Account) SetCapacity(tokens int64, now time.Time) {
+	a.capacity = tokens
+	a.UpdateGate(now)
+}
+
+// Capacity is how many KV tokens the candidate has; 0: not known.
+func (a *Account) Capacity() int64 {
+	if a.capacity > 0 {
+		return a.capacity
+	}
+	return a.scraped
+}
+
+// Wait adds a prompt that waits for the candidate in this round.
+func (a *Account) Wait(w Weight) {
+	a.Waiting.Leases[Probing]++
+	a.Waiting.NewTokens += w.NewTokens
+	a.Waiting.PredictedUs += w.PredictedUs
+	a.Waiting.Attention += w.Attention
+}
+
+// Share is what we have there.
+func (a *Account) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
+
+// Shared is what other dispatchers have there.
+func (a *Account) Shared() Share { return a.shared }
+
+// SetShared takes what other dispatchers say that they have there.
+func (a *Account) SetShared(s Share, now time.Time) {
+	if a.shared != s {
+		a.shared = s
+		a.UpdateGate(now)
+	}
+}
+
+// send and answer keep the unanswered probes, and the scraped queue in step with
+// what we do.
+func (a *Account) send(c *Charge) {
+	c.before = a.newest
+	if a.newest != nil {
+		a.newest.after = c
+	} else {
+		a.oldest = c
+	}
+	a.newest = c
+	a.sends++
+	a.queued++
+}
+
+func (a *Account) answer(c *Charge, now time.Time) {
+	if c.before != nil {
+		c.before.after = c.after
+	} else {
+		a.oldest = c.after
+	}
+	if c.after != nil {
+		c.after.before = c.before
+	} else {
+		a.newest = c.before
+	}
+	c.before, c.after = nil, nil
+	a.answered = now
+	a.answers++
+	a.settleOne()
+}
+
+// Idle reports whether the engine has answered all our probes.
+func (a *Account) Idle() bool { return a.oldest == nil && a.newest == nil }
+
+// OldestSent is when the oldest unanswered probe was sent; zero: there is none.
+func (a *Account) OldestSent() time.Time {
+	if a.oldest == nil {
+		return time.Time{}
+	}
+	return a.oldest.sent
+}
+
+// AnsweredAt is when a probe of ours was answered last.
+func (a *Account) AnsweredAt() time.Time { return a.answered }
+
+// runningSince is when the engine can have begun with the oldest probe at the
+// latest. There must be one.
+func (a *Account) runningSince() time.Time {
+	if a.answered.After(a.oldest.sent) {
+		return a.answered
+	}
+	return a.oldest.sent
+}
+
+// A probe that takes so many times its prediction and then some is stuck, or
+// the prediction is worth nothing.
+const (
+	stallFactor = 4
+	stallSlack  = time.Second
+)
+
+// StallsAt is when a candidate that does not answer is no longer waited for;
+// false while it has nothing to answer.
+func (a *Account) StallsAt() (time.Time, bool) {
+	if a.oldest == nil {
+		return time.Time{}, false
+	}
+	predicted := time.Duration(a.oldest.Weight.PredictedUs) * time.Microsecond
+	return a.runningSince().Add(stallFactor*predicted + stallSlack), true
+}
+
+// Stalled reports whether that moment has come.
+func (a *Account) Stalled(now time.Time) bool {
+	at, ok := a.StallsAt()
+	return ok && !now.Before(at)
+}
+
+// Backlog is our own part of the indicator backlog_ms. What waits for the candidate
+// counts like what it runs.
+func (a *Account) Backlog(now time.Time) float64 {
+	waiting := float64(a.Waiting.PredictedUs) / 1000
+	if a.oldest == nil {
+		return waiting
+	}
+	elapsed := float64(now.Sub(a.runningSince())) / float64(time.Millisecond)
+	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(a.oldest.Weight.PredictedUs)/1000, elapsed)
+}
+
+// OthersBacklog is the part of backlog_ms that other dispatchers and strangers
+// sent. The other dispatchers say how much they have there; requests that a current
+// sample shows beyond that count as long as a prompt of ours usually takes. A
+// running prompt counts half, because on average half of it is done. On an engine
+// that also decodes, running requests do not count, because they may be decodes.
+func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
+	told := float64(a.shared.Unanswered)
+	ms := told*line.T0Ms + line.TPMs*float64(a.shared.NewTokens)
+	if !a.Current(now) {
+		return ms
+	}
+	waits, runs := a.foreignQueue, a.Foreign-a.foreignQueue
+	if decodes {
+		runs = 0
+	}
+	waits, told = max(0, waits-told), max(0, told-waits)
+	return ms + (waits+max(0, runs-told)/2)*line.Ms(usualTokens, 0)
+}
+
+// Batch is the indicator bs: our unanswered probes and what others sent, as they
+// say or a sample shows, while it is current.
+func (a *Account) Batch(now time.Time) float64 {
+	others := float64(a.shared.Unanswered)
+	if a.Current(now) {
+		others = max(others, a.Foreign)
+	}
+	return float64(a.Leases[Probing]+a.Waiting.Leases[Probing]) + others
+}
+
+// Ahead is how many requests would be before one more probe: our unanswered ones,
+// and what others have there or have waiting there.
+func (a *Account) Ahead(now time.Time) float64 {
+	others := float64(a.shared.Unanswered)
+	if a.Current(now) {
+		others = max(others, a.foreignQueue)
+	}
+	return float64(a.Leases[Probing]) + others
+}

@@ -1,0 +1,36 @@
+package ledger
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The golden examples of G16, and the ways between them.
+func TestGate(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		before bool // closed
+		state  kvState
+		closed bool
+	}{
+		{"G16: a full gauge of an engine that holds nothing of ours is frozen", false, kvState{scraped: .97, own: .10}, false},
+		{"G16: a full gauge counts while something of ours is there", false, kvState{scraped: .97, live: 3, own: .40}, true},
+		{"G16: our own accounts close it whatever the gauge says", false, kvState{scraped: .30, live: 9, own: .93}, true},
+		{"G16: an engine that does not tell its gauge is gated by our accounts", false, kvState{scraped: math.NaN(), live: 3, own: .10}, false},
+		{"the threshold itself closes", false, kvState{scraped: math.NaN(), live: 1, own: .90}, true},
+		{"just below the threshold stays open", false, kvState{scraped: .89, live: 1, own: .89}, false},
+		{"just below the threshold stays closed", true, kvState{scraped: .89, live: 1, own: .10}, true},
+		{"0.02 below the threshold opens", true, kvState{scraped: .8799, live: 1, own: .8799}, false},
+		{"a gauge that reports nothing says nothing", true, kvState{scraped: math.NaN(), live: 1, own: .10}, false},
+		{"a frozen gauge does not keep it closed", true, kvState{scraped: .97, own: .10}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := gate{closed: tt.before}
+			g.update(tt.state, 0.90, time.Unix(0, 0))
+			require.Equal(t, tt.closed, g.closed, "gate.update(%+v) from closed=%v", tt.state, tt.before)
+		})
+	}
+}
