@@ -14,6 +14,7 @@ import (
 	"evenkeel/bench/trace"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
+	"evenkeel/geo"
 )
 
 // Advice under load on real engines: whichever side is the narrow one is named.
@@ -106,7 +107,7 @@ func TestNoAdviceOnEnginesOfAnother(t *testing.T) {
 		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
 		configure: func(cfg *config.Config) {
 			region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
-			cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = config.OwnStatic, time.Hour
+			cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = geo.OwnStatic, time.Hour
 			cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
 			cfg.Advice.Interval, cfg.Advice.Window = 10*time.Millisecond, 100*time.Millisecond
 		},

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/geo"
 )
 
 // centre is us-1 that decides for all: beside its own engines it has those of
@@ -19,7 +20,7 @@ func centre(t *testing.T, more func(*config.Config)) *cluster {
 	two := []refengine.Config{{Slots: 8}, {Slots: 8}}
 	c := start(t, options{prefill: two, decode: two, configure: func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", freePorts(t, 1)[0])
-		cfg.Geo.Mode, cfg.Geo.Central = config.GeoCentral, "us-1"
+		cfg.Geo.Mode, cfg.Geo.Central = geo.Central, "us-1"
 		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
 		if more != nil {
 			more(cfg)

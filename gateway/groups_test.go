@@ -19,6 +19,7 @@ import (
 	"evenkeel/bench/trace"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
+	"evenkeel/geo"
 )
 
 // haLease is the lease of these tests: the shortest there is.
@@ -70,7 +71,7 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 			region(t, cfg, proxyName(i), at[i], peers...)
 			cfg.Geo.Probe.Interval = 500 * time.Millisecond // so that others learn soon who the owner is
 			h := &cfg.HA
-			h.Mode, h.Engine, h.Lease, h.StartDelay = mode, config.OwnEtcd, haLease, time.Second
+			h.Mode, h.Engine, h.Lease, h.StartDelay = mode, geo.OwnEtcd, haLease, time.Second
 			h.Etcd.Endpoints = []string{"http://" + f.store[i].at}
 			cfg.Health.SlowStart = 0
 		}
@@ -259,7 +260,7 @@ func onlyLost(t *testing.T, r *load.Result, most int) {
 // leases, what its clients had not seen the beginning of is answered all the
 // same, and the engines see one owner after the other.
 func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
-	f := proxies(t, config.HAShard, 3, "east", "west")
+	f := proxies(t, geo.HAShard, 3, "east", "west")
 	f.all[0].eventually("groups have come to rest", func() bool {
 		return f.rests("east") && f.rests("west")
 	})
@@ -294,7 +295,7 @@ func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
 // status and readiness. A drain hands all over at once and loses nothing; an
 // owner that cannot renew stops by itself.
 func TestAStandbyTakesOver(t *testing.T) {
-	f := proxies(t, config.HAStandby, 2, "main")
+	f := proxies(t, geo.HAStandby, 2, "main")
 	a, b := f.all[0], f.all[1]
 	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })
 	require.Equal(t, "standby", b.gw.HA().Role)

@@ -45,7 +45,7 @@ func adopter(t *testing.T, prefill, decode []refengine.Config, more func(*config
 		region(t, cfg, "eu-1", "127.0.0.1:0", "us-1", at)
 		cfg.Geo.Policy, cfg.Geo.Probe.Interval, cfg.Geo.Probe.Misses = "local-only", 50*time.Millisecond, 2
 		o := &cfg.Geo.Ownership
-		o.Engine, o.DeadAfter, o.TakeoverOrder, o.MaxShare = config.OwnStatic, 100*time.Millisecond, []string{"eu-1"}, 1
+		o.Engine, o.DeadAfter, o.TakeoverOrder, o.MaxShare = geo.OwnStatic, 100*time.Millisecond, []string{"eu-1"}, 1
 		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "us", "us"
 		cfg.Prefill.Policy, cfg.Health.SlowStart = "round-robin", 0
 		if more != nil {

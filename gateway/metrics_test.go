@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/gateway/config"
+	"evenkeel/geo"
 )
 
 // documented is a row of docs/metrics.md: name, type, labels, unit, meaning.
@@ -57,7 +58,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.Discovery.Files = []string{filepath.Join(t.TempDir(), "none.yaml")}
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
-		cfg.Geo.Ownership.Engine = config.OwnStatic
+		cfg.Geo.Ownership.Engine = geo.OwnStatic
 	}})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	c.settled(false)

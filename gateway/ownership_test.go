@@ -17,6 +17,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
+	"evenkeel/geo"
 )
 
 // etcdServer runs etcd in this process and returns its address.
@@ -102,7 +103,7 @@ func (t *tenants) area(c *cluster) owner.RegionStatus {
 
 // threeRegions starts them. Nobody forwards anything: whose engines serve is
 // what is looked at.
-func threeRegions(t *testing.T, ownership func(*config.GeoOwnership)) *tenants {
+func threeRegions(t *testing.T, ownership func(*geo.Ownership)) *tenants {
 	at := freePorts(t, 3)
 	ids := []string{"us-1", "eu-1", "as-1"}
 	var engines config.Engines
@@ -215,8 +216,8 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	store := etcdServer(t)
 	w := newWire(t, store)
 	first := true
-	all := threeRegions(t, func(o *config.GeoOwnership) {
-		o.Engine, o.Etcd.Endpoints = config.OwnEtcd, []string{"http://" + store}
+	all := threeRegions(t, func(o *geo.Ownership) {
+		o.Engine, o.Etcd.Endpoints = geo.OwnEtcd, []string{"http://" + store}
 		if first {
 			o.Etcd.Endpoints, first = []string{"http://" + w.at}, false
 		}
@@ -258,7 +259,7 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 
 // E21: without a lease the order decides, and a taker uses half of the slots.
 func TestStaticOwnersTakeAShare(t *testing.T) {
-	all := threeRegions(t, func(o *config.GeoOwnership) { o.Engine = config.OwnStatic })
+	all := threeRegions(t, func(o *geo.Ownership) { o.Engine = geo.OwnStatic })
 	us, eu, as := all.us, all.eu, all.as
 	require.True(t, all.area(us).Admits)
 	require.Equal(t, 1, us.logs.FilterMessageSnippet("ownership is static").Len(), "warned at the start")

@@ -91,7 +91,7 @@ func TestEnginesThatAreNotOursAreNone(t *testing.T) {
 	w := newWire(t, etcdServer(t))
 	us := alone(t, func(cfg *config.Config) {
 		o := &cfg.Geo.Ownership
-		o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = config.OwnEtcd, []string{"http://" + w.at}, haLease, time.Second
+		o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + w.at}, haLease, time.Second
 	})
 	us.hasEngines()
 	require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
@@ -160,7 +160,7 @@ func TestWhatEndsReleasesWhatItOwns(t *testing.T) {
 		store := etcdServer(t)
 		us := alone(t, func(cfg *config.Config) {
 			o := &cfg.Geo.Ownership
-			o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = config.OwnEtcd, []string{"http://" + store}, haLease, time.Second
+			o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + store}, haLease, time.Second
 		})
 		us.eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
 		require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
@@ -172,7 +172,7 @@ func TestWhatEndsReleasesWhatItOwns(t *testing.T) {
 		us := start(t, options{dirty: true, configure: func(cfg *config.Config) {
 			region(t, cfg, "us-1", "127.0.0.1:0", "us-2", freePorts(t, 1)[0])
 			h := &cfg.HA
-			h.Mode, h.Engine, h.Etcd.Endpoints = config.HAStandby, config.OwnEtcd, []string{"http://" + store}
+			h.Mode, h.Engine, h.Etcd.Endpoints = geo.HAStandby, geo.OwnEtcd, []string{"http://" + store}
 			for i := range cfg.Engines.Decode {
 				cfg.Engines.Decode[i].Group = "main"
 			}

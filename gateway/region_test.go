@@ -30,11 +30,11 @@ func region(t *testing.T, cfg *config.Config, id, listen string, peers ...string
 	file := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(file, []byte(geoKey), 0o600))
 	g := &cfg.Geo
-	g.Mode, g.Listen, g.HMAC.KeysFile = config.GeoDistributed, listen, file
-	g.Self = config.GeoSelf{ID: id, Region: id[:2]}
+	g.Mode, g.Listen, g.HMAC.KeysFile = geo.Distributed, listen, file
+	g.Self = geo.Self{ID: id, Region: id[:2]}
 	g.Probe.Interval = 2 * time.Second // a peer that a busy machine keeps from answering for three of them is stale
 	for i := 0; i+1 < len(peers); i += 2 {
-		g.Peers = append(g.Peers, config.GeoPeer{ID: peers[i], Region: peers[i][:2], URL: "http://" + peers[i+1], PriceOut: 0.02, PriceIn: 0.05})
+		g.Peers = append(g.Peers, geo.PeerConfig{ID: peers[i], Region: peers[i][:2], URL: "http://" + peers[i+1], PriceOut: 0.02, PriceIn: 0.05})
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *cluster) receipts() []geo.Receipt { return c.gw.Geo().Receipts(100) }
 
 // remote has every request of a client forwarded, as long as the peer takes it.
 func remote(cfg *config.Config) {
-	cfg.Geo.Mode, cfg.Geo.Central = config.GeoCentral, "eu-1"
+	cfg.Geo.Mode, cfg.Geo.Central = geo.Central, "eu-1"
 }
 
 var varying = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)

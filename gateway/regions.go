@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/certs"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/owner"
@@ -61,34 +61,24 @@ func newRegions(g *Gateway) (*regions, error) {
 			return nil, fmt.Errorf("geo.tls.ca: %w", err)
 		}
 	}
-	snapshot, _ := c.SnapshotBytes()
-	limits := &g.conf().Limits
-	cfg := geo.Config{
-		ID: c.Self.ID, Region: c.Self.Region, Policy: c.Policy, Settings: c.Settings(),
-		Interval: c.Probe.Interval, Misses: c.Probe.Misses, RTTAlpha: c.Cost.RTTAlpha, SnapshotBytes: snapshot, MaxHops: c.MaxHops,
-		FirstByte: firstByte, Idle: limits.EventTimeout, Connect: limits.ConnectTimeout, WholeBytes: wholeAnswer, EventBytes: limits.EventBytes,
-		DailyUSD: c.Egress.DailyUSD, Residency: c.Residency, Skew: c.HMAC.Skew,
-		Tier: g.tier, Running: r.running, Draining: func() bool { draining, _ := g.service.leaving(); return draining },
-		Registerer: g.reg, Log: g.log,
-	}
+	limits, cfg := &g.conf().Limits, *c
+	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, wholeAnswer, limits.EventBytes
+	cfg.Tier, cfg.Running, cfg.Draining = g.tier, r.running, func() bool { draining, _ := g.service.leaving(); return draining }
+	cfg.Registerer, cfg.Log = g.reg, g.log
 	if g.owner != nil {
 		cfg.Tenure, cfg.Heard = r.tenure, r.hear
 	}
 	if g.owner.Has(owner.Groups) {
 		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+g.conf().Prefill.Queue.Timeout
 	}
-	if c.Mode == config.GeoCentral {
-		cfg.Central = c.Central
-	}
-	if cfg.Keys, err = readGeoKeys(c); err != nil {
+	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
 	}
-	for _, p := range c.Peers {
-		one, err := r.peer(p)
-		if err != nil {
+	cfg.Peers = slices.Clone(c.Peers)
+	for i := range cfg.Peers {
+		if err := r.reach(&cfg.Peers[i]); err != nil {
 			return nil, err
 		}
-		cfg.Peers = append(cfg.Peers, one)
 	}
 	if r.node, err = geo.New(cfg); err != nil {
 		return nil, err
@@ -102,39 +92,17 @@ func newRegions(g *Gateway) (*regions, error) {
 	return r, nil
 }
 
-// readGeoKeys reads what hops are signed with; nil: nothing.
-func readGeoKeys(c *config.Geo) (*geo.Keys, error) {
-	if !c.Signed() {
-		return nil, nil
-	}
-	text, err := c.KeysText()
-	if err != nil {
-		return nil, err
-	}
-	keys, err := geo.ParseKeys(text)
-	if err != nil {
-		return nil, fmt.Errorf("geo.hmac: %w", err)
-	}
-	return keys, nil
-}
-
-// peer is how calls to a peer are made.
-func (r *regions) peer(p config.GeoPeer) (geo.PeerConfig, error) {
+// reach fills in how calls to a peer are made.
+func (r *regions) reach(p *geo.PeerConfig) error {
 	u, err := url.Parse(p.URL)
 	if err != nil {
-		return geo.PeerConfig{}, fmt.Errorf("geo.peers: %s: %w", p.ID, err)
+		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
-	one := geo.PeerConfig{
-		ID: p.ID, Region: p.Region, URL: u, Discover: geo.Discovery(p.Discover), PriceOut: p.PriceOut, PriceIn: p.PriceIn,
-		Target: &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1},
-	}
-	if p.SAN != "" {
-		one.SANs = []string{p.SAN}
-	}
+	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
 	if u.Scheme == "https" && r.authority != nil {
-		one.Target.TLS = r.gw.tls[geoTLS].MutualClient(r.authority, u.Hostname(), one.SANs)
+		p.Target.TLS = r.gw.tls[geoTLS].MutualClient(r.authority, u.Hostname(), p.SANs())
 	}
-	return one, nil
+	return nil
 }
 
 // start opens the listener for other dispatchers and begins to probe them.

@@ -106,7 +106,7 @@ func TestRegionsThatShowCertificates(t *testing.T) {
 			g.TLS.Cert, g.TLS.Key = ca.Issue(t, id+".mesh", until)
 			g.TLS.CA = ca.File
 			g.Peers[0].URL, g.Peers[0].SAN = "https://"+peerAt, peer+".mesh"
-			g.Mode, g.Central = config.GeoCentral, "eu-1"
+			g.Mode, g.Central = geo.Central, "eu-1"
 		}
 	}
 	eu := start(t, options{configure: mutual("eu-1", "us-1", at[1], at[0])})

@@ -249,7 +249,7 @@ func (g *Gateway) reloadGeoKeys() (bool, error) {
 	if g.regions == nil || !g.other(c.HMAC.KeysFile) {
 		return false, nil
 	}
-	keys, err := readGeoKeys(c)
+	keys, err := c.ReadKeys()
 	if err != nil {
 		return false, err
 	}

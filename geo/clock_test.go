@@ -85,7 +85,7 @@ func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	link := &handLink{clock: clock, well: true}
 	n, q := node(t, func(c *Config) {
-		c.Clock, c.Link, c.Interval = clock, func(string) Link { return link }, 500*time.Millisecond
+		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 500*time.Millisecond
 	}, entry(t, "eu-1", "http://nowhere"))
 	start := clock.now
 	clock.pass(time.Second)

@@ -43,7 +43,7 @@ func (n *Node) follow(c *PeerConfig) {
 	defer tick.Stop()
 	for {
 		ctx, cancel := context.WithTimeout(n.ctx, resolveEvery/2)
-		found, err := n.cfg.Lookup(ctx, c.Discover, c.URL.Hostname(), c.URL.Port())
+		found, err := n.cfg.Lookup(ctx, c.Discover, c.Target.URL.Hostname(), c.Target.URL.Port())
 		cancel()
 		switch {
 		case n.ctx.Err() != nil:
@@ -84,7 +84,7 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(at)) {
 		target := *c.Target
-		target.ID, target.URL = id, &url.URL{Scheme: c.URL.Scheme, Host: id[len(c.ID)+1:]}
+		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: id[len(c.ID)+1:]}
 		p := n.newPeer(c, id, &target)
 		n.peers = append(n.peers, p)
 		n.probeLoop(p)

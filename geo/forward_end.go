@@ -206,7 +206,7 @@ func (f *Forward) end(outcome, cause string) {
 	carrier := f.carrier
 	f.mu.Unlock()
 	n, p, now := f.node, f.peer, f.node.clock.Now()
-	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
+	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
 	rec.Predicted.RTT, rec.Predicted.T0, rec.Predicted.Prefill, rec.Predicted.Wait = f.predicted.RTT, f.predicted.T0, f.predicted.Prefill, f.predicted.Wait
 	rec.Predicted.LocalCost = f.localMs
 	rec.Actual.TotalMs, rec.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached

@@ -106,7 +106,7 @@ func TestAClientThatLeavesEndsTheForward(t *testing.T) {
 
 func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) {
 	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
-	n, _ := node(t, func(c *Config) { c.Interval = time.Second }, entry(t, "eu-1", url))
+	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
 	f := forwarded(t, n)
 	require.Equal(t, 1, first(n).Reserved)
 	q := n.Question(Ask{ID: "second", Model: "m"})
@@ -130,7 +130,7 @@ func TestTheDaysBudgetEndsForwards(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	e := entry(t, "eu-1", url)
 	e.PriceOut = 1e9 // a dollar a byte
-	n, _ := node(t, func(c *Config) { c.DailyUSD = 10 }, e)
+	n, _ := node(t, func(c *Config) { c.Egress.DailyUSD = 10 }, e)
 	_, fail := forwarded(t, n).Send(stream)
 	require.NotNil(t, fail)
 	require.Greater(t, n.Receipts(1)[0].USD, 10.0)
@@ -349,7 +349,7 @@ func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
 
 func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) {
 	url, _ := served(t, 8, hang)
-	n, _ := node(t, func(c *Config) { c.Interval = time.Minute }, entry(t, "eu-1", url))
+	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", url))
 	n.mu.Lock()
 	p := n.peers[0]
 	n.mu.Unlock()

@@ -61,10 +61,10 @@ func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) {
 }
 
 func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) {
-	n, _ := node(t, func(c *Config) { c.Settings.Tau = 3 })
+	n, _ := node(t, func(c *Config) { c.Tau = 3 })
 	require.True(t, n.Accepts("eu-1", 6))
 	require.False(t, n.Accepts("eu-1", 7))
-	n, _ = node(t, func(c *Config) { c.Central = c.ID })
+	n, _ = node(t, func(c *Config) { c.Mode, c.Central = Central, c.Self.ID })
 	require.True(t, n.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
 }
 

@@ -39,7 +39,7 @@ type httpLink struct {
 }
 
 func (n *Node) linkOverHTTP(p *peer) Link {
-	return &httpLink{n, p.conf.ID, p.target, engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Interval)})}
+	return &httpLink{n, p.conf.ID, p.target, engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
 }
 
 func (l *httpLink) Close() { l.client.Close() }
@@ -69,7 +69,7 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (e Echo) {
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Interval))
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return Echo{Err: err}

@@ -66,12 +66,11 @@ func (f *far) says(change func(a *answer)) { f.change.Store(&change) }
 func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Node, *queue) {
 	t.Helper()
 	q := &queue{}
-	c := Config{
-		ID: "us-1", Region: "us", Policy: "finish", Settings: policy.Defaults(), Interval: 50 * time.Millisecond, Misses: 3, RTTAlpha: 0.3,
-		SnapshotBytes: 1 << 20, MaxHops: 1, FirstByte: time.Second, Idle: time.Second, Connect: time.Second, WholeBytes: 1 << 20, EventBytes: 1 << 20,
-		Skew: 30 * time.Second, Peers: peers, Tier: q, Log: zap.NewNop(),
-		Running: func(string) (float64, int) { return 5, 64 }, Draining: func() bool { return false },
-	}
+	c := Default()
+	c.Self, c.Probe.Interval, c.Snapshot.MaxBytesPerPeer = Self{"us-1", "us"}, 50*time.Millisecond, "1MiB"
+	c.FirstByte, c.Idle, c.Connect, c.WholeBytes, c.EventBytes = time.Second, time.Second, time.Second, 1<<20, 1<<20
+	c.Peers, c.Tier, c.Log = peers, q, zap.NewNop()
+	c.Running, c.Draining = func(string) (float64, int) { return 5, 64 }, func() bool { return false }
 	if change != nil {
 		change(&c)
 	}
@@ -86,7 +85,7 @@ func entry(t *testing.T, id, at string) PeerConfig {
 	t.Helper()
 	u, err := url.Parse(at)
 	require.NoError(t, err)
-	return PeerConfig{ID: id, Region: id[:2], URL: u, Target: &engine.Target{ID: id, URL: u, Rank: -1}}
+	return PeerConfig{ID: id, Region: id[:2], Target: &engine.Target{ID: id, URL: u, Rank: -1}}
 }
 
 func eventually(t *testing.T, ok func() bool) {

@@ -10,53 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
-
 	"evenkeel/engine"
 	"evenkeel/geo/policy"
 	"evenkeel/prefill"
 )
-
-// Config of a Node.
-type Config struct {
-	ID, Region string
-	Central    string // the dispatcher that decides for all; empty: each for itself
-	Siblings   bool   // peers in our region serve the same engines, each some decode groups
-	Policy     string // as policy.Parse takes it
-	Settings   policy.Settings
-
-	Interval      time.Duration // between two probes of a peer
-	Misses        int           // in a row that take it down
-	RTTAlpha      float64
-	SnapshotBytes int64 // of what is remembered of the prompts sent to a peer
-	MaxHops       int
-	FirstByte     time.Duration       // a forward's first event may take so long
-	Idle          time.Duration       // and each later one
-	Connect       time.Duration       // to a peer
-	Whole         time.Duration       // FirstByte of a sibling, which does all that is done here
-	WholeBytes    int                 // of an answer that is not streamed
-	EventBytes    int                 // of one event
-	DailyUSD      float64             // a peer, a day; 0: any
-	Residency     map[string][]string // regions by tenant or model; none: all
-
-	Keys  *Keys         // nil: certificates alone
-	Skew  time.Duration // of clocks, for what is signed
-	Peers []PeerConfig
-
-	Tier     Tier
-	Running  func(model string) (perReplica float64, seqs int) // decode requests; must not wait
-	Draining func() bool
-	Tenure   func() Tenure // of this dispatcher; nil: regions have no owners
-	Heard    func(Heard)   // of a peer's probe; nil with Tenure
-	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error)
-
-	Clock Clock                  // nil: the machine's
-	Link  func(peer string) Link // to a peer, by the id of its entry; nil: over HTTP
-
-	Registerer prometheus.Registerer
-	Log        *zap.Logger // nil: silent
-}
 
 // Tier is this region's arrival queue.
 type Tier interface {
@@ -78,6 +35,8 @@ type Node struct {
 	running sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
 	ctx     context.Context // of the probers
 	stop    context.CancelFunc
+
+	snapshot int64 // bytes of what is remembered of the prompts sent to a peer
 
 	mu       sync.Mutex
 	text     string // of the policy
@@ -105,23 +64,16 @@ const maxModelStates = 1024
 
 // New returns a node; nothing is probed before Start.
 func New(cfg Config) (*Node, error) {
-	if cfg.Lookup == nil {
-		cfg.Lookup = lookup
-	}
-	if cfg.Clock == nil {
-		cfg.Clock = wallClock{}
-	}
-	if cfg.Log == nil {
-		cfg.Log = zap.NewNop()
-	}
+	cfg = cfg.withDefaults()
 	n := &Node{
-		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings,
+		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings(),
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
-	if _, err := cfg.Settings.Parse(cfg.Policy); err != nil {
+	if _, err := n.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
-	n.door = &Door{self: cfg.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.Skew, nonces: newNonces(2 * cfg.Skew), known: n.known}
+	n.snapshot, _ = cfg.SnapshotBytes()
+	n.door = &Door{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew), known: n.known}
 	n.door.keys.Store(cfg.Keys)
 	n.metrics = newMetrics()
 	n.metrics.begin()
@@ -186,13 +138,13 @@ func (n *Node) SetKeys(k *Keys) {
 func (n *Node) Door() *Door { return n.door }
 
 // ID is how other dispatchers know this one.
-func (n *Node) ID() string { return n.cfg.ID }
+func (n *Node) ID() string { return n.cfg.Self.ID }
 
 // known is the door's: the names in the certificate of a peer.
 func (n *Node) known(id string) (sans []string, ok bool) {
 	for i := range n.cfg.Peers {
-		if c := &n.cfg.Peers[i]; c.answersTo(id) && id != n.cfg.ID {
-			sans, ok = append(sans, c.SANs...), true
+		if c := &n.cfg.Peers[i]; c.AnswersTo(id) && id != n.cfg.Self.ID {
+			sans, ok = append(sans, c.SANs()...), true
 		}
 	}
 	return sans, ok
@@ -305,7 +257,7 @@ func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
 
 // Accepts says whether one more request that a peer forwards may wait here.
 func (n *Node) Accepts(from string, waiting int) bool {
-	if n.cfg.Central == n.cfg.ID || n.sibling(from) { // it holds the queue of all
+	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // it holds the queue of all
 		return true
 	}
 	n.mu.Lock()

@@ -2,8 +2,6 @@ package geo
 
 import (
 	"context"
-	"net/url"
-	"strings"
 	"time"
 
 	"evenkeel/engine"
@@ -11,34 +9,6 @@ import (
 	"evenkeel/geo/policy"
 	"evenkeel/prefill/index"
 )
-
-// PeerConfig is one entry of geo.peers: one dispatcher, or all that a name
-// leads to.
-type PeerConfig struct {
-	ID                string
-	Region            string
-	URL               *url.URL
-	Discover          Discovery
-	SANs              []string // names its certificate may have
-	PriceOut, PriceIn float64  // USD per GB
-	Target            *engine.Target
-}
-
-// Discovery is how the dispatchers of an entry are found.
-type Discovery string
-
-// The ways.
-const (
-	Static Discovery = ""    // the URL's host is one dispatcher
-	ByA    Discovery = "a"   // every address of the host is one
-	BySRV  Discovery = "srv" // the host is a name of SRV records, each is one
-)
-
-// answersTo says whether a dispatcher of that id may speak for the entry: of a
-// name that stands for several, all ids that begin with the entry's and a dash.
-func (c *PeerConfig) answersTo(id string) bool {
-	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
-}
 
 // peer is what a Node knows of another dispatcher. All of it is under the
 // Node's lock.
@@ -91,12 +61,12 @@ const goodsUp = 2
 
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
-		conf: conf, id: id, target: target, rtt: policy.NewRTT(n.cfg.RTTAlpha), inflight: map[*Forward]struct{}{},
+		conf: conf, id: id, target: target, rtt: policy.NewRTT(n.cfg.Cost.RTTAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1,
-		sibling: n.cfg.Siblings && conf.Region == n.cfg.Region,
+		sibling: n.cfg.Siblings && conf.Region == n.cfg.Self.Region,
 	}
 	p.forget()
-	p.sent = index.New(index.Config{MaxBytes: n.cfg.SnapshotBytes, Evict: index.Oldest})
+	p.sent = index.New(index.Config{MaxBytes: n.snapshot, Evict: index.Oldest})
 	p.slot = p.sent.Add(id, 0)
 	n.metrics.beginPeer(id)
 	return p
@@ -151,8 +121,8 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	rtt, _ := p.rtt.Ms()
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
-		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Interval), Draining: p.draining, Offers: offers && p.decodes(model),
-		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.DailyUSD,
+		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval), Draining: p.draining, Offers: offers && p.decodes(model),
+		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
 		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
 	}
 }

@@ -53,7 +53,7 @@ func (n *Node) plan(p *peer, seq uint64) {
 		n.ended(p)
 		return
 	}
-	p.unplan = n.clock.After(time.Duration(float64(n.cfg.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
+	p.unplan = n.clock.After(time.Duration(float64(n.cfg.Probe.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
 }
 
 // probe asks a peer once.
@@ -61,9 +61,9 @@ func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	n.mu.Unlock()
-	limit := max(n.cfg.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
+	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
-	body, err := json.Marshal(question{Version: version, ID: n.cfg.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
+	body, err := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	answered := func(e Echo) {
 		if n.heard(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
@@ -102,7 +102,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	if err == nil {
 		changed = p.answered(&a, sent, now, e, n.at(sent))
 		n.metrics.probe.WithLabelValues(p.id).Observe(e.Trip.Seconds())
-	} else if changed = p.missed(err.Error(), n.cfg.Misses); changed {
+	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
 		for f := range p.inflight {
 			lost = append(lost, f)
 		}
@@ -133,9 +133,9 @@ var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)
 // check tells whether the answer is that of this peer to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	switch {
-	case a.Boot == n.boot || a.ID == n.cfg.ID:
+	case a.Boot == n.boot || a.ID == n.cfg.Self.ID:
 		return errItself
-	case !p.conf.answersTo(a.ID):
+	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
 	case a.Seq != seq:
 		return fmt.Errorf("%w: to question %d, not %d", ErrProbe, a.Seq, seq)
@@ -157,12 +157,12 @@ func (n *Node) addressOf(p *peer) address {
 // request came here from one, nil if it did not.
 func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	h := Hop{
-		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.ID, Via: []string{n.cfg.ID}, RID: rid,
+		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
 		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
-		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.ID)
+		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
 	}
 	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant}, {Name: "Content-Type", Value: "application/json"}}
 	if k := n.door.keys.Load(); k != nil {
@@ -178,7 +178,7 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
-	a := answer{Version: version, ID: n.cfg.ID, Region: n.cfg.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(), Models: n.offers()}
+	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(), Models: n.offers()}
 	if n.cfg.Tenure != nil {
 		a.Tenure = n.cfg.Tenure()
 		n.mu.Lock()

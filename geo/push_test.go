@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/geo/policy"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -25,7 +24,7 @@ type bench struct {
 	served []*prefill.Lease
 }
 
-func newBench(t *testing.T, policyText string, change func(*policy.Settings)) *bench {
+func newBench(t *testing.T, policyText string, change func(*Config)) *bench {
 	t.Helper()
 	b := &bench{T: t, now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
 	var err error
@@ -44,7 +43,7 @@ func newBench(t *testing.T, policyText string, change func(*policy.Settings)) *b
 	b.node, _ = node(t, func(c *Config) {
 		c.Tier, c.Policy = b.tier, policyText
 		if change != nil {
-			change(&c.Settings)
+			change(c)
 		}
 	})
 	return b
@@ -128,7 +127,7 @@ func TestWhatOthersHaveWaitingCountsAgainstTheLimit(t *testing.T) {
 }
 
 func TestMaxUnansweredFollowsTheTraffic(t *testing.T) {
-	b := newBench(t, "skylb", func(s *policy.Settings) { s.MaxUnanswered = policy.Auto })
+	b := newBench(t, "skylb", func(c *Config) { c.Push.MaxUnanswered = auto })
 	require.Equal(t, 8, b.arrive(20), "nothing is known yet")
 	b.now = b.now.Add(time.Second)
 	b.answer(8)

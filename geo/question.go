@@ -40,7 +40,7 @@ type Ask struct {
 
 // Question returns the question of a request, for prefill.Request.Elsewhere.
 func (n *Node) Question(a Ask) *Question {
-	a.Stay = a.Stay || n.cfg.Central == n.cfg.ID // it has all engines itself
+	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // it has all engines itself
 	return &Question{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
 }
 
@@ -184,7 +184,7 @@ func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bo
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
 	s.local, s.peers = len(s.places), s.peers[:0]
 	for _, p := range n.peers {
-		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Interval))
+		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Probe.Interval))
 		v := p.view(n, h.Model, h.Now)
 		place := s.policy.PeerPlace(&v)
 		n.noteReason(p, h.Model, place.Why)
@@ -238,7 +238,7 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 // central is the place of the dispatcher that decides for all, as long as it
 // can; -1: we decide.
 func (n *Node) central(s *modelState) int {
-	if n.cfg.Central == "" || n.cfg.Central == n.cfg.ID {
+	if n.cfg.Central == "" || n.cfg.Central == n.cfg.Self.ID {
 		return -1
 	}
 	for i, p := range s.peers {
@@ -311,10 +311,10 @@ func (q *Question) blockTokens(tokens int) float64 {
 // mayGo says whether residency lets the request go to a peer, and whether it
 // has not been there.
 func (q *Question) mayGo(p *peer) bool {
-	if q.ask.Home && p.conf.Region != q.node.cfg.Region {
+	if q.ask.Home && p.conf.Region != q.node.cfg.Self.Region {
 		return false
 	}
-	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.answersTo) {
+	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.AnswersTo) {
 		return false
 	}
 	return q.may == nil || q.may(p.conf.Region)

@@ -49,7 +49,7 @@ func (n *Node) Status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := Status{
-		ID: n.cfg.ID, Region: n.cfg.Region, Central: n.cfg.Central, Policy: n.text,
+		ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Central: n.cfg.Central, Policy: n.text,
 		QS: n.settings.QS, W: n.settings.W, Load: n.settings.Load, MinGain: n.settings.MinGainMs, Peers: []PeerStatus{},
 	}
 	judge, err := n.settings.Parse(n.text)
@@ -57,7 +57,7 @@ func (n *Node) Status() Status {
 		return s
 	}
 	for _, p := range n.peers {
-		p.reserved.Expire(n.at(now), ms(n.cfg.Interval))
+		p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval))
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{

@@ -85,6 +85,37 @@ type Times struct {
 	Step          time.Duration // a step of the hand-back that takes longer has failed
 }
 
+// Waits are the times that the config file says, the same for every dispatcher. The
+// others are in proportion.
+type Waits struct {
+	Lease      time.Duration `yaml:"lease"`       // who does not renew for so long may lose what it owns
+	StartDelay time.Duration `yaml:"start_delay"` // from then until another admits
+}
+
+// DefaultWaits are those of DefaultTimes.
+func DefaultWaits() Waits { return Waits{DefaultTimes.Duration, DefaultTimes.StartDelay} }
+
+// Check tells bad of those that could make two owners.
+func (w Waits) Check(bad func(key, format string, args ...any)) {
+	if w.Lease < 3*time.Second || w.Lease%time.Second != 0 {
+		bad("lease", "%v; write whole seconds, 3s or more", w.Lease)
+	}
+	if w.StartDelay < w.Lease/3 {
+		bad("start_delay", "%v is too short for clocks that differ; write a third of the lease or more, %v", w.StartDelay, w.Lease/3)
+	}
+}
+
+// Times are all waits.
+func (w Waits) Times() Times {
+	t := DefaultTimes
+	part := func(d time.Duration) time.Duration {
+		return time.Duration(float64(d) / float64(t.Duration) * float64(w.Lease))
+	}
+	return Times{
+		Duration: w.Lease, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: w.StartDelay, RankDelay: part(t.RankDelay), Step: part(t.Step),
+	}
+}
+
 // DefaultTimes are those that docs/geo.md and docs/ha.md describe.
 var DefaultTimes = Times{
 	Duration: 15 * time.Second, RenewDeadline: 10 * time.Second, Retry: 2 * time.Second,

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"evenkeel/geo"
 	"evenkeel/geo/policy"
 	"evenkeel/namedargs"
 	"evenkeel/prefill"
@@ -17,7 +18,7 @@ type arm struct {
 	name     string // as the user wrote it
 	policy   string // geo.policy, as the server takes it
 	prefill  string // prefill.policy; empty: the server's default
-	settings policy.Settings
+	push     policy.Push
 	central  bool    // one dispatcher, in the first region, with the replicas of all
 	alone    bool    // dispatchers know no peers
 	blind    bool    // a balancer of another kind: it hears nothing of engines' memory, and watches no hotspots
@@ -87,10 +88,10 @@ func parseArm(text string) (*arm, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &arm{name: strings.TrimSpace(text), policy: name, settings: policy.Defaults()}
+	a := &arm{name: strings.TrimSpace(text), policy: name, push: policy.Defaults().Push}
 	for i := range others {
 		if o := &others[i]; o.name == name {
-			a.policy, a.prefill, a.settings.Push, a.central, a.alone, a.blind = o.policy, o.prefill, o.push, o.central, o.alone, o.blind
+			a.policy, a.prefill, a.push, a.central, a.alone, a.blind = o.policy, o.prefill, o.push, o.central, o.alone, o.blind
 		}
 	}
 	separator := ":"
@@ -107,9 +108,18 @@ func parseArm(text string) (*arm, error) {
 	return a, a.check()
 }
 
+// config is the server's, by default, with the arm's policy.
+func (a *arm) config() geo.Config {
+	c := geo.Default()
+	c.Policy, c.Push.Mode = a.policy, a.push.String()
+	return c
+}
+
 // check has the server read both policies.
 func (a *arm) check() error {
-	if _, err := a.settings.Parse(a.policy); err != nil {
+	c := a.config()
+	s := c.Settings()
+	if _, err := s.Parse(a.policy); err != nil {
 		return fmt.Errorf("%s: %w (here also prefill, probe_ms, replicas, without)", a.name, err)
 	}
 	if err := (prefill.Config{Policy: a.prefill, Policies: definitions}).Validate(); err != nil {

@@ -34,9 +34,7 @@ type dispatcher struct {
 const (
 	model      = "simulated"
 	maxNumSeqs = 256 // with which engines are configured
-	misses     = 3   // probes in a row without an answer take a peer down
-	rttAlpha   = 0.3 // weight of a new round trip in the mean
-	snapshot   = 64 << 20
+	snapshot   = "64MiB"
 
 	// lookMs is how often a proxy tells its node what its engines decode.
 	lookMs = 250.0
@@ -55,14 +53,14 @@ func (d *dispatcher) start() error {
 	}
 	d.tier.SetCandidates(d.candidates())
 	now := process{d, d.boot}
-	cfg := geo.Config{
-		ID: d.id, Region: d.id, Policy: d.s.arm.policy, Settings: d.s.arm.settings, MaxHops: 1,
-		Interval: time.Duration(d.s.probeMs * float64(time.Millisecond)), Misses: misses, RTTAlpha: rttAlpha, SnapshotBytes: snapshot,
-		Tier: d.tier, Running: func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }, Draining: func() bool { return d.draining },
-		Clock: now, Link: func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} },
-	}
+	cfg := d.s.arm.config()
+	cfg.Self = geo.Self{ID: d.id, Region: d.id}
+	cfg.Probe.Interval, cfg.Snapshot.MaxBytesPerPeer = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
+	cfg.Tier, cfg.Draining = d.tier, func() bool { return d.draining }
+	cfg.Running = func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }
+	cfg.Clock, cfg.Link = now, func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} }
 	if d.s.arm.central {
-		cfg.Central = d.id
+		cfg.Mode, cfg.Central = geo.Central, d.id
 	}
 	for _, to := range d.s.dispatchers {
 		if to != d && !d.s.arm.alone {

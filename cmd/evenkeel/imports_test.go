@@ -43,7 +43,7 @@ var mayImport = map[string][]string{
 	"lease":             {},
 	"lease/kube":        {"lease"},
 	"lease/etcd":        {"lease"},
-	"geo":               {"geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
+	"geo":               {"lease", "geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":        {"namedargs", "prefill/policy"},
 	"gateway/advice":    {},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
@@ -57,7 +57,7 @@ var mayImport = map[string][]string{
 	"gateway/prompt":    {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "mooncake"},
 	"gateway/receipt":   {},
 	"gateway/tracing":   {},
-	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo/policy", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board"},
+	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board"},
 	"gateway/owner":     {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
 	"gateway":           {"gateway/prompt", "gateway/request", "gateway/owner", "gateway/fleet", "gateway/journal", "gateway/advice", "gateway/certs", "gateway/cluster", "gateway/edge", "gateway/files", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "gateway/selftest", "gateway/tracing", "engine/circuit", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/board", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/request":   {"gateway/edge", "gateway/fleet", "gateway/journal", "gateway/openai", "gateway/owner", "gateway/prompt", "geo", "prefill", "prefill/local", "dispatcher", "pool", "engine", "sse", "mooncake"},

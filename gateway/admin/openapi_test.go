@@ -168,9 +168,9 @@ func region(t *testing.T) func(*config.Config) {
 	require.NoError(t, os.WriteFile(file, []byte("k1 "+strings.Repeat("0f", 32)+"\n"), 0o600))
 	return func(cfg *config.Config) {
 		g := &cfg.Geo
-		g.Mode, g.Listen, g.HMAC.KeysFile = config.GeoDistributed, "127.0.0.1:0", file
-		g.Self = config.GeoSelf{ID: "us-1", Region: "us"}
-		g.Peers = []config.GeoPeer{{ID: "eu-1", Region: "eu", URL: "http://127.0.0.1:1"}}
+		g.Mode, g.Listen, g.HMAC.KeysFile = geo.Distributed, "127.0.0.1:0", file
+		g.Self = geo.Self{ID: "us-1", Region: "us"}
+		g.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: "http://127.0.0.1:1"}}
 	}
 }
 

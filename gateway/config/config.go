@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -32,8 +33,8 @@ type Config struct {
 	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
-	Geo       Geo                   `yaml:"geo"`
-	HA        HA                    `yaml:"ha"`
+	Geo       geo.Config            `yaml:"geo"`
+	HA        geo.HA                `yaml:"ha"`
 	Advice    Advice                `yaml:"advice"`
 	Discovery Discovery             `yaml:"discovery"`
 
@@ -153,8 +154,8 @@ func Default() *Config {
 		Admin:     Admin{Listen: "127.0.0.1:9090", Receipts: 10_000, ReceiptsBytes: 64 << 20},
 		Dispatch:  dispatcher.Default(),
 		Predictor: board.PredictorConfig{Kind: board.DefaultPredictor},
-		Geo:       defaultGeo(),
-		HA:        defaultHA(),
+		Geo:       geo.Default(),
+		HA:        geo.DefaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
 		Discovery: Discovery{Probe: true},
 		Pool:      Pool{Size: 1024},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill/policy"
 )
@@ -47,8 +48,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	require.Empty(t, slices.Concat(o.TakeoverOrder, o.Etcd.Endpoints))
 	require.Empty(t, o.Kubernetes.Kubeconfig)
 	o.TakeoverOrder, o.Etcd.Endpoints, o.Kubernetes.Kubeconfig = nil, nil, nil
-	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
-	c.Geo.Self = GeoSelf{}
+	require.Equal(t, geo.Self{ID: "us-1", Region: "us-west"}, c.Geo.Self)
+	c.Geo.Self = geo.Self{}
 	require.Empty(t, slices.Concat(c.HA.Members, c.HA.Etcd.Endpoints))
 	c.HA.Members, c.HA.Etcd.Endpoints = nil, nil
 	d := &c.Discovery
@@ -159,8 +160,8 @@ func TestTheAscendExampleIsWhatItSays(t *testing.T) {
 func TestTheGeoExampleIsWhatItSays(t *testing.T) {
 	c, err := Load(filepath.Join(configs, "geo.yaml"))
 	require.NoError(t, err)
-	require.Equal(t, GeoDistributed, c.Geo.Mode)
-	require.Equal(t, GeoSelf{"us-1", "us-west"}, c.Geo.Self)
+	require.Equal(t, geo.Distributed, c.Geo.Mode)
+	require.Equal(t, geo.Self{ID: "us-1", Region: "us-west"}, c.Geo.Self)
 	require.Len(t, c.Geo.Peers, 1)
 	size, ok := c.Geo.SnapshotBytes()
 	require.True(t, ok)
@@ -170,8 +171,8 @@ func TestTheGeoExampleIsWhatItSays(t *testing.T) {
 func TestTheHAExampleIsWhatItSays(t *testing.T) {
 	c, err := Load(filepath.Join(configs, "ha.yaml"))
 	require.NoError(t, err)
-	require.Equal(t, HAShard, c.HA.Mode)
-	require.Equal(t, OwnKubernetes, c.HA.Engine)
+	require.Equal(t, geo.HAShard, c.HA.Mode)
+	require.Equal(t, geo.OwnKubernetes, c.HA.Engine)
 	require.NotEmpty(t, c.Geo.Self.ID, "the host's name")
 	groups := map[string]bool{}
 	for _, e := range c.Engines.Decode {

@@ -34,7 +34,6 @@ func (c *Config) Validate() error {
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkGeo(bad)
-	c.checkHA(bad)
 	c.checkDiscovery(bad)
 	c.checkAdvice(bad)
 	c.checkTracing(bad)

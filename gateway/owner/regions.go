@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/gateway/config"
 	"evenkeel/geo"
 	"evenkeel/lease"
 )
@@ -41,7 +40,7 @@ func (n *neighbours) enter() error {
 		if a.home = region == c.Self.Region; !a.home {
 			a.share = c.Ownership.MaxShare
 		}
-		if all[region] = a; c.Ownership.Engine != config.OwnStatic {
+		if all[region] = a; c.Ownership.Engine != geo.OwnStatic {
 			if err := s.claim(a, n.rank(a)); err != nil {
 				return fmt.Errorf("geo.ownership: region %s: %w", region, err)
 			}
@@ -60,7 +59,7 @@ func (n *neighbours) enter() error {
 		a.view.Store(&v)
 	}
 	s.all.Store(&all)
-	if c.Ownership.Engine == config.OwnStatic {
+	if c.Ownership.Engine == geo.OwnStatic {
 		s.log.Warn("ownership is static: a partition between regions makes two owners of one; each taker uses a share of the slots, and no lease prevents it",
 			zap.Float64("max_share", c.Ownership.MaxShare))
 	}
@@ -71,7 +70,7 @@ func (n *neighbours) enter() error {
 func (n *neighbours) order(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
-		at := slices.IndexFunc(c.Peers, func(p config.GeoPeer) bool { return p.ID == id })
+		at := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id })
 		if at < 0 && region == c.Self.Region || at >= 0 && c.Peers[at].Region == region {
 			continue // it is at home there
 		}
@@ -118,8 +117,8 @@ func (n *neighbours) stand(all map[string]*Area, reach map[string]Reach, now tim
 }
 
 func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
-	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p config.GeoPeer) bool {
-		return p.Region == a.Name && (p.ID == sender || p.Discover != "" && strings.HasPrefix(sender, p.ID+"-"))
+	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
+		return p.Region == a.Name && p.AnswersTo(sender)
 	}) {
 		return ErrNotHome
 	}

@@ -115,18 +115,18 @@ func New(c *config.Config, host Host) (*Set, error) {
 	case ha.On():
 		s.kind, s.members = Groups, ha.MemberList()
 		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
-		s.times = timesOf(ha.Lease, ha.StartDelay)
+		s.times = ha.Times()
 		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
 			s.log.Warn("this proxy is not on ha.members: it never owns a decode group, and forwards everything", zap.String("id", self), zap.Strings("members", s.members))
 		}
-		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == config.HAShard, ha.Lease)}
+		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
 		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now
 			return nil, fmt.Errorf("ha: %w", err)
 		}
 	case c.Geo.On() && own.On():
 		s.kind = Regions
 		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
-		s.times = timesOf(own.Lease, own.StartDelay)
+		s.times = own.Times()
 		n := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
 		s.standing = n
 		if err := n.enter(); err != nil {

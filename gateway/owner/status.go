@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"evenkeel/gateway/config"
+	"evenkeel/geo"
 	"evenkeel/lease"
 )
 
@@ -74,7 +74,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 		return nil
 	}
 	o, all, reach := s.standing.(*siblings), *s.all.Load(), s.host.Engines()
-	h := &HAStatus{Mode: s.conf.HA.Mode, Role: config.HAStandby, Members: o.order(""), Groups: []GroupStatus{}}
+	h := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: o.order(""), Groups: []GroupStatus{}}
 	slices.Sort(h.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		v, r := all[name].view.Load(), reach[name]

@@ -11,7 +11,7 @@ import (
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/cluster"
-	"evenkeel/gateway/config"
+	"evenkeel/geo"
 	"evenkeel/lease"
 	"evenkeel/lease/etcd"
 	"evenkeel/lease/kube"
@@ -22,7 +22,7 @@ type leases struct {
 	engine    string
 	duration  time.Duration
 	namespace string // of Lease objects; empty: our own
-	etcd      config.Etcd
+	etcd      geo.Etcd
 	identity  string   // this process
 	members   []string // that alone may ever own anything; none: anybody
 	log       *zap.Logger
@@ -30,7 +30,7 @@ type leases struct {
 	client *clientv3.Client // of etcd; nil: not needed yet
 }
 
-func newLeases(engine string, duration time.Duration, namespace string, e config.Etcd, self string, members []string, log *zap.Logger) *leases {
+func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string, log *zap.Logger) *leases {
 	var boot [6]byte
 	_, _ = rand.Read(boot[:]) // never fails, by its documentation
 	return &leases{
@@ -42,7 +42,7 @@ func newLeases(engine string, duration time.Duration, namespace string, e config
 // open returns the lease of an area: an object of that name, or a key below the
 // prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
-	if l.engine == config.OwnKubernetes {
+	if l.engine == geo.OwnKubernetes {
 		server, namespace, err := cluster.Find(kubeconfig, l.namespace)
 		if err != nil {
 			return nil, err
@@ -73,16 +73,5 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 func (l *leases) close() {
 	if l.client != nil {
 		_ = l.client.Close()
-	}
-}
-
-// timesOf are the waits of a lease: the default's, in proportion.
-func timesOf(duration, startDelay time.Duration) lease.Times {
-	t := lease.DefaultTimes
-	part := func(d time.Duration) time.Duration {
-		return time.Duration(float64(d) / float64(lease.DefaultTimes.Duration) * float64(duration))
-	}
-	return lease.Times{
-		Duration: duration, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: startDelay, RankDelay: part(t.RankDelay), Step: part(t.Step),
 	}
 }

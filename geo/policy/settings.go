@@ -16,18 +16,25 @@ type Settings struct {
 	CreditMax      int     // SP-P
 	Patience       float64 // SP-P: ms waited for a hit, per ms it saves; 0 off
 	Tau            int     // requests a peer's queue may hold, for skylb
+	Costs
+}
 
-	QS, W, Load float64 // weights of wait, prefill and batch
-	BMs         float64 // a decode step grows by, per request in the batch
-	MinGainMs   float64 // what a peer must be better by
-	TPMs, T0Ms  float64 // before anything was learned
+// Costs weigh the terms that `finish` and `gorgo` compare.
+type Costs struct {
+	QS        float64 `yaml:"qs"`          // weight of the wait
+	W         float64 `yaml:"w"`           // of the prefill
+	Load      float64 `yaml:"load"`        // of the batch
+	BMs       float64 `yaml:"b_ms"`        // a decode step grows by, per request in the batch
+	MinGainMs float64 `yaml:"min_gain_ms"` // what a peer must be better by
+	TPMs      float64 `yaml:"tp_ms"`       // of a token, before anything was learned
+	T0Ms      float64 `yaml:"t0_ms"`
 }
 
 // Defaults are those of the config; Load is what `finish` has.
 func Defaults() Settings {
 	return Settings{
 		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,
-		QS: 1, W: 1, Load: 50, BMs: 0.06, MinGainMs: 10, TPMs: 0.0938, T0Ms: 150.72,
+		Costs: Costs{QS: 1, W: 1, Load: 50, BMs: 0.06, MinGainMs: 10, TPMs: 0.0938, T0Ms: 150.72},
 	}
 }
 

@@ -1,0 +1,131 @@
+package geo
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+type report = func(key, format string, args ...any)
+
+// Check tells bad of every setting of the config file that cannot work, by its key below
+// geo. The address of the listener is not looked at.
+func (c *Config) Check(bad report) {
+	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
+		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
+	}
+	c.checkNumbers(bad)
+	c.Ownership.check(c, func(key, format string, args ...any) { bad("ownership."+key, format, args...) })
+	if !c.On() {
+		return
+	}
+	checkName(bad, "self.id", c.Self.ID, "a dispatcher")
+	checkName(bad, "self.region", c.Self.Region, "a region")
+	switch t := c.TLS; {
+	case (t.Cert == "") != (t.Key == ""):
+		bad("tls", "a certificate and its key belong together; set cert and key, or neither")
+	case t.CA != "" && t.Cert == "":
+		bad("tls.ca", "there is no certificate for others to check; set cert and key, too")
+	case t.CA == "" && !c.Signed():
+		bad("tls", "anybody could send requests here; set tls with cert, key and ca, or hmac.keys_file, or both")
+	}
+	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
+		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
+	}
+	if c.Mode == Central && c.Central != c.Self.ID && !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static }) {
+		bad("central", "%q is neither geo.self.id nor one of geo.peers", c.Central)
+	}
+	seen := map[string]bool{c.Self.ID: true}
+	for i := range c.Peers {
+		p := &c.Peers[i]
+		of := func(key, format string, args ...any) { bad(fmt.Sprintf("peers[%d].%s", i, key), format, args...) }
+		if checkName(of, "id", p.ID, "a dispatcher") && seen[p.ID] {
+			of("id", "%q is the id of another, or of this one; each needs its own", p.ID)
+		}
+		seen[p.ID] = true
+		c.checkPeer(p, of)
+	}
+}
+
+func (c *Config) checkPeer(p *PeerConfig, bad report) {
+	checkName(bad, "region", p.Region, "a region")
+	if !slices.Contains([]Discovery{Static, ByA, BySRV}, p.Discover) {
+		bad("discover", "%q finds nobody; write a for the addresses of a name, srv for its SRV records, or leave it out", p.Discover)
+	}
+	u, err := url.Parse(p.URL)
+	switch {
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil:
+		bad("url", "%q is not a dispatcher's URL; write https://host:9443", p.URL)
+	case u.Port() == "" && p.Discover != BySRV:
+		bad("url", "%q has no port; write that of the peer's geo.listen", p.URL)
+	case u.Scheme == "http" && !c.Signed():
+		bad("url", "%q is clear text and nothing is signed; write https, or set hmac.keys_file", p.URL)
+	}
+	if c.TLS.CA != "" && p.SAN == "" {
+		bad("san", "which certificate is the peer's own is not said; write a DNS or URI name in it, such as spiffe://ek/%s", p.ID)
+	}
+	for key, v := range map[string]float64{"price_out": p.PriceOut, "price_in": p.PriceIn} {
+		if !(v >= 0) {
+			bad(key, "%v is no price; write USD per GB, or 0", v)
+		}
+	}
+}
+
+// leastSnapshot is the least that is worth remembering of a peer's prompts, in bytes.
+const leastSnapshot = 64 << 10
+
+func (c *Config) checkNumbers(bad report) {
+	s := c.Settings()
+	if s.Push.String() != c.Push.Mode {
+		bad("push.mode", "%q is no mode; write sp-e, sp-p, sp-o or blind", c.Push.Mode)
+	} else if _, err := s.Parse(c.Policy); err != nil {
+		bad("policy", "%v", err)
+	}
+	for key, n := range map[string]int{
+		"push.max_outstanding": c.Push.MaxOutstanding, "push.credit_max": c.Push.CreditMax, "probe.misses": c.Probe.Misses, "max_hops": c.MaxHops,
+	} {
+		if n < 1 {
+			bad(key, "%d; at least 1 is needed", n)
+		}
+	}
+	if c.Push.MaxUnanswered != auto && c.unanswered() < 1 {
+		bad("push.max_unanswered", "%q is no number of requests; write 1 or more, or auto", c.Push.MaxUnanswered)
+	}
+	if c.MaxHops > maxVia {
+		bad("max_hops", "%d; the header has room for %d, and 1 is enough where all know all", c.MaxHops, maxVia)
+	}
+	if c.Tau < 0 {
+		bad("tau", "%d; write 0 or more", c.Tau)
+	}
+	for key, d := range map[string]time.Duration{"probe.interval": c.Probe.Interval, "hmac.skew": c.HMAC.Skew} {
+		if d <= 0 {
+			bad(key, "%v; a time above 0 is needed", d)
+		}
+	}
+	for key, v := range map[string]float64{
+		"push.patience": c.Push.Patience, "cost.qs": c.Cost.QS, "cost.w": c.Cost.W, "cost.load": c.Cost.Load, "cost.b_ms": c.Cost.BMs,
+		"cost.min_gain_ms": c.Cost.MinGainMs, "cost.tp_ms": c.Cost.TPMs, "cost.t0_ms": c.Cost.T0Ms, "egress.daily_usd": c.Egress.DailyUSD,
+	} {
+		if !(v >= 0) {
+			bad(key, "%v; write 0 or more", v)
+		}
+	}
+	if !(c.Cost.RTTAlpha > 0 && c.Cost.RTTAlpha <= 1) {
+		bad("cost.rtt_alpha", "%v is no share of a new sample; write a number up to 1, such as 0.3", c.Cost.RTTAlpha)
+	}
+	if n, ok := c.SnapshotBytes(); !ok || n < leastSnapshot {
+		bad("snapshot.max_bytes_per_peer", "%q is no size of 64KiB or more; write one such as 32MiB", c.Snapshot.MaxBytesPerPeer)
+	}
+}
+
+// checkName tells bad of a name that stands between an id and an address, or is no name
+// at all. It reports whether the name is good.
+func checkName(bad report, key, name, what string) bool {
+	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
+	if !ok {
+		bad(key, "%q cannot name %s; write up to 64 letters, digits, dots and dashes", name, what)
+	}
+	return ok
+}

@@ -1,0 +1,238 @@
+package geo
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/geo/policy"
+)
+
+// Config is `geo` of the config file, this dispatcher among those of other regions, and
+// what a Node is given beside it.
+type Config struct {
+	Mode    string `yaml:"mode"`
+	Central string `yaml:"central"` // mode central: the id of the dispatcher that decides
+	Self    Self   `yaml:"self"`
+	Listen  string `yaml:"listen"` // for other dispatchers
+	TLS     TLS    `yaml:"tls"`
+	HMAC    struct {
+		KeysFile string        `yaml:"keys_file"` // one key a line: its id, a space, 32 bytes or more; the first signs
+		KeysEnv  string        `yaml:"keys_env"`  // name of a variable with the same
+		Skew     time.Duration `yaml:"skew"`      // of clocks, for what is signed
+	} `yaml:"hmac"`
+	Peers  []PeerConfig `yaml:"peers"`
+	Policy string       `yaml:"policy"` // as policy.Parse takes it
+	Push   struct {
+		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
+		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
+		MaxOutstanding int     `yaml:"max_outstanding"`
+		CreditMax      int     `yaml:"credit_max"`
+		Patience       float64 `yaml:"patience"`
+	} `yaml:"push"`
+	Tau   int `yaml:"tau"`
+	Probe struct {
+		Interval time.Duration `yaml:"interval"` // between two probes of a peer
+		Misses   int           `yaml:"misses"`   // in a row that take it down
+	} `yaml:"probe"`
+	Cost struct {
+		policy.Costs `yaml:",inline"`
+		RTTAlpha     float64 `yaml:"rtt_alpha"`
+	} `yaml:"cost"`
+	Snapshot struct {
+		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // of what is remembered of the prompts sent to it: a number, or one with KiB, MiB or GiB
+	} `yaml:"snapshot"`
+	MaxHops   int       `yaml:"max_hops"`
+	Ownership Ownership `yaml:"ownership"`
+	Egress    struct {
+		DailyUSD float64 `yaml:"daily_usd"` // a peer, UTC day; 0: any
+	} `yaml:"egress"`
+	Residency map[string][]string `yaml:"residency"` // by tenant or model, the regions its requests may go to; none: all
+
+	Siblings   bool          `yaml:"-"` // peers in our region serve the same engines, each some decode groups
+	FirstByte  time.Duration `yaml:"-"` // a forward's first event may take so long
+	Idle       time.Duration `yaml:"-"` // and each later one
+	Connect    time.Duration `yaml:"-"` // to a peer
+	Whole      time.Duration `yaml:"-"` // FirstByte of a sibling, which does all that is done here
+	WholeBytes int           `yaml:"-"` // of an answer that is not streamed
+	EventBytes int           `yaml:"-"` // of one event
+
+	Keys     *Keys                                                                                     `yaml:"-"` // nil: certificates alone
+	Tier     Tier                                                                                      `yaml:"-"`
+	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
+	Draining func() bool                                                                               `yaml:"-"`
+	Tenure   func() Tenure                                                                             `yaml:"-"` // of this dispatcher; nil: regions have no owners
+	Heard    func(Heard)                                                                               `yaml:"-"` // of a peer's probe; nil with Tenure
+	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
+
+	Clock Clock                  `yaml:"-"` // nil: the machine's
+	Link  func(peer string) Link `yaml:"-"` // to a peer, by the id of its entry; nil: over HTTP
+
+	Registerer prometheus.Registerer `yaml:"-"`
+	Log        *zap.Logger           `yaml:"-"` // nil: silent
+}
+
+// Self is how others know this dispatcher.
+type Self struct {
+	ID     string `yaml:"id"`
+	Region string `yaml:"region"`
+}
+
+// TLS is the certificate that this dispatcher shows others, and who signs theirs.
+type TLS struct {
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	CA   string `yaml:"ca"`
+}
+
+// PeerConfig is one entry of geo.peers: one dispatcher, or all that a name
+// leads to.
+type PeerConfig struct {
+	ID       string         `yaml:"id"` // with discover, the beginning of theirs: eu for eu-1 and eu-2
+	Region   string         `yaml:"region"`
+	URL      string         `yaml:"url"`
+	Discover Discovery      `yaml:"discover"`
+	SAN      string         `yaml:"san"`       // DNS or URI name in its certificate
+	PriceOut float64        `yaml:"price_out"` // USD per GB
+	PriceIn  float64        `yaml:"price_in"`
+	Target   *engine.Target `yaml:"-"` // how calls to it are made
+}
+
+// Discovery is how the dispatchers of an entry are found.
+type Discovery string
+
+// The ways.
+const (
+	Static Discovery = ""    // the URL's host is one dispatcher
+	ByA    Discovery = "a"   // every address of the host is one
+	BySRV  Discovery = "srv" // the host is a name of SRV records, each is one
+)
+
+// AnswersTo says whether a dispatcher of that id may speak for the entry: of a
+// name that stands for several, all ids that begin with the entry's and a dash.
+func (c *PeerConfig) AnswersTo(id string) bool {
+	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
+}
+
+// SANs are the names that its certificate may have.
+func (c *PeerConfig) SANs() []string {
+	if c.SAN == "" {
+		return nil
+	}
+	return []string{c.SAN}
+}
+
+// Modes of geo.
+const (
+	Off         = "off"
+	Distributed = "distributed"
+	Central     = "central"
+)
+
+// auto as max_unanswered follows the traffic.
+const auto = "auto"
+
+// Default is what an empty config file says.
+func Default() Config {
+	d := policy.Defaults()
+	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", Tau: d.Tau, MaxHops: 1, Ownership: defaultOwnership()}
+	c.HMAC.Skew = 30 * time.Second
+	c.Push.Mode, c.Push.MaxUnanswered, c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience = d.Push.String(), strconv.Itoa(d.MaxUnanswered), d.MaxOutstanding, d.CreditMax, d.Patience
+	c.Probe.Interval, c.Probe.Misses = 500*time.Millisecond, 3
+	c.Cost.Costs, c.Cost.RTTAlpha = d.Costs, 0.3
+	c.Snapshot.MaxBytesPerPeer = "32MiB"
+	return c
+}
+
+// On says whether there are other regions.
+func (c *Config) On() bool { return c.Mode != Off }
+
+// Follows says whether another dispatcher decides for this one.
+func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Self.ID }
+
+// Leads says whether this one decides for all.
+func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
+
+// Settings are the policy's.
+func (c *Config) Settings() policy.Settings {
+	s := policy.Settings{
+		MaxUnanswered: c.unanswered(), MaxOutstanding: c.Push.MaxOutstanding, CreditMax: c.Push.CreditMax, Patience: c.Push.Patience, Tau: c.Tau, Costs: c.Cost.Costs,
+	}
+	for m := policy.SPE; m <= policy.Blind; m++ {
+		if m.String() == c.Push.Mode {
+			s.Push = m
+		}
+	}
+	return s
+}
+
+func (c *Config) unanswered() int {
+	if c.Push.MaxUnanswered == auto {
+		return policy.Auto
+	}
+	n, err := strconv.Atoi(c.Push.MaxUnanswered)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// SnapshotBytes is snapshot.max_bytes_per_peer; false: it is no size.
+func (c *Config) SnapshotBytes() (int64, bool) {
+	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
+	for suffix, n := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
+		if rest, ok := strings.CutSuffix(text, suffix); ok {
+			text, unit = strings.TrimSpace(rest), n
+		}
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	return n * unit, err == nil && n > 0
+}
+
+// Signed says whether hops are signed with keys.
+func (c *Config) Signed() bool { return c.HMAC.KeysFile != "" || c.HMAC.KeysEnv != "" }
+
+// ReadKeys reads what hops are signed with; nil: nothing.
+func (c *Config) ReadKeys() (*Keys, error) {
+	if !c.Signed() {
+		return nil, nil
+	}
+	text := os.Getenv(c.HMAC.KeysEnv)
+	if c.HMAC.KeysFile != "" {
+		file, err := os.ReadFile(c.HMAC.KeysFile)
+		if err != nil {
+			return nil, fmt.Errorf("geo.hmac.keys_file: %w", err)
+		}
+		text = string(file)
+	} else if text == "" {
+		return nil, fmt.Errorf("geo.hmac.keys_env names %s, which is empty; export it", c.HMAC.KeysEnv)
+	}
+	keys, err := ParseKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("geo.hmac: %w", err)
+	}
+	return keys, nil
+}
+
+func (c Config) withDefaults() Config {
+	if c.Mode != Central { // it decides for nobody then
+		c.Central = ""
+	}
+	if c.Lookup == nil {
+		c.Lookup = lookup
+	}
+	if c.Clock == nil {
+		c.Clock = wallClock{}
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
+}

@@ -1,0 +1,145 @@
+package geo
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/lease"
+)
+
+// Ownership is `geo.ownership` of the config file: who serves the engines of a region
+// whose dispatcher died. The engines of another region are those with engines[].region.
+type Ownership struct {
+	Engine        string   `yaml:"engine"`         // off, kubernetes, etcd, static
+	TakeoverOrder []string `yaml:"takeover_order"` // ids, for every region; empty: by round trip from the dead one
+	lease.Waits   `yaml:",inline"`
+	MaxShare      float64       `yaml:"max_share"`  // of the slots that a taker uses at first; static: always
+	DeadAfter     time.Duration `yaml:"dead_after"` // static
+	Kubernetes    struct {
+		Namespace  string            `yaml:"namespace"`  // empty: this pod's own
+		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region, to the cluster with its engines; none: this pod's own
+	} `yaml:"kubernetes"`
+	Etcd Etcd `yaml:"etcd"`
+}
+
+// HA is `ha` of the config file: which of a region's dispatchers admits to which decode
+// group. Those of geo.peers that are in our region are the others.
+type HA struct {
+	Mode        string `yaml:"mode"`
+	Engine      string `yaml:"engine"` // kubernetes, etcd
+	lease.Waits `yaml:",inline"`
+	Members     []string `yaml:"members"` // ids of all that may ever own a group; none: any proxy of the region
+	Kubernetes  struct {
+		Namespace  string `yaml:"namespace"`  // empty: this pod's own, or the kubeconfig's
+		Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's own
+	} `yaml:"kubernetes"`
+	Etcd Etcd `yaml:"etcd"`
+}
+
+// Etcd is where leases are kept.
+type Etcd struct {
+	Endpoints []string `yaml:"endpoints"`
+	Prefix    string   `yaml:"prefix"`
+	TLS       TLS      `yaml:"tls"`
+}
+
+// Engines of ownership.
+const (
+	OwnOff        = "off"
+	OwnKubernetes = "kubernetes"
+	OwnEtcd       = "etcd"
+	OwnStatic     = "static"
+)
+
+// Modes of ha.
+const (
+	HAOff     = "off"
+	HAStandby = "standby" // one has all groups, the others forward
+	HAShard   = "shard"   // each group has its own owner
+)
+
+func defaultOwnership() Ownership {
+	return Ownership{
+		Engine: OwnOff, Waits: lease.DefaultWaits(), MaxShare: 0.5, DeadAfter: lease.DefaultTimes.Duration, Etcd: Etcd{Prefix: "evenkeel/owner"},
+	}
+}
+
+// DefaultHA is what an empty config file says.
+func DefaultHA() HA {
+	return HA{Mode: HAOff, Engine: OwnKubernetes, Waits: lease.DefaultWaits(), Etcd: Etcd{Prefix: "evenkeel/group"}}
+}
+
+// On says whether regions have owners.
+func (o *Ownership) On() bool { return o.Engine != OwnOff }
+
+// On says whether decode groups have owners.
+func (h *HA) On() bool { return h.Mode != HAOff }
+
+// MemberList is members in order, as proxies compare it.
+func (h *HA) MemberList() []string { return slices.Sorted(slices.Values(h.Members)) }
+
+func (o *Ownership) check(c *Config, bad report) {
+	if !slices.Contains([]string{OwnOff, OwnKubernetes, OwnEtcd, OwnStatic}, o.Engine) {
+		bad("engine", "%q keeps no lease; write off, kubernetes, etcd or static", o.Engine)
+	}
+	o.Waits.Check(bad)
+	if !(o.MaxShare > 0 && o.MaxShare <= 1) {
+		bad("max_share", "%v is no share of slots; write a number up to 1, such as 0.5", o.MaxShare)
+	}
+	if least := time.Duration(c.Probe.Misses) * c.Probe.Interval; o.DeadAfter < least {
+		bad("dead_after", "%v; a peer is only down after %v", o.DeadAfter, least)
+	}
+	checkEtcd(bad, o.Engine, &o.Etcd)
+	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" { // two namespaces are two leases, and two owners
+		bad("kubernetes.namespace", "none, with leases in other clusters; write the one that every proxy of these regions keeps its lease in")
+	}
+	if o.On() && !c.On() {
+		bad("engine", "there are no other regions while geo.mode is off")
+	}
+	for _, id := range o.TakeoverOrder {
+		if o.On() && id != c.Self.ID && !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == id }) {
+			bad("takeover_order", "%q is neither geo.self.id nor one of geo.peers", id)
+		}
+	}
+}
+
+// Check tells bad of every setting that cannot work, by its key below ha.
+func (h *HA) Check(c *Config, bad report) {
+	if !slices.Contains([]string{HAOff, HAStandby, HAShard}, h.Mode) {
+		bad("mode", "%q is no mode; write off, standby or shard", h.Mode)
+	}
+	if !slices.Contains([]string{OwnKubernetes, OwnEtcd}, h.Engine) {
+		bad("engine", "%q keeps no lease; write kubernetes or etcd", h.Engine)
+	}
+	h.Waits.Check(bad)
+	if !h.On() {
+		return
+	}
+	switch list := h.MemberList(); {
+	case len(list) == 0:
+	case len(slices.Compact(slices.Clone(list))) < len(list):
+		bad("members", "one of them stands there twice; write each id once")
+	case len(list) == 1:
+		bad("members", "%q alone; write the ids of all proxies that may own groups, or none", list[0])
+	default:
+		for i, id := range h.Members {
+			checkName(bad, fmt.Sprintf("members[%d]", i), id, "a dispatcher")
+		}
+	}
+	checkEtcd(bad, h.Engine, &h.Etcd)
+	switch {
+	case c.Mode != Distributed:
+		bad("mode", "dispatchers of one region talk over geo's listener, and geo.mode is %s; set it to distributed, with the others under geo.peers in the region of geo.self", c.Mode)
+	case c.Ownership.On():
+		bad("mode", "geo.ownership.engine is %s: either regions have owners or decode groups; turn one off", c.Ownership.Engine)
+	case !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.Region == c.Self.Region }):
+		bad("mode", "none of geo.peers is in region %q; list the other dispatchers of this region", c.Self.Region)
+	}
+}
+
+func checkEtcd(bad report, engine string, e *Etcd) {
+	if engine == OwnEtcd && len(e.Endpoints) == 0 {
+		bad("etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")
+	}
+}
