@@ -150,8 +150,11 @@ func TestWhatNeedsARestart(t *testing.T) {
 	c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
 	dry, _ := c.reload("?dry=1")
 	require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
-	c.eventually("it is in force", func() bool { return c.gw.Config().Limits.ProbeTimeout == time.Minute })
-	r := c.gw.Status(t.Context()).Config.Last
+	var r *gateway.Reload
+	c.eventually("it is in force, and said to be", func() bool {
+		r = c.gw.Status(t.Context()).Config.Last
+		return r != nil && c.gw.Config().Limits.ProbeTimeout == time.Minute
+	})
 	require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, r.Restart)
 	require.Equal(t, "right", c.judge("as before", ""))
 	again, status := c.reload("?dry=1")
