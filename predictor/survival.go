@@ -11,8 +11,8 @@ import (
 // length cannot make us allocate for it.
 const denseMost = 1 << 16
 
-// Survival is the empirical distribution of past output lengths (algorithm
-// 5.3). It never changes once built. The zero value, and nil, know no history.
+// Survival is the empirical distribution of past output lengths. It never
+// changes once built. The zero value, and nil, know no history.
 type Survival struct {
 	history
 	atMost  []uint32 // [v] = outputs <= v, for v below the longest output and denseMost
@@ -22,17 +22,32 @@ type Survival struct {
 // NewSurvival builds the table of finished outputs, in any order. Lengths
 // below 1 are left out: nothing was generated, so nothing was learned.
 func NewSurvival(outputs []int32) *Survival {
-	s := &Survival{history: newHistory(outputs)}
-	if n := len(s.sorted); n > 0 {
-		s.atMost = make([]uint32, min(int(s.sorted[n-1]), denseMost))
+	longest := int32(0)
+	if len(outputs) > 0 {
+		longest = slices.Max(outputs)
 	}
-	seen := 0
-	for v := range s.atMost {
-		for seen < len(s.sorted) && int(s.sorted[seen]) <= v {
-			seen++
+	s := &Survival{atMost: make([]uint32, max(0, min(int(longest), denseMost)))}
+	var longer []int32 // than the array reaches
+	for _, o := range outputs {
+		switch {
+		case o < 1:
+		case int(o) < len(s.atMost):
+			s.atMost[o]++
+		default:
+			longer = append(longer, o)
 		}
-		s.atMost[v] = uint32(seen)
 	}
+	// Counting sorts the lengths that the array reaches: a table is built for every
+	// 64 requests that finish.
+	sorted := make([]int32, 0, len(outputs))
+	for v, n := range s.atMost {
+		for range n {
+			sorted = append(sorted, int32(v))
+		}
+		s.atMost[v] = uint32(len(sorted))
+	}
+	slices.Sort(longer)
+	s.history = sumUp(append(sorted, longer...))
 	s.version = fingerprint(s.sorted)
 	return s
 }
@@ -134,15 +149,19 @@ type history struct {
 }
 
 func newHistory(outputs []int32) history {
-	h := history{sorted: make([]int32, 0, len(outputs))}
+	sorted := make([]int32, 0, len(outputs))
 	for _, o := range outputs {
 		if o > 0 {
-			h.sorted = append(h.sorted, o)
+			sorted = append(sorted, o)
 		}
 	}
-	slices.Sort(h.sorted)
-	h.sums = make([]int64, len(h.sorted)+1)
-	for i, o := range h.sorted {
+	slices.Sort(sorted)
+	return sumUp(sorted)
+}
+
+func sumUp(sorted []int32) history {
+	h := history{sorted, make([]int64, len(sorted)+1)}
+	for i, o := range sorted {
 		h.sums[i+1] = h.sums[i] + int64(o)
 	}
 	return h
