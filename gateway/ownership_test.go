@@ -257,7 +257,7 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	all.slotsKept("two owners, one after the other")
 }
 
-// E21: without a lease the order decides, and a taker uses half of the slots.
+// Without a lease the order decides, and a taker uses half of the slots.
 func TestStaticOwnersTakeAShare(t *testing.T) {
 	all := threeRegions(t, func(o *geo.Ownership) { o.Engine = geo.OwnStatic })
 	us, eu, as := all.us, all.eu, all.as

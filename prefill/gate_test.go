@@ -10,7 +10,7 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// G17: own 0.93, all orphans, nothing live for 6 s.
+// Own 0.93, all orphans, nothing live for 6 s.
 func TestOneCanaryPassesEveryFiveSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("p0/0"))

@@ -129,7 +129,7 @@ func TestTheLastCallAfterTheEnginesTimeoutIsNoBug(t *testing.T) {
 	}
 }
 
-// P46: the engine may have finished what it never answered.
+// The engine may have finished what it never answered.
 func TestALostProbeStaysChargedUntilTheHoldTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"))

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// G6: b is closed for requests 1 to 4.
+// Candidate b is closed for requests 1 to 4.
 func TestRoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c"), withPolicy("round-robin"))
 	shut := hold(t, tier, "b", pooled, 90_000)
@@ -56,7 +56,7 @@ func TestRoundRobinHasACursorForEachModel(t *testing.T) {
 	require.Equal(t, "acbd", chosen)
 }
 
-// G7: active and held tokens are weighed, held ones by 0.3.
+// Active and held tokens are weighed, held ones by 0.3.
 func TestLeastTokensPrefersHeldOverRunning(t *testing.T) {
 	tier := newTier(t, up("a", "b"))
 	hold(t, tier, "a", probing, 3000)
@@ -64,7 +64,7 @@ func TestLeastTokensPrefersHeldOverRunning(t *testing.T) {
 	require.Equal(t, "b", acquire(t, tier, request(1)).Candidate.ID)
 }
 
-// G8: the vllm-ascend proxy's weights.
+// The vllm-ascend proxy's weights.
 func TestLeastTokensWithTheWorkOfVLLMAscend(t *testing.T) {
 	tier := newTier(t, up("a", "b"), withPolicy("least-tokens:work=vllm-ascend"))
 	hold(t, tier, "a", probing, 1000)
@@ -72,7 +72,7 @@ func TestLeastTokensWithTheWorkOfVLLMAscend(t *testing.T) {
 	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
 }
 
-// G5, computed over four candidates that are alike.
+// Computed over four candidates that are alike.
 func TestTiesGoWhereTheRequestHashes(t *testing.T) {
 	tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1"))
 	for id, want := range map[string]string{"req-1": "p1/1", "req-2": "p1/1", "req-3": "p0/1"} {

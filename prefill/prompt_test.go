@@ -110,7 +110,6 @@ func TestAnEnginePromisesNoMoreThanItHolds(t *testing.T) {
 	require.LessOrEqual(t, tier.cache.Stats().Entries, 1024*16/index.BlockBytes)
 }
 
-// G26.
 func TestTheLengthOfATokenIsLearned(t *testing.T) {
 	tier := newTier(t, up("a"))
 	acquire(t, tier, prompt("1", text("x", 9000))).Answered(Usage{PromptTokens: 3000, CachedTokens: -1}, time.Time{})

@@ -153,7 +153,7 @@ func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
 	})
 }
 
-// G27: p0 refuses, p1/0 answers 503, p2 serves.
+// Candidate p0 refuses, p1/0 answers 503, p2 serves.
 func TestEachAttemptGoesToAnotherInstance(t *testing.T) {
 	for n := range 20 {
 		tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1", "p2/0", "p2/1"))

@@ -31,7 +31,7 @@ func fitTTFT(t *testing.T, lines []logLine) *TTFT {
 	return fit
 }
 
-func TestPrefillLine(t *testing.T) { // geo.md E11
+func TestPrefillLine(t *testing.T) {
 	fit := fitTTFT(t, probes(10, [2]float64{1000, 250}, [2]float64{2000, 330}, [2]float64{4000, 530}))
 	require.Len(t, fit.Fits, 2, "the engine, and all")
 	for _, f := range fit.Fits {

@@ -1,5 +1,5 @@
 // Command reproduce writes the tables of docs/policies.md: policies side by side
-// on real and drawn traces in the barrier simulator, what algorithm.md says they
+// on real and drawn traces in the barrier simulator, what BalanceRoute says they
 // should show, and how good the predictors are; with --tier prefill those of
 // docs/prefill.md. Other traces of the same formats may be given in place of the
 // two embedded ones.

@@ -60,7 +60,7 @@ func TestRatio(t *testing.T) {
 	require.Equal(t, 8192, r.Blocks(4096*128, BlockBytes))
 	r.Learn(9000, 3000)
 	require.InDelta(t, 3.95, r.BytesPerToken(), 1e-12)
-	require.Equal(t, 2000, r.Tokens(7900)) // G26
+	require.Equal(t, 2000, r.Tokens(7900))
 	r.Learn(0, 5)
 	r.Learn(5, 0)
 	require.InDelta(t, 3.95, r.BytesPerToken(), 1e-12, "what was not counted teaches nothing")

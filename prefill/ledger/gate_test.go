@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The golden examples of G16, and the ways between them.
+// Golden examples, and the ways between them.
 func TestGate(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

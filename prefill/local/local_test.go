@@ -36,7 +36,7 @@ func ids(seed, tokens int) *Prompt {
 func TestARankIsOfferedWhatItDoesNotHold(t *testing.T) {
 	l := two()
 	l.Holds(1, ids(7, 2816), 2816)
-	require.Equal(t, []Offer{{1, 2816, 184}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil)) // G23
+	require.Equal(t, []Offer{{1, 2816, 184}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
 	require.Equal(t, []Offer{{1, 0, 200}, {2, 0, 200}}, l.Offers(ids(8, 200), nil))
 	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), []int32{1}))
 	require.Equal(t, Offer{1, 2800, 16}, l.Offers(ids(7, 2816), nil)[0], "the last block is always computed")
@@ -85,7 +85,7 @@ func TestTheLengthOfAPromptIsLearned(t *testing.T) {
 	require.Equal(t, 700, l.Length(&Prompt{Model: "m", Tokens: 700}))
 }
 
-func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) { // P44
+func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) {
 	l := two()
 	line := policy.Line{TPMs: 0.1, T0Ms: 20}
 	p := &Prompt{Model: "m", Tokens: 1000}

@@ -26,7 +26,7 @@ func fleet(n int) []Candidate {
 	return all
 }
 
-func TestANumberThatIsNoneRanksLast(t *testing.T) { // G28
+func TestANumberThatIsNoneRanksLast(t *testing.T) {
 	l, err := NewLibrary(map[string]Definition{"mine": {Score: "p_tokens / bs"}})
 	require.NoError(t, err)
 	p, err := l.Parse("mine")

@@ -156,7 +156,7 @@ func TestG5TiesGoWhereTheRequestHashes(t *testing.T) {
 	}
 }
 
-// G6: b is closed for requests 1 to 4.
+// Candidate b is closed for requests 1 to 4.
 func TestG6RoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
 	p, err := Parse("round-robin")
 	require.NoError(t, err)

@@ -9,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// G22.
 func TestASessionStaysWhileItsCandidateHasNoMoreThanItsShare(t *testing.T) {
 	for _, tt := range []struct {
 		name string

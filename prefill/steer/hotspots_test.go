@@ -24,7 +24,6 @@ func crowd(n, own int) (*Hotspots, time.Time) {
 	return h, now
 }
 
-// G18.
 func TestAClassIsAlarmedWhenItsShareExceedsThatOfItsHolders(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
@@ -47,7 +46,6 @@ func TestAClassIsAlarmedWhenItsShareExceedsThatOfItsHolders(t *testing.T) {
 	}
 }
 
-// G19.
 func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 	h, now := crowd(100, 30)
 	require.Equal(t, Alarm, h.Look(now, hot, 2, 6))
@@ -62,7 +60,7 @@ func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 		}
 		require.Equal(t, want, h.Weigh(now, hot, 1, rest), "request %d", i+1)
 	}
-	// G20: one more holds it now.
+	// One more holds it now.
 	require.Equal(t, OK, h.Look(now, hot, 3, 5))
 	require.Zero(t, h.classes[hot].k)
 	var to []State
@@ -73,7 +71,6 @@ func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 	require.Empty(t, h.Changes())
 }
 
-// G21.
 func TestReplicationStopsAtTheClassesShare(t *testing.T) {
 	h, now := crowd(100, 60)
 	h.Look(now, hot, 2, 6)
