@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/bench/load"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
 )
 
 // crowd are the clients.
@@ -81,7 +82,7 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 		if share == 0 {
 			continue
 		}
-		cfg := c.s.loadOf(c.p.url, who.key(), c.seed+uint64(i)*7919)
+		cfg := c.s.loadOf(c.p.URL(), who.key(), c.seed+uint64(i)*7919)
 		cfg.Concurrency = max(1, c.s.streams*share/10)
 		cfg.Count = c.s.count * share / 10
 		cfg.OnProgress = c.progress()
@@ -151,11 +152,4 @@ func (s *seen) add(r *load.Result) {
 }
 
 // pause waits; false when ctx has ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func pause(ctx context.Context, d time.Duration) bool { return world.Pause(ctx, d) == nil }

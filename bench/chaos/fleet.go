@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
 )
 
 const model = "ref"
@@ -31,7 +32,7 @@ type member struct {
 
 var claims sync.Mutex // of all members' claimed
 
-func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
+func startFleet(w *world.World, s scenario, seed uint64, books *ledger) (*fleet, error) {
 	f := &fleet{rules: faultRules(s.rate)}
 	slots := s.streams*4/(3*max(1, s.decode-1)*s.ranks) + 2*s.wide + s.lag + 2 // enough with one engine down
 	if s.slots > 0 {
@@ -53,24 +54,17 @@ func startFleet(s scenario, seed uint64, books *ledger) (*fleet, error) {
 				c.DPMode = "internal"
 			}
 		}
-		e, err := refengine.Start(c)
+		e, err := w.Engines(c)
 		if err != nil {
-			f.close()
 			return nil, err
 		}
-		m := &member{Engine: e, role: role, urls: e.URLs(), internal: c.DPMode == "internal", fleet: f}
+		m := &member{Engine: e[0], role: role, urls: e[0].URLs(), internal: c.DPMode == "internal", fleet: f}
 		if m.internal {
 			m.urls = m.urls[:1]
 		}
 		f.all = append(f.all, m)
 	}
 	return f, nil
-}
-
-func (f *fleet) close() {
-	for _, m := range f.all {
-		m.Close()
-	}
 }
 
 func (f *fleet) of(role string) (list []*member) {
@@ -145,15 +139,7 @@ func faultRules(rate float64) (rules []refengine.Rule) {
 // busy lists what the engines still hold.
 func (f *fleet) busy() (held []string) {
 	for _, m := range f.all {
-		s := m.Stats()
-		for _, h := range []struct {
-			what string
-			n    int64
-		}{{"running", s.Running}, {"waiting", s.Waiting}, {"hand-offs", int64(s.Pins)}, {"KV tokens", s.KVUsed}} {
-			if h.n != 0 {
-				held = append(held, fmt.Sprintf("%s engine %s: %d %s", m.role, m.urls[0], h.n, h.what))
-			}
-		}
+		held = append(held, world.HeldBy(m.Engine)...)
 	}
 	return held
 }

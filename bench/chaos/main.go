@@ -10,38 +10,25 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"strings"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	ok, err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
-}
+func main() { world.Main("chaos", run) }
 
 // run is the command; ok says that no invariant was broken.
 func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
 	var o options
+	flags := o.Flags("chaos")
 	name := flags.String("scenario", "mixed", "one of "+strings.Join(names(), ", "))
 	flags.DurationVar(&o.duration, "duration", 0, "of the trouble; 0: as the scenario has it")
 	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "of the plan")
 	flags.Float64Var(&o.rate, "rate", 0, "share of the engines' requests that a fault strikes; 0: as the scenario has it")
-	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
 	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
-	flags.StringVar(&o.keep, "keep", "", "folder for the proxy's config, log and request log; empty: a temporary one, kept after a breach")
 	asJSON := flags.Bool("json", false, "print the report as JSON")
 	if err := flags.Parse(args); err != nil {
 		return false, err

@@ -85,7 +85,7 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Failures, nil))
 	}
 	r.hold(got.Right > 0, "clients are served", "%d right answers", got.Right+got.Wide.Right)
-	all, err := p.series()
+	all, err := p.Series()
 	if err != nil {
 		r.breach("the proxy answers", "%v", err)
 		return
@@ -149,7 +149,7 @@ func some(failures []load.Failure, others []string) string {
 		if i == 8 {
 			break
 		}
-		fmt.Fprintf(&b, "\n    %s %s: %s (%d of %d tokens, chat %v, stream %v, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Tokens, f.Output, f.Chat, f.Stream, f.ElapsedMS)
+		fmt.Fprintf(&b, "\n    %v", f)
 	}
 	for i, s := range others {
 		if i == 8 {

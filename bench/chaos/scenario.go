@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/world"
 )
 
 // scenario is what is done to the proxy. Zero means none of it.
@@ -96,12 +97,11 @@ func scenarioOf(name string) (scenario, error) {
 
 // options are the command line's.
 type options struct {
+	world.Options
 	seed     uint64
 	duration time.Duration
 	rate     float64
-	binary   string
 	race     bool
-	keep     string
 }
 
 // warmUp is how long the proxy serves in peace before its memory is taken for
@@ -110,18 +110,21 @@ const warmUp = 3 * time.Second
 
 // play runs a scenario from the first engine to the verdict.
 func play(ctx context.Context, s scenario, o options) (*report, error) {
+	w, err := world.New(ctx, "chaos", o.Options, fmt.Sprint("-race=", o.race))
+	if err != nil {
+		return nil, err
+	}
+	r := &report{Scenario: s.name, Seed: o.seed, Folder: w.Dir}
+	defer func() { _ = w.Close(len(r.Breaches) == 0) }()
 	books := newLedger()
-	f, err := startFleet(s, o.seed, books)
+	f, err := startFleet(w, s, o.seed, books)
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
-	p, err := startProxy(ctx, s, o, f)
+	p, err := startProxy(ctx, w, s, f)
 	if err != nil {
 		return nil, err
 	}
-	r := &report{Scenario: s.name, Seed: o.seed, Folder: p.dir}
-	defer func() { p.stop(len(r.Breaches) == 0 && o.keep == "") }()
 
 	cold, err := p.vitals()
 	if err != nil {
@@ -171,7 +174,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	f.behave()
 	idle := p.idle(ctx, f, s.settle)
 	r.judge(ctx, s, f, p, books, seen, before, idle)
-	if err := p.end(); err != nil {
+	if err := p.End(20 * time.Second); err != nil {
 		r.breach("the proxy's end", "%v", err)
 	}
 	return r, nil

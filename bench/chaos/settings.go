@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 // bodiesBytes bounds all bodies. It is small, so that the effect shows when one
@@ -17,15 +17,14 @@ const bodiesBytes = 256 << 20
 // settings are the proxy's files. They are replaced whole, as config management
 // does it.
 type settings struct {
-	dir, listen, admin string
-	peers              string // where other proxies connect; empty: there are none
-	hold               time.Duration
-	pool, slots        int
-	budget             float64 // of retries: enough for the faults there are
-	fleet              *fleet
+	world       *world.World
+	proxy       *world.Proxy
+	geo         bool // there are other proxies
+	hold        time.Duration
+	pool, slots int
+	budget      float64 // of retries: enough for the faults there are
+	fleet       *fleet
 }
-
-func (s *settings) file() string { return filepath.Join(s.dir, "evenkeel.yaml") }
 
 // caller is a client with a key of its own.
 type caller struct {
@@ -48,12 +47,11 @@ var greedy = caller{name: "greedy"}
 // The names of this proxy and of its peer, which is never there.
 const (
 	thisRegion, otherRegion = "here-1", "there-1"
-	hopKeyName              = "a"
+	hopKeyName              = "a" // of world.PeersKey
 )
 
 func (s *settings) write() error {
-	var b strings.Builder
-	fmt.Fprintf(&b, `listen: %q
+	config := fmt.Sprintf(`listen: %q
 admin: {listen: %q}
 keys_file: %q
 self_test: false
@@ -77,29 +75,25 @@ prefill:
   retry: {base: 20ms, budget: %[7]v}
 limits: {bodies_bytes: %[9]d, connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
 log: {level: info, requests: %[6]q}
-%[8]sengines:
-`, s.listen, s.admin, filepath.Join(s.dir, "keys.yaml"), s.hold, s.pool, filepath.Join(s.dir, "requests.jsonl"), s.budget, s.others(), bodiesBytes, s.fleet.all[0].Config().Connector)
-	for _, role := range []string{"prefill", "decode"} {
-		fmt.Fprintf(&b, "  %s:\n", role)
-		for _, m := range s.fleet.of(role) {
-			for _, u := range m.urls {
-				fmt.Fprintf(&b, "    - {url: %q", u)
-				if role == "decode" {
-					fmt.Fprintf(&b, ", group: %s, slots: %d", m.Config().Group, s.slots)
-				}
-				if m.internal {
-					fmt.Fprintf(&b, ", ranks: %d, profile: internal", m.Config().DPSize)
-				}
-				b.WriteString("}\n")
-			}
-		}
+%[8]s`, s.proxy.Clients, s.proxy.Address, s.world.File("keys.yaml"), s.hold, s.pool, s.world.File("requests.jsonl"), s.budget, s.others(), bodiesBytes,
+		s.fleet.all[0].Config().Connector)
+	var prefill, decode []string
+	for _, m := range s.fleet.of("prefill") {
+		prefill = append(prefill, world.EnginesAt(m.urls, "")...)
 	}
-	return replace(s.file(), b.String())
+	for _, m := range s.fleet.of("decode") {
+		ranks := ""
+		if m.internal {
+			ranks = fmt.Sprintf(", ranks: %d, profile: internal", m.Config().DPSize)
+		}
+		decode = append(decode, world.EnginesAt(m.urls, ", group: %s, slots: %d%s", m.Config().Group, s.slots, ranks)...)
+	}
+	return s.world.Write(s.proxy.Config(), config+world.Engines(prefill, decode))
 }
 
 // others are the lines about other regions.
 func (s *settings) others() string {
-	if s.peers == "" {
+	if !s.geo {
 		return ""
 	}
 	return fmt.Sprintf(`geo:
@@ -108,7 +102,7 @@ func (s *settings) others() string {
   listen: %q
   hmac: {keys_file: %q}
   peers: [{id: %s, region: there, url: "http://127.0.0.1:9"}]
-`, thisRegion, s.peers, filepath.Join(s.dir, "hops.key"), otherRegion)
+`, thisRegion, s.proxy.Peers, s.world.File("hops.key"), otherRegion)
 }
 
 func (s *settings) writeKeys(who []caller) error {
@@ -117,18 +111,10 @@ func (s *settings) writeKeys(who []caller) error {
 	for _, c := range who {
 		fmt.Fprintf(&b, "  - {name: %s, sha256: %x, trusted: %v, max_concurrent: %d}\n", c.name, sha256.Sum256([]byte(c.key())), c.trusted, c.most)
 	}
-	return errors.Join(replace(filepath.Join(s.dir, "keys.yaml"), b.String()), replace(filepath.Join(s.dir, "hops.key"), hopKeyName+" 0123456789abcdef0123456789abcdef\n"))
+	return errors.Join(s.world.Write("keys.yaml", b.String()), s.world.Write("hops.key", world.PeersKey))
 }
 
 // spoil puts a file there that nobody can use.
 func (s *settings) spoil(name string) error {
-	return replace(filepath.Join(s.dir, name), "engines: [\nkeys: {}\n")
-}
-
-// replace renames a whole file into its place.
-func replace(path, text string) error {
-	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return s.world.Write(name, "engines: [\nkeys: {}\n")
 }

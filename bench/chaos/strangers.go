@@ -114,7 +114,7 @@ var attacks = []struct {
 		s.send(strings.Repeat("GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "+key+"\r\n\r\n", 50), nil)
 	}},
 	{"forged heads of a peer", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
-		s.holdAt(ctx, s.p.settings.peers, 16, s.forged()+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", s.body, strings.Repeat("x", 64<<10)))
+		s.holdAt(ctx, s.p.Peers, 16, s.forged()+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", s.body, strings.Repeat("x", 64<<10)))
 	}},
 }
 
@@ -144,7 +144,7 @@ func (s *strangers) forged() string {
 // send sends text on a connection of its own and then does the rest. It does not
 // look at the proxy's answer: the load of the other key shows the effect.
 func (s *strangers) send(text string, then func(*net.TCPConn)) {
-	if c := s.open(s.p.settings.listen, text); c != nil {
+	if c := s.open(s.p.Clients, text); c != nil {
 		if then != nil {
 			then(c)
 		}
@@ -157,7 +157,7 @@ func answered(c *net.TCPConn) { _, _ = c.Read(make([]byte, 4096)) }
 
 // hold sends the same on n connections and keeps them open as long as it may.
 func (s *strangers) hold(ctx context.Context, n int, text string) {
-	s.holdAt(ctx, s.p.settings.listen, n, text)
+	s.holdAt(ctx, s.p.Clients, n, text)
 }
 
 func (s *strangers) holdAt(ctx context.Context, addr string, n int, text string) {

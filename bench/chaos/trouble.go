@@ -70,7 +70,7 @@ func (t *trouble) note(what string) {
 
 // asked counts an action by how the proxy took it.
 func (t *trouble) asked(what, method, path string, body any) (ok bool) {
-	status, _, err := t.p.admin.Ask(method, path, body)
+	status, _, err := t.p.Ask(method, path, body)
 	switch {
 	case err != nil:
 		what += ": no answer"
@@ -234,7 +234,7 @@ func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *r
 	tell := func(what string) {
 		if rng.IntN(2) == 0 {
 			t.note(what + " and sent SIGHUP")
-			_ = t.p.process.Signal(syscall.SIGHUP)
+			_ = t.p.Signal(syscall.SIGHUP)
 		} else {
 			t.asked(what+" and asked for a reload", http.MethodPost, "/reload", nil)
 		}

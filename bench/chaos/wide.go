@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"evenkeel/bench/reftext"
+	"evenkeel/bench/world"
 )
 
 // errTold is a failure that the client was told of.
@@ -27,7 +28,7 @@ func (c *crowd) wide(ctx context.Context, rng *rand.Rand, total *seen, mu *sync.
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{IdleConnTimeout: 2 * time.Second}}
 	defer client.CloseIdleConnections()
 	for ctx.Err() == nil {
-		count(&total.Wide, mu, total, wideOnce(c.p.url, client, rng))
+		count(&total.Wide, mu, total, wideOnce(c.p.URL(), client, rng))
 	}
 }
 
@@ -91,22 +92,11 @@ func wideOnce(url string, client *http.Client, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequest(http.MethodPost, url+path, bytes.NewReader(body))
+	answer, err := world.Do(context.Background(), client, http.MethodPost, url+path, body, "Authorization", "Bearer "+callers[1].key())
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: cut off, with %d bytes: %w", path, len(answer.Body), err)
 	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Authorization", "Bearer "+callers[1].key())
-	resp, err := client.Do(req)
-	if err != nil {
-		return fmt.Errorf("%s: no answer at all: %w", path, err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("%s: cut off after %d bytes: %w", path, len(answer), err)
-	}
-	got, err := read(resp.StatusCode, stream, answer)
+	got, err := read(answer.Status, stream, answer.Body)
 	if got == nil || err != nil && !errors.Is(err, errTold) {
 		return err
 	}
@@ -203,7 +193,7 @@ func (c *crowd) slow(ctx context.Context, rng *rand.Rand, total *seen, mu *sync.
 func (c *crowd) slowOnce(ctx context.Context, rng *rand.Rand) error {
 	prompt := reftext.MakePrompt(rng.Uint64()>>8, 10)
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4000,"ignore_eos":true,"stream":true}`, model, prompt)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(c.p.url, "http://"))
+	conn, err := net.Dial("tcp", c.p.Clients)
 	if err != nil {
 		return fmt.Errorf("slow client: %w", err)
 	}

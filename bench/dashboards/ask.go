@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 // series is one line of an answer.
@@ -34,7 +36,7 @@ func (s *sample) UnmarshalJSON(b []byte) error {
 }
 
 // ask evaluates an expression of a panel over the run.
-func (w *world) ask(ctx context.Context, expr string) ([]series, error) {
+func (w *site) ask(ctx context.Context, expr string) ([]series, error) {
 	const rate = "15s" // of a scrape a second
 	expr = strings.ReplaceAll(selected(expr, `job="evenkeel",instance=~".+"`), "$rate]", rate+"]")
 	q := url.Values{
@@ -52,17 +54,8 @@ func (w *world) ask(ctx context.Context, expr string) ([]series, error) {
 func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 
 // get reads what Prometheus's API answers.
-func (w *world) get(ctx context.Context, path string, into any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.prometheus+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
+func (w *site) get(ctx context.Context, path string, into any) error {
+	got, err := world.Do(ctx, w.HTTP, http.MethodGet, "http://"+w.prometheus.Address+path, nil)
 	if err != nil {
 		return err
 	}
@@ -70,8 +63,8 @@ func (w *world) get(ctx context.Context, path string, into any) error {
 		Error string          `json:"error"`
 		Data  json.RawMessage `json:"data"`
 	}{}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return fmt.Errorf("prometheus answered %d: %w", resp.StatusCode, err)
+	if err := json.Unmarshal(got.Body, &answer); err != nil {
+		return fmt.Errorf("prometheus answered %d: %w", got.Status, err)
 	}
 	if answer.Error != "" {
 		return errors.New(answer.Error)
@@ -80,7 +73,7 @@ func (w *world) get(ctx context.Context, path string, into any) error {
 }
 
 // check holds that every panel shows something and every rule is evaluated.
-func (w *world) check(ctx context.Context, out io.Writer) error {
+func (w *site) check(ctx context.Context, out io.Writer) error {
 	var wrong []error
 	panels, lines, idle := 0, 0, 0
 	for _, d := range dashboards {

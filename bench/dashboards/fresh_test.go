@@ -18,8 +18,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
 	"evenkeel/gateway/certs/certtest"
 )
 
@@ -37,7 +37,7 @@ var measured = []string{
 func fresh(t *testing.T) (all []labels.Labels) {
 	t.Helper()
 	dir := t.TempDir()
-	binary, err := process.Evenkeel(t.Context(), "", dir)
+	w, err := world.New(t.Context(), "dashboards", world.Options{Keep: dir})
 	require.NoError(t, err)
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -64,23 +64,23 @@ prefill: {policies: {mine: {score: p_tokens}}, policy: mine, kv_events: {enabled
 ha: {mode: shard, engine: etcd, etcd: {endpoints: ["http://127.0.0.1:9"]}}
 `,
 	} {
-		admin := "127.0.0.1:" + process.FreePort()
+		admin := world.FreeAddresses(1)[0]
 		config := write(name+".yaml", "listen: \"127.0.0.1:0\"\nadmin: {listen: \""+admin+"\"}\nself_test: false\nadvice: {interval: 200ms}\n"+engines+text)
 		log := filepath.Join(dir, name+".log")
-		p, err := process.Start(exec.Command(binary, "serve", "--config", config), log)
+		p, err := world.Start(exec.Command(w.Binary, "serve", "--config", config), log)
 		require.NoError(t, err)
 		t.Cleanup(p.Kill)
 		var page string
-		err = process.Await(t.Context(), time.Minute, name+" sees its engines and has looked at them", func() bool {
+		err = world.Await(t.Context(), time.Minute, name+" sees its engines and has looked at them", func() bool {
 			page = ask(t, "http://"+admin+"/metrics")
-			return process.Sum([]byte(page), "evenkeel_engine_up{") == 2 && strings.Contains(page, "evenkeel_rank_slots{") &&
+			return world.Sum([]byte(page), "evenkeel_engine_up{") == 2 && strings.Contains(page, "evenkeel_rank_slots{") &&
 				(name == "shared" || strings.Contains(page, "evenkeel_advice{"))
 		})
 		if err != nil {
 			said, _ := os.ReadFile(log)
 			t.Fatalf("%v\n%s", err, said)
 		}
-		for series := range process.Series([]byte(page)) {
+		for series := range world.Series([]byte(page)) {
 			metric, err := parser.NewParser(parser.Options{}).ParseMetric(series)
 			require.NoError(t, err, series)
 			all = append(all, metric)

@@ -12,20 +12,16 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
-	"os/signal"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "dashboards:", err)
-		os.Exit(1)
-	}
+	world.Main("dashboards", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+		return true, run(ctx, args, out)
+	})
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -44,11 +40,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if _, err := exec.LookPath("prometheus"); err != nil {
 		return fmt.Errorf("%w; install Debian's package prometheus, nothing was checked", err)
 	}
-	w, err := begin(ctx, *binary, *rules)
-	defer w.close()
+	w, err := newSite(ctx, *binary, *rules)
 	if err != nil {
 		return err
 	}
+	defer func() { _ = w.Close(true) }()
 	fmt.Fprintf(out, "two regions under load for %v\n", *last)
 	if err := w.load(ctx, *last); err != nil {
 		return err

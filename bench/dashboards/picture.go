@@ -37,7 +37,7 @@ const (
 
 // draw makes a picture of each dashboard, as of this run: its graphs, three a
 // row, as Grafana has them.
-func (w *world) draw(ctx context.Context, folder string, out io.Writer) error {
+func (w *site) draw(ctx context.Context, folder string, out io.Writer) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (w *world) draw(ctx context.Context, folder string, out io.Writer) error {
 }
 
 // plot draws a panel; nil if it has nothing to show but zeros.
-func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
+func (w *site) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 	pic := plot.New()
 	pic.Title.Text = p.title + "  (" + p.unit + ")"
 	for _, style := range []*text.Style{&pic.Title.TextStyle, &pic.Legend.TextStyle, &pic.X.Tick.Label, &pic.Y.Tick.Label} {
@@ -117,10 +117,10 @@ func (w *world) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 var placeholder = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
 // legend fills in a legend's labels; ports of this run become what they are.
-func (w *world) legend(form string, labels map[string]string) string {
+func (w *site) legend(form string, labels map[string]string) string {
 	text := placeholder.ReplaceAllStringFunc(form, func(m string) string { return labels[strings.Trim(m, "{}")] })
-	for i, at := range w.admins {
-		text = strings.ReplaceAll(text, at, regions[i])
+	for _, p := range w.proxies {
+		text = strings.ReplaceAll(text, p.Address, p.Name)
 	}
 	if text = strings.ReplaceAll(text, "→", "to"); text == "" {
 		text = strings.Join(slices.Sorted(maps.Values(labels)), " ")

@@ -11,43 +11,27 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "ha:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
-}
+func main() { world.Main("ha", run) }
 
 // options are the command line's.
 type options struct {
-	binary, keep string
-	lease, load  time.Duration
-	absence      time.Duration // of the store
-	clients      int           // of each proxy
+	world.Options
+	lease, load time.Duration
+	absence     time.Duration // of the store
+	clients     int           // of each proxy
 }
 
 // run is the command; ok says that nothing was breached.
 func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 	var o options
-	flags := flag.NewFlagSet("ha", flag.ContinueOnError)
-	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
-	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
+	flags := o.Flags("ha")
 	flags.DurationVar(&o.lease, "lease", 5*time.Second, "ha.lease, whole seconds")
 	flags.DurationVar(&o.load, "load", 3*time.Second, "load before and after what a scene does")
 	flags.DurationVar(&o.absence, "absence", time.Minute, "how long nobody reaches the store")
@@ -63,22 +47,17 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	return len(r.Breaches) == 0, nil
 }
 
-// play runs the scenes, one after the other.
-func play(ctx context.Context, o options) (r *process.Report, err error) {
-	r = &process.Report{Head: fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", o.lease, o.clients)}
-	w, err := newWorld(ctx, o)
+// play runs the scenes.
+func play(ctx context.Context, o options) (r *world.Report, err error) {
+	r = &world.Report{Head: fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", o.lease, o.clients)}
+	w, err := newSite(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	r.Folder = w.dir
-	defer func() { err = errors.Join(err, w.close(err == nil && len(r.Breaches) == 0 && o.keep == "")) }()
+	r.Folder = w.Dir
+	defer func() { err = errors.Join(err, w.Close(err == nil && len(r.Breaches) == 0)) }()
 	if err := w.start(ctx); err != nil {
 		return nil, err
 	}
-	for _, s := range scenes {
-		if err := s.play(ctx, w, r); err != nil {
-			return nil, fmt.Errorf("%s: %w; %s has the logs", s.name, err, w.dir)
-		}
-	}
-	return r, nil
+	return r, world.Play(ctx, w, r, scenes)
 }

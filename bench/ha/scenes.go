@@ -11,56 +11,48 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
-	"evenkeel/bench/process"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
 )
 
-type scene struct {
-	name string
-	play func(ctx context.Context, w *world, r *process.Report) error
-}
-
-var scenes = []scene{
-	{"served by all", playAll},
-	{"owner killed", playKill},
-	{"owner back", playBack},
-	{"owner ended", playEnd},
-	{"owner stands still", playStop},
-	{"owner cut off", playCut},
-	{"store away", playAway},
-	{"afterwards", playAfter},
+var scenes = []world.Scene[*site]{
+	{Name: "served by all", Play: playAll},
+	{Name: "owner killed", Play: playKill},
+	{Name: "owner back", Play: playBack},
+	{Name: "owner ended", Play: playEnd},
+	{Name: "owner stands still", Play: playStop},
+	{Name: "owner cut off", Play: playCut},
+	{Name: "store away", Play: playAway},
+	{Name: "afterwards", Play: playAfter},
 }
 
 // under has the clients of some proxies ask without pause, until the function
 // it returns is called, with what they got.
-func (w *world) under(ctx context.Context, of ...*proxy) (end func() *load.Result) {
+func (w *site) under(ctx context.Context, of ...*proxy) (end func() *load.Result) {
 	c := load.Config{
 		Model: model, Concurrency: w.clients * len(of), Chat: 0.5, Stream: 0.7, Usage: 0.3, Seed: uint64(time.Now().UnixNano()), Timeout: time.Minute, Duration: time.Hour,
 		Backoff: 50 * time.Millisecond, KeepFailures: 1 << 20,
 	}
 	for _, p := range of {
-		c.URLs = append(c.URLs, "http://"+p.clients)
+		c.URLs = append(c.URLs, p.URL())
 	}
 	for i := range 499 {
 		c.Requests = append(c.Requests, trace.Request{Prompt: 20 + 7*i%150, Output: 10 + 13*i%90})
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	got := make(chan *load.Result, 1)
-	go func() {
-		r, err := load.Run(ctx, c)
-		if err != nil {
-			r = &load.Result{Failures: []load.Failure{{Kind: "load", Detail: err.Error()}}}
-		}
-		got <- r
-	}()
+	ended := load.Start(ctx, c)
 	return func() *load.Result {
 		cancel()
-		return <-got
+		r, err := ended()
+		if err != nil {
+			return &load.Result{Failures: []load.Failure{{Kind: "load", Detail: err.Error()}}}
+		}
+		return r
 	}
 }
 
 // others are all proxies but one.
-func (w *world) others(p *proxy) []*proxy {
+func (w *site) others(p *proxy) []*proxy {
 	return slices.DeleteFunc(slices.Clone(w.all[:]), func(o *proxy) bool { return o == p })
 }
 
@@ -88,7 +80,7 @@ func but(r *load.Result, allowed func(load.Failure) bool) string {
 	var list []string
 	for _, f := range r.Failures {
 		if !allowed(f) {
-			list = append(list, fmt.Sprintf("%s %s: %s (stream %v, %d of %d tokens, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Stream, f.Tokens, f.Output, f.ElapsedMS))
+			list = append(list, f.String())
 		}
 	}
 	return strings.Join(list[:min(len(list), 5)], "; ")
@@ -106,14 +98,14 @@ func cut(f load.Failure) bool {
 	return slices.Contains([]load.Kind{load.Connect, load.Reset, load.Truncated, load.Timeout}, f.Kind) || lost(f)
 }
 
-func playAll(ctx context.Context, w *world, r *process.Report) error {
+func playAll(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "all three serve"
 	end := w.under(ctx, w.all[:]...)
-	err := process.Pause(ctx, w.load)
+	err := world.Pause(ctx, w.load)
 	got := end()
 	forwards := 0.0
 	for _, p := range w.all {
-		forwards += w.metric(p, `evenkeel_geo_forwards_total{outcome="ok"`)
+		forwards += p.Metric(`evenkeel_geo_forwards_total{outcome="ok"`)
 	}
 	r.Add(scene, "%s; %.0f forwarded to an owner, the rest served where they came", kinds(got), forwards)
 	r.Hold(got.OK > 0 && len(got.Failures) == 0, scene, "%s", but(got, none))
@@ -122,10 +114,10 @@ func playAll(ctx context.Context, w *world, r *process.Report) error {
 }
 
 // unowned waits until another than p admits to a group, for how long.
-func (w *world) unowned(ctx context.Context, group string, p *proxy, since time.Time) (taker *proxy, took time.Duration, err error) {
-	err = process.Await(ctx, 4*w.lease, "another proxy has "+group, func() bool {
+func (w *site) unowned(ctx context.Context, group string, p *proxy, since time.Time) (taker *proxy, took time.Duration, err error) {
+	err = world.Await(ctx, 4*w.lease, "another proxy has "+group, func() bool {
 		for _, o := range w.others(p) {
-			if w.metric(o, fmt.Sprintf("evenkeel_ha_owner{group=%q}", group)) == 1 {
+			if o.owns(group) {
 				taker = o
 			}
 		}
@@ -136,45 +128,45 @@ func (w *world) unowned(ctx context.Context, group string, p *proxy, since time.
 
 // away does something to the owner of a group under load and measures until
 // another has it.
-func (w *world) away(ctx context.Context, group string, do func(*proxy)) (p, taker *proxy, took time.Duration, others, own *load.Result, err error) {
+func (w *site) away(ctx context.Context, group string, do func(*proxy)) (p, taker *proxy, took time.Duration, others, own *load.Result, err error) {
 	if p = w.owner(group); p == nil {
 		return p, nil, 0, nil, nil, fmt.Errorf("%s has no owner", group)
 	}
 	endOthers, endOwn := w.under(ctx, w.others(p)...), w.under(ctx, p)
-	if err = process.Pause(ctx, w.load); err == nil {
+	if err = world.Pause(ctx, w.load); err == nil {
 		at := time.Now()
 		do(p)
 		taker, took, err = w.unowned(ctx, group, p, at)
 	}
 	if err == nil {
-		err = process.Pause(ctx, w.load)
+		err = world.Pause(ctx, w.load)
 	}
 	return p, taker, took, endOthers(), endOwn(), err
 }
 
-func playKill(ctx context.Context, w *world, r *process.Report) error {
+func playKill(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner of a group killed (SIGKILL)"
-	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { p.signal(os.Kill) })
+	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(os.Kill) })
 	if err != nil {
 		return err
 	}
-	<-p.process.Gone()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own))
+	<-p.Gone()
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own))
 	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
 	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	r.Hold(but(own, cut) == "", scene, "its own clients: %s", but(own, cut))
 	w.oneOwner(r, scene)
-	return w.begin(p)
+	return p.Serve()
 }
 
-func playBack(ctx context.Context, w *world, r *process.Report) error {
+func playBack(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "it is back"
 	end := w.under(ctx, w.all[0], w.all[1], w.all[2])
 	at := time.Now()
 	err := w.rest(ctx)
 	took := time.Since(at)
 	if err == nil {
-		err = process.Pause(ctx, w.load)
+		err = world.Pause(ctx, w.load)
 	}
 	got := end()
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
@@ -188,14 +180,14 @@ func playBack(ctx context.Context, w *world, r *process.Report) error {
 	return err
 }
 
-func playEnd(ctx context.Context, w *world, r *process.Report) error {
+func playEnd(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner ended (SIGTERM)"
-	p, taker, took, others, own, err := w.away(ctx, "west", func(p *proxy) { p.signal(syscall.SIGTERM) })
+	p, taker, took, others, own, err := w.away(ctx, "west", func(p *proxy) { _ = p.Signal(syscall.SIGTERM) })
 	if err != nil {
 		return err
 	}
-	<-p.process.Gone()
-	r.Add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", taker.name, took.Seconds(), kinds(others), kinds(own))
+	<-p.Gone()
+	r.Add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), kinds(others), kinds(own))
 	r.Hold(took < w.lease, scene, "handed over after %v", took)
 	r.Hold(len(others.Failures) == 0, scene, "clients of the others: %s", but(others, none))
 	leaving := func(f load.Failure) bool {
@@ -203,7 +195,7 @@ func playEnd(ctx context.Context, w *world, r *process.Report) error {
 	}
 	r.Hold(but(own, leaving) == "", scene, "its own clients: %s", but(own, leaving))
 	w.oneOwner(r, scene)
-	if err := w.begin(p); err != nil {
+	if err := p.Serve(); err != nil {
 		return err
 	}
 	return w.rest(ctx)
@@ -211,11 +203,11 @@ func playEnd(ctx context.Context, w *world, r *process.Report) error {
 
 // playStop lets an owner stand still in the middle of its work until its groups
 // are another's, and wake then with all that it was about to do.
-func playStop(ctx context.Context, w *world, r *process.Report) error {
+func playStop(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner stands still (SIGSTOP)"
-	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { p.signal(syscall.SIGSTOP) })
+	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(syscall.SIGSTOP) })
 	if p != nil {
-		p.signal(syscall.SIGCONT)
+		_ = p.Signal(syscall.SIGCONT)
 	}
 	if err != nil {
 		return err
@@ -225,7 +217,7 @@ func playStop(ctx context.Context, w *world, r *process.Report) error {
 		return err
 	}
 	after := endOthers()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
 	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
 	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	r.Hold(len(after.Failures) == 0, scene, "after it woke: %s", but(after, none))
@@ -234,7 +226,7 @@ func playStop(ctx context.Context, w *world, r *process.Report) error {
 }
 
 // oneOwner holds what the engines saw.
-func (w *world) oneOwner(r *process.Report, scene string) {
+func (w *site) oneOwner(r *world.Report, scene string) {
 	for i, e := range w.decode {
 		s := e.Stats()
 		r.Hold(s.StaleEpochs == 0, scene, "%s saw %d requests of an owner after those of a later one", groups[i], s.StaleEpochs)
@@ -243,24 +235,18 @@ func (w *world) oneOwner(r *process.Report, scene string) {
 }
 
 // playAfter holds that nothing is left of all that.
-func playAfter(ctx context.Context, w *world, r *process.Report) error {
+func playAfter(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "after the last request"
-	var held string
-	err := process.Await(ctx, 20*time.Second, "nothing is held", func() bool {
-		held = ""
+	err := world.Idle(ctx, 20*time.Second, func() []string {
+		held := world.HeldBy(slices.Concat(w.prefill, w.decode)...)
 		for _, p := range w.all {
-			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs{", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift", "evenkeel_double_releases_total"} {
-				if v := w.metric(p, series); v != 0 {
-					held += fmt.Sprintf("%s: %s %v; ", p.name, series, v)
-				}
+			all, err := p.Series()
+			if err != nil {
+				held = append(held, err.Error())
 			}
+			held = append(held, world.Held(p.Name, all, world.Books...)...)
 		}
-		for _, e := range append(slices.Clone(w.prefill), w.decode...) {
-			if s := e.Stats(); s.Running+s.Waiting+s.KVUsed != 0 {
-				held += fmt.Sprintf("engine %s still has %d requests and %d KV tokens; ", e.URLs()[0], s.Running+s.Waiting, s.KVUsed)
-			}
-		}
-		return held == ""
+		return held
 	})
 	over, epochs := int64(0), []string{}
 	for i, e := range w.decode {
@@ -269,7 +255,7 @@ func playAfter(ctx context.Context, w *world, r *process.Report) error {
 		epochs = append(epochs, fmt.Sprintf("%s %d", groups[i], s.Epoch))
 	}
 	r.Add(scene, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: %s); %d requests found a rank full", strings.Join(epochs, ", "), over)
-	r.Hold(err == nil, scene, "%s", held)
+	r.Hold(err == nil, scene, "%v", err)
 	w.oneOwner(r, scene)
 	return ctx.Err()
 }

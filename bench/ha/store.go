@@ -6,26 +6,26 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 // isolate cuts a proxy off from the store and from all other proxies, or heals that.
-func (w *world) isolate(p *proxy, cut bool) {
+func (w *site) isolate(p *proxy, cut bool) {
 	p.store.Hold(cut)
 	for _, o := range w.others(p) {
-		p.ways[o.name].Hold(cut)
-		o.ways[p.name].Hold(cut)
+		p.ways[o.Name].Hold(cut)
+		o.ways[p.Name].Hold(cut)
 	}
 }
 
 // playAway takes the store away from all proxies for a minute: with closed membership
 // each group stays with its owner, and no request fails.
-func playAway(ctx context.Context, w *world, r *process.Report) error {
+func playAway(ctx context.Context, w *site, r *world.Report) error {
 	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
 	before := map[string]string{}
 	for _, g := range groups {
 		if p := w.owner(g); p != nil {
-			before[g] = p.name
+			before[g] = p.Name
 		}
 	}
 	end := w.under(ctx, w.all[:]...)
@@ -34,16 +34,16 @@ func playAway(ctx context.Context, w *world, r *process.Report) error {
 	}
 	pledged, moved := false, ""
 	for until := time.Now().Add(w.absence); time.Now().Before(until); {
-		if err := process.Pause(ctx, 200*time.Millisecond); err != nil {
+		if err := world.Pause(ctx, 200*time.Millisecond); err != nil {
 			return err
 		}
 		for _, g := range groups {
 			var owners []string
 			for _, p := range w.all {
-				if w.metric(p, fmt.Sprintf("evenkeel_ha_owner{group=%q}", g)) == 1 {
-					owners = append(owners, p.name)
+				if p.owns(g) {
+					owners = append(owners, p.Name)
 				}
-				pledged = pledged || w.metric(p, fmt.Sprintf("evenkeel_ha_pledged{group=%q}", g)) == 1
+				pledged = pledged || p.Metric(fmt.Sprintf("evenkeel_ha_pledged{group=%q}", g)) == 1
 			}
 			if is := strings.Join(owners, " and "); is != before[g] && moved == "" {
 				moved = fmt.Sprintf("%s was %s's and is %q's %v before the store is back", g, before[g], is, time.Until(until).Round(time.Second))
@@ -53,7 +53,7 @@ func playAway(ctx context.Context, w *world, r *process.Report) error {
 	for _, p := range w.all {
 		p.store.Hold(false)
 	}
-	err := process.Pause(ctx, 2*w.lease)
+	err := world.Pause(ctx, 2*w.lease)
 	got := end()
 	r.Add(scene, "every group stays with its owner, which the others promise; clients of all: %s", kinds(got))
 	r.Hold(pledged, scene, "no group was held by promises")
@@ -68,7 +68,7 @@ func playAway(ctx context.Context, w *world, r *process.Report) error {
 
 // playCut cuts an owner off from the store and from the other proxies: it stops by
 // itself, and another takes its group.
-func playCut(ctx context.Context, w *world, r *process.Report) error {
+func playCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner cut off from the store and from the others"
 	p, taker, took, others, _, err := w.away(ctx, "west", func(p *proxy) { w.isolate(p, true) })
 	if p != nil {
@@ -77,7 +77,7 @@ func playCut(ctx context.Context, w *world, r *process.Report) error {
 	if err != nil {
 		return err
 	}
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
 	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
 	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	w.oneOwner(r, scene)

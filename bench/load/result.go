@@ -97,6 +97,10 @@ type Failure struct {
 	SentAt    time.Time `json:"sent_at"`
 }
 
+func (f Failure) String() string {
+	return fmt.Sprintf("%s %s: %s (%d of %d tokens, chat %v, stream %v, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Tokens, f.Output, f.Chat, f.Stream, f.ElapsedMS)
+}
+
 func failureOf(a *ask, x *exchange, f *fault, requestID string) Failure {
 	return Failure{Kind: f.kind, Detail: f.detail, Request: requestID, ID: string(x.follower.id), Chat: a.chat, Stream: a.stream,
 		Prompt: a.req.Prompt, Output: a.req.Output, Tokens: x.tokens, Answer: x.follower.want.answer,

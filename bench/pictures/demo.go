@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+
+	"evenkeel/bench/world"
 )
 
 // bandsOnly leaves of a report the plots of the first and the last policy, side
@@ -24,10 +26,10 @@ const bandsOnly = `(() => {
 
 // drawDemo runs the demo, which writes a report, and takes pictures of that. Its
 // steps take twice as long as by default, so that a machine which draws keeps up.
-func drawDemo(ctx context.Context, o options, dir string, b *browser, out io.Writer) error {
+func drawDemo(ctx context.Context, o options, w *world.World, b *browser, out io.Writer) error {
 	fmt.Fprintf(out, "the demo, %d requests a policy\n", o.requests)
-	folder := filepath.Join(dir, "demo")
-	cmd := exec.CommandContext(ctx, o.binary, "demo", "--out", folder, "--policies", "jsq,jsq-kv,br0,evenkeel", "--requests", strconv.Itoa(o.requests),
+	folder := w.File("demo")
+	cmd := exec.CommandContext(ctx, w.Binary, "demo", "--out", folder, "--policies", "jsq,jsq-kv,br0,evenkeel", "--requests", strconv.Itoa(o.requests),
 		"--c0", "10ms", "--c1", "400ns", "--prefill-base", "18ms", "--prefill-per-token", "18us")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, said)

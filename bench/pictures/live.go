@@ -5,17 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/bench/load"
-	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
 )
 
 const (
@@ -28,9 +25,8 @@ const (
 
 // drawLive runs a proxy before 32 decode ranks, kills one of them, and takes
 // pictures of what an operator sees then.
-func drawLive(ctx context.Context, o options, dir string, b *browser, out io.Writer) (err error) {
-	s, err := setUp(ctx, o.binary, dir)
-	defer s.close()
+func drawLive(ctx context.Context, o options, w *world.World, b *browser, out io.Writer) (err error) {
+	s, err := setUp(ctx, w)
 	if err != nil {
 		return err
 	}
@@ -54,7 +50,7 @@ func drawLive(ctx context.Context, o options, dir string, b *browser, out io.Wri
 			return err
 		}
 	}
-	page := "http://" + s.admin + "/"
+	page := "http://" + s.Address + "/"
 	for _, shot := range []struct {
 		name, scheme  string
 		width, height int64
@@ -70,67 +66,39 @@ func drawLive(ctx context.Context, o options, dir string, b *browser, out io.Wri
 			return err
 		}
 	}
-	return drawTop(ctx, o, dir, page, b, out)
+	return drawTop(ctx, o, w, page, b, out)
 }
 
-// setting is a proxy and its engines.
+// setting is a proxy, and the engine that is to be lost.
 type setting struct {
-	clients, admin string // addresses
-	prefill        []*refengine.Engine
-	decode, lost   *refengine.Engine
-	proxy          *process.Process
+	*world.Proxy
+	lost *refengine.Engine
 }
 
-// setUp returns when the proxy is ready. What it returns beside an error wants
-// to be closed, too.
-func setUp(ctx context.Context, binary, dir string) (*setting, error) {
-	s := &setting{clients: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort()}
-	var engines strings.Builder
-	engines.WriteString("  prefill:\n")
-	for range prefills {
-		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefillBase: 20 * time.Millisecond, PrefillPerToken: 25 * time.Microsecond, PrefixCache: 2048, PromptTokensDetails: true})
-		if err != nil {
-			return s, err
-		}
-		s.prefill = append(s.prefill, e)
-		fmt.Fprintf(&engines, "    - {url: %q}\n", e.URLs()[0])
+// setUp returns when the proxy is ready.
+func setUp(ctx context.Context, w *world.World) (*setting, error) {
+	prefill := refengine.Config{
+		Role: refengine.Prefill, PrefillBase: 20 * time.Millisecond, PrefillPerToken: 25 * time.Microsecond, PrefixCache: 2048, PromptTokensDetails: true,
 	}
-	urls, err := s.startDecode()
+	decode := refengine.Config{Role: refengine.Decode, DPSize: ranks - 1, Slots: slots, C0: 50 * time.Millisecond, C1: time.Microsecond}
+	alone := decode // with the same clock
+	alone.DPSize = 1
+	engines, err := w.Engines(append(slices.Repeat([]refengine.Config{prefill}, prefills), decode, alone)...)
 	if err != nil {
-		return s, err
-	}
-	engines.WriteString("  decode:\n")
-	for _, u := range urls {
-		fmt.Fprintf(&engines, "    - {url: %q, slots: %d, kv_tokens: 40000}\n", u, slots)
-	}
-	config := filepath.Join(dir, "live.yaml")
-	text := fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\nhealth: {slow_start: 0s}\ndispatch: {shadow: [pjsq, pjsq-kv, prr], step_model: {c0_ms: 50, c1_ms: 0.001}}\nengines:\n%s", s.clients, s.admin, engines.String())
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return s, err
-	}
-	log := filepath.Join(dir, "live.log")
-	if s.proxy, err = process.Start(exec.Command(binary, "serve", "--config", config), log); err != nil {
-		return s, err
-	}
-	if err := s.proxy.Answers(ctx, "http://"+s.admin+"/readyz"); err != nil {
-		said, _ := os.ReadFile(log) // without it the error says enough
-		return s, fmt.Errorf("%w: %s", err, said)
-	}
-	return s, nil
-}
-
-// startDecode returns the ranks' URLs. The one that is to be lost is an engine of
-// its own, with the same clock.
-func (s *setting) startDecode() (urls []string, err error) {
-	c := refengine.Config{Role: refengine.Decode, DPSize: ranks - 1, Slots: slots, C0: 50 * time.Millisecond, C1: time.Microsecond}
-	if s.decode, err = refengine.Start(c); err != nil {
 		return nil, err
 	}
-	c.DPSize = 1
-	if s.lost, err = refengine.Start(c); err != nil {
-		return nil, err
+	s := &setting{Proxy: w.Proxies("live")[0], lost: engines[prefills+1]}
+	var urls []string
+	for _, e := range engines[:prefills] {
+		urls = append(urls, e.URLs()...)
 	}
-	return slices.Insert(s.decode.URLs(), lost, s.lost.URLs()[0]), nil
+	ranks := slices.Insert(engines[prefills].URLs(), lost, s.lost.URLs()...)
+	return s, s.ServeWith(ctx, fmt.Sprintf(`listen: %q
+admin: {listen: %q}
+self_test: false
+health: {slow_start: 0s}
+dispatch: {shadow: [pjsq, pjsq-kv, prr], step_model: {c0_ms: 50, c1_ms: 0.001}}
+%s`, s.Clients, s.Address, world.Engines(world.EnginesAt(urls, ""), world.EnginesAt(ranks, ", slots: %d, kv_tokens: 40000", slots))))
 }
 
 // load has clients talk until ctx ends: a real trace, in sessions that share
@@ -144,7 +112,7 @@ func (s *setting) load(ctx context.Context) error {
 		}
 	}
 	got, err := load.Run(ctx, load.Config{
-		URLs: []string{"http://" + s.clients}, Requests: requests, Duration: time.Hour, SharePrefixes: true, MaxPrompt: 6000,
+		URLs: []string{s.URL()}, Requests: requests, Duration: time.Hour, SharePrefixes: true, MaxPrompt: 6000,
 		Concurrency: ranks*slots + waiting, Stream: 1, Cancel: load.Cancel{Share: 0.02}, Seed: 1, Backoff: 100 * time.Millisecond,
 	})
 	if err != nil && ctx.Err() == nil {
@@ -154,16 +122,4 @@ func (s *setting) load(ctx context.Context) error {
 		return fmt.Errorf("%d requests failed beside %d that did not: the pictures show something else than one rank that is down: %v", got.Failed, got.OK, got.Kinds)
 	}
 	return nil
-}
-
-func (s *setting) close() {
-	s.proxy.Kill()
-	for _, e := range s.prefill {
-		e.Close()
-	}
-	for _, e := range []*refengine.Engine{s.decode, s.lost} {
-		if e != nil {
-			e.Close()
-		}
-	}
 }

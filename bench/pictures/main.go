@@ -14,10 +14,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 type options struct {
@@ -27,38 +26,34 @@ type options struct {
 }
 
 func main() {
-	var o options
-	flag.StringVar(&o.out, "out", "docs/img", "folder of the pictures")
-	flag.StringVar(&o.only, "only", "", "live, demo or none: the others stay as they are; empty: all")
-	flag.StringVar(&o.binary, "bin", "", "the program that is shown; empty: it is built")
-	flag.DurationVar(&o.duration, "duration", 280*time.Second, "of the run that the page shows; a rank goes down after six sevenths")
-	flag.IntVar(&o.requests, "requests", 700, "of the demo, for each policy")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "pictures:", err)
-		os.Exit(1)
-	}
+	world.Main("pictures", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+		return true, run(ctx, args, out)
+	})
 }
 
-func run(ctx context.Context, o options, out io.Writer) (err error) {
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	var o options
+	flags := flag.NewFlagSet("pictures", flag.ContinueOnError)
+	flags.StringVar(&o.out, "out", "docs/img", "folder of the pictures")
+	flags.StringVar(&o.only, "only", "", "live, demo or none: the others stay as they are; empty: all")
+	flags.StringVar(&o.binary, "bin", "", "the program that is shown; empty: it is built")
+	flags.DurationVar(&o.duration, "duration", 280*time.Second, "of the run that the page shows; a rank goes down after six sevenths")
+	flags.IntVar(&o.requests, "requests", 700, "of the demo, for each policy")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
 	path, err := chromium()
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "evenkeel-pictures-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
-	if o.binary, err = process.Evenkeel(ctx, o.binary, dir); err != nil {
+	w, err := world.New(ctx, "pictures", world.Options{Bin: o.binary})
+	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, w.Close(true)) }()
 	b, err := open(ctx, path)
 	if err != nil {
 		return err
@@ -66,10 +61,10 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	defer b.close()
 	for _, p := range []struct {
 		name string
-		make func(context.Context, options, string, *browser, io.Writer) error
+		make func(context.Context, options, *world.World, *browser, io.Writer) error
 	}{{"live", drawLive}, {"demo", drawDemo}} {
 		if o.only == "" || o.only == p.name {
-			if err := p.make(ctx, o, dir, b, out); err != nil {
+			if err := p.make(ctx, o, w, b, out); err != nil {
 				return fmt.Errorf("%s: %w", p.name, err)
 			}
 		}

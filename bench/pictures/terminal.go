@@ -11,23 +11,25 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 // drawTop takes a picture of `evenkeel top` in a terminal of 80 columns and 24
 // lines, which is tmux.
-func drawTop(ctx context.Context, o options, dir, admin string, b *browser, out io.Writer) error {
+func drawTop(ctx context.Context, o options, w *world.World, admin string, b *browser, out io.Writer) error {
 	if path, _ := exec.LookPath("tmux"); path == "" {
 		fmt.Fprintln(out, "no tmux here, so top.png stays as it is: apt-get install tmux")
 		return nil
 	}
 	tmux := func(args ...string) ([]byte, error) {
-		said, err := exec.CommandContext(ctx, "tmux", append([]string{"-S", filepath.Join(dir, "tmux"), "-f", "/dev/null"}, args...)...).CombinedOutput()
+		said, err := exec.CommandContext(ctx, "tmux", append([]string{"-S", w.File("tmux"), "-f", "/dev/null"}, args...)...).CombinedOutput()
 		if err != nil {
 			return nil, fmt.Errorf("tmux %s: %w: %s", args[0], err, said)
 		}
 		return said, nil
 	}
-	if _, err := tmux("new-session", "-d", "-x", "80", "-y", "24", "COLORTERM=truecolor '"+o.binary+"' top --admin '"+admin+"'"); err != nil {
+	if _, err := tmux("new-session", "-d", "-x", "80", "-y", "24", "COLORTERM=truecolor '"+w.Binary+"' top --admin '"+admin+"'"); err != nil {
 		return err
 	}
 	var screen []byte
@@ -44,7 +46,7 @@ func drawTop(ctx context.Context, o options, dir, admin string, b *browser, out 
 	if _, err := tmux("kill-server"); err != nil {
 		return err
 	}
-	page := filepath.Join(dir, "top.html")
+	page := w.File("top.html")
 	if err := os.WriteFile(page, []byte(terminalPage(string(screen))), 0o600); err != nil {
 		return err
 	}

@@ -33,8 +33,8 @@ var theirModel = regexp.MustCompile(`(model\s*([=:])\s*)(["'])gpt-[\w.-]+["']`)
 
 const ourModel = "${1}${3}" + model + "${3}, max_tokens${2} 64"
 
-func pythonExamples(ctx context.Context, w *world) (outcome, error) {
-	dir := filepath.Join(w.dir, "python-examples")
+func pythonExamples(ctx context.Context, w *site) (outcome, error) {
+	dir := filepath.Join(w.Dir, "python-examples")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return outcome{}, err
 	}
@@ -58,7 +58,7 @@ func pythonExamples(ctx context.Context, w *world) (outcome, error) {
 // block is a piece of code in the README.
 var block = regexp.MustCompile("(?s)```(?:ts|js)\n(.*?)```")
 
-func nodeExamples(ctx context.Context, w *world) (outcome, error) {
+func nodeExamples(ctx context.Context, w *site) (outcome, error) {
 	dir := filepath.Join(w.cache, "node")
 	if !exists(filepath.Join(dir, "node_modules/openai/package.json")) {
 		for _, name := range []string{"node", "npm"} {
@@ -139,7 +139,7 @@ func shorn(text string) string {
 
 // runClients runs each program against the plain engine, twice, and against
 // evenkeel.
-func runClients(ctx context.Context, w *world, programs []program) (outcome, error) {
+func runClients(ctx context.Context, w *site, programs []program) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -147,7 +147,7 @@ func runClients(ctx context.Context, w *world, programs []program) (outcome, err
 	var seen []string
 	for _, p := range programs {
 		var out [3]string
-		for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.url()} {
+		for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.proxy.URL()} {
 			ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 			cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
 			cmd.Dir = p.dir
@@ -155,7 +155,7 @@ func runClients(ctx context.Context, w *world, programs []program) (outcome, err
 			said, err := cmd.CombinedOutput()
 			cancel()
 			out[i] = shorn(string(said)) + fmt.Sprint("exit: ", err)
-			_ = os.WriteFile(filepath.Join(w.dir, fmt.Sprintf("client-%s-%d.txt", p.name, i)), said, 0o600)
+			_ = os.WriteFile(filepath.Join(w.Dir, fmt.Sprintf("client-%s-%d.txt", p.name, i)), said, 0o600)
 		}
 		end := out[0][strings.LastIndex(out[0], "exit: ")+len("exit: "):]
 		switch {

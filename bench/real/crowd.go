@@ -29,7 +29,7 @@ func prompts(n, tokens int, seed uint64) (list []question) {
 }
 
 // know asks the plain engine.
-func (w *world) know(ctx context.Context, list []question) error {
+func (w *site) know(ctx context.Context, list []question) error {
 	answers := make([]answer, len(list))
 	w.ask(ctx, w.engines["plain"].url(), list, answers, nil)
 	for i, a := range answers {
@@ -43,7 +43,7 @@ func (w *world) know(ctx context.Context, list []question) error {
 
 // ask sends all questions at once and waits for the answers. heard is called
 // whenever bytes of an answer come.
-func (w *world) ask(ctx context.Context, url string, list []question, answers []answer, heard func(i, bytes int)) {
+func (w *site) ask(ctx context.Context, url string, list []question, answers []answer, heard func(i, bytes int)) {
 	var all sync.WaitGroup
 	for i, q := range list {
 		all.Go(func() {
@@ -84,7 +84,7 @@ func (t *tally) String() string {
 func (t *tally) all() bool { return len(t.wrong) == 0 && len(t.refused) == 0 }
 
 // crowd asks evenkeel all questions at once. during runs meanwhile.
-func (w *world) crowd(ctx context.Context, list []question, heard func(i, bytes int), during func() error) (t *tally, err error) {
+func (w *site) crowd(ctx context.Context, list []question, heard func(i, bytes int), during func() error) (t *tally, err error) {
 	answers, done := make([]answer, len(list)), make(chan error, 1)
 	go func() {
 		if during == nil {
@@ -93,14 +93,14 @@ func (w *world) crowd(ctx context.Context, list []question, heard func(i, bytes 
 		}
 		done <- during()
 	}()
-	w.ask(ctx, w.url(), list, answers, heard)
+	w.ask(ctx, w.proxy.URL(), list, answers, heard)
 	if err := <-done; err != nil {
 		return nil, err
 	}
 	return w.count(ctx, list, answers), nil
 }
 
-func (w *world) count(ctx context.Context, list []question, answers []answer) *tally {
+func (w *site) count(ctx context.Context, list []question, answers []answer) *tally {
 	t := &tally{refused: map[string]int{}}
 	for i, a := range answers {
 		t.longest = max(t.longest, a.first)

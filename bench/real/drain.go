@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 // drainLeavesNothing has evenkeel drain a hand-off that a decode engine has
@@ -17,7 +17,7 @@ import (
 // caches then. A relay keeps the engine's answer back and cuts the connection, so
 // that evenkeel has to prefill anew and to drain. vLLM itself does not check
 // whether a hand-off was consumed: it pulls what stands in the blocks, and answers.
-func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
+func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	var relays []*relay
 	s := w.usual()
 	for i, name := range []string{"d0", "d1"} {
@@ -31,7 +31,7 @@ func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
 	if err := w.evenkeel(ctx, s); err != nil {
 		return outcome{}, err
 	}
-	before := w.books(ctx)
+	before := w.books()
 	const drained = `evenkeel_drains_total{outcome="drained"}`
 	victim := question{path: completions, body: greedy.with(body{"prompt": ids(1000, 120), "max_tokens": 30, "ignore_eos": true})}
 	list := []question{victim}
@@ -42,8 +42,8 @@ func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
 		r.keep(true)
 	}
 	got := make(chan answer, 1)
-	go func() { got <- ask(ctx, "POST", w.url()+victim.path, victim.body) }()
-	if err := process.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].kept()+relays[1].kept() > 0 }); err != nil {
+	go func() { got <- ask(ctx, "POST", w.proxy.URL()+victim.path, victim.body) }()
+	if err := world.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].kept()+relays[1].kept() > 0 }); err != nil {
 		return outcome{}, err
 	}
 	if err := overwrite(ctx, w, 121); err != nil {
@@ -54,7 +54,7 @@ func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
 	}
 	a := <-got
 	t := w.count(ctx, list, []answer{a})
-	if err := process.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off", func() bool { return w.books(ctx)[drained] > before[drained] }); err != nil {
+	if err := world.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off", func() bool { return w.books()[drained] > before[drained] }); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
 	if err := w.idle(ctx, three...); err != nil {
@@ -86,7 +86,7 @@ func drainLeavesNothing(ctx context.Context, w *world) (outcome, error) {
 }
 
 // overwrite has the prefill engine compute other prompts in all of its blocks.
-func overwrite(ctx context.Context, w *world, seed uint64) error {
+func overwrite(ctx context.Context, w *site, seed uint64) error {
 	for i := range blocks*blockSize/1900 + 1 {
 		a := ask(ctx, "POST", w.engines["p0"].url()+completions, greedy.with(body{"prompt": ids(1900, seed*100+uint64(i)), "max_tokens": 1}))
 		if a.status != 200 {
@@ -98,7 +98,7 @@ func overwrite(ctx context.Context, w *world, seed uint64) error {
 
 // poison does what evenkeel must not: it sends a consumed hand-off once more,
 // without a salt, and says what the engine answers to its prompt then.
-func poison(ctx context.Context, w *world) (string, error) {
+func poison(ctx context.Context, w *site) (string, error) {
 	b := greedy.with(body{"prompt": ids(1000, 130), "max_tokens": 30, "ignore_eos": true})
 	list := []question{{path: completions, body: b}}
 	if err := w.know(ctx, list); err != nil {
@@ -129,7 +129,7 @@ func poison(ctx context.Context, w *world) (string, error) {
 }
 
 // handoff has the prefill engine compute a prompt, without evenkeel.
-func (w *world) handoff(ctx context.Context, b body) (json.RawMessage, error) {
+func (w *site) handoff(ctx context.Context, b body) (json.RawMessage, error) {
 	var probe struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}

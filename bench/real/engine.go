@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/world"
 )
 
 // What the rows reckon with.
@@ -75,7 +75,7 @@ func (e *engine) series(ctx context.Context) (map[string]float64, error) {
 	if got.status != 200 {
 		return nil, errors.Join(got.err, fmt.Errorf("%s: /metrics answered %d", e.name, got.status))
 	}
-	return process.Series(got.body), nil
+	return world.Series(got.body), nil
 }
 
 // gauge adds up the series of one vLLM metric.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 var caches = []row{
@@ -41,7 +41,7 @@ func cached(a answer) (counted, predicted int, err error) {
 
 // eventsAgainstCached asks for prompts whose beginnings the prefill engine has
 // cached, and for some that it has dropped since.
-func eventsAgainstCached(ctx context.Context, w *world) (outcome, error) {
+func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -75,10 +75,10 @@ func eventsAgainstCached(ctx context.Context, w *world) (outcome, error) {
 	}{"after the cache was filled with others", first, -1})
 	var seen []string
 	for _, s := range steps {
-		if err := process.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
+		if err := world.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
 			return outcome{}, err
 		}
-		counted, predicted, err := cached(ask(ctx, "POST", w.url()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": 1})))
+		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": 1})))
 		switch {
 		case err != nil:
 			return outcome{}, err
@@ -95,7 +95,7 @@ func eventsAgainstCached(ctx context.Context, w *world) (outcome, error) {
 
 // kvAgainstGauges compares evenkeel's KV tokens of a rank with the blocks that
 // its engine says are in use, while answers grow.
-func kvAgainstGauges(ctx context.Context, w *world) (outcome, error) {
+func kvAgainstGauges(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -108,7 +108,7 @@ func kvAgainstGauges(ctx context.Context, w *world) (outcome, error) {
 	var worst string
 	most := 0.0
 	t, err := w.crowd(ctx, list, begun.heard, func() error {
-		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
 			return err
 		}
 		for range 120 {
@@ -118,7 +118,7 @@ func kvAgainstGauges(ctx context.Context, w *world) (outcome, error) {
 				if err != nil {
 					return err
 				}
-				ours := w.books(ctx)[fmt.Sprintf(`evenkeel_rank_kv_tokens{group="main",rank="127.0.0.1:%d"}`, w.engines[name].port)]
+				ours := w.books()[fmt.Sprintf(`evenkeel_rank_kv_tokens{group="main",rank="127.0.0.1:%d"}`, w.engines[name].port)]
 				after, err := w.engines[name].series(ctx)
 				if err != nil {
 					return err
@@ -137,7 +137,7 @@ func kvAgainstGauges(ctx context.Context, w *world) (outcome, error) {
 					worst = fmt.Sprintf("%s: evenkeel %.0f, vLLM %.0f to %.0f tokens in %.0f blocks of %.0f requests", name, ours, low, high, blocksUsed(before), running)
 				}
 			}
-			if err := process.Pause(ctx, 50*time.Millisecond); err != nil {
+			if err := world.Pause(ctx, 50*time.Millisecond); err != nil {
 				return err
 			}
 		}
@@ -166,7 +166,7 @@ func blocksUsed(series map[string]float64) float64 {
 }
 
 // twoRanks has one decode engine with two data-parallel ranks behind one address.
-func twoRanks(ctx context.Context, w *world) (outcome, error) {
+func twoRanks(ctx context.Context, w *site) (outcome, error) {
 	w.engines["d0"].Stop() // for their memory
 	w.engines["d1"].Stop()
 	s := setting{decode: []string{w.engines["dp"].url()}, slots: slots, ranks: 2}
@@ -180,7 +180,7 @@ func twoRanks(ctx context.Context, w *world) (outcome, error) {
 	var begun allStream
 	each := [2]float64{}
 	t, err := w.crowd(ctx, list, begun.heard, func() error {
-		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
 			return err
 		}
 		series, err := w.engines["dp"].series(ctx)
@@ -207,8 +207,8 @@ func twoRanks(ctx context.Context, w *world) (outcome, error) {
 			Models []struct{ Workers []struct{ Capacity float64 } }
 		}
 	}
-	if err := json.Unmarshal(ask(ctx, "GET", w.admin()+"/status", nil).body, &status); err != nil {
-		return outcome{}, err
+	if !w.proxy.Read("/status", &status) {
+		return failed("evenkeel does not tell its status"), nil
 	}
 	for _, m := range status.Dispatch.Models {
 		for _, rank := range m.Workers {

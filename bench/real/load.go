@@ -7,15 +7,15 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 // three are the engines behind evenkeel.
 var three = []string{"p0", "d0", "d1"}
 
 // scene is a row whose steps may fail.
-func scene(name string, engines []string, run func(ctx context.Context, w *world) (outcome, error)) row {
-	return row{name: name, engines: engines, run: func(ctx context.Context, w *world) outcome {
+func scene(name string, engines []string, run func(ctx context.Context, w *site) (outcome, error)) row {
+	return row{name: name, engines: engines, run: func(ctx context.Context, w *site) outcome {
 		o, err := run(ctx, w)
 		if err != nil {
 			return failed("%v", err)
@@ -30,7 +30,7 @@ var loads = []row{
 	scene("waits longer than the lease of 30 s", everyone, longWaits),
 }
 
-func fortyAtOnce(ctx context.Context, w *world) (outcome, error) {
+func fortyAtOnce(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -67,11 +67,11 @@ const left = "evenkeel_cancel_release_seconds_count{"
 
 // cancels has clients leave in each phase. Engines that stand still make the
 // short phases long.
-func cancels(ctx context.Context, w *world) (outcome, error) {
+func cancels(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
-	before := w.books(ctx)
+	before := w.books()
 	long := func(n int, seed uint64) []question { // prompts that fill the prefill engine's KV cache soon
 		list := prompts(n, 400, seed)
 		for i := range list {
@@ -101,12 +101,12 @@ func cancels(ctx context.Context, w *world) (outcome, error) {
 			e.Signal(syscall.SIGSTOP)
 		}
 		leave, cancel := context.WithTimeout(ctx, s.stay)
-		w.ask(leave, w.url(), s.list, make([]answer, len(s.list)), nil)
+		w.ask(leave, w.proxy.URL(), s.list, make([]answer, len(s.list)), nil)
 		cancel()
 		for _, e := range s.stall {
 			e.Signal(syscall.SIGCONT)
 		}
-		if err := process.Pause(ctx, time.Second); err != nil {
+		if err := world.Pause(ctx, time.Second); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -114,7 +114,7 @@ func cancels(ctx context.Context, w *world) (outcome, error) {
 		return failed("%v", err), nil
 	}
 	var seen, never []string
-	after := w.books(ctx)
+	after := w.books()
 	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
 		key := left + fmt.Sprintf("phase=%q}", phase)
 		n := after[key] - before[key]
@@ -142,7 +142,7 @@ func cancels(ctx context.Context, w *world) (outcome, error) {
 
 // longWaits has one slot per decode engine and enough long answers that the last
 // ones wait for longer than a prefill engine keeps their KV.
-func longWaits(ctx context.Context, w *world) (outcome, error) {
+func longWaits(ctx context.Context, w *site) (outcome, error) {
 	s := w.usual()
 	s.slots = 1
 	if err := w.evenkeel(ctx, s); err != nil {

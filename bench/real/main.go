@@ -12,46 +12,35 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"regexp"
-	"syscall"
 	"time"
+
+	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/world"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "real:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
-}
+func main() { world.Main("real", run) }
 
 // cacheVariable names the environment variable that moves the cache folder.
 const cacheVariable = "EVENKEEL_REAL_CACHE"
 
 // options are the command line's.
 type options struct {
-	binary, cache, keep, out string
-	row                      *regexp.Regexp
-	port                     int
-	record                   bool
+	world.Options
+	cache, out string
+	row        *regexp.Regexp
+	port       int
+	record     bool
 }
 
 func parse(args []string, out io.Writer) (o options, err error) {
-	flags := flag.NewFlagSet("real", flag.ContinueOnError)
+	flags := o.Flags("real")
 	flags.SetOutput(out)
-	flags.StringVar(&o.binary, "bin", "", "the evenkeel to run; empty: it is built")
 	flags.StringVar(&o.cache, "cache", os.Getenv(cacheVariable), "folder for vLLM, the model and the clients; empty: evenkeel/real in the user's cache folder")
-	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, which stays when a row fails")
 	flags.StringVar(&o.out, "out", "", "the file that the table is written to as well")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
@@ -66,11 +55,9 @@ func parse(args []string, out io.Writer) (o options, err error) {
 		return o, fmt.Errorf("-row: %w", err)
 	}
 	if o.cache == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			return o, fmt.Errorf("the user has no cache folder (%w); name one with -cache or %s", err, cacheVariable)
+		if o.cache, err = vllm.DefaultDir(); err != nil {
+			return o, err
 		}
-		o.cache = filepath.Join(base, "evenkeel", "real")
 	}
 	o.cache, err = filepath.Abs(o.cache)
 	return o, err
@@ -94,12 +81,12 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if o.record {
 		return true, record(ctx, o, installed, out)
 	}
-	w, err := newWorld(ctx, o, installed, out)
+	w, err := newSite(ctx, o, installed, out)
 	if err != nil {
 		return false, err
 	}
 	t := &table{}
-	defer func() { err = errors.Join(err, w.close(err == nil && !t.failed())) }()
+	defer func() { err = errors.Join(err, w.Close(err == nil && !t.failed())) }()
 	for i, r := range chosen {
 		fmt.Fprintf(out, "%3.0f s  %d/%d  %s\n", time.Since(started).Seconds(), i+1, len(chosen), r.name)
 		o := play(ctx, w, r)
@@ -114,7 +101,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	t.took, t.version, t.command = time.Since(started), w.version, command(o)
 	t.write(out)
 	if t.failed() {
-		fmt.Fprintf(out, "\n%s has the configs and logs.\n", w.dir)
+		fmt.Fprintf(out, "\n%s has the configs and logs.\n", w.Dir)
 	}
 	if o.out != "" {
 		err = t.save(o.out)

@@ -16,7 +16,7 @@ var promptLogprobs = []row{
 // itself: the logprobs of the prompt. A decode engine gets the KV of a prompt and
 // computes one token of it. The row asks a decode engine with a hand-off and
 // without evenkeel, too, so that it knows whose fault a wrong answer is.
-func echoWithLogprobs(ctx context.Context, w *world) (outcome, error) {
+func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -31,7 +31,7 @@ func echoWithLogprobs(ctx context.Context, w *world) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	through := short(w.url(), b)
+	through := short(w.proxy.URL(), b)
 	doc, err := through.document()
 	if err == nil {
 		if different, fields := compare(plain, doc); len(different) == 0 {
@@ -66,7 +66,7 @@ func echoWithLogprobs(ctx context.Context, w *world) (outcome, error) {
 
 // killHung kills engines that answer nothing any more although /health says that
 // they are well. Rows that need them start them again.
-func (w *world) killHung(ctx context.Context, names ...string) {
+func (w *site) killHung(ctx context.Context, names ...string) {
 	for _, name := range names {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		if a := ask(ctx, "POST", w.engines[name].url()+completions, completes(body{"max_tokens": 1})); a.status != 200 {

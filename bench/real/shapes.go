@@ -19,7 +19,7 @@ var everyone = []string{"plain", "p0", "d0", "d1"}
 
 // row asks for a JSON answer and for a stream.
 func (s shape) row() row {
-	return row{name: s.name, engines: everyone, run: func(ctx context.Context, w *world) outcome {
+	return row{name: s.name, engines: everyone, run: func(ctx context.Context, w *site) outcome {
 		if err := w.evenkeel(ctx, w.usual()); err != nil {
 			return failed("%v", err)
 		}
@@ -45,9 +45,9 @@ func (s shape) row() row {
 }
 
 // same asks the plain engine twice and evenkeel once.
-func same(ctx context.Context, w *world, path string, b any) outcome {
+func same(ctx context.Context, w *site, path string, b any) outcome {
 	var docs [3]map[string]any
-	for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.url()} {
+	for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.proxy.URL()} {
 		a := ask(ctx, "POST", url+path, b)
 		var err error
 		if docs[i], err = a.document(); err != nil {

@@ -40,7 +40,7 @@ func failed(format string, args ...any) outcome { return outcome{fail, fmt.Sprin
 type row struct {
 	name    string
 	engines []string // that must run
-	run     func(ctx context.Context, w *world) outcome
+	run     func(ctx context.Context, w *site) outcome
 }
 
 // choose returns the rows whose names match.
@@ -62,7 +62,7 @@ func names(all []row) string {
 }
 
 // play runs a row. An engine that does not start is a failure of the row.
-func play(ctx context.Context, w *world, r row) outcome {
+func play(ctx context.Context, w *site, r row) outcome {
 	if err := w.need(ctx, r.engines...); err != nil {
 		return failed("%v", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 var troubles = []row{
@@ -21,34 +21,34 @@ var troubles = []row{
 
 // under has a crowd stream, does something to it once every answer has begun,
 // and counts.
-func under(ctx context.Context, w *world, list []question, trouble func() error) (*tally, error) {
+func under(ctx context.Context, w *site, list []question, trouble func() error) (*tally, error) {
 	if err := w.know(ctx, list); err != nil {
 		return nil, err
 	}
 	var begun allStream
 	return w.crowd(ctx, list, begun.heard, func() error {
-		if err := process.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
+		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
 			return err
 		}
 		return trouble()
 	})
 }
 
-func proxyEnds(ctx context.Context, w *world) (outcome, error) {
+func proxyEnds(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
 	var late answer
-	old := w.proxy
+	old := w.proxy.Process
 	t, err := under(ctx, w, prompts(16, 500, 70), func() error {
 		if err := w.proxy.Signal(syscall.SIGTERM); err != nil {
 			return err
 		}
 		// limits.drain_grace is 2 s.
-		if err := process.Pause(ctx, 2500*time.Millisecond); err != nil {
+		if err := world.Pause(ctx, 2500*time.Millisecond); err != nil {
 			return err
 		}
-		late = ask(ctx, "POST", w.url()+completions, completes(nil))
+		late = ask(ctx, "POST", w.proxy.URL()+completions, completes(nil))
 		return nil
 	})
 	if err != nil {
@@ -80,7 +80,7 @@ func proxyEnds(ctx context.Context, w *world) (outcome, error) {
 
 // standsStill stops engines under streams, asks more meanwhile, and lets them
 // go on.
-func standsStill(ctx context.Context, w *world, seed uint64, names ...string) (streams, meanwhile *tally, err error) {
+func standsStill(ctx context.Context, w *site, seed uint64, names ...string) (streams, meanwhile *tally, err error) {
 	signal := func(s syscall.Signal) {
 		for _, name := range names {
 			w.engines[name].Signal(s)
@@ -98,7 +98,7 @@ func standsStill(ctx context.Context, w *world, seed uint64, names ...string) (s
 		signal(syscall.SIGSTOP)
 		goOn := time.AfterFunc(20*time.Second, func() { signal(syscall.SIGCONT) })
 		defer goOn.Stop()
-		if err := process.Pause(ctx, time.Second); err != nil {
+		if err := world.Pause(ctx, time.Second); err != nil {
 			return err
 		}
 		var err error
@@ -106,29 +106,29 @@ func standsStill(ctx context.Context, w *world, seed uint64, names ...string) (s
 		if err != nil {
 			return err
 		}
-		return process.Pause(ctx, 20*time.Second)
+		return world.Pause(ctx, 20*time.Second)
 	})
 	return streams, meanwhile, errors.Join(err, ctx.Err())
 }
 
-func decodeStandsStill(ctx context.Context, w *world) (outcome, error) {
+func decodeStandsStill(ctx context.Context, w *site) (outcome, error) {
 	streams, meanwhile, err := standsStill(ctx, w, 72, "d0")
 	return stillOutcome(ctx, w, streams, meanwhile, err)
 }
 
 // decodesStandStill is what a machine looks like that is far too busy: every
 // decode engine is late with its health check, and none refuses anything.
-func decodesStandStill(ctx context.Context, w *world) (outcome, error) {
+func decodesStandStill(ctx context.Context, w *site) (outcome, error) {
 	streams, meanwhile, err := standsStill(ctx, w, 81, "d0", "d1")
 	return stillOutcome(ctx, w, streams, meanwhile, err)
 }
 
-func prefillStandsStill(ctx context.Context, w *world) (outcome, error) {
+func prefillStandsStill(ctx context.Context, w *site) (outcome, error) {
 	streams, meanwhile, err := standsStill(ctx, w, 74, "p0")
 	return stillOutcome(ctx, w, streams, meanwhile, err)
 }
 
-func stillOutcome(ctx context.Context, w *world, streams, meanwhile *tally, err error) (outcome, error) {
+func stillOutcome(ctx context.Context, w *site, streams, meanwhile *tally, err error) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
@@ -142,7 +142,7 @@ func stillOutcome(ctx context.Context, w *world, streams, meanwhile *tally, err 
 }
 
 // back restarts an engine at its address and shows that it is used again.
-func back(ctx context.Context, w *world, name string, seed uint64) (*tally, error) {
+func back(ctx context.Context, w *site, name string, seed uint64) (*tally, error) {
 	if err := w.need(ctx, name); err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func back(ctx context.Context, w *world, name string, seed uint64) (*tally, erro
 	return t, w.idle(ctx, three...)
 }
 
-func decodeDies(ctx context.Context, w *world) (outcome, error) {
+func decodeDies(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
@@ -185,7 +185,7 @@ func decodeDies(ctx context.Context, w *world) (outcome, error) {
 	return passed("streams: %v; after the restart: %v", t, again), nil
 }
 
-func prefillDies(ctx context.Context, w *world) (outcome, error) {
+func prefillDies(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 // The regions. A link is named by its two ends, the lower index first.
@@ -50,12 +50,12 @@ type place struct{ clients, admin, peers, prefill, decode string }
 // in which one asks another.
 type loopback struct {
 	places [regions]place
-	relays [regions][regions]*process.Relay
+	relays [regions][regions]*world.Relay
 }
 
 func newLoopback(o options) (_ *loopback, err error) {
 	l := &loopback{}
-	free := process.FreeAddresses(5 * regions)
+	free := world.FreeAddresses(5 * regions)
 	for i := range l.places {
 		at := free[5*i:]
 		l.places[i] = place{at[0], at[1], at[2], at[3], at[4]}
@@ -63,7 +63,7 @@ func newLoopback(o options) (_ *loopback, err error) {
 	for a := range regions {
 		for b := range regions {
 			if a != b && err == nil {
-				l.relays[a][b], err = process.NewRelay(l.places[b].peers, o.delays[link(a, b)])
+				l.relays[a][b], err = world.NewRelay(l.places[b].peers, o.delays[link(a, b)])
 			}
 		}
 	}

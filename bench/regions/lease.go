@@ -9,22 +9,22 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
-	"evenkeel/bench/process/store"
+	"evenkeel/bench/world"
+	"evenkeel/bench/world/store"
 )
 
 // leased are the scenes of regions that are owned by lease.
-var leased = []scene{
-	{"a leased region dies", playLeasedDeath},
-	{"a leased region's proxy stands still", playLeasedStop},
-	{"a leased region's proxy is cut off", playLeasedCut},
-	{"the store is away", playLeasedAway},
-	{"afterwards", playAfter},
+var leased = []world.Scene[*site]{
+	{Name: "a leased region dies", Play: playLeasedDeath},
+	{Name: "a leased region's proxy stands still", Play: playLeasedStop},
+	{Name: "a leased region's proxy is cut off", Play: playLeasedCut},
+	{Name: "the store is away", Play: playLeasedAway},
+	{Name: "afterwards", Play: playAfter},
 }
 
 // playLeased plays them, on loopback: all proxies reach the store that this
 // process runs.
-func playLeased(ctx context.Context, o options) (*process.Report, error) {
+func playLeased(ctx context.Context, o options) (*world.Report, error) {
 	folder, err := os.MkdirTemp("", "evenkeel-regions-etcd-")
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func playLeased(ctx context.Context, o options) (*process.Report, error) {
 // playLeasedDeath is playDeath with a lease: the engines of the dead region,
 // which know their callers by what they sign with, say whether ever two
 // dispatchers admitted to them at once.
-func playLeasedDeath(ctx context.Context, w *world, r *process.Report) error {
+func playLeasedDeath(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "never two admit to a rank"
 	if err := playDeath(ctx, w, r); err != nil {
 		return err
@@ -59,11 +59,11 @@ func playLeasedDeath(ctx context.Context, w *world, r *process.Report) error {
 
 // playLeasedStop lets eu's proxy stand still in the middle of its work until its
 // engines are another's, and wake then with all that it was about to do.
-func playLeasedStop(ctx context.Context, w *world, r *process.Report) error {
+func playLeasedStop(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu's proxy stands still (SIGSTOP) and wakes"
 	taken := false
 	_, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
-		if err := process.Pause(ctx, w.load/4); err != nil {
+		if err := world.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
 		if err := w.regions[eu].proxy.Signal(syscall.SIGSTOP); err != nil {
@@ -80,7 +80,7 @@ func playLeasedStop(ctx context.Context, w *world, r *process.Report) error {
 
 // heldByOne holds that eu's engines were taken over, are handed back, and never
 // had two that admit to them.
-func (w *world) heldByOne(ctx context.Context, r *process.Report, scene string, taken bool) error {
+func (w *site) heldByOne(ctx context.Context, r *world.Report, scene string, taken bool) error {
 	back := w.taken(ctx, false)
 	_, over, stale, err := w.callers(w.regions[eu].place.decode)
 	if err != nil {
@@ -95,7 +95,7 @@ func (w *world) heldByOne(ctx context.Context, r *process.Report, scene string, 
 
 // playLeasedCut cuts eu's proxy off from the store and from the other proxies. It
 // still reaches all engines, as do the others.
-func playLeasedCut(ctx context.Context, w *world, r *process.Report) error {
+func playLeasedCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu's proxy is cut off from the store and from the others"
 	cut := func(cut bool) error {
 		w.stores[eu].Hold(cut)
@@ -103,7 +103,7 @@ func playLeasedCut(ctx context.Context, w *world, r *process.Report) error {
 	}
 	taken := false
 	results, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
-		if err := process.Pause(ctx, w.load/4); err != nil {
+		if err := world.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
 		if err := cut(true); err != nil {
@@ -124,9 +124,9 @@ func playLeasedCut(ctx context.Context, w *world, r *process.Report) error {
 // playLeasedAway takes the store away from all proxies. Regions have no promises, as
 // decode groups have: each owner stops before its lease ends, its clients wait, and
 // all go on once the store is back.
-func playLeasedAway(ctx context.Context, w *world, r *process.Report) error {
+func playLeasedAway(ctx context.Context, w *site, r *world.Report) error {
 	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
-	admits := func(one *region) float64 { return w.metric(one.place.admin, "evenkeel_geo_owner{") }
+	admits := func(one *region) float64 { return one.Metric("evenkeel_geo_owner{") }
 	longer := *w
 	longer.load = w.absence
 	var still, took float64
@@ -134,7 +134,7 @@ func playLeasedAway(ctx context.Context, w *world, r *process.Report) error {
 		for _, s := range w.stores {
 			s.Hold(true)
 		}
-		err := process.Pause(ctx, w.absence)
+		err := world.Pause(ctx, w.absence)
 		for _, one := range w.regions {
 			still += admits(one)
 		}
@@ -143,7 +143,7 @@ func playLeasedAway(ctx context.Context, w *world, r *process.Report) error {
 		}
 		began := time.Now()
 		if err == nil {
-			err = process.Await(ctx, patience, "each proxy has its region again", func() bool {
+			err = world.Await(ctx, patience, "each proxy has its region again", func() bool {
 				return !slices.ContainsFunc(w.regions[:], func(one *region) bool { return admits(one) != 1 })
 			})
 		}
@@ -175,7 +175,7 @@ func playLeasedAway(ctx context.Context, w *world, r *process.Report) error {
 }
 
 // callers is what an engine counted of those who call it.
-func (w *world) callers(at string) (turns, overAdmitted, stale int64, err error) {
+func (w *site) callers(at string) (turns, overAdmitted, stale int64, err error) {
 	var stats struct {
 		Turns int64 `json:"caller_turns"`
 		Over  int64 `json:"over_admitted"`

@@ -13,35 +13,20 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // namespaces outlive a process that just ends
-	ok, err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "regions:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
-}
+func main() { world.Main("regions", run) }
 
 // options are the command line's.
 type options struct {
-	on     string // what the links are made of
-	binary string
-	keep   string
+	world.Options
+	on     string           // what the links are made of
 	delays [3]time.Duration // one way: between us and eu, us and as, eu and as
 	loss   float64
 	load   time.Duration // of each scene under load
@@ -59,10 +44,8 @@ var defaults = options{
 // run is the command; ok says that nothing was breached.
 func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 	o := defaults
-	flags := flag.NewFlagSet("regions", flag.ContinueOnError)
+	flags := o.Flags("regions")
 	flags.StringVar(&o.on, "on", o.on, "netns: network namespaces; loopback: TCP relays; auto: the first that this machine permits")
-	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
-	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
 	flags.DurationVar(&o.delays[0], "us-eu", o.delays[0], "delay one way between us and eu")
 	flags.DurationVar(&o.delays[1], "us-as", o.delays[1], "between us and as")
 	flags.DurationVar(&o.delays[2], "eu-as", o.delays[2], "between eu and as")
@@ -93,7 +76,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 var errForbidden = errors.New("no network namespaces here")
 
 // newGround makes what the regions stand on.
-func newGround(o options, r *process.Report) (ground, error) {
+func newGround(o options, r *world.Report) (ground, error) {
 	if o.on != "loopback" {
 		g, err := newNamespaces(o)
 		if err == nil {
@@ -108,27 +91,22 @@ func newGround(o options, r *process.Report) (ground, error) {
 }
 
 // play runs scenes, one after the other.
-func play(ctx context.Context, o options, scenes []scene) (r *process.Report, err error) {
-	r = &process.Report{}
+func play(ctx context.Context, o options, scenes []world.Scene[*site]) (r *world.Report, err error) {
+	r = &world.Report{}
 	g, err := newGround(o, r)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
 	r.Head = "three regions on " + g.words()
-	w, err := newWorld(ctx, o, g)
+	w, err := newSite(ctx, o, g)
 	if err != nil {
 		return nil, err
 	}
-	r.Folder = w.dir
-	defer func() { w.close(err == nil && len(r.Breaches) == 0 && o.keep == "") }()
+	r.Folder = w.Dir
+	defer func() { err = errors.Join(err, w.Close(err == nil && len(r.Breaches) == 0)) }()
 	if err := w.start(ctx); err != nil {
 		return nil, err
 	}
-	for _, s := range scenes {
-		if err := s.play(ctx, w, r); err != nil {
-			return nil, fmt.Errorf("%s: %w; %s has the logs", s.name, err, w.dir)
-		}
-	}
-	return r, nil
+	return r, world.Play(ctx, w, r, scenes)
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 	"go.uber.org/goleak"
 
 	"evenkeel/bench/load"
@@ -47,7 +47,7 @@ func short(t *testing.T, on string) options {
 	t.Helper()
 	o := defaults
 	var err error
-	o.binary, err = build()
+	o.Bin, err = build()
 	require.NoError(t, err)
 	o.on, o.load, o.count, o.deadAfter, o.absence = on, time.Second, 6, 2*time.Second, 6*time.Second
 	o.delays = [3]time.Duration{5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond}
@@ -79,7 +79,7 @@ func TestThreeRegionsInNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
 	}
-	r, err := play(t.Context(), short(t, "netns"), []scene{{"the same bytes", playSame}, {"loss", playLoss}})
+	r, err := play(t.Context(), short(t, "netns"), []world.Scene[*site]{{Name: "the same bytes", Play: playSame}, {Name: "loss", Play: playLoss}})
 	if errors.Is(err, errForbidden) {
 		t.Skip(err)
 	}
@@ -117,7 +117,7 @@ func TestARelayHoldsWhatComesWhileItIsCut(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()
-	r, err := process.NewRelay(ln.Addr().String(), time.Millisecond)
+	r, err := world.NewRelay(ln.Addr().String(), time.Millisecond)
 	require.NoError(t, err)
 	defer r.Close()
 	near, err := net.Dial("tcp", r.Address())

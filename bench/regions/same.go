@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"strings"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/reftext"
+	"evenkeel/bench/world"
 )
 
 // way is one from a region to a peer: the caller whose requests take it.
@@ -23,31 +22,18 @@ var ways = []way{{us, eu, "to-eu"}, {us, as, "to-as"}, {eu, as, "to-as"}}
 
 func (w way) String() string { return names[w.from] + " → " + names[w.to] }
 
-// answer is what a client got.
-type answer struct {
-	status             int
-	route, contentType string
-	body               []byte
+// post asks a region as one of the callers.
+func (w *site) post(ctx context.Context, to *region, caller, path, body string, stay bool) (world.Answer, error) {
+	header := []string{"Authorization", "Bearer " + keyOf(caller)}
+	if stay {
+		header = append(header, "X-Evenkeel-Geo", "local")
+	}
+	return world.Do(ctx, w.HTTP, http.MethodPost, to.url()+path, []byte(body), header...)
 }
 
-func (w *world) post(ctx context.Context, to *region, caller, path, body string, stay bool) (a answer, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to.url()+path, strings.NewReader(body))
-	if err != nil {
-		return a, err
-	}
-	req.Header.Set("Authorization", "Bearer "+keyOf(caller))
-	req.Header.Set("Content-Type", "application/json")
-	if stay {
-		req.Header.Set("X-Evenkeel-Geo", "local")
-	}
-	resp, err := w.http.Do(req)
-	if err != nil {
-		return a, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	a = answer{status: resp.StatusCode, route: resp.Header.Get("X-Evenkeel-Route"), contentType: resp.Header.Get("Content-Type")}
-	a.body, err = io.ReadAll(resp.Body)
-	return a, err
+// routed says that an answer took that route, and was one.
+func routed(a world.Answer, route string) bool {
+	return a.Status == http.StatusOK && a.Header.Get("X-Evenkeel-Route") == route
 }
 
 // forms are requests of every form that an answer can have.
@@ -69,7 +55,7 @@ func forms() (list [][2]string) {
 // engine's name for it, and the second it was made in.
 var own = regexp.MustCompile(`"id":"[^"]*"|"created":\d+`)
 
-func playSame(ctx context.Context, w *world, r *process.Report) error {
+func playSame(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "forwarded answers are the region's own, byte for byte"
 	compared, size := 0, 0
 	var wrong []string
@@ -79,22 +65,22 @@ func playSame(ctx context.Context, w *world, r *process.Report) error {
 			if err != nil {
 				return err
 			}
-			var here answer
+			var here world.Answer
 			for range 20 { // one that the peer is too busy for stays, and says so
 				if here, err = w.post(ctx, w.regions[way.from], way.caller, f[0], f[1], false); err != nil {
 					return err
 				}
-				if here.route == "forwarded" {
+				if here.Header.Get("X-Evenkeel-Route") == "forwarded" {
 					break
 				}
 			}
-			if there.status != http.StatusOK || there.route != "local" || here.status != http.StatusOK || here.route != "forwarded" || here.contentType != there.contentType {
-				wrong = append(wrong, fmt.Sprintf("%v, %s: %d %s %s there, %d %s %s forwarded: %.200s", way, f[1], there.status, there.route, there.contentType, here.status, here.route, here.contentType, here.body))
+			if !routed(there, "local") || !routed(here, "forwarded") || here.Header.Get("Content-Type") != there.Header.Get("Content-Type") {
+				wrong = append(wrong, fmt.Sprintf("%v, %s: %d %v there, %d %v forwarded: %.200s", way, f[1], there.Status, there.Header, here.Status, here.Header, here.Body))
 				continue
 			}
-			a, b := own.ReplaceAll(there.body, nil), own.ReplaceAll(here.body, nil)
+			a, b := own.ReplaceAll(there.Body, nil), own.ReplaceAll(here.Body, nil)
 			if !bytes.Equal(a, b) {
-				wrong = append(wrong, fmt.Sprintf("%v, %s: there\n%s\nforwarded\n%s", way, f[1], there.body, here.body))
+				wrong = append(wrong, fmt.Sprintf("%v, %s: there\n%s\nforwarded\n%s", way, f[1], there.Body, here.Body))
 			}
 			compared, size = compared+1, size+len(b)
 		}

@@ -8,22 +8,17 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
-	"evenkeel/bench/process"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
 )
 
-type scene struct {
-	name string
-	play func(ctx context.Context, w *world, r *process.Report) error
-}
-
-var scenes = []scene{
-	{"the same bytes", playSame},
-	{"first tokens", playFirst},
-	{"loss", playLoss},
-	{"a region dies", playDeath},
-	{"a link is cut", playCut},
-	{"afterwards", playAfter},
+var scenes = []world.Scene[*site]{
+	{Name: "the same bytes", Play: playSame},
+	{Name: "first tokens", Play: playFirst},
+	{Name: "loss", Play: playLoss},
+	{Name: "a region dies", Play: playDeath},
+	{Name: "a link is cut", Play: playCut},
+	{Name: "afterwards", Play: playAfter},
 }
 
 // promptTokens is how long prompts are, nearly: from those of one length nobody
@@ -50,24 +45,15 @@ type crowd struct {
 }
 
 // crowds load several regions at once; act is what happens meanwhile.
-func (w *world) crowds(ctx context.Context, list []crowd, act func() error) ([]*load.Result, error) {
-	type done struct {
-		i int
-		r *load.Result
-		e error
-	}
+func (w *site) crowds(ctx context.Context, list []crowd, act func() error) ([]*load.Result, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	results, ended := make([]*load.Result, len(list)), make(chan done)
-	for i, c := range list {
-		cfg := load.Config{
+	var ended []func() (*load.Result, error)
+	for _, c := range list {
+		ended = append(ended, load.Start(ctx, load.Config{
 			URLs: []string{w.regions[c.at].url()}, APIKey: keyOf(c.caller), Model: model, Requests: lengths(20, 100), Duration: w.load, Concurrency: c.concurrency,
 			Chat: 0.5, Stream: c.stream, Usage: 0.3, Seed: uint64(time.Now().UnixNano()), Timeout: 30 * time.Second, Backoff: 100 * time.Millisecond, KeepFailures: 1 << 20,
-		}
-		go func() {
-			r, err := load.Run(ctx, cfg)
-			ended <- done{i, r, err}
-		}()
+		}))
 	}
 	var err error
 	if act != nil {
@@ -75,11 +61,11 @@ func (w *world) crowds(ctx context.Context, list []crowd, act func() error) ([]*
 			stop()
 		}
 	}
-	for range list {
-		d := <-ended
-		results[d.i] = d.r
-		if err == nil {
-			err = d.e
+	results := make([]*load.Result, len(list))
+	for i, end := range ended {
+		var failed error
+		if results[i], failed = end(); err == nil {
+			err = failed
 		}
 	}
 	return results, err
@@ -101,7 +87,7 @@ func judge(results ...*load.Result) (s sums) {
 			if f.Kind == load.ErrorEvent && f.Stream && strings.Contains(f.Detail, "peer_lost") {
 				s.lost++
 			} else {
-				s.wrong = append(s.wrong, fmt.Sprintf("%s %s: %s (stream %v, %d of %d tokens, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Stream, f.Tokens, f.Output, f.ElapsedMS))
+				s.wrong = append(s.wrong, f.String())
 			}
 		}
 	}
@@ -113,13 +99,13 @@ func (s sums) first(n int) string {
 }
 
 // forwards is how many requests a region sent to another, and they ended well.
-func (w *world) forwards(from, to int) float64 {
-	return w.metric(w.regions[from].place.admin, fmt.Sprintf(`evenkeel_geo_forwards_total{outcome="ok",peer="%s-1"}`, names[to]))
+func (w *site) forwards(from, to int) float64 {
+	return w.regions[from].Metric(fmt.Sprintf(`evenkeel_geo_forwards_total{outcome="ok",peer="%s-1"}`, names[to]))
 }
 
 // playFirst measures what a hop adds to the first token: one request at a time,
 // to the region itself and through another, in turn.
-func playFirst(ctx context.Context, w *world, r *process.Report) error {
+func playFirst(ctx context.Context, w *site, r *world.Report) error {
 	for _, way := range ways {
 		cfg := func(at int, caller string) load.Config {
 			return load.Config{
@@ -165,7 +151,7 @@ func median(runs []*load.Result) float64 {
 	return max(min(a, b), min(max(a, b), c))
 }
 
-func playLoss(ctx context.Context, w *world, r *process.Report) error {
+func playLoss(ctx context.Context, w *site, r *world.Report) error {
 	scene := fmt.Sprintf("%g %% of all packets lost", w.loss*100)
 	if !w.packets() {
 		r.Skip(scene, "TCP hides loss from relays on loopback")
@@ -189,18 +175,18 @@ func playLoss(ctx context.Context, w *world, r *process.Report) error {
 
 // playDeath kills a region's proxy under load, lets its engines be taken over
 // where the proxy can, and brings it back.
-func playDeath(ctx context.Context, w *world, r *process.Report) error {
+func playDeath(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu killed while it answers for us"
 	dead, before := w.regions[eu], w.forwards(us, eu)
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "any", 6, 0.8}, {as, "home", 4, 0.8}}, func() error {
-		if err := process.Pause(ctx, w.load/2); err != nil {
+		if err := world.Pause(ctx, w.load/2); err != nil {
 			return err
 		}
 		inflight := func() float64 {
-			return w.metric(w.regions[us].place.admin, `evenkeel_geo_forwards_inflight{peer="eu-1"}`)
+			return w.regions[us].Metric(`evenkeel_geo_forwards_inflight{peer="eu-1"}`)
 		}
 		for end := time.Now().Add(w.load / 2); time.Now().Before(end) && (w.forwards(us, eu) == before || inflight() < 4); { // the load is over then
-			if err := process.Pause(ctx, 10*time.Millisecond); err != nil {
+			if err := world.Pause(ctx, 10*time.Millisecond); err != nil {
 				return err
 			}
 		}
@@ -228,9 +214,9 @@ func playDeath(ctx context.Context, w *world, r *process.Report) error {
 }
 
 // playReturn waits until a region is used again.
-func playReturn(ctx context.Context, w *world, r *process.Report, scene string, back int) error {
+func playReturn(ctx context.Context, w *site, r *world.Report, scene string, back int) error {
 	start := time.Now()
-	if err := process.Await(ctx, patience, names[back]+" is available again", func() bool {
+	if err := world.Await(ctx, patience, names[back]+" is available again", func() bool {
 		return w.regions[us].available(w.regions[back]) && w.regions[as].available(w.regions[back])
 	}); err != nil {
 		return err
@@ -252,12 +238,12 @@ func playReturn(ctx context.Context, w *world, r *process.Report, scene string, 
 }
 
 // taken waits until exactly one living region has eu's engines, or none.
-func (w *world) taken(ctx context.Context, taken bool) bool {
+func (w *site) taken(ctx context.Context, taken bool) bool {
 	want := map[bool]float64{true: 1}[taken]
-	return process.Await(ctx, patience, "one has them", func() bool {
+	return world.Await(ctx, patience, "one has them", func() bool {
 		sum := 0.0
 		for _, i := range []int{us, as} {
-			sum += w.metric(w.regions[i].place.admin, "evenkeel_geo_takeover_active")
+			sum += w.regions[i].Metric("evenkeel_geo_takeover_active")
 		}
 		return sum == want
 	}) == nil
@@ -265,7 +251,7 @@ func (w *world) taken(ctx context.Context, taken bool) bool {
 
 // playTakeover has us, whose own prefill engine is killed as well, serve its
 // clients with the engines of eu: those whose requests may be there.
-func playTakeover(ctx context.Context, w *world, r *process.Report) error {
+func playTakeover(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu's engines taken over by us"
 	if !w.owns {
 		r.Skip(scene, "this proxy has no `geo.ownership`")
@@ -280,10 +266,10 @@ func playTakeover(ctx context.Context, w *world, r *process.Report) error {
 	took := time.Since(start)
 	taker.prefill.Kill()
 	const prompts = "vllm:prefix_cache_queries_total" // tokens it was asked to prefill
-	before := w.metric(w.regions[eu].place.prefill, prompts)
-	if err := process.Await(ctx, patience, "us is ready with eu's engines alone", func() bool {
+	before := w.at(w.regions[eu].place.prefill).Metric(prompts)
+	if err := world.Await(ctx, patience, "us is ready with eu's engines alone", func() bool {
 		a, err := w.post(ctx, taker, "to-eu", "/v1/completions", `{"model":"ref","prompt":"a b c","max_tokens":2}`, false)
-		return err == nil && a.status == 200
+		return err == nil && a.Status == 200
 	}); err != nil {
 		return err
 	}
@@ -291,7 +277,7 @@ func playTakeover(ctx context.Context, w *world, r *process.Report) error {
 	if err != nil {
 		return err
 	}
-	s, there := judge(results...), w.metric(w.regions[eu].place.prefill, prompts)-before
+	s, there := judge(results...), w.at(w.regions[eu].place.prefill).Metric(prompts)-before
 	how := fmt.Sprintf("`dead_after: %v`, static", w.deadAfter)
 	if w.lease != "" {
 		how = "etcd, `lease: 3s`, `start_delay: 1s`"
@@ -300,20 +286,20 @@ func playTakeover(ctx context.Context, w *world, r *process.Report) error {
 		took.Seconds(), how, results[0].Sent, there)
 	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
-	return taker.beginEngine("prefill")
+	return taker.beginPrefill()
 }
 
 // playCut lets nothing pass between us and eu for a while, under load.
-func playCut(ctx context.Context, w *world, r *process.Report) error {
+func playCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "us and eu cut off from each other"
 	results, err := w.crowds(ctx, []crowd{{us, "to-eu", 12, 0.8}, {us, "to-as", 4, 0.8}, {eu, "to-as", 4, 0.8}}, func() error {
-		if err := process.Pause(ctx, w.load/4); err != nil {
+		if err := world.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
 		if err := w.cut(us, eu, true); err != nil {
 			return err
 		}
-		if err := process.Pause(ctx, w.load/2); err != nil {
+		if err := world.Pause(ctx, w.load/2); err != nil {
 			return err
 		}
 		return w.cut(us, eu, false)
@@ -329,26 +315,24 @@ func playCut(ctx context.Context, w *world, r *process.Report) error {
 }
 
 // playAfter holds that nothing is left of all that.
-func playAfter(ctx context.Context, w *world, r *process.Report) error {
+func playAfter(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "after the last request"
-	var held string
-	err := process.Await(ctx, patience, "nothing is held", func() bool {
-		held = ""
+	err := world.Idle(ctx, patience, func() (held []string) {
 		for _, one := range w.regions {
-			for _, series := range []string{"evenkeel_requests_open", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running", "evenkeel_handoffs{", "evenkeel_geo_forwards_inflight", "evenkeel_audit_drift"} {
-				if v := w.metric(one.place.admin, series); v != 0 {
-					held += fmt.Sprintf("%s: %s %v; ", one.name, series, v)
-				}
+			all, err := one.Series()
+			if err != nil {
+				held = append(held, err.Error())
 			}
+			held = append(held, world.Held(one.name, all, world.Books...)...)
 			for _, at := range []string{one.place.prefill, one.place.decode} {
-				if v := w.metric(at, "vllm:num_requests_running") + w.metric(at, "vllm:kv_cache_usage_perc"); v != 0 {
-					held += fmt.Sprintf("%s: the engine %s still runs or holds something; ", one.name, at)
+				if engine := w.at(at); engine.Metric("vllm:num_requests_running")+engine.Metric("vllm:kv_cache_usage_perc") != 0 {
+					held = append(held, fmt.Sprintf("%s: the engine %s still runs or holds something", one.name, at))
 				}
 			}
 		}
-		return held == ""
+		return held
 	})
 	r.Add(scene, "no slot, KV token, hand-off or forward is held, by proxies' books and engines'")
-	r.Hold(err == nil, scene, "%s", held)
+	r.Hold(err == nil, scene, "%v", err)
 	return ctx.Err()
 }

@@ -15,16 +15,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
 	"evenkeel/bench/load"
-	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
 )
 
 type options struct {
@@ -34,28 +35,12 @@ type options struct {
 }
 
 func main() {
-	var err error
-	if len(os.Args) > 1 && os.Args[1] == "crowd" {
-		err = crowd(os.Args[2:], os.Stdin, os.Stdout)
-	} else {
-		var o options
-		flag.IntVar(&o.busy, "busy", 1000, "streams that are told a token every step")
-		flag.IntVar(&o.idle, "idle", 10_000, "clients that are told next to nothing, of each proxy")
-		flag.IntVar(&o.tokens, "tokens", 100, "tokens, and so chunks, a busy stream")
-		flag.IntVar(&o.prompt, "prompt", 64, "tokens a prompt")
-		flag.IntVar(&o.rounds, "rounds", 3, "waves of busy streams to each proxy, in turn")
-		flag.IntVar(&o.ranks, "ranks", 8, "decode ranks")
-		flag.DurationVar(&o.step, "step", 100*time.Millisecond, "time between two chunks of a busy stream")
-		flag.StringVar(&o.binary, "bin", "", "the proxy to measure; empty: it is built")
-		flag.Parse()
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-		err = run(ctx, o)
-		stop()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "watch:", err)
-		os.Exit(1)
-	}
+	world.Main("watch", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+		if len(args) > 0 && args[0] == "crowd" {
+			return true, crowd(args[1:], os.Stdin, out)
+		}
+		return true, run(ctx, args, out)
+	})
 }
 
 // way is how a proxy is watched.
@@ -79,30 +64,37 @@ const plain = 2 // ways that are off
 
 // sample is one wave of busy streams through one proxy.
 type sample struct {
-	chunk time.Duration // CPU
-	live  int64         // bytes that the last collection of garbage left, stacks included
-	rss   int64         // bytes, the most seen: with garbage, and what was not given back yet
+	world.Wave       // its RSS is with garbage, and with what was not given back yet
+	live       int64 // bytes that the last collection of garbage left, stacks included
 }
 
-func run(ctx context.Context, o options) (err error) {
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	var o options
+	flags := flag.NewFlagSet("watch", flag.ContinueOnError)
+	flags.IntVar(&o.busy, "busy", 1000, "streams that are told a token every step")
+	flags.IntVar(&o.idle, "idle", 10_000, "clients that are told next to nothing, of each proxy")
+	flags.IntVar(&o.tokens, "tokens", 100, "tokens, and so chunks, a busy stream")
+	flags.IntVar(&o.prompt, "prompt", 64, "tokens a prompt")
+	flags.IntVar(&o.rounds, "rounds", 3, "waves of busy streams to each proxy, in turn")
+	flags.IntVar(&o.ranks, "ranks", 8, "decode ranks")
+	flags.DurationVar(&o.step, "step", 100*time.Millisecond, "time between two chunks of a busy stream")
+	flags.StringVar(&o.binary, "bin", "", "the proxy to measure; empty: it is built")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
 	slow, err := slowStreams(o)
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "evenkeel-watch-")
+	site, err := world.New(ctx, "watch", world.Options{Bin: o.binary})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if o.binary, err = process.Evenkeel(ctx, o.binary, dir); err != nil {
-		return err
-	}
-	engines, err := startEngines(o)
-	defer func() {
-		for _, e := range engines {
-			e.Close()
-		}
-	}()
+	defer func() { err = errors.Join(err, site.Close(true)) }()
+	// The engines of the busy streams serve all proxies, one after the other.
+	engines, err := site.Engines(
+		refengine.Config{Role: refengine.Prefill, PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 8 << 20},
+		refengine.Config{Role: refengine.Decode, DPSize: o.ranks, Slots: slotsOf(o), C0: o.step, C1: time.Nanosecond})
 	if err != nil {
 		return err
 	}
@@ -111,22 +103,15 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer sink.close()
-	fmt.Printf("%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams with a token every %v, %d kept-alive connections (%d files a process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
+	fmt.Fprintf(out, "%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams with a token every %v, %d kept-alive connections (%d files a process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
 		o.busy, o.step, o.tokens, o.idle, slow, silence, o.idle-slow, fileLimit(), runtime.Version(), runtime.NumCPU(), o.rounds)
 	var proxies []*proxy
-	defer func() {
-		for _, p := range proxies {
-			p.close()
-		}
-	}()
 	for i, w := range ways {
-		p, err := start(ctx, o, dir, i, w, engines, sink.url, slow)
-		if p != nil {
-			proxies = append(proxies, p)
-		}
+		p, err := start(ctx, site, o, i, w, engines, sink.url, slow)
 		if err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
+		proxies = append(proxies, p)
 	}
 	held := func() error {
 		for i, p := range proxies {
@@ -148,7 +133,7 @@ func run(ctx context.Context, o options) (err error) {
 				return fmt.Errorf("%s: %w", ways[at].name, err)
 			}
 			samples[at] = append(samples[at], s)
-			fmt.Printf("  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB in use  %6.1f MiB resident\n", round+1, ways[at].name, micros(s.chunk), mib(s.live), mib(s.rss))
+			fmt.Fprintf(out, "  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB in use  %6.1f MiB resident\n", round+1, ways[at].name, world.Micros(s.Chunk), world.MiB(s.live), world.MiB(s.RSS))
 		}
 	}
 	if err := held(); err != nil { // they were there all the time
@@ -157,8 +142,8 @@ func run(ctx context.Context, o options) (err error) {
 	if sink.spans.Load() == 0 {
 		return errors.New("the collector got no span: what was measured was not tracing")
 	}
-	fmt.Printf("the collector took %d spans\n", sink.spans.Load())
-	return report(os.Stdout, samples)
+	fmt.Fprintf(out, "the collector took %d spans\n", sink.spans.Load())
+	return report(out, samples)
 }
 
 // slowStreams is how many idle clients may have a stream: it takes two files
@@ -181,50 +166,16 @@ func fileLimit() int {
 	return int(min(l.Max, 1<<20))
 }
 
-// startEngines are those of the busy streams: they serve all proxies, one after
-// the other.
-func startEngines(o options) (list []*refengine.Engine, err error) {
-	for _, c := range []refengine.Config{
-		{Role: refengine.Prefill, PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 8 << 20},
-		{Role: refengine.Decode, DPSize: o.ranks, Slots: slotsOf(o), C0: o.step, C1: time.Nanosecond},
-	} {
-		e, err := refengine.Start(c)
-		if err != nil {
-			return list, err
-		}
-		list = append(list, e)
-	}
-	return list, nil
-}
-
 func slotsOf(o options) int { return (o.busy + o.ranks - 1) / o.ranks }
 
 // measure sends one wave of busy streams through a proxy.
-func measure(ctx context.Context, p *proxy, o options, seed uint64) (sample, error) {
-	requests := make([]trace.Request, o.busy)
-	for i := range requests {
-		requests[i] = trace.Request{Prompt: o.prompt, Output: o.tokens}
-	}
-	before, err := process.CPU(p.pid())
+func measure(ctx context.Context, p *proxy, o options, seed uint64) (s sample, err error) {
+	s.Wave, err = world.Measure(ctx, func() []int { return []int{p.Pid} }, load.Config{
+		URLs: []string{p.URL()}, Model: busyModel, Requests: slices.Repeat([]trace.Request{{Prompt: o.prompt, Output: o.tokens}}, o.busy), Seed: seed, Timeout: 5 * time.Minute,
+	})
 	if err != nil {
-		return sample{}, err
+		return s, err
 	}
-	most := process.PeakRSS(func() []int { return []int{p.pid()} })
-	r, err := load.Run(ctx, load.Config{URLs: []string{"http://" + p.clients}, Model: busyModel, Requests: requests, Concurrency: o.busy, Stream: 1, Chat: 0.5, Seed: seed, Timeout: 5 * time.Minute})
-	rss := most()
-	if err != nil {
-		return sample{}, err
-	}
-	if r.OK != o.busy {
-		return sample{}, fmt.Errorf("%d of %d streams ended well: %v", r.OK, o.busy, r.Kinds)
-	}
-	after, err := process.CPU(p.pid())
-	if err != nil {
-		return sample{}, err
-	}
-	live, err := p.memory()
-	if err != nil {
-		return sample{}, err
-	}
-	return sample{chunk: (after - before) / time.Duration(r.Events), live: live, rss: rss}, nil
+	s.live, err = p.memory()
+	return s, err
 }

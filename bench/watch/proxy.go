@@ -9,12 +9,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
 )
 
 const (
@@ -22,55 +21,43 @@ const (
 	idleModel = "idle"
 )
 
-// proxy is one that is measured, its idle clients, and who watches it.
+// proxy is one that is measured, and its idle clients.
 type proxy struct {
-	clients, admin string // addresses
-	serve          *process.Process
-	crowd          *exec.Cmd
-	tell           io.WriteCloser
-	said           *bufio.Reader
-	leave          context.CancelFunc // of the page's watcher; nil: there is none
-	idle           int
+	*world.Proxy
+	tell io.Writer
+	said *bufio.Reader
+	idle int
 }
 
-// start returns when the proxy is ready and its idle clients come. What it returns
-// beside an error wants to be closed, too.
-func start(ctx context.Context, o options, dir string, n int, w way, engines []*refengine.Engine, collector string, slow int) (*proxy, error) {
-	p := &proxy{clients: "127.0.0.1:" + process.FreePort(), admin: "127.0.0.1:" + process.FreePort(), idle: o.idle}
-	p.crowd = exec.CommandContext(ctx, os.Args[0], "crowd", "-proxy", p.clients, "-streams", strconv.Itoa(slow), "-connections", strconv.Itoa(o.idle-slow))
-	p.crowd.Stderr = os.Stderr
-	var err error
-	if p.tell, err = p.crowd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.crowd.StdoutPipe()
+// start returns when the proxy is ready and its idle clients come.
+func start(ctx context.Context, site *world.World, o options, n int, w way, engines []*refengine.Engine, collector string, slow int) (*proxy, error) {
+	p := &proxy{Proxy: site.Proxies(strconv.Itoa(n))[0], idle: o.idle}
+	crowd := exec.CommandContext(ctx, os.Args[0], "crowd", "-proxy", p.Clients, "-streams", strconv.Itoa(slow), "-connections", strconv.Itoa(o.idle-slow))
+	crowd.Stderr = os.Stderr
+	in, err := crowd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	p.said = bufio.NewReader(out)
-	if err := p.crowd.Start(); err != nil {
+	out, err := crowd.StdoutPipe()
+	if err != nil {
 		return nil, err
 	}
-	urls, err := p.hear() // of its engines
+	p.tell, p.said = in, bufio.NewReader(out)
+	if err := crowd.Start(); err != nil {
+		return nil, err
+	}
+	site.AtEnd(func() { _, _ = in.Close(), crowd.Wait() }) // it ends then
+	urls, err := p.hear()                                  // of its engines
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	prefill, decode, _ := strings.Cut(urls, " ")
-	file := filepath.Join(dir, strconv.Itoa(n)+".yaml")
-	if err := os.WriteFile(file, []byte(settings(p, o, w, engines, prefill, decode, collector, slow)), 0o600); err != nil {
-		return p, err
-	}
-	log := filepath.Join(dir, strconv.Itoa(n)+".log")
-	if p.serve, err = process.Start(exec.Command(o.binary, "serve", "--config", file, "--log-level", "warn"), log); err != nil {
-		return p, err
-	}
-	if err := p.serve.Answers(ctx, "http://"+p.admin+"/readyz"); err != nil {
-		text, _ := os.ReadFile(log) // without it the error says enough
-		return p, fmt.Errorf("%w: %s", err, text)
+	if err := p.ServeWith(ctx, settings(p, o, w, engines, prefill, decode, collector, slow), "--log-level", "warn"); err != nil {
+		return nil, err
 	}
 	if w.page {
-		if err := p.watch(ctx); err != nil {
-			return p, err
+		if err := p.watch(ctx, site); err != nil {
+			return nil, err
 		}
 	}
 	_, err = io.WriteString(p.tell, "open\n")
@@ -95,21 +82,21 @@ pool: {size: 4096}
 prefill: {queue: {max: 20000}}
 health: {slow_start: 0s, canary: 0s}
 limits: {idle_timeout: 2h}
-`, p.clients, p.admin, receipts, shadows)
+`, p.Clients, p.Address, receipts, shadows)
 	if w.tracing {
 		fmt.Fprintf(&b, "tracing: {endpoint: %q, sample: 1}\n", collector)
 	}
-	fmt.Fprintf(&b, "engines:\n  prefill:\n    - {url: %q}\n    - {url: %q}\n  decode:\n    - {url: %q, group: idle, slots: %d}\n", engines[0].URLs()[0], prefill, decode, max(slow, 1))
-	for _, u := range engines[1].URLs() {
-		fmt.Fprintf(&b, "    - {url: %q, group: busy, slots: %d}\n", u, slotsOf(o))
-	}
+	b.WriteString(world.Engines(
+		world.EnginesAt(append(engines[0].URLs(), prefill), ""),
+		append(world.EnginesAt([]string{decode}, ", group: idle, slots: %d", max(slow, 1)), world.EnginesAt(engines[1].URLs(), ", group: busy, slots: %d", slotsOf(o))...)))
 	return b.String()
 }
 
-// watch reads the stream that the page reads, until the proxy is closed.
-func (p *proxy) watch(ctx context.Context) error {
-	ctx, p.leave = context.WithCancel(ctx)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+"/live", nil)
+// watch reads the stream that the page reads, until the end.
+func (p *proxy) watch(ctx context.Context, site *world.World) error {
+	ctx, leave := context.WithCancel(ctx)
+	site.AtEnd(leave)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Address+"/live", nil)
 	if err != nil {
 		return err
 	}
@@ -153,26 +140,14 @@ func (p *proxy) hear() (string, error) {
 // memory is what the proxy's last collection of garbage left, by its own metrics:
 // the next one is due when that has doubled, and stacks count once.
 func (p *proxy) memory() (int64, error) {
-	_, page, err := process.Admin{Address: p.admin, Client: http.DefaultClient}.Ask(http.MethodGet, "/metrics", nil)
+	all, err := p.Series()
 	if err != nil {
 		return 0, err
 	}
-	all := process.Series(page)
 	next, there := all["go_memstats_next_gc_bytes"]
 	stacks, too := all["go_memstats_stack_inuse_bytes"]
 	if !there || !too {
 		return 0, errors.New("its metrics do not say how much memory it has in use")
 	}
 	return int64((next + stacks) / 2), nil
-}
-
-func (p *proxy) pid() int { return p.serve.Pid }
-
-func (p *proxy) close() {
-	if p.leave != nil {
-		p.leave()
-	}
-	p.serve.Kill()
-	_ = p.tell.Close() // it ends then
-	_ = p.crowd.Wait()
 }

@@ -3,11 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
-	"time"
 
-	"evenkeel/stats"
+	"evenkeel/bench/world"
 )
 
 // report prints medians, and the medians of each round's ratio to the mean of
@@ -20,21 +18,13 @@ func report(out io.Writer, samples [][]sample) error {
 		for round, s := range all {
 			var baseCPU, baseLive float64
 			for _, off := range samples[:plain] {
-				baseCPU += micros(off[round].chunk) / plain
-				baseLive += mib(off[round].live) / plain
+				baseCPU += world.Micros(off[round].Chunk) / plain
+				baseLive += world.MiB(off[round].live) / plain
 			}
-			cpu, live, rss = append(cpu, micros(s.chunk)), append(live, mib(s.live)), append(rss, mib(s.rss))
-			cpuRatio, liveRatio = append(cpuRatio, micros(s.chunk)/baseCPU), append(liveRatio, mib(s.live)/baseLive)
+			cpu, live, rss = append(cpu, world.Micros(s.Chunk)), append(live, world.MiB(s.live)), append(rss, world.MiB(s.RSS))
+			cpuRatio, liveRatio = append(cpuRatio, world.Micros(s.Chunk)/baseCPU), append(liveRatio, world.MiB(s.live)/baseLive)
 		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t%.0f\t\n", ways[i].name, median(cpu), median(cpuRatio), median(live), median(liveRatio), median(rss))
+		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t%.0f\t\n", ways[i].name, world.Median(cpu), world.Median(cpuRatio), world.Median(live), world.Median(liveRatio), world.Median(rss))
 	}
 	return w.Flush()
 }
-
-func median(v []float64) float64 {
-	slices.Sort(v)
-	return stats.Median(v)
-}
-
-func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-func mib(b int64) float64            { return float64(b) / (1 << 20) }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,7 +77,7 @@ func TestTheCollectorCountsSpans(t *testing.T) {
 func TestRatiosAreToTheMeanOfThePlainProxies(t *testing.T) {
 	all := make([][]sample, len(ways))
 	for i := range all {
-		all[i] = []sample{{chunk: time.Duration(10+i) * time.Microsecond, live: int64(100+i) << 20, rss: 300 << 20}}
+		all[i] = []sample{{Wave: world.Wave{Chunk: time.Duration(10+i) * time.Microsecond, RSS: 300 << 20}, live: int64(100+i) << 20}}
 	}
 	var b bytes.Buffer
 	require.NoError(t, report(&b, all))

@@ -3,14 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/report"
+	"evenkeel/bench/world"
 	"evenkeel/stats"
 )
 
@@ -43,9 +41,9 @@ type stepModel struct {
 
 // watch reads the gauges of the engine and of evenkeel until the function it
 // returns is called.
-func (w *world) watch(ctx context.Context) (done func() *looks) {
+func (w *site) watch(ctx context.Context) (done func() *looks) {
 	ctx, stop := context.WithCancel(ctx)
-	all := &looks{}
+	all, engine := &looks{}, w.At(strings.TrimPrefix(w.decode.URL, "http://"))
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		tick := time.NewTicker(every)
@@ -54,12 +52,12 @@ func (w *world) watch(ctx context.Context) (done func() *looks) {
 			select {
 			case <-tick.C:
 				l := look{at: time.Now()}
-				page, err := get(ctx, w.admin+"/metrics")
+				page, err := w.proxy.Page()
 				if err != nil {
 					continue
 				}
-				l.proxy = process.Sum(page, "evenkeel_imbalance_tokens{")
-				if page, err = get(ctx, w.decode.URL+"/metrics"); err == nil {
+				l.proxy = world.Sum(page, "evenkeel_imbalance_tokens{")
+				if page, err = engine.Page(); err == nil {
 					l.read(page)
 				}
 				all.list = append(all.list, l)
@@ -71,7 +69,7 @@ func (w *world) watch(ctx context.Context) (done func() *looks) {
 	return func() *looks {
 		stop()
 		wait.Wait()
-		if page, err := get(context.WithoutCancel(ctx), w.admin+"/metrics"); err == nil {
+		if page, err := w.proxy.Page(); err == nil {
 			all.model.read(page)
 		}
 		return all
@@ -82,7 +80,7 @@ func (w *world) watch(ctx context.Context) (done func() *looks) {
 // of its blocks, one of which is never used.
 func (l *look) read(page []byte) {
 	l.complete = true
-	for name, v := range process.Series(page) {
+	for name, v := range world.Series(page) {
 		series, labels, _ := strings.Cut(name, "{")
 		for rank := range ranks {
 			if !strings.Contains(labels, fmt.Sprintf(`engine="%d"`, rank)) {
@@ -115,7 +113,7 @@ func blocksOf(page []byte, rank int) (n float64) {
 }
 
 func (m *stepModel) read(page []byte) {
-	for name, v := range process.Series(page) {
+	for name, v := range world.Series(page) {
 		switch {
 		case strings.HasPrefix(name, "evenkeel_step_model_c0_seconds{"):
 			m.c0, m.known = 1e3*v, true
@@ -153,19 +151,4 @@ func (r *run) levels(all *looks, full, empty time.Time) {
 			r.Sample[metric] = stats.Mean(values)
 		}
 	}
-}
-
-func get(ctx context.Context, url string) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-	defer stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	return io.ReadAll(resp.Body)
 }

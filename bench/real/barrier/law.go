@@ -61,7 +61,7 @@ type pinned struct {
 const pinnedTokens = 110
 
 // law measures every placement so many times, one after the other in each round.
-func (w *world) law(ctx context.Context, rounds int) ([]pinned, error) {
+func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 	rows := make([]pinned, len(placements))
 	c := newClient()
 	defer c.CloseIdleConnections()
@@ -100,7 +100,7 @@ func (w *world) law(ctx context.Context, rounds int) ([]pinned, error) {
 
 // pin sends a placement to the engine, every request to its rank, and returns
 // the mean gap while all of them decode.
-func (w *world) pin(ctx context.Context, c client, p placement) (ms float64, steps int, err error) {
+func (w *site) pin(ctx context.Context, c client, p placement) (ms float64, steps int, err error) {
 	var answers []*answer
 	var all sync.WaitGroup
 	for rank, prompts := range p.ranks {

@@ -56,11 +56,11 @@ const (
 
 // play sends a list through evenkeel under a policy, always so many requests at
 // once, and measures.
-func (w *world) play(ctx context.Context, policy string, list []request) (_ *run, err error) {
+func (w *site) play(ctx context.Context, policy string, list []request) (_ *run, err error) {
 	if err := w.serve(ctx, policy); err != nil {
 		return nil, fmt.Errorf("%s: %w", policy, err)
 	}
-	defer func() { err = errors.Join(err, w.stop()) }()
+	defer func() { err = errors.Join(err, w.proxy.End(time.Minute)) }()
 	c := newClient()
 	defer c.CloseIdleConnections()
 	watch := w.watch(ctx)
@@ -84,7 +84,7 @@ func (w *world) play(ctx context.Context, policy string, list []request) (_ *run
 	for range clients {
 		all.Go(func() {
 			for i, ok := take(); ok; i, ok = take() {
-				answers[i] = c.ask(ctx, w.listen, list[i], anyRank)
+				answers[i] = c.ask(ctx, w.proxy.URL(), list[i], anyRank)
 				mu.Lock()
 				if ended++; ended == 1 {
 					full = time.Now()

@@ -9,38 +9,32 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := play(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "barrier:", err)
-		}
-		os.Exit(1)
-	}
+	world.Main("barrier", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+		return true, play(ctx, args, out)
+	})
 }
 
 // options are the command line's.
 type options struct {
-	cache, binary, keep, out string
-	engine                   string
-	policies                 string
-	rounds, requests         int
-	seed                     uint64
-	began                    time.Time
+	world.Options
+	cache, out       string
+	engine           string
+	policies         string
+	rounds, requests int
+	seed             uint64
+	began            time.Time
 }
 
 func (o options) say(format string, args ...any) {
@@ -51,11 +45,9 @@ func (o options) say(format string, args ...any) {
 // to out.
 func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	o := options{began: time.Now()}
-	flags := flag.NewFlagSet("barrier", flag.ContinueOnError)
+	flags := o.Flags("barrier")
 	flags.StringVar(&o.cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
 	flags.StringVar(&o.out, "out", "", "the file that the tables are written to as well")
-	flags.StringVar(&o.binary, "bin", "", "the proxy to run; empty: it is built")
-	flags.StringVar(&o.keep, "keep", "", "folder for configs and logs; empty: a temporary one")
 	flags.StringVar(&o.engine, "engine", "", "URL of a decode engine that runs already, as this command starts it; empty: it is started")
 	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel", "to compare, in any order; pjsq-kv is what the others are compared with")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each policy runs; 0: only the law")
@@ -73,11 +65,11 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}()
 	}
-	w, err := newWorld(ctx, o)
+	w, err := newSite(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer w.close()
+	defer func() { _ = w.Close(false) }()
 	writeHead(out, o)
 	rows, err := w.law(ctx, 3)
 	if err != nil {
@@ -92,13 +84,13 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if len(all) > 0 {
 		writeRuns(out, all, o.requests, fitted)
 	}
-	o.say("logs are in %s", w.dir)
+	o.say("logs are in %s", w.Dir)
 	return nil
 }
 
 // rounds plays every policy in each round on a list of the round's own, in an
 // order of its own.
-func (w *world) rounds(ctx context.Context, policies []string) (all [][]*run, err error) {
+func (w *site) rounds(ctx context.Context, policies []string) (all [][]*run, err error) {
 	for round := range w.options.rounds {
 		seed := w.seed + uint64(round)
 		list := draw(seed, w.requests)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/process"
+	"evenkeel/bench/world"
 )
 
 // offline keeps Python from asking anything of the network.
@@ -30,7 +29,7 @@ const ModelName = "tiny"
 
 // Engine is a process of `vllm serve` with those it started, one process group.
 type Engine struct {
-	*process.Process
+	*world.Process
 	URL string
 	Log string // its file
 }
@@ -44,7 +43,7 @@ func (i *Installation) Serve(model string, port int, log string, env []string, f
 	}, flags...)...)
 	cmd.Env = append(append(append(os.Environ(), "PATH="+i.venv()+"/bin:"+os.Getenv("PATH")), environment...), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p, err := process.Start(cmd, log)
+	p, err := world.Start(cmd, log)
 	if err != nil {
 		return nil, err
 	}
@@ -54,27 +53,7 @@ func (i *Installation) Serve(model string, port int, log string, env []string, f
 // Ready waits until the engine answers: one to five minutes, since it loads a
 // compiler, a model and a worker for each rank.
 func (e *Engine) Ready(ctx context.Context, limit time.Duration) error {
-	err := process.Await(ctx, limit, e.URL+" is healthy", func() bool {
-		if !e.Running() {
-			return true
-		}
-		ask, stop := context.WithTimeout(ctx, 2*time.Second)
-		defer stop()
-		req, err := http.NewRequestWithContext(ask, http.MethodGet, e.URL+"/health", nil)
-		if err != nil {
-			return false
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return false
-		}
-		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
-	if !e.Running() {
-		err = fmt.Errorf("it ended while it started: %w", e.Err())
-	}
-	if err != nil {
+	if err := e.Answers(ctx, limit, e.URL+"/health"); err != nil {
 		return fmt.Errorf("%w; its last errors are %q; its log is %s", err, e.lastErrors(), e.Log)
 	}
 	return nil
@@ -95,17 +74,7 @@ func (e *Engine) lastErrors() (last []string) {
 }
 
 // Running says whether the engine was started and has not ended.
-func (e *Engine) Running() bool {
-	if e == nil {
-		return false
-	}
-	select {
-	case <-e.Gone():
-		return false
-	default:
-		return true
-	}
-}
+func (e *Engine) Running() bool { return e != nil && e.Process.Running() }
 
 // Signal goes to the engine and to all that it started.
 func (e *Engine) Signal(s syscall.Signal) {

@@ -7,26 +7,23 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+	"sync"
 	"time"
 
-	"evenkeel/bench/process"
 	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/world"
 )
 
-// world is the engines, and evenkeel before them.
-type world struct {
+// site is the engines, and evenkeel before them.
+type site struct {
+	*world.World
 	options
-	dir     string
 	said    io.Writer // where progress is told
 	engines map[string]*engine
 	version string // of the engines
-	proxy   *process.Process
+	proxy   *world.Proxy
 	now     setting // what the proxy runs with
 }
 
@@ -38,18 +35,17 @@ type setting struct {
 }
 
 // usual is the setting of most rows.
-func (w *world) usual() setting {
+func (w *site) usual() setting {
 	return setting{decode: []string{w.engines["d0"].url(), w.engines["d1"].url()}, slots: slots}
 }
 
-func newWorld(ctx context.Context, o options, installed *vllm.Installation, said io.Writer) (_ *world, err error) {
-	w := &world{options: o, said: said}
-	if w.dir, err = process.Folder(o.keep, "real"); err != nil {
+func newSite(ctx context.Context, o options, installed *vllm.Installation, said io.Writer) (_ *site, err error) {
+	w := &site{options: o, said: said}
+	if w.World, err = world.New(ctx, "real", o.Options); err != nil {
 		return nil, err
 	}
-	if w.binary, err = process.Evenkeel(ctx, o.binary, w.dir); err != nil {
-		return nil, err
-	}
+	w.proxy = w.Proxies("evenkeel")[0]
+	w.proxy.Clients, w.proxy.Address = fmt.Sprintf("127.0.0.1:%d", w.at(0)), fmt.Sprintf("127.0.0.1:%d", w.at(1))
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://127.0.0.1:%d","replay_endpoint":"tcp://127.0.0.1:%d"}`, w.at(50), w.at(51))
 	w.engines = map[string]*engine{
 		"plain": {port: w.at(10), side: w.at(60)},
@@ -59,16 +55,20 @@ func newWorld(ctx context.Context, o options, installed *vllm.Installation, said
 		"dp":    {port: w.at(14), side: w.at(68), flags: append(connector("kv_consumer"), "--data-parallel-size", "2")},
 	}
 	for name, e := range w.engines {
-		e.name, e.installed, e.log = name, installed, filepath.Join(w.dir, name+".log")
+		e.name, e.installed, e.log = name, installed, w.File(name+".log")
 	}
-	return w, w.portsFree()
+	w.AtEnd(w.stopEngines)
+	if err := w.portsFree(); err != nil {
+		return nil, errors.Join(err, w.Close(true))
+	}
+	return w, nil
 }
 
-func (w *world) at(offset int) int { return w.port + offset }
+func (w *site) at(offset int) int { return w.port + offset }
 
 // portsFree says which port is taken, before an engine takes a minute to find
 // out.
-func (w *world) portsFree() error {
+func (w *site) portsFree() error {
 	ports := []int{w.at(0), w.at(1), w.at(50), w.at(51)}
 	for _, e := range w.engines {
 		ports = append(ports, e.port, e.side)
@@ -85,7 +85,7 @@ func (w *world) portsFree() error {
 }
 
 // need starts those of the engines that do not run, and waits for them.
-func (w *world) need(ctx context.Context, names ...string) error {
+func (w *site) need(ctx context.Context, names ...string) error {
 	began, missing := time.Now(), []string{}
 	for _, name := range names {
 		if e := w.engines[name]; !e.Running() {
@@ -115,55 +115,29 @@ func (w *world) need(ctx context.Context, names ...string) error {
 }
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
-func (w *world) evenkeel(ctx context.Context, s setting) error {
-	if w.proxyRuns() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.ranks == w.now.ranks {
+func (w *site) evenkeel(ctx context.Context, s setting) error {
+	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.ranks == w.now.ranks {
 		return w.ready(ctx)
 	}
-	w.endProxy()
-	file := filepath.Join(w.dir, "evenkeel.yaml")
-	if err := os.WriteFile(file, []byte(w.config(s)), 0o600); err != nil {
-		return err
+	if w.proxy.Running() {
+		_ = w.proxy.End(10 * time.Second) // one that does not end is killed
+		w.proxy.Kill()
 	}
-	var err error
-	w.proxy, err = process.Start(exec.Command(w.binary, "serve", "--config", file), filepath.Join(w.dir, "evenkeel.log"))
-	if err != nil {
+	if err := errors.Join(w.Write(w.proxy.Config(), w.config(s)), w.proxy.Serve()); err != nil {
 		return err
 	}
 	w.now = s
 	return w.ready(ctx)
 }
 
-func (w *world) proxyRuns() bool {
-	if w.proxy == nil {
-		return false
-	}
-	select {
-	case <-w.proxy.Gone():
-		return false
-	default:
-		return true
-	}
-}
-
-func (w *world) endProxy() {
-	if w.proxyRuns() {
-		_ = w.proxy.Signal(syscall.SIGTERM)
-		select {
-		case <-w.proxy.Gone():
-		case <-time.After(10 * time.Second):
-		}
-	}
-	w.proxy.Kill()
-}
-
-func (w *world) url() string   { return fmt.Sprintf("http://127.0.0.1:%d", w.at(0)) }
-func (w *world) admin() string { return fmt.Sprintf("http://127.0.0.1:%d", w.at(1)) }
-
 // config is the proxy's config file.
-func (w *world) config(s setting) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `listen: "127.0.0.1:%d"
-admin: {listen: "127.0.0.1:%d"}
+func (w *site) config(s setting) string {
+	mode, ranks := "", ""
+	if s.ranks > 1 {
+		mode, ranks = ", dp_mode: internal", fmt.Sprintf(", ranks: %d", s.ranks)
+	}
+	return fmt.Sprintf(`listen: %q
+admin: {listen: %q}
 profiles:
   nixl: {connector: nixl-pull, kv_hold_timeout: 30s, chat_resume: vllm_prompt_token_ids%s}
 prefill:
@@ -171,29 +145,20 @@ prefill:
   index: {tokenize: engine, tokenize_timeout: 2s}
   scrape: {timeout: 5s}
 expose_route_headers: true
-engines:
-  prefill: [{url: %q, profile: nixl}]
-  decode:
-`, w.at(0), w.at(1), map[bool]string{true: ", dp_mode: internal"}[s.ranks > 1], w.at(50), w.at(51), w.engines["p0"].url())
-	for _, url := range s.decode {
-		fmt.Fprintf(&b, "    - {url: %q, profile: nixl, group: main, slots: %d", url, s.slots)
-		if s.ranks > 1 {
-			fmt.Fprintf(&b, ", ranks: %d", s.ranks)
-		}
-		b.WriteString("}\n")
-	}
-	return b.String()
+%s`, w.proxy.Clients, w.proxy.Address, mode, w.at(50), w.at(51), world.Engines(
+		world.EnginesAt([]string{w.engines["p0"].url()}, ", profile: nixl"),
+		world.EnginesAt(s.decode, ", profile: nixl, group: main, slots: %d%s", s.slots, ranks)))
 }
 
 // ready waits until the proxy is ready and has slots on all decode ranks.
-func (w *world) ready(ctx context.Context) error {
+func (w *site) ready(ctx context.Context) error {
 	want := float64(len(w.now.decode) * w.now.slots * max(1, w.now.ranks))
-	return process.Await(ctx, time.Minute, "evenkeel is ready, with free slots on every rank", func() bool {
-		if ask(ctx, "GET", w.admin()+"/readyz", nil).status != 200 {
+	return world.Await(ctx, time.Minute, "evenkeel is ready, with free slots on every rank", func() bool {
+		if !w.proxy.IsReady() {
 			return false
 		}
 		free := 0.0
-		for name, v := range process.Series(ask(ctx, "GET", w.admin()+"/metrics", nil).body) {
+		for name, v := range w.books() {
 			if strings.HasPrefix(name, "evenkeel_rank_slots{") && strings.Contains(name, `state="free"`) {
 				free += v
 			}
@@ -202,19 +167,17 @@ func (w *world) ready(ctx context.Context) error {
 	})
 }
 
-// books are the proxy's metrics.
-func (w *world) books(ctx context.Context) map[string]float64 {
-	return process.Series(ask(ctx, "GET", w.admin()+"/metrics", nil).body)
+// books are the proxy's metrics; none if it does not answer.
+func (w *site) books() map[string]float64 {
+	all, _ := w.proxy.Series()
+	return all
 }
 
 // idle waits until no engine has a request or holds KV, and the proxy's books
 // agree. Its limit is less than the 30 s after which a prefill engine gives up
 // KV that was not fetched, so what is free was given back.
-func (w *world) idle(ctx context.Context, engines ...string) error {
-	const limit = 20 * time.Second
-	var left []string
-	err := process.Await(ctx, limit, "nothing is held", func() bool {
-		left = nil
+func (w *site) idle(ctx context.Context, engines ...string) error {
+	return world.Idle(ctx, 20*time.Second, func() (left []string) {
 		for _, name := range engines {
 			series, err := w.engines[name].series(ctx)
 			if err != nil {
@@ -227,33 +190,16 @@ func (w *world) idle(ctx context.Context, engines ...string) error {
 				}
 			}
 		}
-		for name, v := range w.books(ctx) {
-			if v != 0 && (strings.HasPrefix(name, "evenkeel_audit_drift{") || strings.HasPrefix(name, "evenkeel_rank_kv_tokens{") ||
-				strings.HasPrefix(name, "evenkeel_double_releases_total") || strings.HasPrefix(name, "evenkeel_prefill_double_releases_total")) {
-				left = append(left, fmt.Sprintf("evenkeel: %s %v", name, v))
-			}
-		}
-		return len(left) == 0
+		return append(left, world.Held("evenkeel", w.books(),
+			"evenkeel_audit_drift", "evenkeel_rank_kv_tokens", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total")...)
 	})
-	if err != nil {
-		slices.Sort(left)
-		return fmt.Errorf("still held after %v: %s", limit, strings.Join(left, "; "))
-	}
-	return nil
 }
 
-// close ends everything; remove says whether the files go.
-func (w *world) close(remove bool) error {
-	w.endProxy()
-	done := make(chan struct{})
+// stopEngines ends all engines at once.
+func (w *site) stopEngines() {
+	var all sync.WaitGroup
 	for _, e := range w.engines {
-		go func() { e.Stop(); done <- struct{}{} }()
+		all.Go(func() { e.Stop() })
 	}
-	for range w.engines {
-		<-done
-	}
-	if remove && w.keep == "" {
-		return os.RemoveAll(w.dir)
-	}
-	return nil
+	all.Wait()
 }

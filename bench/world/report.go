@@ -1,6 +1,7 @@
-package process
+package world
 
 import (
+	"context"
 	"fmt"
 	"io"
 )
@@ -18,6 +19,22 @@ type Report struct {
 type Row struct{ Scene, Measured, Verdict string }
 
 const skipped = "skipped"
+
+// Scene is what is played in a world, and what it promises.
+type Scene[W any] struct {
+	Name string
+	Play func(ctx context.Context, w W, r *Report) error
+}
+
+// Play plays scenes, one after the other.
+func Play[W any](ctx context.Context, w W, r *Report, scenes []Scene[W]) error {
+	for _, s := range scenes {
+		if err := s.Play(ctx, w, r); err != nil {
+			return fmt.Errorf("%s: %w; %s has the logs", s.Name, err, r.Folder)
+		}
+	}
+	return nil
+}
 
 // Add adds a row that is held unless Hold says otherwise.
 func (r *Report) Add(scene, format string, args ...any) {

@@ -1,6 +1,4 @@
-// Package process runs the programs that a benchmark or a test of endurance is
-// about.
-package process
+package world
 
 import (
 	"cmp"
@@ -11,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 )
 
@@ -41,32 +40,23 @@ func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	return p, nil
 }
 
-// patience of Answers.
+// patience is how long a proxy may take to be ready.
 const patience = 30 * time.Second
 
+// asker keeps no connections, and waits for no answer for long: a program that
+// starts may take one and forget it.
+var asker = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
 // Answers waits until the process answers 200 at a URL.
-func (p *Process) Answers(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-p.gone:
-			return fmt.Errorf("the process that should answer %s ended: %w", url, cmp.Or(p.err, errEnded))
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer: %w", url, ctx.Err())
-		}
+func (p *Process) Answers(ctx context.Context, limit time.Duration, url string) error {
+	err := Await(ctx, limit, url+" answers", func() bool {
+		got, err := Do(ctx, asker, http.MethodGet, url, nil)
+		return err == nil && got.Status == http.StatusOK || !p.Running()
+	})
+	if !p.Running() {
+		return fmt.Errorf("the process that should answer %s ended: %w", url, cmp.Or(p.err, errEnded))
 	}
+	return err
 }
 
 var errEnded = errors.New("with status 0")
@@ -77,18 +67,40 @@ func (p *Process) Gone() <-chan struct{} { return p.gone }
 // Err is how it ended. Ask once Gone is closed.
 func (p *Process) Err() error { return p.err }
 
+// Running says whether it was started and has not ended.
+func (p *Process) Running() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.gone:
+		return false
+	default:
+		return true
+	}
+}
+
+// End sends SIGTERM and waits for so long. It fails if the process still runs then,
+// or ended as it should not.
+func (p *Process) End(limit time.Duration) error {
+	_ = p.Signal(syscall.SIGTERM) // an error: it has ended
+	select {
+	case <-p.gone:
+		if p.err != nil {
+			return fmt.Errorf("it ended with %w; its log says why", p.err)
+		}
+		return nil
+	case <-time.After(limit):
+		return fmt.Errorf("it has not ended %v after SIGTERM", limit)
+	}
+}
+
 // Kill is SIGKILL, and returns once the process is gone. Nil was never started.
 func (p *Process) Kill() {
 	if p != nil {
 		_ = p.Process.Kill() // an error: it has ended
 		<-p.gone
 	}
-}
-
-// FreePort names a port nobody listened on a moment ago.
-func FreePort() string {
-	_, port, _ := net.SplitHostPort(FreeAddresses(1)[0]) // it came from a listener
-	return port
 }
 
 // FreeAddresses are addresses of the loopback interface that nobody listened on a

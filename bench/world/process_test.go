@@ -1,4 +1,4 @@
-package process
+package world
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func TestAProcessIsLoggedAndItsEndKnown(t *testing.T) {
 	(*Process)(nil).Kill()
 	_, err = Start(exec.Command("no-such-program"), log)
 	require.Error(t, err)
-	require.NotEqual(t, "0", FreePort())
+	require.NotContains(t, FreeAddresses(1)[0], ":0")
 }
 
 func TestWhetherAProcessAnswers(t *testing.T) {
@@ -51,10 +51,10 @@ func TestWhetherAProcessAnswers(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	p, err := Start(exec.Command("sleep", "60"), log)
 	require.NoError(t, err)
-	require.NoError(t, p.Answers(t.Context(), srv.URL))
+	require.NoError(t, p.Answers(t.Context(), time.Minute, srv.URL))
 	require.Equal(t, 2, asked)
 	p.Kill()
-	require.ErrorContains(t, p.Answers(t.Context(), "http://127.0.0.1:1"), "signal: killed")
+	require.ErrorContains(t, p.Answers(t.Context(), time.Minute, "http://127.0.0.1:1"), "signal: killed")
 }
 
 func TestUsageIsOfTheProcessesNamed(t *testing.T) {

@@ -1,11 +1,16 @@
-package process
+package world
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"evenkeel/bench/load"
+	"evenkeel/stats"
 )
 
 // ticks is the kernel's USER_HZ, 100 on every Linux that Go runs on.
@@ -67,3 +72,44 @@ func PeakRSS(pids func() []int) (most func() int64) {
 	}()
 	return func() int64 { close(stop); return <-result }
 }
+
+// Wave is what programs took for some streams.
+type Wave struct {
+	*load.Result
+	Chunk time.Duration // of CPU, for each event
+	RSS   int64         // bytes, the most seen
+}
+
+// Measure sends a load, as many streams as there are requests and all at once, and
+// measures the processes that serve it.
+func Measure(ctx context.Context, pids func() []int, c load.Config) (w Wave, err error) {
+	c.Concurrency, c.Stream, c.Chat = len(c.Requests), 1, 0.5
+	before, err := CPU(pids()...)
+	if err != nil {
+		return w, err
+	}
+	most := PeakRSS(pids)
+	w.Result, err = load.Run(ctx, c)
+	w.RSS = most()
+	if err != nil {
+		return w, err
+	}
+	after, err := CPU(pids()...)
+	if err != nil {
+		return w, err
+	}
+	w.Chunk = (after - before) / time.Duration(max(1, w.Events))
+	if w.OK != len(c.Requests) {
+		err = fmt.Errorf("%d of %d streams ended well: %v", w.OK, len(c.Requests), w.Kinds)
+	}
+	return w, err
+}
+
+// Micros and MiB are how tables show time and memory.
+func Micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// MiB is of bytes.
+func MiB[N int64 | float64](bytes N) float64 { return float64(bytes) / (1 << 20) }
+
+// Median is of values in any order.
+func Median(values []float64) float64 { return stats.Median(slices.Sorted(slices.Values(values))) }

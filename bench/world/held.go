@@ -1,0 +1,57 @@
+package world
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/bench/refengine"
+)
+
+// Books are the series of a proxy that are 0 while it has nothing to do.
+var Books = []string{
+	"evenkeel_requests_open", "evenkeel_bodies_bytes", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running",
+	"evenkeel_prefill_inflight_requests", "evenkeel_handoffs", "evenkeel_prefill_held_tokens", "evenkeel_prefill_queued_new_tokens",
+	"evenkeel_geo_forwards_inflight", "evenkeel_audit_drift", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total",
+}
+
+// Held lists what of these books is not 0, and slots that are used.
+func Held(who string, all map[string]float64, books ...string) (held []string) {
+	for name, v := range all {
+		metric, labels, _ := strings.Cut(name, "{")
+		used := metric == "evenkeel_rank_slots" && strings.Contains(labels, `state="used"`)
+		if v != 0 && (used || slices.Contains(books, metric)) {
+			held = append(held, fmt.Sprintf("%s: %s %v", who, name, v))
+		}
+	}
+	return held
+}
+
+// HeldBy lists what engines still hold.
+func HeldBy(engines ...*refengine.Engine) (held []string) {
+	for _, e := range engines {
+		s := e.Stats()
+		for _, h := range []struct {
+			what string
+			n    int64
+		}{{"running", s.Running}, {"waiting", s.Waiting}, {"hand-offs", int64(s.Pins)}, {"KV tokens", s.KVUsed}} {
+			if h.n != 0 {
+				held = append(held, fmt.Sprintf("%s engine %s: %d %s", e.Config().Role, e.URLs()[0], h.n, h.what))
+			}
+		}
+	}
+	return held
+}
+
+// Idle waits until nothing is held any more.
+func Idle(ctx context.Context, limit time.Duration, held func() []string) error {
+	var last []string
+	err := Await(ctx, limit, "nothing is held", func() bool { last = held(); return len(last) == 0 })
+	if err != nil && ctx.Err() == nil {
+		slices.Sort(last)
+		return fmt.Errorf("held %v after the last request: %s", limit, strings.Join(last, "; "))
+	}
+	return err
+}
