@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"evenkeel/bench/report"
@@ -194,51 +192,17 @@ func (p *Plan) Run(ctx context.Context) ([]report.Run, error) {
 			return nil, err
 		}
 	}
-	samples := make([][]report.Sample, len(arms))
-	for i := range samples {
-		samples[i] = make([]report.Sample, p.Seeds)
+	samples, err := report.Trials(ctx, len(arms), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
+		return runOnce(ctx, p.Scenario, arms[i], seed)
+	})
+	if err != nil {
+		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	next := make(chan int)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	done, total := 0, len(arms)*p.Seeds
-	for range min(runtime.GOMAXPROCS(0), total) {
-		wg.Go(func() {
-			for i := range next {
-				a, seed := i/p.Seeds, i%p.Seeds
-				sample, err := runOnce(ctx, p.Scenario, arms[a], uint64(seed+1))
-				if err != nil {
-					cancel(err)
-					continue
-				}
-				samples[a][seed] = sample
-				mu.Lock()
-				done++
-				if p.Progress != nil {
-					p.Progress(done, total)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	for i := range total {
-		if ctx.Err() != nil {
-			break
-		}
-		next <- i
-	}
-	close(next)
-	wg.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	runs := make([]report.Run, len(arms))
+	names := make([]string, len(arms))
 	for i, a := range arms {
-		runs[i] = report.Run{Policy: a.name, Seeds: p.Seeds, Metrics: report.Summarize(samples[i]...)}
+		names[i] = a.name
 	}
-	return runs, nil
+	return report.RunsOf(names, samples), nil
 }
 
 func runOnce(ctx context.Context, sc *Scenario, a *arm, seed uint64) (report.Sample, error) {

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"evenkeel/bench/report"
@@ -131,51 +129,17 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	samples := make([][]report.Sample, len(p.Policies))
-	for i := range samples {
-		samples[i] = make([]report.Sample, p.Seeds)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	type trial struct{ run, seed int }
-	work := make(chan trial)
-	var mu sync.Mutex
-	done := 0
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(p.Policies)*p.Seeds) {
-		workers.Go(func() {
-			for t := range work {
-				s, err := p.try(ctx, pr, p.Policies[t.run], pr.draw(uint64(t.seed)+1, stretch, p.Burst))
-				if err != nil {
-					cancel(fmt.Errorf("%s, seed %d: %w", p.Policies[t.run], t.seed+1, err))
-					continue
-				}
-				samples[t.run][t.seed] = s
-				mu.Lock()
-				if done++; p.Progress != nil {
-					p.Progress(done, len(p.Policies)*p.Seeds)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	for seed := range p.Seeds {
-		for i := range p.Policies {
-			if ctx.Err() == nil {
-				work <- trial{i, seed}
-			}
+	samples, err := report.Trials(ctx, len(p.Policies), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
+		s, err := p.try(ctx, pr, p.Policies[i], pr.draw(seed, stretch, p.Burst))
+		if err != nil {
+			return nil, fmt.Errorf("%s, seed %d: %w", p.Policies[i], seed, err)
 		}
+		return s, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	close(work)
-	workers.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	out := &Result{PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}
-	for i, spec := range p.Policies {
-		out.Runs = append(out.Runs, report.Run{Policy: spec, Seeds: p.Seeds, Metrics: report.Summarize(samples[i]...)})
-	}
-	return out, nil
+	return &Result{Runs: report.RunsOf(p.Policies, samples), PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}, nil
 }
 
 func (p *prompts) span(stretch float64) time.Duration {

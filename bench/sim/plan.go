@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -114,8 +113,6 @@ const oracle = "oracle"
 
 // trial is one policy on one seed.
 type trial struct {
-	policy     int
-	seed       uint64
 	run, bound report.Sample
 	steps      []report.Step
 	window     report.Window
@@ -126,87 +123,58 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	replay, history, _ := p.Source.size(p.Requests)
-	trials := make([]trial, 0, len(p.Policies)*p.Seeds)
-	for seed := range p.Seeds { // all policies of a seed first: a run that is cut short compares like with like
-		for i := range p.Policies {
-			trials = append(trials, trial{policy: i, seed: uint64(seed) + 1})
+	out := &Result{}
+	out.Requests, out.History, _ = p.Source.size(p.Requests)
+	told := &counter{total: out.Requests * len(p.Policies) * p.Seeds, tell: p.Progress}
+	trials, err := report.Trials(ctx, len(p.Policies), p.Seeds, nil, func(ctx context.Context, policy int, seed uint64) (*trial, error) {
+		t, err := p.try(ctx, p.Policies[policy], seed, told)
+		if err != nil {
+			return nil, fmt.Errorf("seed %d: %w", seed, err)
 		}
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	told := &counter{total: replay * len(trials), tell: p.Progress}
-	work := make(chan *trial)
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(trials)) {
-		workers.Go(func() {
-			for t := range work {
-				if err := p.try(ctx, t, told); err != nil {
-					cancel(fmt.Errorf("seed %d: %w", t.seed, err))
-				}
-			}
-		})
-	}
-	for i := range trials {
-		if ctx.Err() != nil {
-			break
-		}
-		work <- &trials[i]
-	}
-	close(work)
-	workers.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return t, nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	told.flush()
-	return p.result(trials, replay, history), nil
-}
-
-func (p *Plan) try(ctx context.Context, t *trial, told *counter) error {
-	w, err := p.Source.draw(t.seed, p.Requests)
-	if err != nil {
-		return err
-	}
-	if p.Load.Rho > 0 {
-		w.pace(p.Load.Rho, &p.Fleet)
-	}
-	r, err := newRun(&p.Fleet, p.Load, w, p.config(p.Policies[t.policy], t.seed))
-	if err != nil {
-		return err
-	}
-	r.law = p.TellLaw
-	r.ended = told.add
-	r.meter.keep = p.Steps && t.seed == 1
-	if err := r.all(ctx); err != nil {
-		return err
-	}
-	t.run, t.bound = r.meter.sample()
-	t.steps = r.meter.kept
-	t.window = report.Window{From: millis(r.meter.from), To: millis(r.meter.to)}
-	return nil
-}
-
-func (p *Plan) result(trials []trial, replay, history int) *Result {
-	out := &Result{Requests: replay, History: history}
 	var bounds []report.Sample
 	for i, text := range p.Policies {
-		run := report.Run{Policy: p.name(text), Seeds: p.Seeds}
+		run := report.Run{Policy: p.name(text), Seeds: p.Seeds, Steps: trials[i][0].steps, Window: trials[i][0].window}
 		var samples []report.Sample
-		for k := range trials {
-			t := &trials[k]
-			if t.policy != i {
-				continue
-			}
+		for _, t := range trials[i] {
 			samples, bounds = append(samples, t.run), append(bounds, t.bound)
-			if t.steps != nil {
-				run.Steps, run.Window = t.steps, t.window
-			}
 		}
 		run.Metrics = report.Summarize(samples...)
 		out.Runs = append(out.Runs, run)
 	}
 	out.Bound = report.Summarize(bounds...)
-	return out
+	return out, nil
+}
+
+func (p *Plan) try(ctx context.Context, policy string, seed uint64, told *counter) (*trial, error) {
+	w, err := p.Source.draw(seed, p.Requests)
+	if err != nil {
+		return nil, err
+	}
+	if p.Load.Rho > 0 {
+		w.pace(p.Load.Rho, &p.Fleet)
+	}
+	r, err := newRun(&p.Fleet, p.Load, w, p.config(policy, seed))
+	if err != nil {
+		return nil, err
+	}
+	r.law = p.TellLaw
+	r.ended = told.add
+	r.meter.keep = p.Steps && seed == 1
+	if err := r.all(ctx); err != nil {
+		return nil, err
+	}
+	t := &trial{}
+	t.run, t.bound = r.meter.sample()
+	if r.meter.keep {
+		t.steps, t.window = r.meter.kept, report.Window{From: millis(r.meter.from), To: millis(r.meter.to)}
+	}
+	return t, nil
 }
 
 // counter tells how far all runs are, now and then.
