@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
@@ -167,10 +168,10 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 	if err != nil {
 		return nil, err
 	}
-	if err := replaceFile(plot, svg); err != nil {
+	if err := report.Replace(plot, svg); err != nil {
 		return nil, err
 	}
-	if err := replaceFile(out, b); err != nil {
+	if err := report.Replace(out, b); err != nil {
 		return nil, err
 	}
 	p := &Prediction{
@@ -214,7 +215,7 @@ func figure(f predictor.Figure) string {
 	return fmt.Sprintf("%.4f", float64(f))
 }
 
-// CanWrite tells whether replaceFile could write a file. It is called before the
+// CanWrite tells whether report.Replace could write a file. It is called before the
 // work whose result the file is to hold.
 func CanWrite(path string) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
@@ -225,18 +226,4 @@ func CanWrite(path string) error {
 		return fmt.Errorf("%s cannot be written: %w", path, errors.Unwrap(err))
 	}
 	return errors.Join(f.Close(), os.Remove(f.Name()))
-}
-
-// replaceFile writes a file so that whoever reads it, as serve does when it
-// changes, sees the old one or the new one.
-func replaceFile(path string, data []byte) error {
-	temp := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
-	err := os.WriteFile(temp, data, 0o644)
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		_ = os.Remove(temp) // where there is one; err says the rest
-	}
-	return err
 }

@@ -136,7 +136,7 @@ func (run Run) text() string {
 		return "nothing was measured: the run was too short"
 	}
 	return fmt.Sprintf("imbalance %s KV tokens, idle share %.1f %%, step %.2f ms; measured from %.1f to %.1f s",
-		grouped(run.Metrics[Imbalance].Mean, 0), 100*run.Metrics[IdleShare].Mean, run.Metrics[StepMean].Mean, w.From.Seconds(), w.To.Seconds())
+		Grouped(run.Metrics[Imbalance].Mean, 0), 100*run.Metrics[IdleShare].Mean, run.Metrics[StepMean].Mean, w.From.Seconds(), w.To.Seconds())
 }
 
 // ceiling is a little room above the largest value, and at least 1.

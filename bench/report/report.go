@@ -186,7 +186,7 @@ func (r *Report) Headline() string {
 	}
 	a, b := r.Runs[0], r.Runs[last]
 	return fmt.Sprintf("Imbalance, in KV tokens a step: %s under %s, %s under %s, %.2f times as much. Idle share: %.1f %% and %.1f %%.",
-		grouped(a.Metrics[Imbalance].Mean, 0), a.Policy, grouped(b.Metrics[Imbalance].Mean, 0), b.Policy, x,
+		Grouped(a.Metrics[Imbalance].Mean, 0), a.Policy, Grouped(b.Metrics[Imbalance].Mean, 0), b.Policy, x,
 		100*a.Metrics[IdleShare].Mean, 100*b.Metrics[IdleShare].Mean)
 }
 

@@ -223,7 +223,7 @@ func TestNumbersAreGrouped(t *testing.T) {
 		{"just below", 999.4, 0, "999"},
 		{"below zero", -123456, 0, "-123,456"},
 	} {
-		require.Equal(t, tt.want, grouped(tt.x, tt.digits), tt.name)
+		require.Equal(t, tt.want, Grouped(tt.x, tt.digits), tt.name)
 	}
 }
 

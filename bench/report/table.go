@@ -78,25 +78,25 @@ func (c column) title() string {
 
 // show formats a value: thousands apart, the deviation where there is one.
 func (c column) show(v Value) string {
-	s := grouped(v.Mean*c.scale, c.digits)
+	s := Grouped(v.Mean*c.scale, c.digits)
 	if v.SD > 0 {
-		s += " ± " + grouped(v.SD*c.scale, c.digits)
+		s += " ± " + Grouped(v.SD*c.scale, c.digits)
 	}
 	return s
 }
 
-func grouped(x float64, digits int) string {
-	s := strconv.FormatFloat(x, 'f', digits, 64)
-	whole, rest := s, ""
-	if dot := strings.IndexByte(s, '.'); dot >= 0 {
-		whole, rest = s[:dot], s[dot:]
-	}
+// Grouped puts thousands apart.
+func Grouped(x float64, digits int) string {
+	whole, rest, point := strings.Cut(strconv.FormatFloat(x, 'f', digits, 64), ".")
 	sign := ""
 	if strings.HasPrefix(whole, "-") {
 		sign, whole = "-", whole[1:]
 	}
 	for i := len(whole) - 3; i > 0; i -= 3 {
 		whole = whole[:i] + "," + whole[i:]
+	}
+	if point {
+		rest = "." + rest
 	}
 	return sign + whole + rest
 }

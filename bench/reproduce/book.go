@@ -9,33 +9,19 @@ import (
 	"evenkeel/bench/report"
 )
 
-// block is a part of the document: a few tables that answer one question.
-type block struct {
-	name, title string
-	tables      func(*book) (string, error)
-}
-
 // blocks in the order in which they are computed, and stand in a document of
 // their own.
-var blocks = []block{
-	{"closed", "Closed loop", (*book).closedLoop},
-	{"scaling", "More ranks", (*book).scaling},
-	{"drawn", "Drawn traces", (*book).drawnTraces},
-	{"short", "Short answers", (*book).shortAnswers},
-	{"open", "Open loop", (*book).openLoop},
-	{"sweeps", "beta and gamma", (*book).sweeps},
-	{"limits", "KV limits, late telemetry", (*book).limits},
-	{"predictors", "Predictors", (*book).predictors},
-	{"reference", "Beside the reference", (*book).reference},
-	{"claims", "What should be seen", (*book).claims},
-}
-
-func namesOf(blocks []block) []string {
-	names := make([]string, len(blocks))
-	for i := range blocks {
-		names[i] = blocks[i].name
-	}
-	return names
+var blocks = []report.Block[*book]{
+	{Name: "closed", Title: "Closed loop", Tables: (*book).closedLoop},
+	{Name: "scaling", Title: "More ranks", Tables: (*book).scaling},
+	{Name: "drawn", Title: "Drawn traces", Tables: (*book).drawnTraces},
+	{Name: "short", Title: "Short answers", Tables: (*book).shortAnswers},
+	{Name: "open", Title: "Open loop", Tables: (*book).openLoop},
+	{Name: "sweeps", Title: "beta and gamma", Tables: (*book).sweeps},
+	{Name: "limits", Title: "KV limits, late telemetry", Tables: (*book).limits},
+	{Name: "predictors", Title: "Predictors", Tables: (*book).predictors},
+	{Name: "reference", Title: "Beside the reference", Tables: (*book).reference},
+	{Name: "claims", Title: "What should be seen", Tables: (*book).claims},
 }
 
 // compared are the policies of every table.
@@ -82,24 +68,25 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 // notAsked stands in place of tables that need our own traces.
 const notAsked = "Not made for traces that a user gives."
 
-// write makes a block, under the command that makes it again.
-func (b *book) write(bl block) (string, error) {
-	text, err := bl.tables(b)
-	if err != nil {
-		return "", err
-	}
+// under has a block stand under the command that makes it again.
+func (b *book) under(bl report.Block[*book]) report.Block[*book] {
 	line := "go run ./bench/reproduce"
 	if b.opts.tier == "prefill" {
 		line += " --tier prefill"
 	}
-	line += " --only " + bl.name
+	line += " --only " + bl.Name
 	if b.opts.quick {
 		line += " --quick"
 	}
 	for _, t := range b.opts.traces {
 		line += " " + t
 	}
-	return "`" + line + "`\n\n" + text, nil
+	tables := bl.Tables
+	bl.Tables = func(b *book) (string, error) {
+		text, err := tables(b)
+		return "`" + line + "`\n\n" + text, err
+	}
+	return bl
 }
 
 // sizes are the ranks of a group that are compared.
@@ -130,16 +117,16 @@ func (b *book) fullOf(sc scenario, policies []string) (string, error) {
 	if sc.capacity > 0 {
 		columns = append(columns, preempted)
 	}
-	t := table{head: []string{"policy"}}
+	t := report.Markdown{Head: []string{"policy"}}
 	for _, c := range columns {
-		t.head = append(t.head, c.title)
+		t.Head = append(t.Head, c.title)
 	}
 	for _, p := range policies {
 		row := []string{"`" + p + "`"}
 		for _, c := range columns {
 			row = append(row, c.show(o.of(p, c.metric)))
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	s.WriteString(t.String())
 	s.WriteString(bound(o))
@@ -223,14 +210,14 @@ func (b *book) scale(on *source) (string, error) {
 		return text, nil
 	}
 	for _, c := range []column{imbalance, idle, throughput} {
-		t := table{head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
+		t := report.Markdown{Head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
 		for _, p := range compared {
 			row, worst := []string{"`" + p + "`"}, 0.0
 			for _, o := range outcomes {
 				row = append(row, c.show(o.of(p, c.metric)))
 				worst = max(worst, o.of(p, report.WaitMax).Mean)
 			}
-			t.add(append(row, longestWait.alone(report.Value{Mean: worst}))...)
+			t.Add(append(row, longestWait.alone(report.Value{Mean: worst}))...)
 		}
 		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.title, &t)
 	}
@@ -266,7 +253,7 @@ var rhos = []float64{0.7, 0.9}
 // answers, at both loads.
 func (b *book) openTable(on *source) (string, error) {
 	columns := []column{imbalance, idle, throughput, tpot, e2e, longestWait}
-	t := table{head: []string{"policy"}}
+	t := report.Markdown{Head: []string{"policy"}}
 	var outcomes []*outcome
 	for _, rho := range rhos {
 		o, err := b.run(open(on, 8, rho), compared)
@@ -278,7 +265,7 @@ func (b *book) openTable(on *source) (string, error) {
 		}
 		outcomes = append(outcomes, o)
 		for _, c := range columns {
-			t.head = append(t.head, fmt.Sprintf("%g: %s", rho, c.title))
+			t.Head = append(t.Head, fmt.Sprintf("%g: %s", rho, c.title))
 		}
 	}
 	for _, p := range compared {
@@ -293,7 +280,7 @@ func (b *book) openTable(on *source) (string, error) {
 				}
 			}
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	text := fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s", on.name, slotsOfRank, &t)
 	if line := b.command(open(on, 8, rhos[0]), compared); line != "" {
@@ -320,7 +307,7 @@ func (b *book) shortAnswers() (string, error) {
 func (b *book) sweeps() (string, error) {
 	var parts []string
 	for _, s := range b.traces.real {
-		t := table{head: []string{"`brh:predictor=oracle` with"}}
+		t := report.Markdown{Head: []string{"`brh:predictor=oracle` with"}}
 		var outcomes []*outcome
 		text := ""
 		for _, g := range b.sweepSizes() {
@@ -334,7 +321,7 @@ func (b *book) sweeps() (string, error) {
 			}
 			outcomes = append(outcomes, o)
 			for _, c := range sweepColumns {
-				t.head = append(t.head, fmt.Sprintf("G = %d: %s", g, c.title))
+				t.Head = append(t.Head, fmt.Sprintf("G = %d: %s", g, c.title))
 			}
 		}
 		for _, p := range append(sweep(), "jsq", baseline, "pjsq-kv") {
@@ -344,7 +331,7 @@ func (b *book) sweeps() (string, error) {
 					row = append(row, c.show(o.of(p, c.metric)))
 				}
 			}
-			t.add(row...)
+			t.Add(row...)
 		}
 		if outcomes != nil {
 			text += t.String()

@@ -79,7 +79,7 @@ func (o *outcome) ratioOf(policy, other string, m report.Metric) float64 {
 
 // shortestQueueLoses is line 1: BR-0 against the shortest queue.
 func (b *book) shortestQueueLoses() (string, error) {
-	t := table{head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, text: 1}
+	t := report.Markdown{Head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, Text: 1}
 	for _, sc := range b.closedLoops() {
 		o, err := b.run(sc, []string{"jsq", "br0"})
 		if err != nil {
@@ -93,7 +93,7 @@ func (b *book) shortestQueueLoses() (string, error) {
 			most = 0.35
 		}
 		x := o.ratioOf("br0", "jsq", report.Imbalance)
-		t.add(sc.String(), fmt.Sprintf("%.2f", x), fmt.Sprintf("%.2f", most), verdict(x <= most))
+		t.Add(sc.String(), fmt.Sprintf("%.2f", x), fmt.Sprintf("%.2f", most), verdict(x <= most))
 	}
 	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String(), nil
 }
@@ -101,14 +101,14 @@ func (b *book) shortestQueueLoses() (string, error) {
 // lookingAheadHelps is line 2: perfect foresight against none. No gain is
 // expected on Mooncake at G = 8.
 func (b *book) lookingAheadHelps() (string, error) {
-	t := table{head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, text: 1}
+	t := report.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, Text: 1}
 	add := func(sc scenario, judge func(x float64) string) error {
 		o, err := b.run(sc, []string{"br0", "brh:predictor=oracle"})
 		if err != nil || o.refused != "" {
 			return err
 		}
 		x := o.ratioOf("brh:predictor=oracle", "br0", report.Imbalance)
-		t.add(sc.String(), fmt.Sprintf("%.2f", x), idle.show(o.of("br0", idle.metric)), idle.show(o.of("brh:predictor=oracle", idle.metric)), judge(x))
+		t.Add(sc.String(), fmt.Sprintf("%.2f", x), idle.show(o.of("br0", idle.metric)), idle.show(o.of("brh:predictor=oracle", idle.metric)), judge(x))
 		return nil
 	}
 	below := func(x float64) string { return verdict(x < 1) }
@@ -140,7 +140,7 @@ func (b *book) lookingAheadHelps() (string, error) {
 
 // imbalanceGrows is the first half of line 3.
 func (b *book) imbalanceGrows() (string, error) {
-	t := table{head: []string{"trace", "policies whose imbalance grows with every size", "exceptions", "verdict"}, text: 2}
+	t := report.Markdown{Head: []string{"trace", "policies whose imbalance grows with every size", "exceptions", "verdict"}, Text: 2}
 	for _, s := range b.traces.real {
 		grows, but := 0, []string(nil)
 		for _, p := range compared {
@@ -166,7 +166,7 @@ func (b *book) imbalanceGrows() (string, error) {
 		if but == nil {
 			but = []string{"none"}
 		}
-		t.add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
+		t.Add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
 	}
 	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s", strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t), nil
 }
@@ -174,7 +174,7 @@ func (b *book) imbalanceGrows() (string, error) {
 // weightsMatterLittle is the second half of line 3. Little means that no setting
 // costs half of what the policy brings.
 func (b *book) weightsMatterLittle() (string, error) {
-	t := table{head: []string{"closed loop", "idle over the sweep, %", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, text: 1}
+	t := report.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
 	for _, s := range b.traces.real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
@@ -192,7 +192,7 @@ func (b *book) weightsMatterLittle() (string, error) {
 				lo.Mean, hi.Mean = min(lo.Mean, x.Mean), max(hi.Mean, x.Mean)
 				slow.Mean, fast.Mean = min(slow.Mean, y.Mean), max(fast.Mean, y.Mean)
 			}
-			t.add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), throughput.alone(slow)+" to "+throughput.alone(fast),
+			t.Add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), throughput.alone(slow)+" to "+throughput.alone(fast),
 				idle.show(o.of(baseline, idle.metric)), verdict(hi.Mean <= o.of(baseline, report.IdleShare).Mean/2))
 		}
 	}
@@ -242,16 +242,16 @@ func (b *book) judge(sc scenario, guard int) (*judged, error) {
 
 // defaultHolds is line 5: the product's default against the rest.
 func (b *book) defaultHolds() (string, error) {
-	t := table{head: []string{
+	t := report.Markdown{Head: []string{
 		"load", "idle, `evenkeel`, %", "`jsq-kv`", "`br0`", "`brh`", "imbalance / `br0`", "/ `brh`", "longest wait, s", "bound, s", "verdict",
-	}, text: 1}
+	}, Text: 1}
 	add := func(sc scenario, guard int) error {
 		j, err := b.judge(sc, guard)
 		if err != nil || j.o.refused != "" {
 			return err
 		}
 		o := j.o
-		t.add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
+		t.Add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
 			idle.show(o.of(j.rivals[0], idle.metric)), idle.show(o.of(j.rivals[1], idle.metric)),
 			fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[0], report.Imbalance)), fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[1], report.Imbalance)),
 			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(report.Value{Mean: j.waitBound()}), j.faults())

@@ -64,9 +64,9 @@ func TestReferenceHasAFigureForEveryRow(t *testing.T) {
 }
 
 func TestFiguresAreReadable(t *testing.T) {
-	require.Equal(t, "1,234,567", grouped(1_234_567, 0))
-	require.Equal(t, "-1,234.50", grouped(-1234.5, 2))
-	require.Equal(t, "123", grouped(123, 0))
+	require.Equal(t, "1,234,567", report.Grouped(1_234_567, 0))
+	require.Equal(t, "-1,234.50", report.Grouped(-1234.5, 2))
+	require.Equal(t, "123", report.Grouped(123, 0))
 	for want, v := range map[string]report.Value{
 		"9.00 ± 0.25": {Mean: 9000, SD: 250}, "90.0": {Mean: 90_000}, "900 ± 10": {Mean: 900_000, SD: 10_000},
 	} {

@@ -16,9 +16,10 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
+
+	"evenkeel/bench/report"
 )
 
 // Where tables go: our own document, or, when it is not about our traces at full
@@ -69,7 +70,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.tier, "tier", "decode", "whose tables: decode or prefill")
 	f.StringVar(&o.out, "out", "", "document to write (default "+document+" or "+prefillDocument+"; below out/ with --quick or TRACE)")
 	f.BoolVar(&o.quick, "quick", false, "one seed of 2,500 requests and fewer sizes, to see that it works")
-	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(namesOf(blocks), ", ")+"; of prefill "+strings.Join(namesOf(prefillBlocks), ", "))
+	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", ")+"; of prefill "+strings.Join(report.Names(prefillBlocks), ", "))
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -82,12 +83,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if *only != "" {
 		o.only = strings.Split(*only, ",")
 	}
-	for _, name := range o.only {
-		if there := namesOf(o.blocks()); !slices.Contains(there, name) {
-			err := fmt.Errorf("--only %s: there are %s", name, strings.Join(there, ", "))
-			fmt.Fprintln(stderr, err)
-			return o, err
-		}
+	if _, err := report.Choose(o.blocks(), o.only); err != nil {
+		err = fmt.Errorf("--only %w", err)
+		fmt.Fprintln(stderr, err)
+		return o, err
 	}
 	if o.out == "" {
 		ours, another := document, scratch
@@ -103,11 +102,19 @@ func parse(args []string, stderr io.Writer) (options, error) {
 }
 
 // blocks are those of the tier.
-func (o options) blocks() []block {
+func (o options) blocks() []report.Block[*book] {
 	if o.tier == "prefill" {
 		return prefillBlocks
 	}
 	return blocks
+}
+
+// target is what `make` calls the tables of the tier.
+func (o options) target() string {
+	if o.tier == "prefill" {
+		return "reproduce-prefill"
+	}
+	return "reproduce"
 }
 
 // run makes the tables and, when all are there, writes them.
@@ -121,23 +128,14 @@ func run(ctx context.Context, o options, progress io.Writer) error {
 
 // fill writes blocks into a document; nil is all of them.
 func (b *book) fill(path string, only []string) error {
-	page, err := openPage(path)
+	chosen, err := report.Choose(b.opts.blocks(), only)
 	if err != nil {
 		return err
 	}
-	for _, bl := range b.opts.blocks() {
-		if only != nil && !slices.Contains(only, bl.name) {
-			continue
-		}
-		text, err := b.write(bl)
-		if err != nil {
-			return fmt.Errorf("table %s: %w", bl.name, err)
-		}
-		if err := page.set(bl, text); err != nil {
-			return err
-		}
+	for i := range chosen {
+		chosen[i] = b.under(chosen[i])
 	}
-	if err := page.save(); err != nil {
+	if err := report.Fill(path, b.opts.target(), b, chosen); err != nil {
 		return err
 	}
 	fmt.Fprintf(b.progress, "%s written\n", path)

@@ -11,9 +11,24 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
 )
+
+func written(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+	return path
+}
+
+func text(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}
 
 func TestWhereTablesGo(t *testing.T) {
 	for _, c := range []struct {
@@ -52,12 +67,17 @@ func small(t *testing.T, o options) (*book, *bytes.Buffer) {
 }
 
 // parts cuts a document into text and blocks.
-func parts(t *testing.T, doc string, blocks []block) (prose string, tables map[string]string) {
+func parts(t *testing.T, doc string, blocks []report.Block[*book]) (prose string, tables map[string]string) {
 	t.Helper()
 	tables = map[string]string{}
-	for _, name := range namesOf(blocks) {
-		before, rest, found := strings.Cut(doc, opening(name))
-		inside, after, closed := strings.Cut(rest, closing(name))
+	for _, name := range report.Names(blocks) {
+		o := options{}
+		if strings.HasPrefix(name, "prefill-") {
+			o.tier = "prefill"
+		}
+		opening, closing := report.Markers(name, o.target())
+		before, rest, found := strings.Cut(doc, opening)
+		inside, after, closed := strings.Cut(rest, closing)
 		require.True(t, found && closed, "the document has no place for %s", name)
 		doc, tables[name] = before+after, inside
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"evenkeel/bench/report"
 	"evenkeel/predictor"
 )
 
@@ -39,18 +40,18 @@ func (b *book) holdOut(on *source) (string, error) {
 	if err != nil {
 		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err), nil
 	}
-	tab := table{head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
+	tab := report.Markdown{Head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
 	for _, c := range f.Compared {
 		name := "`" + string(c.Kind) + "`"
 		if c.Kind == f.Kind {
 			name += ", what `auto` takes"
 		}
-		tab.add(name, figure(c.AUC, 3), figure(c.Brier, 4), figure(c.ConditionalMAE, 1))
+		tab.Add(name, figure(c.AUC, 3), figure(c.Brier, 4), figure(c.ConditionalMAE, 1))
 	}
 	base := f.Holdout.Base
-	tab.add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
+	tab.Add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
 	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.name, fitHorizon,
-		grouped(float64(f.Outputs.Len()), 0), grouped(float64(len(samples)-f.Outputs.Len()), 0), grouped(float64(base.Rows), 0), &tab)
+		report.Grouped(float64(f.Outputs.Len()), 0), report.Grouped(float64(len(samples)-f.Outputs.Len()), 0), report.Grouped(float64(base.Rows), 0), &tab)
 	if !b.opts.quick {
 		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.flag, fitHorizon)
 	}

@@ -11,13 +11,13 @@ import (
 )
 
 // prefillBlocks are the tables of docs/prefill.md.
-var prefillBlocks = []block{
-	{"prefill-claims", "What should be seen", (*book).prefillClaims},
-	{"prefill-loads", "Every policy at four loads", (*book).prefillLoads},
-	{"prefill-caches", "Caches of other sizes, and told wrongly", (*book).prefillCaches},
-	{"prefill-burst", "A burst of one class", (*book).prefillBurst},
-	{"prefill-both", "Engines that also decode", (*book).prefillBoth},
-	{"prefill-push", "Holding back", (*book).prefillPush},
+var prefillBlocks = []report.Block[*book]{
+	{Name: "prefill-claims", Title: "What should be seen", Tables: (*book).prefillClaims},
+	{Name: "prefill-loads", Title: "Every policy at four loads", Tables: (*book).prefillLoads},
+	{Name: "prefill-caches", Title: "Caches of other sizes, and told wrongly", Tables: (*book).prefillCaches},
+	{Name: "prefill-burst", Title: "A burst of one class", Tables: (*book).prefillBurst},
+	{Name: "prefill-both", Title: "Engines that also decode", Tables: (*book).prefillBoth},
+	{Name: "prefill-push", Title: "Holding back", Tables: (*book).prefillPush},
 }
 
 // prefillScenario is a load on prefill engines. Zero fields are as evenkeel
@@ -124,7 +124,7 @@ func (sc prefillScenario) String() string {
 			s += fmt.Sprintf(format, args...)
 		}
 	}
-	add(sc.capacity > 0, ", caches of %s tokens", grouped(float64(sc.capacity), 0))
+	add(sc.capacity > 0, ", caches of %s tokens", report.Grouped(float64(sc.capacity), 0))
 	add(sc.told > 0, ", told %g times as many", sc.told)
 	add(sc.burst > 0, ", a burst of %.0f %%", 100*sc.burst)
 	add(sc.unwatch, ", no detector")
@@ -200,16 +200,16 @@ func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...co
 	if o.refused != "" {
 		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
 	}
-	t := table{head: []string{"policy", prefillMean.title + " (of `" + policies[0] + "`)"}}
+	t := report.Markdown{Head: []string{"policy", prefillMean.title + " (of `" + policies[0] + "`)"}}
 	for _, c := range columns {
-		t.head = append(t.head, c.title)
+		t.Head = append(t.Head, c.title)
 	}
 	for _, p := range policies {
 		row := []string{"`" + p + "`", beside(o, p, policies[0])}
 		for _, c := range columns {
 			row = append(row, c.alone(o.metrics[p][c.metric]))
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", sc, &t, b.prefillCommand(sc, policies)), nil
 }

@@ -32,7 +32,7 @@ var (
 func (b *book) prefillCaches() (string, error) {
 	policies := []string{"lmetric", "finish"}
 	return b.eachPrefill(func(s *source) (string, error) {
-		t := table{head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %", "`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
+		t := report.Markdown{Head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %", "`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
 		for _, size := range cacheSizes {
 			for _, told := range wrongly {
 				sc := prefillScenario{on: s, load: 0.7, capacity: size, told: told}
@@ -41,11 +41,11 @@ func (b *book) prefillCaches() (string, error) {
 					return "", err
 				}
 				if o.refused != "" {
-					t.add(grouped(float64(size), 0), "left out: "+o.refused, "", "", "", "", "", "")
+					t.Add(report.Grouped(float64(size), 0), "left out: "+o.refused, "", "", "", "", "", "")
 					break
 				}
 				hits := prefillCols[3]
-				t.add(grouped(float64(size), 0), fmt.Sprintf("x %g", told), fmt.Sprint(sc.load),
+				t.Add(report.Grouped(float64(size), 0), fmt.Sprintf("x %g", told), fmt.Sprint(sc.load),
 					prefillMean.show(o.metrics["lmetric"][report.TTFTMean]), hits.alone(o.metrics["lmetric"][hits.metric]),
 					beside(o, "finish", "lmetric"), hits.alone(o.metrics["finish"][hits.metric]), hitError.alone(o.metrics["finish"][hitError.metric]))
 			}
@@ -71,9 +71,9 @@ func (b *book) prefillBurst() (string, error) {
 				parts = append(parts, "Left out: "+on.refused+".\n")
 				continue
 			}
-			t := table{head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it", burstTTFT.title + ", no detector", "with it"}}
+			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it", burstTTFT.title + ", no detector", "with it"}}
 			for _, p := range inBurst {
-				t.add("`"+p+"`", prefillMean.show(off.metrics[p][report.TTFTMean]), prefillMean.show(on.metrics[p][report.TTFTMean]),
+				t.Add("`"+p+"`", prefillMean.show(off.metrics[p][report.TTFTMean]), prefillMean.show(on.metrics[p][report.TTFTMean]),
 					fmt.Sprintf("%.2f", on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean)),
 					prefillP99.alone(off.metrics[p][prefillP99.metric]), prefillP99.alone(on.metrics[p][prefillP99.metric]),
 					burstTTFT.alone(off.metrics[p][burstTTFT.metric]), burstTTFT.alone(on.metrics[p][burstTTFT.metric]))
@@ -111,9 +111,9 @@ func (b *book) prefillBoth() (string, error) {
 func (b *book) prefillPush() (string, error) {
 	policies := []string{"lmetric", "finish", "bailian", "round-robin"}
 	return b.eachPrefill(func(s *source) (string, error) {
-		t := table{head: []string{"probes an engine may have", "load"}}
+		t := report.Markdown{Head: []string{"probes an engine may have", "load"}}
 		for _, p := range policies {
-			t.head = append(t.head, "`"+p+"`, "+prefillMean.title)
+			t.Head = append(t.Head, "`"+p+"`, "+prefillMean.title)
 		}
 		last := prefillScenario{on: s}
 		for _, load := range []float64{0.7, 0.85} {
@@ -130,7 +130,7 @@ func (b *book) prefillPush() (string, error) {
 				for _, p := range policies {
 					row = append(row, prefillMean.show(o.metrics[p][report.TTFTMean]))
 				}
-				t.add(row...)
+				t.Add(row...)
 			}
 		}
 		return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", s.name, &t, b.prefillCommand(last, policies)), nil
@@ -140,7 +140,7 @@ func (b *book) prefillPush() (string, error) {
 // prefillClaims holds what prefill.md and the issue expect against what came out.
 func (b *book) prefillClaims() (string, error) {
 	return b.eachPrefill(func(s *source) (string, error) {
-		t := table{head: []string{"claim", "came out", ""}, text: 2}
+		t := report.Markdown{Head: []string{"claim", "came out", ""}, Text: 2}
 		for _, c := range []struct{ load, most float64 }{{0.7, 0.97}, {0.85, 0.95}} {
 			o, err := b.prefill(prefillScenario{on: s, load: c.load}, "lmetric", "finish")
 			if err != nil {
@@ -150,8 +150,8 @@ func (b *book) prefillClaims() (string, error) {
 				return "Left out: " + o.refused + ".\n", nil
 			}
 			ratio := func(m report.Metric) float64 { return o.of("finish", m) / o.of("lmetric", m) }
-			t.add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)), verdict(ratio(report.TTFTMean) <= c.most))
-			t.add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
+			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)), verdict(ratio(report.TTFTMean) <= c.most))
+			t.Add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
 		}
 		for _, load := range []float64{0.7, 0.85} {
 			on, off, err := b.burst(s, load)
@@ -159,9 +159,9 @@ func (b *book) prefillClaims() (string, error) {
 				return "", err
 			}
 			change := func(p string) float64 { return on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean) - 1 }
-			t.add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare), fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
+			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare), fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
 			for _, p := range []string{"finish", "lmetric"} {
-				t.add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", load, p), fmt.Sprintf("%+.1f %%", 100*change(p)), verdict(math.Abs(change(p)) < 0.05))
+				t.Add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", load, p), fmt.Sprintf("%+.1f %%", 100*change(p)), verdict(math.Abs(change(p)) < 0.05))
 			}
 		}
 		return fmt.Sprintf("**%s**\n\n%s", s.name, &t), nil

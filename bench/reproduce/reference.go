@@ -122,10 +122,10 @@ func (b *book) besideReference(r referenceRun) (string, error) {
 	if o.refused != "" {
 		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
 	}
-	t := table{head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
+	t := report.Markdown{Head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
 	for i, p := range policies {
-		t.add("`"+referenceRows[i]+"`", idle.show(o.of(p, idle.metric)), fmt.Sprintf("%.1f", r.gave[i].idle),
-			throughput.show(o.of(p, throughput.metric)), grouped(r.gave[i].throughput, 0),
+		t.Add("`"+referenceRows[i]+"`", idle.show(o.of(p, idle.metric)), fmt.Sprintf("%.1f", r.gave[i].idle),
+			throughput.show(o.of(p, throughput.metric)), report.Grouped(r.gave[i].throughput, 0),
 			imbalance.show(o.of(p, imbalance.metric)), longestWait.show(o.of(p, longestWait.metric)))
 	}
 	text := fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s", sc, referenceGuard, guard, &t)

@@ -55,7 +55,7 @@ func (sc scenario) load() string {
 func (sc scenario) String() string {
 	s := fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load())
 	if sc.capacity > 0 {
-		s += fmt.Sprintf(", %s KV tokens a rank", grouped(float64(sc.capacity), 0))
+		s += fmt.Sprintf(", %s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
 	}
 	if sc.stale > 0 || sc.transfer > 0 {
 		s += fmt.Sprintf(", seen %d steps late, transfer %d", sc.stale, sc.transfer)

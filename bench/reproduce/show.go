@@ -1,9 +1,6 @@
 package main
 
 import (
-	"strconv"
-	"strings"
-
 	"evenkeel/bench/report"
 )
 
@@ -32,13 +29,13 @@ var (
 func (c column) show(v report.Value) string {
 	s := c.alone(v)
 	if v.SD > 0 {
-		s += " ± " + grouped(v.SD*c.scale, c.places(v))
+		s += " ± " + report.Grouped(v.SD*c.scale, c.places(v))
 	}
 	return s
 }
 
 // alone is the mean.
-func (c column) alone(v report.Value) string { return grouped(v.Mean*c.scale, c.places(v)) }
+func (c column) alone(v report.Value) string { return report.Grouped(v.Mean*c.scale, c.places(v)) }
 
 func (c column) places(v report.Value) int {
 	if c.digits >= 0 {
@@ -51,20 +48,4 @@ func (c column) places(v report.Value) int {
 		return 1
 	}
 	return 0
-}
-
-// grouped puts thousands apart.
-func grouped(x float64, digits int) string {
-	whole, rest, point := strings.Cut(strconv.FormatFloat(x, 'f', digits, 64), ".")
-	sign := ""
-	if strings.HasPrefix(whole, "-") {
-		sign, whole = "-", whole[1:]
-	}
-	for i := len(whole) - 3; i > 0; i -= 3 {
-		whole = whole[:i] + "," + whole[i:]
-	}
-	if point {
-		rest = "." + rest
-	}
-	return sign + whole + rest
 }

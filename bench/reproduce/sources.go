@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
 	"evenkeel/bench/trace"
 )
@@ -89,5 +90,5 @@ func (s *source) describe() string {
 	}
 	m := t.Summary()
 	return fmt.Sprintf("%s: %s requests; prompt tokens: mean %s, median %s; output tokens: mean %.0f, median %d, 99 %% below %s",
-		s.title, grouped(float64(m.Requests), 0), grouped(m.Prompt.Mean, 0), grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50, grouped(float64(m.Output.P99), 0))
+		s.title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50, report.Grouped(float64(m.Output.P99), 0))
 }

@@ -10,96 +10,52 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"evenkeel/bench/geosim"
 	"evenkeel/bench/report"
+	"evenkeel/bench/world"
 )
 
 func main() {
 	out := flag.String("out", "docs/geo.md", "document to write")
 	seeds := flag.Int("seeds", 5, "runs of every arm")
-	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(names(), ", "))
+	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", "))
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *out, *seeds, *only)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "reproduce:", err)
-		os.Exit(1)
-	}
+	world.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) (ok bool, err error) {
+		return true, run(ctx, *out, *seeds, *only)
+	})
 }
 
-// block is a table with its place in the document.
-type block struct {
-	name  string
-	write func(b *book) (string, error)
+var blocks = []report.Block[*book]{
+	{Name: "geo-default", Title: "Our default", Tables: (*book).defaults},
+	{Name: "geo-model", Title: "What the sources leave open", Tables: (*book).models},
+	{Name: "geo-claims", Title: "Claims", Tables: (*book).claims},
+	{Name: "geo-arms", Title: "Every policy", Tables: (*book).arms},
+	{Name: "geo-sweeps", Title: "Parameters", Tables: (*book).sweeps},
+	{Name: "geo-cost", Title: "Replicas", Tables: (*book).cost},
+	{Name: "geo-faults", Title: "Faults", Tables: (*book).faults},
 }
 
-var blocks = []block{
-	{"geo-default", (*book).defaults}, {"geo-model", (*book).models}, {"geo-claims", (*book).claims}, {"geo-arms", (*book).arms}, {"geo-sweeps", (*book).sweeps},
-	{"geo-cost", (*book).cost}, {"geo-faults", (*book).faults},
-}
-
-func names() []string {
-	all := make([]string, len(blocks))
-	for i := range blocks {
-		all[i] = blocks[i].name
-	}
-	return all
-}
+// target is what `make` calls the tables.
+const target = "reproduce-geo"
 
 func run(ctx context.Context, path string, seeds int, only string) error {
 	if seeds < 1 {
 		return fmt.Errorf("-seeds %d: at least 1", seeds)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	page := string(text)
-	b := &book{ctx: ctx, seeds: seeds, runs: map[key]report.Metrics{}}
-	wanted := blocks
+	var names []string
 	if only != "" {
-		wanted = nil
-		for name := range strings.SplitSeq(only, ",") {
-			at := -1
-			for i := range blocks {
-				if blocks[i].name == name {
-					at = i
-				}
-			}
-			if at < 0 {
-				return fmt.Errorf("-only %s: there are %s", name, strings.Join(names(), ", "))
-			}
-			wanted = append(wanted, blocks[at])
-		}
+		names = strings.Split(only, ",")
 	}
-	for _, bl := range wanted {
-		table, err := bl.write(b)
-		if err != nil {
-			return fmt.Errorf("table %s: %w", bl.name, err)
-		}
-		if page, err = put(page, bl.name, table); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
+	chosen, err := report.Choose(blocks, names)
+	if err != nil {
+		return fmt.Errorf("-only %w", err)
 	}
-	return os.WriteFile(path, []byte(page), 0o644)
-}
-
-// put sets a table between its markers.
-func put(page, name, table string) (string, error) {
-	opening, closing := "<!-- "+name+": written by `make reproduce-geo` -->\n", "<!-- end of "+name+" -->\n"
-	before, rest, found := strings.Cut(page, opening)
-	_, after, closed := strings.Cut(rest, closing)
-	if !found || !closed {
-		return "", fmt.Errorf("no place for a table: put the lines %q and %q there", strings.TrimSpace(opening), strings.TrimSpace(closing))
-	}
-	return before + opening + strings.TrimSpace(table) + "\n" + closing + after, nil
+	return report.Fill(path, target, &book{ctx: ctx, seeds: seeds, runs: map[key]report.Metrics{}}, chosen)
 }
 
 // book has all that was simulated, each once.
@@ -174,12 +130,9 @@ func (b *book) command(scenario, preset string, arms ...string) string {
 }
 
 func table(head string, rows [][]string) string {
-	var out strings.Builder
-	out.WriteString("| " + head + " |\n|" + strings.Repeat("---|", strings.Count(head, "|")+1) + "\n")
-	for _, r := range rows {
-		out.WriteString("| " + strings.Join(r, " | ") + " |\n")
-	}
-	return out.String()
+	t := report.Markdown{Head: strings.Split(head, " | "), Rows: rows}
+	t.Text = len(t.Head)
+	return t.String()
 }
 
 // verdict in words.

@@ -3,26 +3,22 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-func TestATableGoesBetweenItsMarkers(t *testing.T) {
-	page := "# Title\n<!-- x: written by `make reproduce-geo` -->\nold\n<!-- end of x -->\ntail\n"
-	got, err := put(page, "x", "\nnew\n\n")
-	require.NoError(t, err)
-	require.Equal(t, "# Title\n<!-- x: written by `make reproduce-geo` -->\nnew\n<!-- end of x -->\ntail\n", got)
-	_, err = put("nothing", "x", "new")
-	require.ErrorContains(t, err, "no place for a table: put the lines")
-}
+	"evenkeel/bench/report"
+)
 
 func TestTheDocumentHasAPlaceForEveryTable(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "geo.md"))
 	require.NoError(t, err)
-	for _, name := range names() {
-		_, err := put(string(text), name, "x")
-		require.NoError(t, err)
+	for _, name := range report.Names(blocks) {
+		opening, closing := report.Markers(name, target)
+		_, rest, found := strings.Cut(string(text), opening)
+		require.True(t, found, name)
+		require.Contains(t, rest, closing)
 	}
 }
 

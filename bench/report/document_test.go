@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"os"
@@ -15,21 +15,31 @@ func written(t *testing.T, name, text string) string {
 	return path
 }
 
-func text(t *testing.T, path string) string {
+func textOf(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return string(b)
 }
 
+func opening(name string) string {
+	line, _ := Markers(name, "reproduce")
+	return line
+}
+
+func closing(name string) string {
+	_, line := Markers(name, "reproduce")
+	return line
+}
+
 func TestOnlyWhatStandsBetweenMarkersChanges(t *testing.T) {
 	before := "# Mine\n\nText.\n" + opening("open") + "old\n" + closing("open") + "\nMore | text.\n" + opening("closed") + closing("closed")
 	path := written(t, "doc.md", before)
-	p, err := openPage(path)
+	p, err := openDocument(path, "reproduce")
 	require.NoError(t, err)
-	require.NoError(t, p.set(block{name: "open"}, "\nnew\n\n"))
+	require.NoError(t, p.set("open", "", "\nnew\n\n"))
 	require.NoError(t, p.save())
-	require.Equal(t, "# Mine\n\nText.\n"+opening("open")+"new\n"+closing("open")+"\nMore | text.\n"+opening("closed")+closing("closed"), text(t, path))
+	require.Equal(t, "# Mine\n\nText.\n"+opening("open")+"new\n"+closing("open")+"\nMore | text.\n"+opening("closed")+closing("closed"), textOf(t, path))
 }
 
 func TestADocumentWithoutAPlaceIsRefused(t *testing.T) {
@@ -39,9 +49,9 @@ func TestADocumentWithoutAPlaceIsRefused(t *testing.T) {
 		"another's end":  "# Mine\n" + opening("open") + "text\n" + closing("closed"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := openPage(written(t, "doc.md", doc))
+			p, err := openDocument(written(t, "doc.md", doc), "reproduce")
 			require.NoError(t, err)
-			require.ErrorContains(t, p.set(block{name: "open"}, "new"), "doc.md has no place for the table")
+			require.ErrorContains(t, p.set("open", "", "new"), "doc.md has no place for the table")
 		})
 	}
 }
@@ -49,16 +59,16 @@ func TestADocumentWithoutAPlaceIsRefused(t *testing.T) {
 func TestADocumentOfTablesAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "tables.md")
 	for _, title := range []string{"Open", "Closed", "Open"} { // the last one is there already
-		p, err := openPage(path)
+		p, err := openDocument(path, "reproduce")
 		require.NoError(t, err)
-		require.NoError(t, p.set(block{name: title, title: title}, title))
+		require.NoError(t, p.set(title, title, title))
 		require.NoError(t, p.save())
 	}
-	require.Equal(t, bareTitle+"\n## Open\n\n"+opening("Open")+"Open\n"+closing("Open")+"\n## Closed\n\n"+opening("Closed")+"Closed\n"+closing("Closed"), text(t, path))
+	require.Equal(t, bareTitle+"\n## Open\n\n"+opening("Open")+"Open\n"+closing("Open")+"\n## Closed\n\n"+opening("Closed")+"Closed\n"+closing("Closed"), textOf(t, path))
 }
 
 func TestTableAlignsNumbersToTheRight(t *testing.T) {
-	tab := table{head: []string{"load", "idle", "verdict"}, text: 1}
-	tab.add("a", "1", pass)
+	tab := Markdown{Head: []string{"load", "idle", "verdict"}, Text: 1}
+	tab.Add("a", "1", "PASS")
 	require.Equal(t, "| load | idle | verdict |\n|---|--:|---|\n| a | 1 | PASS |\n", tab.String())
 }

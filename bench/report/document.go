@@ -1,0 +1,147 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Block is a part of a document: a few tables that answer one question. A book
+// makes them.
+type Block[Book any] struct {
+	Name, Title string
+	Tables      func(Book) (string, error)
+}
+
+// Names are those of blocks.
+func Names[Book any](blocks []Block[Book]) (names []string) {
+	for _, b := range blocks {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+// Choose returns the blocks of a list of names; of none it is all.
+func Choose[Book any](blocks []Block[Book], only []string) ([]Block[Book], error) {
+	there := Names(blocks)
+	for _, name := range only {
+		if !slices.Contains(there, name) {
+			return nil, fmt.Errorf("%s: there are %s", name, strings.Join(there, ", "))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(blocks), func(b Block[Book]) bool { return only != nil && !slices.Contains(only, b.Name) }), nil
+}
+
+// Fill makes the blocks and, when all are there, writes them into a document.
+// target is what `make` is told to make them again.
+func Fill[Book any](path, target string, book Book, blocks []Block[Book]) error {
+	d, err := openDocument(path, target)
+	if err != nil {
+		return err
+	}
+	for _, b := range blocks {
+		text, err := b.Tables(book)
+		if err != nil {
+			return fmt.Errorf("table %s: %w", b.Name, err)
+		}
+		if err := d.set(b.Name, b.Title, text); err != nil {
+			return err
+		}
+	}
+	return d.save()
+}
+
+// document has tables between markers. Text around them is never touched.
+type document struct {
+	path, target, text string
+}
+
+// bareTitle begins a document that has nothing but tables.
+const bareTitle = "# Policies side by side\n"
+
+func openDocument(path, target string) (*document, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = []byte(bareTitle), nil
+	}
+	return &document{path, target, string(text)}, err
+}
+
+// Markers are the lines before and behind a block.
+func Markers(name, target string) (opening, closing string) {
+	return "<!-- " + name + ": written by `make " + target + "` -->\n", "<!-- end of " + name + " -->\n"
+}
+
+// set puts a block between its markers.
+func (d *document) set(name, title, text string) error {
+	opening, closing := Markers(name, d.target)
+	text = opening + strings.TrimSpace(text) + "\n" + closing
+	before, rest, found := strings.Cut(d.text, opening)
+	_, after, closed := strings.Cut(rest, closing)
+	if !found && strings.HasPrefix(d.text, bareTitle) {
+		d.text += "\n## " + title + "\n\n" + text
+		return nil
+	}
+	if !found || !closed {
+		return fmt.Errorf("%s has no place for the table: put the lines %q and %q there, or write to a file that does not exist", d.path,
+			strings.TrimSpace(opening), strings.TrimSpace(closing))
+	}
+	d.text = before + text + after
+	return nil
+}
+
+// save replaces the file, so that a reader sees the old one or the new one.
+func (d *document) save() error {
+	if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
+		return err
+	}
+	return Replace(d.path, []byte(d.text))
+}
+
+// Replace writes a file so that whoever reads it, as serve does when it changes, sees
+// the old one or the new one.
+func Replace(path string, data []byte) error {
+	temp := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
+	err := os.WriteFile(temp, data, 0o644)
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		_ = os.Remove(temp) // where there is one; err says the rest
+	}
+	return err
+}
+
+// Markdown is a table for a document: the first column is text, the others are
+// numbers.
+type Markdown struct {
+	Head []string
+	Rows [][]string
+	Text int // columns beyond the first that are text, the last ones
+}
+
+// Add adds a row.
+func (t *Markdown) Add(cells ...string) { t.Rows = append(t.Rows, cells) }
+
+func (t *Markdown) String() string {
+	var b strings.Builder
+	line := func(cells []string) { b.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
+	line(t.Head)
+	b.WriteString("|---|")
+	for i := 1; i < len(t.Head); i++ {
+		if i >= len(t.Head)-t.Text {
+			b.WriteString("---|")
+		} else {
+			b.WriteString("--:|")
+		}
+	}
+	b.WriteByte('\n')
+	for _, r := range t.Rows {
+		line(r)
+	}
+	return b.String()
+}
