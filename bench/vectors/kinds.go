@@ -13,21 +13,21 @@ import (
 // kinds are the vectors we answer: each compares what the product computes from
 // `in` with `want`.
 var kinds = map[string]func(in, want json.RawMessage) error{
-	"fscore0":   fscore0,
-	"fscoreH":   fscoreH,
-	"subset":    subsetChoice,
-	"project":   project,
-	"survival":  survival,
-	"refresh":   refresh,
-	"score":     score,
-	"br0":       round,
-	"brh":       round,
-	"profile":   profile,
-	"weights":   weights,
-	"cost":      cost,
-	"joint":     joint,
-	"hold":      hold,
-	"imbalance": imbalance,
+	"fscore0":   comparing(fscore0),
+	"fscoreH":   comparing(fscoreH),
+	"subset":    comparing(subsetChoice),
+	"project":   comparing(project),
+	"survival":  comparing(survival),
+	"refresh":   comparing(refresh),
+	"score":     comparing(score),
+	"br0":       comparing(round),
+	"brh":       comparing(round),
+	"profile":   comparing(profile),
+	"weights":   comparing(weights),
+	"cost":      comparing(cost),
+	"joint":     comparing(joint),
+	"hold":      comparing(hold),
+	"imbalance": comparing(imbalance),
 }
 
 // near compares as the vectors' rule says: within a millionth, of one at least.
@@ -38,28 +38,40 @@ func near(what string, got, want float64) error {
 	return fmt.Errorf("%s = %v, want %v", what, got, want)
 }
 
-// decode reads `in` strictly, since an unread key is an untested one, and
-// `want` likewise.
-func decode(in, want json.RawMessage, inTo, wantTo any) error {
-	if err := decodeStrict(in, inTo); err != nil {
-		return fmt.Errorf("in: %w", err)
+// nearAll is near for lists.
+func nearAll[N int64 | float32 | float64](what string, got []N, want []float64) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d %s, want %d", len(got), what, len(want))
 	}
-	if err := decodeStrict(want, wantTo); err != nil {
-		return fmt.Errorf("want: %w", err)
+	for i := range got {
+		if err := near(fmt.Sprintf("%s[%d]", what, i), float64(got[i]), want[i]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func fscore0(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		W       int64 `json:"w"`
-		Margin  int64 `json:"m"`
-		Workers int   `json:"G"`
+// comparing reads `in` strictly, since an unread key is an untested one, and `want`
+// likewise.
+func comparing[In, Want any](compare func(in In, want Want) error) func(rawIn, rawWant json.RawMessage) error {
+	return func(rawIn, rawWant json.RawMessage) error {
+		var in In
+		var want Want
+		if err := decodeStrict(rawIn, &in); err != nil {
+			return fmt.Errorf("in: %w", err)
+		}
+		if err := decodeStrict(rawWant, &want); err != nil {
+			return fmt.Errorf("want: %w", err)
+		}
+		return compare(in, want)
 	}
-	var want struct{ F float64 }
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+}
+
+func fscore0(in struct {
+	W       int64 `json:"w"`
+	Margin  int64 `json:"m"`
+	Workers int   `json:"G"`
+}, want struct{ F float64 }) error {
 	return near("F", float64(subset.F0(in.W, in.Margin, in.Workers)), want.F)
 }
 
@@ -79,34 +91,24 @@ func (h *horizonScore) score() *subset.Score {
 	return &s
 }
 
-func fscoreH(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		horizonScore
-		W int64 `json:"w"`
-	}
-	var want struct{ F float64 }
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func fscoreH(in struct {
+	horizonScore
+	W int64 `json:"w"`
+}, want struct{ F float64 }) error {
 	if err := near("F by the sum", subset.F(in.W, in.Margins, in.discounts(), in.Alpha, in.Beta), want.F); err != nil {
 		return err
 	}
 	return near("F by sorted margins", in.score().F(in.W), want.F)
 }
 
-func subsetChoice(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		horizonScore
-		Sizes    []int64 `json:"sizes"`
-		Cap      int     `json:"cap"`
-		Headroom *int64  `json:"headroom"`
-	}
-	var want struct {
-		Best float64 `json:"best"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func subsetChoice(in struct {
+	horizonScore
+	Sizes    []int64 `json:"sizes"`
+	Cap      int     `json:"cap"`
+	Headroom *int64  `json:"headroom"`
+}, want struct {
+	Best float64 `json:"best"`
+}) error {
 	if len(in.Sizes) > subset.MaxItems {
 		return fmt.Errorf("%d sizes, at most %d can be chosen from", len(in.Sizes), subset.MaxItems)
 	}
@@ -131,41 +133,24 @@ func subsetChoice(rawIn, rawWant json.RawMessage) error {
 	return near("best", subset.F(sum, in.Margins, in.discounts(), in.Alpha, in.Beta), want.Best)
 }
 
-func project(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Horizon int           `json:"horizon"`
-		Running []requestJSON `json:"running"`
-	}
-	var want struct {
-		Loads []float64 `json:"loads"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func project(in struct {
+	Horizon int           `json:"horizon"`
+	Running []requestJSON `json:"running"`
+}, want struct {
+	Loads []float64 `json:"loads"`
+}) error {
 	running := make([]policy.Request, len(in.Running))
 	for i, r := range in.Running {
 		running[i] = policy.Request{Prompt: r.Prompt, Generated: r.Generated, Rhat: r.Rhat}
 	}
 	got := make([]int64, in.Horizon+1)
 	policy.Project(got, running)
-	if len(got) != len(want.Loads) {
-		return fmt.Errorf("%d loads, want %d", len(got), len(want.Loads))
-	}
-	for h := range got {
-		if err := near(fmt.Sprintf("loads[%d]", h), float64(got[h]), want.Loads[h]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return nearAll("loads", got, want.Loads)
 }
 
-func round(rawIn, rawWant json.RawMessage) error {
-	var want struct {
-		Assign [][2]int64 `json:"assign"`
-	}
-	if err := decodeStrict(rawWant, &want); err != nil {
-		return fmt.Errorf("want: %w", err)
-	}
+func round(rawIn json.RawMessage, want struct {
+	Assign [][2]int64 `json:"assign"`
+}) error {
 	r, err := Decide(rawIn, "")
 	if err != nil {
 		return err
@@ -183,22 +168,17 @@ func round(rawIn, rawWant json.RawMessage) error {
 	return nil
 }
 
-func imbalance(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Loads []int64 `json:"loads"`
-		C0    float64 `json:"c0_ms"`
-		C1    float64 `json:"c1_ms_per_token"`
-	}
-	var want struct {
-		Imbalance   float64 `json:"imbalance_tokens"`
-		MaxMinusMin float64 `json:"max_minus_min"`
-		IdleShare   float64 `json:"idle_share"`
-		StepMs      float64 `json:"step_ms"`
-		IdealMs     float64 `json:"ideal_step_ms"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func imbalance(in struct {
+	Loads []int64 `json:"loads"`
+	C0    float64 `json:"c0_ms"`
+	C1    float64 `json:"c1_ms_per_token"`
+}, want struct {
+	Imbalance   float64 `json:"imbalance_tokens"`
+	MaxMinusMin float64 `json:"max_minus_min"`
+	IdleShare   float64 `json:"idle_share"`
+	StepMs      float64 `json:"step_ms"`
+	IdealMs     float64 `json:"ideal_step_ms"`
+}) error {
 	b := policy.Measure(in.Loads)
 	for _, c := range []struct {
 		what      string

@@ -9,64 +9,42 @@ import (
 	"evenkeel/predictor"
 )
 
-func profile(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Outputs   []int32 `json:"outputs"`
-		Prompt    int64   `json:"prompt"`
-		Generated int     `json:"generated"`
-		Steps     []int   `json:"steps"`
-	}
-	var want struct {
-		Loads []float64 `json:"loads"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func profile(in struct {
+	Outputs   []int32 `json:"outputs"`
+	Prompt    int64   `json:"prompt"`
+	Generated int     `json:"generated"`
+	Steps     []int   `json:"steps"`
+}, want struct {
+	Loads []float64 `json:"loads"`
+}) error {
 	if len(in.Steps) != len(want.Loads) {
 		return fmt.Errorf("in: %d steps and %d loads", len(in.Steps), len(want.Loads))
 	}
 	table := predictor.NewSurvival(in.Outputs)
-	for i, h := range in.Steps {
-		got := policy.Expected(table, in.Prompt+int64(in.Generated), in.Generated, h)
-		if err := near(fmt.Sprintf("loads[%d]", i), got, want.Loads[i]); err != nil {
-			return err
-		}
+	var got []float64
+	for _, h := range in.Steps {
+		got = append(got, policy.Expected(table, in.Prompt+int64(in.Generated), in.Generated, h))
 	}
-	return nil
+	return nearAll("loads", got, want.Loads)
 }
 
-func weights(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Horizon int     `json:"H"`
-		Gamma   float64 `json:"gamma"`
-	}
-	var want struct {
-		Steps   []int     `json:"steps"`
-		Weights []float64 `json:"weights"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func weights(in struct {
+	Horizon int     `json:"H"`
+	Gamma   float64 `json:"gamma"`
+}, want struct {
+	Steps   []int     `json:"steps"`
+	Weights []float64 `json:"weights"`
+}) error {
 	if got := policy.Grid(in.Horizon); !slices.Equal(got, want.Steps) {
 		return fmt.Errorf("steps = %v, want %v", got, want.Steps)
 	}
-	for i, got := range policy.Weights(in.Horizon, in.Gamma) {
-		if err := near(fmt.Sprintf("weights[%d]", i), got, want.Weights[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return nearAll("weights", policy.Weights(in.Horizon, in.Gamma), want.Weights)
 }
 
-func cost(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Loads   [][]float64 `json:"loads"`
-		Weights []float64   `json:"weights"`
-	}
-	var want struct{ J float64 }
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func cost(in struct {
+	Loads   [][]float64 `json:"loads"`
+	Weights []float64   `json:"weights"`
+}, want struct{ J float64 }) error {
 	return near("J", policy.Cost(in.Loads, in.Weights), want.J)
 }
 
@@ -75,15 +53,11 @@ const jointPolicy = "evenkeel:mode=mean,age_weight=0,hold=0,max_age_ms=0,objecti
 
 // joint holds the policy to what it is for: near the optimum over all
 // placements, far from first come, least loaded.
-func joint(rawIn, rawWant json.RawMessage) error {
-	var want struct {
-		Best      float64 `json:"best"`
-		FirstCome float64 `json:"first_come"`
-		Limit     float64 `json:"limit"`
-	}
-	if err := decodeStrict(rawWant, &want); err != nil {
-		return fmt.Errorf("want: %w", err)
-	}
+func joint(rawIn json.RawMessage, want struct {
+	Best      float64 `json:"best"`
+	FirstCome float64 `json:"first_come"`
+	Limit     float64 `json:"limit"`
+}) error {
 	s, params, err := ReadSnapshot(rawIn)
 	if err != nil {
 		return err
@@ -131,27 +105,22 @@ func joint(rawIn, rawWant json.RawMessage) error {
 	return nil
 }
 
-func hold(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Loads  []int64 `json:"loads"`
-		Placed []struct {
-			Worker      int     `json:"worker"`
-			Tokens      int64   `json:"tokens"`
-			WaitedSteps float64 `json:"waited_steps"`
-			Overdue     bool    `json:"overdue"`
-		} `json:"placed"`
-		Running int     `json:"running"`
-		C0Ms    float64 `json:"c0_ms"`
-		C1Ms    float64 `json:"c1_ms"`
-		Hold    float64 `json:"hold"`
-		Steps   float64 `json:"hold_steps"`
-	}
-	var want struct {
-		Dropped []int `json:"dropped"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func hold(in struct {
+	Loads  []int64 `json:"loads"`
+	Placed []struct {
+		Worker      int     `json:"worker"`
+		Tokens      int64   `json:"tokens"`
+		WaitedSteps float64 `json:"waited_steps"`
+		Overdue     bool    `json:"overdue"`
+	} `json:"placed"`
+	Running int     `json:"running"`
+	C0Ms    float64 `json:"c0_ms"`
+	C1Ms    float64 `json:"c1_ms"`
+	Hold    float64 `json:"hold"`
+	Steps   float64 `json:"hold_steps"`
+}, want struct {
+	Dropped []int `json:"dropped"`
+}) error {
 	placed := make([]policy.Placed, len(in.Placed))
 	for i, p := range in.Placed {
 		if p.Worker < 0 || p.Worker >= len(in.Loads) {

@@ -1,28 +1,22 @@
 package vectors
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 
 	"evenkeel/predictor"
 )
 
-func survival(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Outputs []int32 `json:"outputs"`
-		Age     int32   `json:"age"`
-		Horizon int     `json:"H"`
-		Tau     float64 `json:"tau"`
-	}
-	var want struct {
-		P    float64 `json:"p_hat"`
-		Mu   float64 `json:"mu_hat"`
-		Rhat float64 `json:"r_hat"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func survival(in struct {
+	Outputs []int32 `json:"outputs"`
+	Age     int32   `json:"age"`
+	Horizon int     `json:"H"`
+	Tau     float64 `json:"tau"`
+}, want struct {
+	P    float64 `json:"p_hat"`
+	Mu   float64 `json:"mu_hat"`
+	Rhat float64 `json:"r_hat"`
+}) error {
 	var got [1]predictor.Prediction
 	predictor.NewSurvival(in.Outputs).Predict(in.Horizon, []predictor.Query{{Age: in.Age}}, got[:])
 	rules := predictor.Rules{H: in.Horizon, Tau: in.Tau}
@@ -36,48 +30,30 @@ func survival(rawIn, rawWant json.RawMessage) error {
 	return near("r_hat", float64(rhat), want.Rhat)
 }
 
-func refresh(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Outputs []int32 `json:"outputs"`
-		Horizon int     `json:"H"`
-		Tau     float64 `json:"tau"`
-		Every   int     `json:"every"`
-		Tokens  int     `json:"tokens"`
-	}
-	var want struct {
-		Rhat []float64 `json:"r_hat"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func refresh(in struct {
+	Outputs []int32 `json:"outputs"`
+	Horizon int     `json:"H"`
+	Tau     float64 `json:"tau"`
+	Every   int     `json:"every"`
+	Tokens  int     `json:"tokens"`
+}, want struct {
+	Rhat []float64 `json:"r_hat"`
+}) error {
 	rules := predictor.Rules{H: in.Horizon, Tau: in.Tau, Every: in.Every}
 	got := rules.Follow(predictor.NewSurvival(in.Outputs), predictor.Query{}, in.Tokens)
-	if len(got) != len(want.Rhat) {
-		return fmt.Errorf("%d values of r_hat, want %d", len(got), len(want.Rhat))
-	}
-	for i := range got {
-		if err := near(fmt.Sprintf("r_hat[%d]", i), float64(got[i]), want.Rhat[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return nearAll("r_hat", got, want.Rhat)
 }
 
-func score(rawIn, rawWant json.RawMessage) error {
-	var in struct {
-		Finished  []int     `json:"finished"`
-		P         []float64 `json:"p_hat"`
-		Mu        []float64 `json:"mu_hat"`
-		Remaining []float64 `json:"remaining"`
-	}
-	var want struct {
-		AUC            predictor.Figure `json:"auc"`
-		Brier          predictor.Figure `json:"brier"`
-		ConditionalMAE predictor.Figure `json:"conditional_mae"`
-	}
-	if err := decode(rawIn, rawWant, &in, &want); err != nil {
-		return err
-	}
+func score(in struct {
+	Finished  []int     `json:"finished"`
+	P         []float64 `json:"p_hat"`
+	Mu        []float64 `json:"mu_hat"`
+	Remaining []float64 `json:"remaining"`
+}, want struct {
+	AUC            predictor.Figure `json:"auc"`
+	Brier          predictor.Figure `json:"brier"`
+	ConditionalMAE predictor.Figure `json:"conditional_mae"`
+}) error {
 	rows := make([]predictor.Row, len(in.Finished))
 	if len(in.P) != len(rows) || len(in.Mu) != len(rows) || len(in.Remaining) != len(rows) {
 		return fmt.Errorf("in: the four lists differ in length")
