@@ -326,27 +326,29 @@ func (a *answer) breakWhole() bool {
 		return a.whole(n, "", "null", nil)
 	}
 	a.x.close = true // SilentEnd: half of the body
-	a.x.header(200, a.r.contentType())
-	a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n{\"id\":"...)
-	_ = a.x.flush()
+	a.promise(`{"id":`)
 	return false
 }
 
 // whole answers in one JSON object. handoff is nil but for probes.
 func (a *answer) whole(n int, finish, stopReason string, handoff []byte) bool {
 	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
-		a.x.header(200, a.r.contentType())
-		a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n"...)
-		_ = a.x.flush()
+		a.promise("")
 		_ = a.x.pause(20 * time.Millisecond)
 		return a.x.reset()
 	}
 	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {
-		a.x.header(200, a.r.contentType())
-		a.x.out = append(a.x.out, "content-length: 4096\r\n\r\n"...)
-		_ = a.x.flush()
+		a.promise("")
 		return a.x.hang()
 	}
 	body := a.appendWhole(nil, n, finish, stopReason, handoff)
 	return a.x.answer(200, a.r.contentType(), body)
+}
+
+// promise sends the head of a long answer, and the beginning of a body whose rest
+// does not come.
+func (a *answer) promise(body string) {
+	a.x.header(200, a.r.contentType())
+	a.x.out = append(append(a.x.out, "content-length: 4096\r\n\r\n"...), body...)
+	_ = a.x.flush()
 }

@@ -146,15 +146,6 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, bytes.ErrTooLarge }
 
-func TestResetStats(t *testing.T) {
-	e := start(t, Config{})
-	do(client(t), "POST", e.URLs()[0]+"/v1/completions", completionBody("a", ""))
-	require.NotZero(t, e.Stats().Tokens)
-	e.ResetStats()
-	want := Stats{Ranks: e.Stats().Ranks}
-	require.Equal(t, want, e.Stats())
-}
-
 func TestConfigsThatCannotWork(t *testing.T) {
 	for want, c := range map[string]Config{
 		"role":           {Role: "x"},

@@ -120,19 +120,23 @@ func (e *Engine) freePorts() {
 
 // addresses are what to listen on: one a rank, or one for all.
 func (c Config) addresses() ([]string, error) {
-	host, port, err := net.SplitHostPort(c.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: listen address: %w", err)
-	}
-	first, err := net.LookupPort("tcp", port)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: listen address %q: %w", c.Listen, err)
-	}
 	n := c.DPSize
 	if c.DPMode == "internal" {
 		n = 1
 	}
-	var addrs []string
+	return portsFrom(c.Listen, n, "listen address")
+}
+
+// portsFrom are n addresses with one port after the other; port 0 stays that.
+func portsFrom(address string, n int, what string) (addrs []string, err error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: %s: %w", what, err)
+	}
+	first, err := net.LookupPort("tcp", port)
+	if err != nil {
+		return nil, fmt.Errorf("refengine: %s %q: %w", what, address, err)
+	}
 	for i := range n {
 		p := first
 		if p != 0 {
@@ -198,18 +202,20 @@ func (l *life) start() {
 		}
 	}
 	for i, ln := range l.listeners {
-		l.wg.Go(func() { l.accept(ln, i) })
+		l.wg.Go(func() { l.accept(ln, func(conn net.Conn) func() { return l.client(conn, i) }) })
 	}
 	for i, ln := range l.kvListeners {
 		as := zmq4.Pub
 		if i >= len(l.events) {
 			as = zmq4.Router
 		}
-		l.wg.Go(func() { l.acceptKV(ln, l.events[i%len(l.events)], as) })
+		events := l.events[i%len(l.events)]
+		l.wg.Go(func() { l.accept(ln, func(conn net.Conn) func() { return func() { events.serve(l, conn, as) } }) })
 	}
 }
 
-func (l *life) accept(ln net.Listener, port int) {
+// accept opens connections until the end of this life.
+func (l *life) accept(ln net.Listener, open func(conn net.Conn) (serve func())) {
 	for {
 		conn, err := ln.Accept()
 		if err != nil {
@@ -219,17 +225,22 @@ func (l *life) accept(ln net.Listener, port int) {
 			time.Sleep(5 * time.Millisecond) // out of descriptors: wait for some to close
 			continue
 		}
-		hit := l.engine.faults.strike(func(r Rule) bool {
-			return r.Fault == Reset && r.Phase == PhaseAccept && (r.Rank == nil || *r.Rank == port)
-		})
-		if len(hit) > 0 {
-			resetConn(conn)
-			continue
-		}
-		if !l.track(conn, func() { l.serve(conn, port) }) {
+		if serve := open(conn); serve != nil && !l.track(conn, serve) {
 			return
 		}
 	}
+}
+
+// client opens a connection of the listener with that index.
+func (l *life) client(conn net.Conn, port int) (serve func()) {
+	hit := l.engine.faults.strike(func(r Rule) bool {
+		return r.Fault == Reset && r.Phase == PhaseAccept && (r.Rank == nil || *r.Rank == port)
+	})
+	if len(hit) > 0 {
+		resetConn(conn)
+		return nil
+	}
+	return func() { l.serve(conn, port) }
 }
 
 // track serves a connection until the end of this life, and reports whether

@@ -13,9 +13,9 @@ import (
 // generate serves a chat or completion request.
 func (l *life) generate(x *exchange, chat bool) bool {
 	e := l.engine
-	e.count.requests.Add(1)
+	e.count.Requests.Add(1)
 	if id := x.req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
-		e.count.duplicateIDs.Add(1)
+		e.count.DuplicateIDs.Add(1)
 	}
 	e.count.admitted(x.req.Header.Get("X-Evenkeel-Epoch"))
 	rank, refused := l.rankOf(x)
@@ -34,12 +34,12 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	}
 	switch r.leg {
 	case LegProbe:
-		e.count.probes.Add(1)
+		e.count.Probes.Add(1)
 	case LegDecode:
-		e.count.decodes.Add(1)
+		e.count.Decodes.Add(1)
 		e.count.turns.came(x.req.Header.Get("Authorization"))
 	default:
-		e.count.plain.Add(1)
+		e.count.Plain.Add(1)
 	}
 	if done, ok := l.troubleEarly(x, r); done {
 		return ok
@@ -52,9 +52,9 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	}
 	switch {
 	case ok: // also when the client closed at once after the last byte
-		e.count.finished.Add(1)
+		e.count.Finished.Add(1)
 	case x.ctx.Err() != nil:
-		e.count.aborted.Add(1)
+		e.count.Aborted.Add(1)
 	}
 	return ok
 }
@@ -70,14 +70,14 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 	}
 	if cfg.DPMode == "external" {
 		if given && rank != x.port {
-			count.rankMismatches.Add(1)
+			count.RankMismatch.Add(1)
 		}
 		return x.port, nil
 	}
 	if given {
 		return rank, nil
 	}
-	count.unpinned.Add(1)
+	count.Unpinned.Add(1)
 	least := 0
 	for i := range cfg.DPSize {
 		a, b := l.rankStats(i), l.rankStats(least)
@@ -144,7 +144,7 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 		return true, x.fail(refuse(503, "The engine's queue of %d requests is full.", n))
 	}
 	if crash := r.crash(); crash != "" { // here a real engine dies
-		l.engine.count.crashes.Add(1)
+		l.engine.count.Crashes.Add(1)
 		return true, x.fail(refuse(500, "EngineCore encountered an issue: %s", crash))
 	}
 	return false, false
@@ -236,7 +236,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		select {
 		case o := <-done:
 			if string(o.handoff) != "null" {
-				l.engine.count.lostHandoffs.Add(1)
+				l.engine.count.LostHandoffs.Add(1)
 			}
 		default:
 		}
@@ -254,7 +254,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		lost()
 		return false
 	case o := <-done:
-		l.engine.count.generated.Add(int64(p.want))
+		l.engine.count.Tokens.Add(int64(p.want))
 		l.group.ranks[r.rank].gauges.generated.Add(int64(p.want))
 		a := l.newAnswer(x, r, p)
 		a.cached = o.cached
@@ -266,7 +266,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 	if p.finish != "length" && !l.engine.cfg.keepsEnded() || r.troubles.has(NullHandoff) {
 		free()
-		l.engine.count.nullHandoffs.Add(1)
+		l.engine.count.NullHandoffs.Add(1)
 		return []byte("null")
 	}
 	n := blocks(r.prompt.Tokens())
@@ -289,13 +289,13 @@ func (l *life) decode(x *exchange, r *request) bool {
 	right := r.prompt.Answer
 	cache := l.prefills[r.rank].cache
 	if _, bad := cache.match(r.salt, r.prompt.IDs); bad { // it decodes on what is there, and pulls the rest
-		l.engine.count.badHits.Add(1)
+		l.engine.count.BadHits.Add(1)
 		right ^= badKV
 	}
 	p := r.plan(right)
 	remote := r.leg == LegDecode && r.kv.remote.missing == ""
 	if r.leg == LegDecode && !remote { // a real engine logs a warning and recomputes
-		l.engine.count.unknownHandoffs.Add(1)
+		l.engine.count.Unknown.Add(1)
 	}
 	a := l.newAnswer(x, r, p)
 	if r.stream && !a.open() { // 200 before the pull starts
@@ -323,7 +323,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 			return false
 		}
 		if x.ctx.Err() != nil {
-			l.engine.count.abortedInTransfer.Add(1) // the pin stays until its timeout, as in vLLM
+			l.engine.count.InTransfer.Add(1) // the pin stays until its timeout, as in vLLM
 			return false
 		}
 		if err != nil {

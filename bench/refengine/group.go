@@ -153,7 +153,7 @@ func (g *group) receive() {
 			r.waiting = append(r.waiting, m.job)
 			present := int64(len(r.waiting) + len(r.running))
 			if present > int64(g.cfg.Slots) && !m.job.beyond {
-				g.count.overAdmitted.Add(1)
+				g.count.OverAdmitted.Add(1)
 			}
 			r.gauges.most.Store(max(r.gauges.most.Load(), present))
 		case landed:
@@ -206,7 +206,7 @@ func (g *group) preempt() {
 			r.running[last] = nil
 			r.running = r.running[:last]
 			r.pressed = true
-			g.count.preemptions.Add(1)
+			g.count.Preemptions.Add(1)
 			if g.cfg.RecomputeEnable {
 				j.phase = gone
 				j.end.Store(recomputed)
@@ -251,7 +251,7 @@ func (g *group) admit() {
 				continue
 			}
 			if j.local {
-				g.count.localPrefills.Add(1)
+				g.count.LocalPrefills.Add(1)
 				prefills += g.prefill(j)
 				j.local = false
 			}
@@ -334,7 +334,7 @@ func (g *group) generate() {
 		for _, j := range r.running {
 			made := int(j.made.Load())
 			n := min(g.cfg.TokensPerChunk, j.want-made)
-			g.count.generated.Add(int64(n))
+			g.count.Tokens.Add(int64(n))
 			r.gauges.generated.Add(int64(n))
 			if made+n < j.want {
 				j.made.Store(int64(made + n))

@@ -64,7 +64,7 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 		steps := g.log.all()
 		require.Equal(t, 1510*time.Millisecond+500*time.Microsecond, steps[0].Length)
 		require.Less(t, steps[1].Length, 12*time.Millisecond)
-		require.EqualValues(t, 1, g.count.localPrefills.Load())
+		require.EqualValues(t, 1, g.count.LocalPrefills.Load())
 	})
 }
 
@@ -83,7 +83,7 @@ func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
 func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
 	clocked(t, Config{Slots: 2}, func(g *group) {
 		a, b, c, d := g.put(0, 10, 5), g.put(0, 10, 3), g.put(0, 10, 1), g.put(0, 10, 1)
-		require.EqualValues(t, 2, g.count.overAdmitted.Load(), "two more than slots")
+		require.EqualValues(t, 2, g.count.OverAdmitted.Load(), "two more than slots")
 		require.EqualValues(t, 4, g.ranks[0].gauges.most.Load())
 		ended := func() (n int) {
 			for _, j := range []*job{b, c, a, d} {
@@ -146,7 +146,7 @@ func TestOverflowTakesTheLatestAdmitted(t *testing.T) {
 			require.Equal(t, finished, first.end.Load())
 			if enabled {
 				require.Equal(t, recomputed, second.end.Load())
-				require.EqualValues(t, 1, g.count.preemptions.Load())
+				require.EqualValues(t, 1, g.count.Preemptions.Load())
 			} else {
 				require.Equal(t, finished, second.end.Load(), "recomputed in place, invisible")
 				require.EqualValues(t, 30, second.made.Load())

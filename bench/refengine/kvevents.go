@@ -3,10 +3,8 @@ package refengine
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -207,23 +205,7 @@ func (c Config) kvAddresses() ([]string, error) {
 	if c.KVEvents == "" {
 		return nil, nil
 	}
-	host, port, err := net.SplitHostPort(c.KVEvents)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: KV events address: %w", err)
-	}
-	first, err := strconv.Atoi(port)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: KV events address %q: %w", c.KVEvents, err)
-	}
-	var addrs []string
-	for i := range 2 * c.DPSize {
-		p := first
-		if p != 0 {
-			p += i
-		}
-		addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(p)))
-	}
-	return addrs, nil
+	return portsFrom(c.KVEvents, 2*c.DPSize, "KV events address")
 }
 
 // KVEvents are the addresses of a rank's publisher and of its replays, empty
@@ -237,30 +219,15 @@ func (e *Engine) KVEvents(rank int) (events, replay string) {
 	return e.kvAddrs[rank], e.kvAddrs[e.cfg.DPSize+rank]
 }
 
-// acceptKV serves the subscribers of a rank, or those who ask it for a replay.
-func (l *life) acceptKV(ln net.Listener, k *kvEvents, as zmq4.SocketType) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			if l.ctx.Err() != nil {
-				return
-			}
-			time.Sleep(5 * time.Millisecond)
-			continue
-		}
-		if !l.track(conn, func() {
-			z, err := zmq4.Open(conn, null.Security(), as, nil, true, nil)
-			if err != nil {
-				return
-			}
-			if as == zmq4.Pub {
-				k.publish(l, z)
-			} else {
-				k.replay(z)
-			}
-		}) {
-			return
-		}
+// serve answers a subscriber, or one who asks for a replay.
+func (k *kvEvents) serve(l *life, conn net.Conn, as zmq4.SocketType) {
+	z, err := zmq4.Open(conn, null.Security(), as, nil, true, nil)
+	switch {
+	case err != nil:
+	case as == zmq4.Pub:
+		k.publish(l, z)
+	default:
+		k.replay(z)
 	}
 }
 

@@ -89,6 +89,6 @@ func TestAnEarlierOwnerIsSeen(t *testing.T) {
 	for _, epoch := range []string{"7", "7", "", "9", "8", "nonsense", "9"} {
 		c.admitted(epoch)
 	}
-	require.EqualValues(t, 1, c.staleEpochs.Load())
-	require.EqualValues(t, 9, c.epoch.Load())
+	require.EqualValues(t, 1, c.StaleEpochs.Load())
+	require.EqualValues(t, 9, c.Epoch.Load())
 }

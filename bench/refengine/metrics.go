@@ -93,7 +93,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].pulled.Load()) }, "")
 	}
 	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
-	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.preemptions.Load())
+	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.Preemptions.Load())
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
 	for rank := first; rank <= last; rank++ {
 		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, rank, (last-first+1)*(cfg.KVTokens/blockSize)) // vLLM's API server tells the sum of its engines

@@ -28,8 +28,7 @@ type pins struct {
 
 	mu    sync.Mutex
 	live  map[string]*pin
-	past  map[string]pullState // bounded: the older half is forgotten
-	older map[string]pullState
+	past  recent[pullState]
 	total int // tokens pinned
 }
 
@@ -44,10 +43,8 @@ const (
 	pullReplayed pullState = "replayed"
 )
 
-const rememberedPins = 1 << 16
-
 func newPins(cfg Config, count *counters) *pins {
-	return &pins{hold: cfg.KVHoldTimeout, count: count, unnamed: !cfg.namesRequests(), live: map[string]*pin{}, past: map[string]pullState{}, older: map[string]pullState{}}
+	return &pins{hold: cfg.KVHoldTimeout, count: count, unnamed: !cfg.namesRequests(), live: map[string]*pin{}}
 }
 
 func (p *pins) add(k *pin) {
@@ -55,7 +52,7 @@ func (p *pins) add(k *pin) {
 	defer p.mu.Unlock()
 	if old := p.live[k.id]; old != nil { // the same transfer id twice: the first is stranded
 		p.end(old, pullExpired)
-		p.count.leaks.Add(1)
+		p.count.Leaks.Add(1)
 	}
 	p.live[k.id] = k
 	p.total += k.tokens
@@ -68,7 +65,7 @@ func (p *pins) expire(k *pin) {
 	defer p.mu.Unlock()
 	if p.live[k.id] == k {
 		p.end(k, pullExpired)
-		p.count.leaks.Add(1)
+		p.count.Leaks.Add(1)
 	}
 }
 
@@ -77,10 +74,7 @@ func (p *pins) end(k *pin, as pullState) {
 	k.timer.Stop()
 	delete(p.live, k.id)
 	p.total -= k.tokens
-	if len(p.past) >= rememberedPins {
-		p.older, p.past = p.past, map[string]pullState{}
-	}
-	p.past[k.id] = as
+	p.past.put(k.id, as)
 	k.free()
 }
 
@@ -97,10 +91,10 @@ func (p *pins) pull(id, engine string, ids []int, drain bool) (pullState, uint64
 		}
 		p.end(k, pullReplayed)
 		if ids != nil && !slices.Equal(ids, k.blocks) {
-			p.count.wrongBlocks.Add(1)
+			p.count.WrongBlocks.Add(1)
 			return pullOK, ^k.key
 		}
-		p.count.pulls.Add(1)
+		p.count.Pulls.Add(1)
 		return pullOK, k.key
 	}
 	if p.unnamed {
@@ -110,19 +104,16 @@ func (p *pins) pull(id, engine string, ids []int, drain bool) (pullState, uint64
 			}
 		}
 	}
-	state, ok := p.past[id]
-	if !ok {
-		state, ok = p.older[id]
-	}
+	state, ok := p.past.get(id)
 	switch {
 	case !ok:
 		return pullUnknown, 0
 	case drain:
-		p.count.spentDrains.Add(1)
+		p.count.SpentDrains.Add(1)
 	case state == pullExpired:
-		p.count.expiredPulls.Add(1)
+		p.count.ExpiredPulls.Add(1)
 	default:
-		p.count.replays.Add(1)
+		p.count.Replays.Add(1)
 	}
 	return state, 0
 }
@@ -139,7 +130,7 @@ func (p *pins) renew(id string) {
 	if until := time.Now().Add(p.hold / 3 * 2); until.After(k.until) {
 		k.until = until
 		k.timer.Reset(time.Until(until))
-		p.count.renewals.Add(1)
+		p.count.Renewals.Add(1)
 	}
 }
 
@@ -150,7 +141,7 @@ func (p *pins) release(id string) {
 	defer p.mu.Unlock()
 	if k := p.live[id]; k != nil {
 		p.end(k, pullReplayed)
-		p.count.releases.Add(1)
+		p.count.Releases.Add(1)
 	}
 }
 

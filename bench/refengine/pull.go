@@ -68,7 +68,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 		case r.troubles.has(LostKV):
 			return right, true, nil
 		case failure != nil:
-			count.failedPulls.Add(1)
+			count.FailedPulls.Add(1)
 			switch cfg.KVLoadFailure {
 			case "recompute":
 				return right, true, nil
@@ -80,14 +80,14 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 		case reply.State == pullOK && reply.Key == r.prompt.Key && !r.troubles.has(WrongKey):
 			return right, false, nil
 		case reply.State == pullOK:
-			count.keyMismatches.Add(1)
+			count.KeyMismatches.Add(1)
 			return right ^ reply.Key ^ 0x9e3779b97f4a7c15, false, nil
 		case reply.State == pullUnknown && cfg.Connector == VLLMMooncake: // waits for the prefill to be ready
 			if !waitFor(a, time.After(20*time.Millisecond)) {
 				return 0, false, nil
 			}
 		case reply.State == pullUnknown:
-			count.unknownHandoffs.Add(1)
+			count.Unknown.Add(1)
 			return right, true, nil
 		default: // expired or replayed: recycled blocks, and no error anywhere
 			return right ^ badKV, false, nil
