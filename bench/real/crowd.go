@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"evenkeel/bench/world"
 )
 
 // question is a request, and what the plain engine answers to it.
@@ -83,8 +85,14 @@ func (t *tally) String() string {
 // all says that every answer was right.
 func (t *tally) all() bool { return len(t.wrong) == 0 && len(t.refused) == 0 }
 
-// crowd asks evenkeel all questions at once. during runs meanwhile.
+// crowd asks evenkeel all questions at once, and before that the plain engine unless
+// it was asked already. during runs meanwhile.
 func (w *site) crowd(ctx context.Context, list []question, heard func(i, bytes int), during func() error) (t *tally, err error) {
+	if list[0].want == nil {
+		if err := w.know(ctx, list); err != nil {
+			return nil, err
+		}
+	}
 	answers, done := make([]answer, len(list)), make(chan error, 1)
 	go func() {
 		if during == nil {
@@ -130,23 +138,47 @@ func (w *site) count(ctx context.Context, list []question, answers []answer) *ta
 	return t
 }
 
-// allStream waits until every answer of a crowd has begun.
-type allStream struct {
-	sync.Mutex
-	begun map[int]bool
-}
-
-func (s *allStream) heard(i, _ int) {
-	s.Lock()
-	defer s.Unlock()
-	if s.begun == nil {
-		s.begun = map[int]bool{}
+// under is a crowd that streams; trouble comes once every answer has begun.
+func (w *site) under(ctx context.Context, list []question, trouble func() error) (*tally, error) {
+	var mu sync.Mutex
+	begun := map[int]bool{}
+	heard := func(i, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		begun[i] = true
 	}
-	s.begun[i] = true
+	return w.crowd(ctx, list, heard, func() error {
+		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(begun) == len(list)
+		}); err != nil {
+			return err
+		}
+		return trouble()
+	})
 }
 
-func (s *allStream) count() int {
-	s.Lock()
-	defer s.Unlock()
-	return len(s.begun)
+// served is a crowd that is right, and behind which nothing is held; else bad says
+// what is wrong.
+func (w *site) served(ctx context.Context, list []question) (t *tally, bad *outcome, err error) {
+	if t, err = w.crowd(ctx, list, nil, nil); err != nil {
+		return nil, nil, err
+	}
+	return t, w.settled(ctx, t, three...), nil
+}
+
+// settled says what is wrong of a crowd: answers, or what engines still hold behind
+// it. Nil is nothing.
+func (w *site) settled(ctx context.Context, t *tally, engines ...string) *outcome {
+	var o outcome
+	switch err := w.idle(ctx, engines...); {
+	case err != nil:
+		o = failed("%v; %v", t, err)
+	case !t.all():
+		o = failed("%v", t)
+	default:
+		return nil
+	}
+	return &o
 }

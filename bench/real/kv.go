@@ -13,8 +13,8 @@ import (
 )
 
 var caches = []row{
-	scene("KV events against cached_tokens", everyone, eventsAgainstCached),
-	scene("KV tokens of each rank against vLLM's gauges", everyone, kvAgainstGauges),
+	usually("KV events against cached_tokens", eventsAgainstCached),
+	usually("KV tokens of each rank against vLLM's gauges", kvAgainstGauges),
 	scene("what the drain of a consumed hand-off leaves in a prefix cache", everyone, drainLeavesNothing),
 }
 
@@ -42,37 +42,23 @@ func cached(a answer) (counted, predicted int, err error) {
 // eventsAgainstCached asks for prompts whose beginnings the prefill engine has
 // cached, and for some that it has dropped since.
 func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
 	first, other := ids(1000, 9000), ids(900, 9001)
-	var fill [][]int // as much as the cache holds
-	for i := range blocks*blockSize/1900 + 2 {
-		fill = append(fill, ids(1900, 9010+uint64(i)))
-	}
-	steps := []struct {
+	type step struct {
 		name   string
 		prompt []int
 		want   int // -1: evicted some time ago, or not
-	}{
+	}
+	steps := []step{
 		{"new", first, 0},
 		{"the same again", first, 992},
 		{"longer by 300", append(append([]int{}, first...), ids(300, 9002)...), 992},
 		{"600 in common", append(append([]int{}, first[:600]...), other[:300]...), 576},
 		{"one block", first[:33], 32},
 	}
-	for _, f := range fill {
-		steps = append(steps, struct {
-			name   string
-			prompt []int
-			want   int
-		}{"filler", f, 0})
+	for i := range blocks*blockSize/1900 + 2 { // as much as the cache holds
+		steps = append(steps, step{"filler", ids(1900, 9010+uint64(i)), 0})
 	}
-	steps = append(steps, struct {
-		name   string
-		prompt []int
-		want   int
-	}{"after the cache was filled with others", first, -1})
+	steps = append(steps, step{"after the cache was filled with others", first, -1})
 	var seen []string
 	for _, s := range steps {
 		if err := world.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
@@ -96,21 +82,11 @@ func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 // kvAgainstGauges compares evenkeel's KV tokens of a rank with the blocks that
 // its engine says are in use, while answers grow.
 func kvAgainstGauges(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
 	list := prompts(14, 1500, 100)
-	if err := w.know(ctx, list); err != nil {
-		return outcome{}, err
-	}
-	var begun allStream
 	var looks, compared int
 	var worst string
 	most := 0.0
-	t, err := w.crowd(ctx, list, begun.heard, func() error {
-		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
-			return err
-		}
+	t, err := w.under(ctx, list, func() error {
 		for range 120 {
 			looks++
 			for _, name := range []string{"d0", "d1"} {
@@ -174,15 +150,8 @@ func twoRanks(ctx context.Context, w *site) (outcome, error) {
 		return outcome{}, err
 	}
 	list := prompts(16, 300, 110)
-	if err := w.know(ctx, list); err != nil {
-		return outcome{}, err
-	}
-	var begun allStream
 	each := [2]float64{}
-	t, err := w.crowd(ctx, list, begun.heard, func() error {
-		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
-			return err
-		}
+	t, err := w.under(ctx, list, func() error {
 		series, err := w.engines["dp"].series(ctx)
 		for name, v := range series {
 			for rank := range each {
@@ -196,10 +165,10 @@ func twoRanks(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := w.idle(ctx, "p0", "dp"); err != nil {
-		return failed("%v; %v", t, err), nil
+	if bad := w.settled(ctx, t, "p0", "dp"); bad != nil {
+		return *bad, nil
 	}
-	if !t.all() || each != [2]float64{slots, slots} {
+	if each != [2]float64{slots, slots} {
 		return failed("%v; %v requests ran on the ranks, not 8 on each", t, each), nil
 	}
 	var status struct {

@@ -9,7 +9,7 @@ import (
 )
 
 var promptLogprobs = []row{
-	scene("completion, echo with logprobs", everyone, echoWithLogprobs),
+	usually("completion, echo with logprobs", echoWithLogprobs),
 }
 
 // echoWithLogprobs asks for what an engine only has of prompts that it computes
@@ -17,9 +17,6 @@ var promptLogprobs = []row{
 // computes one token of it. The row asks a decode engine with a hand-off and
 // without evenkeel, too, so that it knows whose fault a wrong answer is.
 func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
 	defer w.killHung(ctx, "d0", "d1", "p0")
 	short := func(url string, b body) answer {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -11,36 +11,18 @@ import (
 )
 
 var troubles = []row{
-	scene("SIGTERM of evenkeel under load", everyone, proxyEnds),
-	scene("SIGSTOP of a decode engine for 20 s", everyone, decodeStandsStill),
-	scene("SIGSTOP of all decode engines for 20 s", everyone, decodesStandStill),
-	scene("SIGSTOP of the only prefill engine for 20 s", everyone, prefillStandsStill),
-	scene("kill -9 of a decode engine under streams, and its restart", everyone, decodeDies),
-	scene("kill -9 of the only prefill engine, and its restart", everyone, prefillDies),
-}
-
-// under has a crowd stream, does something to it once every answer has begun,
-// and counts.
-func under(ctx context.Context, w *site, list []question, trouble func() error) (*tally, error) {
-	if err := w.know(ctx, list); err != nil {
-		return nil, err
-	}
-	var begun allStream
-	return w.crowd(ctx, list, begun.heard, func() error {
-		if err := world.Await(ctx, time.Minute, "every answer has begun", func() bool { return begun.count() == len(list) }); err != nil {
-			return err
-		}
-		return trouble()
-	})
+	usually("SIGTERM of evenkeel under load", proxyEnds),
+	usually("SIGSTOP of a decode engine for 20 s", standing(72, "d0")),
+	usually("SIGSTOP of all decode engines for 20 s", standing(81, "d0", "d1")),
+	usually("SIGSTOP of the only prefill engine for 20 s", standing(74, "p0")),
+	usually("kill -9 of a decode engine under streams, and its restart", decodeDies),
+	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
 
 func proxyEnds(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
 	var late answer
 	old := w.proxy.Process
-	t, err := under(ctx, w, prompts(16, 500, 70), func() error {
+	t, err := w.under(ctx, prompts(16, 500, 70), func() error {
 		if err := w.proxy.Signal(syscall.SIGTERM); err != nil {
 			return err
 		}
@@ -86,15 +68,12 @@ func standsStill(ctx context.Context, w *site, seed uint64, names ...string) (st
 			w.engines[name].Signal(s)
 		}
 	}
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return nil, nil, err
-	}
 	others := prompts(8, 60, seed+1)
 	if err := w.know(ctx, others); err != nil {
 		return nil, nil, err
 	}
 	defer signal(syscall.SIGCONT)
-	streams, err = under(ctx, w, prompts(8, 400, seed), func() error {
+	streams, err = w.under(ctx, prompts(8, 400, seed), func() error {
 		signal(syscall.SIGSTOP)
 		goOn := time.AfterFunc(20*time.Second, func() { signal(syscall.SIGCONT) })
 		defer goOn.Stop()
@@ -111,27 +90,20 @@ func standsStill(ctx context.Context, w *site, seed uint64, names ...string) (st
 	return streams, meanwhile, errors.Join(err, ctx.Err())
 }
 
-func decodeStandsStill(ctx context.Context, w *site) (outcome, error) {
-	streams, meanwhile, err := standsStill(ctx, w, 72, "d0")
-	return stillOutcome(ctx, w, streams, meanwhile, err)
-}
-
-// decodesStandStill is what a machine looks like that is far too busy: every
-// decode engine is late with its health check, and none refuses anything.
-func decodesStandStill(ctx context.Context, w *site) (outcome, error) {
-	streams, meanwhile, err := standsStill(ctx, w, 81, "d0", "d1")
-	return stillOutcome(ctx, w, streams, meanwhile, err)
-}
-
-func prefillStandsStill(ctx context.Context, w *site) (outcome, error) {
-	streams, meanwhile, err := standsStill(ctx, w, 74, "p0")
-	return stillOutcome(ctx, w, streams, meanwhile, err)
-}
-
-func stillOutcome(ctx context.Context, w *site, streams, meanwhile *tally, err error) (outcome, error) {
-	if err != nil {
-		return outcome{}, err
+// standing is a scene in which engines stand still. All decode engines at once are
+// what a machine looks like that is far too busy: every engine is late with its health
+// check, and none refuses anything.
+func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (outcome, error) {
+	return func(ctx context.Context, w *site) (outcome, error) {
+		streams, meanwhile, err := standsStill(ctx, w, seed, names...)
+		if err != nil {
+			return outcome{}, err
+		}
+		return stillOutcome(ctx, w, streams, meanwhile)
 	}
+}
+
+func stillOutcome(ctx context.Context, w *site, streams, meanwhile *tally) (outcome, error) {
 	if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
 		return failed("streams: %v; asked meanwhile: %v; %v", streams, meanwhile, err), nil
 	}
@@ -150,9 +122,6 @@ func back(ctx context.Context, w *site, name string, seed uint64) (*tally, error
 		return nil, err
 	}
 	list := prompts(16, 60, seed) // more than one decode engine has slots for
-	if err := w.know(ctx, list); err != nil {
-		return nil, err
-	}
 	t, err := w.crowd(ctx, list, nil, nil)
 	if err != nil {
 		return nil, err
@@ -168,10 +137,7 @@ func back(ctx context.Context, w *site, name string, seed uint64) (*tally, error
 }
 
 func decodeDies(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
-	t, err := under(ctx, w, prompts(14, 250, 76), func() error { w.engines["d1"].Kill(); return nil })
+	t, err := w.under(ctx, prompts(14, 250, 76), func() error { w.engines["d1"].Kill(); return nil })
 	if err != nil {
 		return outcome{}, err
 	}
@@ -186,15 +152,12 @@ func decodeDies(ctx context.Context, w *site) (outcome, error) {
 }
 
 func prefillDies(ctx context.Context, w *site) (outcome, error) {
-	if err := w.evenkeel(ctx, w.usual()); err != nil {
-		return outcome{}, err
-	}
 	others := prompts(6, 40, 79)
 	if err := w.know(ctx, others); err != nil {
 		return outcome{}, err
 	}
 	var meanwhile *tally
-	t, err := under(ctx, w, prompts(10, 250, 78), func() (err error) {
+	t, err := w.under(ctx, prompts(10, 250, 78), func() (err error) {
 		w.engines["p0"].Kill()
 		meanwhile, err = w.crowd(ctx, others, nil, nil)
 		return err
