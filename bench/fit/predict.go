@@ -30,17 +30,18 @@ func FromTrace(path string) (*History, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &History{Notes: t.Notes(), Samples: samples(t.Requests)}
+	h := &History{Notes: t.Notes(), Samples: Samples(t.Requests)}
 	err = h.identify(path, t.Start)
 	return h, err
 }
 
 // Trees fits predictor learned to requests, for what a policy needs.
 func Trees(requests []trace.Request, n policy.Needs) (*predictor.Fit, error) {
-	return predictor.Train(string(predictor.KindLearned), samples(requests), predictor.Options{Horizon: n.Horizon, Tau: n.Tau, Every: n.Every})
+	return predictor.Train(string(predictor.KindLearned), Samples(requests), predictor.Options{Horizon: n.Horizon, Tau: n.Tau, Every: n.Every})
 }
 
-func samples(requests []trace.Request) []predictor.Sample {
+// Samples are what predictors learn of requests.
+func Samples(requests []trace.Request) []predictor.Sample {
 	out := make([]predictor.Sample, len(requests))
 	for i := range requests {
 		r := &requests[i]

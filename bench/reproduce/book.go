@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
 )
 
 // blocks in the order in which they are computed, and stand in a document of
@@ -89,6 +90,42 @@ func (b *book) under(bl report.Block[*book]) report.Block[*book] {
 	return bl
 }
 
+// joined makes a part of a block of each of a list.
+func joined[T any](list []T, part func(T) (string, error)) (string, error) {
+	var parts []string
+	for _, x := range list {
+		text, err := part(x)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// leftOut stands in place of a table that cannot be simulated.
+func leftOut(sc fmt.Stringer, why string) string {
+	return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, why)
+}
+
+// row is a policy's line of a table.
+func row(o *outcome, policy string, columns []column) []string {
+	cells := []string{"`" + policy + "`"}
+	for _, c := range columns {
+		cells = append(cells, c.show(o.of(policy, c.metric)))
+	}
+	return cells
+}
+
+// titles are the heads of columns.
+func titles(first string, columns []column) []string {
+	heads := []string{first}
+	for _, c := range columns {
+		heads = append(heads, c.title)
+	}
+	return heads
+}
+
 // sizes are the ranks of a group that are compared.
 func (b *book) sizes() []int {
 	if b.opts.quick {
@@ -107,33 +144,26 @@ func (b *book) fullOf(sc scenario, policies []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var s strings.Builder
-	fmt.Fprintf(&s, "**%s**\n\n", sc)
 	if o.refused != "" {
-		fmt.Fprintf(&s, "Left out: %s.\n", o.refused)
-		return s.String(), nil
+		return leftOut(sc, o.refused), nil
 	}
 	columns := []column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
 	if sc.capacity > 0 {
 		columns = append(columns, preempted)
 	}
-	t := report.Markdown{Head: []string{"policy"}}
-	for _, c := range columns {
-		t.Head = append(t.Head, c.title)
-	}
+	t := report.Markdown{Head: titles("policy", columns)}
 	for _, p := range policies {
-		row := []string{"`" + p + "`"}
-		for _, c := range columns {
-			row = append(row, c.show(o.of(p, c.metric)))
-		}
-		t.Add(row...)
+		t.Add(row(o, p, columns)...)
 	}
-	s.WriteString(t.String())
-	s.WriteString(bound(o))
-	if line := b.command(sc, policies); line != "" {
-		fmt.Fprintf(&s, "\n```\n%s\n```\n", line)
+	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, &t, bound(o), fenced(b.command(sc, policies))), nil
+}
+
+// fenced is a command below a table; none is nothing.
+func fenced(line string) string {
+	if line == "" {
+		return ""
 	}
-	return s.String(), nil
+	return "\n```\n" + line + "\n```\n"
 }
 
 // bound says how much there was to gain over the baseline.
@@ -165,29 +195,14 @@ func (b *book) drawnTraces() (string, error) {
 }
 
 func (b *book) fullTables(sources []*source) (string, error) {
-	var parts []string
-	for _, s := range sources {
+	return joined(sources, func(s *source) (string, error) {
 		text, err := b.full(closed(s, 8))
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, s.describe()+".\n\n"+text)
-	}
-	return strings.Join(parts, "\n"), nil
+		return s.describe() + ".\n\n" + text, err
+	})
 }
 
 // scaling has, for each trace, a table a metric and a column a size.
-func (b *book) scaling() (string, error) {
-	var parts []string
-	for _, s := range b.traces.real {
-		text, err := b.scale(s)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
-}
+func (b *book) scaling() (string, error) { return joined(b.traces.real, b.scale) }
 
 func (b *book) scale(on *source) (string, error) {
 	var (
@@ -235,15 +250,7 @@ func (b *book) openLoop() (string, error) {
 			sources = append(sources, s)
 		}
 	}
-	var parts []string
-	for _, s := range sources {
-		text, err := b.openTable(s)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
+	return joined(sources, b.openTable)
 }
 
 // rhos are the loads of an open loop.
@@ -261,7 +268,7 @@ func (b *book) openTable(on *source) (string, error) {
 			return "", err
 		}
 		if o.refused != "" {
-			return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", open(on, 8, rho), o.refused), nil
+			return leftOut(open(on, 8, rho), o.refused), nil
 		}
 		outcomes = append(outcomes, o)
 		for _, c := range columns {
@@ -282,12 +289,11 @@ func (b *book) openTable(on *source) (string, error) {
 		}
 		t.Add(row...)
 	}
-	text := fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s", on.name, slotsOfRank, &t)
-	if line := b.command(open(on, 8, rhos[0]), compared); line != "" {
-		line = strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1)
-		text += fmt.Sprintf("\n```\nfor RHO in %g %g; do %s; done\n```\n", rhos[0], rhos[1], line)
+	line := b.command(open(on, 8, rhos[0]), compared)
+	if line != "" {
+		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1], strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
 	}
-	return text, nil
+	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, &t, fenced(line)), nil
 }
 
 func (b *book) shortAnswers() (string, error) {
@@ -304,44 +310,36 @@ func (b *book) shortAnswers() (string, error) {
 }
 
 // sweeps go through the two weights of BR-H, crosswise around the defaults.
-func (b *book) sweeps() (string, error) {
-	var parts []string
-	for _, s := range b.traces.real {
-		t := report.Markdown{Head: []string{"`brh:predictor=oracle` with"}}
-		var outcomes []*outcome
-		text := ""
-		for _, g := range b.sweepSizes() {
-			o, err := b.run(closed(s, g), append(sweep(), "jsq", baseline, "pjsq-kv"))
-			if err != nil {
-				return "", err
-			}
-			if o.refused != "" {
-				text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
-				continue
-			}
-			outcomes = append(outcomes, o)
-			for _, c := range sweepColumns {
-				t.Head = append(t.Head, fmt.Sprintf("G = %d: %s", g, c.title))
-			}
-		}
-		for _, p := range append(sweep(), "jsq", baseline, "pjsq-kv") {
-			row := []string{"`" + strings.TrimPrefix(p, sweepOf+",") + "`"}
-			for _, o := range outcomes {
-				for _, c := range sweepColumns {
-					row = append(row, c.show(o.of(p, c.metric)))
-				}
-			}
-			t.Add(row...)
-		}
-		if outcomes != nil {
-			text += t.String()
-		}
-		if line := b.command(closed(s, 8), sweep()); line != "" {
-			text += fmt.Sprintf("\n```\n%s\n```\n", line)
-		}
-		parts = append(parts, fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s", s.name, slotsOfRank, text))
+func (b *book) sweeps() (string, error) { return joined(b.traces.real, b.sweepOf) }
+
+func (b *book) sweepOf(on *source) (string, error) {
+	t := report.Markdown{Head: []string{"`brh:predictor=oracle` with"}}
+	policies := append(sweep(), "jsq", baseline, "pjsq-kv")
+	rows := make([][]string, len(policies))
+	for i, p := range policies {
+		rows[i] = []string{"`" + strings.TrimPrefix(p, sweepPrefix+",") + "`"}
 	}
-	return strings.Join(parts, "\n"), nil
+	text := ""
+	for _, g := range b.sweepSizes() {
+		o, err := b.run(closed(on, g), policies)
+		if err != nil {
+			return "", err
+		}
+		if o.refused != "" {
+			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
+			continue
+		}
+		for _, c := range sweepColumns {
+			t.Head = append(t.Head, fmt.Sprintf("G = %d: %s", g, c.title))
+		}
+		for i, p := range policies {
+			rows[i] = append(rows[i], row(o, p, sweepColumns)[1:]...)
+		}
+	}
+	if t.Rows = rows; len(t.Head) > 1 {
+		text += t.String()
+	}
+	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), sweep()))), nil
 }
 
 func (b *book) sweepSizes() []int {
@@ -351,7 +349,7 @@ func (b *book) sweepSizes() []int {
 	return []int{8, 16}
 }
 
-const sweepOf = "brh:predictor=oracle"
+const sweepPrefix = "brh:predictor=oracle"
 
 var sweepColumns = []column{imbalance, idle, throughput, tpot, longestWait}
 
@@ -359,10 +357,10 @@ var sweepColumns = []column{imbalance, idle, throughput, tpot, longestWait}
 func sweep() []string {
 	var specs []string
 	for _, beta := range []string{"8", "16", "32", "48", "64", "96"} {
-		specs = append(specs, sweepOf+",beta="+beta)
+		specs = append(specs, sweepPrefix+",beta="+beta)
 	}
 	for _, gamma := range []string{"0.5", "0.7", "0.8", "0.95", "1"} {
-		specs = append(specs, sweepOf+",gamma="+gamma)
+		specs = append(specs, sweepPrefix+",gamma="+gamma)
 	}
 	return specs
 }
@@ -373,30 +371,11 @@ func (b *book) limits() (string, error) {
 	policies := []string{"jsq", baseline, "pjsq-kv", "br0:paper", "br0", "brh", "evenkeel:mode=now", "evenkeel"}
 	on := b.traces.real[0]
 	tight := closed(on, 8)
-	tight.capacity = int64(max(1, tightness*slotsOfRank*resident(on)))
+	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
-	var parts []string
-	for _, sc := range []scenario{tight, late} {
-		text, err := b.fullOf(sc, policies)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
+	return joined([]scenario{tight, late}, func(sc scenario) (string, error) { return b.fullOf(sc, policies) })
 }
 
 // tightness is a rank's KV memory in mean loads of a rank.
 const tightness = 1.15
-
-// resident is the mean of what a running request holds, in KV tokens.
-func resident(on *source) float64 {
-	outputs, held := 0.0, 0.0
-	for _, r := range on.from.Trace.Requests {
-		s, o := float64(r.Prompt), float64(r.Output)
-		outputs += o
-		held += o*s + o*(o-1)/2
-	}
-	return held / outputs
-}

@@ -18,15 +18,8 @@ const (
 // claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
 func (b *book) claims() (string, error) {
-	var parts []string
-	for _, item := range []func() (string, error){b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds} {
-		text, err := item()
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
+	items := []func() (string, error){b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds}
+	return joined(items, func(item func() (string, error)) (string, error) { return item() })
 }
 
 // verdict in words.

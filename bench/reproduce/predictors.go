@@ -2,8 +2,8 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
+	"evenkeel/bench/fit"
 	"evenkeel/bench/report"
 	"evenkeel/predictor"
 )
@@ -13,15 +13,7 @@ const fitHorizon = 80
 
 // predictors scores every kind on the last quarter of each trace.
 func (b *book) predictors() (string, error) {
-	var parts []string
-	for _, s := range b.traces.real {
-		text, err := b.holdOut(s)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
+	return joined(b.traces.real, b.holdOut)
 }
 
 func (b *book) holdOut(on *source) (string, error) {
@@ -30,11 +22,7 @@ func (b *book) holdOut(on *source) (string, error) {
 	if b.most > 0 {
 		requests = requests[:min(len(requests), 2*b.most)]
 	}
-	samples := make([]predictor.Sample, len(requests))
-	for i := range samples {
-		r := &requests[i]
-		samples[i] = predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.PromptKey()}
-	}
+	samples := fit.Samples(requests)
 	fmt.Fprintf(b.progress, "%s: fitting predictors\n", on.name)
 	f, err := predictor.Train(predictor.Auto, samples, predictor.Options{Horizon: fitHorizon})
 	if err != nil {

@@ -172,18 +172,11 @@ func (b *book) prefillSources() []*source {
 
 // eachPrefill makes a part of a block for each trace.
 func (b *book) eachPrefill(part func(*source) (string, error)) (string, error) {
-	var parts []string
-	for _, s := range b.prefillSources() {
-		text, err := part(s)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	if parts == nil {
+	sources := b.prefillSources()
+	if sources == nil {
 		return "No trace says which prompts share blocks.", nil
 	}
-	return strings.Join(parts, "\n"), nil
+	return joined(sources, part)
 }
 
 // beside is a mean, and its ratio to another.
@@ -198,12 +191,9 @@ func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...co
 		return "", err
 	}
 	if o.refused != "" {
-		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
+		return leftOut(sc, o.refused), nil
 	}
-	t := report.Markdown{Head: []string{"policy", prefillMean.title + " (of `" + policies[0] + "`)"}}
-	for _, c := range columns {
-		t.Head = append(t.Head, c.title)
-	}
+	t := report.Markdown{Head: append([]string{"policy"}, titles(prefillMean.title+" (of `"+policies[0]+"`)", columns)...)}
 	for _, p := range policies {
 		row := []string{"`" + p + "`", beside(o, p, policies[0])}
 		for _, c := range columns {
@@ -211,5 +201,5 @@ func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...co
 		}
 		t.Add(row...)
 	}
-	return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", sc, &t, b.prefillCommand(sc, policies)), nil
+	return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, policies))), nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"evenkeel/bench/prefillsim"
 	"evenkeel/bench/report"
@@ -11,15 +10,9 @@ import (
 
 func (b *book) prefillLoads() (string, error) {
 	return b.eachPrefill(func(s *source) (string, error) {
-		var parts []string
-		for _, load := range prefillLoads {
-			text, err := b.prefillTable(prefillScenario{on: s, load: load}, append(prefillsim.Policies(), own), prefillCols...)
-			if err != nil {
-				return "", err
-			}
-			parts = append(parts, text)
-		}
-		return strings.Join(parts, "\n"), nil
+		return joined(prefillLoads, func(load float64) (string, error) {
+			return b.prefillTable(prefillScenario{on: s, load: load}, append(prefillsim.Policies(), own), prefillCols...)
+		})
 	})
 }
 
@@ -50,7 +43,7 @@ func (b *book) prefillCaches() (string, error) {
 					beside(o, "finish", "lmetric"), hits.alone(o.metrics["finish"][hits.metric]), hitError.alone(o.metrics["finish"][hitError.metric]))
 			}
 		}
-		return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", s.name, &t, b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies)), nil
+		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies))), nil
 	})
 }
 
@@ -61,15 +54,13 @@ var inBurst = []string{"lmetric", "finish", "ttft-sim", "bailian", "aibrix-filte
 
 func (b *book) prefillBurst() (string, error) {
 	return b.eachPrefill(func(s *source) (string, error) {
-		var parts []string
-		for _, load := range []float64{0.7, 0.85} {
+		return joined([]float64{0.7, 0.85}, func(load float64) (string, error) {
 			on, off, err := b.burst(s, load)
 			if err != nil {
 				return "", err
 			}
 			if on.refused != "" {
-				parts = append(parts, "Left out: "+on.refused+".\n")
-				continue
+				return "Left out: " + on.refused + ".\n", nil
 			}
 			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it", burstTTFT.title + ", no detector", "with it"}}
 			for _, p := range inBurst {
@@ -79,9 +70,8 @@ func (b *book) prefillBurst() (string, error) {
 					burstTTFT.alone(off.metrics[p][burstTTFT.metric]), burstTTFT.alone(on.metrics[p][burstTTFT.metric]))
 			}
 			sc := prefillScenario{on: s, load: load, burst: burstShare}
-			parts = append(parts, fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", sc, &t, b.prefillCommand(sc, inBurst)))
-		}
-		return strings.Join(parts, "\n"), nil
+			return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, inBurst))), nil
+		})
 	})
 }
 
@@ -95,16 +85,10 @@ func (b *book) burst(s *source, load float64) (on, off *prefillOutcome, err erro
 
 func (b *book) prefillBoth() (string, error) {
 	return b.eachPrefill(func(s *source) (string, error) {
-		var parts []string
-		for _, load := range []float64{0.5, 0.7} {
-			text, err := b.prefillTable(prefillScenario{on: s, load: load, both: true}, append(prefillsim.Policies(), own),
+		return joined([]float64{0.5, 0.7}, func(load float64) (string, error) {
+			return b.prefillTable(prefillScenario{on: s, load: load, both: true}, append(prefillsim.Policies(), own),
 				prefillCols[0], prefillCols[2], tpotMean, tpot, prefillCols[3], prefillCols[4])
-			if err != nil {
-				return "", err
-			}
-			parts = append(parts, text)
-		}
-		return strings.Join(parts, "\n"), nil
+		})
 	})
 }
 
@@ -133,7 +117,7 @@ func (b *book) prefillPush() (string, error) {
 				t.Add(row...)
 			}
 		}
-		return fmt.Sprintf("**%s**\n\n%s\n```\n%s\n```\n", s.name, &t, b.prefillCommand(last, policies)), nil
+		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(last, policies))), nil
 	})
 }
 

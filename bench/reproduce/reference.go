@@ -92,15 +92,7 @@ func (b *book) reference() (string, error) {
 	if b.traces.moon == nil {
 		return notAsked, nil
 	}
-	var parts []string
-	for _, r := range referenceRuns {
-		text, err := b.besideReference(r)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, "\n"), nil
+	return joined(referenceRuns, b.besideReference)
 }
 
 func (b *book) besideReference(r referenceRun) (string, error) {
@@ -120,7 +112,7 @@ func (b *book) besideReference(r referenceRun) (string, error) {
 		return "", err
 	}
 	if o.refused != "" {
-		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, o.refused), nil
+		return leftOut(sc, o.refused), nil
 	}
 	t := report.Markdown{Head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
 	for i, p := range policies {
@@ -128,9 +120,5 @@ func (b *book) besideReference(r referenceRun) (string, error) {
 			throughput.show(o.of(p, throughput.metric)), report.Grouped(r.gave[i].throughput, 0),
 			imbalance.show(o.of(p, imbalance.metric)), longestWait.show(o.of(p, longestWait.metric)))
 	}
-	text := fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s", sc, referenceGuard, guard, &t)
-	if line := b.command(sc, policies); line != "" {
-		text += fmt.Sprintf("\n```\n%s\n```\n", line)
-	}
-	return text, nil
+	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, &t, fenced(b.command(sc, policies))), nil
 }

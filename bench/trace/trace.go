@@ -114,3 +114,15 @@ func (s Summary) String() string {
 		s.Requests, s.Duration.Round(time.Millisecond), s.Prompt.Mean, s.Prompt.P50, s.Prompt.P90, s.Prompt.P99, s.Prompt.Max,
 		s.Output.Mean, s.Output.P50, s.Output.P90, s.Output.P99, s.Output.Max)
 }
+
+// Resident is the mean over decode steps of what a running request holds, in KV
+// tokens.
+func Resident(requests []Request) float64 {
+	outputs, held := 0.0, 0.0
+	for _, r := range requests {
+		s, o := float64(r.Prompt), float64(r.Output)
+		outputs += o
+		held += o*s + o*(o-1)/2
+	}
+	return held / outputs
+}

@@ -17,20 +17,9 @@ import (
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200 * time.Nanosecond}
 
 // Of Mooncake's conversation trace: mean over decode steps of the KV tokens
-// that a running request holds, sum(O*s + O(O-1)/2) / sum(O). The trace is not
+// that a running request holds, as trace.Resident has it. The trace is not
 // part of the program.
 const mooncakeResident = 13_125
-
-// resident is the same of other requests.
-func resident(requests []trace.Request) float64 {
-	var held, steps float64
-	for _, r := range requests {
-		s, o := float64(r.Prompt), float64(r.Output)
-		held += o*s + o*(o-1)/2
-		steps += o
-	}
-	return held / steps
-}
 
 // report puts together what all trials showed.
 func (c *demoCmd) report(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
@@ -114,7 +103,7 @@ func (c *demoCmd) notes(r *report.Report) []string {
 		first := r.Runs[0]
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
 			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(full.C0), 100*full.KVShare(c.meanLoad(r)), c.Slots,
-			100*fullScale.KVShare(float64(c.Slots)*resident(trace.Azure().Requests)), 100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
+			100*fullScale.KVShare(float64(c.Slots)*trace.Resident(trace.Azure().Requests)), 100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
 	}
 	if n := len(r.Runs) - 1; n > 0 {
 		first, last := r.Runs[0], r.Runs[n]

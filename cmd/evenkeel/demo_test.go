@@ -219,7 +219,7 @@ func TestDemoQuantile(t *testing.T) {
 }
 
 func TestDemoKVShareOfKnownTraces(t *testing.T) {
-	azure := fullScale.KVShare(16 * resident(trace.Azure().Requests))
+	azure := fullScale.KVShare(16 * trace.Resident(trace.Azure().Requests))
 	require.InDelta(t, 0.08, azure, 0.015)
 	require.InDelta(t, 0.43, fullScale.KVShare(16*mooncakeResident), 0.005)
 }
