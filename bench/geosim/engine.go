@@ -3,6 +3,7 @@ package geosim
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
@@ -304,25 +305,11 @@ func (r *replica) finish() {
 
 // drop lets go of what nobody wants any more.
 func (r *replica) drop() {
-	keep := func(j *job) bool { return !j.gone }
-	n := 0
-	for _, j := range r.waiting {
-		if keep(j) {
-			r.waiting[n] = j
-			n++
-		}
-	}
-	clear(r.waiting[n:])
-	r.waiting = r.waiting[:n]
-	n = 0
-	for _, j := range r.batch {
-		if keep(j) {
-			r.batch[n] = j
-			n++
-		} else {
+	r.waiting = slices.DeleteFunc(r.waiting, func(j *job) bool { return j.gone })
+	r.batch = slices.DeleteFunc(r.batch, func(j *job) bool {
+		if j.gone {
 			r.vacate(j)
 		}
-	}
-	clear(r.batch[n:])
-	r.batch = r.batch[:n]
+		return j.gone
+	})
 }

@@ -31,7 +31,8 @@ var mayName = map[string][]string{
 	"evenkeel/prefill/policy": {"Definition"},
 	"evenkeel/prefill/index":  {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
 	"evenkeel/engine":         {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},
-	"evenkeel/bench/report":   nil, // all of it, as of the next two
+	"evenkeel/bench/report":   nil, // all of it, as of the next three
+	"evenkeel/bench/reftext":  nil,
 	"evenkeel/namedargs":      nil,
 	"evenkeel/stats":          nil,
 }

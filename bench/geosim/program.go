@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"evenkeel/bench/reftext"
 	"evenkeel/prefill/index"
 )
 
@@ -45,18 +46,10 @@ func (t text) grow(id uint64, tokens int) text {
 		last = out.keys[n-1].Hash
 	}
 	for len(out.keys) < out.tokens/blockTokens {
-		last = mix(last ^ mix(id+uint64(len(out.keys))))
-		out.keys = append(out.keys, index.Key{Hash: last, Check: mix(last)})
+		last = reftext.Mix(last ^ reftext.Mix(id+uint64(len(out.keys))))
+		out.keys = append(out.keys, index.Key{Hash: last, Check: reftext.Mix(last)})
 	}
 	return out
-}
-
-// mix is splitmix64.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // chat is a conversation: each turn's prompt is all that was said before.
@@ -97,7 +90,7 @@ func (c *client) begin() {
 	}
 	app := c.rng.IntN(appsPerRegion)
 	id := uint64(c.region+1)<<32 | uint64(app)
-	system := text{}.grow(mix(id), 80+70*app)
+	system := text{}.grow(reftext.Mix(id), 80+70*app)
 	c.chat = &chat{history: system, turns: 1}
 	for c.chat.turns < mostTurns && c.rng.Float64() < 1-1/w.Turns {
 		c.chat.turns++
@@ -113,7 +106,7 @@ func (c *client) say() {
 	prompt := c.chat.history
 	c.chat.history = prompt.grow(c.rng.Uint64(), logNormal(c.rng, w.Output, 0.9, mostOutput))
 	user := uint64(c.region)<<32 | uint64(c.number)
-	c.ask(prompt, c.chat.history, mix(user), func(ok bool) {
+	c.ask(prompt, c.chat.history, reftext.Mix(user), func(ok bool) {
 		if ok && c.chat.turns > 0 && c.number < w.active(c.s.now, c.s.scenario) && c.chat.history.tokens < mostPrompt-mostOutput {
 			c.s.after(w.ThinkMs*c.rng.ExpFloat64(), c.say)
 			return
@@ -124,7 +117,7 @@ func (c *client) say() {
 
 // think asks the questions of one tree.
 func (c *client) think(w *Load) {
-	question := text{}.grow(mix(7), fewShot).grow(c.rng.Uint64(), logNormal(c.rng, 90, 0.4, 400))
+	question := text{}.grow(reftext.Mix(7), fewShot).grow(c.rng.Uint64(), logNormal(c.rng, 90, 0.4, 400))
 	c.tree = &tree{key: c.rng.Uint64()}
 	c.node(c.tree, question, w, w.Depth, c.rng.Uint64())
 }

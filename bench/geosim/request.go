@@ -1,6 +1,7 @@
 package geosim
 
 import (
+	"evenkeel/bench/reftext"
 	"evenkeel/geo"
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
@@ -101,7 +102,7 @@ func (s *simulation) nearest(region int) *dispatcher {
 func requestID(n int) string {
 	const digits = "0123456789abcdef"
 	var id [8]byte
-	x := mix(uint64(n))
+	x := reftext.Mix(uint64(n))
 	for i := range id {
 		id[i] = digits[x&15]
 		x >>= 4

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/bench/reftext"
 	"evenkeel/bench/trace"
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
@@ -74,7 +75,7 @@ func newPrompts(t *trace.Trace, most int) *prompts {
 			}
 			to.blocks[k], to.keys[k] = n, keyOf(n)
 		}
-		to.session = mix(talks.of(to.blocks))
+		to.session = reftext.Mix(talks.of(to.blocks))
 	}
 	p.names = len(names)
 	return p
@@ -83,15 +84,7 @@ func newPrompts(t *trace.Trace, most int) *prompts {
 // keyOf is a block's key in the tier's index.
 func keyOf(block int32) index.Key {
 	x := uint64(block)
-	return index.Key{Hash: mix(x), Check: mix(^x)}
-}
-
-// mix is splitmix64, which spreads numbers as hashes are.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	return index.Key{Hash: reftext.Mix(x), Check: reftext.Mix(^x)}
 }
 
 // quantum is over how much time the arrivals of a seed are spread: the clock of

@@ -25,11 +25,11 @@ const (
 
 // NaturalLength is how many tokens the answer to key has when nothing cuts it:
 // 8 to 200. It ends with finish reason "stop".
-func NaturalLength(key uint64) int { return 8 + int(mix(key^0x6c656e677468)%193) }
+func NaturalLength(key uint64) int { return 8 + int(Mix(key^0x6c656e677468)%193) }
 
 // TokenID is token i of the answer to key.
 func TokenID(key uint64, i int) int32 {
-	return FirstAnswerID + int32(mix(key+uint64(i)*0x9e3779b97f4a7c15)%answerWords)
+	return FirstAnswerID + int32(Mix(key+uint64(i)*0x9e3779b97f4a7c15)%answerWords)
 }
 
 // The words of the answers: mostly plain, some of several bytes a rune, some
@@ -141,8 +141,8 @@ func clip(s string) string {
 	return s
 }
 
-// mix is splitmix64's finaliser: every input bit moves every output bit.
-func mix(x uint64) uint64 {
+// Mix is splitmix64's finaliser: every input bit moves every output bit.
+func Mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -23,7 +23,7 @@ func AppendPrompt(dst []byte, seed uint64, tokens int) []byte {
 	var bits uint64
 	for i := 1; i < tokens; i++ {
 		if i&3 == 1 {
-			bits = mix(seed + uint64(i)*0x9e3779b97f4a7c15)
+			bits = Mix(seed + uint64(i)*0x9e3779b97f4a7c15)
 		}
 		dst = append(dst, ' ', letters[bits&31], letters[bits>>5&31], letters[bits>>10&31])
 		bits >>= 15

@@ -127,7 +127,7 @@ func (r *renderer) completion(text string, seed *int64) Prompt {
 			i++
 		}
 		for ; hashed < len(r.ids); hashed++ {
-			h = mix(h ^ uint64(r.ids[hashed]))
+			h = Mix(h ^ uint64(r.ids[hashed]))
 		}
 		answer := seeded(h, seed)
 		if first := AppendToken(word[:0], TokenID(answer, 0)); at > 0 && strings.HasPrefix(text[at:], string(first)) {
@@ -150,7 +150,7 @@ func seeded(h uint64, seed *int64) uint64 {
 	if seed == nil {
 		return h
 	}
-	return mix(h ^ mix(uint64(*seed)))
+	return Mix(h ^ Mix(uint64(*seed)))
 }
 
 func renderChat(body map[string]json.RawMessage, seed *int64) (Prompt, error) {
@@ -211,7 +211,7 @@ func finish(ids []int32, seed *int64) Prompt {
 	}
 	h := uint64(noIDs)
 	for _, id := range ids[:first] {
-		h = mix(h ^ uint64(id))
+		h = Mix(h ^ uint64(id))
 	}
 	answer := seeded(h, seed)
 	p := Prompt{Key: h, Answer: answer, IDs: ids}
@@ -220,7 +220,7 @@ func finish(ids []int32, seed *int64) Prompt {
 	}
 	own := first > 0
 	for i, id := range ids[first:] {
-		p.Key = mix(p.Key ^ uint64(id))
+		p.Key = Mix(p.Key ^ uint64(id))
 		own = own && id == TokenID(answer, i)
 	}
 	if own {
@@ -258,7 +258,7 @@ func (r *renderer) mark(name string, value []byte) {
 	for _, b := range value {
 		h = (h ^ uint64(b)) * fnvPrime
 	}
-	r.held = mix(h) | 1
+	r.held = Mix(h) | 1
 }
 
 func (r *renderer) text(s string) {
@@ -282,7 +282,7 @@ func (r *renderer) text(s string) {
 
 func space(b byte) bool { return b == ' ' || b == '\n' || b == '\t' || b == '\r' }
 
-func wordID(h uint64) int32 { return int32(mix(h) % FirstAnswerID) }
+func wordID(h uint64) int32 { return int32(Mix(h) % FirstAnswerID) }
 
 func (r *renderer) message(m map[string]json.RawMessage) error {
 	var role string
