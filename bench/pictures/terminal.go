@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"html"
@@ -97,7 +98,7 @@ func (p *pen) write(page *strings.Builder, text string) {
 	}
 	fore, back := p.fore, p.back
 	if p.inverted {
-		fore, back = or(back, "#14181d"), or(fore, "#d7dde4")
+		fore, back = cmp.Or(back, "#14181d"), cmp.Or(fore, "#d7dde4")
 	}
 	var css strings.Builder
 	for _, rule := range []struct {
@@ -109,13 +110,6 @@ func (p *pen) write(page *strings.Builder, text string) {
 		}
 	}
 	fmt.Fprintf(page, `<span style="%s">%s</span>`, css.String(), html.EscapeString(text))
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // set takes the numbers of an SGR sequence; those it does not know change
@@ -132,28 +126,17 @@ func (p *pen) set(codes string) {
 	if len(numbers) == 0 {
 		numbers = []int{0}
 	}
+	styles := map[int]*bool{1: &p.bold, 2: &p.faint, 3: &p.italic, 4: &p.under, 7: &p.inverted}
 	for i := 0; i < len(numbers); i++ {
 		switch n := numbers[i]; {
 		case n == 0:
 			*p = pen{}
-		case n == 1:
-			p.bold = true
-		case n == 2:
-			p.faint = true
-		case n == 3:
-			p.italic = true
-		case n == 4:
-			p.under = true
-		case n == 7:
-			p.inverted = true
-		case n == 22:
+		case n == 22: // neither bold nor faint
 			p.bold, p.faint = false, false
-		case n == 23:
-			p.italic = false
-		case n == 24:
-			p.under = false
-		case n == 27:
-			p.inverted = false
+		case styles[n] != nil:
+			*styles[n] = true
+		case n != 21 && styles[n-20] != nil:
+			*styles[n-20] = false
 		case n >= 30 && n <= 37:
 			p.fore = indexed(n - 30)
 		case n == 39:

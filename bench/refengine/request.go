@@ -235,17 +235,20 @@ func (r *request) sampling(f *fields) {
 	read[map[string]float64](f, "logit_bias", "not an object of numbers")
 }
 
+// tool is a function that an answer may call.
+type tool struct {
+	Function struct {
+		Name string `json:"name"`
+	} `json:"function"`
+}
+
 // tools decides whether the answer is a tool call: when one is required or named.
 func (r *request) tools(f *fields) {
 	raw, ok := f.member("tools")
 	if !ok || !r.chat {
 		return
 	}
-	var tools []struct {
-		Function struct {
-			Name string `json:"name"`
-		} `json:"function"`
-	}
+	var tools []tool
 	if json.Unmarshal(raw, &tools) != nil || len(tools) == 0 {
 		f.fail("tools", "not a list of tools")
 		return
@@ -265,11 +268,7 @@ func (r *request) tools(f *fields) {
 		}
 		return
 	}
-	var named struct {
-		Function struct {
-			Name string `json:"name"`
-		} `json:"function"`
-	}
+	var named tool
 	if json.Unmarshal(choice, &named) != nil {
 		f.fail("tool_choice", "not a string or an object")
 		return
