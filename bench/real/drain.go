@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"sync"
 	"time"
 
 	"evenkeel/bench/world"
@@ -18,15 +15,15 @@ import (
 // that evenkeel has to prefill anew and to drain. vLLM itself does not check
 // whether a hand-off was consumed: it pulls what stands in the blocks, and answers.
 func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
-	var relays []*relay
+	var relays []*world.Relay
 	s := w.usual()
 	for i, name := range []string{"d0", "d1"} {
-		r, err := newRelay(w.engines[name].port)
+		r, err := world.NewRelay(fmt.Sprintf("127.0.0.1:%d", w.engines[name].port), 0)
 		if err != nil {
 			return outcome{}, err
 		}
-		defer r.close()
-		relays, s.decode[i] = append(relays, r), "http://"+r.ln.Addr().String()
+		defer r.Close()
+		relays, s.decode[i] = append(relays, r), "http://"+r.Address()
 	}
 	if err := w.evenkeel(ctx, s); err != nil {
 		return outcome{}, err
@@ -39,18 +36,18 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 		return outcome{}, err
 	}
 	for _, r := range relays {
-		r.keep(true)
+		r.Withhold(true)
 	}
 	got := make(chan answer, 1)
 	go func() { got <- ask(ctx, "POST", w.proxy.URL()+victim.path, victim.body) }()
-	if err := world.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].kept()+relays[1].kept() > 0 }); err != nil {
+	if err := world.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].Withheld()+relays[1].Withheld() > 0 }); err != nil {
 		return outcome{}, err
 	}
 	if err := overwrite(ctx, w, 121); err != nil {
 		return outcome{}, err
 	}
 	for _, r := range relays {
-		r.keep(false) // and cut what was kept
+		r.Withhold(false) // and cut what was kept
 	}
 	a := <-got
 	t := w.count(ctx, list, []answer{a})
@@ -139,121 +136,4 @@ func (w *site) handoff(ctx context.Context, b body) (json.RawMessage, error) {
 		return nil, fmt.Errorf("the prefill engine made no hand-off: %v", a)
 	}
 	return probe.Params, nil
-}
-
-// relay stands before an engine and can keep its answers to POSTs back.
-type relay struct {
-	ln     net.Listener
-	target string
-
-	mu      sync.Mutex
-	keeping bool
-	waiting []net.Conn // of clients whose answers are kept
-	all     sync.WaitGroup
-}
-
-func newRelay(port int) (*relay, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	r := &relay{ln: ln, target: fmt.Sprintf("127.0.0.1:%d", port)}
-	r.all.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			r.all.Go(func() { r.pass(conn) })
-		}
-	})
-	return r, nil
-}
-
-// pass relays both ways. What the engine answers to a POST is not passed on while
-// answers are kept.
-func (r *relay) pass(client net.Conn) {
-	defer func() { _ = client.Close() }()
-	server, err := net.Dial("tcp", r.target)
-	if err != nil {
-		return
-	}
-	defer func() { _ = server.Close() }()
-	var asked sync.Map
-	go func() {
-		piece := make([]byte, 64<<10)
-		for {
-			n, err := client.Read(piece)
-			if n > 4 && string(piece[:4]) == "POST" {
-				asked.Store("POST", true)
-			}
-			if n > 0 {
-				if _, err := server.Write(piece[:n]); err != nil {
-					break
-				}
-			}
-			if err != nil {
-				break
-			}
-		}
-		_ = server.Close()
-	}()
-	piece := make([]byte, 64<<10)
-	for {
-		n, err := server.Read(piece)
-		if _, post := asked.Load("POST"); n > 0 && post && r.keepFor(client) {
-			_, _ = io.Copy(io.Discard, server) // the engine answers to its end, and nobody hears it
-			for r.isKeeping() {
-				time.Sleep(20 * time.Millisecond)
-			}
-			return
-		}
-		if n > 0 {
-			if _, err := client.Write(piece[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-func (r *relay) keepFor(client net.Conn) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.keeping {
-		r.waiting = append(r.waiting, client)
-	}
-	return r.keeping
-}
-
-func (r *relay) isKeeping() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.keeping
-}
-
-// kept is how many answers are kept back.
-func (r *relay) kept() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.waiting)
-}
-
-// keep says whether answers are kept back. In the end the connections of those
-// that were are cut.
-func (r *relay) keep(on bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keeping = on
-	for _, c := range r.waiting {
-		_ = c.Close()
-	}
-	r.waiting = nil
-}
-
-func (r *relay) close() {
-	r.keep(false)
-	_ = r.ln.Close()
 }

@@ -1,8 +1,11 @@
 package world
 
 import (
+	"bytes"
+	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,6 +19,9 @@ type Relay struct {
 	mu     sync.Mutex
 	open   map[net.Conn]struct{} // nil once closed
 	passes chan struct{}         // closed while bytes may pass
+
+	withholds chan struct{} // not nil while answers are kept back, and closed then
+	withheld  []net.Conn    // of clients whose answers are kept back
 }
 
 // NewRelay opens a way to an address, on which every byte takes so long.
@@ -57,9 +63,47 @@ func (r *Relay) pass() {
 	<-gate
 }
 
+// Withhold keeps back what is answered to POSTs from now on; the answers are read to
+// their end all the same. In the end the connections on which they would have come
+// are cut.
+func (r *Relay) Withhold(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if on == (r.withholds != nil) {
+		return
+	}
+	if on {
+		r.withholds = make(chan struct{})
+		return
+	}
+	for _, c := range r.withheld {
+		_ = c.Close()
+	}
+	close(r.withholds)
+	r.withholds, r.withheld = nil, nil
+}
+
+// Withheld is how many answers are kept back.
+func (r *Relay) Withheld() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.withheld)
+}
+
+// withhold keeps a client's answer back if answers are; done is closed in the end.
+func (r *Relay) withhold(client net.Conn) (done chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.withholds != nil {
+		r.withheld = append(r.withheld, client)
+	}
+	return r.withholds
+}
+
 // Close ends it and all that is on it.
 func (r *Relay) Close() {
 	r.Hold(false)
+	r.Withhold(false)
 	_ = r.ln.Close()
 	r.mu.Lock()
 	for c := range r.open {
@@ -109,14 +153,29 @@ func (r *Relay) join(near net.Conn) {
 		return
 	}
 	defer r.drop(far)
+	var posted atomic.Bool
 	var both sync.WaitGroup
-	both.Go(func() { r.carry(far, near) })
-	r.carry(near, far)
+	both.Go(func() {
+		r.carry(far, near, func(piece []byte) (wait chan struct{}) {
+			if bytes.HasPrefix(piece, []byte("POST")) {
+				posted.Store(true)
+			}
+			return nil
+		})
+	})
+	r.carry(near, far, func([]byte) (wait chan struct{}) {
+		if posted.Load() {
+			return r.withhold(near)
+		}
+		return nil
+	})
 	both.Wait()
 }
 
-// carry copies one direction. Its end closes both: nobody here half-closes.
-func (r *Relay) carry(to, from net.Conn) {
+// carry copies one direction. Its end closes both: nobody here half-closes. look sees
+// each piece; if what it returns is not nil, nothing is copied any more, and the end
+// comes once that is closed.
+func (r *Relay) carry(to, from net.Conn, look func(piece []byte) (wait chan struct{})) {
 	type piece struct {
 		due   time.Time
 		bytes []byte
@@ -140,7 +199,13 @@ func (r *Relay) carry(to, from net.Conn) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			way <- piece{time.Now().Add(r.delay), append([]byte(nil), buf[:n]...)}
+			if wait := look(buf[:n]); wait != nil {
+				_, _ = io.Copy(io.Discard, from)
+				<-wait
+				err = net.ErrClosed
+			} else {
+				way <- piece{time.Now().Add(r.delay), append([]byte(nil), buf[:n]...)}
+			}
 		}
 		if err != nil {
 			way <- piece{time.Now().Add(r.delay), nil} // the end takes its time, too
