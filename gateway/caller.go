@@ -23,7 +23,7 @@ var strange = edge.Refusal{
 
 // stranger refuses a request by its head, before its body is read.
 func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	if _, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
+	if _, ok := g.config.Keys().Authenticate(h.Peek("Authorization")); ok {
 		return nil
 	}
 	return &strange
@@ -31,13 +31,13 @@ func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 
 // callerName is the name of the caller's key. Bodies are charged to that name.
 func (g *Gateway) callerName(h *fasthttp.RequestHeader) string {
-	key, _ := g.keys.Load().Authenticate(h.Peek("Authorization"))
+	key, _ := g.config.Keys().Authenticate(h.Peek("Authorization"))
 	return key.Name
 }
 
 // authenticate finds the caller's key.
 func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
-	key, ok := g.keys.Load().Authenticate(ctx.Request.Header.Peek("Authorization"))
+	key, ok := g.config.Keys().Authenticate(ctx.Request.Header.Peek("Authorization"))
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}

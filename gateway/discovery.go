@@ -191,7 +191,7 @@ type fileSource struct {
 	gw      *Gateway
 	path    string
 	changed chan struct{}
-	used    digest
+	used    [sha256.Size]byte
 }
 
 // Name is file: and the path.
@@ -221,11 +221,11 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 // read is without a change where the file is the one that was used last.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	text, err := os.ReadFile(s.path)
-	now := digest(sha256.Sum256(text))
+	now := sha256.Sum256(text)
 	if err == nil && now == s.used {
 		return nil, false, nil
 	}
-	s.used = digest{}
+	s.used = [sha256.Size]byte{}
 	var engines config.Engines
 	if err == nil {
 		engines, err = s.gw.conf().ParseEngines(s.path, text)

@@ -6,10 +6,3 @@ import "evenkeel/engine/discover"
 func (g *Gateway) DiscoverWith(sources ...discover.Source) {
 	g.discovery = &discovery{Discoverer: g.newDiscoverer(sources...)}
 }
-
-// WhileReloading does something as if a reload were under way.
-func (g *Gateway) WhileReloading(do func()) {
-	g.reloading.Lock()
-	defer g.reloading.Unlock()
-	do()
-}

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,14 +17,13 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/keys"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -34,14 +32,11 @@ import (
 
 // Gateway is one running proxy.
 type Gateway struct {
-	current atomic.Pointer[settings]
 	log     *zap.Logger
 	reg     *prometheus.Registry
 	started time.Time
 
-	keys       atomic.Pointer[keys.Set]
-	token      atomic.Pointer[token]  // of operators; nil: none is asked for
-	promptKey  atomic.Pointer[[]byte] // of hashes that tell prompts apart; nil: nobody does
+	config     *reload.Reloader
 	client     *engine.Client
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
@@ -53,14 +48,6 @@ type Gateway struct {
 	advice     *adviser
 	journal    *journal.Journal
 	requests   *request.Server
-
-	reloading sync.Mutex // over all below: files are read by one at a time
-	source    configSource
-	fit       fitFile
-	seen      map[string]digest // small files, as they were read last
-	tls       [3]*certs.Pair    // of the public, the admin and the peer listener; nil: clear text
-
-	configured atomic.Pointer[ConfigStatus] // set under reloading
 
 	pages  pages
 	routes map[string]handler
@@ -81,26 +68,20 @@ type Gateway struct {
 
 // New wires a proxy from a validated config. Nothing listens yet.
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
-	set := newSettings(cfg)
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
-	g.current.Store(set)
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	defer func(stop func()) {
 		if err != nil {
 			stop()
 		}
 	}(g.stop)
-	g.doubt(cfg)
 	g.service = newService(g.ctx)
 	g.metrics = newMetrics(g.reg)
-	secrets, err := readSecrets(cfg)
+	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
 		return nil, err
 	}
-	g.use(secrets)
-	g.warnOfReaders(privateFiles(cfg)...)
-	g.source.at = g.started
-	g.noteConfig()
+	g.config = reloader
 	g.journal, err = journal.New(journal.Config{
 		File: cfg.Log.Requests, Receipts: receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes), Registerer: g.reg, Buckets: secondsBuckets, Log: log,
 	})
@@ -110,11 +91,6 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	traces, traced, err := g.tracerConfig(cfg)
 	if err != nil {
 		return nil, err
-	}
-	g.fit.path = cfg.Predictor.File
-	fit, err := g.fit.read()
-	if err != nil {
-		return nil, fmt.Errorf("predictor.file: %w", err)
 	}
 	g.client = engine.NewClient(engine.Options{})
 	g.locals = local.New(cfg.Prefill.Index.MaxBytes)
@@ -128,12 +104,12 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Publish: g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
-	if g.tier, err = prefill.New(g.prefillConfig(set)); err != nil {
+	if g.tier, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
 		return nil, err
 	}
 	g.places.OnFree(g.tier.Wake)
 	decision := cfg.Decision()
-	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, set.PoolTTL(), cfg.Explains()
+	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
 	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
 	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
@@ -166,22 +142,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 func (g *Gateway) env() request.Env {
 	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
-		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.context, PromptKey: g.promptKey.Load,
+		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Node: g.Geo(),
 	}
-}
-
-func (g *Gateway) prefillConfig(s *settings) prefill.Config {
-	c := s.Prefill
-	if c.Policy == "least-tokens" && c.Work != "" {
-		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
-	}
-	c.Calibration.Known = c.Calibration.TPMs > 0
-	c.Explain, c.Places = s.Explains(), g.places
-	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
-	c.Scraper, c.Registerer, c.Log = g.scrape, g.reg, g.log
-	return c
 }
 
 // publish tells all that binds requests which engines there are.
@@ -209,7 +173,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
 		MaxLag: g.conf().Limits.ClientLag, SendBuffer: g.conf().Limits.ClientBacklog,
-		TLS: g.tls[0] != nil, Log: g.log,
+		TLS: g.config.Certificate(reload.Public) != nil, Log: g.log,
 	})
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -225,7 +189,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
-	g.background.Go(func() { g.watchFiles(g.ctx) })
+	g.background.Go(func() { g.config.Watch(g.ctx) })
 	g.background.Go(func() { g.advice.run(g.ctx) })
 	g.background.Go(func() { g.tellReadiness(g.ctx) })
 	for _, f := range g.beside {
@@ -235,7 +199,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		g.background.Go(func() { g.discovery.Run(g.ctx) })
 	}
 	g.background.Go(func() {
-		if err := g.server.Serve(secured(g.listener, g.tls[0])); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("public listener", zap.Error(err))
 		}
 	})
@@ -248,7 +212,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		ErrorLog: errorLog,
 	}
 	g.background.Go(func() {
-		if err := adminServer.Serve(secured(g.admin, g.tls[1])); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin)); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("admin listener", zap.Error(err))
 		}
 	})
@@ -256,7 +220,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
-	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.tls[1] == nil {
+	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.config.Certificate(reload.Admin) == nil {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
@@ -319,6 +283,33 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 
 // endGrace is how long clients have to read the event that ends their answer.
 const endGrace = 5 * time.Second
+
+// Check does what a start does, up to the first socket, and returns the errors that
+// would end the start and the warnings that it would log.
+func Check(cfg *config.Config) ([]reload.Warning, error) {
+	return reload.Check(cfg, func(cfg *config.Config, log *zap.Logger) error {
+		g, err := New(cfg, log)
+		if err == nil {
+			_, err = g.fleet.Load()
+			g.abandon()
+		}
+		return err
+	})
+}
+
+// abandon ends what New began for a proxy that is never started.
+func (g *Gateway) abandon() {
+	g.stop()
+	if g.regions != nil {
+		g.regions.node.Close()
+	}
+	g.background.Wait()
+	if t := g.journal.Trace(nil); t != nil {
+		g.flush(t)
+	}
+	g.owner.Close()
+	g.client.Close()
+}
 
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {

@@ -169,7 +169,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.Body = charge
-	req, fail := openai.Parse(ep, raw, g.conf().accept)
+	req, fail := openai.Parse(ep, raw, g.conf().Accept)
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
@@ -201,7 +201,7 @@ func noSuchModel(name string) *openai.Error {
 
 // refusedByEdge counts a request that no handler saw, in its key's minute, too.
 func (g *Gateway) refusedByEdge(h *fasthttp.RequestHeader, r edge.Refusal) {
-	if key, ok := g.keys.Load().Authenticate(h.Peek("Authorization")); ok {
+	if key, ok := g.config.Keys().Authenticate(h.Peek("Authorization")); ok {
 		key.Request(time.Now())
 	}
 	g.journal.Refused(&openai.Error{Code: r.Code})

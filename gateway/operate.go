@@ -21,6 +21,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/reload"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -36,7 +37,7 @@ type Status struct {
 	Open       int64                     `json:"open_requests"`
 	PoolPlaces int                       `json:"pool_places"`
 	PoolUsed   int                       `json:"pool_places_used"`
-	Config     ConfigStatus              `json:"config"`
+	Config     reload.ConfigStatus       `json:"config"`
 	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
@@ -57,7 +58,7 @@ type DrainStatus = fleet.DrainStatus
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.configured.Load(), Drain: g.service.state(), HA: g.HA(),
+		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.state(), HA: g.HA(),
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}
@@ -86,6 +87,9 @@ func (g *Gateway) Sample(ctx context.Context) (s Sample, ok bool) {
 // Config is what is in force.
 func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
+// Reloader has the config in force and what the files hold that it names.
+func (g *Gateway) Reloader() *reload.Reloader { return g.config }
+
 // Registry holds every metric of the proxy.
 func (g *Gateway) Registry() *prometheus.Registry { return g.reg }
 
@@ -112,7 +116,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	if is.Messages != nil {
 		ep = mooncake.Chat
 	}
-	req, fail := openai.Parse(ep, raw, g.conf().accept)
+	req, fail := openai.Parse(ep, raw, g.conf().Accept)
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}

@@ -151,7 +151,7 @@ func (r *regions) pledge(ctx *fasthttp.RequestCtx, from *hop) {
 func (r *regions) open(ctx *fasthttp.RequestCtx, now time.Time) (*hop, *geo.Refusal) {
 	k := knockOf(&ctx.Request.Header)
 	k.Body = ctx.PostBody()
-	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.authority != nil {
+	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.gw.config.Authority() != nil {
 		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
 	}
 	got, refusal := r.node.Door().Open(k, now)

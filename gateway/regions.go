@@ -15,24 +15,23 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/reload"
 	"evenkeel/geo"
 )
 
 // regions is this proxy among those of other regions; a Gateway without others
 // has none, and nothing of it costs anything then.
 type regions struct {
-	gw        *Gateway
-	node      *geo.Node
-	authority *certs.Authority // nil: others show no certificates
-	server    *edge.Server
-	listener  *edge.Listener
-	decoding  atomic.Pointer[map[string]decoding] // by model
-	shares    shares
-	warned    atomic.Int64 // Unix ns of the last warning about another version
+	gw       *Gateway
+	node     *geo.Node
+	server   *edge.Server
+	listener *edge.Listener
+	decoding atomic.Pointer[map[string]decoding] // by model
+	shares   shares
+	warned   atomic.Int64 // Unix ns of the last warning about another version
 }
 
 // decoding is how busy the ranks of a model are.
@@ -56,11 +55,6 @@ func newRegions(g *Gateway) (*regions, error) {
 	}
 	r := &regions{gw: g}
 	var err error
-	if c.TLS.CA != "" {
-		if r.authority, err = certs.LoadAuthority(c.TLS.CA); err != nil {
-			return nil, fmt.Errorf("geo.tls.ca: %w", err)
-		}
-	}
 	limits, cfg := &g.conf().Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, wholeAnswer, limits.EventBytes
 	cfg.Tier, cfg.Running, cfg.Draining = g.tier, r.running, func() bool { draining, _ := g.service.leaving(); return draining }
@@ -99,8 +93,8 @@ func (r *regions) reach(p *geo.PeerConfig) error {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
 	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
-	if u.Scheme == "https" && r.authority != nil {
-		p.Target.TLS = r.gw.tls[geoTLS].MutualClient(r.authority, u.Hostname(), p.SANs())
+	if a := r.gw.config.Authority(); u.Scheme == "https" && a != nil {
+		p.Target.TLS = r.gw.config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}
 	return nil
 }
@@ -109,17 +103,18 @@ func (r *regions) reach(p *geo.PeerConfig) error {
 func (r *regions) start() error {
 	g := r.gw
 	limits := &g.conf().Limits
+	certificate := g.config.Certificate(reload.Peers)
 	var err error
 	r.listener, err = edge.Listen(g.conf().Geo.Listen, edge.ListenOptions{
 		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
-		TLS: g.tls[geoTLS] != nil, Log: g.log,
+		TLS: certificate != nil, Log: g.log,
 	})
 	if err != nil {
 		return fmt.Errorf("geo.listen: %w", err)
 	}
-	ln := secured(r.listener, g.tls[geoTLS])
-	if r.authority != nil {
-		ln = securedBoth(r.listener, g.tls[geoTLS], r.authority)
+	ln := certificate.Listener(r.listener)
+	if a := g.config.Authority(); a != nil {
+		ln = certificate.MutualListener(r.listener, a)
 	}
 	g.background.Go(func() {
 		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {

@@ -9,13 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/gateway"
+	"evenkeel/gateway/reload"
 )
 
 // write replaces the config file as editors do.
@@ -43,14 +44,14 @@ func (c *cluster) yaml(more string, decode ...*refengine.Engine) string {
 
 const usual = "prefill: {scrape: {interval: 50ms}, retry: {base: 1ms}}\n"
 
-func (c *cluster) reload(query string) (r gateway.Reload, status int) {
+func (c *cluster) reload(query string) (r reload.Reload, status int) {
 	c.Helper()
 	answer := c.ask("POST", c.admin+"/reload"+query, "")
 	require.NoError(c, json.Unmarshal([]byte(answer.body), &r), answer.body)
 	return r, answer.status
 }
 
-func paths(r gateway.Reload) (list []string) {
+func paths(r reload.Reload) (list []string) {
 	for _, c := range r.Changes {
 		list = append(list, c.Path)
 	}
@@ -79,7 +80,7 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
 
 	c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
-	var r *gateway.Reload
+	var r *reload.Reload
 	c.eventually("it is in force, and told", func() bool {
 		r = c.gw.Status(t.Context()).Config.Last
 		return c.gw.Policy() == "br0" && slices.Contains(paths(*r), "dispatch.policy")
@@ -150,7 +151,7 @@ func TestWhatNeedsARestart(t *testing.T) {
 	c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
 	dry, _ := c.reload("?dry=1")
 	require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
-	var r *gateway.Reload
+	var r *reload.Reload
 	c.eventually("it is in force, and said to be", func() bool {
 		r = c.gw.Status(t.Context()).Config.Last
 		return r != nil && c.gw.Config().Limits.ProbeTimeout == time.Minute
@@ -167,19 +168,24 @@ func TestWhatNeedsARestart(t *testing.T) {
 // the live page, does not wait for a reload.
 func TestStatusDoesNotWaitForAReload(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{})
+	c := reloading(t)
+	hangs := filepath.Join(filepath.Dir(c.config), ".next")
+	require.NoError(t, syscall.Mkfifo(hangs, 0o600))
+	require.NoError(t, os.Rename(hangs, c.config))
+	writer, err := os.OpenFile(c.config, os.O_WRONLY, 0) // returns once the reload reads
+	require.NoError(t, err)
+	c.write(c.yaml(usual, c.decode[0])) // for whoever reads next
 	answered := make(chan struct{})
-	c.gw.WhileReloading(func() {
-		go func() {
-			defer close(answered)
-			c.gw.Status(context.Background())
-		}()
-		select {
-		case <-answered:
-		case <-time.After(10 * time.Second):
-			t.Error("it waits")
-		}
-	})
+	go func() {
+		defer close(answered)
+		c.gw.Status(context.Background())
+	}()
+	select {
+	case <-answered:
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
+	}
+	require.NoError(t, writer.Close())
 	<-answered
 }
 

@@ -72,7 +72,7 @@ func (c *serveCmd) Run(streams) error {
 		return err
 	}
 	if c.Config != "" {
-		g.ReadsFrom(c.Config, c.config)
+		g.Reloader().ReadsFrom(c.Config, c.config)
 	}
 	handler, err := admin.New(g, admin.Options{Log: log, Version: program()})
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *serveCmd) Run(streams) error {
 		select {
 		case <-reloads:
 			tell(log, daemon.SdNotifyReloading)
-			g.Reload(false) // it logs what came of it
+			g.Reloader().Reload(false) // it logs what came of it
 			tell(log, daemon.SdNotifyReady)
 		case s = <-signals:
 		}

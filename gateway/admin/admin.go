@@ -245,7 +245,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "bad_query", "dry is 0 or 1")
 		return
 	}
-	result := h.g.Reload(dry)
+	result := h.g.Reloader().Reload(dry)
 	w.Header().Set("Content-Type", "application/json")
 	if result.Error != "" {
 		w.WriteHeader(http.StatusUnprocessableEntity)

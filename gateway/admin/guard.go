@@ -14,7 +14,7 @@ import (
 // Health is not guarded: kubelets have neither.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		known, asked := h.g.Operator(bearer(r))
+		known, asked := h.g.Reloader().Operator(bearer(r))
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")

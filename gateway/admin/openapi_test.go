@@ -33,6 +33,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/live"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/reload"
 	"evenkeel/geo"
 	"evenkeel/prefill"
 )
@@ -47,7 +48,7 @@ const (
 func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
 	loose := []reflect.Type{reflect.TypeFor[newWorker](), reflect.TypeFor[geo.Tuning]()}
 	strict := []reflect.Type{
-		reflect.TypeFor[gateway.Status](), reflect.TypeFor[gateway.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
+		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
 		reflect.TypeFor[prefill.Overview](), reflect.TypeFor[prefill.Scored](), reflect.TypeFor[prefill.HotspotClass](),
 		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](), reflect.TypeFor[geo.Status](), reflect.TypeFor[geo.Receipt](),
 	}

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,14 @@ func (p *Pair) Server() *tls.Config {
 		NextProtos:     []string{"http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.current.Load(), nil },
 	}
+}
+
+// Listener puts TLS over a listener. A nil pair leaves it in clear text.
+func (p *Pair) Listener(ln net.Listener) net.Listener {
+	if p == nil {
+		return ln
+	}
+	return tls.NewListener(ln, p.Server())
 }
 
 // Client returns the configuration of calls to an engine. caFile replaces the

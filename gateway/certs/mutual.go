@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -54,6 +55,11 @@ func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	c.MinVersion, c.ClientAuth = tls.VersionTLS13, tls.RequireAnyClientCert
 	c.VerifyConnection = func(s tls.ConnectionState) error { return a.verify(s.PeerCertificates, x509.ExtKeyUsageClientAuth) }
 	return c
+}
+
+// MutualListener puts TLS over a listener whose callers show certificates.
+func (p *Pair) MutualListener(ln net.Listener, a *Authority) net.Listener {
+	return tls.NewListener(ln, p.MutualServer(a))
 }
 
 // MutualClient is the configuration of calls to a member of the group, whose

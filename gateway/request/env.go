@@ -29,7 +29,7 @@ type Env struct {
 
 	Settings  func() *fleet.Settings // in force now
 	Serving   func() context.Context // ends when what has no answer yet must end, because the proxy shuts down
-	PromptKey func() *[]byte         // of hashes that tell prompts apart; nil: nobody does
+	PromptKey func() []byte          // of hashes that tell prompts apart; nil: nobody does
 
 	Client     *engine.Client
 	Monitor    *engine.Monitor

@@ -372,7 +372,7 @@ func (j *job) promptHash() uint64 {
 	if key == nil {
 		return 0
 	}
-	hash := j.parts().Hash(*key)
+	hash := j.parts().Hash(key)
 	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
 		j.told.PromptKey = fmt.Sprintf("%016x", hash)
 	}

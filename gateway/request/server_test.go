@@ -26,7 +26,7 @@ func newServer(t *testing.T) *Server {
 	t.Cleanup(client.Close)
 	env := Env{
 		Context: t.Context(), Log: log, Registerer: reg,
-		Settings: func() *fleet.Settings { return set }, Serving: t.Context, PromptKey: func() *[]byte { return nil },
+		Settings: func() *fleet.Settings { return set }, Serving: t.Context, PromptKey: func() []byte { return nil },
 		Client: client, Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log}),
 		Locals: local.New(set.Prefill.Index.MaxBytes), Places: pool.NewPlaces(set.Pool.Size),
 	}

@@ -1,12 +1,14 @@
-package gateway
+package reload
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
-	"evenkeel/dispatcher/board"
+	"go.uber.org/zap"
+
 	"evenkeel/predictor"
 )
 
@@ -55,20 +57,17 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	return fit, nil
 }
 
-// readPromptKey reads what keys the hashes that tell prompts apart; nil: nobody does.
-func readPromptKey(p board.PredictorConfig) (*[]byte, error) {
-	if p.Kind != predictor.KindExact {
-		return nil, nil
+func (r *Reloader) reloadFit() (bool, error) {
+	r.fit.path = r.Settings().Predictor.File
+	fit, err := r.fit.read()
+	if errors.Is(err, fs.ErrNotExist) || err == nil && fit == nil {
+		return false, nil // between two versions, or none
 	}
-	text, err := os.ReadFile(p.SecretFile)
-	if err != nil {
-		return nil, fmt.Errorf("predictor.secret_file: %w", err)
+	if err == nil {
+		err = r.host.SetFit(fit)
 	}
-	if text = bytes.TrimSpace(text); len(text) < leastSecret {
-		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes, at least %d are needed that nobody guesses: head -c 32 /dev/urandom | base64 > %[1]s", p.SecretFile, len(text), leastSecret)
+	if err == nil {
+		r.host.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
 	}
-	return &text, nil
+	return err == nil, err
 }
-
-// leastSecret is 128 bits.
-const leastSecret = 16

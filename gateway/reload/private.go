@@ -1,4 +1,4 @@
-package gateway
+package reload
 
 import (
 	"os"
@@ -30,11 +30,11 @@ func privateFiles(cfg *config.Config) []privateFile {
 }
 
 // warnOfReaders warns of private files that every user of the machine can read.
-func (g *Gateway) warnOfReaders(files ...privateFile) {
+func (r *Reloader) warnOfReaders(files ...privateFile) {
 	for _, f := range files {
 		info, err := os.Stat(f.path) // the code that needs the file reports a missing one
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
-			g.log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: 0440 where Kubernetes mounts it",
+			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: 0440 where Kubernetes mounts it",
 				zap.String("config", f.key), zap.String("file", f.path))
 		}
 	}

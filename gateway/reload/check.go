@@ -1,4 +1,4 @@
-package gateway
+package reload
 
 import (
 	"errors"
@@ -20,10 +20,10 @@ type Warning struct {
 	Msg string
 }
 
-// Check does what a start does, up to the first socket, and returns the errors that
-// would end the start and the warnings that it would log. It leaves no trace: the
-// files that a proxy writes are opened and left as they were.
-func Check(cfg *config.Config) ([]Warning, error) {
+// Check returns the errors that would end a start with a config, and the warnings that
+// it would log. start does what a start does, up to the first socket. Check leaves no
+// trace: the files that a proxy writes are opened and left as they were.
+func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([]Warning, error) {
 	err := errors.Join(
 		keyed("log.requests", writable(cfg.Log.Requests)),
 		keyed("dispatch.log.file", writable(cfg.Dispatch.DecisionLog.File)),
@@ -31,11 +31,7 @@ func Check(cfg *config.Config) ([]Warning, error) {
 	silent := *cfg
 	silent.Log.Requests, silent.Dispatch.DecisionLog.File = "", ""
 	core, said := observer.New(zap.WarnLevel)
-	g, wrong := New(&silent, zap.New(core))
-	if wrong == nil {
-		_, wrong = g.fleet.Load()
-		g.abandon()
-	}
+	wrong := start(&silent, zap.New(core))
 	var warnings []Warning
 	for _, entry := range said.All() {
 		warnings = append(warnings, warningOf(entry))
@@ -72,20 +68,6 @@ func writable(path string) error {
 	return f.Close()
 }
 
-// abandon ends what New began for a proxy that is never started.
-func (g *Gateway) abandon() {
-	g.stop()
-	if g.regions != nil {
-		g.regions.node.Close()
-	}
-	g.background.Wait()
-	if t := g.journal.Trace(nil); t != nil {
-		g.flush(t)
-	}
-	g.owner.Close()
-	g.client.Close()
-}
-
 // keyField names the key of the config that a warning is about.
 const keyField = "key"
 
@@ -105,11 +87,4 @@ func warningOf(entry observer.LoggedEntry) Warning {
 		w.Msg += " (" + strings.Join(more, ", ") + ")"
 	}
 	return w
-}
-
-// doubt warns of settings that are valid but probably a mistake.
-func (g *Gateway) doubt(cfg *config.Config) {
-	for _, d := range cfg.Doubts() {
-		g.log.Warn(d.Msg, zap.String(keyField, d.Path))
-	}
 }

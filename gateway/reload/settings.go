@@ -1,4 +1,4 @@
-package gateway
+package reload
 
 import (
 	"math"
@@ -8,24 +8,20 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// settings are the config in force with what follows from it. They are never
-// changed: a reload puts others in their place.
-type settings struct {
+// Settings are the config in force with what follows from it. They never change: a
+// reload puts others in their place.
+type Settings struct {
 	*fleet.Settings
-	accept openai.Limits
+	Accept openai.Limits // of what a client may send
 }
 
 // newSettings works out what follows from a config. Files that it names change by
 // themselves (secrets.go).
-func newSettings(cfg *config.Config) *settings {
-	return &settings{fleet.NewSettings(cfg), openai.Limits{
+func newSettings(cfg *config.Config) *Settings {
+	return &Settings{fleet.NewSettings(cfg), openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
 	}}
 }
-
-// conf are the settings in force. Who needs two of them that belong together
-// asks once.
-func (g *Gateway) conf() *settings { return g.current.Load() }
 
 // vocabSize is the smallest of the profiles in use, 0 when any is unknown: a
 // token id must be good for whichever engine gets it.

@@ -1,0 +1,77 @@
+package gateway
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/reload"
+	"evenkeel/geo"
+	"evenkeel/predictor"
+	"evenkeel/prefill"
+)
+
+// conf are the settings in force. A caller that needs two of them that belong together
+// asks once.
+func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
+
+func (g *Gateway) reloadHost() reload.Host {
+	return reload.Host{
+		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
+		ReloadTrust:   func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
+		SetFit:        func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
+		SetGeoKeys:    func(keys *geo.Keys) { g.regions.node.SetKeys(keys) },
+		LookAtEngines: func() { g.discovery.lookAtFiles() },
+	}
+}
+
+// prepare asks every part that may refuse another config. An operator's policy may come in
+// before the config is applied, so the dispatcher, which may still refuse, is told first.
+func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
+	plan, err := g.fleet.Plan(old.Settings, next.Settings)
+	if err != nil {
+		return nil, err
+	}
+	traces, traced, err := g.tracerConfig(next.Config)
+	if err != nil {
+		return nil, err
+	}
+	tier := g.prefillConfig(next)
+	if tier.Policy == g.prefillConfig(old).Policy {
+		tier.Policy = g.tier.Policy() // an operator may have set another since
+	}
+	if err := tier.Validate(); err != nil {
+		return nil, err
+	}
+	d := &next.Dispatch
+	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel, Predictor: next.Predictor}
+	decide.Predictor.Fit = fit
+	if next.Dispatch.Policy == old.Dispatch.Policy {
+		decide.Policy = "" // as above
+	}
+	return func(commit func()) error {
+		if err := g.dispatcher.Configure(decide); err != nil {
+			return err
+		}
+		if err := g.tier.Configure(tier); err != nil {
+			return err
+		}
+		commit()
+		g.retrace(old.Config, next.Config, traces, traced)
+		g.places.Resize(next.Pool.Size)
+		g.fleet.Apply(plan)
+		g.discovery.recheck()
+		return nil
+	}, g.dispatcher.Accepts(decide)
+}
+
+func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
+	c := s.Prefill
+	if c.Policy == "least-tokens" && c.Work != "" {
+		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
+	}
+	c.Calibration.Known = c.Calibration.TPMs > 0
+	c.Explain, c.Places = s.Explains(), g.places
+	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
+	c.Scraper, c.Registerer, c.Log = g.scrape, g.reg, g.log
+	return c
+}

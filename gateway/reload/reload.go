@@ -1,0 +1,311 @@
+// Package reload holds what is in force: the config, and what the files that it names
+// hold. It reads them again when they change, checks all of it, and puts it in force
+// whole or not at all.
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/keys"
+	"evenkeel/geo"
+	"evenkeel/predictor"
+)
+
+// A Reloader is asked for what is in force with every request, and by handshakes:
+// none of them waits for a reload, which may take long, because files may lie on a slow
+// disk.
+type Reloader struct {
+	host      Host
+	metrics   *metrics
+	settings  atomic.Pointer[Settings]
+	status    atomic.Pointer[ConfigStatus]
+	keys      atomic.Pointer[keys.Set]
+	token     atomic.Pointer[token] // of operators; nil: none is asked for
+	promptKey atomic.Pointer[[]byte]
+	tls       [listeners]*certs.Pair // never replaced, once listeners have them
+	authority *certs.Authority       // who signs the certificates of other dispatchers; nil: they show none
+
+	mu     sync.Mutex // over all below: one at a time reads files
+	source source
+	fit    fitFile
+	seen   map[string]digest // small files, as they were read last
+}
+
+// Host is the proxy as its config sees it.
+type Host struct {
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Started    time.Time
+
+	// Prepare checks what the parts of the proxy make of another config; fit is nil where its
+	// file is still the same. Nothing has changed when Prepare returns. apply puts the config in
+	// force. It calls commit between the parts that may refuse, although Prepare found it good,
+	// and those that read the settings in force.
+	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
+	// ReloadTrust reads again who is trusted to sign the certificates of engines, where changed
+	// says that the file is another.
+	ReloadTrust   func(changed func(file string) bool) (bool, error)
+	SetFit        func(*predictor.Fit) error
+	SetGeoKeys    func(*geo.Keys)
+	LookAtEngines func() // files that list engines may have changed
+}
+
+// Reload is what became of another version of the config.
+type Reload struct {
+	At      time.Time       `json:"at"`
+	Outcome string          `json:"outcome"` // used, refused, unchanged; dry: what would be used
+	Error   string          `json:"error,omitempty"`
+	Line    int             `json:"line,omitempty"` // of the first thing that is wrong
+	Column  int             `json:"column,omitempty"`
+	Changes []config.Change `json:"changes"`
+	Restart []string        `json:"needs_restart,omitempty"` // changed keys that are not in force
+}
+
+// Outcomes of a reload.
+const (
+	used      = "used"
+	refused   = "refused"
+	unchanged = "unchanged"
+	dryRun    = "dry"
+)
+
+// ConfigStatus is what is in force and where it came from.
+type ConfigStatus struct {
+	File   string    `json:"file,omitempty"` // empty: flags
+	SHA256 string    `json:"sha256,omitempty"`
+	Since  time.Time `json:"since"`
+	Last   *Reload   `json:"last_reload,omitempty"`
+}
+
+// source is where the config is read again from.
+type source struct {
+	file string
+	load func() (*config.Config, error) // parses, validates and applies what overrules the file
+	seen digest                         // looked at last
+	used digest
+	at   time.Time // since when it is in force
+	last *Reload
+}
+
+var errEmptyConfig = errors.New("the file is empty, and a proxy without engines is hardly meant; is it being written?")
+
+// New puts a validated config in force, and reads all files that it names but those of
+// engines. It returns what predictions start from; nil: there is no fit file.
+func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
+	r := &Reloader{host: h, metrics: newMetrics(h.Registerer), source: source{at: h.Started}, fit: fitFile{path: cfg.Predictor.File}}
+	r.settings.Store(newSettings(cfg))
+	r.doubt(cfg)
+	s, err := readSecrets(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.use(s)
+	r.warnOfReaders(privateFiles(cfg)...)
+	r.exportStatus()
+	if cfg.Geo.On() && cfg.Geo.TLS.CA != "" {
+		if r.authority, err = certs.LoadAuthority(cfg.Geo.TLS.CA); err != nil {
+			return nil, nil, fmt.Errorf("geo.tls.ca: %w", err)
+		}
+	}
+	fit, err := r.fit.read()
+	if err != nil {
+		return nil, nil, fmt.Errorf("predictor.file: %w", err)
+	}
+	return r, fit, nil
+}
+
+// Settings are those in force. A caller that needs two of them that belong together
+// asks once.
+func (r *Reloader) Settings() *Settings { return r.settings.Load() }
+
+// Status is what is in force and where it came from.
+func (r *Reloader) Status() *ConfigStatus { return r.status.Load() }
+
+// Keys are those that clients are let in with.
+func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
+
+// PromptKey keys the hashes that tell prompts apart; nil: there are none.
+func (r *Reloader) PromptKey() []byte {
+	if key := r.promptKey.Load(); key != nil {
+		return *key
+	}
+	return nil
+}
+
+// Certificate is that of a listener; nil: it speaks clear text.
+func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener] }
+
+// Authority signs the certificates of other dispatchers; nil: they show none.
+func (r *Reloader) Authority() *certs.Authority { return r.authority }
+
+// ReadsFrom says where another version of the config comes from. Call it before
+// Watch; without it the config stays as it is.
+func (r *Reloader) ReadsFrom(file string, load func() (*config.Config, error)) {
+	now := digestOf(file)
+	r.source = source{file: file, load: load, seen: now, used: now, at: r.host.Started}
+	r.exportStatus()
+}
+
+// Reload reads the config file again and makes it what runs: all of it or, when
+// anything is wrong, nothing. What only a restart changes is told and left. A
+// dry one changes nothing and tells what it would. Files that the config names
+// are looked at, too.
+func (r *Reloader) Reload(dry bool) Reload {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	got := r.reload(dry)
+	if !dry {
+		r.lookAtSecrets()
+	}
+	return got
+}
+
+func (r *Reloader) reload(dry bool) (got Reload) {
+	got = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
+	if r.source.load == nil {
+		return got
+	}
+	seen := digestOf(r.source.file)
+	p, err := r.prepare()
+	switch {
+	case err != nil:
+		got.Outcome = refused
+		got.fail(err)
+	case len(p.changes) > 0:
+		got.Changes = p.changes
+		for _, c := range p.changes {
+			if c.Restart {
+				got.Restart = append(got.Restart, c.Path)
+			}
+		}
+		got.Outcome = dryRun
+		if !dry {
+			got.Outcome = used
+			if err = p.apply(func() { r.commit(p) }); err != nil {
+				got.Outcome, got.Changes, got.Restart = refused, []config.Change{}, nil
+				got.fail(err)
+			}
+		}
+	}
+	if dry {
+		return got
+	}
+	if r.source.seen = seen; err == nil {
+		r.source.used, r.source.at = seen, got.At
+	}
+	r.source.last = &got
+	r.tell(&got)
+	return got
+}
+
+// fail notes what is wrong, and where first.
+func (r *Reload) fail(err error) {
+	r.Error = err.Error()
+	var at *config.Error
+	if errors.As(err, &at) {
+		r.Line, r.Column = at.Line, at.Column
+	}
+}
+
+// tell logs and counts what became of a reload.
+func (r *Reloader) tell(got *Reload) {
+	log := r.host.Log.With(zap.String("file", r.source.file))
+	switch got.Outcome {
+	case refused:
+		log.Error("the new config is not used, what was read before stays in force; put it right", zap.String("error", got.Error))
+	case unchanged:
+		log.Info("the config file says what is in force already")
+	case used:
+		changes := make([]string, len(got.Changes))
+		for i, c := range got.Changes {
+			changes[i] = c.String()
+		}
+		log.Info("the new config is in force", zap.Strings("changes", changes))
+		r.doubt(r.Settings().Config)
+		if len(got.Restart) > 0 {
+			r.host.Log.Warn("some of the new config needs a restart", zap.Strings("keys", got.Restart))
+		}
+	}
+	if got.Outcome != unchanged {
+		r.metrics.reloads.WithLabelValues(keyConfig, got.Outcome).Inc()
+	}
+	r.exportStatus()
+}
+
+// doubt warns of settings that are valid but probably a mistake.
+func (r *Reloader) doubt(cfg *config.Config) {
+	for _, d := range cfg.Doubts() {
+		r.host.Log.Warn(d.Msg, zap.String(keyField, d.Path))
+	}
+}
+
+// exportStatus tells which config is in force.
+func (r *Reloader) exportStatus() {
+	r.metrics.inForce(&r.source)
+	s := &ConfigStatus{File: r.source.file, Since: r.source.at, Last: r.source.last}
+	if r.source.load != nil {
+		s.SHA256 = fmt.Sprintf("%x", r.source.used)
+	}
+	r.status.Store(s)
+}
+
+// prepared is a config that was found good, with everything that may fail done.
+type prepared struct {
+	settings *Settings
+	changes  []config.Change
+	secrets  *secrets
+	fit      fitFile
+	apply    func(commit func()) error
+}
+
+// prepare reads and checks the file and all that it names. Nothing has changed
+// after it.
+func (r *Reloader) prepare() (*prepared, error) {
+	text, err := os.ReadFile(r.source.file)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	if strings.TrimSpace(string(text)) == "" {
+		return nil, fmt.Errorf("config %s: %w", r.source.file, errEmptyConfig)
+	}
+	next, err := r.source.load()
+	if err != nil {
+		return nil, err
+	}
+	old := r.Settings()
+	merged, changes, err := old.Succeed(next)
+	if err != nil {
+		return nil, err
+	}
+	p := &prepared{settings: newSettings(merged), changes: changes, fit: fitFile{path: merged.Predictor.File}}
+	if p.secrets, err = readSecrets(merged); err != nil {
+		return nil, err
+	}
+	var fit *predictor.Fit
+	if merged.Predictor.File == old.Predictor.File {
+		p.fit.seen = r.fit.seen
+	} else if fit, err = p.fit.read(); err != nil {
+		return nil, fmt.Errorf("predictor.file: %w", err)
+	}
+	p.apply, err = r.host.Prepare(old, p.settings, fit)
+	return p, err
+}
+
+// commit has a prepared config be the one in force.
+func (r *Reloader) commit(p *prepared) {
+	r.fit = p.fit
+	r.use(p.secrets)
+	r.warnOfReaders(privateFiles(p.settings.Config)...)
+	r.settings.Store(p.settings)
+}

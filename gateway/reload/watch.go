@@ -1,0 +1,184 @@
+package reload
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/files"
+	"evenkeel/gateway/keys"
+)
+
+// watched is a file, or some that belong together, that is read again when it
+// changes. reload tells whether something new is in force; a version that
+// cannot be used is an error once and changes nothing.
+type watched struct {
+	key    string // in the config
+	reload func() (changed bool, err error)
+}
+
+// Keys of the files that change by themselves, as reloads_total labels them.
+const (
+	keyConfig    = "config"
+	keyKeys      = "keys_file"
+	keyToken     = "admin.token_file"
+	keyTLS       = "tls"
+	keyAdminTLS  = "admin.tls"
+	keyAuthority = "ca_file"
+	keyPredictor = "predictor.file"
+	keyPromptKey = "predictor.secret_file"
+	keyGeoTLS    = "geo.tls"
+	keyGeoCA     = "geo.tls.ca"
+	keyGeoKeys   = "geo.hmac.keys_file"
+)
+
+// Watch has every file the proxy was given looked at when it changes, until ctx
+// ends.
+func (r *Reloader) Watch(ctx context.Context) {
+	files.Watch(ctx, r.fileList, r.lookAtFiles, r.host.Log)
+}
+
+func (r *Reloader) fileList() (list []string) {
+	cfg := r.Settings()
+	all := []string{
+		r.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File, cfg.Predictor.SecretFile,
+		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
+	}
+	all = append(all, cfg.Discovery.Files...)
+	for _, p := range cfg.Profiles {
+		all = append(all, p.CAFile)
+	}
+	for _, f := range all {
+		if f != "" {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// lookAtFiles reads again what changed.
+func (r *Reloader) lookAtFiles() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.source.load != nil {
+		if now := digestOf(r.source.file); now != r.source.seen && now != (digest{}) { // zero: between two versions
+			r.reload(false)
+		}
+	}
+	r.lookAtSecrets()
+	r.host.LookAtEngines()
+}
+
+func (r *Reloader) lookAtSecrets() {
+	for _, w := range r.watchedFiles() {
+		switch changed, err := w.reload(); {
+		case err != nil:
+			r.metrics.reloads.WithLabelValues(w.key, refused).Inc()
+			r.host.Log.Error("a file that changed is not used, what was read before stays in force; put it right", zap.String("key", w.key), zap.Error(err))
+		case changed:
+			r.metrics.reloads.WithLabelValues(w.key, used).Inc()
+			r.host.Log.Info("a file that changed is in force", zap.String("key", w.key))
+		}
+	}
+}
+
+// watchedFiles are what lookAtSecrets looks at: all but the config itself and lists of
+// engines.
+func (r *Reloader) watchedFiles() []watched {
+	return []watched{
+		{keyKeys, r.reloadKeys},
+		{keyToken, r.reloadToken},
+		{keyTLS, func() (bool, error) { return r.reloadPair(Public) }},
+		{keyAdminTLS, func() (bool, error) { return r.reloadPair(Admin) }},
+		{keyGeoTLS, func() (bool, error) { return r.reloadPair(Peers) }},
+		{keyGeoCA, r.reloadGeoCA},
+		{keyGeoKeys, r.reloadGeoKeys},
+		{keyAuthority, func() (bool, error) { return r.host.ReloadTrust(r.other) }},
+		{keyPredictor, r.reloadFit},
+		{keyPromptKey, r.reloadPromptKey},
+	}
+}
+
+// other tells whether a file is another than was read last; of a bad one, too,
+// so that it is told once. One that is gone is between two versions, or will be
+// told by whoever reads it.
+func (r *Reloader) other(file string) bool {
+	now := digestOf(file)
+	if file == "" || now == r.seen[file] {
+		return false
+	}
+	r.seen[file] = now
+	return true
+}
+
+func (r *Reloader) reloadPair(i int) (bool, error) {
+	if r.tls[i] == nil {
+		return false, nil
+	}
+	defer r.exportExpiry()
+	return r.tls[i].Reload()
+}
+
+func (r *Reloader) reloadKeys() (bool, error) {
+	file := r.Settings().KeysFile
+	if !r.other(file) {
+		return false, nil
+	}
+	set, err := keys.Load(file)
+	if err != nil {
+		return false, err
+	}
+	r.warnOfReaders(privateFile{keyKeys, file})
+	set.Succeed(r.keys.Load())
+	r.keys.Store(set)
+	return true, nil
+}
+
+func (r *Reloader) reloadToken() (bool, error) {
+	file := r.Settings().Admin.TokenFile
+	if !r.other(file) {
+		return false, nil
+	}
+	t, err := loadToken(file)
+	if err != nil {
+		return false, err
+	}
+	r.token.Store(t)
+	return true, nil
+}
+
+func (r *Reloader) reloadGeoCA() (bool, error) {
+	file := r.Settings().Geo.TLS.CA
+	if r.authority == nil || !r.other(file) {
+		return false, nil
+	}
+	return true, r.authority.Load(file)
+}
+
+func (r *Reloader) reloadGeoKeys() (bool, error) {
+	c := &r.Settings().Geo
+	if !c.On() || !r.other(c.HMAC.KeysFile) {
+		return false, nil
+	}
+	keys, err := c.ReadKeys()
+	if err != nil {
+		return false, err
+	}
+	r.host.SetGeoKeys(keys)
+	return true, nil
+}
+
+// reloadPromptKey puts another key in force: prompts have other hashes from then
+// on, so that none is recognized until it has finished again.
+func (r *Reloader) reloadPromptKey() (bool, error) {
+	p := r.Settings().Predictor
+	if r.PromptKey() == nil || !r.other(p.SecretFile) {
+		return false, nil
+	}
+	key, err := readPromptKey(p)
+	if err != nil {
+		return false, err
+	}
+	r.promptKey.Store(&key)
+	return true, nil
+}
