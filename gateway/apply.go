@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"reflect"
 	"time"
+
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/reload"
@@ -31,7 +34,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	if err != nil {
 		return nil, err
 	}
-	traces, traced, err := g.tracerConfig(next.Config)
+	beginTraces, err := g.journal.Traces(&next.Tracing)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +59,11 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 			return err
 		}
 		commit()
-		g.retrace(old.Config, next.Config, traces, traced)
+		if !reflect.DeepEqual(old.Tracing, next.Tracing) {
+			if err := beginTraces(); err != nil {
+				g.log.Error("tracing stays as it was", zap.Error(err))
+			}
+		}
 		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
 		g.discovery.recheck()

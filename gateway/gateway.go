@@ -44,7 +44,6 @@ type Gateway struct {
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet.Fleet
-	metrics    *metrics
 	advice     *adviser
 	journal    *journal.Journal
 	requests   *request.Server
@@ -76,7 +75,6 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		}
 	}(g.stop)
 	g.service = newService(g.ctx)
-	g.metrics = newMetrics(g.reg)
 	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
 		return nil, err
@@ -88,7 +86,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
-	traces, traced, err := g.tracerConfig(cfg)
+	beginTraces, err := g.journal.Traces(&cfg.Tracing)
 	if err != nil {
 		return nil, err
 	}
@@ -128,14 +126,14 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.routes = g.publicRoutes()
-	g.registerEdge()
+	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
 		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
 		Stranger: g.stranger, Caller: g.callerName, Bodies: g.bodies, Refused: g.refusedByEdge,
 	})
-	return g, g.trace(traces, traced)
+	return g, beginTraces()
 }
 
 // env is what requests need of this proxy.
@@ -273,12 +271,10 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.fleet.StopTimers()
 	wait()
 	g.background.Wait()
-	if t := g.journal.Trace(nil); t != nil {
-		g.flush(t)
-	}
+	err = errors.Join(err, g.journal.Close())
 	g.owner.Close()
 	g.client.Close()
-	return errors.Join(err, g.journal.Close())
+	return err
 }
 
 // endGrace is how long clients have to read the event that ends their answer.
@@ -304,9 +300,7 @@ func (g *Gateway) abandon() {
 		g.regions.node.Close()
 	}
 	g.background.Wait()
-	if t := g.journal.Trace(nil); t != nil {
-		g.flush(t)
-	}
+	_ = g.journal.Close() // it has no request log
 	g.owner.Close()
 	g.client.Close()
 }

@@ -5,30 +5,38 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"evenkeel/gateway/tracing"
+	"evenkeel/gateway/edge"
 )
-
-// metrics are the gateway's own; its parts register theirs.
-type metrics struct {
-	spans *prometheus.CounterVec
-}
 
 // secondsBuckets cover a decision of microseconds and a prefill of minutes.
 var secondsBuckets = []float64{
 	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120, 300,
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{
-		spans: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_trace_spans_total", Help: "Spans of sampled requests that ended, by what became of them: exported, dropped because the queue was full, or failed because the collector did not take them.",
-		}, []string{"outcome"}),
+// registerMetrics exports the clock and what the public listener counts. The parts of the
+// proxy register their own.
+func (g *Gateway) registerMetrics() {
+	stats := func() edge.Stats {
+		if g.listener == nil { // not started
+			return edge.Stats{}
+		}
+		return g.listener.Stats()
 	}
-	for _, outcome := range []string{tracing.Exported, tracing.Dropped, tracing.Failed} {
-		m.spans.WithLabelValues(outcome)
+	gauge := func(name, help string, v func() float64) {
+		g.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, v))
 	}
-	reg.MustRegister(m.spans, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "evenkeel_clock_seconds", Help: "The time here, Unix time, to hold against that of others.",
-	}, func() float64 { return float64(time.Now().UnixMilli()) / 1000 }))
-	return m
+	counter := func(name, help, reason string, v func() uint64) {
+		g.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: name, Help: help, ConstLabels: prometheus.Labels{"reason": reason},
+		}, func() float64 { return float64(v()) }))
+	}
+	gauge("evenkeel_clock_seconds", "The time here, Unix time, to hold against that of others.", func() float64 { return float64(time.Now().UnixMilli()) / 1000 })
+	gauge("evenkeel_connections_open", "Connections of clients.", func() float64 { return float64(stats().Open) })
+	gauge("evenkeel_bodies_bytes", "Bytes of request bodies being read, and of those that no decode engine has taken over yet.", func() float64 { return float64(g.bodies.Held()) })
+	const refused, cut = "evenkeel_connections_refused_total", "evenkeel_clients_cut_total"
+	const refusedHelp, cutHelp = "Connections closed at once because there were too many.", "Answers cut because their client did not read them."
+	counter(refused, refusedHelp, "total", func() uint64 { return stats().RefusedTotal })
+	counter(refused, refusedHelp, "address", func() uint64 { return stats().RefusedByAddr })
+	counter(cut, cutHelp, "stalled", func() uint64 { return stats().CutStalled })
+	counter(cut, cutHelp, "lagging", func() uint64 { return stats().CutLagging })
 }

@@ -21,6 +21,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -65,6 +66,10 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.status()
 	return s
 }
+
+// Receipts are those of the last requests, and of all that run; nil: none are
+// kept.
+func (g *Gateway) Receipts() *receipt.Ring { return g.journal.Receipts }
 
 // Recent tells what clients got over the last minute.
 func (g *Gateway) Recent() journal.Recent { return g.journal.Recent() }

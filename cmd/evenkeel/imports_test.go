@@ -51,7 +51,7 @@ var mayImport = map[string][]string{
 	"gateway/edge":      {},
 	"gateway/files":     {},
 	"gateway/fleet":     {"gateway/config", "gateway/owner", "engine", "engine/discover", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher", "mooncake"},
-	"gateway/journal":   {"gateway/openai", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/journal":   {"gateway/config", "gateway/openai", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":      {},
 	"gateway/reload":    {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/openai":    {"mooncake", "rawjson"},

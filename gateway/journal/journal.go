@@ -4,6 +4,7 @@
 package journal
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,10 +21,13 @@ import (
 type Journal struct {
 	Receipts *receipt.Ring                  // nil: none are kept
 	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	flushes  sync.WaitGroup                 // of tracers that were replaced
 	lines    *lines                         // nil: there is no request log
 	recent   recent
+	log      *zap.Logger
 
 	requests   *prometheus.CounterVec
+	spans      *prometheus.CounterVec
 	stages     [stages]prometheus.Observer
 	ttft, tpot prometheus.Observer
 	cancels    map[Phase]prometheus.Counter
@@ -41,7 +45,7 @@ type Config struct {
 
 // New opens the request log and registers the metrics of requests.
 func New(c Config) (*Journal, error) {
-	g := &Journal{Receipts: c.Receipts, cancels: map[Phase]prometheus.Counter{}, released: map[Phase]prometheus.Observer{}}
+	g := &Journal{Receipts: c.Receipts, log: c.Log, cancels: map[Phase]prometheus.Counter{}, released: map[Phase]prometheus.Observer{}}
 	var err error
 	if g.lines, err = openLines(c.File, c.Log); err != nil {
 		return nil, err
@@ -51,6 +55,12 @@ func New(c Config) (*Journal, error) {
 	}, []string{"outcome"})
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
 		g.requests.WithLabelValues(outcome)
+	}
+	g.spans = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_trace_spans_total", Help: "Spans of sampled requests that ended, by what became of them: exported, dropped because the queue was full, or failed because the collector did not take them.",
+	}, []string{"outcome"})
+	for _, outcome := range []string{tracing.Exported, tracing.Dropped, tracing.Failed} {
+		g.spans.WithLabelValues(outcome)
 	}
 	spent := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_stage_seconds", Help: "Time a request spent in each stage of its life.", Buckets: c.Buckets,
@@ -74,16 +84,16 @@ func New(c Config) (*Journal, error) {
 		Name: "evenkeel_tpot_seconds", Help: "Mean time per token after the first, one sample a request.", Buckets: c.Buckets,
 	})
 	g.ttft, g.tpot = both{ttft, &g.recent.ttft}, both{tpot, &g.recent.tpot}
-	c.Registerer.MustRegister(g.requests, spent, cancels, released, ttft, tpot)
+	c.Registerer.MustRegister(g.requests, g.spans, spent, cancels, released, ttft, tpot)
 	return g, nil
 }
 
-// Close closes the request log.
-func (g *Journal) Close() error { return g.lines.close() }
-
-// Trace has requests that come from now on traced by t, nil for not at all, and
-// returns what traced them before.
-func (g *Journal) Trace(t *tracing.Tracer) (before *tracing.Tracer) { return g.tracer.Swap(t) }
+// Close exports the last spans and closes the request log.
+func (g *Journal) Close() error {
+	g.trace(nil)
+	g.flushes.Wait()
+	return g.lines.close()
+}
 
 // Refused counts a request that has no record, because no handler saw it.
 func (g *Journal) Refused(fail *openai.Error) { g.requests.WithLabelValues(Outcome(fail)).Inc() }

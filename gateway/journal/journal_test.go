@@ -55,7 +55,7 @@ func watching(tb testing.TB) map[string]*Journal {
 			t, err := tracing.New(tracing.Config{Endpoint: c.URL, Sample: sample, Timeout: time.Second, Log: zap.NewNop(), Count: func(string, int) {}})
 			require.NoError(tb, err)
 			tb.Cleanup(func() { require.NoError(tb, t.Shutdown(context.Background())) })
-			g.Trace(t)
+			g.trace(t)
 		}
 		if name == "receipts" {
 			g.Receipts = receipt.NewRing(10_000, 64<<20)

@@ -1,0 +1,59 @@
+package journal
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/tracing"
+)
+
+// flushTime is how long the collector has for the last spans, at the end or
+// after a reload.
+const flushTime = 5 * time.Second
+
+// Traces reads what a config says of traces. Once begin is called, requests that come are
+// traced so, and what traced them before exports its last spans.
+func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
+	if c.Endpoint == "" {
+		return func() error { g.trace(nil); return nil }, nil
+	}
+	t := tracing.Config{
+		Endpoint: c.Endpoint, Insecure: c.Insecure, Headers: c.Headers, Timeout: c.Timeout, Sample: c.Sample,
+		Service: c.ServiceName, Version: moduleVersion(), Resource: c.Resource, Log: g.log,
+		Count: func(outcome string, n int) { g.spans.WithLabelValues(outcome).Add(float64(n)) },
+	}
+	if t.TLS, err = c.TLS.Client(); err != nil {
+		return nil, err
+	}
+	return func() error {
+		next, err := tracing.New(t)
+		if err == nil {
+			g.trace(next)
+		}
+		return err
+	}, nil
+}
+
+// trace has requests that come from now on traced by t, nil for not at all.
+func (g *Journal) trace(t *tracing.Tracer) {
+	if old := g.tracer.Swap(t); old != nil {
+		g.flushes.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+			defer cancel()
+			if err := old.Shutdown(ctx); err != nil {
+				g.log.Warn("tracing: the last spans were not taken", zap.Error(err))
+			}
+		})
+	}
+}
+
+func moduleVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return ""
+}
