@@ -23,7 +23,7 @@ func (g *Gateway) reloadHost() reload.Host {
 		ReloadTrust:   func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
 		SetFit:        func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
 		SetGeoKeys:    func(keys *geo.Keys) { g.regions.node.SetKeys(keys) },
-		LookAtEngines: func() { g.discovery.lookAtFiles() },
+		LookAtEngines: func() { g.discovery.LookAtFiles() },
 	}
 }
 
@@ -66,7 +66,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		}
 		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
-		g.discovery.recheck()
+		g.discovery.Reloaded()
 		return nil
 	}, g.dispatcher.Accepts(decide)
 }
@@ -79,6 +79,6 @@ func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c.Calibration.Known = c.Calibration.TPMs > 0
 	c.Explain, c.Places = s.Explains(), g.places
 	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
-	c.Scraper, c.Registerer, c.Log = g.scrape, g.reg, g.log
+	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c
 }

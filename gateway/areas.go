@@ -52,7 +52,7 @@ func (g *Gateway) loadOf(ctx context.Context, area string, ask bool) (ours, all 
 		}
 	}
 	if ask {
-		all, silent = g.fleet.Residents(ctx, g.client, area)
+		all, silent = g.fleet.Residents(ctx, area)
 	}
 	return ours, all, silent
 }

@@ -1,8 +1,11 @@
 package gateway
 
-import "evenkeel/engine/discover"
+import (
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/fleet"
+)
 
 // DiscoverWith has sources of a test tell the fleet. Call it before Start.
 func (g *Gateway) DiscoverWith(sources ...discover.Source) {
-	g.discovery = &discovery{Discoverer: g.newDiscoverer(sources...)}
+	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
 }

@@ -48,7 +48,6 @@ type Gateway struct {
 	journal    *journal.Journal
 	requests   *request.Server
 
-	pages  pages
 	routes map[string]handler
 
 	beside     []func(context.Context) // run from Start on
@@ -60,9 +59,9 @@ type Gateway struct {
 	bodies     *edge.Bodies
 	admin      net.Listener
 	service    *service
-	regions    *regions   // nil: there are no others
-	owner      *owner.Set // nil: everything is ours
-	discovery  *discovery // nil: nothing is discovered
+	regions    *regions         // nil: there are no others
+	owner      *owner.Set       // nil: everything is ours
+	discovery  *fleet.Discovery // nil: nothing is discovered
 }
 
 // New wires a proxy from a validated config. Nothing listens yet.
@@ -98,8 +97,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
 	g.fleet = fleet.New(fleet.Host{
-		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Monitor: g.monitor,
-		Publish: g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
+		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
+		Dispatch: func(ctx context.Context) dispatcher.Status { return g.dispatcher.Status(ctx) },
+		Publish:  g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
@@ -122,9 +122,11 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.requests = request.New(g.env())
 	g.advice = newAdviser(g)
-	if g.discovery, err = newDiscovery(g); err != nil {
+	sources, err := g.fleet.Sources()
+	if err != nil {
 		return nil, err
 	}
+	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
 	g.routes = g.publicRoutes()
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
@@ -316,9 +318,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, unowned
 	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
 	case p == 0:
-		return false, "no healthy prefill engine" + g.discovery.failure()
+		return false, "no healthy prefill engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy decode engine" + g.discovery.failure()
+		return false, "no healthy decode engine" + g.discovery.Failure()
 	}
 	return true, ""
 }

@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/dispatcher"
-	"evenkeel/engine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
@@ -63,7 +60,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.latest(),
 	}
-	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.status()
+	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
 }
 
@@ -175,35 +172,7 @@ func (g *Gateway) ForgetPrefixes(id string) bool {
 // what each that failed answered.
 func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
 	defer g.ForgetPrefixes("") // after the engines: what finishes meanwhile is gone, too
-	var mu sync.Mutex
-	var failed []error
-	var wg sync.WaitGroup
-	for _, t := range g.fleet.Targets() {
-		wg.Go(func() {
-			if err := g.resetOne(ctx, t); err != nil {
-				mu.Lock()
-				failed = append(failed, err)
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(failed...)
-}
-
-func (g *Gateway) resetOne(ctx context.Context, t *engine.Target) error {
-	call := g.client.NewCall(t)
-	defer context.AfterFunc(ctx, call.Abort)()
-	limit := g.conf().Limits.ConnectTimeout
-	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})
-	if err != nil {
-		return err
-	}
-	defer resp.Close()
-	if resp.StatusCode() != http.StatusOK {
-		return fmt.Errorf("engine %s answered %d to /reset_prefix_cache; it needs VLLM_SERVER_DEV_MODE=1", t.ID, resp.StatusCode())
-	}
-	return nil
+	return g.fleet.ResetPrefixCaches(ctx)
 }
 
 // IDOf turns what operators write, host:port or a URL, into an engine's id and

@@ -10,7 +10,6 @@ import (
 const (
 	readyEvery = time.Second      // the proxy looks whether it is ready
 	readyAgain = 10 * time.Minute // and says again why it is not
-	mostWhy    = 8                // engines named
 )
 
 // tellReadiness logs why the proxy is not ready: when that begins, when the

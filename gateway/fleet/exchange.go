@@ -38,7 +38,7 @@ const exchangeLife = 5 * time.Second
 
 // Exchange is what the proxy brings to a probe itself: nothing for connectors whose
 // prefiller answers with the hand-off.
-func (f *Fleet) Exchange(client *engine.Client, c prefill.Candidate, transfer string) (*mooncake.Exchange, error) {
+func (f *Fleet) Exchange(c prefill.Candidate, transfer string) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
@@ -48,7 +48,7 @@ func (f *Fleet) Exchange(client *engine.Client, c prefill.Candidate, transfer st
 	if !ok || time.Since(known.at) > exchangeLife {
 		ctx, cancel := context.WithTimeout(f.host.Context, f.host.Settings().Limits.ConnectTimeout)
 		defer cancel()
-		x, err := engine.Bootstrap(ctx, client, c.Target, c.Profile.BootstrapPort)
+		x, err := engine.Bootstrap(ctx, f.host.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
 			known.x = x

@@ -32,6 +32,7 @@ type Fleet struct {
 	Admission Admission // set before the first engine enters
 
 	slowStart *prometheus.GaugeVec
+	pages     pages
 
 	publishing sync.Mutex // serialises Publish, so that the last list published is the newest one
 
@@ -72,7 +73,9 @@ type Host struct {
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Settings   func() *Settings // those in force
+	Client     *engine.Client
 	Monitor    *engine.Monitor
+	Dispatch   func(context.Context) dispatcher.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) // to all that bind requests
 	Move       func(meant func(Place) bool) (calls int)                     // calls at these places go on elsewhere
 }

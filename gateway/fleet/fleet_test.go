@@ -22,7 +22,7 @@ func empty(t *testing.T, set func() *Settings) *Fleet {
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	f := New(Host{
-		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set,
+		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second, FactsInterval: time.Second}),
 		Publish: func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) {}, Move: func(func(Place) bool) int { return 0 },
 	})

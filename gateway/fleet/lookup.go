@@ -224,8 +224,8 @@ func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	return nil
 }
 
-// Partners are engines of the other side that serve.
-func (f *Fleet) Partners(role string) (list []config.Engine) {
+// partners are engines of the other side that serve.
+func (f *Fleet) partners(role string) (list []config.Engine) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, key := range f.order {

@@ -18,18 +18,18 @@ const askPatience = time.Second
 // silent are the ranks whose engine does not tell. All engines are asked at the same
 // time and have a moment each: the caller has claims to look after, and must not wait
 // for an engine that hangs.
-func (f *Fleet) Residents(ctx context.Context, client *engine.Client, area string) (found []geo.Resident, silent []string) {
-	return f.residents(ctx, client, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
+func (f *Fleet) Residents(ctx context.Context, area string) (found []geo.Resident, silent []string) {
+	return f.residents(ctx, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
 }
 
-func (f *Fleet) residents(ctx context.Context, client *engine.Client, engines []*instance) (found []geo.Resident, silent []string) {
+func (f *Fleet) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
 	var all sync.WaitGroup
 	for i, in := range engines {
 		all.Go(func() {
-			samples[i], errs[i] = engine.MetricNames(in.profile.Metrics).Scrape(ctx, client, in.target(-1))
+			samples[i], errs[i] = engine.MetricNames(in.profile.Metrics).Scrape(ctx, f.host.Client, in.target(-1))
 		})
 	}
 	all.Wait()

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -20,8 +19,6 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	page := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hangs }))
 	defer page.Close()
 	defer close(hangs)
-	client := engine.NewClient(engine.Options{})
-	defer client.Close()
 	f := empty(t, nil)
 	var all []*instance
 	for range 8 {
@@ -32,7 +29,7 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	}
 	done := make(chan int)
 	go func() {
-		_, silent := f.residents(t.Context(), client, all)
+		_, silent := f.residents(t.Context(), all)
 		done <- len(silent)
 	}()
 	select {

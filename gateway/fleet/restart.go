@@ -156,9 +156,9 @@ func (f *Fleet) started(key string, start float64, read bool) {
 	}
 }
 
-// Lives takes a start time that was asked for then and read just now. The ids that
+// lives takes a start time that was asked for then and read just now. The ids that
 // were seen after the same time was read before are those of the process that is there.
-func (f *Fleet) Lives(key string, start float64, asked time.Time) {
+func (f *Fleet) lives(key string, start float64, asked time.Time) {
 	f.started(key, start, true)
 	f.mu.Lock()
 	defer f.mu.Unlock()

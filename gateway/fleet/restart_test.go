@@ -48,7 +48,7 @@ func TestAnEngineIDAloneRaisesNoMoreThanADoubt(t *testing.T) {
 			var all []Birth
 			for _, s := range row.steps {
 				if s.id == "" {
-					f.Lives(key, s.start, time.Now().Add(time.Millisecond))
+					f.lives(key, s.start, time.Now().Add(time.Millisecond))
 					continue
 				}
 				born := f.Born(key)

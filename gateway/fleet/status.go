@@ -64,8 +64,8 @@ func (f *Fleet) Statuses() []EngineStatus {
 	return list
 }
 
-// Targets addresses every engine.
-func (f *Fleet) Targets() []*engine.Target {
+// targets addresses every engine.
+func (f *Fleet) targets() []*engine.Target {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	list := make([]*engine.Target, 0, len(f.order))

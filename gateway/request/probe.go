@@ -25,7 +25,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.srv.Fleet.Exchange(j.srv.Client, c, j.legID("t", j.told.Attempts))
+	x, err := j.srv.Fleet.Exchange(c, j.legID("t", j.told.Attempts))
 	if err != nil {
 		lease.Failed(false, 0)
 		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}

@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // pages are the engines' last metric pages. The ranks of one engine share a
-// page: it is fetched once an interval and never twice at a time.
+// page: it is fetched once per interval and never twice at a time.
 type pages struct {
 	mu sync.Mutex
 	of map[string]*page // by instance
@@ -36,18 +36,18 @@ func (p *pages) find(instance string) *page {
 	return p.of[instance]
 }
 
-// scrape reads a prefill candidate's gauges; NaN is what it does not report.
-func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
-	p := g.pages.find(c.Instance)
+// Scrape reads a prefill candidate's gauges; NaN is what it does not report.
+func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
+	p := f.pages.find(c.Instance)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.at.IsZero() || time.Since(p.at) > g.conf().Prefill.Scrape.Interval/2 {
+	if p.at.IsZero() || time.Since(p.at) > f.host.Settings().Prefill.Scrape.Interval/2 {
 		asked := time.Now()
-		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, g.client, c.Target)
+		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.host.Client, c.Target)
 		p.at = time.Now()
 		if p.err == nil {
-			g.monitor.Heard(c.Instance)
-			g.fleet.Lives(c.Instance, p.sample.StartTime, asked)
+			f.host.Monitor.Heard(c.Instance)
+			f.lives(c.Instance, p.sample.StartTime, asked)
 		}
 	}
 	if p.err != nil {
@@ -63,6 +63,6 @@ func (g *Gateway) scrape(ctx context.Context, c prefill.Candidate) (prefill.Samp
 	capacity, _ := p.sample.CacheTokens(rank)
 	return prefill.Sample{
 		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
-		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: g.monitor.RTT(c.Instance),
+		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.host.Monitor.RTT(c.Instance),
 	}, nil
 }

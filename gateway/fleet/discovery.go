@@ -1,4 +1,4 @@
-package gateway
+package fleet
 
 import (
 	"context"
@@ -16,37 +16,48 @@ import (
 	"evenkeel/engine/discover/kube"
 	"evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/selftest"
 )
 
-// discovery finds engines for the fleet. About one engine the last word counts,
-// as with a reload: discovery speaks of it only when its source says something
+// Discovery finds engines for the fleet; nil finds none. About one engine the last word
+// counts, as with a reload: discovery speaks of it only when its source says something
 // new. The config's own engines it leaves alone.
-type discovery struct {
+type Discovery struct {
 	*discover.Discoverer
 	files []*fileSource
 }
 
-// newDiscovery is nil where nothing is to be discovered.
-func newDiscovery(g *Gateway) (*discovery, error) {
-	set := g.conf()
-	if !set.Discovery.On() {
-		return nil, nil
+// NewDiscovery has sources tell the fleet of engines. It is nil without any.
+func NewDiscovery(f *Fleet, sources ...discover.Source) *Discovery {
+	if len(sources) == 0 {
+		return nil
 	}
-	d := &discovery{}
-	var sources []discover.Source
-	for _, path := range set.Discovery.Files {
-		s := &fileSource{gw: g, path: path, changed: make(chan struct{}, 1)}
-		d.files, sources = append(d.files, s), append(sources, s)
+	cfg := discover.Config{Fleet: Discovered{f}, Sources: sources, Registerer: f.host.Registerer, Log: f.host.Log}
+	if f.host.Settings().Discovery.Probe {
+		cfg.Probe = f.tryOut
 	}
-	for _, c := range set.Discovery.DNS {
+	d := &Discovery{Discoverer: discover.New(cfg)}
+	for _, s := range sources {
+		if file, ok := s.(*fileSource); ok {
+			d.files = append(d.files, file)
+		}
+	}
+	return d
+}
+
+// Sources are those that the config names.
+func (f *Fleet) Sources() (sources []discover.Source, err error) {
+	from := &f.host.Settings().Discovery
+	for _, path := range from.Files {
+		sources = append(sources, &fileSource{settings: f.host.Settings, path: path, changed: make(chan struct{}, 1)})
+	}
+	for _, c := range from.DNS {
 		sources = append(sources, dns.New(dns.Config{
 			Host: c.Name, Type: c.Type, Role: c.Role, Scheme: c.Scheme, Port: c.Port, Interval: c.Interval, Misses: c.Misses,
 			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
 		}))
 	}
-	for i, c := range set.Discovery.Kubernetes {
+	for i, c := range from.Kubernetes {
 		server, namespace, err := cluster.Find(c.Kubeconfig, c.Namespace)
 		if err != nil {
 			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
@@ -57,33 +68,24 @@ func newDiscovery(g *Gateway) (*discovery, error) {
 		}
 		sources = append(sources, kube.New(kube.Config{
 			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,
-			Slices: *c.Slices, Log: g.log,
+			Slices: *c.Slices, Log: f.host.Log,
 			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
 		}))
 	}
-	d.Discoverer = g.newDiscoverer(sources...)
-	return d, nil
+	return sources, nil
 }
 
-// newDiscoverer has sources tell this proxy's fleet.
-func (g *Gateway) newDiscoverer(sources ...discover.Source) *discover.Discoverer {
-	cfg := discover.Config{Fleet: fleet.Discovered{Fleet: g.fleet}, Sources: sources, Registerer: g.reg, Log: g.log}
-	if g.conf().Discovery.Probe {
-		cfg.Probe = g.tryEngine
-	}
-	return discover.New(cfg)
-}
-
-// recheck follows a reload: other engines may be the config's own, and files may
+// Reloaded follows a reload: other engines may be the config's own, and files may
 // name other profiles.
-func (d *discovery) recheck() {
+func (d *Discovery) Reloaded() {
 	if d != nil {
 		d.Recheck()
-		d.lookAtFiles()
+		d.LookAtFiles()
 	}
 }
 
-func (d *discovery) lookAtFiles() {
+// LookAtFiles reads again the files that list engines and that have changed.
+func (d *Discovery) LookAtFiles() {
 	if d == nil {
 		return
 	}
@@ -92,16 +94,17 @@ func (d *discovery) lookAtFiles() {
 	}
 }
 
-func (d *discovery) status() *discover.Status {
+// State is what discovery found; nil without discovery.
+func (d *Discovery) State() *discover.Status {
 	if d == nil {
 		return nil
 	}
 	return new(d.Status())
 }
 
-// failure returns why there may be no engines, as text for an answer; it is empty
+// Failure returns why there may be no engines, as text for an answer; it is empty
 // while every source works.
-func (d *discovery) failure() string {
+func (d *Discovery) Failure() string {
 	if d == nil {
 		return ""
 	}
@@ -115,28 +118,28 @@ func (d *discovery) failure() string {
 	return strings.Join(all, "")
 }
 
-// tryEngine is the probe before an engine's first request. It takes a slot of the
+// tryOut is the probe before an engine's first request. It takes a slot of the
 // decode rank that it is tried on. So it waits while requests from before the engine
 // left have all slots of that rank, and it takes no full rank as decode partner.
-func (g *Gateway) tryEngine(ctx context.Context, e discover.Engine) error {
-	set := g.conf()
-	conf, err := set.CompleteFound(e.Role, fleet.EngineOf(e))
+func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
+	set := f.host.Settings()
+	conf, err := set.CompleteFound(e.Role, EngineOf(e))
 	if err != nil {
 		return err
 	}
-	partners := g.fleet.Partners(e.Role)
-	if e.Role == fleet.Decode {
-		if err := g.awaitSlot(ctx, conf); err != nil {
+	partners := f.partners(e.Role)
+	if e.Role == Decode {
+		if err := f.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
 	} else {
-		full := g.full(ctx)
+		full := f.full(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
 	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners)
-	for _, f := range findings {
-		if f.Level == selftest.Warn {
-			g.log.Warn("discovered engine", zap.String("engine", f.Engine), zap.String("finding", f.Msg))
+	for _, found := range findings {
+		if found.Level == selftest.Warn {
+			f.host.Log.Warn("discovered engine", zap.String("engine", found.Engine), zap.String("finding", found.Msg))
 		}
 	}
 	return err
@@ -148,10 +151,10 @@ const slotPatience = 10 * time.Second
 
 // awaitSlot waits until the rank of an engine on which it is tried has a free
 // slot, by our own accounts: they outlive the engine's absence.
-func (g *Gateway) awaitSlot(ctx context.Context, e config.Engine) error {
+func (f *Fleet) awaitSlot(ctx context.Context, e config.Engine) error {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
-	for end := time.Now().Add(slotPatience); g.full(ctx)[triedRank(e)]; {
+	for end := time.Now().Add(slotPatience); f.full(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
@@ -165,9 +168,9 @@ func (g *Gateway) awaitSlot(ctx context.Context, e config.Engine) error {
 }
 
 // full are the decode ranks without a free slot.
-func (g *Gateway) full(ctx context.Context) map[string]bool {
+func (f *Fleet) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
-	for _, m := range g.dispatcher.Status(ctx).Models {
+	for _, m := range f.host.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			if w.Used >= w.Slots {
 				full[w.Name] = true
@@ -188,10 +191,10 @@ func triedRank(e config.Engine) string {
 
 // fileSource is a file that lists engines. The files' watcher has it look.
 type fileSource struct {
-	gw      *Gateway
-	path    string
-	changed chan struct{}
-	used    [sha256.Size]byte
+	settings func() *Settings
+	path     string
+	changed  chan struct{}
+	used     [sha256.Size]byte
 }
 
 // Name is file: and the path.
@@ -228,13 +231,13 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	s.used = [sha256.Size]byte{}
 	var engines config.Engines
 	if err == nil {
-		engines, err = s.gw.conf().ParseEngines(s.path, text)
+		engines, err = s.settings().ParseEngines(s.path, text)
 	}
 	if err != nil {
 		return nil, true, err
 	}
 	s.used = now
-	for role, side := range map[string][]config.Engine{fleet.Prefill: engines.Prefill, fleet.Decode: engines.Decode} {
+	for role, side := range map[string][]config.Engine{Prefill: engines.Prefill, Decode: engines.Decode} {
 		for _, e := range side {
 			id, err := config.InstanceID(e.URL)
 			if err != nil {

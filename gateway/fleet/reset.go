@@ -1,0 +1,45 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"evenkeel/engine"
+)
+
+// ResetPrefixCaches asks every engine to forget its prefix cache and returns what each
+// that failed answered.
+func (f *Fleet) ResetPrefixCaches(ctx context.Context) error {
+	var mu sync.Mutex
+	var failed []error
+	var wg sync.WaitGroup
+	for _, t := range f.targets() {
+		wg.Go(func() {
+			if err := f.reset(ctx, t); err != nil {
+				mu.Lock()
+				failed = append(failed, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed...)
+}
+
+func (f *Fleet) reset(ctx context.Context, t *engine.Target) error {
+	call := f.host.Client.NewCall(t)
+	defer context.AfterFunc(ctx, call.Abort)()
+	limit := f.host.Settings().Limits.ConnectTimeout
+	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})
+	if err != nil {
+		return err
+	}
+	defer resp.Close()
+	if resp.StatusCode() != http.StatusOK {
+		return fmt.Errorf("engine %s answered %d to /reset_prefix_cache; it needs VLLM_SERVER_DEV_MODE=1", t.ID, resp.StatusCode())
+	}
+	return nil
+}
