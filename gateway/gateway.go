@@ -17,6 +17,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
@@ -44,7 +45,7 @@ type Gateway struct {
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	fleet      *fleet.Fleet
-	advice     *adviser
+	advice     *adviser.Adviser
 	journal    *journal.Journal
 	requests   *request.Server
 
@@ -121,7 +122,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.requests = request.New(g.env())
-	g.advice = newAdviser(g)
+	g.advice = adviser.New(adviser.Host{
+		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Places: g.places,
+	})
+	g.reg.MustRegister(g.advice)
 	sources, err := g.fleet.Sources()
 	if err != nil {
 		return nil, err
@@ -190,7 +194,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
 	g.background.Go(func() { g.config.Watch(g.ctx) })
-	g.background.Go(func() { g.advice.run(g.ctx) })
+	g.background.Go(func() { g.advice.Run(g.ctx) })
 	g.background.Go(func() { g.tellReadiness(g.ctx) })
 	for _, f := range g.beside {
 		g.background.Go(func() { f(g.ctx) })

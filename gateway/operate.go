@@ -58,7 +58,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.state(), HA: g.HA(),
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
-		Advice: g.advice.latest(),
+		Advice: g.advice.Latest(),
 	}
 	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.State()
 	return s

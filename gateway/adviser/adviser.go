@@ -1,4 +1,6 @@
-package gateway
+// Package adviser watches both sides and keeps what there is to advise on the number of
+// ranks (package advice) for metrics and /status. Nothing on a request's way knows of it.
+package adviser
 
 import (
 	"context"
@@ -11,35 +13,42 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/advice"
+	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/pool"
 	"evenkeel/prefill"
 )
 
-// An adviser looks at both sides now and then and keeps what there is to advise
-// for metrics and /status. Its goroutine owns the advisors; nothing on a
-// request's way knows of it.
-type adviser struct {
-	gw    *Gateway
+// An Adviser looks at both sides now and then. The goroutine of Run owns the advisors.
+type Adviser struct {
+	host  Host
 	of    map[string]*advice.Advisor // by board
 	given atomic.Pointer[[]advice.Advice]
 }
 
-func newAdviser(g *Gateway) *adviser {
-	a := &adviser{gw: g, of: map[string]*advice.Advisor{}}
-	g.reg.MustRegister(a)
-	return a
+// Host is the proxy that is advised.
+type Host struct {
+	Settings   func() *config.Advice // in force
+	Fleet      *fleet.Fleet
+	Tier       *prefill.Tier
+	Dispatcher *dispatcher.Dispatcher
+	Places     *pool.Places
 }
 
-// latest is what was advised last, by model.
-func (a *adviser) latest() []advice.Advice {
+// New returns an adviser without advice, which is a collector of metrics.
+func New(h Host) *Adviser { return &Adviser{host: h, of: map[string]*advice.Advisor{}} }
+
+// Latest is what was advised last, by model.
+func (a *Adviser) Latest() []advice.Advice {
 	if given := a.given.Load(); given != nil {
 		return *given
 	}
 	return nil
 }
 
-func (a *adviser) run(ctx context.Context) {
-	set := a.gw.conf().Advice
+// Run looks at both sides until ctx ends.
+func (a *Adviser) Run(ctx context.Context) {
+	set := a.host.Settings()
 	if set.Interval == 0 {
 		return
 	}
@@ -56,16 +65,16 @@ func (a *adviser) run(ctx context.Context) {
 }
 
 // look takes a sample of every model. Boards that are gone are forgotten.
-func (a *adviser) look(ctx context.Context, now time.Time) {
+func (a *Adviser) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	status := a.gw.dispatcher.Status(ctx)
+	status := a.host.Dispatcher.Status(ctx)
 	if ctx.Err() != nil {
 		return // the loop is stuck; half a sample is none
 	}
-	set := a.gw.conf().Advice
+	set := a.host.Settings()
 	given := make([]advice.Advice, 0, len(status.Models))
-	samples := a.gw.samples(now, status.Models)
+	samples := a.samples(now, status.Models)
 	for _, board := range slices.Sorted(maps.Keys(samples)) {
 		if a.of[board] == nil {
 			a.of[board] = advice.New(advice.Settings{Window: set.Window, Calm: set.Calm, Target: set.Target})
@@ -81,26 +90,26 @@ func (a *adviser) look(ctx context.Context, now time.Time) {
 // samples are the boards as they are now, with the prefill ranks that serve
 // them. A model that shares the ranks of its base is a part of it. Of ranks that
 // another proxy admits to nothing is known here.
-func (g *Gateway) samples(now time.Time, boards []dispatcher.ModelStatus) map[string]*advice.Sample {
+func (a *Adviser) samples(now time.Time, boards []dispatcher.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return g.fleet.Admits(w.ID) }) {
+		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return a.host.Fleet.Admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
 	}
 	inflight := 0
-	for _, c := range g.tier.Status() {
+	for _, c := range a.host.Tier.Status() {
 		inflight += c.Inflight
-		if s := all[g.boardOfCandidate(&c, all)]; s != nil && (c.State == "open" || c.State == "closed") {
+		if s := all[a.boardOfCandidate(&c, all)]; s != nil && (c.State == "open" || c.State == "closed") {
 			addPrefill(&s.Prefill, &c)
 		}
 	}
-	full := g.places.Used() >= g.places.Size() && pooled > inflight
-	for model, waiting := range g.tier.Backlogs() {
+	full := a.host.Places.Used() >= a.host.Places.Size() && pooled > inflight
+	for model, waiting := range a.host.Tier.Backlogs() {
 		board := model
-		if r, ok, _ := g.fleet.Lookup(model); ok {
+		if r, ok, _ := a.host.Fleet.Lookup(model); ok {
 			board = r.Board
 		}
 		if s := all[board]; s != nil {
@@ -149,13 +158,13 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 
 // boardOfCandidate is where a prefill rank's hand-offs are decoded, empty where
 // nowhere.
-func (g *Gateway) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
+func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
-		if r, ok, _ := g.fleet.Lookup(model); ok {
+		if r, ok, _ := a.host.Fleet.Lookup(model); ok {
 			board = r.Board
 		}
-		if board = fleet.BoardIn(board, g.fleet.RegionFor(c.Instance)); boards[board] != nil {
+		if board = fleet.BoardIn(board, a.host.Fleet.RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
 	}
@@ -175,18 +184,18 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (a *adviser) Describe(ch chan<- *prometheus.Desc) {
+func (a *Adviser) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range adviceDescriptors {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (a *adviser) Collect(ch chan<- prometheus.Metric) {
+func (a *Adviser) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	for _, one := range a.latest() {
+	for _, one := range a.Latest() {
 		for _, step := range advice.Steps() {
 			on := 0.0
 			if slices.Contains(one.Steps, step) {
