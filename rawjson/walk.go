@@ -8,6 +8,13 @@ import "bytes"
 
 // Space returns the position of the first byte from i on that is not white space.
 func Space(b []byte, i int) int {
+	if i < len(b) && b[i] > ' ' { // nearly always; this much is inlined
+		return i
+	}
+	return skipSpace(b, i)
+}
+
+func skipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
 	}
