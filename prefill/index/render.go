@@ -35,8 +35,8 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 			h.writeByte(separator)
 		}
 	}
-	for message := range rawjson.Elements(messages) {
-		h.message(message)
+	for a := rawjson.ArrayAt(messages, 0); a.Next(); {
+		a.Pos = h.message(messages, a.Val)
 	}
 	return h.text()
 }
@@ -61,12 +61,21 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 
 func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
 
-// message writes one message in an order of our own, whatever the order of its
-// members. Reasoning is left out: templates drop that of earlier turns.
-func (h *Hasher) message(message json.RawMessage) {
+// message writes the message that starts at i in an order of our own, whatever the
+// order of its members, and returns where it ends. Reasoning is left out: templates
+// drop that of earlier turns. A long text is walked once for its end, not twice.
+func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
-	for key, value := range rawjson.Members(message) {
-		switch key {
+	o := rawjson.ObjectAt(messages, i)
+	if o.Pos < 0 {
+		end = rawjson.ValueEnd(messages, i)
+	}
+	for o.Next() {
+		if o.Pos = rawjson.ValueEnd(messages, o.Val); o.Pos < 0 {
+			break
+		}
+		value := messages[o.Val:o.Pos:o.Pos]
+		switch rawjson.Key(o.Key) {
 		case "role":
 			role = value
 		case "name":
@@ -87,6 +96,7 @@ func (h *Hasher) message(message json.RawMessage) {
 		h.compact(calls)
 	}
 	h.writeByte(separator)
+	return max(end, o.Pos) // end is 0 for an object, which ends at o.Pos
 }
 
 // scalar writes a short member and a separator, so that a missing one is not a
