@@ -48,17 +48,3 @@ func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known boo
 	}
 	return line, rtt, known
 }
-
-// learn takes what a probe's answer shows about times. Only a probe that had
-// the engine to itself from its start tells how long its prefill takes.
-func (t *Tier) learn(l *Lease, u Usage) {
-	if !l.alone || u.PromptTokens <= 0 {
-		return
-	}
-	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
-	if u.CachedTokens >= 0 {
-		hit = int64(u.CachedTokens)
-	}
-	ms := float64(t.now.Sub(l.charge.Sent())) / float64(time.Millisecond)
-	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
-}

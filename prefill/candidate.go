@@ -8,7 +8,6 @@ import (
 	"evenkeel/mooncake"
 	"evenkeel/prefill/cache"
 	"evenkeel/prefill/ledger"
-	"evenkeel/prefill/policy"
 )
 
 // Candidate is one place a prompt can be prefilled: a DP rank of a prefill
@@ -45,12 +44,8 @@ type candidate struct {
 	unbounded  bool // said that its capacity is not known
 }
 
-func (t *Tier) newCandidate(id string) *candidate {
-	return &candidate{ring: policy.Vnodes(id), account: t.ledger.Account(id), cache: t.cache.Holdings(id)}
-}
-
-// state is the candidate's one word for metrics and status.
-func (c *candidate) state(now time.Time) string {
+// word is the candidate's state, in one word for metrics and status.
+func (c *candidate) word(now time.Time) string {
 	switch {
 	case !c.configured:
 		return "removed"

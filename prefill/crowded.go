@@ -19,50 +19,50 @@ func (t *Tier) SetSlots(model string, free map[string]int) {
 
 // countOnTheWay counts the prompts of each region that are prefilled or wait for
 // a decode slot there.
-func (t *Tier) countOnTheWay(m *model) {
-	clear(t.onTheWay)
+func (d *chooser) countOnTheWay(m *model) {
+	clear(d.onTheWay)
 	for _, c := range m.servers {
-		t.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
+		d.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
 	}
 }
 
 // crowded says whether a prompt that is prefilled there would wait for a slot:
 // KV does not cross regions. The prompts on their way must have been counted.
-func (t *Tier) crowded(m *model, c *candidate) bool {
-	return m.slots != nil && t.onTheWay[c.Region] >= m.slots[c.Region]
+func (d *chooser) crowded(m *model, c *candidate) bool {
+	return m.slots != nil && d.onTheWay[c.Region] >= m.slots[c.Region]
 }
 
 // filterCrowded drops, in place, the candidates in regions whose decode side is
 // full, unless nobody else could start.
-func (t *Tier) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
+func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
 	if m.slots == nil {
 		return candidates
 	}
-	t.countOnTheWay(m)
-	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !t.crowded(m, c) && t.canStart(r, c) }) {
+	d.countOnTheWay(m)
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !d.crowded(m, c) && d.canStart(r, c) }) {
 		return candidates
 	}
-	return slices.DeleteFunc(candidates, func(c *candidate) bool { return t.crowded(m, c) })
+	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.crowded(m, c) })
 }
 
 // closeCrowded does the same for who asks where a request goes.
-func (t *Tier) closeCrowded(m *model, all []Prefiller) {
+func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	if m.slots == nil {
 		return
 	}
-	t.countOnTheWay(m)
-	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed() && !t.crowded(m, c) }) {
+	d.countOnTheWay(m)
+	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed() && !d.crowded(m, c) }) {
 		for i, c := range m.servers {
-			all[i].Open = all[i].Open && !t.crowded(m, c)
+			all[i].Open = all[i].Open && !d.crowded(m, c)
 		}
 	}
 }
 
 // decodeFull is crowded of a candidate for any of its models.
-func (t *Tier) decodeFull(c *candidate) bool {
+func (d *chooser) decodeFull(c *candidate) bool {
 	for _, name := range c.Models {
-		if m := t.models[name]; m != nil && m.slots != nil {
-			if t.countOnTheWay(m); t.crowded(m, c) {
+		if m := d.models[name]; m != nil && m.slots != nil {
+			if d.countOnTheWay(m); d.crowded(m, c) {
 				return true
 			}
 		}
@@ -73,8 +73,8 @@ func (t *Tier) decodeFull(c *candidate) bool {
 // hopeless says whether a hand-off that the candidate begins now would get no decode
 // slot before its engine drops it, because too many are on their way already. Who
 // waits for that is looked at again when Config.Decode has grown, see Wake.
-func (t *Tier) hopeless(c *candidate) bool {
-	if t.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
+func (d *chooser) hopeless(c *candidate) bool {
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()
@@ -82,10 +82,10 @@ func (t *Tier) hopeless(c *candidate) bool {
 		return false
 	}
 	ahead := 0
-	for _, other := range t.candidates {
+	for _, other := range d.candidates {
 		if other.Board == c.Board {
 			ahead += other.account.Leases[ledger.Probing]
 		}
 	}
-	return ahead >= t.cfg.Decode(c.Board, hold)
+	return ahead >= d.cfg.Decode(c.Board, hold)
 }

@@ -76,37 +76,37 @@ type Prefiller struct {
 }
 
 // elsewhere asks where a request goes, if there is a choice.
-func (t *Tier) elsewhere(m *model, r *Request, since time.Time) Where {
+func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 	if r.Elsewhere == nil {
 		return ToHere
 	}
-	h := Here{Model: m.name, Now: t.now, Round: t.queue.Round(), Tokens: t.tokensOf(r), Since: since, Local: t.local(m, r)}
+	h := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: since, Local: d.local(m, r)}
 	return r.Elsewhere.Where(&h)
 }
 
 // local measures all prefillers of a model for a request; nil: for none.
-func (t *Tier) local(m *model, r *Request) Local {
-	l := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: t.prefillers[:0]}
-	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(t.now), m.pace.TTFTMs()
-	room := r != nil && r.Reserved || t.cfg.Places == nil || t.cfg.Places.Room()
+func (d *chooser) local(m *model, r *Request) Local {
+	l := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
+	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
+	room := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
 	if r == nil {
 		r = &Request{Model: m.name}
 	}
-	t.look(m, r, m.servers)
+	d.look(m, r, m.servers)
 	for i, c := range m.servers {
-		open, _ := c.account.Passes(t.now)
-		p := t.prefiller(c)
-		p.Candidate, p.Live, p.Open = t.view[i], c.Live && c.circuit.Allows(t.now), open && room
-		p.Samples = t.fit.Samples(m.name, c.Hardware)
+		open, _ := c.account.Passes(d.now)
+		p := d.prefiller(c)
+		p.Candidate, p.Live, p.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && room
+		p.Samples = d.fit.Samples(m.name, c.Hardware)
 		l.Prefillers = append(l.Prefillers, p)
 	}
-	t.closeCrowded(m, l.Prefillers)
-	t.prefillers = l.Prefillers
+	d.closeCrowded(m, l.Prefillers)
+	d.prefillers = l.Prefillers
 	return l
 }
 
 // prefiller is what decides how many probes a candidate may have.
-func (t *Tier) prefiller(c *candidate) Prefiller {
+func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.account.SinceIdle()
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
@@ -116,12 +116,12 @@ func (t *Tier) prefiller(c *candidate) Prefiller {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
 	if c.Limit > 0 {
-		p.Foreign = max(0, t.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
+		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
 	}
-	if foreign, all, ok := c.account.Strangers(t.now); ok {
+	if foreign, all, ok := c.account.Strangers(d.now); ok {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(all))
 	}
-	p.Foreign = max(p.Foreign, c.account.Shared().Unanswered)
+	p.Foreign = max(p.Foreign, c.account.Shared.Unanswered)
 	return p
 }
 
@@ -132,7 +132,7 @@ func (t *Tier) Offers(f func(model string, l *Local)) {
 	defer t.unlock()
 	for name, m := range t.models {
 		if len(m.servers) > 0 {
-			l := t.local(m, nil)
+			l := t.choose.local(m, nil)
 			f(name, &l)
 		}
 	}
@@ -148,22 +148,5 @@ func (t *Tier) Waiting(model string) int {
 	return 0
 }
 
-// modelOf is the queue of a model that may be served nowhere but elsewhere.
-func (t *Tier) modelOf(name string) *model {
-	m := t.models[name]
-	if m == nil {
-		m = &model{name: name, cursor: -1, line: t.queue.Line(name)}
-		t.models[name] = m
-	}
-	return m
-}
-
 // offered says that another region may serve what nobody here can.
 func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offered() }
-
-// moved tells who follows how the arrival queue moves.
-func (t *Tier) moved(m *model, r *Request, entered bool) {
-	if r.Elsewhere != nil {
-		r.Elsewhere.Queued(t.now, entered, m.line.Fresh())
-	}
-}

@@ -21,9 +21,6 @@ type EventSource struct {
 	ReplayTimeout  time.Duration
 }
 
-// streams are the candidates' KV events that are followed. Only Run has them.
-type streams map[*candidate]stream
-
 type stream struct {
 	*kvevents.Stream
 	source EventSource
@@ -32,50 +29,56 @@ type stream struct {
 // follow starts and ends streams, so that every candidate that publishes events
 // is followed. One that keeps its ID and its source keeps its stream, up or
 // down: the stream itself sees a restart.
-func (t *Tier) follow(all streams) {
-	wanted := t.sources()
-	for c, s := range all {
+func (r runner) follow() {
+	wanted := r.sources()
+	for c, s := range r.followed {
 		if wanted[c] != s.source {
-			t.unfollow(c, s)
-			delete(all, c)
+			r.unfollow(c, s)
+			delete(r.followed, c)
 		}
 	}
 	for c, source := range wanted {
-		if _, ok := all[c]; ok {
+		if _, ok := r.followed[c]; ok {
 			continue
 		}
-		t.lock()
-		if t.candidates[c.ID] != c { // forgotten meanwhile, with its slots
-			t.unlock()
+		r.lock()
+		if r.candidates[c.ID] != c { // forgotten meanwhile, with its slots
+			r.unlock()
 			continue
 		}
-		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.account.Capacity(), t.now)
-		t.unlock()
+		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.account.Capacity(), r.now)
+		r.unlock()
 		s := stream{kvevents.Start(kvevents.Config{
 			Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
-			Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: &listener{t, c},
+			Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: &listener{r.Tier, c},
 		}), source}
-		all[c] = s
-		t.lock()
+		r.followed[c] = s
+		r.lock()
 		c.cache.Follow(s.Stream)
-		t.unlock()
-		t.cfg.Log.Info("following the KV events of a prefiller", zap.String("candidate", c.ID), zap.String("events", source.Events))
+		r.unlock()
+		r.cfg.Log.Info("following the KV events of a prefiller", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
 }
 
 // unfollow ends a stream and forgets what it told.
-func (t *Tier) unfollow(c *candidate, s stream) {
+func (r runner) unfollow(c *candidate, s stream) {
 	s.Close() // not under the lock, which its last event may wait for
-	t.lock()
+	r.lock()
 	c.cache.Unfollow()
-	t.unlock()
+	r.unlock()
 }
 
-func (t *Tier) sources() map[*candidate]EventSource {
-	t.lock()
-	defer t.unlock()
+func (r runner) unfollowAll() {
+	for c, s := range r.followed {
+		r.unfollow(c, s)
+	}
+}
+
+func (r runner) sources() map[*candidate]EventSource {
+	r.lock()
+	defer r.unlock()
 	wanted := map[*candidate]EventSource{}
-	for _, c := range t.candidates {
+	for _, c := range r.candidates {
 		if c.configured && c.Events.Events != "" && c.Events.Model != "" {
 			wanted[c] = c.Events
 		}

@@ -34,13 +34,13 @@ func (c *candidate) rttMs() float64 {
 
 // measure sets all of a candidate's indicators that do not depend on the
 // request. What waits for it counts like what it runs.
-func (t *Tier) measure(v *policy.Candidate, c *candidate, line policy.Line) {
+func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
-	v.QueuedNewTokens = float64(a.NewTokens + a.Waiting.NewTokens + a.Shared().NewTokens)
-	v.BacklogMs = a.Backlog(t.now) + a.OthersBacklog(line, t.fit.Usual(), c.Decodes, t.now)
-	v.BS = a.Batch(t.now)
+	v.QueuedNewTokens = float64(a.NewTokens + a.Waiting.NewTokens + a.Shared.NewTokens)
+	v.BacklogMs = a.Backlog(d.now) + a.OthersBacklog(line, d.fit.Usual(), c.Decodes, d.now)
+	v.BS = a.Batch(d.now)
 	v.Waiting, v.Running = a.Queue()
 	v.Waiting += float64(a.Waiting.Leases[ledger.Probing])
 	v.ActiveTokens, v.KVTokens = active, kv

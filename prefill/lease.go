@@ -56,7 +56,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	back = back && l.c.circuit.In()
 	t.unlock()
 	if suspected != nil {
-		t.tellSuspected(l.Candidate.ID, suspected)
+		tellSuspected(t.cfg.Log, l.Candidate.ID, suspected)
 	}
 	if back { // logged without the lock
 		t.cfg.Log.Info("prefiller is back: it answered a probe", zap.String("candidate", l.Candidate.ID))
@@ -80,16 +80,31 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	if m := t.models[l.model]; m != nil {
 		m.pace.Answered(t.now, float64(t.now.Sub(l.charge.Sent()))/float64(time.Millisecond))
 	}
-	t.learn(l, u)
+	l.learn(u)
 	found := l.expected.Answered(u, l.c.account.Capacity(), l.c.blockTokens(), t.now)
 	t.metrics.predicted(found)
 	l.charge.Answer(tokens, expires, t.now)
 	return found.Suspected
 }
 
+// learn takes what a probe's answer shows about times. Only a probe that had
+// the engine to itself from its start tells how long its prefill takes.
+func (l *Lease) learn(u Usage) {
+	t := l.tier
+	if !l.alone || u.PromptTokens <= 0 {
+		return
+	}
+	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
+	if u.CachedTokens >= 0 {
+		hit = int64(u.CachedTokens)
+	}
+	ms := float64(t.now.Sub(l.charge.Sent())) / float64(time.Millisecond)
+	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
+}
+
 // tellSuspected logs a change of what is thought of a capacity.
-func (t *Tier) tellSuspected(candidate string, s *cache.Suspected) {
-	log := t.cfg.Log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
+func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
+	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
 	switch s.Suspicion {
 	case cache.HoldsLess:

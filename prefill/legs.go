@@ -54,12 +54,12 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	var m *model
 	var p *policy.Policy
 	for i := range legs {
-		if m, p, err = t.receive(&legs[i]); err != nil {
+		if m, p, err = t.arrivals.receive(&legs[i]); err != nil {
 			return nil, err
 		}
 	}
 	for i := range legs {
-		lease, err := t.atOnce(m, p, &legs[i])
+		lease, err := t.arrivals.atOnce(m, p, &legs[i])
 		if err != nil { // it is the head: the others stay once it does
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if len(rest) == 0 {
 		return tickets, nil
 	}
-	if err := t.mayWait(m, &rest[0], len(rest)); err != nil {
+	if err := t.arrivals.mayWait(m, &rest[0], len(rest)); err != nil {
 		return tickets, err
 	}
 	siblings, d := make([]*waiter, len(rest)), &decided{done: make(chan struct{})}
@@ -84,7 +84,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		d.close()
 	}
 	for i := range rest {
-		w := t.wait(m, p, rest[i])
+		w := t.arrivals.wait(m, p, rest[i])
 		w.siblings, siblings[i], w.decided = siblings, w, d
 		if served > 0 {
 			w.entry.Fix()
@@ -137,16 +137,6 @@ func keepHere(siblings []*waiter) {
 	for _, o := range siblings {
 		o.entry.Fix() // half a request must not be displaced
 		o.stay()
-		o.decided.close()
-	}
-}
-
-// takeAlong has the other legs of a request go where one went.
-func (t *Tier) takeAlong(m *model, w *waiter) {
-	for _, o := range w.siblings {
-		if o.entry.Waits() {
-			t.answer(m, o, nil, ErrElsewhere)
-		}
 		o.decided.close()
 	}
 }

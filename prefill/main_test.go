@@ -90,7 +90,7 @@ func hold(t testing.TB, tier *Tier, id string, p ledger.Phase, promptTokens ...i
 		v := policy.Candidate{}
 		v.TPMs, v.T0Ms = tier.cfg.Calibration.TPMs, tier.cfg.Calibration.T0Ms
 		v.Fit(float64(tokens), 0)
-		l := tier.reserve(c, tier.steer.Usual(), &Request{PromptTokens: tokens}, &v, tier.now)
+		l := tier.choose.reserve(c, tier.steer.Usual(), &Request{PromptTokens: tokens}, &v, tier.now)
 		tier.unlock()
 		switch p {
 		case pooled:
@@ -119,7 +119,7 @@ func requireIdle(t require.TestingT, tier *Tier) {
 	}
 	for _, c := range tier.candidates {
 		require.Equal(t, ledger.Sums{}, c.account.Waiting, "held for %s between rounds", c.ID)
-		require.True(t, c.account.Idle(), "candidate %s has an unanswered probe", c.ID)
+		require.Zero(t, c.account.OldestSent(), "candidate %s has an unanswered probe", c.ID)
 	}
 	_, expires := tier.ledger.NextExpiry()
 	require.False(t, expires)

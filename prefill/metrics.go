@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -35,14 +36,15 @@ type metrics struct {
 	shadowRegret        *prometheus.HistogramVec
 }
 
-func newMetrics() *metrics {
+// newMetrics makes the metrics of a tier with these policies.
+func newMetrics(policies []string) *metrics {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
 	}
 	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{Name: "evenkeel_" + name, Help: help, Buckets: buckets}
 	}
-	return &metrics{
+	m := &metrics{
 		decisions: prometheus.NewCounterVec(counter("prefill_decisions_total",
 			"Prefiller choices by policy, and whether it chose, had only one candidate, or sent a canary."), []string{"policy", "reason"}),
 		decisionSeconds: prometheus.NewHistogram(histogram("prefill_decision_seconds",
@@ -76,6 +78,8 @@ func newMetrics() *metrics {
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
 			"How much worse the choice scores than a shadow policy's own, by that policy, as a share of its own.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
+	m.begin(policies)
+	return m
 }
 
 // begin makes the series whose labels have few values, and those of all
@@ -119,7 +123,6 @@ const (
 	filterPolicy   = "policy"
 )
 
-// forget drops the series of a candidate that is gone.
 // predicted counts how far a prediction of a prefix hit was off.
 func (m *metrics) predicted(v cache.Verdict) {
 	switch {
@@ -143,14 +146,15 @@ func (m *metrics) shadow(regrets []steer.Regret) {
 	}
 }
 
+// forget drops the series of a candidate that is gone.
 func (m *metrics) forget(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(gone)
 	m.probeSeconds.DeletePartialMatch(gone)
 }
 
-func (t *Tier) register(r prometheus.Registerer) error {
-	m := t.metrics
+// register exports them, and what the tier collects itself.
+func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
 		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.hotTransitions, m.affinity,
 		m.shadowDisagreements, m.shadowRegret, t} {
@@ -210,70 +214,80 @@ func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// series is where a scrape of ours is written.
+type series chan<- prometheus.Metric
+
+func (s series) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+}
+
 // Collect implements prometheus.Collector.
 func (t *Tier) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
+	to := series(ch)
 	states, handoffs := map[string]int{}, [ledger.Phases]int{}
 	status, audit := t.status()
 	for _, c := range status {
 		states[c.State]++
-		gauge(inflightDesc, float64(c.Inflight), c.ID)
-		gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
-		gauge(gateDesc, one(c.GateOpen), c.ID)
-		gauge(staleDesc, one(c.Stale), c.ID)
-		ch <- prometheus.MustNewConstMetric(missesDesc, prometheus.CounterValue, float64(c.missed), c.ID)
+		to.gauge(inflightDesc, float64(c.Inflight), c.ID)
+		to.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
+		to.gauge(gateDesc, one(c.GateOpen), c.ID)
+		to.gauge(staleDesc, one(c.Stale), c.ID)
+		to.count(missesDesc, float64(c.missed), c.ID)
 		if c.CapacityTokens > 0 {
-			gauge(usageDesc, c.OwnUsage, c.ID, "own")
+			to.gauge(usageDesc, c.OwnUsage, c.ID, "own")
 		}
 		if c.ScrapedUsage != nil {
-			gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
+			to.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
 		}
 		for p := ledger.Pooled; p < ledger.Phases; p++ {
-			gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
+			to.gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
 			handoffs[p] += c.sums.Leases[p]
 		}
 	}
-	t.collectCaches(ch, status)
+	to.caches(status)
 	for _, state := range candidateStates {
-		gauge(candidatesDesc, float64(states[state]), state)
+		to.gauge(candidatesDesc, float64(states[state]), state)
 	}
 	for p := ledger.Pooled; p < ledger.Phases; p++ {
-		gauge(handoffsDesc, float64(handoffs[p]), p.String())
+		to.gauge(handoffsDesc, float64(handoffs[p]), p.String())
 	}
-	for priority, n := range t.queued() {
-		gauge(queueDesc, float64(n), strconv.Itoa(priority))
+	to.gauge(driftDesc, float64(audit.Drift))
+	to.count(expiredDesc, float64(audit.Expired))
+	to.count(misusesDesc, float64(audit.Misuses))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	queued := t.queue.ByPriority()
+	queued[0] += 0 // priority 0 has its zero
+	for priority, n := range queued {
+		to.gauge(queueDesc, float64(n), strconv.Itoa(priority))
 	}
-	gauge(driftDesc, float64(audit.Drift))
-	ch <- prometheus.MustNewConstMetric(expiredDesc, prometheus.CounterValue, float64(audit.Expired))
-	ch <- prometheus.MustNewConstMetric(misusesDesc, prometheus.CounterValue, float64(audit.Misuses))
-	t.collectLearned(ch)
+	to.learned(&t.state, t.clock())
 }
 
-// collectCaches exports how well the candidates' prefix caches are known.
-func (t *Tier) collectCaches(ch chan<- prometheus.Metric, status []CandidateStatus) {
+// caches exports how well the candidates' prefix caches are known.
+func (s series) caches(status []CandidateStatus) {
 	var all cache.Accuracy
-	of := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
-	}
 	for _, c := range status {
 		all.Sum(&c.accuracy)
-		for _, s := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
-			of(suspectDesc, prometheus.GaugeValue, one(c.CapacitySuspect == s), c.ID, string(s))
+		for _, of := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
+			s.gauge(suspectDesc, one(c.CapacitySuspect == of), c.ID, string(of))
 		}
 		e := c.Events
 		if e == nil {
 			continue
 		}
-		of(preciseDesc, prometheus.GaugeValue, one(c.Mode == cache.Precise), c.ID)
-		of(batchesDesc, prometheus.CounterValue, float64(e.Batches), c.ID)
-		of(gapsDesc, prometheus.CounterValue, float64(e.GapsReplayed), c.ID, "replayed")
-		of(gapsDesc, prometheus.CounterValue, float64(e.GapsCold), c.ID, "cold")
-		of(unreadableDesc, prometheus.CounterValue, float64(e.Unreadable), c.ID)
-		of(lagDesc, prometheus.GaugeValue, e.LagMs/1000, c.ID)
+		s.gauge(preciseDesc, one(c.Mode == cache.Precise), c.ID)
+		s.count(batchesDesc, float64(e.Batches), c.ID)
+		s.count(gapsDesc, float64(e.GapsReplayed), c.ID, "replayed")
+		s.count(gapsDesc, float64(e.GapsCold), c.ID, "cold")
+		s.count(unreadableDesc, float64(e.Unreadable), c.ID)
+		s.gauge(lagDesc, e.LagMs/1000, c.ID)
 	}
-	of(offDesc, prometheus.GaugeValue, all.Off())
+	s.gauge(offDesc, all.Off())
 }
 
 func one(b bool) float64 {
@@ -283,52 +297,35 @@ func one(b bool) float64 {
 	return 0
 }
 
-// collectLearned exports what the tier has learned of prompts and times.
-func (t *Tier) collectLearned(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	count := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	count(promptDesc, t.cache.Totals.Prompt)
-	count(hitDesc, t.cache.Totals.Predicted, "predicted")
-	count(hitDesc, t.cache.Totals.Actual, "actual")
-	stats := t.cache.Stats()
-	gauge(indexBytesDesc, float64(stats.Bytes))
-	gauge(entriesDesc, float64(stats.Entries))
+// learned exports what the tier has learned of prompts and times.
+func (s series) learned(of *state, now time.Time) {
+	tokens, stats := &of.cache.Totals, of.cache.Stats()
+	s.count(promptDesc, float64(tokens.Prompt))
+	s.count(hitDesc, float64(tokens.Predicted), "predicted")
+	s.count(hitDesc, float64(tokens.Actual), "actual")
+	s.gauge(indexBytesDesc, float64(stats.Bytes))
+	s.gauge(entriesDesc, float64(stats.Entries))
 	for reason, n := range stats.Evictions {
-		count(evictionsDesc, n, index.Reason(reason).String())
+		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	for model, told := range t.cache.Feedback() {
-		gauge(feedbackDesc, one(told), model)
+	for model, told := range of.cache.Feedback() {
+		s.gauge(feedbackDesc, one(told), model)
 	}
-	for model, ratio := range t.cache.Ratios() {
-		gauge(ratioDesc, ratio.BytesPerToken(), model)
+	for model, ratio := range of.cache.Ratios() {
+		s.gauge(ratioDesc, ratio.BytesPerToken(), model)
 	}
-	for _, of := range t.fit.All() {
-		if line, known := of.Line(); known {
-			gauge(tpDesc, line.TPMs/1000, of.Model, of.Hardware)
-			gauge(t0Desc, line.T0Ms/1000, of.Model, of.Hardware)
-			gauge(r2Desc, of.R2(), of.Model, of.Hardware)
+	for _, l := range of.fit.All() {
+		if line, known := l.Line(); known {
+			s.gauge(tpDesc, line.TPMs/1000, l.Model, l.Hardware)
+			s.gauge(t0Desc, line.T0Ms/1000, l.Model, l.Hardware)
+			s.gauge(r2Desc, l.R2(), l.Model, l.Hardware)
 		}
 	}
-	if t.steer.Hotspots != nil {
-		n := t.steer.Hotspots.States(t.clock())
-		gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
-		gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))
+	if h := of.steer.Hotspots; h != nil {
+		n := h.States(now)
+		s.gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
+		s.gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))
 	}
-}
-
-// queued counts who waits, by priority; 0 has its zero.
-func (t *Tier) queued() map[int]int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := t.queue.ByPriority()
-	n[0] += 0
-	return n
 }
 
 // finite is nil for what JSON and a gauge cannot say.

@@ -114,9 +114,9 @@ func TestTheLengthOfATokenIsLearned(t *testing.T) {
 	tier := newTier(t, up("a"))
 	acquire(t, tier, prompt("1", text("x", 9000))).Answered(Usage{PromptTokens: 3000, CachedTokens: -1}, time.Time{})
 	r := prompt("2", text("y", 7900))
-	require.Equal(t, 2000, tier.tokensOf(&r))
+	require.Equal(t, 2000, tier.choose.tokensOf(&r))
 	r.Counted, r.PromptTokens = true, 1234
-	require.Equal(t, 1234, tier.tokensOf(&r))
+	require.Equal(t, 1234, tier.choose.tokensOf(&r))
 }
 
 func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {

@@ -38,13 +38,14 @@ func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again
 		t.metrics.budgetExhausted.Inc()
 		return 0, false
 	}
-	return t.backoff(k), true
+	return jittered(retry.Base, k), true
 }
 
 // RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
 // its kind. It costs no engine anything, and so nothing of the budget.
 func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
-	return t.backoff(k), k <= maxUnsent && t.retries().Attempts > 1
+	retry := t.retries()
+	return jittered(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
 }
 
 // retries are the settings in force.
@@ -54,10 +55,10 @@ func (t *Tier) retries() RetryConfig {
 	return t.cfg.Retry
 }
 
-// backoff is a wait after the k-th failure: capped, exponential, with full
+// jittered is a wait after the k-th failure: capped, exponential, with full
 // jitter.
-func (t *Tier) backoff(k int) time.Duration {
-	most := t.retries().Base << min(max(k, 1)-1, 8)
+func jittered(base time.Duration, k int) time.Duration {
+	most := base << min(max(k, 1)-1, 8)
 	return rand.N(most + 1)
 }
 

@@ -13,16 +13,13 @@ import (
 func (t *Tier) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	running, followed := map[*candidate]context.CancelFunc{}, streams{}
-	defer func() {
-		for c, s := range followed {
-			t.unfollow(c, s)
-		}
-	}()
+	r := runner{t, map[*candidate]stream{}}
+	defer r.unfollowAll()
+	running := map[*candidate]context.CancelFunc{}
 	var current ScrapeConfig
 	for {
-		t.follow(followed)
-		wanted, settings := t.liveCandidates()
+		r.follow()
+		wanted, settings := r.live()
 		if settings != current { // every loop has an interval of its own
 			for c, stop := range running {
 				stop()
@@ -40,7 +37,7 @@ func (t *Tier) Run(ctx context.Context) {
 			if running[c] == nil {
 				loop, stop := context.WithCancel(ctx)
 				running[c] = stop
-				wg.Go(func() { t.scrapeEvery(loop, c, settings) })
+				wg.Go(func() { r.scrapeEvery(loop, c, settings) })
 			}
 		}
 		select {
@@ -54,29 +51,35 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 }
 
-// liveCandidates are those to be scraped: none where nothing is.
-func (t *Tier) liveCandidates() (map[*candidate]bool, ScrapeConfig) {
-	t.lock()
-	defer t.unlock()
+// runner is what Run has of its own: the candidates' KV events that are followed.
+type runner struct {
+	*Tier
+	followed map[*candidate]stream
+}
+
+// live are the candidates to be scraped: none where nothing is.
+func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
+	r.lock()
+	defer r.unlock()
 	live := map[*candidate]bool{}
-	if t.cfg.Scrape.Interval == 0 {
-		return live, t.cfg.Scrape
+	if r.cfg.Scrape.Interval == 0 {
+		return live, r.cfg.Scrape
 	}
-	for _, c := range t.candidates {
+	for _, c := range r.candidates {
 		if c.configured && c.Live {
 			live[c] = true
 		}
 	}
-	return live, t.cfg.Scrape
+	return live, r.cfg.Scrape
 }
 
 // scrapeEvery has one scrape in flight at most: a slow engine is asked less
 // often, not more.
-func (t *Tier) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
+func (r runner) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	for {
-		t.scrape(ctx, c, s)
+		r.scrape(ctx, c, s)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -113,7 +116,7 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	before := c.account.Stale()
 	if err != nil {
 		c.account.Miss(at, t.now)
-	} else if c.account.Sampled(sample, at, t.now) {
+	} else if c.account.Sample(sample, at, t.now) {
 		c.cache.Restarted(t.now)
 		t.forget(c)
 	}

@@ -94,5 +94,5 @@ func showAt(t *testing.T, tier *Tier, id string, s Sample) {
 	defer tier.unlock()
 	c := tier.candidates[id]
 	s.KVUsage = math.NaN()
-	c.account.Sampled(s, c.account.Ask(tier.now), tier.now)
+	c.account.Sample(s, c.account.Ask(tier.now), tier.now)
 }

@@ -84,23 +84,23 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
 		a.Drift -= int64(c.account.Held())
-		all = append(all, t.describeCandidate(c))
+		all = append(all, t.choose.describeCandidate(c))
 	}
 	return all, a
 }
 
-func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
+func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	a, others := &c.account, 0.0
 	if len(c.Models) > 0 {
-		line, _ := t.fit.Line(c.Models[0], c.Hardware)
-		others = a.OthersBacklog(line, t.fit.Usual(), c.Decodes, t.now)
+		line, _ := d.fit.Line(c.Models[0], c.Hardware)
+		others = a.OthersBacklog(line, d.fit.Usual(), c.Decodes, d.now)
 	}
 	waiting, running := a.Queue()
 	return CandidateStatus{
 		ID:              c.ID,
 		Instance:        c.Instance,
 		Models:          c.Models,
-		State:           c.state(t.now),
+		State:           c.word(d.now),
 		GateOpen:        !a.Closed(),
 		Inflight:        a.Leases[ledger.Probing],
 		QueuedNewTokens: a.NewTokens,
@@ -116,19 +116,19 @@ func (t *Tier) describeCandidate(c *candidate) CandidateStatus {
 		Foreign:         a.Foreign,
 		ScrapeMisses:    a.Misses,
 		Failures:        c.circuit.Failures(),
-		Batch:           a.Batch(t.now),
-		BacklogMs:       a.Backlog(t.now) + others,
+		Batch:           a.Batch(d.now),
+		BacklogMs:       a.Backlog(d.now) + others,
 		OthersMs:        others,
 		Waiting:         waiting,
 		Running:         running,
 		HeldTokens:      a.KVTokens() - a.Tokens[ledger.Probing],
-		ScrapeAgeMs:     age(t.now, a.SampledAt()),
-		AnswerAgeMs:     age(t.now, a.AnsweredAt()),
-		OldestMs:        age(t.now, a.OldestSent()),
-		CanStart:        t.canStart(&Request{}, c),
-		DecodeFull:      t.decodeFull(c),
+		ScrapeAgeMs:     age(d.now, a.Sampled),
+		AnswerAgeMs:     age(d.now, a.AnsweredAt),
+		OldestMs:        age(d.now, a.OldestSent()),
+		CanStart:        d.canStart(&Request{}, c),
+		DecodeFull:      d.decodeFull(c),
 		IndexBlocks:     c.cache.Held(),
-		Mode:            c.cache.Mode(t.now),
+		Mode:            c.cache.Mode(d.now),
 		Events:          c.eventsStatus(),
 		RTTMs:           c.rttMs(),
 		HitShare:        c.cache.Accuracy.Hits(),
@@ -236,20 +236,20 @@ func (t *Tier) Score(r Request) ([]Scored, error) {
 		return nil, err
 	}
 	m := t.models[r.Model]
-	eligible, _ := t.filterCircuit(m.servers)
-	eligible = t.filterGate(eligible)
+	eligible, _ := t.choose.filterCircuit(m.servers)
+	eligible = t.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: nobody is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}
-	t.look(m, &r, eligible)
+	t.choose.look(m, &r, eligible)
 	var all []Scored
 	for _, name := range t.steer.Names() {
 		p, err := t.steer.Named(name)
 		if err != nil {
 			return nil, err
 		}
-		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, t.view)
-		all = append(all, Scored{name, t.view[choice.Index].ID, p.Explain(t.view, choice.Index, mostRows)})
+		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, t.choose.view)
+		all = append(all, Scored{name, t.choose.view[choice.Index].ID, p.Explain(t.choose.view, choice.Index, mostRows)})
 	}
 	return all, nil
 }

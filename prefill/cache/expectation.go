@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"slices"
 	"time"
 
 	"evenkeel/prefill/index"
@@ -15,7 +16,6 @@ type Expectation struct {
 	hit      int  // tokens thought to be in the cache
 	hung     bool // they were being computed then
 	left     index.Speculation
-	at       int // among the pending ones
 }
 
 // Usage is what an engine says it did for a probe.
@@ -33,7 +33,6 @@ func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit i
 	if len(p.Keys) > 0 {
 		e.hung = h.computes(p, h.Blocks(matched, p))
 		e.left = h.cache.index.Speculate(h.Place(p, model, capacity, now), p.Keys)
-		e.at = len(h.pending)
 		h.pending = append(h.pending, e)
 	}
 }
@@ -55,12 +54,8 @@ func (h *Holdings) computes(p *Prompt, blocks int) bool {
 
 // end lets go of the prompt: a hand-off may wait for minutes.
 func (e *Expectation) end() {
-	h := e.holdings
-	if len(e.prompt.Keys) > 0 {
-		last := len(h.pending) - 1
-		h.pending[e.at], h.pending[last].at = h.pending[last], e.at
-		h.pending[last] = nil
-		h.pending = h.pending[:last]
+	if i := slices.Index(e.holdings.pending, e); i >= 0 {
+		e.holdings.pending = slices.Delete(e.holdings.pending, i, i+1)
 	}
 	e.prompt = Prompt{}
 }

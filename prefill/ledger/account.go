@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"evenkeel/prefill/policy"
@@ -68,25 +69,21 @@ func (s Share) Plus(o Share) Share {
 type Account struct {
 	Sums
 	Gauges
-	Waiting Sums // what waits for the candidate while one round of decisions runs
+	Owner      string
+	Waiting    Sums      // what waits for the candidate while one round of decisions runs
+	Shared     Share     // of other dispatchers; SetShared changes it
+	AnsweredAt time.Time // the last of our probes
 
-	ledger   *Ledger
-	owner    string
-	capacity int64 // KV tokens it is configured to have, 0: the scrape says
-	shared   Share // of other dispatchers
-	gate     gate
-	oldest   *Charge // unanswered probes in the order in which they were sent
-	newest   *Charge
-	answered time.Time // the last of ours
+	ledger     *Ledger
+	capacity   int64 // KV tokens it is configured to have, 0: the scrape says
+	gate       gate
+	unanswered []*Charge // probes, in the order in which they were sent
 }
 
 // Account returns that of a candidate, with nothing charged.
 func (l *Ledger) Account(owner string) Account {
-	return Account{ledger: l, owner: owner, Gauges: Gauges{usage: math.NaN()}}
+	return Account{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
 }
-
-// Owner is whose account it is.
-func (a *Account) Owner() string { return a.owner }
 
 // SetCapacity says how many KV tokens the candidate is configured to have; 0: what
 // the scrape says.
@@ -114,69 +111,42 @@ func (a *Account) Wait(w Weight) {
 // Share is what we have there.
 func (a *Account) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
 
-// Shared is what other dispatchers have there.
-func (a *Account) Shared() Share { return a.shared }
-
 // SetShared takes what other dispatchers say that they have there.
 func (a *Account) SetShared(s Share, now time.Time) {
-	if a.shared != s {
-		a.shared = s
+	if a.Shared != s {
+		a.Shared = s
 		a.UpdateGate(now)
 	}
 }
 
-// send and answer keep the unanswered probes, and the scraped queue in step with
-// what we do.
-func (a *Account) send(c *Charge) {
-	c.before = a.newest
-	if a.newest != nil {
-		a.newest.after = c
-	} else {
-		a.oldest = c
-	}
-	a.newest = c
-	a.sends++
-	a.queued++
-}
-
+// answer takes a probe off the unanswered ones, and off the scraped queue.
 func (a *Account) answer(c *Charge, now time.Time) {
-	if c.before != nil {
-		c.before.after = c.after
-	} else {
-		a.oldest = c.after
-	}
-	if c.after != nil {
-		c.after.before = c.before
-	} else {
-		a.newest = c.before
-	}
-	c.before, c.after = nil, nil
-	a.answered = now
+	i := slices.Index(a.unanswered, c)
+	a.unanswered = slices.Delete(a.unanswered, i, i+1)
+	a.AnsweredAt = now
 	a.answers++
 	a.settleOne()
 }
 
-// Idle reports whether the engine has answered all our probes.
-func (a *Account) Idle() bool { return a.oldest == nil && a.newest == nil }
-
-// OldestSent is when the oldest unanswered probe was sent; zero: there is none.
+// OldestSent is when the oldest unanswered probe was sent; zero: all are answered.
 func (a *Account) OldestSent() time.Time {
-	if a.oldest == nil {
+	if len(a.unanswered) == 0 {
 		return time.Time{}
 	}
-	return a.oldest.sent
+	return a.unanswered[0].sent
 }
 
-// AnsweredAt is when a probe of ours was answered last.
-func (a *Account) AnsweredAt() time.Time { return a.answered }
-
-// runningSince is when the engine can have begun with the oldest probe at the
-// latest. There must be one.
-func (a *Account) runningSince() time.Time {
-	if a.answered.After(a.oldest.sent) {
-		return a.answered
+// running is the oldest unanswered probe, and when the engine can have begun with
+// it at the latest; nil: all are answered.
+func (a *Account) running() (oldest *Charge, since time.Time) {
+	if len(a.unanswered) == 0 {
+		return nil, since
 	}
-	return a.oldest.sent
+	oldest = a.unanswered[0]
+	if a.AnsweredAt.After(oldest.sent) {
+		return oldest, a.AnsweredAt
+	}
+	return oldest, oldest.sent
 }
 
 // A probe that takes so many times its prediction and then some is stuck, or
@@ -189,11 +159,12 @@ const (
 // StallsAt is when a candidate that does not answer is no longer waited for;
 // false while it has nothing to answer.
 func (a *Account) StallsAt() (time.Time, bool) {
-	if a.oldest == nil {
-		return time.Time{}, false
+	oldest, since := a.running()
+	if oldest == nil {
+		return since, false
 	}
-	predicted := time.Duration(a.oldest.Weight.PredictedUs) * time.Microsecond
-	return a.runningSince().Add(stallFactor*predicted + stallSlack), true
+	predicted := time.Duration(oldest.Weight.PredictedUs) * time.Microsecond
+	return since.Add(stallFactor*predicted + stallSlack), true
 }
 
 // Stalled reports whether that moment has come.
@@ -206,11 +177,11 @@ func (a *Account) Stalled(now time.Time) bool {
 // counts like what it runs.
 func (a *Account) Backlog(now time.Time) float64 {
 	waiting := float64(a.Waiting.PredictedUs) / 1000
-	if a.oldest == nil {
+	oldest, since := a.running()
+	if oldest == nil {
 		return waiting
 	}
-	elapsed := float64(now.Sub(a.runningSince())) / float64(time.Millisecond)
-	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(a.oldest.Weight.PredictedUs)/1000, elapsed)
+	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000, float64(now.Sub(since))/float64(time.Millisecond))
 }
 
 // OthersBacklog is the part of backlog_ms that other dispatchers and strangers
@@ -219,8 +190,8 @@ func (a *Account) Backlog(now time.Time) float64 {
 // running prompt counts half, because on average half of it is done. On an engine
 // that also decodes, running requests do not count, because they may be decodes.
 func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
-	told := float64(a.shared.Unanswered)
-	ms := told*line.T0Ms + line.TPMs*float64(a.shared.NewTokens)
+	told := float64(a.Shared.Unanswered)
+	ms := told*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
 	if !a.Current(now) {
 		return ms
 	}
@@ -235,7 +206,7 @@ func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes b
 // Batch is the indicator bs: our unanswered probes and what others sent, as they
 // say or a sample shows, while it is current.
 func (a *Account) Batch(now time.Time) float64 {
-	others := float64(a.shared.Unanswered)
+	others := float64(a.Shared.Unanswered)
 	if a.Current(now) {
 		others = max(others, a.Foreign)
 	}
@@ -245,7 +216,7 @@ func (a *Account) Batch(now time.Time) float64 {
 // Ahead is how many requests would be before one more probe: our unanswered ones,
 // and what others have there or have waiting there.
 func (a *Account) Ahead(now time.Time) float64 {
-	others := float64(a.shared.Unanswered)
+	others := float64(a.Shared.Unanswered)
 	if a.Current(now) {
 		others = max(others, a.foreignQueue)
 	}

@@ -71,8 +71,6 @@ type Charge struct {
 	since   time.Time // when it got into this phase
 	expires time.Time // when the engine frees the KV by itself; zero while probing
 	place   int       // in the heap of expiries
-
-	before, after *Charge // among the account's unanswered probes
 }
 
 // Charge books a prompt. c must not move.
@@ -85,7 +83,9 @@ func (a *Account) Charge(c *Charge, w Weight, h *Holder, now time.Time) {
 	}
 	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, sent: now, since: now}
 	a.add(Probing, w)
-	a.send(c)
+	a.unanswered = append(a.unanswered, c)
+	a.sends++
+	a.engineWaits++
 	a.ledger.charged++
 	a.UpdateGate(now)
 }
@@ -96,8 +96,7 @@ func (c *Charge) Phase() Phase { return c.phase }
 // Sent is when the prompt was charged.
 func (c *Charge) Sent() time.Time { return c.sent }
 
-// MayAnswer reports whether the probe is not answered yet. That it is would be a
-// misuse.
+// MayAnswer reports whether the probe is not answered yet; else it counts a misuse.
 func (c *Charge) MayAnswer() bool {
 	if c.settled || c.phase != Probing {
 		c.account.ledger.misuses++
@@ -166,7 +165,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	if c.phase == Probing {
 		a.answer(c, now)
 	} else {
-		a.ledger.expiries.remove(c)
+		heap.Remove(&a.ledger.expiries, c.place)
 	}
 	c.phase, c.Weight.Tokens, c.since = to, tokens, now
 	if to == Ended {
@@ -174,7 +173,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 		a.ledger.released++
 	} else {
 		a.add(to, c.Weight)
-		a.ledger.expiries.push(c)
+		heap.Push(&a.ledger.expiries, c)
 	}
 	a.UpdateGate(now)
 }

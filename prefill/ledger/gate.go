@@ -21,7 +21,7 @@ type kvState struct {
 
 // UpdateGate must follow every change of what moves the gate.
 func (a *Account) UpdateGate(now time.Time) {
-	a.gate.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
+	a.gate.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.Shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
 }
 
 // Closed reports whether new probes are kept from the candidate.

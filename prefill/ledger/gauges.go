@@ -22,19 +22,19 @@ type Gauges struct {
 	Missed  uint64        // failed scrapes, ever
 	Block   int           // tokens of a KV block, 0: not told
 	RTT     time.Duration // 0: not measured
+	Sampled time.Time     // when the last good scrape was sent
 
 	usage        float64 // of the KV cache, NaN: none
 	scraped      int64   // capacity in KV tokens
 	foreignQueue float64 // of Foreign, those that certainly wait
 	waits        float64 // at the last scrape, ours too
-	queued       float64 // requests the engine holds back and runs, ours that
-	running      float64 // came and went since the scrape included
+	engineWaits  float64 // requests the engine holds back and runs, ours that
+	engineRuns   float64 // came and went since the scrape included
 	sends        int     // of ours, ever
 	answers      int
 	startTime    float64
 	asked        time.Time     // when the scrape under way was sent; zero: none is
 	took         time.Duration // by the last scrape, failed or not
-	sampleSent   time.Time     // when the last good scrape was sent
 	idle         idle
 }
 
@@ -56,17 +56,14 @@ func (a *Account) Current(now time.Time) bool {
 	if !a.asked.IsZero() {
 		each = max(each, now.Sub(a.asked))
 	}
-	return now.Sub(a.sampleSent) <= 3*each
+	return now.Sub(a.Sampled) <= 3*each
 }
-
-// SampledAt is when the last good scrape was sent.
-func (a *Account) SampledAt() time.Time { return a.sampleSent }
 
 // Own is the share of the KV cache that dispatchers' accounts say is taken; 0 while
 // the capacity is unknown, so that then only the scraped share closes the gate.
 func (a *Account) Own() float64 {
 	if capacity := a.Capacity(); capacity > 0 {
-		return float64(a.KVTokens()+a.shared.KVTokens) / float64(capacity)
+		return float64(a.KVTokens()+a.Shared.KVTokens) / float64(capacity)
 	}
 	return 0
 }
@@ -91,7 +88,7 @@ func (a *Account) Usage() float64 {
 
 // Queue is how many requests the engine holds back and runs, ours that came and went
 // since the scrape included.
-func (a *Account) Queue() (waiting, running float64) { return a.queued, a.running }
+func (a *Account) Queue() (waiting, running float64) { return a.engineWaits, a.engineRuns }
 
 // Strangers is how many requests wait at the engine that are not ours, and how many
 // wait at all; false: no current sample says.
@@ -129,13 +126,13 @@ func (a *Account) Miss(at Mark, now time.Time) {
 	a.UpdateGate(now)
 }
 
-// Sampled books what a scrape said. What the engine counts beyond our own unanswered
+// Sample books what a scrape said. What the engine counts beyond our own unanswered
 // probes came from others. It reports whether the engine has started anew since the
 // last one.
-func (a *Account) Sampled(s Sample, at Mark, now time.Time) (restarted bool) {
+func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	a.asked, a.took = time.Time{}, now.Sub(at.sent)
 	if restarted = a.startTime > 0 && s.StartTime > 0 && s.StartTime != a.startTime; restarted {
-		a.ledger.freeOrphans(a, a.sampleSent, now)
+		a.ledger.freeOrphans(a, a.Sampled, now)
 	}
 	if s.StartTime > 0 {
 		a.startTime = s.StartTime
@@ -157,12 +154,12 @@ func (a *Account) Sampled(s Sample, at Mark, now time.Time) (restarted bool) {
 		if s.Waiting == 0 {
 			a.idle = idle{s.Running, at.sends, at.answers}
 		}
-		a.queued, a.running = s.Waiting+float64(a.sends-at.sends), s.Running
+		a.engineWaits, a.engineRuns = s.Waiting+float64(a.sends-at.sends), s.Running
 		for range a.answers - at.answers {
 			a.settleOne()
 		}
 	}
-	a.sampleSent, a.Misses = at.sent, 0
+	a.Sampled, a.Misses = at.sent, 0
 	a.UpdateGate(now)
 	return restarted
 }
@@ -170,9 +167,9 @@ func (a *Account) Sampled(s Sample, at Mark, now time.Time) (restarted bool) {
 // settleOne takes a finished request off the running ones, or off the waiting
 // ones where the scrape had not seen it run.
 func (a *Account) settleOne() {
-	if a.running >= 1 {
-		a.running--
+	if a.engineRuns >= 1 {
+		a.engineRuns--
 	} else {
-		a.queued = max(0, a.queued-1)
+		a.engineWaits = max(0, a.engineWaits-1)
 	}
 }

@@ -4,10 +4,7 @@
 // lock: its owner gives it the time of each event.
 package ledger
 
-import (
-	"container/heap"
-	"time"
-)
+import "time"
 
 // Ledger is what all accounts have in common.
 type Ledger struct {
@@ -101,7 +98,3 @@ func (e *expiries) Pop() any {
 	*e = old[:len(old)-1]
 	return c
 }
-
-// remove takes a charge out, push puts it in, by the time it ends now.
-func (e *expiries) remove(c *Charge) { heap.Remove(e, c.place) }
-func (e *expiries) push(c *Charge)   { heap.Push(e, c) }

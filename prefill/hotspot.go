@@ -14,59 +14,59 @@ const tracked = 0.5
 
 // filterHot tells the detector of a request and keeps its class off the
 // candidates that hold it while the detector says so. It returns the candidates
-// that are left, t.view beside them, and the state of the class.
-func (t *Tier) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
-	if t.steer.Hotspots == nil {
+// that are left, d.view beside them, and the state of the class.
+func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
+	if d.steer.Hotspots == nil {
 		return eligible, steer.OK
 	}
-	depth := r.Prompt.ClassDepth(t.cfg.Hotspot.ClassTokens)
-	class, holders, others := t.classOf(r, m, depth)
+	depth := r.Prompt.ClassDepth(d.cfg.Hotspot.ClassTokens)
+	class, holders, others := d.classOf(r, m, depth)
 	if !r.seen.counted && !r.Reserved && len(r.Exclude) == 0 {
 		r.seen.counted = true
-		t.steer.Hotspots.Arrive(t.now, class)
+		d.steer.Hotspots.Arrive(d.now, class)
 	}
 	if class == 0 {
 		return eligible, steer.OK
 	}
-	state := t.steer.Hotspots.Look(t.now, class, holders, others)
+	state := d.steer.Hotspots.Look(d.now, class, holders, others)
 	if state == steer.Alarm && !r.seen.weighed {
 		r.seen.weighed = true
-		p.Choose(q, t.view)
+		p.Choose(q, d.view)
 		best, rest := math.Inf(1), math.Inf(1)
 		for i, c := range eligible {
 			s := p.ScoreOf(i)
-			switch holds := c.cache.Blocks(t.found, &r.Prompt) >= depth; {
+			switch holds := c.cache.Blocks(d.found, &r.Prompt) >= depth; {
 			case holds && s < best:
 				best = s
 			case !holds && s < rest:
 				rest = s
 			}
 		}
-		state = t.steer.Hotspots.Weigh(t.now, class, best, rest)
+		state = d.steer.Hotspots.Weigh(d.now, class, best, rest)
 	}
 	if state != steer.Filter {
 		return eligible, state
 	}
-	holds := func(c *candidate) bool { return c.cache.Blocks(t.found, &r.Prompt) >= depth }
+	holds := func(c *candidate) bool { return c.cache.Blocks(d.found, &r.Prompt) >= depth }
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !holds(c) }) {
-		t.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
+		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm
 	}
 	kept := 0
 	for i, c := range eligible {
 		if !holds(c) {
-			eligible[kept], t.view[kept] = c, t.view[i]
+			eligible[kept], d.view[kept] = c, d.view[i]
 			kept++
 		}
 	}
-	t.view = t.view[:kept]
-	policy.Aggregate(t.view)
+	d.view = d.view[:kept]
+	policy.Aggregate(d.view)
 	return eligible[:kept], state
 }
 
 // classOf is the class of a request, 0 where none is watched, and how many live
 // candidates hold its prefix and do not.
-func (t *Tier) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
+func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 {
 		return 0, 0, 0
 	}
@@ -75,7 +75,7 @@ func (t *Tier) classOf(r *Request, m *model, depth int) (class uint64, holders, 
 		if !c.Live {
 			continue
 		}
-		blocks := c.cache.Blocks(t.found, &r.Prompt)
+		blocks := c.cache.Blocks(d.found, &r.Prompt)
 		longest = max(longest, blocks)
 		if blocks >= depth {
 			holders++

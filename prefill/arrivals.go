@@ -1,0 +1,211 @@
+package prefill
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
+)
+
+// arrivals are the requests that wait, and decides which of them pass. Its methods
+// are called under the tier's lock.
+type arrivals struct {
+	*state
+	choose *chooser
+}
+
+// enter serves a request at once, refuses it, or returns its waiter.
+func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
+	m, p, err := a.receive(&r)
+	if err != nil {
+		return nil, nil, err
+	}
+	if lease, err := a.atOnce(m, p, &r); lease != nil || err != nil {
+		return nil, lease, err
+	}
+	if err := a.mayWait(m, &r, 1); err != nil {
+		return nil, nil, err
+	}
+	return a.wait(m, p, r), nil, nil
+}
+
+// receive checks a request and serves first who could have passed before it.
+func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
+	p, err := a.steer.Named(r.Policy)
+	if err != nil {
+		return nil, nil, badPolicy(err)
+	}
+	if !r.Reserved && len(r.Exclude) == 0 {
+		a.budget.request(a.now)
+	}
+	if err := a.servable(r.Model); err != nil && !r.offered() {
+		return nil, p, err
+	}
+	if r.Arrival.IsZero() {
+		r.Arrival = a.now
+	}
+	a.serve()
+	m := a.modelOf(r.Model)
+	if !r.Reserved && len(r.Exclude) == 0 {
+		m.pace.Arrived(a.now)
+	}
+	return m, p, nil
+}
+
+// atOnce serves a request that nobody is ahead of. Any other may still pass
+// those in front, from the queue.
+func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
+	if m.line.Waits(!r.Reserved) {
+		return nil, nil
+	}
+	a.queue.StartRound()
+	lease, why := a.choose.tryServe(m, p, r, a.now)
+	a.choose.letGo()
+	if why == away {
+		a.forgetEmpty(m)
+		return nil, ErrElsewhere
+	}
+	return lease, nil
+}
+
+// mayWait makes room in the queue for n requests like this one.
+func (a *arrivals) mayWait(m *model, r *Request, n int) error {
+	if !a.now.Before(r.Arrival.Add(a.cfg.Queue.Timeout)) {
+		return a.timeout(m)
+	}
+	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
+		return a.full(r.Model)
+	}
+	return nil
+}
+
+func (a *arrivals) full(model string) error {
+	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise prefill.queue.max", ErrQueueFull, a.cfg.Queue.Max, model)
+}
+
+// makeRoom displaces those that yield to n requests like this one, none unless
+// there is room for all then.
+func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
+	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, a.cfg.Queue.Max)
+	for _, e := range displaced {
+		a.metrics.displaced.Inc()
+		e.Of.conclude(nil, a.full(r.Model))
+	}
+	return ok
+}
+
+func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
+	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.cfg.Queue.Timeout), done: make(chan struct{})}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Reserved: r.Reserved}
+	m.line.Add(&w.entry)
+	a.moved(m, &w.Request, true)
+	return w
+}
+
+// timeout says what a request waited for in vain.
+func (a *arrivals) timeout(m *model) error {
+	if len(m.servers) == 0 {
+		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, a.cfg.Queue.Timeout)
+	}
+	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
+		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), a.cfg.Queue.Timeout)
+	}
+	for _, c := range m.servers {
+		if c.Live && !c.account.Closed() {
+			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, a.cfg.Queue.Timeout)
+		}
+	}
+	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, a.cfg.Queue.Timeout)
+}
+
+// serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take
+// no more is held for it, its tokens charged there for those behind it; they
+// pass where their best is another.
+func (a *arrivals) serve() {
+	if a.queue.Len() == 0 {
+		return
+	}
+	a.queue.StartRound()
+	for e := a.queue.Next(); e != nil; e = a.queue.Next() {
+		w := e.Of
+		m := a.models[w.Model]
+		if err := a.servable(m.name); err != nil && !w.offered() {
+			a.answer(m, w, nil, err)
+			continue
+		}
+		lease, why := a.choose.tryServe(m, w.policy, &w.Request, w.since)
+		switch why {
+		case 0:
+			a.answer(m, w, lease, nil)
+		case nobody:
+			m.line.Settle()
+		case away:
+			a.answer(m, w, nil, ErrElsewhere)
+			a.takeAlong(m, w)
+		case noPlace:
+			a.queue.NoPlaces()
+		case held:
+			e.Hold()
+		default:
+			m.line.Shut()
+		}
+	}
+	a.choose.letGo()
+}
+
+// answer takes a waiter out of its queue with what became of it.
+func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
+	if lease != nil || errors.Is(err, ErrElsewhere) {
+		w.entry.Served()
+	}
+	if lease != nil {
+		keepHere(w.siblings)
+	}
+	w.entry.Remove()
+	a.moved(m, &w.Request, false)
+	w.conclude(lease, err)
+	a.forgetEmpty(m)
+}
+
+// takeAlong has the other legs of a request go where one went.
+func (a *arrivals) takeAlong(m *model, w *waiter) {
+	for _, o := range w.siblings {
+		if o.entry.Waits() {
+			a.answer(m, o, nil, ErrElsewhere)
+		}
+		o.decided.close()
+	}
+}
+
+// moved tells who follows how the arrival queue moves.
+func (a *arrivals) moved(m *model, r *Request, entered bool) {
+	if r.Elsewhere != nil {
+		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
+	}
+}
+
+// wakeAt is when a hold timeout, a canary, the end of an outage or of patience may
+// let somebody pass; zero: time alone does not.
+func (a *arrivals) wakeAt() (next time.Time) {
+	sooner := func(at time.Time) {
+		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	if at, ok := a.ledger.NextExpiry(); ok {
+		sooner(at)
+	}
+	for _, c := range a.candidates {
+		sooner(c.circuit.Until())
+		if at, ok := c.account.CanaryAt(); ok {
+			sooner(at)
+		}
+		if at, ok := c.account.StallsAt(); ok {
+			sooner(at)
+		}
+	}
+	return next
+}

@@ -1,0 +1,157 @@
+package prefill
+
+import (
+	"fmt"
+	"slices"
+
+	"evenkeel/prefill/fit"
+	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
+)
+
+// roster is which candidates there are, and what they serve.
+type roster struct {
+	candidates map[string]*candidate // by ID, the removed with charges too
+	models     map[string]*model
+	unknown    bool // a live candidate has not named its models yet, or nobody has
+}
+
+// model is what serves one model name, and who waits for it.
+type model struct {
+	name    string
+	servers []*candidate // in configured order
+	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
+	line    *queue.Line[*waiter]
+	pace    fit.Pace
+	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
+}
+
+// replace sets the candidates.
+func (s *state) replace(candidates []Candidate) {
+	cursors := s.cursors()
+	for _, c := range s.candidates {
+		c.configured = false
+	}
+	for _, m := range s.models {
+		m.servers = nil
+	}
+	named := false
+	s.unknown = false
+	for i, given := range candidates {
+		c := s.candidates[given.ID]
+		if c == nil {
+			c = s.newCandidate(given.ID)
+			s.candidates[given.ID] = c
+		} else if c.configured {
+			continue
+		}
+		s.configure(c, given, i)
+		named = named || len(given.Models) > 0
+		s.unknown = s.unknown || given.Live && len(given.Models) == 0
+	}
+	s.unknown = s.unknown || !named
+	for name, m := range s.models {
+		m.cursor = cursorAfter(cursors[name])
+		s.forgetEmpty(m)
+	}
+	for _, c := range s.candidates {
+		s.forget(c)
+	}
+	s.forgetModels()
+}
+
+func (s *state) newCandidate(id string) *candidate {
+	return &candidate{ring: policy.Vnodes(id), account: s.ledger.Account(id), cache: s.cache.Holdings(id)}
+}
+
+// configure takes over what the caller says about a candidate.
+func (s *state) configure(c *candidate, given Candidate, order int) {
+	if given.Live && !c.Live {
+		c.account.Misses = 0 // what was missed while it was down says nothing
+		c.cache.Restarted(s.now)
+	}
+	c.Candidate, c.order, c.configured = given, order, true
+	for _, name := range given.Models {
+		m := s.modelOf(name)
+		if !slices.Contains(m.servers, c) {
+			m.servers = append(m.servers, c)
+		}
+	}
+	c.account.SetCapacity(given.CapacityTokens, s.now)
+}
+
+// cursors returns, for each model, its candidates up to the one round-robin
+// chose last, that one first.
+func (s *state) cursors() map[string][]*candidate {
+	passed := map[string][]*candidate{}
+	for name, m := range s.models {
+		for _, c := range m.servers {
+			if c.order <= m.cursor {
+				passed[name] = append(passed[name], c)
+			}
+		}
+		slices.Reverse(passed[name])
+	}
+	return passed
+}
+
+// cursorAfter is where round-robin goes on among the new candidates: behind
+// the last one it passed that is still there.
+func cursorAfter(passed []*candidate) int {
+	for _, c := range passed {
+		if c.configured {
+			return c.order
+		}
+	}
+	return -1
+}
+
+// forgetModels drops what was learned of models that no candidate serves any more.
+func (s *state) forgetModels() {
+	gone := func(name string) bool { return s.models[name] == nil }
+	s.fit.Forget(gone)
+	s.cache.Forget(gone)
+}
+
+// forget drops a removed candidate once nothing is charged to it.
+func (s *state) forget(c *candidate) {
+	if !c.configured && c.account.Held() == 0 {
+		delete(s.candidates, c.ID)
+		c.cache.Close()
+		s.metrics.forget(c.ID)
+	}
+}
+
+// modelOf is a model's, made for one that may be served nowhere but elsewhere.
+func (s *state) modelOf(name string) *model {
+	m := s.models[name]
+	if m == nil {
+		m = &model{name: name, cursor: -1, line: s.queue.Line(name)}
+		s.models[name] = m
+	}
+	return m
+}
+
+// forgetEmpty drops a model that nobody serves here and nobody waits for.
+func (s *state) forgetEmpty(m *model) {
+	if len(m.servers) == 0 && m.line.Empty() {
+		delete(s.models, m.name)
+		s.queue.Drop(m.name)
+	}
+}
+
+// servable says why no candidate could ever take a request for the model, as
+// things stand; nil if one is live or may soon be so again.
+func (s *state) servable(name string) error {
+	m := s.models[name]
+	switch {
+	case m == nil || len(m.servers) == 0:
+		if s.unknown {
+			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models", ErrUnavailable, name)
+		}
+		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
+	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live || c.Late }):
+		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.servers))
+	}
+	return nil
+}
