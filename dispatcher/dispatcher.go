@@ -73,7 +73,7 @@ type Dispatcher struct {
 	policy  atomic.Pointer[string] // canonical name, of barrier groups
 	paces   sync.Map               // of *pace, by board
 	done    chan struct{}
-	last    Status // what was left at the end; read after done is closed
+	last    board.Status // what was left at the end; read after done is closed
 }
 
 // Start runs a dispatcher until ctx is cancelled. Then every waiting entry
@@ -105,7 +105,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1)}
 	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
-		w.leave(d.cfg.Places, Result{Err: ErrDraining})
+		w.leave(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
 	return w.result
 }
@@ -119,7 +119,7 @@ func (d *Dispatcher) Withdraw(e *pool.Entry) {
 
 // Release gives a slot back. Only the first call counts: a second one is a bug
 // of the caller that is counted and changes nothing.
-func (d *Dispatcher) Release(s *Slot, o Outcome) {
+func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	if !s.released.CompareAndSwap(false, true) {
 		d.metrics.doubleReleases.Inc()
 		return
@@ -132,7 +132,7 @@ func (d *Dispatcher) Release(s *Slot, o Outcome) {
 // count again when it comes back. When it returns the rounds that decided on the
 // fleet before are over: a rank that is up no more gets nothing that is not
 // bound to it by then.
-func (d *Dispatcher) SetWorkers(ws []Worker) {
+func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	ws = slices.Clone(ws)
 	_ = d.ask(func(r *runner) error { // after the end nothing is bound any more
 		r.setWorkers(ws)
@@ -155,23 +155,23 @@ func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
 // Loads samples the boards; ok is false when ctx or the dispatcher ends first.
-func (d *Dispatcher) Loads(ctx context.Context) (l Loads, ok bool) {
-	reply := make(chan Loads, 1)
+func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
+	reply := make(chan board.Loads, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.loads() }) {
-		return Loads{}, false
+		return board.Loads{}, false
 	}
 	select {
 	case l = <-reply:
 		return l, true
 	case <-ctx.Done():
-		return Loads{}, false
+		return board.Loads{}, false
 	}
 }
 
 // Status is a copy of what the boards hold. After the end it is what was left;
 // when ctx ends first, it is empty.
-func (d *Dispatcher) Status(ctx context.Context) Status {
-	reply := make(chan Status, 1)
+func (d *Dispatcher) Status(ctx context.Context) board.Status {
+	reply := make(chan board.Status, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.status(time.Now()) }) {
 		<-d.done
 		return d.last
@@ -181,7 +181,7 @@ func (d *Dispatcher) Status(ctx context.Context) Status {
 		s.Score()
 		return s
 	case <-ctx.Done():
-		return Status{}
+		return board.Status{}
 	}
 }
 
@@ -189,13 +189,13 @@ func (d *Dispatcher) Status(ctx context.Context) Status {
 // it. It is decided at once, by the policy and within the limits that every
 // admission has, but it goes behind those that wait: their KV is pinned
 // already. The answer is a slot, charged with the whole prompt, or an error.
-func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *Local) <-chan Result {
+func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 	if e.Entered.IsZero() {
 		e.Entered = time.Now()
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
 	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
-		w.leave(d.cfg.Places, Result{Err: ErrDraining})
+		w.leave(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
 	return w.result
 }
@@ -214,12 +214,12 @@ func (d *Dispatcher) Preempted(worker int32) {
 
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
-func (d *Dispatcher) Configure(s Settings) error {
+func (d *Dispatcher) Configure(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.set(s) })
 }
 
 // Accepts says what Configure would, and changes nothing.
-func (d *Dispatcher) Accepts(s Settings) error {
+func (d *Dispatcher) Accepts(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
 }
 
@@ -227,7 +227,7 @@ func (d *Dispatcher) Accepts(s Settings) error {
 func (d *Dispatcher) ask(command func(r *runner) error) error {
 	reply := make(chan error, 1)
 	if !d.inbox.push(func(r *runner) { reply <- command(r) }) {
-		return ErrDraining
+		return board.ErrDraining
 	}
 	return <-reply // an accepted command is always run
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -30,14 +31,14 @@ func TestEnqueueFailsAtTheDeadline(t *testing.T) {
 		entry func(now time.Time) pool.Entry
 		want  error
 	}{
-		{"the pool's TTL ends first", func(time.Time) pool.Entry { return pool.Entry{} }, ErrPoolTimeout},
-		{"the hand-off's deadline ends first", func(now time.Time) pool.Entry { return pool.Entry{Deadline: now.Add(10 * time.Second)} }, ErrExpired},
+		{"the pool's TTL ends first", func(time.Time) pool.Entry { return pool.Entry{} }, board.ErrPoolTimeout},
+		{"the hand-off's deadline ends first", func(now time.Time) pool.Entry { return pool.Entry{Deadline: now.Add(10 * time.Second)} }, board.ErrExpired},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // time here moves only while every goroutine is blocked
 				cfg := testConfig()
 				cfg.TTL = 10 * time.Second
-				if errors.Is(c.want, ErrExpired) {
+				if errors.Is(c.want, board.ErrExpired) {
 					cfg.TTL = 20 * time.Second
 				}
 				d := start(t, cfg)
@@ -59,15 +60,15 @@ func TestEnqueueFailsAtTheDeadline(t *testing.T) {
 func TestTheWindowCoalescesABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig()
-		cfg.Window = DefaultWindow
+		cfg.Window = board.DefaultWindow
 		d := start(t, cfg)
 		d.SetWorkers(ranks(1, 2, 0))
 		a, b := <-d.Enqueue(&pool.Entry{ID: 1, Model: "m"}), <-d.Enqueue(&pool.Entry{ID: 2, Model: "m"})
 		first, second := d.Enqueue(&pool.Entry{ID: 3, Model: "m"}), d.Enqueue(&pool.Entry{ID: 4, Model: "m"})
 		began := time.Now()
-		d.Release(a.Slot, Outcome{})
+		d.Release(a.Slot, board.Outcome{})
 		time.Sleep(2 * time.Millisecond)
-		d.Release(b.Slot, Outcome{})
+		d.Release(b.Slot, board.Outcome{})
 		s := (<-first).Slot
 		require.Equal(t, 3*time.Millisecond, time.Since(began))
 		require.Equal(t, 3*time.Millisecond, s.Wait)
@@ -106,18 +107,18 @@ func TestCancelAnswersEverybodyAndHangsNobody(t *testing.T) {
 		synctest.Wait()
 		require.True(t, cfg.Places.TryReserve())
 		cancel()
-		require.ErrorIs(t, (<-got).Err, ErrDraining)
+		require.ErrorIs(t, (<-got).Err, board.ErrDraining)
 		synctest.Wait()
 		require.Zero(t, cfg.Places.Used())
 
 		late := &pool.Entry{ID: 3, Model: "m"}
 		require.True(t, cfg.Places.TryReserve())
-		require.ErrorIs(t, (<-d.Enqueue(late)).Err, ErrDraining)
+		require.ErrorIs(t, (<-d.Enqueue(late)).Err, board.ErrDraining)
 		require.Zero(t, cfg.Places.Used(), "the place of one that came too late")
 		d.Withdraw(late)
-		d.Release(running, Outcome{})
+		d.Release(running, board.Outcome{})
 		d.SetWorkers(nil)
-		require.ErrorIs(t, d.SetPolicy("immediate"), ErrDraining)
+		require.ErrorIs(t, d.SetPolicy("immediate"), board.ErrDraining)
 		require.Equal(t, 1, d.Status(t.Context()).Models[0].Workers[0].Used, "what was left at the end")
 	})
 }
@@ -127,12 +128,12 @@ func TestASecondReleaseIsCountedAndChangesNothing(t *testing.T) {
 		d := start(t, testConfig())
 		d.SetWorkers(ranks(1, 2, 0))
 		s, other := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m"})).Slot, (<-d.Enqueue(&pool.Entry{ID: 2, Model: "m"})).Slot
-		d.Release(s, Outcome{})
-		d.Release(s, Outcome{})
-		d.Release(s, Outcome{})
+		d.Release(s, board.Outcome{})
+		d.Release(s, board.Outcome{})
+		d.Release(s, board.Outcome{})
 		require.EqualValues(t, 2, count(t, d.metrics.doubleReleases))
 		require.Equal(t, 1, d.Status(t.Context()).Models[0].Workers[0].Used)
-		d.Release(other, Outcome{})
+		d.Release(other, board.Outcome{})
 	})
 }
 
@@ -250,7 +251,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 				for n := range rng.IntN(50) {
 					r.Slot.Progress(n)
 				}
-				d.Release(r.Slot, Outcome{Kind: Finished})
+				d.Release(r.Slot, board.Outcome{Kind: board.Finished})
 			}
 		})
 	}
@@ -263,7 +264,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 				return
 			default:
 			}
-			ws := append([]Worker(nil), fleet...)
+			ws := append([]board.Worker(nil), fleet...)
 			ws[i%6].Up = i%2 == 0
 			d.SetWorkers(ws)
 			if err := d.SetPolicy([]string{"pooled", "immediate"}[i%2]); err != nil {

@@ -18,7 +18,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	d.SetWorkers([]dispatcher.Worker{{ID: 7, Name: "d0", Model: "qwen", Group: "main", Barrier: true, Slots: 16, Up: true}})
+	d.SetWorkers([]board.Worker{{ID: 7, Name: "d0", Model: "qwen", Group: "main", Barrier: true, Slots: 16, Up: true}})
 
 	r := <-d.Enqueue(&pool.Entry{ID: 1, Model: "qwen", Prompt: 1200})
 	if r.Err != nil {
@@ -26,7 +26,7 @@ func Example() {
 		return
 	}
 	defer func() {
-		d.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Finished, Generated: r.Slot.Generated()})
+		d.Release(r.Slot, board.Outcome{Kind: board.Finished, Generated: r.Slot.Generated()})
 	}()
 
 	r.Slot.Started()   // the first event of its stream

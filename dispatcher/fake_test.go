@@ -121,10 +121,10 @@ func (h *hand) teach(outputs []int32) {
 }
 
 // ranks are n workers of one barrier group, IDs from 0.
-func ranks(n, slots int, capacity int64) []Worker {
-	ws := make([]Worker, n)
+func ranks(n, slots int, capacity int64) []board.Worker {
+	ws := make([]board.Worker, n)
 	for i := range ws {
-		ws[i] = Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
+		ws[i] = board.Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
 	}
 	return ws
 }
@@ -187,12 +187,12 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 func (h *hand) release(slots ...*Slot) {
 	var queue []command
 	for _, s := range slots {
-		queue = append(queue, func(l *runner) { l.giveBack(s, Outcome{}) })
+		queue = append(queue, func(l *runner) { l.giveBack(s, board.Outcome{}) })
 	}
 	h.do(queue...)
 }
 
-func (h *hand) fleet(ws []Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }
+func (h *hand) fleet(ws []board.Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }
 
 func (w waiting) slotNow(t tb) *Slot {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/predictor"
 )
 
@@ -148,7 +149,7 @@ type labels struct {
 	names  map[string]int             // workers that use a name
 }
 
-func labelsOf(s Status) labels {
+func labelsOf(s board.Status) labels {
 	l := labels{models: map[string]map[string]bool{}, names: map[string]int{}}
 	for _, m := range s.Models {
 		for _, w := range m.Workers {
@@ -169,7 +170,7 @@ func (l labels) group(model, name string) string {
 	return name
 }
 
-func (l labels) rank(w WorkerStatus) string {
+func (l labels) rank(w board.WorkerStatus) string {
 	if w.Name == "" || l.names[w.Name] > 1 {
 		return fmt.Sprintf("%s#%d", w.Name, w.ID)
 	}

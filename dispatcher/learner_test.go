@@ -21,28 +21,28 @@ func TestFinishedRequestsAreInTheTablesWithinASecond(t *testing.T) {
 		cfg.Registerer = registry
 		d := start(t, cfg)
 		d.SetWorkers(ranks(1, 100, 0))
-		leave := func(kind Kind, age, generated int) {
+		leave := func(kind board.Kind, age, generated int) {
 			r := <-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 30 + age, Age: age})
 			require.NoError(t, r.Err)
-			d.Release(r.Slot, Outcome{Kind: kind, Generated: generated})
+			d.Release(r.Slot, board.Outcome{Kind: kind, Generated: generated})
 		}
 		table := func() board.PredictorStatus {
 			synctest.Wait()
 			return d.Status(t.Context()).Models[0].Predictors[0]
 		}
 		time.Sleep(2 * time.Second)
-		leave(Finished, 0, 40)
+		leave(board.Finished, 0, 40)
 		require.Equal(t, 1, table().Outputs, "at once: the last table is old")
-		leave(Finished, 0, 40)
-		leave(Finished, 0, 40)
+		leave(board.Finished, 0, 40)
+		leave(board.Finished, 0, 40)
 		require.Equal(t, 1, table().Outputs, "at most once a second")
 		time.Sleep(time.Second)
 		require.Equal(t, 3, table().Outputs)
 
-		leave(Cancelled, 0, 5)
-		leave(Failed, 0, 6)
+		leave(board.Cancelled, 0, 5)
+		leave(board.Failed, 0, 6)
 		for range 64 {
-			leave(Finished, 0, 40)
+			leave(board.Finished, 0, 40)
 		}
 		require.Equal(t, 67, table().Outputs, "sixty-four are a table at once, and no cancelled or failed one among them")
 		text := scrape(t, registry)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
 
@@ -101,7 +102,7 @@ func TestAPauseIsNoStep(t *testing.T) {
 				time.Sleep(30 * time.Millisecond)
 				s.Progress(n + 1)
 			}
-			d.Release(s, Outcome{})
+			d.Release(s, board.Outcome{})
 		}
 		generate()
 		time.Sleep(time.Hour)

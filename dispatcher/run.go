@@ -49,8 +49,8 @@ type runner struct {
 type waiting struct {
 	entry  *pool.Entry
 	slot   *Slot
-	result chan Result // room for one, sent to once
-	local  *Local      // it has no hand-off, and does not wait; nil: it has one
+	result chan Result  // room for one, sent to once
+	local  *board.Local // it has no hand-off, and does not wait; nil: it has one
 }
 
 // owned is what the runner keeps of a board.
@@ -192,7 +192,7 @@ func (r *runner) enqueue(w waiting) {
 }
 
 // giveBack gives a slot back.
-func (r *runner) giveBack(s *Slot, outcome Outcome) {
+func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	o := s.owner
 	if o.beyond > 0 { // who is next in an engine's queue depends on the others
 		r.count(o)
@@ -216,7 +216,7 @@ func (r *runner) recount(s *Slot, prompt int) {
 }
 
 // setWorkers replaces the fleet.
-func (r *runner) setWorkers(ws []Worker) {
+func (r *runner) setWorkers(ws []board.Worker) {
 	r.countAll()
 	r.apply(board.SetWorkers{Workers: ws})
 }
@@ -231,7 +231,7 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 }
 
 // status is that of the boards, and what the shadows found.
-func (r *runner) status(now time.Time) Status {
+func (r *runner) status(now time.Time) board.Status {
 	r.countAll()
 	s := r.boards.Status(now)
 	for i := range s.Models {
@@ -244,7 +244,7 @@ func (r *runner) status(now time.Time) Status {
 	return s
 }
 
-func (r *runner) loads() Loads {
+func (r *runner) loads() board.Loads {
 	r.countAll()
 	all := r.boards.Loads()
 	for key, g := range r.shadowed {

@@ -37,7 +37,7 @@ type shadowed struct {
 	waiting  *board.Round // empty unless full
 	full     bool
 	gone     bool // the group is
-	compared []ComparedPolicy
+	compared []board.ComparedPolicy
 
 	// The goroutine's.
 	current *board.Round
@@ -84,13 +84,13 @@ func (l *level) add(m *metrics, group, name string, b policy.Balance) {
 // drop takes a level that is no longer measured off the page.
 func (l *level) drop(m *metrics) { m.shadowImbalance.DeleteLabelValues(l.group, l.policy) }
 
-func (l *level) compared(inForce bool) ComparedPolicy {
-	return ComparedPolicy{Policy: l.policy, InForce: inForce, ImbalanceTokens: l.imbalance, IdleShare: l.idle, Rounds: l.rounds}
+func (l *level) compared(inForce bool) board.ComparedPolicy {
+	return board.ComparedPolicy{Policy: l.policy, InForce: inForce, ImbalanceTokens: l.imbalance, IdleShare: l.idle, Rounds: l.rounds}
 }
 
 // compared is the policy in force and then its shadows; nil before a first
 // round.
-func (s *shadows) compared(g *shadowed) []ComparedPolicy {
+func (s *shadows) compared(g *shadowed) []board.ComparedPolicy {
 	if g == nil {
 		return nil
 	}

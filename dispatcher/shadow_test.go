@@ -43,13 +43,13 @@ func TestShadowsTellHowLevelTheGroupWouldBe(t *testing.T) {
 		} {
 			require.Contains(t, text, line)
 		}
-		want := []ComparedPolicy{
+		want := []board.ComparedPolicy{
 			{Policy: "worst", InForce: true, ImbalanceTokens: 150, IdleShare: 0.5, Rounds: 2},
 			{Policy: "pooled", ImbalanceTokens: 50, IdleShare: 0.25, Rounds: 2},
 		}
 		require.Equal(t, want, d.Status(t.Context()).Models[0].Groups[0].Compared)
 		loads, _ := d.Loads(t.Context())
-		require.Equal(t, []GroupCompared{{Model: "m", Group: "main", Policies: want}}, loads.Compared)
+		require.Equal(t, []board.GroupCompared{{Model: "m", Group: "main", Policies: want}}, loads.Compared)
 		d.SetWorkers(nil)
 		synctest.Wait()
 		require.NotContains(t, scrape(t, registry), `evenkeel_shadow_imbalance_tokens{`, "the group is gone")

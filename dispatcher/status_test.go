@@ -32,10 +32,10 @@ func TestStatusAndMetrics(t *testing.T) {
 
 		s := d.Status(t.Context())
 		s.Models[0].Groups[0].Steps = board.StepHistogram{} // has a test of its own
-		require.Equal(t, Status{Policy: "pooled", Models: []ModelStatus{{
+		require.Equal(t, board.Status{Policy: "pooled", Models: []board.ModelStatus{{
 			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
 			Groups: []board.GroupStatus{{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960, Budget: 4000, Step: &board.StepStatus{}}},
-			Workers: []WorkerStatus{
+			Workers: []board.WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
 				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Capacity: 1000},
@@ -44,9 +44,9 @@ func TestStatusAndMetrics(t *testing.T) {
 		}}}, s)
 		loads, ok := d.Loads(t.Context())
 		require.True(t, ok)
-		require.ElementsMatch(t, []Load{{Worker: 0, KVTokens: 320}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
+		require.ElementsMatch(t, []board.Load{{Worker: 0, KVTokens: 320}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
 		loads.Ranks = nil
-		require.Equal(t, Loads{Pool: 1, OutputTokens: 20}, loads)
+		require.Equal(t, board.Loads{Pool: 1, OutputTokens: 20}, loads)
 
 		page, err := json.Marshal(s)
 		require.NoError(t, err)
@@ -73,8 +73,8 @@ func TestStatusAndMetrics(t *testing.T) {
 			require.Contains(t, text, line)
 		}
 		require.NotContains(t, text, `rank="d3"`, "a zero of the dead rank would enter every mean")
-		d.Release(a, Outcome{})
-		d.Release(b, Outcome{})
+		d.Release(a, board.Outcome{})
+		d.Release(b, board.Outcome{})
 	})
 }
 

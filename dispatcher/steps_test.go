@@ -19,7 +19,7 @@ func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 		cfg := testConfig()
 		d := start(t, cfg)
 		d.SetWorkers(ranks(2, 30, 0))
-		truth := StepModel{C0Ms: 30, C1Ms: 1e-3}
+		truth := board.StepModel{C0Ms: 30, C1Ms: 1e-3}
 		var running []*Slot
 		for i := range 400 {
 			if i%10 == 0 { // the load of the fullest rank changes, or nothing could be learned
@@ -27,7 +27,7 @@ func TestStepsOfAGroupTeachItsModel(t *testing.T) {
 				running = append(running, r.Slot)
 			}
 			if len(running) > 20 {
-				d.Release(running[0], Outcome{})
+				d.Release(running[0], board.Outcome{})
 				running = running[1:]
 			}
 			most := int64(0)
@@ -74,7 +74,7 @@ func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				truth := StepModel{C0Ms: 10, C1Ms: 3e-3}
+				truth := board.StepModel{C0Ms: 10, C1Ms: 3e-3}
 				step := teach(t, truth, c.late, c.runs, c.charged, c.output, c.lost)
 				require.Equal(t, "learned", step.Source)
 				require.InEpsilon(t, truth.C1Ms, step.C1Ms, 0.05)
@@ -86,7 +86,7 @@ func TestAStepTakesWhatItsOwnRequestsHold(t *testing.T) {
 }
 
 // teach runs four ranks for a while and returns what was learned.
-func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost float64) *board.StepStatus {
+func teach(t *testing.T, truth board.StepModel, late, runs, charged, output int, lost float64) *board.StepStatus {
 	d := start(t, testConfig())
 	d.SetWorkers(ranks(4, 30, 0))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -131,7 +131,7 @@ func teach(t *testing.T, truth StepModel, late, runs, charged, output int, lost 
 			r.owed = 0
 			time.Sleep(speaking / time.Duration(len(members)))
 			if r.left--; r.left == 0 {
-				d.Release(r.Slot, Outcome{})
+				d.Release(r.Slot, board.Outcome{})
 				requests = slices.DeleteFunc(requests, func(x *inside) bool { return x == r })
 				send(step + 1)
 			}

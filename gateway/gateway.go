@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
@@ -99,7 +100,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.fleet = fleet.New(fleet.Host{
 		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
-		Dispatch: func(ctx context.Context) dispatcher.Status { return g.dispatcher.Status(ctx) },
+		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
 		Publish:  g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
@@ -153,7 +154,7 @@ func (g *Gateway) env() request.Env {
 }
 
 // publish tells all that binds requests which engines there are.
-func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []dispatcher.Worker) {
+func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 	g.tier.SetCandidates(candidates)
 	g.locals.Set(locals)
 	g.dispatcher.SetWorkers(workers)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -89,7 +89,7 @@ func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) {
 		require.Equal(t, http.StatusOK, got.status, got.body)
 		for _, a := range c.receipt(got.header.Get("X-Request-Id")).Attempts {
 			if a.Again {
-				require.Equal(t, dispatcher.ErrWithdrawn.Error(), a.Cause, "as soon as us-1 is back, not when its ranks have been gone for long")
+				require.Equal(t, board.ErrWithdrawn.Error(), a.Cause, "as soon as us-1 is back, not when its ranks have been gone for long")
 			}
 		}
 	}
@@ -136,7 +136,7 @@ func TestATakerCountsWhatRunsThereAlready(t *testing.T) {
 		cfg.Geo.Ownership.MaxShare = 0.5
 		cfg.Engines.Prefill[1].URL, cfg.Engines.Decode[1].URL = us.prefill[0].URLs()[0], us.decode[0].URLs()[0]
 	})
-	rank := func() (w dispatcher.WorkerStatus) {
+	rank := func() (w board.WorkerStatus) {
 		for _, m := range c.gw.Status(t.Context()).Dispatch.Models {
 			for _, w := range m.Workers {
 				if at(us.decode[0], w.Name) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
@@ -42,7 +42,7 @@ type Status struct {
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
-	Dispatch   dispatcher.Status         `json:"dispatch"`
+	Dispatch   board.Status              `json:"dispatch"`
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
 
@@ -73,7 +73,7 @@ func (g *Gateway) Recent() journal.Recent { return g.journal.Recent() }
 
 // Sample is the little that is worth keeping of every second.
 type Sample struct {
-	dispatcher.Loads
+	board.Loads
 	journal.Recent
 }
 

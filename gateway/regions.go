@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
@@ -188,7 +188,7 @@ func (d *decoding) add(o decoding) {
 	d.slots += o.slots
 }
 
-func decodingOf(workers []dispatcher.WorkerStatus) (d decoding) {
+func decodingOf(workers []board.WorkerStatus) (d decoding) {
 	first := true
 	for _, w := range workers {
 		if !w.Up {
@@ -203,7 +203,7 @@ func decodingOf(workers []dispatcher.WorkerStatus) (d decoding) {
 }
 
 // freeSlots is how many requests the ranks take at once before one ends.
-func freeSlots(workers []dispatcher.WorkerStatus) (n int) {
+func freeSlots(workers []board.WorkerStatus) (n int) {
 	for _, w := range workers {
 		if w.Up {
 			n += max(0, w.Limit-w.Used)

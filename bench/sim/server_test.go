@@ -127,7 +127,7 @@ func serve(t *testing.T, g Group, w *workload, spec string) (log []logged) {
 							return false
 						}
 						done++
-						d.Release(r.Slot, dispatcher.Outcome{Generated: r.Generated()})
+						d.Release(r.Slot, board.Outcome{Generated: r.Generated()})
 						synctest.Wait()
 						return true
 					})

@@ -65,9 +65,9 @@ func record(t *testing.T, spec, file string) {
 			DecisionLog: dispatcher.DecisionLogConfig{File: file},
 		})
 		require.NoError(t, err)
-		workers := make([]dispatcher.Worker, 4)
+		workers := make([]board.Worker, 4)
 		for i := range workers {
-			workers[i] = dispatcher.Worker{ID: int32(i), Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 60_000, Up: true}
+			workers[i] = board.Worker{ID: int32(i), Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 60_000, Up: true}
 		}
 		d.SetWorkers(workers)
 		rng := rand.New(rand.NewPCG(1, 2))
@@ -95,7 +95,7 @@ func record(t *testing.T, spec, file string) {
 				if r.slot.Generated() < r.output {
 					return false
 				}
-				d.Release(r.slot, dispatcher.Outcome{Generated: r.output})
+				d.Release(r.slot, board.Outcome{Generated: r.output})
 				return true
 			})
 		}

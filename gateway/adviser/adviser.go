@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
@@ -90,11 +91,11 @@ func (a *Adviser) look(ctx context.Context, now time.Time) {
 // samples are the boards as they are now, with the prefill ranks that serve
 // them. A model that shares the ranks of its base is a part of it. Of ranks that
 // another proxy admits to nothing is known here.
-func (a *Adviser) samples(now time.Time, boards []dispatcher.ModelStatus) map[string]*advice.Sample {
+func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if slices.ContainsFunc(boards[i].Workers, func(w dispatcher.WorkerStatus) bool { return a.host.Fleet.Admits(w.ID) }) {
+		if slices.ContainsFunc(boards[i].Workers, func(w board.WorkerStatus) bool { return a.host.Fleet.Admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
@@ -121,7 +122,7 @@ func (a *Adviser) samples(now time.Time, boards []dispatcher.ModelStatus) map[st
 	return all
 }
 
-func decodeSide(m *dispatcher.ModelStatus) advice.Decode {
+func decodeSide(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	known := true
 	for _, w := range m.Workers {

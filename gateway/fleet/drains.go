@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/owner"
 	"evenkeel/prefill"
 )
@@ -192,7 +192,7 @@ func (f *Fleet) StopTimers() {
 }
 
 // Drains reports every engine and rank that drains, oldest first.
-func (f *Fleet) Drains(decode dispatcher.Status, tier []prefill.CandidateStatus) []DrainStatus {
+func (f *Fleet) Drains(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	list := make([]DrainStatus, 0, len(f.stops))

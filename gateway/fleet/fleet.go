@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
@@ -75,9 +75,9 @@ type Host struct {
 	Settings   func() *Settings // those in force
 	Client     *engine.Client
 	Monitor    *engine.Monitor
-	Dispatch   func(context.Context) dispatcher.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) // to all that bind requests
-	Move       func(meant func(Place) bool) (calls int)                     // calls at these places go on elsewhere
+	Dispatch   func(context.Context) board.Status
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
+	Move       func(meant func(Place) bool) (calls int)                // calls at these places go on elsewhere
 }
 
 // Admission says who admits to areas of engines: regions or decode groups.

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
@@ -24,7 +24,7 @@ func empty(t *testing.T, set func() *Settings) *Fleet {
 	f := New(Host{
 		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second, FactsInterval: time.Second}),
-		Publish: func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) {}, Move: func(func(Place) bool) int { return 0 },
+		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Move: func(func(Place) bool) int { return 0 },
 	})
 	f.Admission = (*owner.Set)(nil)
 	return f

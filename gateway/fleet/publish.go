@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -23,7 +23,7 @@ func (f *Fleet) Publish() {
 	f.mu.Lock()
 	routes := map[string]Route{}
 	var candidates []prefill.Candidate
-	var workers []dispatcher.Worker
+	var workers []board.Worker
 	var locals []local.Rank
 	f.appraise(time.Now())
 	for _, k := range f.order {
@@ -52,11 +52,11 @@ func (f *Fleet) Publish() {
 
 // onlyWhereDecoded takes out of service the prefillers of other regions in
 // whose region nothing decodes: their KV could go nowhere.
-func onlyWhereDecoded(candidates []prefill.Candidate, workers []dispatcher.Worker) {
+func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
 		if (c.Live || c.Late) && c.Region != "" {
-			decoded := slices.ContainsFunc(workers, func(w dispatcher.Worker) bool {
+			decoded := slices.ContainsFunc(workers, func(w board.Worker) bool {
 				base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region))
 				return w.Up && there && slices.Contains(c.Models, base)
 			})
@@ -131,11 +131,11 @@ func capacityOf(in *instance, r int) int64 {
 }
 
 // worker is called with f.mu held.
-func (f *Fleet) worker(in *instance, r int, up bool) dispatcher.Worker {
+func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
 	f.ranks[id] = &Rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.host.Monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in))}
-	w := dispatcher.Worker{
+	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
 		Down: !in.status.Up || in.status.Wedged,

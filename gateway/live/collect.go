@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
@@ -97,9 +97,9 @@ func sources(s *discover.Status) []Source {
 	return all
 }
 
-func model(m *dispatcher.ModelStatus, states rankStates, ttl float64) Model {
+func model(m *board.ModelStatus, states rankStates, ttl float64) Model {
 	out := Model{
-		Name: m.Model, Pool: Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: dispatcher.PoolAgeSeconds, Ages: m.PoolAges},
+		Name: m.Model, Pool: Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 		Groups: make([]Group, 0, len(m.Groups)),
 	}
 	for i := range m.Groups {
@@ -149,7 +149,7 @@ func newRankStates(s *gateway.Status) rankStates {
 	return all
 }
 
-func (r rankStates) of(w *dispatcher.WorkerStatus) string {
+func (r rankStates) of(w *board.WorkerStatus) string {
 	engine, _, _ := strings.Cut(w.Name, "/")
 	switch state := r.engines[engine]; {
 	case w.Removed:

@@ -72,9 +72,9 @@ func newFloor(b *testing.B) *floor {
 	d, err := dispatcher.Start(b.Context(), dispatcher.Config{Config: board.Config{TickLimit: time.Hour}})
 	require.NoError(b, err)
 	f := &floor{B: b, d: d, zip: gzip.NewWriter(io.Discard)}
-	ws := make([]dispatcher.Worker, 144)
+	ws := make([]board.Worker, 144)
 	for i := range ws {
-		ws[i] = dispatcher.Worker{ID: int32(i), Name: "10.0.3.10:8000/" + strconv.Itoa(i), Model: "m", Group: "dp", Barrier: true, Slots: 48, Capacity: 400_000, Up: true}
+		ws[i] = board.Worker{ID: int32(i), Name: "10.0.3.10:8000/" + strconv.Itoa(i), Model: "m", Group: "dp", Barrier: true, Slots: 48, Capacity: 400_000, Up: true}
 	}
 	d.SetWorkers(ws)
 	for range 5000 {
@@ -124,7 +124,7 @@ func (f *floor) step() {
 	const end = 35
 	for range end {
 		i := rand.IntN(len(f.slots))
-		f.d.Release(f.slots[i], dispatcher.Outcome{Generated: f.told[i]})
+		f.d.Release(f.slots[i], board.Outcome{Generated: f.told[i]})
 		last := len(f.slots) - 1
 		f.slots[i], f.told[i] = f.slots[last], f.told[last]
 		f.slots, f.told = f.slots[:last], f.told[:last]

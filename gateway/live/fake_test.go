@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
@@ -66,9 +66,9 @@ func (f *fake) Sample(context.Context) (s gateway.Sample, ok bool) {
 // at is a sample of another second, so that a test need not wait for a history.
 func (f *fake) at(seconds float64) (s gateway.Sample) {
 	for i := range f.ranks {
-		s.Ranks = append(s.Ranks, dispatcher.Load{Worker: int32(i), KVTokens: f.load(i, seconds)})
+		s.Ranks = append(s.Ranks, board.Load{Worker: int32(i), KVTokens: f.load(i, seconds)})
 	}
-	s.Compared = []dispatcher.GroupCompared{{Model: "deepseek-r1", Group: "dp", Policies: []dispatcher.ComparedPolicy{
+	s.Compared = []board.GroupCompared{{Model: "deepseek-r1", Group: "dp", Policies: []board.ComparedPolicy{
 		{Policy: "evenkeel", InForce: true, ImbalanceTokens: 3.1e6 + 4e5*math.Sin(seconds/9)},
 		{Policy: "pjsq-kv", ImbalanceTokens: 6.2e6 + 7e5*math.Sin(seconds/13)},
 		{Policy: "br0", ImbalanceTokens: 4.4e6 + 5e5*math.Sin(seconds/7)},
@@ -106,7 +106,7 @@ func (f *fake) Document(context.Context) Document {
 		Proxy:   Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
 		Traffic: Traffic{TTFT: latency(s.TTFT), TPOT: latency(s.TPOT)},
 		Models: []Model{{Name: "deepseek-r1", Groups: []Group{g}, Pool: Pool{
-			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: dispatcher.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
+			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
 		Prefill:  Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41},
 		Problems: []Problem{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
 )
@@ -35,7 +35,7 @@ func TestHistoryKeepsTheLastSamples(t *testing.T) {
 				}
 			}
 			for id, v := range seen {
-				s.Ranks = append(s.Ranks, dispatcher.Load{Worker: id, KVTokens: v})
+				s.Ranks = append(s.Ranks, board.Load{Worker: id, KVTokens: v})
 			}
 			said = append(said, seen)
 			h.add(&s, noon.Add(time.Duration(len(said))*time.Second))

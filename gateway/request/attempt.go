@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -210,7 +210,7 @@ func (j *job) unplaced(err error, region string, unowned bool) *fault {
 		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
 	}
 	f := &fault{answer: waitError(err, j.prompt), err: err, spent: true, final: true}
-	if gone := errors.Is(err, dispatcher.ErrNoWorkers) || errors.Is(err, dispatcher.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
+	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
 		f.final, f.moved = false, true
 	}
 	return f

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"net/http"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -137,6 +137,6 @@ func (j *job) find(f finding) {
 }
 
 // outcome of a request whose KV did or did not come.
-func (s *stream) outcome(kind dispatcher.Kind) dispatcher.Outcome {
-	return dispatcher.Outcome{Kind: kind, Generated: s.mirror.Tokens(), Lost: s.unheard}
+func (s *stream) outcome(kind board.Kind) board.Outcome {
+	return board.Outcome{Kind: kind, Generated: s.mirror.Tokens(), Lost: s.unheard}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/owner"
@@ -49,14 +50,14 @@ func (s *stream) giveBack(h *handoff, f *fault) {
 		f.moved = true
 	}
 	j.judge(s.rank, f)
-	kind := dispatcher.Failed
+	kind := board.Failed
 	switch {
 	case errors.Is(f.err, owner.ErrNotOwner):
-		kind = dispatcher.Cancelled
+		kind = board.Cancelled
 	case h == nil:
 		kind = j.localFailed(s, f)
 	case s.whole && j.left():
-		kind = dispatcher.Cancelled
+		kind = board.Cancelled
 	}
 	s.settle(kind)
 	if j.resume.times == 0 {

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/owner"
@@ -146,7 +147,7 @@ func (srv *Server) discardNow(h *handoff, m fleet.Route) (outcome string, err er
 // is the cause, the next decode would hold its slot as long.
 func (srv *Server) discardOn(slot *dispatcher.Slot, h *handoff, try int) (outcome string, again bool, err error) {
 	j := h.job
-	end := dispatcher.Outcome{Kind: dispatcher.Failed}
+	end := board.Outcome{Kind: board.Failed}
 	defer func() { srv.Dispatcher.Release(slot, end) }()
 	now := time.Now()
 	if !now.Before(h.discardBy()) { // also of one that comes back from another rank
@@ -156,7 +157,7 @@ func (srv *Server) discardOn(slot *dispatcher.Slot, h *handoff, try int) (outcom
 	sent, ok := rank.Area.Enter()
 	defer sent()
 	if !ok {
-		end.Kind = dispatcher.Cancelled
+		end.Kind = board.Cancelled
 		return discardUnplaced, true, owner.ErrNotOwner
 	}
 	if h.kv == nil {
@@ -177,7 +178,7 @@ func (srv *Server) discardOn(slot *dispatcher.Slot, h *handoff, try int) (outcom
 	})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
-		end.Kind = dispatcher.Cancelled
+		end.Kind = board.Cancelled
 		return discardUnplaced, true, owner.ErrNotOwner
 	case err != nil:
 		srv.Monitor.Report(rank.Instance, err)
@@ -199,6 +200,6 @@ func (srv *Server) discardOn(slot *dispatcher.Slot, h *handoff, try int) (outcom
 		slot.Started() // the KV came
 		srv.Monitor.Judge(rank.Instance, engine.Served, nil)
 	}
-	end.Kind = dispatcher.Cancelled
+	end.Kind = board.Cancelled
 	return discardDone, false, nil
 }

@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -133,14 +133,14 @@ func chooseError(err error, model string) *openai.Error {
 // waitError maps what the dispatcher says of an entry it could not place.
 func waitError(err error, prompt int) *openai.Error {
 	switch {
-	case errors.Is(err, dispatcher.ErrTooLarge):
+	case errors.Is(err, board.ErrTooLarge):
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "prompt_too_long",
 			Message: fmt.Sprintf("the prompt's %d tokens are more than any decode rank's whole KV memory", prompt),
 		}
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
 		return openai.Unavailable("pool_timeout", "no decode rank had room in time; retry later", 2)
-	case errors.Is(err, dispatcher.ErrDraining):
+	case errors.Is(err, board.ErrDraining):
 		return ErrLeaving()
 	}
 	return openai.Unavailable("decode_unavailable", "no healthy decode engine serves the model", 1)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -122,7 +122,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		}
 		for _, l := range f.legs {
 			if s := l.local.slot; s != nil {
-				f.srv.Dispatcher.Release(s, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+				f.srv.Dispatcher.Release(s, board.Outcome{Kind: board.Cancelled})
 			}
 		}
 		whole.told.EndAttempt(fail)

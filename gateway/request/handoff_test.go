@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
@@ -53,7 +53,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	srv := newServer(t)
 	srv.discards.open = srv.Places.Size() // no more of them
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
-	srv.Dispatcher.SetWorkers([]dispatcher.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
 	for range 20 { // either may be seen first
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
@@ -62,7 +62,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		j := &job{srv: srv, client: client, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, place: true}
 		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
 		if slot, _ := j.wait(h); slot != nil {
-			srv.Dispatcher.Release(slot, dispatcher.Outcome{})
+			srv.Dispatcher.Release(slot, board.Outcome{})
 			lease.Release()
 		}
 		require.Zero(t, used())

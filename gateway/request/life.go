@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -315,7 +316,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
 		j.srv.Dispatcher.Withdraw(e)
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
-			j.srv.Dispatcher.Release(r.Slot, dispatcher.Outcome{Kind: dispatcher.Cancelled})
+			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		j.srv.discard(h, j.model)
 		return nil, &fault{answer: why, final: true, spent: true}

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -84,7 +85,7 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	hits := map[int32]int{}
 	for _, o := range j.srv.Locals.Offers(&p, j.tries.decode) {
 		if rule.Allows(o.New, 0, 0) {
-			rule.Ranks = append(rule.Ranks, dispatcher.LocalRank{Worker: o.Rank, Tokens: o.New})
+			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: o.Rank, Tokens: o.New})
 			hits[o.Rank] = o.Hit
 		}
 	}
@@ -131,8 +132,8 @@ func (j *job) localWhy(conf *prefill.Disaggregation) string {
 }
 
 // localRule is what a rank may compute of a prompt.
-func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *dispatcher.Local {
-	rule := &dispatcher.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
+func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *board.Local {
+	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
 	case why != localShort: // however long it is, but then alone
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
@@ -153,15 +154,15 @@ func (j *job) leaveAtOnce(call *engine.Call) {
 
 // localFailed takes note of a rank that did not come to a first event with a
 // prompt, and returns how its slot ends.
-func (j *job) localFailed(s *stream, f *fault) dispatcher.Kind {
+func (j *job) localFailed(s *stream, f *fault) board.Kind {
 	j.client.OnGone(nil)
 	if j.left() {
-		return dispatcher.Cancelled
+		return board.Cancelled
 	}
 	j.srv.metrics.localFailures.Inc()
 	j.told.Route = ""
 	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
-	return dispatcher.Failed
+	return board.Failed
 }
 
 // arrived notes with the first event that the prompt's KV is on the rank. The

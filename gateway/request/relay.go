@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -269,13 +270,13 @@ func (s *stream) end(fail *openai.Error) {
 	s.judge(fail)
 	switch {
 	case fail == nil:
-		s.release(dispatcher.Finished)
+		s.release(board.Finished)
 	case fail.Status == journal.StatusClientClosed:
-		s.release(dispatcher.Cancelled)
+		s.release(board.Cancelled)
 		s.job.told.Cancelled()
 		return
 	default:
-		s.release(dispatcher.Failed)
+		s.release(board.Failed)
 		if !s.firstAt.IsZero() {
 			s.job.srv.Log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -46,7 +46,7 @@ func (s *stream) lose(fail *openai.Error) {
 	}
 	s.lost = fail
 	s.judge(fail)
-	s.release(dispatcher.Failed)
+	s.release(board.Failed)
 }
 
 // cut ends the decode call whose connection broke, and the answer with it if

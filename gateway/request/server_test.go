@@ -32,7 +32,7 @@ func newServer(t *testing.T) *Server {
 	}
 	env.Fleet = fleet.New(fleet.Host{
 		Context: t.Context(), Started: time.Now(), Log: log, Registerer: reg, Settings: env.Settings, Monitor: env.Monitor,
-		Publish: func([]prefill.Candidate, []local.Rank, []dispatcher.Worker) {},
+		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 	})
 	env.Fleet.Admission = env.Owner
 	var err error

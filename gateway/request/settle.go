@@ -3,7 +3,7 @@ package request
 import (
 	"time"
 
-	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/sse"
 )
 
@@ -20,7 +20,7 @@ func (s *stream) close(error) {
 	s.account()
 	s.job.forget()
 	s.job.find(unclear)
-	s.settle(dispatcher.Cancelled)
+	s.settle(board.Cancelled)
 }
 
 // account fills in the job's record and observes the whole answer.
@@ -57,7 +57,7 @@ func (s *stream) tokens() int {
 }
 
 // settle gives back everything the stream holds.
-func (s *stream) settle(kind dispatcher.Kind) {
+func (s *stream) settle(kind board.Kind) {
 	if s.settled {
 		return
 	}
@@ -97,11 +97,11 @@ func (b *buffers) putBack() {
 
 // release gives the slot back, once; of an answer that is not whole, when the
 // engine has let go of it.
-func (s *stream) release(kind dispatcher.Kind) {
+func (s *stream) release(kind board.Kind) {
 	if s.slot == nil {
 		return
 	}
-	if kind != dispatcher.Finished {
+	if kind != board.Finished {
 		s.part()
 		if s.call.Heedless() {
 			s.job.srv.metrics.heedless.Inc()
@@ -119,7 +119,7 @@ func (s *stream) release(kind dispatcher.Kind) {
 		s.rank.Traffic.Beyond(-1)
 	}
 	s.job.srv.ended(s.run)
-	if kind == dispatcher.Cancelled {
+	if kind == board.Cancelled {
 		s.job.freed()
 	}
 }
