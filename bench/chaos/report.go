@@ -175,7 +175,8 @@ func (r *report) writeTable(out io.Writer) error {
 	fmt.Fprintf(w, "slow clients\t%d right, %d told, %d wrong\n", c.Slow.Right, c.Slow.Failed, c.Slow.Wrong)
 	fmt.Fprintf(w, "faults\t%s\n", counts(r.Struck))
 	fmt.Fprintf(w, "trouble\t%s\n", counts(r.Actions))
-	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n", r.Saved.Struck, r.Saved.Final, r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
+	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n", r.Saved.Struck, r.Saved.Final,
+		r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
 	fmt.Fprintf(w, "hand-offs\t%d left to an engine's timeout\n", r.Leaks)
 	if len(r.TTFT) > 0 {
 		fmt.Fprintf(w, "first token\t")

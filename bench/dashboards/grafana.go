@@ -128,7 +128,8 @@ func (p panel) grafana(id int) grafanaPanel {
 	case stat:
 		delete(defaults, "max")
 		if p.zero {
-			defaults["thresholds"] = map[string]any{"mode": "absolute", "steps": []any{map[string]any{"color": "green", "value": nil}, map[string]any{"color": "red", "value": 1e-9}}}
+			defaults["thresholds"] = map[string]any{"mode": "absolute",
+				"steps": []any{map[string]any{"color": "green", "value": nil}, map[string]any{"color": "red", "value": 1e-9}}}
 		}
 		g.Options = map[string]any{"colorMode": "background", "graphMode": "none", "reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}}}
 	case graph:

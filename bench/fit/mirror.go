@@ -128,7 +128,8 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 	slices.SortStableFunc(ticks, func(a, b tick) int { return cmp.Compare(a.at, b.at) })
 	first, last := g.Steps[0].At+shift, g.Steps[len(g.Steps)-1].At+shift
 	if wall := ticks[0].at >= firstUnixMs; wall != (first >= firstUnixMs) {
-		return out, fmt.Errorf("the decision log's t_ms begin at %.0f and the trace's at %.0f: one counts from 1970, the other from its start; give --shift, the start in Unix ms", ticks[0].at, first)
+		return out, fmt.Errorf("the decision log's t_ms begin at %.0f and the trace's at %.0f: one counts from 1970, the other from its start; give --shift, the start in "+
+			"Unix ms", ticks[0].at, first)
 	}
 	ids := map[int]bool{}
 	for _, k := range ticks {

@@ -68,7 +68,8 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 		}
 	}
 	if len(probes) == 0 {
-		return nil, fmt.Errorf("no probe was alone on its engine: of %d lines %d have no probe, %d shared the engine (probe_bs > 0), %d add several attempts up; take a log of a quieter time",
+		return nil, fmt.Errorf("no probe was alone on its engine: of %d lines %d have no probe, %d shared the engine (probe_bs > 0), %d add several attempts up; take a log "+
+			"of a quieter time",
 			len(log.Requests), t.LeftOut.NoProbe, t.LeftOut.Shared, t.LeftOut.Several)
 	}
 	for _, model := range models(log.Requests) {
@@ -130,7 +131,8 @@ func (t *TTFT) WriteText(out io.Writer) error {
 			fmt.Fprintf(out, "%s on %s: not used: %s\n", f.Model, f.Prefill, f.Refused)
 		}
 	}
-	fmt.Fprintf(out, "left out: %d lines without a probe, %d probes that shared their engine, %d of several attempts\n", t.LeftOut.NoProbe, t.LeftOut.Shared, t.LeftOut.Several)
+	fmt.Fprintf(out, "left out: %d lines without a probe, %d probes that shared their engine, %d of several attempts\n", t.LeftOut.NoProbe, t.LeftOut.Shared,
+		t.LeftOut.Several)
 	writeNotes(out, t.Notes)
 	writeConfig(out, t.Config)
 	return nil

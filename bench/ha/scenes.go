@@ -151,7 +151,8 @@ func playKill(ctx context.Context, w *site, r *world.Report) error {
 		return err
 	}
 	<-p.Gone()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(),
+		kinds(others), kinds(own))
 	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
 	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	r.Hold(but(own, cut) == "", scene, "its own clients: %s", but(own, cut))
@@ -171,9 +172,10 @@ func playBack(ctx context.Context, w *site, r *world.Report) error {
 	got := end()
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
 	starting := func(f load.Failure) bool { // it was not ready yet
-		return f.Kind == load.Connect || f.Kind == load.Reset || slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"}, func(code string) bool {
-			return strings.Contains(string(f.Kind), code)
-		})
+		return f.Kind == load.Connect || f.Kind == load.Reset || slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"},
+			func(code string) bool {
+				return strings.Contains(string(f.Kind), code)
+			})
 	}
 	r.Hold(but(got, starting) == "", scene, "%s", but(got, starting))
 	w.oneOwner(r, scene)
@@ -217,7 +219,8 @@ func playStop(ctx context.Context, w *site, r *world.Report) error {
 		return err
 	}
 	after := endOthers()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.Name, took.Seconds(),
+		took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
 	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
 	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
 	r.Hold(len(after.Failures) == 0, scene, "after it woke: %s", but(after, none))
@@ -254,7 +257,8 @@ func playAfter(ctx context.Context, w *site, r *world.Report) error {
 		over += s.OverAdmitted
 		epochs = append(epochs, fmt.Sprintf("%s %d", groups[i], s.Epoch))
 	}
-	r.Add(scene, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: %s); %d requests found a rank full", strings.Join(epochs, ", "), over)
+	r.Add(scene, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: "+
+		"%s); %d requests found a rank full", strings.Join(epochs, ", "), over)
 	r.Hold(err == nil, scene, "%v", err)
 	w.oneOwner(r, scene)
 	return ctx.Err()

@@ -104,7 +104,8 @@ func (p *pen) write(page *strings.Builder, text string) {
 	for _, rule := range []struct {
 		on   bool
 		text string
-	}{{fore != "", "color:" + fore}, {back != "", "background:" + back}, {p.bold, "font-weight:bold"}, {p.faint, "opacity:.6"}, {p.italic, "font-style:italic"}, {p.under, "text-decoration:underline"}} {
+	}{{fore != "", "color:" + fore}, {back != "", "background:" + back}, {p.bold, "font-weight:bold"}, {p.faint, "opacity:.6"}, {p.italic, "font-style:italic"},
+		{p.under, "text-decoration:underline"}} {
 		if rule.on {
 			css.WriteString(rule.text + ";")
 		}
@@ -172,7 +173,8 @@ func extended(numbers []int) (color string, used int) {
 	return "", len(numbers)
 }
 
-var sixteen = [16]string{"#1d2228", "#e5646a", "#6cc27a", "#d9b35c", "#5fa8e6", "#c48ad6", "#58c0c9", "#c9d1d9", "#6b7682", "#ff8086", "#8be39a", "#f2cf7a", "#83c3ff", "#dfa8f0", "#7fe0e8", "#f5f8fa"}
+var sixteen = [16]string{"#1d2228", "#e5646a", "#6cc27a", "#d9b35c", "#5fa8e6", "#c48ad6", "#58c0c9", "#c9d1d9", "#6b7682", "#ff8086", "#8be39a", "#f2cf7a", "#83c3ff",
+	"#dfa8f0", "#7fe0e8", "#f5f8fa"}
 
 // indexed is a colour of the usual 256.
 func indexed(n int) string {

@@ -86,7 +86,8 @@ func nodeExamples(ctx context.Context, w *site) (outcome, error) {
 	var errs []error
 	for i, found := range block.FindAllStringSubmatch(string(readme), -1) {
 		code := found[1]
-		if !strings.Contains(code, "chat.completions.create") || strings.Contains(code, "workloadIdentity") || strings.Contains(code, "Azure") || !strings.Contains(code, "import OpenAI") {
+		if !strings.Contains(code, "chat.completions.create") || strings.Contains(code, "workloadIdentity") || strings.Contains(code, "Azure") ||
+			!strings.Contains(code, "import OpenAI") {
 			continue // of another service, or a piece of a program
 		}
 		errs = append(errs, write(fmt.Sprintf("readme-%d", i), theirModel.ReplaceAllString(code, ourModel)))

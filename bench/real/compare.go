@@ -23,14 +23,16 @@ var mayDiffer = []rule{
 	{regexp.MustCompile(`^body\.id$`), nil, "every request has an id of its own"},
 	{regexp.MustCompile(`^body\.created$`), nil, "it is the time of the request"},
 	{regexp.MustCompile(`^body\.system_fingerprint$`), nil, "it names an engine and its settings, and the engines have other settings"},
-	{regexp.MustCompile(`^body\.usage\.prompt_tokens_details\.cached_tokens$`), nil, "evenkeel tells what the prefill engine had cached; the plain engine has a cache of its own"},
+	{regexp.MustCompile(`^body\.usage\.prompt_tokens_details\.cached_tokens$`), nil,
+		"evenkeel tells what the prefill engine had cached; the plain engine has a cache of its own"},
 	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a hand-off is between the engines, and the plain engine has none"},
 	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), nil, "vLLM draws it at random"},
 	{
 		regexp.MustCompile(`^body\.(service_tier|prompt_logprobs|prompt_token_ids|prompt_text|ec_transfer_params|metrics|choices\[\d+\]\.(token_ids|prompt_token_ids|prompt_logprobs|routed_experts)` +
 			`|choices\[\d+\]\.message\.(refusal|annotations|audio|function_call|reasoning)|usage\.(completion_tokens_details|prompt_tokens_details\.(multimodal_tokens|created_cache_tokens)))$`),
 		func(d difference, _ map[string]any) bool { return d.plain == nil && d.got == missing{} },
-		"null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these out, and takes token ids out of a stream whose client did not ask for them",
+		"null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these out, " +
+			"and takes token ids out of a stream whose client did not ask for them",
 	},
 	{
 		regexp.MustCompile(`^body\.choices\[\d+\]\.message\.content$`),

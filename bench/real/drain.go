@@ -79,7 +79,8 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	return passed("the request was prefilled again: %v; both decode engines answer the prompt as the plain engine does; the same hand-off without a cache_salt: %s", t, poisoned), nil
+	return passed("the request was prefilled again: %v; both decode engines answer the prompt as the plain engine does; the same hand-off without a cache_salt: %s", t,
+		poisoned), nil
 }
 
 // overwrite has the prefill engine compute other prompts in all of its blocks.

@@ -92,7 +92,9 @@ func (t *table) count(v verdict) (n int) {
 
 // write prints the table as Markdown.
 func (t *table) write(out io.Writer) {
-	fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s` in %.1f minutes.\n\n", t.version, vllm.NIXL, t.command, t.took.Minutes())
+	fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin "+
+		"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s` in %.1f minutes.\n\n", t.version, vllm.NIXL, t.command,
+		t.took.Minutes())
 	fmt.Fprintf(out, "| row | | seen |\n|---|---|---|\n")
 	for i, r := range t.rows {
 		fmt.Fprintf(out, "| %s | %s | %s |\n", r.name, t.outcomes[i].verdict, strings.NewReplacer("|", `\|`, "\n", " ").Replace(t.outcomes[i].seen))

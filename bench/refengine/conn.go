@@ -57,7 +57,8 @@ func (l *life) serve(conn net.Conn, port int) {
 		_ = conn.SetReadDeadline(time.Time{})
 		req, err := http.ReadRequest(br)
 		if err != nil {
-			_, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\nconnection: close\r\n\r\nInvalid HTTP request received.")
+			_, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\nconnection: close\r\n\r\n"+
+				"Invalid HTTP request received.")
 			return
 		}
 		x := &exchange{life: l, conn: conn, req: req, port: port, close: req.Close || !req.ProtoAtLeast(1, 1), out: out[:0]}

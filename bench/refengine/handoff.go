@@ -144,7 +144,8 @@ func (l *life) handoffOf(rank int, r *request, k *pin, cached int, first int32) 
 			ids, l.engineID(rank), host, port)
 	}
 	if !cfg.namesRequests() {
-		common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_host":%q,"remote_port":%d,"last_token_id":%d`,
+		common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,`+
+			`"remote_host":%q,"remote_port":%d,"last_token_id":%d`,
 			ids, l.engineID(rank), host, port, first)
 		if cfg.before(12) {
 			return fmt.Appendf(nil, `{%s}`, common)
@@ -153,13 +154,15 @@ func (l *life) handoffOf(rank int, r *request, k *pin, cached int, first int32) 
 			common, host, l.engineID(rank), len(k.blocks))
 	}
 	id, _ := json.Marshal(k.id) // a string always marshals
-	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%s,"remote_host":%q,"remote_port":%d`,
+	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,`+
+		`"remote_request_id":%s,"remote_host":%q,"remote_port":%d`,
 		ids, l.engineID(rank), id, host, port)
 	if r.troubles.has(NoRequestID) {
 		common = strings.Replace(common, fmt.Sprintf(`"remote_request_id":%s,`, id), "", 1)
 	}
 	if cfg.Connector == NIXLPull {
-		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":%d}`,
+		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,`+
+			`"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":%d}`,
 			common, k.tokens, cached)
 	}
 	return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":1,"last_token_id":%d,`+

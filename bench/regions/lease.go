@@ -158,7 +158,8 @@ func playLeasedAway(ctx context.Context, w *site, r *world.Report) error {
 		return err
 	}
 	s, then := judge(during...), judge(after...)
-	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d after that", took, s.ok, s.sent, then.ok, then.sent)
+	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d "+
+		"after that", took, s.ok, s.sent, then.ok, then.sent)
 	r.Hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
 	r.Hold(then.ok == then.sent && then.sent > 0, scene, "afterwards: %s, %d lost", then.first(5), then.lost)
 	for _, got := range during {

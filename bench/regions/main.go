@@ -38,7 +38,8 @@ type options struct {
 }
 
 var defaults = options{
-	on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60, deadAfter: 5 * time.Second, absence: time.Minute,
+	on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60,
+	deadAfter: 5 * time.Second, absence: time.Minute,
 }
 
 // run is the command; ok says that nothing was breached.

@@ -138,7 +138,8 @@ func playFirst(ctx context.Context, w *site, r *world.Report) error {
 		s, sent := judge(append(there, here...)...), w.forwards(way.from, way.to)-before
 		r.Hold(s.ok == s.sent, scene, "%s, %d lost", s.first(5), s.lost)
 		r.Hold(sent > float64(s.sent)/3, scene, "only %.0f of %d were forwarded", sent, s.sent/2) // what the peer is too busy for stays
-		if w.packets() {                                                                          // one round trip where a connection is open, two where it is not, and what two busy processes take
+		// one round trip where a connection is open, two where it is not, and what two busy processes take
+		if w.packets() {
 			r.Hold(hop-direct >= 0.9*rtt && hop-direct <= 2.5*rtt+25, scene, "a hop over %.0f ms adds %.1f ms", rtt, hop-direct)
 		}
 	}
@@ -168,7 +169,8 @@ func playLoss(ctx context.Context, w *site, r *world.Report) error {
 		return err
 	}
 	s := judge(results...)
-	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99, results[1].All.TTFT.P99, results[2].All.TTFT.P99)
+	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99, results[1].All.TTFT.P99,
+		results[2].All.TTFT.P99)
 	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	return nil
 }
@@ -231,7 +233,8 @@ func playReturn(ctx context.Context, w *site, r *world.Report, scene string, bac
 		return err
 	}
 	s := judge(results...)
-	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(), w.forwards(us, back)-before, results[0].Sent, results[1].Sent, names[back])
+	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(), w.forwards(us, back)-before, results[0].Sent,
+		results[1].Sent, names[back])
 	r.Hold(s.ok == s.sent, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	r.Hold(w.forwards(us, back) > before, scene, "nothing is forwarded to it")
 	return nil
@@ -282,7 +285,8 @@ func playTakeover(ctx context.Context, w *site, r *world.Report) error {
 	if w.lease != "" {
 		how = "etcd, `lease: 3s`, `start_delay: 1s`"
 	}
-	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
+	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by "+
+		"eu's engines",
 		took.Seconds(), how, results[0].Sent, there)
 	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
@@ -308,7 +312,8 @@ func playCut(ctx context.Context, w *site, r *world.Report) error {
 		return err
 	}
 	s, others := judge(results[0]), judge(results[1:]...)
-	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all right", w.load/2, s.sent, s.ok, s.lost, others.sent)
+	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all right", w.load/2, s.sent, s.ok,
+		s.lost, others.sent)
 	r.Hold(len(s.wrong) == 0 && s.ok+s.lost == s.sent && s.lost <= 12, scene, "%s", s.first(5))
 	r.Hold(others.ok == others.sent, scene, "ways that were not cut: %s, %d lost", others.first(5), others.lost)
 	return playReturn(ctx, w, r, "healed", eu)

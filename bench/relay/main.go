@@ -72,7 +72,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	for round := range o.rounds {
 		for _, p := range proxies {
 			s, err := world.Measure(ctx, p.pids, load.Config{
-				URLs: []string{p.url}, Model: "ref", Requests: slices.Repeat([]trace.Request{{Prompt: o.prompt, Output: o.tokens}}, o.streams), Seed: uint64(round), Timeout: 2 * time.Minute,
+				URLs: []string{p.url}, Model: "ref", Requests: slices.Repeat([]trace.Request{{Prompt: o.prompt, Output: o.tokens}}, o.streams), Seed: uint64(round),
+				Timeout: 2 * time.Minute,
 			})
 			if err != nil {
 				err = fmt.Errorf("%s: %w", p.name, err)

@@ -10,7 +10,9 @@ import (
 // as there are processors. All policies of a seed come first: a run that is cut short
 // compares like with like. progress, unless it is nil, is told how many are done, one
 // call at a time. What each gave stands under its policy, in the order of the seeds.
-func Trials[T any](ctx context.Context, policies, seeds int, progress func(done, total int), try func(ctx context.Context, policy int, seed uint64) (T, error)) ([][]T, error) {
+func Trials[T any](ctx context.Context, policies, seeds int, progress func(done, total int),
+	try func(ctx context.Context, policy int, seed uint64) (T, error),
+) ([][]T, error) {
 	all := make([][]T, policies)
 	for i := range all {
 		all[i] = make([]T, seeds)

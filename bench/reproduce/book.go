@@ -169,7 +169,8 @@ func fenced(line string) string {
 // bound says how much there was to gain over the baseline.
 func bound(o *outcome) string {
 	share, kv := o.of(baseline, report.IdleShare).Mean, o.of(baseline, report.KVShare).Mean
-	return fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can do more.\n",
+	return fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can "+
+		"do more.\n",
 		baseline, 100*kv, 100*share, 100*share*kv)
 }
 

@@ -161,7 +161,8 @@ func (b *book) imbalanceGrows() (string, error) {
 		}
 		t.Add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
 	}
-	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s", strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t), nil
+	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s",
+		strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t), nil
 }
 
 // weightsMatterLittle is the second half of line 3. Little means that no setting
@@ -265,8 +266,10 @@ func (b *book) defaultHolds() (string, error) {
 			return "", err
 		}
 	}
-	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; at G = 64 at most 0.75 of their imbalance. " +
-		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within 1.2 times the guard's age (30 s, or six mean waits) and a mean service time.\n\n" + t.String(), nil
+	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; " +
+		"at G = 64 at most 0.75 of their imbalance. " +
+		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within 1.2 times the guard's age (30 s, or six mean waits) and a " +
+		"mean service time.\n\n" + t.String(), nil
 }
 
 // manyRanks is from where on imbalance must be clearly lower.

@@ -70,7 +70,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.tier, "tier", "decode", "whose tables: decode or prefill")
 	f.StringVar(&o.out, "out", "", "document to write (default "+document+" or "+prefillDocument+"; below out/ with --quick or TRACE)")
 	f.BoolVar(&o.quick, "quick", false, "one seed of 2,500 requests and fewer sizes, to see that it works")
-	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", ")+"; of prefill "+strings.Join(report.Names(prefillBlocks), ", "))
+	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", ")+
+		"; of prefill "+strings.Join(report.Names(prefillBlocks), ", "))
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

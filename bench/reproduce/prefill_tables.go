@@ -25,7 +25,8 @@ var (
 func (b *book) prefillCaches() (string, error) {
 	policies := []string{"lmetric", "finish"}
 	return b.eachPrefill(func(s *source) (string, error) {
-		t := report.Markdown{Head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %", "`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
+		t := report.Markdown{Head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %",
+			"`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
 		for _, size := range cacheSizes {
 			for _, told := range wrongly {
 				sc := prefillScenario{on: s, load: 0.7, capacity: size, told: told}
@@ -62,7 +63,8 @@ func (b *book) prefillBurst() (string, error) {
 			if on.refused != "" {
 				return "Left out: " + on.refused + ".\n", nil
 			}
-			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it", burstTTFT.title + ", no detector", "with it"}}
+			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it",
+				burstTTFT.title + ", no detector", "with it"}}
 			for _, p := range inBurst {
 				t.Add("`"+p+"`", prefillMean.show(off.metrics[p][report.TTFTMean]), prefillMean.show(on.metrics[p][report.TTFTMean]),
 					fmt.Sprintf("%.2f", on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean)),
@@ -134,7 +136,8 @@ func (b *book) prefillClaims() (string, error) {
 				return "Left out: " + o.refused + ".\n", nil
 			}
 			ratio := func(m report.Metric) float64 { return o.of("finish", m) / o.of("lmetric", m) }
-			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)), verdict(ratio(report.TTFTMean) <= c.most))
+			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)),
+				verdict(ratio(report.TTFTMean) <= c.most))
 			t.Add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
 		}
 		for _, load := range []float64{0.7, 0.85} {
@@ -143,7 +146,8 @@ func (b *book) prefillClaims() (string, error) {
 				return "", err
 			}
 			change := func(p string) float64 { return on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean) - 1 }
-			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare), fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
+			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare),
+				fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
 			for _, p := range []string{"finish", "lmetric"} {
 				t.Add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", load, p), fmt.Sprintf("%+.1f %%", 100*change(p)), verdict(math.Abs(change(p)) < 0.05))
 			}

@@ -39,9 +39,10 @@ func newSources(paths []string) (*bookSources, error) {
 	}
 	azure := trace.Azure()
 	s := &bookSources{
-		moon:     ofTrace("mooncake", "Mooncake's conversation trace", "bench/trace/mooncake-conversation.jsonl.gz", trace.Mooncake()),
-		azure:    ofTrace("azure", "Azure's conversation trace of 2023", "bench/trace/azure-2023-conv.csv.gz", azure),
-		azure200: ofTrace("azure >= 200", "the requests of Azure's trace with at least 200 output tokens", "", azure.Where(func(r trace.Request) bool { return r.Output >= longAnswers })),
+		moon:  ofTrace("mooncake", "Mooncake's conversation trace", "bench/trace/mooncake-conversation.jsonl.gz", trace.Mooncake()),
+		azure: ofTrace("azure", "Azure's conversation trace of 2023", "bench/trace/azure-2023-conv.csv.gz", azure),
+		azure200: ofTrace("azure >= 200", "the requests of Azure's trace with at least 200 output tokens", "",
+			azure.Where(func(r trace.Request) bool { return r.Output >= longAnswers })),
 	}
 	s.real = []*source{s.moon, s.azure}
 	for _, name := range trace.SynthNames() {
@@ -90,5 +91,6 @@ func (s *source) describe() string {
 	}
 	m := t.Summary()
 	return fmt.Sprintf("%s: %s requests; prompt tokens: mean %s, median %s; output tokens: mean %.0f, median %d, 99 %% below %s",
-		s.title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50, report.Grouped(float64(m.Output.P99), 0))
+		s.title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50,
+		report.Grouped(float64(m.Output.P99), 0))
 }

@@ -80,7 +80,8 @@ func (p *Plan) Validate() error {
 		full += p.Load.Pool
 	}
 	if least := max(full, replay/8) + p.Fleet.slots(); replay < least {
-		return fmt.Errorf("%d requests are too few: nothing is measured before %d of them are in the system and as many are done as there are slots, %d; take at least %d requests, or fewer ranks and slots",
+		return fmt.Errorf("%d requests are too few: nothing is measured before %d of them are in the system and as many are done as there are slots, %d; take at least %d "+
+			"requests, or fewer ranks and slots",
 			replay, full, p.Fleet.slots(), least)
 	}
 	for _, text := range p.Policies {

@@ -31,7 +31,8 @@ func crowd(args []string, in io.Reader, out io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	prefill, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Model: idleModel, PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 8 << 20})
+	prefill, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Model: idleModel, PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond,
+		PrefillConcurrency: 64, KVTokens: 8 << 20})
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer sink.close()
-	fmt.Fprintf(out, "%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams with a token every %v, %d kept-alive connections (%d files a process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
+	fmt.Fprintf(out, "%d busy streams, a chunk every %v each, %d chunks; %d idle clients: %d streams with a token every %v, %d kept-alive connections (%d files a "+
+		"process)\n%s, %d CPUs, %d rounds; engines, load and collector share the CPUs\n",
 		o.busy, o.step, o.tokens, o.idle, slow, silence, o.idle-slow, fileLimit(), runtime.Version(), runtime.NumCPU(), o.rounds)
 	var proxies []*proxy
 	for i, w := range ways {
@@ -133,7 +134,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 				return fmt.Errorf("%s: %w", ways[at].name, err)
 			}
 			samples[at] = append(samples[at], s)
-			fmt.Fprintf(out, "  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB in use  %6.1f MiB resident\n", round+1, ways[at].name, world.Micros(s.Chunk), world.MiB(s.live), world.MiB(s.RSS))
+			fmt.Fprintf(out, "  round %d  %-22s %5.1f µs CPU a chunk  %6.1f MiB in use  %6.1f MiB resident\n", round+1, ways[at].name, world.Micros(s.Chunk), world.MiB(s.live),
+				world.MiB(s.RSS))
 		}
 	}
 	if err := held(); err != nil { // they were there all the time

@@ -24,7 +24,8 @@ func report(out io.Writer, samples [][]sample) error {
 			cpu, live, rss = append(cpu, world.Micros(s.Chunk)), append(live, world.MiB(s.live)), append(rss, world.MiB(s.RSS))
 			cpuRatio, liveRatio = append(cpuRatio, world.Micros(s.Chunk)/baseCPU), append(liveRatio, world.MiB(s.live)/baseLive)
 		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t%.0f\t\n", ways[i].name, world.Median(cpu), world.Median(cpuRatio), world.Median(live), world.Median(liveRatio), world.Median(rss))
+		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.0f\t%.2f\t%.0f\t\n", ways[i].name, world.Median(cpu), world.Median(cpuRatio), world.Median(live), world.Median(liveRatio),
+			world.Median(rss))
 	}
 	return w.Flush()
 }

@@ -65,7 +65,8 @@ func (b *book) defaults() (string, error) {
 			add("itself, probed every 2 s instead of 0.5", 1/late, 1/b.ratio(name, preset, seldom, ours, report.TokensPerS), "≥ 0.87", late <= 1.15)
 		}
 	}
-	return b.command("skew", presets[0], arms...) + "\n\n" + table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows), nil
+	return b.command("skew", presets[0], arms...) + "\n\n" +
+		table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows), nil
 }
 
 // Variants that are also held against claims.
@@ -126,7 +127,8 @@ func (b *book) models() (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {pending_in_prefill: true, one_pass: true, log_steps: 40, busy_ms: 0}` and `regions: [{think_ms: 300, output: 160}, …]`\n\n", b.seeds) + table(head, rows), nil
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {pending_in_prefill: true, one_pass: true, log_steps: 40, busy_ms: 0}` and "+
+		"`regions: [{think_ms: 300, output: 160}, …]`\n\n", b.seeds) + table(head, rows), nil
 }
 
 // claims are C1 to C10.
@@ -172,9 +174,11 @@ func (b *book) claims() (string, error) {
 		}
 	}
 	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
-		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL), overRR.least >= 1.05 && overLL.least >= 0.95)
+		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL),
+		overRR.least >= 1.05 && overLL.least >= 0.95)
 	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
-		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst, pauses, pausedBest, pausedWorst), best.least >= 1.2 && worst.least >= 2)
+		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst,
+			pauses, pausedBest, pausedWorst), best.least >= 1.2 && worst.least >= 2)
 
 	p90, p90OnePass := newSpan(), newSpan()
 	for _, preset := range original {
@@ -187,7 +191,8 @@ func (b *book) claims() (string, error) {
 			p90OnePass.add(b.ratio(together, preset, ours, a, report.TTFTP90))
 		}
 	}
-	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass), p90.most <= 0.5)
+	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
+		p90.most <= 0.5)
 
 	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
 	if err := b.need("one-region", presets[0], one...); err != nil {
@@ -206,7 +211,8 @@ func (b *book) claims() (string, error) {
 	sk := func(a, c string, m report.Metric) float64 { return b.ratio("skew", presets[0], a, c, m) }
 	gain := sk(skylb, "skylb-local", report.TokensPerS)
 	p, tokens := sk("finish:replicas=9", "region-local", report.TTFTP90), sk("finish:replicas=9", "region-local", report.TokensPerS)
-	add("C5", "S0: 1.07 to 1.18 over region-local; 9 replicas do as 12", "skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
+	add("C5", "S0: 1.07 to 1.18 over region-local; 9 replicas do as 12",
+		"skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
 		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84)
 
 	apart, apartOnePass := newSpan(), newSpan()
@@ -218,13 +224,15 @@ func (b *book) claims() (string, error) {
 			to.add(b.ratio(scenario, preset, "ch", ours, report.TokensPerS))
 		}
 	}
-	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass), apart.least >= 0.9 && apart.most <= 1.1)
+	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
+		apart.least >= 0.9 && apart.most <= 1.1)
 
 	share, err := peaks()
 	if err != nil {
 		return "", err
 	}
-	add("C7", "S0: provisioning for the global peak saves 40.5 %", "printed; by construction of the sinusoids", fmt.Sprintf("%.1f %% fewer clients at the peak of all than at all peaks", 100*(1-share)), true)
+	add("C7", "S0: provisioning for the global peak saves 40.5 %", "printed; by construction of the sinusoids",
+		fmt.Sprintf("%.1f %% fewer clients at the peak of all than at all peaks", 100*(1-share)), true)
 
 	a100 := "a100-mistral7b"
 	if err := b.need("gorgo", a100, ours, "gorgo", "central-gorgo", "central-least-load"); err != nil {
@@ -232,8 +240,10 @@ func (b *book) claims() (string, error) {
 	}
 	g := func(a, c string, m report.Metric) float64 { return b.ratio("gorgo", a100, a, c, m) }
 	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
-	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine), central >= 1.2 && mine >= 2)
-	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99), g("gorgo", "central-least-load", report.TokensPerS)
+	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine),
+		central >= 1.2 && mine >= 2)
+	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99),
+		g("gorgo", "central-least-load", report.TokensPerS)
 	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
 		"both ≥ 2, throughput not lower at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 0.995)
 
@@ -250,7 +260,8 @@ func (b *book) claims() (string, error) {
 		}
 		noRTT.add(b.ratio("multi-turn", preset, "finish:without=rtt", ours, report.TTFTMean))
 	}
-	add("C10", "ours: the peer's wait and the round trip belong into the cost", "without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip worse on multi-turn",
+	add("C10", "ours: the peer's wait and the round trip belong into the cost",
+		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip worse on multi-turn",
 		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least >= 2 && noRTT.least > 1)
 	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows), nil
 }
@@ -278,7 +289,8 @@ func peaks() (float64, error) {
 // arms show every arm on every scenario.
 func (b *book) arms() (string, error) {
 	var out strings.Builder
-	list := []string{ours, "finish:push=sp-p", blind, "gorgo", "gorgo:push=sp-p", "skylb", skylb, "skylb-ch:push=sp-p", "region-local", "skylb-local", "rr", "central-least-load", "ch", "prefix-blind", "central-gorgo", "central-queue"}
+	list := []string{ours, "finish:push=sp-p", blind, "gorgo", "gorgo:push=sp-p", "skylb", skylb, "skylb-ch:push=sp-p", "region-local", "skylb-local", "rr",
+		"central-least-load", "ch", "prefix-blind", "central-gorgo", "central-queue"}
 	for _, name := range []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo"} {
 		for _, preset := range original {
 			if name == "gorgo" && preset != "a100-mistral7b" {
@@ -296,7 +308,8 @@ func (b *book) arms() (string, error) {
 				rows = append(rows, []string{
 					"`" + a + "`", fmt.Sprintf("%.0f ± %.0f", m[report.TokensPerS].Mean, m[report.TokensPerS].Interval(b.seeds)),
 					fmt.Sprintf("%.0f ± %.0f", m[report.TTFTMean].Mean, m[report.TTFTMean].Interval(b.seeds)), v(report.TTFTP50, 0, 1), v(report.TTFTP90, 0, 1), v(report.TTFTP99, 0, 1),
-					v(geosim.E2EMean, 1, 1e-3), v(geosim.E2EP90, 1, 1e-3), v(report.HitRatio, 2, 1), v(geosim.Forwards, 0, 1), v(geosim.Egress, 1, 1e-6), v(geosim.EgressUSD, 5, 1), v(geosim.Spread, 2, 1),
+					v(geosim.E2EMean, 1, 1e-3), v(geosim.E2EP90, 1, 1e-3), v(report.HitRatio, 2, 1), v(geosim.Forwards, 0, 1), v(geosim.Egress, 1, 1e-6), v(geosim.EgressUSD, 5, 1),
+					v(geosim.Spread, 2, 1),
 				})
 			}
 			out.WriteString("\n#### " + name + ", " + preset + "\n\n" + b.command(name, preset, list...) + "\n\n" +
@@ -315,7 +328,8 @@ func (b *book) sweeps() (string, error) {
 	}{
 		{"skew", []string{"finish:probe_ms=100", ours, seldom, "skylb:push=sp-p,probe_ms=100", skylb, "skylb:push=sp-p,probe_ms=2000"}},
 		{"skew", []string{"skylb:push=sp-p,tau=0", skylb, "skylb:push=sp-p,tau=16", "skylb:push=sp-p,tau=1000"}},
-		{"skew", []string{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24", "finish:push=sp-o"}},
+		{"skew", []string{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24",
+			"finish:push=sp-o"}},
 		{"skew", []string{"finish:load=0", ours, "finish:b_ms=0.3", "finish:w=2", "finish:min_gain_ms=0", "finish:min_gain_ms=100"}},
 	} {
 		var rows [][]string
@@ -369,7 +383,8 @@ func (b *book) cost() (string, error) {
 			others = append(others, fmt.Sprintf("%d: %.0f ms", alone[k], b.of(name, presets[0], l, report.TTFTP90)))
 		}
 		out.WriteString("\n" + b.command(name, presets[0], append(append([]string(nil), shared...), local...)...) + "\n\n" +
-			table("replicas with `finish` | TTFT p90, ms | tokens/s | `region-local` needs | saved", rows) + "\nTTFT p90 of `region-local` by replicas: " + strings.Join(others, ", ") + ".\n")
+			table("replicas with `finish` | TTFT p90, ms | tokens/s | `region-local` needs | saved", rows) +
+			"\nTTFT p90 of `region-local` by replicas: " + strings.Join(others, ", ") + ".\n")
 	}
 	return out.String(), nil
 }
@@ -387,5 +402,6 @@ func (b *book) faults() (string, error) {
 			rows = append(rows, []string{name, "`" + a + "`", v(report.OK), v(geosim.Forwards), v(geosim.Fallbacks), v(report.Failed), v(geosim.Lost), v(geosim.Violations)})
 		}
 	}
-	return b.command("dies", presets[0], arms...) + "\n\n" + table("fault of region b | policy | answered | forwards | fell back | failed | lost | invariants broken", rows), nil
+	return b.command("dies", presets[0], arms...) + "\n\n" +
+		table("fault of region b | policy | answered | forwards | fell back | failed | lost | invariants broken", rows), nil
 }

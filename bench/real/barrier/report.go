@@ -50,22 +50,26 @@ func (r *run) String() string {
 // writeRuns prints the policies beside each other, by rounds of runs.
 func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 	n := len(rounds)
-	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard deviation over the rounds.\n", n, requests, clients)
+	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard "+
+		"deviation over the rounds.\n", n, requests, clients)
 	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
-	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
+		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := summary(rounds, i)
 		failed := 0
 		for _, round := range rounds {
 			failed += round[i].failed
 		}
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1), show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1),
+			show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
 	}
 	fmt.Fprintf(out, "\nKV tokens in the full part, by vLLM's gauges every %v beside evenkeel's. Imbalance is what all ranks together lack to the fullest.\n\n", every)
 	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := summary(rounds, i)
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, show(m[engineLevel], 0), show(m[report.Imbalance], 0), show(m[engineTop], 0), show(m[engineRuns], 1), show(m[engineWaits], 1))
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, show(m[engineLevel], 0), show(m[report.Imbalance], 0), show(m[engineTop], 0), show(m[engineRuns], 1),
+			show(m[engineWaits], 1))
 	}
 	writeDifferences(out, rounds)
 	writeModels(out, rounds, l)
@@ -77,7 +81,8 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 	if base < 0 || len(rounds) < 2 {
 		return
 	}
-	fmt.Fprintf(out, "\nDifference to `%s` in the same round, %%, with the interval of 95 %% over %d rounds. An interval without 0 is a difference.\n\n", reference, len(rounds))
+	fmt.Fprintf(out, "\nDifference to `%s` in the same round, %%, with the interval of 95 %% over %d rounds. An interval without 0 is a difference.\n\n", reference,
+		len(rounds))
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap |\n|---|--:|--:|--:|\n")
 	var widths []float64
 	for i, r := range rounds[0] {
@@ -102,12 +107,15 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 		}
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, "\nWith so many rounds, a difference in tokens/s of the full part is seen from %.1f to %.1f %% on, depending on the policy.\n", slices.Min(widths), slices.Max(widths))
+	fmt.Fprintf(out, "\nWith so many rounds, a difference in tokens/s of the full part is seen from %.1f to %.1f %% on, depending on the policy.\n", slices.Min(widths),
+		slices.Max(widths))
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
 func writeModels(out io.Writer, rounds [][]*run, l law) {
-	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank. A step is one at the mean KV tokens of the fullest rank and of both in the same run, by vLLM's gauges; the law by both ranks says how long it takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
+	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens of the "+
+		"fullest rank. A step is one at the mean KV tokens of the fullest rank and of both in the same run, "+
+		"by vLLM's gauges; the law by both ranks says how long it takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64

@@ -14,10 +14,11 @@ import (
 )
 
 const (
-	chatPath  = "/v1/chat/completions"
-	textPath  = "/v1/completions"
-	messages  = `"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"what is a proxy?"}]`
-	weather   = `{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string","enum":["Rome","Oslo"]}},"required":["city"],"additionalProperties":false}}}`
+	chatPath = "/v1/chat/completions"
+	textPath = "/v1/completions"
+	messages = `"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"what is a proxy?"}]`
+	weather  = `{"type":"function","function":{"name":"weather","parameters":{"type":"object",` +
+		`"properties":{"city":{"type":"string","enum":["Rome","Oslo"]}},"required":["city"],"additionalProperties":false}}}`
 	proxied   = `,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"return_token_ids":true}`
 	endAtOnce = `"logit_bias":{"2":100}` // </s>
 )
@@ -39,7 +40,8 @@ func (r *recorder) plain(ctx context.Context) {
 		{"chat-penalties", "penalties", chatPath, chat(`,"presence_penalty":0.5,"frequency_penalty":0.5,"repetition_penalty":1.3`)},
 		{"chat-structured", "a structured output of two choices", chatPath, chat(`,"structured_outputs":{"choice":["yes","no"]}`)},
 		{"chat-json-schema", "a response_format with a schema", chatPath,
-			chat(`,"max_tokens":60,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}}}`)},
+			chat(`,"max_tokens":60,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object",` +
+				`"properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}}}`)},
 		{"chat-tools-auto", "tools of which the model may choose", chatPath, chat(`,"tools":[` + weather + `],"tool_choice":"auto"`)},
 		{"chat-tools-named", "a tool that is named", chatPath, chat(`,"max_tokens":60,"tools":[` + weather + `],"tool_choice":{"type":"function","function":{"name":"weather"}}`)},
 		{"chat-tools-required", "a tool that is required", chatPath, chat(`,"max_tokens":120,"tools":[` + weather + `],"tool_choice":"required"`)},
@@ -57,13 +59,18 @@ func (r *recorder) plain(ctx context.Context) {
 		{"completion-end", "an answer of nothing but its end", textPath, text(`,` + endAtOnce)},
 		{"completion-penalties", "penalties", textPath, text(`,"presence_penalty":0.5,"frequency_penalty":0.5,"repetition_penalty":1.3`)},
 		{"completion-structured", "a structured output of a pattern", textPath, text(`,"structured_outputs":{"regex":"[0-9]{3}"}`)},
-		{"completion-ids", "a prompt of token ids, and token ids in the answer", textPath, `{"model":"tiny","prompt":` + tokens(40, 1) + `,"temperature":0,"max_tokens":8,"return_token_ids":true}`},
+		{"completion-ids", "a prompt of token ids, and token ids in the answer", textPath,
+			`{"model":"tiny","prompt":` + tokens(40, 1) + `,"temperature":0,"max_tokens":8,"return_token_ids":true}`},
 		{"completion-list", "a list of prompts", textPath, `{"model":"tiny","prompt":["one","two"],"temperature":0,"max_tokens":4}`},
-		{"completion-list-ids", "a list of prompts of token ids", textPath, `{"model":"tiny","prompt":[` + tokens(4, 2) + `,` + tokens(5, 3) + `],"temperature":0,"max_tokens":4}`},
+		{"completion-list-ids", "a list of prompts of token ids", textPath,
+			`{"model":"tiny","prompt":[` + tokens(4, 2) + `,` + tokens(5, 3) + `],"temperature":0,"max_tokens":4}`},
 		{"completion-min-tokens", "at least as many tokens as there may be", textPath, text(`,"min_tokens":8`)},
-		{"context-below", "prompt and max_tokens one token below the context", textPath, `{"model":"tiny","prompt":` + tokens(2039, 4) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
-		{"context-at", "prompt and max_tokens fill the context", textPath, `{"model":"tiny","prompt":` + tokens(2040, 5) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
-		{"context-beyond", "prompt and max_tokens pass the context", textPath, `{"model":"tiny","prompt":` + tokens(2044, 6) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
+		{"context-below", "prompt and max_tokens one token below the context", textPath,
+			`{"model":"tiny","prompt":` + tokens(2039, 4) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
+		{"context-at", "prompt and max_tokens fill the context", textPath,
+			`{"model":"tiny","prompt":` + tokens(2040, 5) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
+		{"context-beyond", "prompt and max_tokens pass the context", textPath,
+			`{"model":"tiny","prompt":` + tokens(2044, 6) + `,"temperature":0,"max_tokens":8,"ignore_eos":true}`},
 		{"context-full", "a prompt as long as the context", textPath, `{"model":"tiny","prompt":` + tokens(2048, 7) + `,"temperature":0,"max_tokens":8}`},
 		{"context-long-prompt", "a prompt longer than the context", textPath, `{"model":"tiny","prompt":` + tokens(2060, 8) + `,"temperature":0,"max_tokens":8}`},
 		{"context-max-tokens", "max_tokens above the whole context", chatPath, chat(`,"max_tokens":5000`)},
@@ -75,10 +82,12 @@ func (r *recorder) plain(ctx context.Context) {
 		{"chat-proxied", "a chat as evenkeel asks a decode engine", chatPath, strings.TrimSuffix(chat(""), "}") + proxied},
 		{"chat-tools-proxied", "a named tool as evenkeel asks a decode engine", chatPath,
 			strings.TrimSuffix(chat(`,"max_tokens":60,"tools":[`+weather+`],"tool_choice":{"type":"function","function":{"name":"weather"}}`), "}") + proxied},
-		{"chat-held-back-proxied", "a stop string that holds text back, as evenkeel asks a decode engine", chatPath, strings.TrimSuffix(chat(`,"stop":["zzzz"],"max_tokens":12`), "}") + proxied},
+		{"chat-held-back-proxied", "a stop string that holds text back, as evenkeel asks a decode engine", chatPath,
+			strings.TrimSuffix(chat(`,"stop":["zzzz"],"max_tokens":12`), "}") + proxied},
 		{"chat-end-proxied", "an answer of nothing but its end, as evenkeel asks a decode engine", chatPath, strings.TrimSuffix(chat(`,`+endAtOnce), "}") + proxied},
 		{"completion-proxied", "a completion as evenkeel asks a decode engine", textPath, strings.TrimSuffix(text(""), "}") + proxied},
-		{"completion-long-proxied", "runes cut between tokens, as evenkeel asks a decode engine", textPath, strings.TrimSuffix(text(`,"max_tokens":60,"ignore_eos":true`), "}") + proxied},
+		{"completion-long-proxied", "runes cut between tokens, as evenkeel asks a decode engine", textPath,
+			strings.TrimSuffix(text(`,"max_tokens":60,"ignore_eos":true`), "}") + proxied},
 		{"chat-no-usage-stream", "a stream without usage", chatPath, chat(`,"stream":true`)},
 		{"completion-no-usage-stream", "a stream without usage", textPath, text(`,"stream":true`)},
 		{"error-json", "a body that is no JSON", chatPath, `{"model":"tiny",`},
@@ -90,7 +99,8 @@ func (r *recorder) plain(ctx context.Context) {
 		{"error-max-tokens", "max_tokens 0", textPath, text(`,"max_tokens":0`)},
 		{"error-stream-options", "stream_options without a stream", chatPath, chat(`,"stream_options":{"include_usage":true}`)},
 		{"error-logprobs", "more logprobs than the engine gives", textPath, text(`,"logprobs":99`)},
-		{"error-schema", "a schema that cannot be compiled", chatPath, chat(`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"nothing"}}}`)},
+		{"error-schema", "a schema that cannot be compiled", chatPath,
+			chat(`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"nothing"}}}`)},
 		{"error-tool", "a named tool that is not among the tools", chatPath, chat(`,"tools":[` + weather + `],"tool_choice":{"type":"function","function":{"name":"nope"}}`)},
 		{"error-token-id", "a token id beyond the vocabulary", textPath, `{"model":"tiny","prompt":[5000000],"max_tokens":4}`},
 		{"error-min-tokens", "min_tokens above max_tokens", textPath, text(`,"min_tokens":9`)},
@@ -102,7 +112,8 @@ func (r *recorder) plain(ctx context.Context) {
 	} {
 		r.ask(ctx, "plain", recording.Recording{Name: s.name, About: s.about, Ask: recording.Request{Path: s.path, Body: s.body}}, 0)
 	}
-	r.ask(ctx, "plain", recording.Recording{Name: "error-method", About: "a method that the path does not take", Ask: recording.Request{Method: http.MethodGet, Path: chatPath}}, 0)
+	r.ask(ctx, "plain", recording.Recording{Name: "error-method", About: "a method that the path does not take",
+		Ask: recording.Request{Method: http.MethodGet, Path: chatPath}}, 0)
 	r.pages(ctx, "plain")
 	long := `{"model":"tiny","prompt":"hello there","temperature":0,"max_tokens":1500,"ignore_eos":true,"stream":true}`
 	r.running(ctx, "plain", long)
@@ -192,7 +203,8 @@ func (r *recorder) pair(ctx context.Context) {
 	r.running(ctx, "prefill", running)
 	r.running(ctx, "decode", running)
 	sleep(ctx, time.Second)
-	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-reset-again", About: "the prefix cache is emptied once more", Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
+	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-reset-again", About: "the prefix cache is emptied once more",
+		Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
 	sleep(ctx, 2*time.Second)
 	events := &recording.Events{About: "what the prefill engine published from the emptying of its cache to the next one", Requests: prompts}
 	for len(live) > 0 {
