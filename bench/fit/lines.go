@@ -7,14 +7,11 @@
 package fit
 
 import (
-	"bufio"
-	"bytes"
-	"compress/gzip"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
+
+	"evenkeel/bench/trace"
 )
 
 // maxLine bounds a line: a tick of the decision log with 1,024 ranks and a
@@ -29,47 +26,14 @@ func readLines(path string, take func(line []byte) error) (cut bool, err error) 
 		return false, err
 	}
 	defer func() { _ = f.Close() }() // only read
-	br := bufio.NewReaderSize(f, 64<<10)
-	if magic, err := br.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
-		z, err := gzip.NewReader(br)
-		if err != nil {
-			return false, fmt.Errorf("%s: %w; the file is damaged, or not gzip", path, err)
+	lines := trace.Lines{Name: path, Most: maxLine, What: "are these JSON lines?"}
+	_, err = lines.Each(f, func(_ int, line []byte, whole bool) (more bool, err error) {
+		if cut = !whole && !json.Valid(line); cut {
+			return false, nil
 		}
-		br = bufio.NewReaderSize(z, 64<<10)
-	}
-	return scanLines(br, path, take)
-}
-
-func scanLines(r io.Reader, name string, take func(line []byte) error) (cut bool, err error) {
-	ended := false // the last line read ended with a newline
-	sc := bufio.NewScanner(r)
-	sc.Buffer(make([]byte, 0, 64<<10), maxLine)
-	sc.Split(func(data []byte, atEOF bool) (int, []byte, error) {
-		advance, token, err := bufio.ScanLines(data, atEOF)
-		ended = advance > 0 && data[advance-1] == '\n'
-		return advance, token, err
+		return true, take(line)
 	})
-	n := 0
-	for sc.Scan() {
-		n++
-		line := bytes.TrimSpace(sc.Bytes())
-		if len(line) == 0 {
-			continue
-		}
-		if !ended && !json.Valid(line) {
-			return true, nil
-		}
-		if err := take(line); err != nil {
-			return false, fmt.Errorf("%s:%d: %w", name, n, err)
-		}
-	}
-	switch err := sc.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		return false, fmt.Errorf("%s:%d: line longer than %d bytes; are these JSON lines?", name, n+1, maxLine)
-	case err != nil:
-		return false, fmt.Errorf("%s:%d: %w", name, n+1, err)
-	}
-	return false, nil
+	return cut && err == nil, err
 }
 
 // decode reads one line into v; what it is meant to be is told on failure.

@@ -1,11 +1,8 @@
 package trace
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
-	"compress/gzip"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -56,16 +53,8 @@ func Parse(r io.Reader, opt Options) (*Trace, error) {
 	if opt.Max < 0 {
 		return nil, fmt.Errorf("%s: at most %d requests makes no sense; use 0 for all", opt.Name, opt.Max)
 	}
-	br := bufio.NewReaderSize(r, 64<<10)
-	if magic, err := br.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
-		z, err := gzip.NewReader(br)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w; the file is damaged, or not gzip", opt.Name, err)
-		}
-		br = bufio.NewReaderSize(z, 64<<10)
-	}
 	p := parser{opt: opt, format: opt.Format}
-	if err := p.all(br); err != nil {
+	if err := p.all(r); err != nil {
 		return nil, err
 	}
 	return p.finish()
@@ -87,33 +76,21 @@ type row struct {
 	req Request
 }
 
-func (p *parser) all(br *bufio.Reader) error {
-	sc := bufio.NewScanner(br)
-	sc.Buffer(make([]byte, 0, 64<<10), maxLine)
-	for sc.Scan() {
-		p.line++
-		line := sc.Bytes()
-		if p.line == 1 {
-			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf")) // a byte order mark
+func (p *parser) all(r io.Reader) (err error) {
+	p.line, err = Lines{Name: p.opt.Name, Most: maxLine, What: "is it a trace?"}.Each(r, func(n int, line []byte, _ bool) (more bool, err error) {
+		if n == 1 {
+			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))) // a byte order mark
 		}
-		if line = bytes.TrimSpace(line); len(line) == 0 {
-			continue
+		if len(line) == 0 {
+			return true, nil
 		}
 		if p.opt.Max > 0 && len(p.rows) == p.opt.Max {
 			p.out.Cut = true
-			return nil
+			return false, nil
 		}
-		if err := p.one(line); err != nil {
-			return fmt.Errorf("%s:%d: %w", p.opt.Name, p.line, err)
-		}
-	}
-	switch err := sc.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		return fmt.Errorf("%s:%d: line longer than %d bytes; is it a trace?", p.opt.Name, p.line+1, maxLine)
-	case err != nil:
-		return fmt.Errorf("%s:%d: %w", p.opt.Name, p.line+1, err)
-	}
-	return nil
+		return true, p.one(line)
+	})
+	return err
 }
 
 // one takes a line that is not empty.

@@ -1,16 +1,15 @@
 package vectors
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 
 	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -49,25 +48,17 @@ func Replay(ctx context.Context, log io.Reader, name string, policies []string, 
 		}
 		runs = append(runs, &replayed{spec: spec, made: map[string]policy.Policy{}, sums: map[report.Metric]float64{}})
 	}
-	lines := bufio.NewScanner(log)
-	lines.Buffer(make([]byte, 0, 1<<20), maxLogLine)
-	n := 0
-	for lines.Scan() && ctx.Err() == nil {
-		n++
-		if len(lines.Bytes()) == 0 {
-			continue
-		}
-		if err := replayLine(lines.Bytes(), runs); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", name, n, err)
+	lines := trace.Lines{Name: name, Most: maxLogLine, What: "is it a decision log?"}
+	if _, err := lines.Each(log, func(n int, line []byte, _ bool) (more bool, err error) {
+		if err := replayLine(line, runs); err != nil {
+			return false, err
 		}
 		if progress != nil {
 			progress(n)
 		}
-	}
-	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return nil, fmt.Errorf("%s:%d: line longer than %d bytes; is it a decision log?", name, n+1, maxLogLine)
-	} else if err != nil {
-		return nil, fmt.Errorf("%s:%d: %w", name, n+1, err)
+		return ctx.Err() == nil, nil
+	}); err != nil {
+		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
