@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -118,42 +119,29 @@ func (b *book) prefill(sc prefillScenario, policies ...string) (*prefillOutcome,
 }
 
 func (sc prefillScenario) String() string {
-	s := fmt.Sprintf("%s, load %g", sc.on.name, sc.load)
-	add := func(given bool, format string, args ...any) {
-		if given {
-			s += fmt.Sprintf(format, args...)
-		}
-	}
-	add(sc.capacity > 0, ", caches of %s tokens", report.Grouped(float64(sc.capacity), 0))
-	add(sc.told > 0, ", told %g times as many", sc.told)
-	add(sc.burst > 0, ", a burst of %.0f %%", 100*sc.burst)
-	add(sc.unwatch, ", no detector")
-	add(sc.both, ", engines that also decode")
-	add(sc.push > 0, ", %d probes an engine", sc.push)
-	return s
+	s := words{fmt.Sprintf("%s, load %g", sc.on.name, sc.load), ", "}
+	s.add(sc.capacity > 0, "caches of %s tokens", report.Grouped(float64(sc.capacity), 0))
+	s.add(sc.told > 0, "told %g times as many", sc.told)
+	s.add(sc.burst > 0, "a burst of %.0f %%", 100*sc.burst)
+	s.add(sc.unwatch, "no detector")
+	s.add(sc.both, "engines that also decode")
+	s.add(sc.push > 0, "%d probes an engine", sc.push)
+	return s.text
 }
 
-// command simulates the scenario by itself.
+// prefillCommand simulates the scenario by itself.
 func (b *book) prefillCommand(sc prefillScenario, policies []string) string {
-	line := fmt.Sprintf("evenkeel simulate --tier prefill --load %g", sc.load)
-	add := func(given bool, format string, args ...any) {
-		if given {
-			line += " " + fmt.Sprintf(format, args...)
-		}
-	}
-	add(true, "--trace %s", sc.on.flag)
-	add(b.most > 0 && b.most < len(sc.on.from.Trace.Requests), "--requests %d", b.most)
-	add(sc.capacity > 0, "--capacity %d", sc.capacity)
-	add(sc.told > 0, "--wrong-capacity %g", sc.told)
-	add(sc.burst > 0, "--burst %g", sc.burst)
-	add(sc.unwatch, "--no-hotspots")
-	add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
-	add(sc.push > 0, "--push %d", sc.push)
-	add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
-	for _, p := range policies {
-		add(p == own, "--define '%s=%s'", own, ownScore)
-	}
-	return line
+	line := words{fmt.Sprintf("evenkeel simulate --tier prefill --load %g --trace %s", sc.load, sc.on.flag), " "}
+	line.add(b.most > 0 && b.most < len(sc.on.from.Trace.Requests), "--requests %d", b.most)
+	line.add(sc.capacity > 0, "--capacity %d", sc.capacity)
+	line.add(sc.told > 0, "--wrong-capacity %g", sc.told)
+	line.add(sc.burst > 0, "--burst %g", sc.burst)
+	line.add(sc.unwatch, "--no-hotspots")
+	line.add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
+	line.add(sc.push > 0, "--push %d", sc.push)
+	line.add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	line.add(slices.Contains(policies, own), "--define '%s=%s'", own, ownScore)
+	return line.text
 }
 
 // prefillSources are the traces whose prompts share blocks.

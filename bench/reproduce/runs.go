@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -52,15 +51,20 @@ func (sc scenario) load() string {
 	return "closed"
 }
 
+// words are put together, those that are given, with the same before each.
+type words struct{ text, before string }
+
+func (w *words) add(given bool, format string, args ...any) {
+	if given {
+		w.text += w.before + fmt.Sprintf(format, args...)
+	}
+}
+
 func (sc scenario) String() string {
-	s := fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load())
-	if sc.capacity > 0 {
-		s += fmt.Sprintf(", %s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
-	}
-	if sc.stale > 0 || sc.transfer > 0 {
-		s += fmt.Sprintf(", seen %d steps late, transfer %d", sc.stale, sc.transfer)
-	}
-	return s
+	s := words{fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load()), ", "}
+	s.add(sc.capacity > 0, "%s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
+	s.add(sc.stale > 0 || sc.transfer > 0, "seen %d steps late, transfer %d", sc.stale, sc.transfer)
+	return s.text
 }
 
 // command simulates the scenario by itself; empty where the command line knows no
@@ -69,25 +73,16 @@ func (b *book) command(sc scenario, policies []string) string {
 	if sc.on.flag == "" {
 		return ""
 	}
-	line := "evenkeel simulate --trace " + sc.on.flag + " --workers " + strconv.Itoa(sc.ranks) + " --slots " + strconv.Itoa(sc.slots)
-	if sc.rho > 0 {
-		line += fmt.Sprintf(" --load %g", sc.rho)
-	} else if sc.pool != poolOfRank*sc.ranks {
-		line += " --pool " + strconv.Itoa(sc.pool)
-	}
-	if sc.capacity > 0 {
-		line += " --capacity " + strconv.FormatInt(sc.capacity, 10)
-	}
-	if sc.stale > 0 {
-		line += " --stale " + strconv.Itoa(sc.stale)
-	}
-	if sc.transfer > 0 {
-		line += " --transfer " + strconv.Itoa(sc.transfer)
-	}
-	if n := b.requests(sc.on); n > 0 {
-		line += " --requests " + strconv.Itoa(n)
-	}
-	return line + " --seeds " + strconv.Itoa(b.seeds) + " --policies " + strings.Join(policies, ",")
+	requests := b.requests(sc.on)
+	line := words{fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.flag, sc.ranks, sc.slots), " "}
+	line.add(sc.rho > 0, "--load %g", sc.rho)
+	line.add(sc.rho == 0 && sc.pool != poolOfRank*sc.ranks, "--pool %d", sc.pool)
+	line.add(sc.capacity > 0, "--capacity %d", sc.capacity)
+	line.add(sc.stale > 0, "--stale %d", sc.stale)
+	line.add(sc.transfer > 0, "--transfer %d", sc.transfer)
+	line.add(requests > 0, "--requests %d", requests)
+	line.add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	return line.text
 }
 
 // outcome is what policies did in a scenario.
