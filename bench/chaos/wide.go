@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -155,25 +153,15 @@ func read(status int, stream bool, body []byte) (*answers, error) {
 		}
 		return a, nil
 	}
-	told, done := false, false
-	for event := range strings.SplitSeq(strings.TrimSuffix(strings.ReplaceAll(string(body), "\r\n", "\n"), "\n\n"), "\n\n") {
-		data, ok := strings.CutPrefix(event, "data: ")
-		switch {
-		case !ok:
-			continue
-		case done:
-			return nil, fmt.Errorf("an event after [DONE]: %.200q", event)
-		case data == "[DONE]":
-			done = true
-			continue
-		}
-		failed, err := take([]byte(data))
-		if err != nil {
-			return nil, err
-		}
+	told := false
+	done, err := world.Events(body, func(data []byte) error {
+		failed, err := take(data)
 		told = told || failed
-	}
+		return err
+	})
 	switch {
+	case err != nil:
+		return nil, err
 	case told:
 		return a, errTold
 	case !done:
@@ -215,13 +203,13 @@ func (c *crowd) slowOnce(ctx context.Context, rng *rand.Rand) error {
 	_ = resp.Body.Close()
 	key := reftext.Of(prompt).Answer
 	var sofar string
-	whole := text[:bytes.LastIndexByte(text, '\n')+1] // the last line may be half of one
-	for line := range bytes.Lines(whole) {
+	_, _ = world.Events(text, func(data []byte) error {
 		var o struct{ Choices []struct{ Text string } }
-		if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok && json.Unmarshal(data, &o) == nil && len(o.Choices) > 0 {
+		if json.Unmarshal(data, &o) == nil && len(o.Choices) > 0 { // the last one may be half of one
 			sofar += o.Choices[0].Text
 		}
-	}
+		return nil
+	})
 	if _, err := reftext.Check(key, 0, sofar); err != nil {
 		return fmt.Errorf("a slow client's text: %w", err)
 	}

@@ -3,9 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
+
+	"evenkeel/bench/world"
 )
 
 // document is the answer as parsed documents: status, content type, and the
@@ -39,35 +40,20 @@ func parseJSON(text []byte) (v any, err error) {
 // in them tool calls. Texts and lists are appended to each other; of other
 // fields the last value counts that is not null.
 func joinEvents(stream []byte) (map[string]any, error) {
-	all := map[string]any{"choices": []any{}, "done": false}
-	for event := range strings.SplitSeq(strings.ReplaceAll(string(stream), "\r\n", "\n"), "\n\n") {
-		var data []string
-		for line := range strings.SplitSeq(event, "\n") {
-			if rest, ok := strings.CutPrefix(line, "data:"); ok {
-				data = append(data, strings.TrimPrefix(rest, " "))
-			}
+	all := map[string]any{"choices": []any{}}
+	done, err := world.Events(stream, func(data []byte) error {
+		chunk, err := parseJSON(data)
+		if err != nil {
+			return err
 		}
-		switch text := strings.Join(data, "\n"); {
-		case data == nil:
-		case all["done"] == true:
-			return all, errors.New("there is an event behind [DONE]: " + text)
-		case text == "[DONE]":
-			all["done"] = true
-		default:
-			chunk, err := parseJSON([]byte(text))
-			if err != nil {
-				return all, err
-			}
-			object, ok := chunk.(map[string]any)
-			if !ok {
-				return all, fmt.Errorf("an event is no object: %s", text)
-			}
-			if err := join(all, object); err != nil {
-				return all, err
-			}
+		object, ok := chunk.(map[string]any)
+		if !ok {
+			return fmt.Errorf("an event is no object: %s", data)
 		}
-	}
-	return all, nil
+		return join(all, object)
+	})
+	all["done"] = done
+	return all, err
 }
 
 // appended are the fields whose values in later events follow those before.
