@@ -10,13 +10,12 @@ import (
 	"strings"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"evenkeel/bench/report"
 	"evenkeel/predictor"
 )
 
@@ -51,22 +50,15 @@ func reliabilityPlot(f *predictor.Fit) ([]byte, error) {
 	p := plot.New()
 	p.BackgroundColor = color.White
 	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Horizon, figure(f.Holdout.Brier), figure(f.Holdout.Base.Brier))
-	setText(&p.Title.TextStyle, 10.5)
+	report.StyleText(&p.Title.TextStyle, 10.5, muted)
 	p.Title.Padding = 8
 	p.X.Label.Text, p.Y.Label.Text = "predicted probability to end within the horizon", "share that did"
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Min, axis.Max = 0, 1
-		axis.Padding = 0
-		axis.LineStyle.Width = 0
-		axis.Tick.LineStyle = draw.LineStyle{Color: grid, Width: 0.75}
-		axis.Tick.Length = 3
-		axis.Label.Padding = 4
 		axis.Tick.Marker = plot.TickerFunc(fifths)
-		setText(&axis.Label.TextStyle, 9.5)
-		setText(&axis.Tick.Label, 9)
 	}
 	lines := plotter.NewGrid()
-	lines.Vertical = draw.LineStyle{Color: grid, Width: 0.75}
+	lines.Vertical = report.StyleAxes(p, grid, muted)
 	lines.Horizontal = lines.Vertical
 	perfect := &plotter.Line{XYs: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}}, LineStyle: draw.LineStyle{Color: ink, Width: 1.1, Dashes: []vg.Length{4, 2.5}}}
 	var points plotter.XYs
@@ -99,11 +91,6 @@ func fifths(_, _ float64) (ticks []plot.Tick) {
 		ticks = append(ticks, plot.Tick{Value: float64(i) / 5, Label: fmt.Sprintf("%.1f", float64(i)/5)})
 	}
 	return ticks
-}
-
-func setText(s *text.Style, size vg.Length) {
-	s.Font = font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}
-	s.Color = muted
 }
 
 // writeReliability is the plot for a terminal: a bar is the share that ended,

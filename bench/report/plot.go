@@ -150,25 +150,32 @@ func newPlot(a axes) *plot.Plot {
 		return ticks(top, 10, trimmed)
 	})
 	p.Y.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick { return ticks(top, 4, a.tick) })
-	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.Padding = 0
-		axis.LineStyle.Width = 0
-		axis.Tick.LineStyle = draw.LineStyle{Color: grid, Width: 0.75}
-		axis.Tick.Length = 3
-		axis.Label.Padding = 4
-		setText(&axis.Label.TextStyle, 9.5)
-		setText(&axis.Tick.Label, 9)
-	}
 	lines := plotter.NewGrid()
 	lines.Vertical.Color = nil
-	lines.Horizontal = draw.LineStyle{Color: grid, Width: 0.75}
+	lines.Horizontal = StyleAxes(p, grid, muted)
 	p.Add(lines)
 	return p
 }
 
-func setText(s *text.Style, size vg.Length) {
+// StyleAxes gives both axes the look of our plots, and returns that of a grid.
+func StyleAxes(p *plot.Plot, grid, words color.Color) draw.LineStyle {
+	line := draw.LineStyle{Color: grid, Width: 0.75}
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Padding = 0
+		axis.LineStyle.Width = 0
+		axis.Tick.LineStyle = line
+		axis.Tick.Length = 3
+		axis.Label.Padding = 4
+		StyleText(&axis.Label.TextStyle, 9.5, words)
+		StyleText(&axis.Tick.Label, 9, words)
+	}
+	return line
+}
+
+// StyleText is the look of words in our plots.
+func StyleText(s *text.Style, size vg.Length, words color.Color) {
 	s.Font = font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}
-	s.Color = muted
+	s.Color = words
 }
 
 // ticks from 0 at round distances, about so many.
