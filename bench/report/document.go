@@ -12,13 +12,18 @@ import (
 
 // Block is a part of a document: a few tables that answer one question. A book
 // makes them.
-type Block[Book any] struct {
+type Block[B Book] struct {
 	Name, Title string
-	Tables      func(Book) (string, error)
+	Tables      func(B) string
+}
+
+// Book makes tables. It goes on after an error, with tables that nobody will see.
+type Book interface {
+	Err() error // the first
 }
 
 // Names are those of blocks.
-func Names[Book any](blocks []Block[Book]) (names []string) {
+func Names[B Book](blocks []Block[B]) (names []string) {
 	for _, b := range blocks {
 		names = append(names, b.Name)
 	}
@@ -26,26 +31,26 @@ func Names[Book any](blocks []Block[Book]) (names []string) {
 }
 
 // Choose returns the blocks of a list of names; of none it is all.
-func Choose[Book any](blocks []Block[Book], only []string) ([]Block[Book], error) {
+func Choose[B Book](blocks []Block[B], only []string) ([]Block[B], error) {
 	there := Names(blocks)
 	for _, name := range only {
 		if !slices.Contains(there, name) {
 			return nil, fmt.Errorf("%s: there are %s", name, strings.Join(there, ", "))
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(blocks), func(b Block[Book]) bool { return only != nil && !slices.Contains(only, b.Name) }), nil
+	return slices.DeleteFunc(slices.Clone(blocks), func(b Block[B]) bool { return only != nil && !slices.Contains(only, b.Name) }), nil
 }
 
 // Fill makes the blocks and, when all are there, writes them into a document.
 // target is what `make` is told to make them again.
-func Fill[Book any](path, target string, book Book, blocks []Block[Book]) error {
+func Fill[B Book](path, target string, book B, blocks []Block[B]) error {
 	d, err := openDocument(path, target)
 	if err != nil {
 		return err
 	}
 	for _, b := range blocks {
-		text, err := b.Tables(book)
-		if err != nil {
+		text := b.Tables(book)
+		if err := book.Err(); err != nil {
 			return fmt.Errorf("table %s: %w", b.Name, err)
 		}
 		if err := d.set(b.Name, b.Title, text); err != nil {

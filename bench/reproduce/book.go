@@ -83,24 +83,19 @@ func (b *book) under(bl report.Block[*book]) report.Block[*book] {
 		line += " " + t
 	}
 	tables := bl.Tables
-	bl.Tables = func(b *book) (string, error) {
-		text, err := tables(b)
-		return "`" + line + "`\n\n" + text, err
+	bl.Tables = func(b *book) string {
+		return "`" + line + "`\n\n" + tables(b)
 	}
 	return bl
 }
 
 // joined makes a part of a block of each of a list.
-func joined[T any](list []T, part func(T) (string, error)) (string, error) {
+func joined[T any](list []T, part func(T) string) string {
 	var parts []string
 	for _, x := range list {
-		text, err := part(x)
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, text)
+		parts = append(parts, part(x))
 	}
-	return strings.Join(parts, "\n"), nil
+	return strings.Join(parts, "\n")
 }
 
 // leftOut stands in place of a table that cannot be simulated.
@@ -135,17 +130,14 @@ func (b *book) sizes() []int {
 }
 
 // full is the widest table: a line a policy, in one scenario.
-func (b *book) full(sc scenario) (string, error) {
+func (b *book) full(sc scenario) string {
 	return b.fullOf(sc, compared)
 }
 
-func (b *book) fullOf(sc scenario, policies []string) (string, error) {
-	o, err := b.run(sc, policies)
-	if err != nil {
-		return "", err
-	}
+func (b *book) fullOf(sc scenario, policies []string) string {
+	o := b.run(sc, policies)
 	if o.refused != "" {
-		return leftOut(sc, o.refused), nil
+		return leftOut(sc, o.refused)
 	}
 	columns := []column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
 	if sc.capacity > 0 {
@@ -155,7 +147,7 @@ func (b *book) fullOf(sc scenario, policies []string) (string, error) {
 	for _, p := range policies {
 		t.Add(row(o, p, columns)...)
 	}
-	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, &t, bound(o), fenced(b.command(sc, policies))), nil
+	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, &t, bound(o), fenced(b.command(sc, policies)))
 }
 
 // fenced is a command below a table; none is nothing.
@@ -174,7 +166,7 @@ func bound(o *outcome) string {
 		baseline, 100*kv, 100*share, 100*share*kv)
 }
 
-func (b *book) closedLoop() (string, error) {
+func (b *book) closedLoop() string {
 	sources := append([]*source(nil), b.traces.real...)
 	if b.traces.azure200 != nil {
 		sources = append(sources, b.traces.azure200)
@@ -182,7 +174,7 @@ func (b *book) closedLoop() (string, error) {
 	return b.fullTables(sources)
 }
 
-func (b *book) drawnTraces() (string, error) {
+func (b *book) drawnTraces() string {
 	var sources []*source
 	for _, s := range b.traces.drawn {
 		if s != b.traces.code {
@@ -190,32 +182,28 @@ func (b *book) drawnTraces() (string, error) {
 		}
 	}
 	if sources == nil {
-		return notAsked, nil
+		return notAsked
 	}
 	return b.fullTables(sources)
 }
 
-func (b *book) fullTables(sources []*source) (string, error) {
-	return joined(sources, func(s *source) (string, error) {
-		text, err := b.full(closed(s, 8))
-		return s.describe() + ".\n\n" + text, err
+func (b *book) fullTables(sources []*source) string {
+	return joined(sources, func(s *source) string {
+		return s.describe() + ".\n\n" + b.full(closed(s, 8))
 	})
 }
 
 // scaling has, for each trace, a table a metric and a column a size.
-func (b *book) scaling() (string, error) { return joined(b.traces.real, b.scale) }
+func (b *book) scaling() string { return joined(b.traces.real, b.scale) }
 
-func (b *book) scale(on *source) (string, error) {
+func (b *book) scale(on *source) string {
 	var (
 		outcomes []*outcome
 		heads    []string
 	)
 	text := ""
 	for _, g := range b.sizes() {
-		o, err := b.run(closed(on, g), compared)
-		if err != nil {
-			return "", err
-		}
+		o := b.run(closed(on, g), compared)
 		if o.refused != "" {
 			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
 			continue
@@ -223,7 +211,7 @@ func (b *book) scale(on *source) (string, error) {
 		outcomes, heads = append(outcomes, o), append(heads, fmt.Sprintf("G = %d", g))
 	}
 	if outcomes == nil {
-		return text, nil
+		return text
 	}
 	for _, c := range []column{imbalance, idle, throughput} {
 		t := report.Markdown{Head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
@@ -241,10 +229,10 @@ func (b *book) scale(on *source) (string, error) {
 		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
 		text += fmt.Sprintf("```\nfor G in %s; do %s; done\n```\n", strings.Trim(fmt.Sprint(b.sizes()), "[]"), line)
 	}
-	return text, nil
+	return text
 }
 
-func (b *book) openLoop() (string, error) {
+func (b *book) openLoop() string {
 	sources := append([]*source(nil), b.traces.real...)
 	for _, s := range b.traces.drawn {
 		if s != b.traces.code {
@@ -259,17 +247,14 @@ var rhos = []float64{0.7, 0.9}
 
 // openTable is a line a policy: what counts where arrivals do not wait for
 // answers, at both loads.
-func (b *book) openTable(on *source) (string, error) {
+func (b *book) openTable(on *source) string {
 	columns := []column{imbalance, idle, throughput, tpot, e2e, longestWait}
 	t := report.Markdown{Head: []string{"policy"}}
 	var outcomes []*outcome
 	for _, rho := range rhos {
-		o, err := b.run(open(on, 8, rho), compared)
-		if err != nil {
-			return "", err
-		}
+		o := b.run(open(on, 8, rho), compared)
 		if o.refused != "" {
-			return leftOut(open(on, 8, rho), o.refused), nil
+			return leftOut(open(on, 8, rho), o.refused)
 		}
 		outcomes = append(outcomes, o)
 		for _, c := range columns {
@@ -294,26 +279,21 @@ func (b *book) openTable(on *source) (string, error) {
 	if line != "" {
 		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1], strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
 	}
-	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, &t, fenced(line)), nil
+	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, &t, fenced(line))
 }
 
-func (b *book) shortAnswers() (string, error) {
+func (b *book) shortAnswers() string {
 	on := b.traces.code
 	if on == nil {
-		return notAsked, nil
+		return notAsked
 	}
-	level, err := b.fullTables([]*source{on})
-	if err != nil {
-		return "", err
-	}
-	arriving, err := b.openTable(on)
-	return level + "\n" + arriving, err
+	return b.fullTables([]*source{on}) + "\n" + b.openTable(on)
 }
 
 // sweeps go through the two weights of BR-H, crosswise around the defaults.
-func (b *book) sweeps() (string, error) { return joined(b.traces.real, b.sweepOf) }
+func (b *book) sweeps() string { return joined(b.traces.real, b.sweepOf) }
 
-func (b *book) sweepOf(on *source) (string, error) {
+func (b *book) sweepOf(on *source) string {
 	t := report.Markdown{Head: []string{"`brh:predictor=oracle` with"}}
 	policies := append(sweep(), "jsq", baseline, "pjsq-kv")
 	rows := make([][]string, len(policies))
@@ -322,10 +302,7 @@ func (b *book) sweepOf(on *source) (string, error) {
 	}
 	text := ""
 	for _, g := range b.sweepSizes() {
-		o, err := b.run(closed(on, g), policies)
-		if err != nil {
-			return "", err
-		}
+		o := b.run(closed(on, g), policies)
 		if o.refused != "" {
 			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
 			continue
@@ -340,7 +317,7 @@ func (b *book) sweepOf(on *source) (string, error) {
 	if t.Rows = rows; len(t.Head) > 1 {
 		text += t.String()
 	}
-	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), sweep()))), nil
+	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), sweep())))
 }
 
 func (b *book) sweepSizes() []int {
@@ -368,14 +345,14 @@ func sweep() []string {
 
 // limits shows what makes deciding harder: KV that runs out, and progress that is
 // seen late.
-func (b *book) limits() (string, error) {
+func (b *book) limits() string {
 	policies := []string{"jsq", baseline, "pjsq-kv", "br0:paper", "br0", "brh", "evenkeel:mode=now", "evenkeel"}
 	on := b.traces.real[0]
 	tight := closed(on, 8)
 	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
-	return joined([]scenario{tight, late}, func(sc scenario) (string, error) { return b.fullOf(sc, policies) })
+	return joined([]scenario{tight, late}, func(sc scenario) string { return b.fullOf(sc, policies) })
 }
 
 // tightness is a rank's KV memory in mean loads of a rank.

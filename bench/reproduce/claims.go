@@ -17,9 +17,9 @@ const (
 
 // claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
-func (b *book) claims() (string, error) {
-	items := []func() (string, error){b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds}
-	return joined(items, func(item func() (string, error)) (string, error) { return item() })
+func (b *book) claims() string {
+	items := []func() string{b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds}
+	return joined(items, func(item func() string) string { return item() })
 }
 
 // verdict in words.
@@ -71,13 +71,10 @@ func (o *outcome) ratioOf(policy, other string, m report.Metric) float64 {
 }
 
 // shortestQueueLoses is line 1: BR-0 against the shortest queue.
-func (b *book) shortestQueueLoses() (string, error) {
+func (b *book) shortestQueueLoses() string {
 	t := report.Markdown{Head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, Text: 1}
 	for _, sc := range b.closedLoops() {
-		o, err := b.run(sc, []string{"jsq", "br0"})
-		if err != nil {
-			return "", err
-		}
+		o := b.run(sc, []string{"jsq", "br0"})
 		if o.refused != "" {
 			continue
 		}
@@ -88,21 +85,20 @@ func (b *book) shortestQueueLoses() (string, error) {
 		x := o.ratioOf("br0", "jsq", report.Imbalance)
 		t.Add(sc.String(), fmt.Sprintf("%.2f", x), fmt.Sprintf("%.2f", most), verdict(x <= most))
 	}
-	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String(), nil
+	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String()
 }
 
 // lookingAheadHelps is line 2: perfect foresight against none. No gain is
 // expected on Mooncake at G = 8.
-func (b *book) lookingAheadHelps() (string, error) {
+func (b *book) lookingAheadHelps() string {
 	t := report.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, Text: 1}
-	add := func(sc scenario, judge func(x float64) string) error {
-		o, err := b.run(sc, []string{"br0", "brh:predictor=oracle"})
-		if err != nil || o.refused != "" {
-			return err
+	add := func(sc scenario, judge func(x float64) string) {
+		o := b.run(sc, []string{"br0", "brh:predictor=oracle"})
+		if o.refused != "" {
+			return
 		}
 		x := o.ratioOf("brh:predictor=oracle", "br0", report.Imbalance)
 		t.Add(sc.String(), fmt.Sprintf("%.2f", x), idle.show(o.of("br0", idle.metric)), idle.show(o.of("brh:predictor=oracle", idle.metric)), judge(x))
-		return nil
 	}
 	below := func(x float64) string { return verdict(x < 1) }
 	only := func(float64) string { return reported }
@@ -124,25 +120,20 @@ func (b *book) lookingAheadHelps() (string, error) {
 		judges[short] = only
 	}
 	for _, sc := range scenarios {
-		if err := add(sc, judges[sc]); err != nil {
-			return "", err
-		}
+		add(sc, judges[sc])
 	}
-	return "**2. BR-H that knows every end beats BR-0 where answers are short against the horizon, or ranks many.** (Reference: 0.79 and 0.72.)\n\n" + t.String(), nil
+	return "**2. BR-H that knows every end beats BR-0 where answers are short against the horizon, or ranks many.** (Reference: 0.79 and 0.72.)\n\n" + t.String()
 }
 
 // imbalanceGrows is the first half of line 3.
-func (b *book) imbalanceGrows() (string, error) {
+func (b *book) imbalanceGrows() string {
 	t := report.Markdown{Head: []string{"trace", "policies whose imbalance grows with every size", "exceptions", "verdict"}, Text: 2}
 	for _, s := range b.traces.real {
 		grows, but := 0, []string(nil)
 		for _, p := range compared {
 			last, steady := 0.0, true
 			for _, g := range b.sizes() {
-				o, err := b.run(closed(s, g), compared)
-				if err != nil {
-					return "", err
-				}
+				o := b.run(closed(s, g), compared)
 				if o.refused != "" {
 					continue
 				}
@@ -162,20 +153,17 @@ func (b *book) imbalanceGrows() (string, error) {
 		t.Add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
 	}
 	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s",
-		strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t), nil
+		strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t)
 }
 
 // weightsMatterLittle is the second half of line 3. Little means that no setting
 // costs half of what the policy brings.
-func (b *book) weightsMatterLittle() (string, error) {
+func (b *book) weightsMatterLittle() string {
 	t := report.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
 	for _, s := range b.traces.real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
-			o, err := b.run(sc, append(sweep(), baseline))
-			if err != nil {
-				return "", err
-			}
+			o := b.run(sc, append(sweep(), baseline))
 			if o.refused != "" {
 				continue
 			}
@@ -190,14 +178,14 @@ func (b *book) weightsMatterLittle() (string, error) {
 				idle.show(o.of(baseline, idle.metric)), verdict(hi.Mean <= o.of(baseline, report.IdleShare).Mean/2))
 		}
 	}
-	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: with every setting it is less than half of that of `jsq-kv`.\n\n" + t.String(), nil
+	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: with every setting it is less than half of that of `jsq-kv`.\n\n" + t.String()
 }
 
 // baselinesStand is line 4.
-func (b *book) baselinesStand() (string, error) {
+func (b *book) baselinesStand() string {
 	ok := slices.Contains(compared, baseline) && slices.Contains(compared, "p"+baseline) &&
 		slices.Contains(referenceRows, baseline) && slices.Contains(referenceRows, "p"+baseline)
-	return fmt.Sprintf("**4. `jsq-kv` and `pjsq-kv` stand in every table, whatever the sign:** %s.\n", verdict(ok)), nil
+	return fmt.Sprintf("**4. `jsq-kv` and `pjsq-kv` stand in every table, whatever the sign:** %s.\n", verdict(ok))
 }
 
 // rivals are what the default must not lose to.
@@ -214,62 +202,48 @@ type judged struct {
 }
 
 // judge runs the policies of line 5; a guard of 0 is their own.
-func (b *book) judge(sc scenario, guard int) (*judged, error) {
+func (b *book) judge(sc scenario, guard int) *judged {
 	j := &judged{sc: sc, ours: ours, rivals: rivals, guardMs: ownGuardMs}
 	if guard > 0 {
 		j.guardMs, j.tail = float64(guard), fmt.Sprintf(", guard %d s", guard/1000)
 		j.rivals = make([]string, len(rivals))
-		var err error
 		for i, r := range rivals {
-			if j.rivals[i], err = guarded(r, guard); err != nil {
-				return nil, err
-			}
+			j.rivals[i] = b.guarded(r, guard)
 		}
-		if j.ours, err = guarded(ours, guard); err != nil {
-			return nil, err
-		}
+		j.ours = b.guarded(ours, guard)
 	}
-	var err error
-	j.o, err = b.run(sc, append([]string{j.ours, baseline}, j.rivals...))
-	return j, err
+	j.o = b.run(sc, append([]string{j.ours, baseline}, j.rivals...))
+	return j
 }
 
 // defaultHolds is line 5: the product's default against the rest.
-func (b *book) defaultHolds() (string, error) {
+func (b *book) defaultHolds() string {
 	t := report.Markdown{Head: []string{
 		"load", "idle, `evenkeel`, %", "`jsq-kv`", "`br0`", "`brh`", "imbalance / `br0`", "/ `brh`", "longest wait, s", "bound, s", "verdict",
 	}, Text: 1}
-	add := func(sc scenario, guard int) error {
-		j, err := b.judge(sc, guard)
-		if err != nil || j.o.refused != "" {
-			return err
-		}
+	add := func(sc scenario, guard int) {
+		j := b.judge(sc, guard)
 		o := j.o
+		if o.refused != "" {
+			return
+		}
 		t.Add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
 			idle.show(o.of(j.rivals[0], idle.metric)), idle.show(o.of(j.rivals[1], idle.metric)),
 			fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[0], report.Imbalance)), fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[1], report.Imbalance)),
 			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(report.Value{Mean: j.waitBound()}), j.faults())
-		return nil
 	}
 	for _, sc := range slices.Concat(b.closedLoops(), b.openLoops()) {
-		if err := add(sc, 0); err != nil {
-			return "", err
-		}
+		add(sc, 0)
 	}
 	if b.traces.moon != nil {
 		sc := wide(b.traces)
-		guard, err := b.guardOf(sc)
-		if err != nil {
-			return "", err
-		}
-		if err := add(sc, guard); err != nil {
-			return "", err
-		}
+		guard := b.guardOf(sc)
+		add(sc, guard)
 	}
 	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; " +
 		"at G = 64 at most 0.75 of their imbalance. " +
 		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within 1.2 times the guard's age (30 s, or six mean waits) and a " +
-		"mean service time.\n\n" + t.String(), nil
+		"mean service time.\n\n" + t.String()
 }
 
 // manyRanks is from where on imbalance must be clearly lower.

@@ -127,8 +127,8 @@ func TestTheSameTablesAgain(t *testing.T) {
 	var made []string
 	for range 2 {
 		b, _ := small(t, options{})
-		text, err := b.shortAnswers()
-		require.NoError(t, err)
+		text := b.shortAnswers()
+		require.NoError(t, b.Err())
 		made = append(made, text)
 	}
 	require.Equal(t, made[0], made[1])
@@ -182,10 +182,9 @@ func TestTracesOfOneNameAreToldApart(t *testing.T) {
 func TestAScenarioIsSimulatedOnce(t *testing.T) {
 	b, says := small(t, options{})
 	sc := closed(b.traces.code, 4)
-	_, err := b.run(sc, []string{"jsq", "br0"})
-	require.NoError(t, err)
-	o, err := b.run(sc, []string{"br0", "jsq-kv"})
-	require.NoError(t, err)
+	b.run(sc, []string{"jsq", "br0"})
+	o := b.run(sc, []string{"br0", "jsq-kv"})
+	require.NoError(t, b.Err())
 	require.Len(t, o.metrics, 3)
 	require.Equal(t, 2, strings.Count(says.String(), "\n"))
 	require.Contains(t, says.String(), "synth:code, 4 x 16, closed: 1 policies")

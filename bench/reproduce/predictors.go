@@ -12,11 +12,11 @@ import (
 const fitHorizon = 80
 
 // predictors scores every kind on the last quarter of each trace.
-func (b *book) predictors() (string, error) {
+func (b *book) predictors() string {
 	return joined(b.traces.real, b.holdOut)
 }
 
-func (b *book) holdOut(on *source) (string, error) {
+func (b *book) holdOut(on *source) string {
 	t := on.from.Trace
 	requests := t.Requests
 	if b.most > 0 {
@@ -26,7 +26,7 @@ func (b *book) holdOut(on *source) (string, error) {
 	fmt.Fprintf(b.progress, "%s: fitting predictors\n", on.name)
 	f, err := predictor.Train(predictor.Auto, samples, predictor.Options{Horizon: fitHorizon})
 	if err != nil {
-		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err), nil
+		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err)
 	}
 	tab := report.Markdown{Head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
 	for _, c := range f.Compared {
@@ -43,7 +43,7 @@ func (b *book) holdOut(on *source) (string, error) {
 	if !b.opts.quick {
 		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.flag, fitHorizon)
 	}
-	return text, nil
+	return text
 }
 
 func figure(f predictor.Figure, digits int) string {

@@ -76,7 +76,7 @@ type prefillOutcome struct {
 func (o *prefillOutcome) of(policy string, m report.Metric) float64 { return o.metrics[policy][m].Mean }
 
 // prefill simulates what of the policies was not simulated yet.
-func (b *book) prefill(sc prefillScenario, policies ...string) (*prefillOutcome, error) {
+func (b *book) prefill(sc prefillScenario, policies ...string) *prefillOutcome {
 	out := b.prefills[sc]
 	if out == nil {
 		out = &prefillOutcome{metrics: map[string]report.Metrics{}}
@@ -100,22 +100,22 @@ func (b *book) prefill(sc prefillScenario, policies ...string) (*prefillOutcome,
 	}
 	plan.Policies = lacking(out.metrics, policies)
 	if out.refused != "" || len(plan.Policies) == 0 {
-		return out, nil
+		return out
 	}
-	if err := plan.Validate(); err != nil {
-		out.refused = err.Error()
-		return out, nil //nolint:nilerr // the tables say it
+	if out.refused = b.refuses(&plan); out.refused != "" {
+		return out
 	}
 	began := time.Now()
 	result, err := plan.Run(b.ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", sc, err)
+		out.refused = b.fails(fmt.Errorf("%s: %w", sc, err))
+		return out
 	}
 	for _, r := range result.Runs {
 		out.metrics[r.Policy] = r.Metrics
 	}
 	fmt.Fprintf(b.progress, "%s: %.0f s\n", sc, time.Since(began).Seconds())
-	return out, nil
+	return out
 }
 
 func (sc prefillScenario) String() string {
@@ -159,10 +159,10 @@ func (b *book) prefillSources() []*source {
 }
 
 // eachPrefill makes a part of a block for each trace.
-func (b *book) eachPrefill(part func(*source) (string, error)) (string, error) {
+func (b *book) eachPrefill(part func(*source) string) string {
 	sources := b.prefillSources()
 	if sources == nil {
-		return "No trace says which prompts share blocks.", nil
+		return "No trace says which prompts share blocks."
 	}
 	return joined(sources, part)
 }
@@ -173,13 +173,10 @@ func beside(o *prefillOutcome, p, reference string) string {
 }
 
 // prefillTable is a line a policy; the first is what others are measured by.
-func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...column) (string, error) {
-	o, err := b.prefill(sc, policies...)
-	if err != nil {
-		return "", err
-	}
+func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...column) string {
+	o := b.prefill(sc, policies...)
 	if o.refused != "" {
-		return leftOut(sc, o.refused), nil
+		return leftOut(sc, o.refused)
 	}
 	t := report.Markdown{Head: append([]string{"policy"}, titles(prefillMean.title+" (of `"+policies[0]+"`)", columns)...)}
 	for _, p := range policies {
@@ -189,5 +186,5 @@ func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...co
 		}
 		t.Add(row...)
 	}
-	return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, policies))), nil
+	return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, policies)))
 }

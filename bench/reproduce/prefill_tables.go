@@ -8,9 +8,9 @@ import (
 	"evenkeel/bench/report"
 )
 
-func (b *book) prefillLoads() (string, error) {
-	return b.eachPrefill(func(s *source) (string, error) {
-		return joined(prefillLoads, func(load float64) (string, error) {
+func (b *book) prefillLoads() string {
+	return b.eachPrefill(func(s *source) string {
+		return joined(prefillLoads, func(load float64) string {
 			return b.prefillTable(prefillScenario{on: s, load: load}, append(prefillsim.Policies(), own), prefillCols...)
 		})
 	})
@@ -22,18 +22,15 @@ var (
 	wrongly    = []float64{0.25, 1, 4}
 )
 
-func (b *book) prefillCaches() (string, error) {
+func (b *book) prefillCaches() string {
 	policies := []string{"lmetric", "finish"}
-	return b.eachPrefill(func(s *source) (string, error) {
+	return b.eachPrefill(func(s *source) string {
 		t := report.Markdown{Head: []string{"tokens an engine holds", "told", "load", "`lmetric`: " + prefillMean.title, "hits, %",
 			"`finish`: " + prefillMean.title + " (of `lmetric`)", "hits, %", hitError.title}}
 		for _, size := range cacheSizes {
 			for _, told := range wrongly {
 				sc := prefillScenario{on: s, load: 0.7, capacity: size, told: told}
-				o, err := b.prefill(sc, policies...)
-				if err != nil {
-					return "", err
-				}
+				o := b.prefill(sc, policies...)
 				if o.refused != "" {
 					t.Add(report.Grouped(float64(size), 0), "left out: "+o.refused, "", "", "", "", "", "")
 					break
@@ -44,7 +41,7 @@ func (b *book) prefillCaches() (string, error) {
 					beside(o, "finish", "lmetric"), hits.alone(o.metrics["finish"][hits.metric]), hitError.alone(o.metrics["finish"][hitError.metric]))
 			}
 		}
-		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies))), nil
+		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies)))
 	})
 }
 
@@ -53,15 +50,12 @@ const burstShare = 0.6
 
 var inBurst = []string{"lmetric", "finish", "ttft-sim", "bailian", "aibrix-filter", own}
 
-func (b *book) prefillBurst() (string, error) {
-	return b.eachPrefill(func(s *source) (string, error) {
-		return joined([]float64{0.7, 0.85}, func(load float64) (string, error) {
-			on, off, err := b.burst(s, load)
-			if err != nil {
-				return "", err
-			}
+func (b *book) prefillBurst() string {
+	return b.eachPrefill(func(s *source) string {
+		return joined([]float64{0.7, 0.85}, func(load float64) string {
+			on, off := b.burst(s, load)
 			if on.refused != "" {
-				return "Left out: " + on.refused + ".\n", nil
+				return "Left out: " + on.refused + ".\n"
 			}
 			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it",
 				burstTTFT.title + ", no detector", "with it"}}
@@ -72,31 +66,28 @@ func (b *book) prefillBurst() (string, error) {
 					burstTTFT.alone(off.metrics[p][burstTTFT.metric]), burstTTFT.alone(on.metrics[p][burstTTFT.metric]))
 			}
 			sc := prefillScenario{on: s, load: load, burst: burstShare}
-			return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, inBurst))), nil
+			return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, inBurst)))
 		})
 	})
 }
 
-func (b *book) burst(s *source, load float64) (on, off *prefillOutcome, err error) {
-	if on, err = b.prefill(prefillScenario{on: s, load: load, burst: burstShare}, inBurst...); err != nil {
-		return nil, nil, err
-	}
-	off, err = b.prefill(prefillScenario{on: s, load: load, burst: burstShare, unwatch: true}, inBurst...)
-	return on, off, err
+func (b *book) burst(s *source, load float64) (on, off *prefillOutcome) {
+	on = b.prefill(prefillScenario{on: s, load: load, burst: burstShare}, inBurst...)
+	return on, b.prefill(prefillScenario{on: s, load: load, burst: burstShare, unwatch: true}, inBurst...)
 }
 
-func (b *book) prefillBoth() (string, error) {
-	return b.eachPrefill(func(s *source) (string, error) {
-		return joined([]float64{0.5, 0.7}, func(load float64) (string, error) {
+func (b *book) prefillBoth() string {
+	return b.eachPrefill(func(s *source) string {
+		return joined([]float64{0.5, 0.7}, func(load float64) string {
 			return b.prefillTable(prefillScenario{on: s, load: load, both: true}, append(prefillsim.Policies(), own),
 				prefillCols[0], prefillCols[2], tpotMean, tpot, prefillCols[3], prefillCols[4])
 		})
 	})
 }
 
-func (b *book) prefillPush() (string, error) {
+func (b *book) prefillPush() string {
 	policies := []string{"lmetric", "finish", "bailian", "round-robin"}
-	return b.eachPrefill(func(s *source) (string, error) {
+	return b.eachPrefill(func(s *source) string {
 		t := report.Markdown{Head: []string{"probes an engine may have", "load"}}
 		for _, p := range policies {
 			t.Head = append(t.Head, "`"+p+"`, "+prefillMean.title)
@@ -105,12 +96,9 @@ func (b *book) prefillPush() (string, error) {
 		for _, load := range []float64{0.7, 0.85} {
 			for _, push := range []int{1, 2, 8, 1000} {
 				last.load, last.push = load, push
-				o, err := b.prefill(last, policies...)
-				if err != nil {
-					return "", err
-				}
+				o := b.prefill(last, policies...)
 				if o.refused != "" {
-					return "Left out: " + o.refused + ".\n", nil
+					return "Left out: " + o.refused + ".\n"
 				}
 				row := []string{fmt.Sprint(push), fmt.Sprint(load)}
 				for _, p := range policies {
@@ -119,21 +107,18 @@ func (b *book) prefillPush() (string, error) {
 				t.Add(row...)
 			}
 		}
-		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(last, policies))), nil
+		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(last, policies)))
 	})
 }
 
 // prefillClaims holds what prefill.md and the issue expect against what came out.
-func (b *book) prefillClaims() (string, error) {
-	return b.eachPrefill(func(s *source) (string, error) {
+func (b *book) prefillClaims() string {
+	return b.eachPrefill(func(s *source) string {
 		t := report.Markdown{Head: []string{"claim", "came out", ""}, Text: 2}
 		for _, c := range []struct{ load, most float64 }{{0.7, 0.97}, {0.85, 0.95}} {
-			o, err := b.prefill(prefillScenario{on: s, load: c.load}, "lmetric", "finish")
-			if err != nil {
-				return "", err
-			}
+			o := b.prefill(prefillScenario{on: s, load: c.load}, "lmetric", "finish")
 			if o.refused != "" {
-				return "Left out: " + o.refused + ".\n", nil
+				return "Left out: " + o.refused + ".\n"
 			}
 			ratio := func(m report.Metric) float64 { return o.of("finish", m) / o.of("lmetric", m) }
 			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)),
@@ -141,10 +126,7 @@ func (b *book) prefillClaims() (string, error) {
 			t.Add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
 		}
 		for _, load := range []float64{0.7, 0.85} {
-			on, off, err := b.burst(s, load)
-			if err != nil {
-				return "", err
-			}
+			on, off := b.burst(s, load)
 			change := func(p string) float64 { return on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean) - 1 }
 			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare),
 				fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
@@ -152,6 +134,6 @@ func (b *book) prefillClaims() (string, error) {
 				t.Add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", load, p), fmt.Sprintf("%+.1f %%", 100*change(p)), verdict(math.Abs(change(p)) < 0.05))
 			}
 		}
-		return fmt.Sprintf("**%s**\n\n%s", s.name, &t), nil
+		return fmt.Sprintf("**%s**\n\n%s", s.name, &t)
 	})
 }

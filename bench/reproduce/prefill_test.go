@@ -39,7 +39,7 @@ func TestPrefillTablesNeedBlocks(t *testing.T) {
 		fmt.Fprintf(&lines, `{"timestamp":%d,"input_length":600,"output_length":9}`+"\n", 3000*(i/4))
 	}
 	b, _ := small(t, options{tier: "prefill", traces: []string{written(t, "plain.jsonl", lines.String())}})
-	text, err := b.prefillClaims()
-	require.NoError(t, err)
+	text := b.prefillClaims()
+	require.NoError(t, b.Err())
 	require.Contains(t, text, "No trace says which prompts share blocks")
 }

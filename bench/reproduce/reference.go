@@ -79,40 +79,41 @@ func guarded(name string, ms int) (string, error) {
 	return fmt.Sprintf("%s:max_age_ms=%d", name, ms), err
 }
 
-// guardOf is the reference's guard in a scenario, in ms by its mean step.
-func (b *book) guardOf(sc scenario) (int, error) {
-	o, err := b.run(sc, []string{ours})
-	if err != nil || o.refused != "" {
-		return 0, err
+// guarded is guarded, of policies that there are.
+func (b *book) guarded(name string, ms int) string {
+	spec, err := guarded(name, ms)
+	if err != nil {
+		b.fails(err)
 	}
-	return 1000 * int(math.Round(referenceGuard*o.of(ours, report.StepMean).Mean/1000)), nil
+	return spec
 }
 
-func (b *book) reference() (string, error) {
+// guardOf is the reference's guard in a scenario, in ms by its mean step.
+func (b *book) guardOf(sc scenario) int {
+	o := b.run(sc, []string{ours})
+	if o.refused != "" {
+		return 0
+	}
+	return 1000 * int(math.Round(referenceGuard*o.of(ours, report.StepMean).Mean/1000))
+}
+
+func (b *book) reference() string {
 	if b.traces.moon == nil {
-		return notAsked, nil
+		return notAsked
 	}
 	return joined(referenceRuns, b.besideReference)
 }
 
-func (b *book) besideReference(r referenceRun) (string, error) {
+func (b *book) besideReference(r referenceRun) string {
 	sc := r.at(b.traces)
-	guard, err := b.guardOf(sc)
-	if err != nil {
-		return "", err
-	}
+	guard := b.guardOf(sc)
 	policies := make([]string, len(referenceRows))
 	for i, p := range referenceRows {
-		if policies[i], err = guarded(p, guard); err != nil {
-			return "", err
-		}
+		policies[i] = b.guarded(p, guard)
 	}
-	o, err := b.run(sc, policies)
-	if err != nil {
-		return "", err
-	}
+	o := b.run(sc, policies)
 	if o.refused != "" {
-		return leftOut(sc, o.refused), nil
+		return leftOut(sc, o.refused)
 	}
 	t := report.Markdown{Head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
 	for i, p := range policies {
@@ -120,5 +121,5 @@ func (b *book) besideReference(r referenceRun) (string, error) {
 			throughput.show(o.of(p, throughput.metric)), report.Grouped(r.gave[i].throughput, 0),
 			imbalance.show(o.of(p, imbalance.metric)), longestWait.show(o.of(p, longestWait.metric)))
 	}
-	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, &t, fenced(b.command(sc, policies))), nil
+	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, &t, fenced(b.command(sc, policies)))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -100,6 +101,24 @@ type simulations struct {
 	most     int // requests of a seed; 0: all there are
 	progress io.Writer
 	done     map[scenario]*outcome
+	err      error // the first; nothing is simulated after it
+}
+
+// Err is report.Book's.
+func (s *simulations) Err() error { return s.err }
+
+// fails keeps an error, and says it.
+func (s *simulations) fails(err error) string {
+	s.err = cmp.Or(s.err, err)
+	return err.Error()
+}
+
+// refuses is why a plan is not run, which tables say.
+func (s *simulations) refuses(plan interface{ Validate() error }) string {
+	if err := cmp.Or(s.err, plan.Validate()); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // requests of a seed; 0 is all there are.
@@ -111,7 +130,7 @@ func (s *simulations) requests(on *source) int {
 }
 
 // run simulates what of the policies was not simulated yet.
-func (s *simulations) run(sc scenario, policies []string) (*outcome, error) {
+func (s *simulations) run(sc scenario, policies []string) *outcome {
 	out := s.done[sc]
 	if out == nil {
 		out = &outcome{metrics: map[string]report.Metrics{}}
@@ -124,23 +143,23 @@ func (s *simulations) run(sc scenario, policies []string) (*outcome, error) {
 	plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
 	plan.Policies = lacking(out.metrics, policies)
 	if out.refused != "" || len(plan.Policies) == 0 {
-		return out, nil
+		return out
 	}
-	if err := plan.Validate(); err != nil {
-		out.refused = err.Error()
-		fmt.Fprintf(s.progress, "%s: left out, %v\n", sc, err)
-		return out, nil //nolint:nilerr // the tables say it
+	if out.refused = s.refuses(&plan); out.refused != "" {
+		fmt.Fprintf(s.progress, "%s: left out, %s\n", sc, out.refused)
+		return out
 	}
 	began := time.Now()
 	result, err := plan.Run(s.ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", sc, err)
+		out.refused = s.fails(fmt.Errorf("%s: %w", sc, err))
+		return out
 	}
 	for _, r := range result.Runs {
 		out.metrics[r.Policy] = sim.Repeatable(r.Metrics)
 	}
 	fmt.Fprintf(s.progress, "%s: %d policies, %d seeds, %.1f s\n", sc, len(plan.Policies), s.seeds, time.Since(began).Seconds())
-	return out, nil
+	return out
 }
 
 // lacking are the policies that were not simulated yet.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,31 +59,35 @@ func run(ctx context.Context, path string, seeds int, only string) error {
 	return report.Fill(path, target, &book{ctx: ctx, seeds: seeds, runs: map[key]report.Metrics{}}, chosen)
 }
 
-// book has all that was simulated, each once.
+// book has all that was simulated, each once. After its first error it simulates
+// nothing more.
 type book struct {
 	ctx   context.Context
 	seeds int
 	runs  map[key]report.Metrics
+	err   error
 }
+
+// Err is report.Book's.
+func (b *book) Err() error { return b.err }
 
 type key struct{ scenario, preset, arm string }
 
 // need simulates what is missing. A scenario may be a variant: "skew, twice the
 // clients".
-func (b *book) need(scenario, preset string, arms ...string) error {
-	var missing []string
-	for _, a := range arms {
-		if _, done := b.runs[key{scenario, preset, a}]; !done {
-			missing = append(missing, a)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
+func (b *book) need(scenario, preset string, arms ...string) {
+	missing := slices.DeleteFunc(slices.Clone(arms), func(arm string) bool {
+		_, done := b.runs[key{scenario, preset, arm}]
+		return done
+	})
+	if len(missing) == 0 || b.err != nil {
+		return
 	}
 	name, other, _ := strings.Cut(scenario, ", ")
 	sc, err := geosim.Named(name, preset)
 	if err != nil {
-		return err
+		b.err = err
+		return
 	}
 	for i := range variants {
 		if variants[i].name == other {
@@ -92,19 +97,19 @@ func (b *book) need(scenario, preset string, arms ...string) error {
 	began := time.Now()
 	runs, err := (&geosim.Plan{Scenario: sc, Arms: missing, Seeds: b.seeds}).Run(b.ctx)
 	if err != nil {
-		return err
+		b.err = err
+		return
 	}
 	for i, r := range runs {
 		b.runs[key{scenario, preset, missing[i]}] = r.Metrics
 	}
 	fmt.Fprintf(os.Stderr, "%s on %s: %d arms in %.1f s\n", scenario, preset, len(missing), time.Since(began).Seconds())
-	return nil
 }
 
-// of is a mean; what was not simulated before is a bug.
+// of is a mean, 0 after an error; what nobody needed before is a bug.
 func (b *book) of(scenario, preset, arm string, m report.Metric) float64 {
 	metrics, ok := b.runs[key{scenario, preset, arm}]
-	if !ok {
+	if !ok && b.err == nil {
 		panic("not simulated: " + scenario + " " + preset + " " + arm)
 	}
 	return metrics[m].Mean

@@ -29,14 +29,12 @@ const (
 )
 
 // defaults holds our default against what it must beat.
-func (b *book) defaults() (string, error) {
+func (b *book) defaults() string {
 	var rows [][]string
 	arms := []string{ours, skylb, "region-local", "skylb-local", blind, seldom}
 	for _, name := range []string{"skew", "diurnal", "multi-turn"} {
 		for _, preset := range presets {
-			if err := b.need(name, preset, arms...); err != nil {
-				return "", err
-			}
+			b.need(name, preset, arms...)
 			r := func(other string, m report.Metric) float64 { return b.ratio(name, preset, ours, other, m) }
 			add := func(what string, ttft, tokens float64, want string, ok bool) {
 				met := "met"
@@ -52,9 +50,7 @@ func (b *book) defaults() (string, error) {
 				}
 			} else {
 				for _, as := range []string{name, name + ", " + inPrefill} {
-					if err := b.need(as, preset, ours, skylb); err != nil {
-						return "", err
-					}
+					b.need(as, preset, ours, skylb)
 					ttft, tokens := b.ratio(as, preset, ours, skylb, report.TTFTMean), b.ratio(as, preset, ours, skylb, report.TokensPerS)
 					add(strings.Replace(as, name, skylb, 1), ttft, tokens, "≤ 0.75, ≥ 1.05", ttft <= 0.754 && tokens >= 1.045)
 				}
@@ -66,7 +62,7 @@ func (b *book) defaults() (string, error) {
 		}
 	}
 	return b.command("skew", presets[0], arms...) + "\n\n" +
-		table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows), nil
+		table("scenario | engines | `finish` against | mean TTFT, times | tokens/s, times | target | verdict", rows)
 }
 
 // Variants that are also held against claims.
@@ -102,7 +98,7 @@ func ofLoads(change func(l *geosim.Load)) func(s *geosim.Scenario) {
 }
 
 // models show how the default's lead hangs on what the sources leave open.
-func (b *book) models() (string, error) {
+func (b *book) models() string {
 	head := "what is different"
 	names := []string{""}
 	for i := range variants {
@@ -120,19 +116,17 @@ func (b *book) models() (string, error) {
 				if name != "" {
 					as += ", " + name
 				}
-				if err := b.need(as, preset, ours, skylb); err != nil {
-					return "", err
-				}
+				b.need(as, preset, ours, skylb)
 				rows[i] = append(rows[i], fmt.Sprintf("%.2f, %.2f", b.ratio(as, preset, ours, skylb, report.TTFTMean), b.ratio(as, preset, ours, skylb, report.TokensPerS)))
 			}
 		}
 	}
 	return fmt.Sprintf("`make reproduce-geo`, %d seeds; in a scenario's file `engine: {pending_in_prefill: true, one_pass: true, log_steps: 40, busy_ms: 0}` and "+
-		"`regions: [{think_ms: 300, output: 160}, …]`\n\n", b.seeds) + table(head, rows), nil
+		"`regions: [{think_ms: 300, output: 160}, …]`\n\n", b.seeds) + table(head, rows)
 }
 
 // claims are C1 to C10.
-func (b *book) claims() (string, error) {
+func (b *book) claims() string {
 	var rows [][]string
 	add := func(id, source, want, measured string, ok bool) {
 		rows = append(rows, []string{id, source, want, measured, verdict(ok)})
@@ -145,9 +139,7 @@ func (b *book) claims() (string, error) {
 	roomyBest, roomyWorst := newSpan(), newSpan() // where memory is not short in all regions
 	for _, name := range crossed {
 		for _, preset := range presets {
-			if err := b.need(name, preset, all...); err != nil {
-				return "", err
-			}
+			b.need(name, preset, all...)
 			overRR.add(b.ratio(name, preset, skylb, "rr", report.TokensPerS))
 			overLL.add(b.ratio(name, preset, skylb, "central-least-load", report.TokensPerS))
 			overPrefix.add(b.ratio(name, preset, skylb, "prefix-blind", report.TokensPerS))
@@ -162,9 +154,7 @@ func (b *book) claims() (string, error) {
 			theirs.add(least / b.of(name, preset, skylb, report.TTFTMean))
 
 			paused := name + ", " + pauses
-			if err := b.need(paused, preset, all...); err != nil {
-				return "", err
-			}
+			b.need(paused, preset, all...)
 			pausedRR.add(b.ratio(paused, preset, skylb, "rr", report.TokensPerS))
 			pausedLL.add(b.ratio(paused, preset, skylb, "central-least-load", report.TokensPerS))
 			least, most = b.extremes(paused, preset, balancers)
@@ -183,9 +173,7 @@ func (b *book) claims() (string, error) {
 	p90, p90OnePass := newSpan(), newSpan()
 	for _, preset := range original {
 		together := "tot, " + onePass
-		if err := b.need(together, preset, ours, "rr", "prefix-blind"); err != nil {
-			return "", err
-		}
+		b.need(together, preset, ours, "rr", "prefix-blind")
 		for _, a := range []string{"rr", "prefix-blind"} {
 			p90.add(b.ratio("tot", preset, ours, a, report.TTFTP90))
 			p90OnePass.add(b.ratio(together, preset, ours, a, report.TTFTP90))
@@ -195,9 +183,7 @@ func (b *book) claims() (string, error) {
 		p90.most <= 0.5)
 
 	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
-	if err := b.need("one-region", presets[0], one...); err != nil {
-		return "", err
-	}
+	b.need("one-region", presets[0], one...)
 	to := func(a, c string) float64 { return b.ratio("one-region", presets[0], a, c, report.TokensPerS) }
 	spp, spe, spo8 := to("finish:push=sp-p", "finish:push=blind"), to("finish:push=sp-e", "finish:push=sp-p"), to("finish:push=sp-p", "finish:push=sp-o,max_outstanding=8")
 	add("C4", "S0: SP-P has 1.27 times the throughput of blind, 1.4 times that of SP-O; P90 TTFT 18 times lower than blind",
@@ -205,9 +191,7 @@ func (b *book) claims() (string, error) {
 		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone as local choice SP-P has %.2f times blind's throughput, and %.2f times that of SGLang's router",
 			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), math.Abs(spp-1) <= 0.1 && spe >= 0.98 && spo8 >= 1.1)
 
-	if err := b.need("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9"); err != nil {
-		return "", err
-	}
+	b.need("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9")
 	sk := func(a, c string, m report.Metric) float64 { return b.ratio("skew", presets[0], a, c, m) }
 	gain := sk(skylb, "skylb-local", report.TokensPerS)
 	p, tokens := sk("finish:replicas=9", "region-local", report.TTFTP90), sk("finish:replicas=9", "region-local", report.TokensPerS)
@@ -218,26 +202,19 @@ func (b *book) claims() (string, error) {
 	apart, apartOnePass := newSpan(), newSpan()
 	for _, preset := range original {
 		for scenario, to := range map[string]*span{"tot-uniform": &apart, "tot-uniform, " + onePass: &apartOnePass} {
-			if err := b.need(scenario, preset, ours, "ch"); err != nil {
-				return "", err
-			}
+			b.need(scenario, preset, ours, "ch")
 			to.add(b.ratio(scenario, preset, "ch", ours, report.TokensPerS))
 		}
 	}
 	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
 		apart.least >= 0.9 && apart.most <= 1.1)
 
-	share, err := peaks()
-	if err != nil {
-		return "", err
-	}
+	share := b.peaks()
 	add("C7", "S0: provisioning for the global peak saves 40.5 %", "printed; by construction of the sinusoids",
 		fmt.Sprintf("%.1f %% fewer clients at the peak of all than at all peaks", 100*(1-share)), true)
 
 	a100 := "a100-mistral7b"
-	if err := b.need("gorgo", a100, ours, "gorgo", "central-gorgo", "central-least-load"); err != nil {
-		return "", err
-	}
+	b.need("gorgo", a100, ours, "gorgo", "central-gorgo", "central-least-load")
 	g := func(a, c string, m report.Metric) float64 { return b.ratio("gorgo", a100, a, c, m) }
 	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
 	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine),
@@ -250,20 +227,16 @@ func (b *book) claims() (string, error) {
 	noWait, noRTT := newSpan(), newSpan()
 	for _, preset := range presets {
 		for _, name := range []string{"skew", "diurnal"} {
-			if err := b.need(name, preset, "finish:without=wait"); err != nil {
-				return "", err
-			}
+			b.need(name, preset, "finish:without=wait")
 			noWait.add(b.ratio(name, preset, "finish:without=wait", ours, report.TTFTMean))
 		}
-		if err := b.need("multi-turn", preset, ours, "finish:without=rtt"); err != nil {
-			return "", err
-		}
+		b.need("multi-turn", preset, ours, "finish:without=rtt")
 		noRTT.add(b.ratio("multi-turn", preset, "finish:without=rtt", ours, report.TTFTMean))
 	}
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip worse on multi-turn",
 		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least >= 2 && noRTT.least > 1)
-	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows), nil
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
 // extremes are the least and the most mean TTFT of these arms.
@@ -277,17 +250,18 @@ func (b *book) extremes(scenario, preset string, arms []string) (least, most flo
 }
 
 // peaks is the peak of all clients over the sum of the regions' peaks.
-func peaks() (float64, error) {
+func (b *book) peaks() float64 {
 	s, err := geosim.Named("diurnal", presets[0])
 	if err != nil {
-		return 0, err
+		b.err = cmp.Or(b.err, err)
+		return 0
 	}
 	most, sum := s.Peaks()
-	return float64(most) / float64(sum), nil
+	return float64(most) / float64(sum)
 }
 
 // arms show every arm on every scenario.
-func (b *book) arms() (string, error) {
+func (b *book) arms() string {
 	var out strings.Builder
 	list := []string{ours, "finish:push=sp-p", blind, "gorgo", "gorgo:push=sp-p", "skylb", skylb, "skylb-ch:push=sp-p", "region-local", "skylb-local", "rr",
 		"central-least-load", "ch", "prefix-blind", "central-gorgo", "central-queue"}
@@ -296,9 +270,7 @@ func (b *book) arms() (string, error) {
 			if name == "gorgo" && preset != "a100-mistral7b" {
 				continue
 			}
-			if err := b.need(name, preset, list...); err != nil {
-				return "", err
-			}
+			b.need(name, preset, list...)
 			var rows [][]string
 			for _, a := range list {
 				m := b.runs[key{name, preset, a}]
@@ -316,11 +288,11 @@ func (b *book) arms() (string, error) {
 				table("policy | tokens/s | TTFT mean, ms | p50 | p90 | p99 | E2E mean, s | p90 | hits | forwards | egress, MB | USD | spread", rows))
 		}
 	}
-	return out.String(), nil
+	return out.String()
 }
 
 // sweeps are the parameters that C10 wants printed.
-func (b *book) sweeps() (string, error) {
+func (b *book) sweeps() string {
 	var out strings.Builder
 	for _, sweep := range []struct {
 		scenario string
@@ -334,9 +306,7 @@ func (b *book) sweeps() (string, error) {
 	} {
 		var rows [][]string
 		for _, preset := range original {
-			if err := b.need(sweep.scenario, preset, sweep.arms...); err != nil {
-				return "", err
-			}
+			b.need(sweep.scenario, preset, sweep.arms...)
 			for _, a := range sweep.arms {
 				rows = append(rows, []string{
 					preset, "`" + a + "`", fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, report.TTFTMean)),
@@ -346,11 +316,11 @@ func (b *book) sweeps() (string, error) {
 		}
 		out.WriteString("\n" + b.command(sweep.scenario, presets[0], sweep.arms...) + "\n\n" + table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
 	}
-	return out.String(), nil
+	return out.String()
 }
 
 // cost is how many replicas give the same latency.
-func (b *book) cost() (string, error) {
+func (b *book) cost() string {
 	var out strings.Builder
 	alone := []int{9, 12, 15, 18, 21, 24, 27, 30}
 	together := []int{6, 7, 8, 9, 10, 11, 12}
@@ -362,9 +332,7 @@ func (b *book) cost() (string, error) {
 	}
 	for _, name := range []string{"skew", "diurnal"} {
 		local, shared := arms("region-local", alone), arms(ours, together)
-		if err := b.need(name, presets[0], append(append([]string(nil), local...), shared...)...); err != nil {
-			return "", err
-		}
+		b.need(name, presets[0], append(append([]string(nil), local...), shared...)...)
 		var rows [][]string
 		for i, a := range shared {
 			p90 := b.of(name, presets[0], a, report.TTFTP90)
@@ -386,22 +354,20 @@ func (b *book) cost() (string, error) {
 			table("replicas with `finish` | TTFT p90, ms | tokens/s | `region-local` needs | saved", rows) +
 			"\nTTFT p90 of `region-local` by replicas: " + strings.Join(others, ", ") + ".\n")
 	}
-	return out.String(), nil
+	return out.String()
 }
 
 // faults are what breaks, and that no invariant does.
-func (b *book) faults() (string, error) {
+func (b *book) faults() string {
 	arms := []string{ours, "gorgo", skylb}
 	var rows [][]string
 	for _, name := range []string{"dies", "partition", "drains", "version"} {
-		if err := b.need(name, presets[0], arms...); err != nil {
-			return "", err
-		}
+		b.need(name, presets[0], arms...)
 		for _, a := range arms {
 			v := func(m report.Metric) string { return fmt.Sprintf("%.1f", b.of(name, presets[0], a, m)) }
 			rows = append(rows, []string{name, "`" + a + "`", v(report.OK), v(geosim.Forwards), v(geosim.Fallbacks), v(report.Failed), v(geosim.Lost), v(geosim.Violations)})
 		}
 	}
 	return b.command("dies", presets[0], arms...) + "\n\n" +
-		table("fault of region b | policy | answered | forwards | fell back | failed | lost | invariants broken", rows), nil
+		table("fault of region b | policy | answered | forwards | fell back | failed | lost | invariants broken", rows)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zeromq/zmq4"
 
 	"evenkeel/bench/real/recording"
+	"evenkeel/bench/world"
 )
 
 const (
@@ -119,7 +120,7 @@ func (r *recorder) plain(ctx context.Context) {
 	r.running(ctx, "plain", long)
 	r.ask(ctx, "plain", recording.Recording{Name: "abort", About: "a client that leaves in the middle of a stream", Ask: recording.Request{Path: textPath,
 		Body: strings.TrimSuffix(text(`,"max_tokens":1500,"ignore_eos":true`), "}") + proxied}}, 5)
-	sleep(ctx, time.Second)
+	_ = world.Pause(ctx, time.Second)
 	r.get(ctx, "plain", "metrics-after-abort", "/metrics", "the metrics a second after the client has left")
 }
 
@@ -151,7 +152,7 @@ func (r *recorder) pair(ctx context.Context) {
 			live <- msg.Frames
 		}
 	}()
-	sleep(ctx, 2*time.Second) // the subscription has no answer
+	_ = world.Pause(ctx, 2*time.Second) // the subscription has no answer
 	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-reset", About: "the prefix cache is emptied", Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
 
 	long := func(n, start int, more string) string {
@@ -190,7 +191,7 @@ func (r *recorder) pair(ctx context.Context) {
 
 	late := r.probe(ctx, "expired", textPath, "a prompt whose hand-off waits too long: prefill", long(200, 28, ""))
 	prompts = append(prompts, "prefill-expired")
-	sleep(ctx, leaseTime)
+	_ = world.Pause(ctx, leaseTime)
 	for i := range 3 { // the cache of 90 blocks is written anew
 		name := fmt.Sprintf("overwrite-%d", i)
 		r.probe(ctx, name, textPath, "a long prompt", long(1900, 30+i, ""))
@@ -202,10 +203,10 @@ func (r *recorder) pair(ctx context.Context) {
 	running := `{"model":"tiny","prompt":"hello there","temperature":0,"max_tokens":1500,"ignore_eos":true,"stream":true}`
 	r.running(ctx, "prefill", running)
 	r.running(ctx, "decode", running)
-	sleep(ctx, time.Second)
+	_ = world.Pause(ctx, time.Second)
 	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-reset-again", About: "the prefix cache is emptied once more",
 		Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
-	sleep(ctx, 2*time.Second)
+	_ = world.Pause(ctx, 2*time.Second)
 	events := &recording.Events{About: "what the prefill engine published from the emptying of its cache to the next one", Requests: prompts}
 	for len(live) > 0 {
 		events.Live = append(events.Live, <-live)
@@ -255,11 +256,4 @@ func (r *recorder) lost(ctx context.Context) {
 	members["remote_engine_id"], members["remote_port"] = json.RawMessage(`"00000000-0000-0000-0000-000000000000"`), json.RawMessage(`9`)
 	kv, r.err = json.Marshal(members)
 	r.decode(ctx, "lost", textPath, "a hand-off of an engine that cannot be reached", client, kv, true)
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
