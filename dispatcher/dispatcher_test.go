@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -192,10 +193,10 @@ func TestSetPolicy(t *testing.T) {
 func TestARankThatIsTakenOutGetsNothingAfterwards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		decides, goes := make(chan struct{}), make(chan struct{})
-		d := start(t, testConfig(&fake{name: "pooled", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		d := start(t, testConfig(&fake{Spec: "pooled", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			decides <- struct{}{}
 			<-goes
-			return leastKV(false)(s, dst)
+			return fakes.LeastKV(false)(s, dst)
 		}}))
 		d.SetWorkers(ranks(1, 1, 0))
 		got := d.Enqueue(&pool.Entry{ID: 1, Model: "m"})

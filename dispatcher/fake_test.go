@@ -2,9 +2,7 @@ package dispatcher
 
 import (
 	"cmp"
-	"errors"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -13,78 +11,23 @@ import (
 	"go.uber.org/goleak"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is a policy made for a test. Its decide sees what real ones see.
-type fake struct {
-	name      string
-	immediate bool
-	maxAgeMs  float32
-	decide    func(*policy.Snapshot, []policy.Assignment) []policy.Assignment
-}
+// fake is a policy made for a test.
+type fake = fakes.Policy
 
-func (f *fake) Name() string      { return f.name }
-func (f *fake) Immediate() bool   { return f.immediate }
-func (f *fake) MaxAgeMs() float32 { return f.maxAgeMs }
-func (f *fake) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
-	return f.decide(s, dst)
-}
-
-// leastKV admits the oldest entries to the rank with the fewest KV tokens; the
-// pooled form only where a slot is free and the prompt fits.
-func leastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
-	var kv []int64
-	var free []int32
-	return func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
-		kv, free = kv[:0], free[:0]
-		for i := range s.Workers {
-			var sum int64
-			for j := range s.Workers[i].Running {
-				sum += int64(s.Workers[i].Running[j].Prompt) + int64(s.Workers[i].Running[j].Generated)
-			}
-			kv, free = append(kv, sum), append(free, s.Workers[i].Free)
-		}
-		for _, e := range s.Pool {
-			best := -1
-			for i, w := range s.Workers {
-				pooled := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
-				if w.Up && (immediate || pooled) && (best < 0 || kv[i] < kv[best]) {
-					best = i
-				}
-			}
-			if best >= 0 {
-				kv[best] += int64(e.Prompt)
-				free[best]--
-				dst = append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[best].ID, Stage: 1})
-			}
-		}
-		return dst
-	}
-}
-
-// fakes parses the names the tests use; extra ones come first.
-func fakes(extra ...*fake) func(string) (policy.Policy, error) {
-	return func(spec string) (policy.Policy, error) {
-		if i := slices.IndexFunc(extra, func(f *fake) bool { return f.name == spec }); i >= 0 {
-			return extra[i], nil
-		}
-		switch spec {
-		case "pooled", board.FallbackSpec:
-			return &fake{name: spec, decide: leastKV(false)}, nil
-		case "immediate":
-			return &fake{name: spec, immediate: true, decide: leastKV(true)}, nil
-		}
-		return nil, errors.New("no such policy: " + spec)
-	}
+func fakePolicies(extra ...*fake) func(string) (policy.Policy, error) {
+	return fakes.Parser(board.FallbackSpec, extra...)
 }
 
 func testConfig(extra ...*fake) Config {
 	return Config{Config: board.Config{
-		Policy: "pooled", DensePolicy: "immediate", Parse: fakes(extra...),
+		Policy: "pooled", DensePolicy: "immediate", Parse: fakePolicies(extra...),
 		TickLimit: time.Hour, // a busy machine must not bring the fallback in
 	}}
 }

@@ -17,7 +17,7 @@ func TestShadowsTellHowLevelTheGroupWouldBe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		// In force: everything to the last rank that has a slot.
-		worst := &fake{name: "worst", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		worst := &fake{Spec: "worst", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			for _, w := range s.Workers {
 				if w.Free > 0 && len(s.Pool) > 0 {
 					dst = append(dst[:0], policy.Assignment{Entry: s.Pool[0].ID, Worker: w.ID})
@@ -58,9 +58,9 @@ func TestShadowsTellHowLevelTheGroupWouldBe(t *testing.T) {
 
 func TestTheLatestRoundWinsAndATickNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := &fake{name: "slow"}
+		slow := &fake{Spec: "slow"}
 		var saw []int
-		slow.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		slow.Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			saw = append(saw, len(s.Workers[0].Running))
 			time.Sleep(time.Minute)
 			return dst
@@ -86,7 +86,7 @@ func TestTheLatestRoundWinsAndATickNeverWaits(t *testing.T) {
 func TestAShadowThatFailsHarmsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		bad := &fake{name: "bad", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		bad := &fake{Spec: "bad", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			if calls++; calls == 1 {
 				panic("index out of range")
 			}

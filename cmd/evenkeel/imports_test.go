@@ -24,6 +24,7 @@ var mayImport = map[string][]string{
 	"predictor":         {},
 	"dispatcher/subset": {},
 	"dispatcher/policy": {"dispatcher/subset", "namedargs"},
+	"dispatcher/fakes":  {"dispatcher/policy"},
 	"pool":              {"mooncake"},
 	"dispatcher/board":  {"pool", "predictor", "dispatcher/policy", "engine/circuit"},
 	"dispatcher":        {"dispatcher/board", "pool", "predictor", "dispatcher/policy"},

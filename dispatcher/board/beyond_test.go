@@ -150,7 +150,7 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 
 // At its deadline an entry goes where the engine can begin with it, if there is such a rank.
 func TestAnEntryAtItsDeadlineTakesARankThatCanBegin(t *testing.T) {
-	never := &fake{name: "never", decide: func(*policy.Snapshot, []policy.Assignment) []policy.Assignment { return nil }}
+	never := &fake{Spec: "never", Decides: func(*policy.Snapshot, []policy.Assignment) []policy.Assignment { return nil }}
 	h := newHand(t, testConfig(never))
 	ws := ranks(2, 10, 1000)
 	for i := range ws {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -47,9 +48,9 @@ func TestTheBudgetStaysInItsBounds(t *testing.T) {
 func TestTheBudgetReachesThePolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []int32
-		p := &fake{name: "p"}
-		admit := leastKV(false)
-		p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		p := &fake{Spec: "p"}
+		admit := fakes.LeastKV(false)
+		p.Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			seen = append(seen, s.Budget)
 			time.Sleep(3 * time.Millisecond)
 			return admit(s, dst)

@@ -13,7 +13,7 @@ import (
 
 // toRank admits everything to one rank, as a policy that knows of no pairs may.
 func toRank(id int32) *fake {
-	return &fake{name: "to-rank", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	return &fake{Spec: "to-rank", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		free := s.Workers[id].Free
 		for _, e := range s.Pool {
 			if free > 0 {
@@ -28,7 +28,7 @@ func toRank(id int32) *fake {
 // twoEngines has ranks 0 and 1 on engine d0, rank 2 on d1, and a policy that
 // wants rank 0 for all.
 func twoEngines(t tb, slots int) *hand {
-	h := newHand(t, Config{Policy: "to-rank", DensePolicy: "immediate", Parse: fakes(toRank(0)), TickLimit: time.Hour})
+	h := newHand(t, Config{Policy: "to-rank", DensePolicy: "immediate", Parse: fakePolicies(toRank(0)), TickLimit: time.Hour})
 	ws := ranks(3, slots, 0)
 	for i, e := range []string{"d0", "d0", "d1"} {
 		ws[i].Engine = e
@@ -186,8 +186,8 @@ func TestTheTrialDecides(t *testing.T) {
 
 func TestAnAssignmentIsSwappedWhereNoSlotIsLeftOver(t *testing.T) {
 	want := map[uint64]int32{}
-	h := newHand(t, Config{DensePolicy: "immediate", TickLimit: time.Hour, Policy: "fixed", Parse: fakes(&fake{
-		name: "fixed", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	h := newHand(t, Config{DensePolicy: "immediate", TickLimit: time.Hour, Policy: "fixed", Parse: fakePolicies(&fake{
+		Spec: "fixed", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 			for i := range s.Pool {
 				dst = append(dst, policy.Assignment{Entry: s.Pool[i].ID, Worker: want[s.Pool[i].ID]})
 			}

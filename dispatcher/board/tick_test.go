@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -62,7 +63,7 @@ func TestImmediatePoliciesWaitForNothing(t *testing.T) {
 	w := h.status(h.at).Models[0].Workers[0]
 	require.Equal(t, 3, w.Used, "two of them wait in the engine")
 	var free int32
-	h.boards["m"].groups[0].chosen.Policy.(*fake).decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	h.boards["m"].groups[0].chosen.Policy.(*fake).Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		free = s.Workers[0].Free
 		return dst
 	}
@@ -136,7 +137,7 @@ func TestRanksWithoutBarrierAreOneSnapshotWithAPolicyOfTheirOwn(t *testing.T) {
 
 func TestDownRanksAreShownButNeverOpen(t *testing.T) {
 	var seen []policy.Worker
-	spy := &fake{name: "spy", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	spy := &fake{Spec: "spy", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		seen = append(seen[:0], s.Workers...)
 		return dst
 	}}
@@ -155,7 +156,7 @@ func TestDownRanksAreShownButNeverOpen(t *testing.T) {
 
 func TestThePoolAsPoliciesSeeIt(t *testing.T) {
 	var seen policy.Snapshot
-	spy := &fake{name: "spy", maxAgeMs: 1000, decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	spy := &fake{Spec: "spy", AgeMs: 1000, Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		seen = *s
 		return dst
 	}}
@@ -177,9 +178,9 @@ func TestThePoolAsPoliciesSeeIt(t *testing.T) {
 
 func TestTheGuardIsSixMeanWaits(t *testing.T) {
 	var guard float32
-	p := &fake{name: "p", maxAgeMs: 1000}
-	admit := leastKV(false)
-	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	p := &fake{Spec: "p", AgeMs: 1000}
+	admit := fakes.LeastKV(false)
+	p.Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		guard = s.MaxAgeMs
 		return admit(s, dst)
 	}
@@ -197,7 +198,7 @@ func TestTheGuardIsSixMeanWaits(t *testing.T) {
 	h.put(pool.Entry{}).slotNow(t)
 	require.EqualValues(t, 6*2000, guard, "the mean of 0 and 4 s, six times")
 
-	p.maxAgeMs = 0
+	p.AgeMs = 0
 	h.fleet(ranks(1, 2, 0))
 	h.put(pool.Entry{}).slotNow(t)
 	require.Zero(t, guard, "a policy without a guard gets none")
@@ -216,9 +217,9 @@ func TestWaitsRememberAThousand(t *testing.T) {
 
 func TestAPolicyThatPanicsIsReplacedForTheTick(t *testing.T) {
 	calls := 0
-	p := &fake{name: "p"}
-	admit := leastKV(false)
-	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	p := &fake{Spec: "p"}
+	admit := fakes.LeastKV(false)
+	p.Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		if calls++; calls == 1 {
 			panic("index out of range")
 		}
@@ -243,9 +244,9 @@ func TestAPolicyThatPanicsIsReplacedForTheTick(t *testing.T) {
 }
 
 func TestASlowPolicyIsReplacedForSixtyFourRounds(t *testing.T) {
-	p := &fake{name: "p"}
-	admit := leastKV(false)
-	p.decide = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return admit(s, dst) }
+	p := &fake{Spec: "p"}
+	admit := fakes.LeastKV(false)
+	p.Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return admit(s, dst) }
 	cfg := testConfig(p)
 	cfg.Policy, cfg.TickLimit = "p", 1 // every round takes longer than a nanosecond
 	h := newHand(t, cfg)
@@ -271,7 +272,7 @@ func TestAssignmentsThatBreakALimitAreNotBound(t *testing.T) {
 		{"a rank without room for the prompt", "no_room", 3, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &fake{name: "p", decide: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+			p := &fake{Spec: "p", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 				return append(dst, policy.Assignment{Entry: s.Pool[0].ID + c.entry, Worker: c.worker})
 			}}
 			cfg := testConfig(p)

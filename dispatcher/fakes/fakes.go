@@ -1,0 +1,80 @@
+// Package fakes has policies for tests of what asks policies.
+package fakes
+
+import (
+	"errors"
+	"slices"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// Policy is a policy made for a test. Its Decides sees what real ones see.
+type Policy struct {
+	Spec    string
+	AtOnce  bool // it is immediate
+	AgeMs   float32
+	Decides func(*policy.Snapshot, []policy.Assignment) []policy.Assignment
+}
+
+// Name is its spec.
+func (f *Policy) Name() string { return f.Spec }
+
+// Immediate is AtOnce.
+func (f *Policy) Immediate() bool { return f.AtOnce }
+
+// MaxAgeMs is AgeMs.
+func (f *Policy) MaxAgeMs() float32 { return f.AgeMs }
+
+// Decide has Decides decide.
+func (f *Policy) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	return f.Decides(s, dst)
+}
+
+// LeastKV admits the oldest entries to the rank with the fewest KV tokens; the
+// pooled form only where a slot is free and the prompt fits.
+func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
+	var kv []int64
+	var free []int32
+	return func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		kv, free = kv[:0], free[:0]
+		for i := range s.Workers {
+			var sum int64
+			for j := range s.Workers[i].Running {
+				sum += int64(s.Workers[i].Running[j].Prompt) + int64(s.Workers[i].Running[j].Generated)
+			}
+			kv, free = append(kv, sum), append(free, s.Workers[i].Free)
+		}
+		for _, e := range s.Pool {
+			best := -1
+			for i, w := range s.Workers {
+				pooled := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
+				if w.Up && (immediate || pooled) && (best < 0 || kv[i] < kv[best]) {
+					best = i
+				}
+			}
+			if best >= 0 {
+				kv[best] += int64(e.Prompt)
+				free[best]--
+				dst = append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[best].ID, Stage: 1})
+			}
+		}
+		return dst
+	}
+}
+
+// Parser reads the names that tests use; extra ones come first. Those of the pool are
+// pooled and fallback.
+func Parser(fallback string, extra ...*Policy) func(string) (policy.Policy, error) {
+	return func(spec string) (policy.Policy, error) {
+		if i := slices.IndexFunc(extra, func(f *Policy) bool { return f.Spec == spec }); i >= 0 {
+			return extra[i], nil
+		}
+		switch spec {
+		case "pooled", fallback:
+			return &Policy{Spec: spec, Decides: LeastKV(false)}, nil
+		case "immediate":
+			return &Policy{Spec: spec, AtOnce: true, Decides: LeastKV(true)}, nil
+		}
+		return nil, errors.New("no such policy: " + spec)
+	}
+}
