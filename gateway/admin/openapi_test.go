@@ -374,8 +374,9 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway", "peerdoor.go")
-	client = append(client, codesIn(t, "gateway/openai")...)
-	client = append(client, codesIn(t, "gateway/edge")...)
+	for _, pkg := range []string{"gateway/request", "gateway/openai", "gateway/edge"} {
+		client = append(client, codesIn(t, pkg)...)
+	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))
 }
 
@@ -401,7 +402,7 @@ func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 					if len(args) == 4 { // of this package; the gateway's writes an error it was given
 						all = append(all, c.pairs(args[1], args[2])...)
 					}
-				case "unavailable":
+				case "Unavailable":
 					all = append(all, c.pairs(status(http.StatusServiceUnavailable), args[0])...)
 				case "streamError":
 					all = append(all, c.pairs(status(http.StatusBadGateway), args[0])...)
