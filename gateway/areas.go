@@ -19,7 +19,7 @@ const publishPatience = time.Second
 func (g *Gateway) ownerHost() owner.Host {
 	return owner.Host{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets, Hold: g.holdTimeout(),
-		Leaving: func() bool { leaving, _ := g.service.leaving(); return leaving },
+		Leaving: g.service.Draining,
 		Engines: g.fleet.Areas, Load: g.loadOf, Publish: g.publishOwners,
 	}
 }

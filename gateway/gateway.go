@@ -27,6 +27,7 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
+	"evenkeel/gateway/service"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -60,7 +61,7 @@ type Gateway struct {
 	listener   *edge.Listener
 	bodies     *edge.Bodies
 	admin      net.Listener
-	service    *service
+	service    *service.Service
 	regions    *regions         // nil: there are no others
 	owner      *owner.Set       // nil: everything is ours
 	discovery  *fleet.Discovery // nil: nothing is discovered
@@ -75,7 +76,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 			stop()
 		}
 	}(g.stop)
-	g.service = newService(g.ctx)
+	g.service = service.New(service.Host{
+		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
+		EndAll: func() int { return g.requests.Move(func(fleet.Place) bool { return true }) },
+	})
 	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
 		return nil, err
@@ -147,7 +151,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 func (g *Gateway) env() request.Env {
 	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
-		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.context, PromptKey: g.config.PromptKey,
+		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Node: g.Geo(),
 	}
@@ -244,7 +248,7 @@ func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 // ctx is cancelled before, its connections are cut. Either is an error, and then
 // every goroutine is stopped.
 func (g *Gateway) Shutdown(ctx context.Context) error {
-	g.service.leave()
+	g.service.Refuse()
 	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var open int64
@@ -255,7 +259,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			cancel()
 		}
-		g.endService()
+		g.service.EndAll()
 		time.AfterFunc(endGrace, cancel)
 	})
 	err := edge.Drain(cut, g.server, g.listener)
@@ -274,7 +278,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.regions != nil {
 		g.regions.node.Close()
 	}
-	g.service.close()
+	g.service.Close()
 	g.fleet.StopTimers()
 	wait()
 	g.background.Wait()
@@ -314,10 +318,9 @@ func (g *Gateway) abandon() {
 
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {
-	draining, _ := g.service.leaving()
 	unowned := g.owner.Unready(time.Now())
 	switch p, d := g.fleet.Up(); {
-	case draining:
+	case g.service.Draining():
 		return false, "draining"
 	case unowned != "":
 		return false, unowned

@@ -320,11 +320,11 @@ func TestAStandbyTakesOver(t *testing.T) {
 	endWatch := f.watch("main")
 	end := f.under(0, 1)
 	a.eventually("it has load", func() bool { return a.sum("evenkeel_rank_running") > 2 })
-	a.gw.Drain(0)
+	a.gw.Service().Drain(0)
 	at := time.Now()
 	b.eventually("b owns all", func() bool { return f.owner("main") == 1 })
 	t.Logf("handed over after %.2f s", time.Since(at).Seconds())
-	a.gw.Undrain()
+	a.gw.Service().Undrain()
 	a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
 
 	late := lateness(t)

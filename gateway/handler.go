@@ -160,11 +160,10 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 
 // admit checks a request against what can be served at all.
 func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
-	draining, refusing := g.service.leaving()
-	if draining {
+	if g.service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
-	if refusing {
+	if g.service.Refusing() {
 		return nil, fleet.Route{}, request.ErrLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)

@@ -20,6 +20,7 @@ import (
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
+	"evenkeel/gateway/service"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -36,7 +37,7 @@ type Status struct {
 	PoolPlaces int                       `json:"pool_places"`
 	PoolUsed   int                       `json:"pool_places_used"`
 	Config     reload.ConfigStatus       `json:"config"`
-	Drain      *DrainState               `json:"drain,omitempty"` // of the proxy itself
+	Drain      *service.DrainState       `json:"drain,omitempty"` // of the proxy itself
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
@@ -56,7 +57,7 @@ type DrainStatus = fleet.DrainStatus
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.state(), HA: g.HA(),
+		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.Latest(),
 	}
@@ -91,6 +92,9 @@ func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
 // Reloader has the config in force and what the files hold that it names.
 func (g *Gateway) Reloader() *reload.Reloader { return g.config }
+
+// Service is whether this proxy is in service.
+func (g *Gateway) Service() *service.Service { return g.service }
 
 // Registry holds every metric of the proxy.
 func (g *Gateway) Registry() *prometheus.Registry { return g.reg }

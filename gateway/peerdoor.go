@@ -163,8 +163,8 @@ func (r *regions) open(ctx *fasthttp.RequestCtx, now time.Time) (*hop, *geo.Refu
 func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *hop, came time.Time) {
 	g := r.gw
 	left := time.UnixMilli(from.Deadline).Sub(came)
-	switch _, refusing := g.service.leaving(); {
-	case refusing:
+	switch {
+	case g.service.Refusing():
 		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
 		return
 	case left <= 0:

@@ -245,7 +245,7 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) {
 	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
 	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
 
-	eu.gw.Drain(0)
+	eu.gw.Service().Drain(0)
 	eu.eventually("what is new is refused", func() bool {
 		got := send(keys, nil)
 		return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
@@ -255,7 +255,7 @@ func TestForgedAndReplayedHopsAreRefused(t *testing.T) {
 func TestARegionThatDrainsIsToldOf(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{})
-	eu.gw.Drain(0)
+	eu.gw.Service().Drain(0)
 	us.eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
 	got := us.post("/v1/chat/completions", chat("one", ""))
 	require.Equal(t, 200, got.status)

@@ -57,7 +57,7 @@ func newRegions(g *Gateway) (*regions, error) {
 	var err error
 	limits, cfg := &g.conf().Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, wholeAnswer, limits.EventBytes
-	cfg.Tier, cfg.Running, cfg.Draining = g.tier, r.running, func() bool { draining, _ := g.service.leaving(); return draining }
+	cfg.Tier, cfg.Running, cfg.Draining = g.tier, r.running, g.service.Draining
 	cfg.Registerer, cfg.Log = g.reg, g.log
 	if g.owner != nil {
 		cfg.Tenure, cfg.Heard = r.tenure, r.hear

@@ -100,7 +100,7 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
-	grace := g.Drain(0)
+	grace := g.Service().Drain(0)
 	if s == syscall.SIGINT { // somebody waits at a terminal
 		grace = 0
 	}

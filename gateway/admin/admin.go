@@ -232,7 +232,7 @@ func (h *handler) undrainWorker(w http.ResponseWriter, r *http.Request) {
 
 func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
 	if limit, ok := deadline(w, r); ok {
-		h.g.Drain(limit)
+		h.g.Service().Drain(limit)
 		w.WriteHeader(http.StatusNoContent)
 	}
 }
@@ -254,7 +254,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
-	h.g.Undrain()
+	h.g.Service().Undrain()
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -1,4 +1,4 @@
-package gateway
+package service
 
 import (
 	"testing"
@@ -11,11 +11,11 @@ import (
 // drain back or sets another.
 func TestADeadlineThatIsNotTheDrainsEndsNothing(t *testing.T) {
 	at := time.Now()
-	s := newService(t.Context())
-	defer s.close()
-	require.False(t, s.ends(at), "it does not drain")
+	s := New(Host{Context: t.Context()})
+	defer s.Close()
+	require.False(t, s.isCurrent(at), "it does not drain")
 	s.draining, s.limit = true, at
-	require.True(t, s.ends(at))
+	require.True(t, s.isCurrent(at))
 	s.limit = at.Add(time.Second)
-	require.False(t, s.ends(at), "it has another deadline")
+	require.False(t, s.isCurrent(at), "it has another deadline")
 }

@@ -1,0 +1,180 @@
+// Package service says whether this proxy is in service. It goes out of service in
+// steps, so that load balancers are told before clients are.
+package service
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Service is the proxy's own standing.
+type Service struct {
+	host Host
+
+	mu       sync.Mutex
+	ctx      context.Context // of requests that have no answer yet: ends at the drain's limit
+	end      context.CancelFunc
+	draining bool // /readyz is false
+	refusing bool // new requests are refused
+	since    time.Time
+	limit    time.Time // zero: none
+	timers   []*time.Timer
+}
+
+// Host is the proxy that is in service or not.
+type Host struct {
+	Context context.Context // ends with the proxy
+	Log     *zap.Logger
+	Grace   func() time.Duration // how long a proxy that drains takes new requests
+	EndAll  func() (calls int)   // ends what runs on engines
+}
+
+// DrainState is how far the proxy's own drain is.
+type DrainState struct {
+	Since    time.Time  `json:"since"`
+	Deadline *time.Time `json:"deadline,omitempty"`
+	Refusing bool       `json:"refusing"` // new requests, not only /readyz
+	Over     bool       `json:"over"`     // the deadline has passed
+}
+
+// New returns a proxy that is in service.
+func New(h Host) *Service {
+	s := &Service{host: h}
+	s.ctx, s.end = context.WithCancel(h.Context)
+	return s
+}
+
+// Drain takes the proxy out of service: /readyz is false at once, new requests
+// are refused after limits.drain_grace, and what runs may finish within the
+// limit, 0 for any time. Then it ends with an error event. It returns at once
+// for how long requests are still taken; a second call sets another limit.
+func (s *Service) Drain(limit time.Duration) (taken time.Duration) {
+	grace := s.host.Grace()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopTimers()
+	if !s.draining {
+		s.draining, s.since = true, time.Now()
+		s.host.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
+	}
+	if taken = grace - time.Since(s.since); taken <= 0 || s.refusing {
+		s.refusing, taken = true, 0
+	} else {
+		since := s.since
+		s.timers = append(s.timers, time.AfterFunc(taken, func() { s.refuseAfter(since) }))
+	}
+	s.limit = time.Time{}
+	if limit > 0 {
+		end := time.Now().Add(limit)
+		s.limit = end
+		s.timers = append(s.timers, time.AfterFunc(limit, func() {
+			if s.isCurrent(end) {
+				s.EndAll()
+			}
+		}))
+	}
+	return taken
+}
+
+// Undrain takes the proxy back into service.
+func (s *Service) Undrain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.draining || s.host.Context.Err() != nil {
+		return
+	}
+	s.stopTimers()
+	s.draining, s.refusing, s.limit = false, false, time.Time{}
+	if s.ctx.Err() != nil {
+		s.ctx, s.end = context.WithCancel(s.host.Context)
+	}
+	s.host.Log.Info("in service again")
+}
+
+// EndAll ends what runs, each answer with an error event.
+func (s *Service) EndAll() {
+	s.Close()
+	if n := s.host.EndAll(); n > 0 {
+		s.host.Log.Warn("the drain's time is over; what still runs ends with an error", zap.Int("calls", n))
+	}
+}
+
+// isCurrent reports whether at is still the drain's deadline. Its timer may fire after
+// the drain was taken back or got another deadline.
+func (s *Service) isCurrent(at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining && s.limit.Equal(at)
+}
+
+// refuseAfter turns new requests away at the end of the grace, unless that drain was
+// taken back meanwhile.
+func (s *Service) refuseAfter(since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refusing = s.refusing || s.draining && s.since.Equal(since)
+}
+
+// Refuse turns new requests away from now on.
+func (s *Service) Refuse() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.draining {
+		s.since = time.Now()
+	}
+	s.draining, s.refusing = true, true
+	s.stopTimers()
+}
+
+// Close ends the requests that have no answer yet.
+func (s *Service) Close() {
+	s.Refuse()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end()
+}
+
+func (s *Service) stopTimers() {
+	for _, t := range s.timers {
+		t.Stop()
+	}
+	s.timers = nil
+}
+
+// Context ends when the request's time does, whatever its client does.
+func (s *Service) Context() context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ctx
+}
+
+// Draining says whether load balancers are told to send requests elsewhere.
+func (s *Service) Draining() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
+// Refusing says whether new requests are turned away.
+func (s *Service) Refusing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refusing
+}
+
+// State is nil while the proxy is in service.
+func (s *Service) State() *DrainState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.draining {
+		return nil
+	}
+	d := &DrainState{Since: s.since, Refusing: s.refusing, Over: s.ctx.Err() != nil}
+	if !s.limit.IsZero() {
+		d.Deadline = new(s.limit)
+	}
+	return d
+}
