@@ -22,7 +22,7 @@ func (g *Gateway) reloadHost() reload.Host {
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
 		ReloadTrust:   func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
 		SetFit:        func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
-		SetGeoKeys:    func(keys *geo.Keys) { g.regions.node.SetKeys(keys) },
+		SetGeoKeys:    func(keys *geo.Keys) { g.peers.Node().SetKeys(keys) },
 		LookAtEngines: func() { g.discovery.LookAtFiles() },
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/abroad"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
@@ -62,7 +63,7 @@ type Gateway struct {
 	bodies     *edge.Bodies
 	admin      net.Listener
 	service    *service.Service
-	regions    *regions         // nil: there are no others
+	peers      *abroad.Peers    // nil: there are no others
 	owner      *owner.Set       // nil: everything is ours
 	discovery  *fleet.Discovery // nil: nothing is discovered
 }
@@ -119,11 +120,14 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
-	if g.owner, err = owner.New(cfg, g.ownerHost()); err != nil {
+	if g.owner, err = owner.New(cfg, owner.Host{
+		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: g.conf().HoldTimeout(), Leaving: g.service.Draining,
+		Engines: g.fleet.Areas, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+	}); err != nil {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
-	if g.regions, err = newRegions(g); err != nil {
+	if g.peers, err = abroad.New(g.abroadHost()); err != nil {
 		return nil, err
 	}
 	g.requests = request.New(g.env())
@@ -153,7 +157,7 @@ func (g *Gateway) env() request.Env {
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Node: g.Geo(),
+		Owner: g.owner, Node: g.peers.Node(),
 	}
 }
 
@@ -191,8 +195,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 		_ = g.listener.Close()
 		return fmt.Errorf("admin.listen: %w", edge.ListenError(g.conf().Admin.Listen, err))
 	}
-	if g.regions != nil {
-		if err := g.regions.start(); err != nil {
+	if g.peers != nil {
+		if err := g.peers.Start(); err != nil {
 			return err
 		}
 	}
@@ -264,8 +268,8 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	})
 	err := edge.Drain(cut, g.server, g.listener)
 	_ = g.listener.Close() // a server that is stopped before it accepts anything does not
-	if g.regions != nil {
-		err = errors.Join(err, g.regions.drain(cut))
+	if g.peers != nil {
+		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	wait := g.requests.Finish(cut)
 	if !undisturbed() {
@@ -275,8 +279,8 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	g.owner.Leave(cut)
 	g.stop()
-	if g.regions != nil {
-		g.regions.node.Close()
+	if g.peers != nil {
+		g.peers.Node().Close()
 	}
 	g.service.Close()
 	g.fleet.StopTimers()
@@ -307,8 +311,8 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 // abandon ends what New began for a proxy that is never started.
 func (g *Gateway) abandon() {
 	g.stop()
-	if g.regions != nil {
-		g.regions.node.Close()
+	if g.peers != nil {
+		g.peers.Node().Close()
 	}
 	g.background.Wait()
 	_ = g.journal.Close() // it has no request log
@@ -324,7 +328,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case unowned != "":
 		return false, unowned
-	case (p == 0 || d == 0) && g.regions != nil && len(g.regions.node.Models()) > 0: // another region serves
+	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
 	case p == 0:
 		return false, "no healthy prefill engine" + g.discovery.Failure()
 	case d == 0:

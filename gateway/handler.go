@@ -136,7 +136,7 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	req, m, fail := g.admit(ctx, ep, in)
 	in.Told.Parsed(req)
 	if from != nil && fail == nil {
-		fail = g.regions.busy(from, m)
+		fail = g.busy(from, m)
 	}
 	if fail != nil {
 		return fail
@@ -173,13 +173,13 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return nil, fleet.Route{}, fail
 	}
 	m, ok, known := g.fleet.Lookup(req.Model)
-	far := in.From == nil && g.regions != nil && g.regions.node.Offered(req.Model)
+	far := in.From == nil && g.peers != nil && g.peers.Node().Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
 	case far:
-	case g.regions != nil && (!ok && !(known && g.regions.node.AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // a model may come back with the region that serves it
+	case g.peers != nil && (!ok && !(known && g.peers.Node().AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
@@ -259,8 +259,8 @@ func (g *Gateway) servedModels() []servedModel {
 	for _, r := range g.fleet.Models() {
 		list = append(list, servedModel{r.Name, "model", g.started.Unix(), "evenkeel", r.Board, r.MaxLen})
 	}
-	if g.regions != nil {
-		for _, name := range g.regions.node.Models() {
+	if g.peers != nil {
+		for _, name := range g.peers.Node().Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
 				list = append(list, servedModel{name, "model", g.started.Unix(), "evenkeel", name, 0})
 			}

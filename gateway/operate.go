@@ -21,6 +21,7 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/service"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -92,6 +93,19 @@ func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
 // Reloader has the config in force and what the files hold that it names.
 func (g *Gateway) Reloader() *reload.Reloader { return g.config }
+
+// Geo is this proxy among others, for operators; nil without others.
+func (g *Gateway) Geo() *geo.Node { return g.peers.Node() }
+
+// GeoAddr is where other dispatchers connect; empty without others.
+func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
+
+// Owners lists the regions whose engines this proxy may serve; none without
+// ownership.
+func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus() }
+
+// HA says which decode groups this proxy owns; nil: it is alone.
+func (g *Gateway) HA() *owner.HAStatus { return g.owner.GroupsStatus() }
 
 // Service is whether this proxy is in service.
 func (g *Gateway) Service() *service.Service { return g.service }

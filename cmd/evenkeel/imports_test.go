@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"geo":               {"lease", "geo/policy", "prefill", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":        {"namedargs", "prefill/policy"},
 	"gateway/advice":    {},
+	"gateway/abroad":    {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/adviser":   {"gateway/advice", "gateway/config", "gateway/fleet", "dispatcher", "dispatcher/board", "pool", "prefill"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":   {},
@@ -63,7 +64,7 @@ var mayImport = map[string][]string{
 	"gateway/tracing":   {},
 	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board"},
 	"gateway/owner":     {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
-	"gateway":           {"gateway/prompt", "gateway/request", "gateway/owner", "gateway/fleet", "gateway/journal", "gateway/reload", "gateway/service", "gateway/advice", "gateway/adviser", "gateway/certs", "gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "engine/discover", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/board", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"gateway/prompt", "gateway/request", "gateway/owner", "gateway/fleet", "gateway/journal", "gateway/abroad", "gateway/reload", "gateway/service", "gateway/advice", "gateway/adviser", "gateway/certs", "gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "engine/discover", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/board", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
 	"gateway/request":   {"gateway/edge", "gateway/fleet", "gateway/journal", "gateway/openai", "gateway/owner", "gateway/prompt", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":  {"gateway/config", "engine", "sse", "mooncake"},
 	"gateway/live":      {"gateway", "gateway/journal", "gateway/openai", "gateway/receipt", "dispatcher/board", "engine/discover", "prefill"},

@@ -14,14 +14,25 @@ import (
 // askPatience bounds the wait for an engine that is asked what runs there.
 const askPatience = time.Second
 
-// Residents are what runs on the decode ranks of an area by the engines' own gauges;
-// silent are the ranks whose engine does not tell. All engines are asked at the same
-// time and have a moment each: the caller has claims to look after, and must not wait
-// for an engine that hangs.
-func (f *Fleet) Residents(ctx context.Context, area string) (found []geo.Resident, silent []string) {
-	return f.residents(ctx, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
+// LoadOf is what our own requests hold of an area's decode ranks, and with ask what its
+// engines say that runs there.
+func (f *Fleet) LoadOf(ctx context.Context, area string, ask bool) (ours, all []geo.Resident, silent []string) {
+	for _, m := range f.host.Dispatch(ctx).Models {
+		for _, w := range m.Workers {
+			if r := f.Rank(w.ID); w.Used > 0 && r != nil && r.Area != nil && r.Area.Name == area {
+				ours = append(ours, geo.Resident{ID: w.Name, Requests: w.Used, KVTokens: w.KVTokens})
+			}
+		}
+	}
+	if ask {
+		all, silent = f.residents(ctx, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
+	}
+	return ours, all, silent
 }
 
+// residents are what runs on decode ranks by the engines' own gauges; silent are the ranks
+// whose engine does not tell. All engines are asked at the same time and have a moment
+// each: the caller has claims to look after, and must not wait for an engine that hangs.
 func (f *Fleet) residents(ctx context.Context, engines []*instance) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()

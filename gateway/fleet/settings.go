@@ -30,6 +30,14 @@ func NewSettings(cfg *config.Config) *Settings {
 	return s
 }
 
+// HoldTimeout is the longest that a prefiller keeps KV blocks for somebody.
+func (s *Settings) HoldTimeout() (longest time.Duration) {
+	for _, p := range s.Profiles {
+		longest = max(longest, p.KVHoldTimeout)
+	}
+	return longest
+}
+
 // PoolTTL is the configured one, else the shortest hold budget of the prefill
 // engines in use.
 func (s *Settings) PoolTTL() time.Duration {

@@ -1,4 +1,7 @@
-package gateway
+// Package abroad is this proxy among those of other regions, and among those that have
+// decode groups of the same region: the listener to which they come, what they are told,
+// and the hand-back of what we hold of theirs.
+package abroad
 
 import (
 	"context"
@@ -11,27 +14,53 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/reload"
+	"evenkeel/gateway/service"
 	"evenkeel/geo"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
-// regions is this proxy among those of other regions; a Gateway without others
-// has none, and nothing of it costs anything then.
-type regions struct {
-	gw       *Gateway
+// Peers are the other proxies, as this one sees them. A proxy without others has none, nil,
+// and nothing of them costs anything then.
+type Peers struct {
+	host     Host
 	node     *geo.Node
 	server   *edge.Server
 	listener *edge.Listener
 	decoding atomic.Pointer[map[string]decoding] // by model
 	shares   shares
 	warned   atomic.Int64 // Unix ns of the last warning about another version
+}
+
+// Host is the proxy that has peers.
+type Host struct {
+	Context    context.Context // ends with the proxy
+	Go         func(func())    // runs what the end of the proxy waits for
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Config     *reload.Reloader
+	Service    *service.Service
+	Fleet      *fleet.Fleet
+	Tier       *prefill.Tier
+	Dispatcher *dispatcher.Dispatcher
+	Owner      *owner.Set // nil: everything is ours
+	Bodies     *edge.Bodies
+	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
+	// Serve answers a request that another dispatcher sent: its origin has checked who sent it
+	// and what they may.
+	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time)
 }
 
 // decoding is how busy the ranks of a model are.
@@ -47,23 +76,24 @@ const (
 	wholeAnswer   = 16 << 20          // bytes of one that is not streamed
 )
 
-// newRegions wires the node; nil without other regions.
-func newRegions(g *Gateway) (*regions, error) {
-	c := &g.conf().Geo
+// New wires the node; nil without other proxies.
+func New(h Host) (*Peers, error) {
+	set := h.Config.Settings()
+	c := &set.Geo
 	if !c.On() {
 		return nil, nil
 	}
-	r := &regions{gw: g}
+	r := &Peers{host: h}
 	var err error
-	limits, cfg := &g.conf().Limits, *c
+	limits, cfg := &set.Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, wholeAnswer, limits.EventBytes
-	cfg.Tier, cfg.Running, cfg.Draining = g.tier, r.running, g.service.Draining
-	cfg.Registerer, cfg.Log = g.reg, g.log
-	if g.owner != nil {
+	cfg.Tier, cfg.Running, cfg.Draining = h.Tier, r.running, h.Service.Draining
+	cfg.Registerer, cfg.Log = h.Registerer, h.Log
+	if h.Owner != nil {
 		cfg.Tenure, cfg.Heard = r.tenure, r.hear
 	}
-	if g.owner.Has(owner.Groups) {
-		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+g.conf().Prefill.Queue.Timeout
+	if h.Owner.Has(owner.Groups) {
+		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+set.Prefill.Queue.Timeout
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
@@ -77,66 +107,65 @@ func newRegions(g *Gateway) (*regions, error) {
 	if r.node, err = geo.New(cfg); err != nil {
 		return nil, err
 	}
-	g.owner.Join(r.node)
+	h.Owner.Join(r.node)
 	r.decoding.Store(&map[string]decoding{})
 	r.server = edge.NewServer(edge.Options{
-		Handler: r.handle, Log: g.log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Answer: r.turnedAway, Bodies: g.bodies,
+		Handler: r.handle, Log: h.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Answer: r.turnedAway, Bodies: h.Bodies,
 	})
 	return r, nil
 }
 
 // reach fills in how calls to a peer are made.
-func (r *regions) reach(p *geo.PeerConfig) error {
+func (r *Peers) reach(p *geo.PeerConfig) error {
 	u, err := url.Parse(p.URL)
 	if err != nil {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
 	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
-	if a := r.gw.config.Authority(); u.Scheme == "https" && a != nil {
-		p.Target.TLS = r.gw.config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
+	if a := r.host.Config.Authority(); u.Scheme == "https" && a != nil {
+		p.Target.TLS = r.host.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}
 	return nil
 }
 
-// start opens the listener for other dispatchers and begins to probe them.
-func (r *regions) start() error {
-	g := r.gw
-	limits := &g.conf().Limits
-	certificate := g.config.Certificate(reload.Peers)
+// Start opens the listener for other dispatchers and begins to probe them.
+func (r *Peers) Start() error {
+	h, set := &r.host, r.host.Config.Settings()
+	limits, certificate := &set.Limits, h.Config.Certificate(reload.Peers)
 	var err error
-	r.listener, err = edge.Listen(g.conf().Geo.Listen, edge.ListenOptions{
+	r.listener, err = edge.Listen(set.Geo.Listen, edge.ListenOptions{
 		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
-		TLS: certificate != nil, Log: g.log,
+		TLS: certificate != nil, Log: h.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("geo.listen: %w", err)
 	}
 	ln := certificate.Listener(r.listener)
-	if a := g.config.Authority(); a != nil {
+	if a := h.Config.Authority(); a != nil {
 		ln = certificate.MutualListener(r.listener, a)
 	}
-	g.background.Go(func() {
+	h.Go(func() {
 		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {
-			g.log.Error("peer listener", zap.Error(err))
+			h.Log.Error("peer listener", zap.Error(err))
 		}
 	})
-	g.background.Go(func() { r.followDecoding(g.ctx) })
+	h.Go(func() { r.followDecoding(h.Context) })
 	r.node.Start()
-	if g.owner != nil {
-		g.background.Go(func() { g.owner.Run(g.ctx) })
+	if h.Owner != nil {
+		h.Go(func() { h.Owner.Run(h.Context) })
 	}
-	g.log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(g.conf().Geo.Peers)))
+	h.Log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(set.Geo.Peers)))
 	return nil
 }
 
 // followDecoding keeps what decisions need of the dispatcher: it must not be
 // asked under the tier's lock.
-func (r *regions) followDecoding(ctx context.Context) {
+func (r *Peers) followDecoding(ctx context.Context) {
 	tick := time.NewTicker(decodingEvery)
 	defer tick.Stop()
 	for {
-		r.look(ctx)
+		r.Look(ctx)
 		r.forgetShares()
 		select {
 		case <-ctx.Done():
@@ -146,13 +175,14 @@ func (r *regions) followDecoding(ctx context.Context) {
 	}
 }
 
-func (r *regions) look(ctx context.Context) {
+// Look has decisions know how busy the ranks of each model are now.
+func (r *Peers) Look(ctx context.Context) {
 	boards, free := map[string]decoding{}, map[string]int{}
-	for _, m := range r.gw.dispatcher.Status(ctx).Models {
+	for _, m := range r.host.Dispatcher.Status(ctx).Models {
 		boards[m.Model], free[m.Model] = decodingOf(m.Workers), freeSlots(m.Workers)
 	}
 	all := map[string]decoding{}
-	for _, route := range r.gw.fleet.Models() {
+	for _, route := range r.host.Fleet.Models() {
 		d := boards[route.Board]
 		for board, of := range boards { // of other regions whose engines are ours
 			if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
@@ -163,18 +193,18 @@ func (r *regions) look(ctx context.Context) {
 				d.add(of)
 			}
 		}
-		if !r.gw.fleet.Begins(route.Board) {
+		if !r.host.Fleet.Begins(route.Board) {
 			d.slots = 0
 		}
 		all[route.Name] = d
 		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
-			r.gw.tier.SetSlots(route.Name, d.free)
+			r.host.Tier.SetSlots(route.Name, d.free)
 		}
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
 		if now.slots > 0 && (*before)[name].slots == 0 { // it can be served here again
-			r.gw.tier.Wake()
+			r.host.Tier.Wake()
 			return
 		}
 	}
@@ -212,13 +242,13 @@ func freeSlots(workers []board.WorkerStatus) (n int) {
 	return n
 }
 
-func (r *regions) running(model string) (perReplica float64, seqs int) {
+func (r *Peers) running(model string) (perReplica float64, seqs int) {
 	d := (*r.decoding.Load())[model]
 	return d.running, d.slots
 }
 
 // decodes are the models that something decodes here now.
-func (r *regions) decodes() (models []string) {
+func (r *Peers) decodes() (models []string) {
 	for name, d := range *r.decoding.Load() {
 		if d.slots > 0 {
 			models = append(models, name)
@@ -227,25 +257,25 @@ func (r *regions) decodes() (models []string) {
 	return models
 }
 
-// drain ends the listener, as Shutdown does that of clients.
-func (r *regions) drain(ctx context.Context) error {
+// Drain ends the listener, as the shutdown of the proxy does that of clients.
+func (r *Peers) Drain(ctx context.Context) error {
 	err := edge.Drain(ctx, r.server, r.listener)
 	_ = r.listener.Close() // a server that is stopped before it accepts anything does not
 	return err
 }
 
-// Geo is this proxy among others, for operators; nil without others.
-func (g *Gateway) Geo() *geo.Node {
-	if g.regions == nil {
+// Node decides what is sent to which peer; nil without others.
+func (r *Peers) Node() *geo.Node {
+	if r == nil {
 		return nil
 	}
-	return g.regions.node
+	return r.node
 }
 
-// GeoAddr is where other dispatchers connect; empty without others.
-func (g *Gateway) GeoAddr() string {
-	if g.regions == nil || g.regions.listener == nil {
+// Addr is where other dispatchers connect; empty without others.
+func (r *Peers) Addr() string {
+	if r == nil || r.listener == nil {
 		return ""
 	}
-	return g.regions.listener.Addr().String()
+	return r.listener.Addr().String()
 }

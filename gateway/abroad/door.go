@@ -1,4 +1,4 @@
-package gateway
+package abroad
 
 import (
 	"encoding/json"
@@ -11,24 +11,20 @@ import (
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
-	"evenkeel/gateway/request"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
 
-// hop is what a request on the peer listener showed of its way; nil for a
-// client's.
-type hop struct {
+// Hop is what a request on the peer listener showed of its way.
+type Hop struct {
 	geo.Hop
-	tenant string
+	Tenant string
 }
 
 // stranger refuses by its head what no dispatcher sent, before its body is read.
-func (r *regions) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	x := r.node.Door().Glance(knockOf(h), time.Now())
 	if x == nil {
 		return nil
@@ -49,27 +45,27 @@ func knockOf(h *fasthttp.RequestHeader) *geo.Knock {
 const warnEvery = time.Minute
 
 // rejected counts a refusal, and logs those that an operator has to mend.
-func (r *regions) rejected(reason string) {
+func (r *Peers) rejected(reason string) {
 	r.node.Rejected(reason)
 	if reason != geo.RejectVersion {
 		return
 	}
 	now := time.Now().UnixNano()
 	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
-		r.gw.log.Warn("a dispatcher of another version of evenkeel calls and is refused; run the same version on both sides")
+		r.host.Log.Warn("a dispatcher of another version of evenkeel calls and is refused; run the same version on both sides")
 	}
 }
 
 // turnedAway answers what no handler saw.
-func (r *regions) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
-	r.gw.requests.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
+	r.host.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
 	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}, x.Code) {
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
 }
 
 // handle serves the peer listener.
-func (r *regions) handle(ctx *fasthttp.RequestCtx) {
+func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	came := time.Now()
 	from, refusal := r.open(ctx, came)
 	if refusal != nil {
@@ -81,7 +77,7 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 	ep := mooncake.Completions
 	switch {
 	case string(ctx.Method()) != http.MethodPost:
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "dispatchers POST"))
+		r.host.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "dispatchers POST"))
 		return
 	case path == geo.ProbePath:
 		answer, refusal := r.node.Answer(ctx.PostBody(), came)
@@ -108,24 +104,24 @@ func (r *regions) handle(ctx *fasthttp.RequestCtx) {
 }
 
 // handBack answers the home of a region that we hold.
-func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
+func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
-	h, err := r.gw.handBack(from.Sender(), ask)
+	h, err := r.giveBack(from.Sender(), ask)
 	switch {
 	case errors.Is(err, owner.ErrNotHome):
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
 		return
 	case err != nil:
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
+		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
 		return
 	}
 	text, err := json.Marshal(h)
 	if err != nil { // of our own numbers and names
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
+		r.host.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -133,14 +129,14 @@ func (r *regions) handBack(ctx *fasthttp.RequestCtx, from *hop) {
 }
 
 // pledge answers an owner that cannot reach the store of leases.
-func (r *regions) pledge(ctx *fasthttp.RequestCtx, from *hop) {
+func (r *Peers) pledge(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.Pledge
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
-	if err := r.gw.owner.Promise(from.Sender(), ask); err != nil {
-		r.gw.requests.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
+	if err := r.host.Owner.Promise(from.Sender(), ask); err != nil {
+		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -148,23 +144,21 @@ func (r *regions) pledge(ctx *fasthttp.RequestCtx, from *hop) {
 }
 
 // open asks the door.
-func (r *regions) open(ctx *fasthttp.RequestCtx, now time.Time) (*hop, *geo.Refusal) {
+func (r *Peers) open(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	k := knockOf(&ctx.Request.Header)
 	k.Body = ctx.PostBody()
-	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.gw.config.Authority() != nil {
+	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.host.Config.Authority() != nil {
 		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
 	}
 	got, refusal := r.node.Door().Open(k, now)
-	return &hop{got, k.Tenant}, refusal
+	return &Hop{got, k.Tenant}, refusal
 }
 
-// receive serves a request that another dispatcher sent: its origin has checked
-// who sent it and what they may.
-func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *hop, came time.Time) {
-	g := r.gw
+// receive has a request of another dispatcher served, unless that comes too late.
+func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
 	left := time.UnixMilli(from.Deadline).Sub(came)
 	switch {
-	case g.service.Refusing():
+	case r.host.Service.Refusing():
 		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
 		return
 	case left <= 0:
@@ -175,29 +169,12 @@ func (r *regions) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 		late := time.AfterFunc(left, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
-	in := g.begin(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: from.tenant, Origin: from.Origin})
-	in.From = &from.Hop
-	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
-	if fail := g.answer(ctx, ep, in); fail != nil {
-		g.requests.Refuse(ctx, in.Incoming, fail)
-	}
-}
-
-// busy refuses a request for whose model too many wait here already.
-func (r *regions) busy(from *geo.Hop, m fleet.Route) *openai.Error {
-	if from.N >= from.Max && !r.gw.fleet.Begins(m.Board) { // it could only wait here
-		return request.ErrNotOurs()
-	}
-	if r.node.Accepts(from.Sender(), r.gw.tier.Waiting(m.Name)) {
-		return nil
-	}
-	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
+	r.host.Serve(ctx, ep, from, came)
 }
 
 // reject answers another dispatcher so that it serves the request itself.
-func (r *regions) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
+func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.rejected(x.Reject)
-	r.gw.requests.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
+	r.host.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
 	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
 }
