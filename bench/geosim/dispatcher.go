@@ -54,7 +54,7 @@ func (d *dispatcher) start() error {
 	d.tier.SetCandidates(d.candidates())
 	now := process{d, d.boot}
 	cfg := d.s.arm.config()
-	cfg.Self = geo.Self{ID: d.id, Region: d.id}
+	cfg.Self.ID, cfg.Self.Region = d.id, d.id
 	cfg.Probe.Interval, cfg.Snapshot.MaxBytesPerPeer = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
 	cfg.Tier, cfg.Draining = d.tier, func() bool { return d.draining }
 	cfg.Running = func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }

@@ -23,10 +23,10 @@ import (
 // policy decides on is none of it. A prefill.Candidate is an engine of the config.
 var mayName = map[string][]string{
 	"evenkeel/geo": {
-		"Ask", "Config", "Echo", "Forward", "Hop", "Link", "New", "Node", "OutcomeGone", "OutcomeLost", "OutcomeOK", "PeerConfig", "Question",
+		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "Node", "OutcomeGone", "OutcomeLost", "OutcomeOK", "PeerConfig", "Question",
 		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "Rejected", "RingKeyOf",
 	},
-	"evenkeel/geo/policy":     {"Blind", "Defaults", "Names", "Push", "SPE", "SPP", "Settings"},
+	"evenkeel/geo/policy":     {"Blind", "Defaults", "Names", "Push", "SPE", "SPP"},
 	"evenkeel/prefill":        {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Tier", "Usage"},
 	"evenkeel/prefill/policy": {"Definition"},
 	"evenkeel/prefill/index":  {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
