@@ -113,51 +113,60 @@ func playAll(ctx context.Context, w *site, r *world.Report) error {
 	return err
 }
 
-// unowned waits until another than p admits to a group, for how long.
-func (w *site) unowned(ctx context.Context, group string, p *proxy, since time.Time) (taker *proxy, took time.Duration, err error) {
-	err = world.Await(ctx, 4*w.lease, "another proxy has "+group, func() bool {
-		for _, o := range w.others(p) {
-			if o.owns(group) {
-				taker = o
-			}
-		}
-		return taker != nil
-	})
-	return taker, time.Since(since), err
+// handover is what became of a group whose owner something was done to.
+type handover struct {
+	p, taker    *proxy
+	took        time.Duration // until the taker had the group
+	others, own *load.Result  // of the clients of the others, and of its own
 }
 
 // away does something to the owner of a group under load and measures until
 // another has it.
-func (w *site) away(ctx context.Context, group string, do func(*proxy)) (p, taker *proxy, took time.Duration, others, own *load.Result, err error) {
-	if p = w.owner(group); p == nil {
-		return p, nil, 0, nil, nil, fmt.Errorf("%s has no owner", group)
+func (w *site) away(ctx context.Context, group string, do func(*proxy)) (h handover, err error) {
+	if h.p = w.owner(group); h.p == nil {
+		return h, fmt.Errorf("%s has no owner", group)
 	}
-	endOthers, endOwn := w.under(ctx, w.others(p)...), w.under(ctx, p)
+	endOthers, endOwn := w.under(ctx, w.others(h.p)...), w.under(ctx, h.p)
 	if err = world.Pause(ctx, w.load); err == nil {
 		at := time.Now()
-		do(p)
-		taker, took, err = w.unowned(ctx, group, p, at)
+		do(h.p)
+		err = world.Await(ctx, 4*w.lease, "another proxy has "+group, func() bool {
+			for _, o := range w.others(h.p) {
+				if o.owns(group) {
+					h.taker = o
+				}
+			}
+			return h.taker != nil
+		})
+		h.took = time.Since(at)
 	}
 	if err == nil {
 		err = world.Pause(ctx, w.load)
 	}
-	return p, taker, took, endOthers(), endOwn(), err
+	h.others, h.own = endOthers(), endOwn()
+	return h, err
+}
+
+// takenOver adds the row of a handover that a dead owner does not take part in, and
+// holds what is promised of it.
+func (w *site) takenOver(r *world.Report, scene string, h handover, more string) {
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s%s", h.taker.Name, h.took.Seconds(),
+		h.took.Seconds()/w.lease.Seconds(), kinds(h.others), more)
+	r.Hold(h.took < 2*w.lease, scene, "taken over after %v", h.took)
+	r.Hold(but(h.others, lost) == "", scene, "clients of the others: %s", but(h.others, lost))
+	w.oneOwner(r, scene)
 }
 
 func playKill(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner of a group killed (SIGKILL)"
-	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(os.Kill) })
+	h, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(os.Kill) })
 	if err != nil {
 		return err
 	}
-	<-p.Gone()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(),
-		kinds(others), kinds(own))
-	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
-	r.Hold(but(own, cut) == "", scene, "its own clients: %s", but(own, cut))
-	w.oneOwner(r, scene)
-	return p.Serve()
+	<-h.p.Gone()
+	w.takenOver(r, scene, h, "; its own: "+kinds(h.own))
+	r.Hold(but(h.own, cut) == "", scene, "its own clients: %s", but(h.own, cut))
+	return h.p.Serve()
 }
 
 func playBack(ctx context.Context, w *site, r *world.Report) error {
@@ -184,20 +193,20 @@ func playBack(ctx context.Context, w *site, r *world.Report) error {
 
 func playEnd(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner ended (SIGTERM)"
-	p, taker, took, others, own, err := w.away(ctx, "west", func(p *proxy) { _ = p.Signal(syscall.SIGTERM) })
+	h, err := w.away(ctx, "west", func(p *proxy) { _ = p.Signal(syscall.SIGTERM) })
 	if err != nil {
 		return err
 	}
-	<-p.Gone()
-	r.Add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", taker.Name, took.Seconds(), kinds(others), kinds(own))
-	r.Hold(took < w.lease, scene, "handed over after %v", took)
-	r.Hold(len(others.Failures) == 0, scene, "clients of the others: %s", but(others, none))
+	<-h.p.Gone()
+	r.Add(scene, "%s has the group after %.2f s; clients of the others: %s; its own: %s", h.taker.Name, h.took.Seconds(), kinds(h.others), kinds(h.own))
+	r.Hold(h.took < w.lease, scene, "handed over after %v", h.took)
+	r.Hold(len(h.others.Failures) == 0, scene, "clients of the others: %s", but(h.others, none))
 	leaving := func(f load.Failure) bool {
 		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(f.Detail, "draining")
 	}
-	r.Hold(but(own, leaving) == "", scene, "its own clients: %s", but(own, leaving))
+	r.Hold(but(h.own, leaving) == "", scene, "its own clients: %s", but(h.own, leaving))
 	w.oneOwner(r, scene)
-	if err := p.Serve(); err != nil {
+	if err := h.p.Serve(); err != nil {
 		return err
 	}
 	return w.rest(ctx)
@@ -207,24 +216,20 @@ func playEnd(ctx context.Context, w *site, r *world.Report) error {
 // are another's, and wake then with all that it was about to do.
 func playStop(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner stands still (SIGSTOP)"
-	p, taker, took, others, own, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(syscall.SIGSTOP) })
-	if p != nil {
-		_ = p.Signal(syscall.SIGCONT)
+	h, err := w.away(ctx, "east", func(p *proxy) { _ = p.Signal(syscall.SIGSTOP) })
+	if h.p != nil {
+		_ = h.p.Signal(syscall.SIGCONT)
 	}
 	if err != nil {
 		return err
 	}
-	endOthers := w.under(ctx, w.others(p)...)
+	endOthers := w.under(ctx, w.others(h.p)...)
 	if err := w.rest(ctx); err != nil {
 		return err
 	}
 	after := endOthers()
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s; its own: %s; after it woke: %s", taker.Name, took.Seconds(),
-		took.Seconds()/w.lease.Seconds(), kinds(others), kinds(own), kinds(after))
-	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
+	w.takenOver(r, scene, h, "; its own: "+kinds(h.own)+"; after it woke: "+kinds(after))
 	r.Hold(len(after.Failures) == 0, scene, "after it woke: %s", but(after, none))
-	w.oneOwner(r, scene)
 	return nil
 }
 

@@ -70,16 +70,13 @@ func playAway(ctx context.Context, w *site, r *world.Report) error {
 // itself, and another takes its group.
 func playCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "owner cut off from the store and from the others"
-	p, taker, took, others, _, err := w.away(ctx, "west", func(p *proxy) { w.isolate(p, true) })
-	if p != nil {
-		w.isolate(p, false)
+	h, err := w.away(ctx, "west", func(p *proxy) { w.isolate(p, true) })
+	if h.p != nil {
+		w.isolate(h.p, false)
 	}
 	if err != nil {
 		return err
 	}
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %s", taker.Name, took.Seconds(), took.Seconds()/w.lease.Seconds(), kinds(others))
-	r.Hold(took < 2*w.lease, scene, "taken over after %v", took)
-	r.Hold(but(others, lost) == "", scene, "clients of the others: %s", but(others, lost))
-	w.oneOwner(r, scene)
+	w.takenOver(r, scene, h, "")
 	return w.rest(ctx)
 }
