@@ -6,12 +6,10 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"maps"
 	randv2 "math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"evenkeel/geo"
@@ -21,13 +19,9 @@ import (
 // for themselves, and machines that say they are another region's proxy. They
 // attack the sockets, one after another, until they are stopped.
 type strangers struct {
-	p      *proxy
-	body   int // bytes of the largest body that is taken
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-
-	mu     sync.Mutex
-	counts map[string]int
+	p    *proxy
+	body int // bytes of the largest body that is taken
+	*actions
 }
 
 // attackers run at once. Each pauses between two attacks, so that the machine is
@@ -40,28 +34,19 @@ const (
 )
 
 func startStrangers(ctx context.Context, seed uint64, p *proxy) *strangers {
-	ctx, cancel := context.WithCancel(ctx)
-	s := &strangers{p: p, body: 32 << 20, cancel: cancel, counts: map[string]int{}}
+	ctx, actions := newActions(ctx)
+	s := &strangers{p: p, body: 32 << 20, actions: actions}
 	for i := range attackers {
 		rng := randv2.New(randv2.NewPCG(seed, uint64(3000+i)))
 		s.wg.Go(func() {
 			for pause(ctx, attackEvery) {
 				a := attacks[rng.IntN(len(attacks))]
 				a.run(s, ctx, rng)
-				s.mu.Lock()
-				s.counts[a.name]++
-				s.mu.Unlock()
+				s.note(a.name)
 			}
 		})
 	}
 	return s
-}
-
-// stop returns how many attacks of each kind there were.
-func (s *strangers) stop() map[string]int {
-	s.cancel()
-	s.wg.Wait()
-	return maps.Clone(s.counts)
 }
 
 // attacks are all kinds of attack. Bodies are announced or broken off rather than

@@ -14,24 +14,47 @@ import (
 	"evenkeel/bench/refengine"
 )
 
+// actions are done beside each other until they are stopped, and counted.
+type actions struct {
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func newActions(ctx context.Context) (context.Context, *actions) {
+	ctx, cancel := context.WithCancel(ctx)
+	return ctx, &actions{cancel: cancel, counts: map[string]int{}}
+}
+
+func (a *actions) note(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts[what]++
+}
+
+// stop waits until every action has been undone and returns how many of each there
+// were.
+func (a *actions) stop() map[string]int {
+	a.cancel()
+	a.wg.Wait()
+	return maps.Clone(a.counts)
+}
+
 // trouble is what operators and machines do while clients are served. Every
 // action undoes what it did before it ends.
 type trouble struct {
 	f     *fleet
 	p     *proxy
 	crowd *crowd
-
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	files  sync.Mutex // one change of files at a time
-
-	mu     sync.Mutex
-	counts map[string]int
+	files sync.Mutex // one change of files at a time
+	*actions
 }
 
 func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *proxy, crowd *crowd) *trouble {
-	ctx, cancel := context.WithCancel(ctx)
-	t := &trouble{f: f, p: p, crowd: crowd, cancel: cancel, counts: map[string]int{}}
+	ctx, actions := newActions(ctx)
+	t := &trouble{f: f, p: p, crowd: crowd, actions: actions}
 	if s.rate > 0 {
 		_ = f.misbehave() // the rules are our own and were validated
 	}
@@ -52,20 +75,6 @@ func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *pro
 		t.wg.Go(func() { t.killAll(ctx) })
 	}
 	return t
-}
-
-// stop waits until every action has been undone and returns how many of each
-// there were.
-func (t *trouble) stop() map[string]int {
-	t.cancel()
-	t.wg.Wait()
-	return maps.Clone(t.counts)
-}
-
-func (t *trouble) note(what string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.counts[what]++
 }
 
 // asked counts an action by how the proxy took it.
