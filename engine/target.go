@@ -22,6 +22,14 @@ type Target struct {
 // credential or rank cannot be set by a caller: see reserved.
 type Header struct{ Name, Value string }
 
+// RequestID is the header that names a request in the logs of engines.
+const RequestID = "X-Request-Id"
+
+// JSONHeaders are those of a request with a body of JSON.
+func JSONHeaders(id string) []Header {
+	return []Header{{Name: "Content-Type", Value: "application/json"}, {Name: RequestID, Value: id}}
+}
+
 // Deadlines bound the phases of a call; zero is no bound. There is none for the
 // whole call: a healthy stream may run for an hour.
 type Deadlines struct {

@@ -21,8 +21,9 @@ import (
 // send has another dispatcher answer. A peer that fails before the client has
 // anything gives the request back: it is not answered then, and there is no error. It
 // takes its old place in the queue and stays, or is asked about again.
-func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *openai.Error) {
-	if j.left() {
+func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (answered bool, _ *openai.Error) {
+	f := &forwarded{way, j, ctx}
+	if j.client.left() {
 		f.Drop()
 		j.freed()
 		return false, errGone()
@@ -32,8 +33,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *
 	j.told.SentTo(f.PeerID())
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.in.Patience, Most: j.mayRelay(),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Most: f.mayRelay(),
 	})
 	switch {
 	case failure != nil:
@@ -41,15 +42,15 @@ func (j *job) send(ctx *fasthttp.RequestCtx, f *geo.Forward) (answered bool, _ *
 		return false, j.cameBack(failure)
 	case whole != nil:
 		j.client.OnGone(nil)
-		j.tookWhole(ctx, f, whole)
+		f.inOnePiece(whole)
 	default:
-		j.relay(ctx, f)
+		f.relay()
 	}
 	return true, nil
 }
 
 // passedOn are the client's headers that mean something in another region.
-func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
+func passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 	if s := ctx.Request.Header.Peek(SessionHeader); len(s) > 0 {
 		return []engine.Header{{Name: SessionHeader, Value: string(s)}}
 	}
@@ -59,7 +60,7 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 // cameBack handles a forward that gave the client nothing. Without an error the
 // request is served here, or asked about again.
 func (j *job) cameBack(x *geo.Failure) *openai.Error {
-	if x.Gone || j.left() {
+	if x.Gone || j.client.left() {
 		j.freed()
 		return errGone()
 	}
@@ -118,20 +119,29 @@ func relayedBy(r *geo.Relay) *openai.Error {
 	return e
 }
 
-// began notes the first event, or all, of a forwarded answer.
-func (j *job) began(ctx *fasthttp.RequestCtx, f *geo.Forward) {
+// forwarded is an answer that another dispatcher gives.
+type forwarded struct {
+	*geo.Forward
+	job *job
+	ctx *fasthttp.RequestCtx
+}
+
+// began notes its first event, or all of it.
+func (f *forwarded) began() {
+	j := f.job
 	j.reach(journal.Streaming)
 	j.told.First(f.FirstAt())
 	j.in.way = wayForwarded
 	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
 	j.in.Body.Give()
-	j.srv.markRoute(ctx, j.in)
+	j.srv.markRoute(f.ctx, j.in)
 }
 
-// tookWhole answers with what came in one piece.
-func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Relay) {
-	j.began(ctx, f)
+// inOnePiece answers with what came in one piece.
+func (f *forwarded) inOnePiece(whole *geo.Relay) {
+	j, ctx := f.job, f.ctx
+	f.began()
 	f.Close()
 	var says struct {
 		Usage struct {
@@ -139,7 +149,7 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 			Completion int `json:"completion_tokens"`
 		} `json:"usage"`
 	}
-	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && j.believes(says.Usage.Prompt, says.Usage.Completion) {
+	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && f.believes(says.Usage.Prompt, says.Usage.Completion) {
 		j.told.PromptTokens, j.told.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.told.EndAttempt(nil)
@@ -151,9 +161,10 @@ func (j *job) tookWhole(ctx *fasthttp.RequestCtx, f *geo.Forward, whole *geo.Rel
 
 // relay hands the client's connection the peer's stream, event by event as it
 // comes.
-func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
-	j.began(ctx, f)
-	startStream(ctx, edge.NewPull(f, func(error) {
+func (f *forwarded) relay() {
+	j, ctx := f.job, f.ctx
+	f.began()
+	startStream(ctx, edge.NewPull(f.Forward, func(error) {
 		j.client.OnGone(nil)
 		var fail *openai.Error
 		switch {
@@ -172,4 +183,24 @@ func (j *job) relay(ctx *fasthttp.RequestCtx, f *geo.Forward) {
 		j.told.EndAttempt(fail)
 		j.srv.account(j.in, fail)
 	}, j.srv.Log), f.ContentType())
+}
+
+// mayRelay is how many bytes another proxy's stream may have.
+func (f *forwarded) mayRelay() int64 {
+	j := f.job
+	answers := 1
+	if j.leg == nil { // several answers
+		answers = openai.MaxLegs
+	}
+	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.srv.Settings().Limits.EventBytes)
+}
+
+// believes says whether the answer that another proxy gave in one piece can have
+// so many tokens.
+func (f *forwarded) believes(prompt, completion int) bool {
+	j := f.job
+	if j.leg == nil { // several answers of several prompts
+		return credible(prompt, completion, mostTokens)
+	}
+	return credible(prompt, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
 }

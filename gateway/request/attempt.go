@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
@@ -43,51 +43,11 @@ func (f *fault) cause() string {
 	return f.err.Error()
 }
 
-// tries is what a job remembers of its failed attempts.
-type tries struct {
-	count, unsent int      // since the last start: of a resumed answer, those of its next part
-	prefill       []string // candidates tried since then
-	decode        []int32  // workers that failed, and those beside them
-	refused       int      // by prefill engines, attempts not counted
-	suspect       int      // engines that it may have broken
-	broke         []breach
-}
-
-// breach is a connection that broke under a request.
-type breach struct {
-	engine string
-	at     time.Time
-}
-
-// mostRefused is how many refusals of prefill engines do not count as attempts,
-// because the engines ran nothing. If engines refuse a fifth of their probes, three
-// attempts alone would fail one request in a hundred.
-const mostRefused = 3
-
-// poison is how many engines a request may have broken before it is stopped.
-const poison = 2
-
-// begin forgets the attempts before, as far as they count against the next ones.
-func (t *tries) begin() {
-	t.restart()
-	t.prefill = nil
-}
-
-// restart does so for a request that may be served here once more: until it is its
-// turn, the prefill engines that failed are passed over.
-func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
-
-// shun keeps the next attempts off a rank, and off those behind the same API
-// server, while there are others.
-func (j *job) shun(worker int32) {
-	j.tries.decode = j.srv.Fleet.Beside(worker, j.tries.decode)
-}
-
 // again decides whether to try once more and waits the backoff. The client that
 // left ends it, and so does one that will have left by then.
 func (j *job) again(f *fault) bool {
 	j.told.Fails(f.cause(), f.status, f.answer)
-	if f.final || j.left() {
+	if f.final || j.client.left() {
 		return false
 	}
 	wait, ok := j.backoff(f)
@@ -129,7 +89,7 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 		return rand.N(retry.Base<<t.refused + 1), again
 	}
 	t.count++
-	if j.breaks(f) {
+	if t.breaks(j.srv.Fleet, f) {
 		return 0, false
 	}
 	wait, again = j.srv.Tier.Retry(t.count, f.status, f.err)
@@ -138,37 +98,6 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 		return rand.N(retry.Base<<t.count + 1), true
 	}
 	return wait, again
-}
-
-// breaks tells whether a request may be what breaks engines: two answered it
-// with 500, or died under it.
-func (j *job) breaks(f *fault) bool {
-	if f.status == http.StatusInternalServerError {
-		return j.suspected()
-	}
-	return f.status == 0 && f.engine != "" && prefill.Broke(f.err) && j.died(f.engine)
-}
-
-// suspected counts an engine that failed at the request, and tells whether it
-// was one too many.
-func (j *job) suspected() bool {
-	j.tries.suspect++
-	return j.tries.suspect >= poison
-}
-
-// died notes an engine whose connection broke under the request, and tells
-// whether another one of its side broke before and went down then. A
-// connection that broke with its engine alive is no sign, and a cluster may
-// lose one engine of each side at once.
-func (j *job) died(engine string) bool {
-	role, _, _ := strings.Cut(engine, " ")
-	for _, b := range j.tries.broke {
-		if b.engine != engine && strings.HasPrefix(b.engine, role+" ") && j.srv.Fleet.DownSince(b.engine, b.at) {
-			return true
-		}
-	}
-	j.tries.broke = append(j.tries.broke, breach{engine, time.Now()})
-	return j.tries.suspect+1 >= poison // it answered 500 elsewhere
 }
 
 // late says that the client's own time limit, if it told one, is over before
@@ -185,16 +114,16 @@ const maxRetryAfter = 5 * time.Second
 func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	var ee *engine.Error
 	sent := errors.As(err, &ee) && ee.Sent
-	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.left() || run.moved.Load()) { // the engine aborts with the connection
-		if j.left() {
+	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.client.left() || run.moved.Load()) { // the engine aborts with the connection
+		if j.client.left() {
 			return j.drop(lease)
 		}
 		lease.Release()
-		return &fault{answer: j.movedOut(), err: errDrained, moved: true}
+		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: true}
 	}
 	if ee != nil && ee.Aborted { // in the middle of its answer: the engine may hold a prefill, and has not failed
 		lease.Orphan()
-		return &fault{answer: j.movedOut(), err: errDrained, moved: run.moved.Load()}
+		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: run.moved.Load()}
 	}
 	// Any other silence may hide a finished prefill and its KV.
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
@@ -226,17 +155,17 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 // decodeRefused settles an error status from the decode engine. The hand-off is
 // spent, for a status may also come from something in between or after the pull;
 // where the engine is known to tell the prefiller to free it, it need not be discarded.
-func (j *job) decodeRefused(h *handoff, s *stream) *fault {
+func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *fault {
 	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
-	f := j.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
+	f := j.srv.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
 	f.spent = true
 	if f.status == http.StatusNotFound && h != nil {
-		j.srv.Fleet.Differ(h.lease.Candidate.Instance, s.rank.Instance, j.model.Name)
+		j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
 	}
 	if j.srv.Fleet.RejectionFrees(s.rank) {
-		h.release()
+		h.Release()
 	} else {
-		j.doubt(h, false)
+		j.doubts.add(h, false)
 	}
 	return f
 }
@@ -255,7 +184,7 @@ const (
 
 // refused maps an engine's error status: its 4xx reach the client as they came,
 // our own credential's failure and its 5xx do not.
-func (j *job) refused(side, id string, resp *engine.Response, body []byte) *fault {
+func (srv *Server) refused(side, id string, resp *engine.Response, body []byte) *fault {
 	status := resp.StatusCode()
 	f := &fault{
 		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
@@ -263,7 +192,7 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 	}
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		j.srv.Log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		srv.Log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
 		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
 	case status/100 == 4:
 		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
@@ -275,17 +204,8 @@ func (j *job) refused(side, id string, resp *engine.Response, body []byte) *faul
 	return f
 }
 
-// headers are built from scratch for every leg and attempt: a fresh id, so that
-// a retried probe never meets its own first attempt.
-func (j *job) headers(leg string, attempt int) []engine.Header {
-	return []engine.Header{
-		{Name: "Content-Type", Value: "application/json"},
-		{Name: requestID, Value: j.legID(leg, attempt)},
-	}
-}
-
-const requestID = "X-Request-Id"
-
+// legID is new for every leg and attempt, so that a retried probe never meets its own
+// first attempt.
 func (j *job) legID(leg string, attempt int) string {
 	return fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)
 }

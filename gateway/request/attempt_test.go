@@ -29,7 +29,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
-		j := &job{srv: srv, client: kid}
+		j := &job{srv: srv, client: reader{kid}}
 		fault := j.probeFailed(lease, &run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
 		require.False(t, fault.moved)
 	}

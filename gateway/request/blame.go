@@ -16,18 +16,18 @@ import (
 // judge tells the monitor what a decode that gave nothing says about its
 // engine: a refusal of the request, an engine that is full, a hand-off that was
 // too old and a rank that was drained say nothing.
-func (j *job) judge(r *fleet.Rank, f *fault) {
+func (b *blame) judge(monitor *engine.Monitor, r *fleet.Rank, f *fault) {
 	var ee *engine.Error
 	switch {
 	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusClientClosed:
 	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken):
 	case errors.As(f.err, &ee) && ee.Aborted || errors.Is(f.err, engine.ErrClosed):
 	case f.status == http.StatusInternalServerError:
-		j.accuse(r, f.err)
-	case silent(f.err):
-		j.srv.Monitor.Judge(r.Instance, engine.Silent, f.err)
+		b.accuse(monitor, r, f.err)
+	case engine.WasSilent(f.err):
+		monitor.Judge(r.Instance, engine.Silent, f.err)
 	default:
-		j.srv.Monitor.Judge(r.Instance, engine.Faulted, f.err)
+		monitor.Judge(r.Instance, engine.Faulted, f.err)
 	}
 }
 
@@ -47,7 +47,7 @@ func (s *stream) judge(fail *openai.Error) {
 		monitor.Judge(id, engine.Served, nil)
 	case s.givenBack || s.run.moved.Load() || fail.Status/100 == 4:
 	case said.Status == http.StatusInternalServerError:
-		s.job.accuse(s.rank, errors.New("its event was an error of status 500"))
+		s.job.blame.accuse(monitor, s.rank, errors.New("its event was an error of status 500"))
 	case s.silent:
 		monitor.Judge(id, engine.Silent, sse.ErrSilent)
 	case s.why != nil:
@@ -55,27 +55,6 @@ func (s *stream) judge(fail *openai.Error) {
 	default:
 		monitor.Judge(id, engine.Faulted, errors.New(fail.Code))
 	}
-}
-
-// discardLost judges a decode engine that broke the decode of a discarded hand-off, and tells whether the
-// hand-off may be why.
-func (srv *Server) discardLost(r *fleet.Rank, err error) bool {
-	var ee *engine.Error
-	switch aborted := errors.As(err, &ee) && ee.Aborted; {
-	case aborted || errors.Is(err, engine.ErrClosed):
-		return false
-	case silent(err):
-		srv.Monitor.Judge(r.Instance, engine.Silent, err)
-	default:
-		srv.Monitor.Judge(r.Instance, engine.Faulted, err)
-	}
-	return ee != nil && ee.Sent
-}
-
-// silent says whether an engine that took a request let its time pass.
-func silent(err error) bool {
-	var ee *engine.Error
-	return errors.Is(err, sse.ErrSilent) || errors.As(err, &ee) && ee.Timeout && ee.Phase >= engine.PhaseHead
 }
 
 // blame is a 500 whose cause is open: old vLLM answers so to prompts that are
@@ -96,23 +75,22 @@ const (
 )
 
 // accuse holds a 500 against a decode engine, unless another gives it too.
-func (j *job) accuse(r *fleet.Rank, err error) {
-	settle := j.srv.Monitor.Accuse(r.Instance)
-	j.hold(r.Instance, func(f finding) {
+func (b *blame) accuse(monitor *engine.Monitor, r *fleet.Rank, err error) {
+	settle := monitor.Accuse(r.Instance)
+	b.hold(r.Instance, func(f finding) {
 		settle()
 		switch f {
 		case guilty:
-			j.srv.Monitor.Judge(r.Instance, engine.Faulted, err)
+			monitor.Judge(r.Instance, engine.Faulted, err)
 		case unclear:
-			j.srv.Monitor.Judge(r.Instance, engine.Unclear, err)
+			monitor.Judge(r.Instance, engine.Unclear, err)
 		case innocent:
 		}
 	})
 }
 
 // hold keeps the verdict on a 500 until it is known whose it is.
-func (j *job) hold(instance string, settle func(finding)) {
-	b := &j.blame
+func (b *blame) hold(instance string, settle func(finding)) {
 	switch {
 	case b.cleared:
 		settle(innocent)
@@ -129,9 +107,9 @@ func (j *job) hold(instance string, settle func(finding)) {
 }
 
 // find settles a 500 that no other engine confirmed.
-func (j *job) find(f finding) {
-	if settle := j.blame.settle; settle != nil {
-		j.blame.settle = nil
+func (b *blame) find(f finding) {
+	if settle := b.settle; settle != nil {
+		b.settle = nil
 		settle(f)
 	}
 }

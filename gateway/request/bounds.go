@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/sse"
 )
@@ -39,7 +38,7 @@ func (j *job) mayHave(context int) int {
 // echoed is how many tokens of the prompt the answer may begin with.
 func (j *job) echoed() int {
 	switch {
-	case !j.echoes():
+	case !echoes(&j.body):
 		return 0
 	case j.prompt > 0:
 		return j.prompt
@@ -57,24 +56,6 @@ func mayTake(tokens, event int) int64 {
 func credible(prompt, completion, context int) bool {
 	most := contextOf(context)
 	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt
-}
-
-// mayRelay is how many bytes another proxy's stream may have.
-func (j *job) mayRelay() int64 {
-	answers := 1
-	if j.leg == nil { // several answers
-		answers = openai.MaxLegs
-	}
-	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.srv.Settings().Limits.EventBytes)
-}
-
-// believes says whether the answer that another proxy gave in one piece can have
-// so many tokens.
-func (j *job) believes(prompt, completion int) bool {
-	if j.leg == nil { // several answers of several prompts
-		return credible(prompt, completion, mostTokens)
-	}
-	return credible(prompt, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
 }
 
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,

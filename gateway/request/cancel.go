@@ -7,9 +7,13 @@ import (
 	"evenkeel/gateway/journal"
 )
 
-func (j *job) left() bool {
+// reader is who reads the answer: a client's connection, or a leg's share of it.
+type reader struct{ client }
+
+// left says whether nobody reads any more.
+func (r reader) left() bool {
 	select {
-	case <-j.client.Gone():
+	case <-r.Gone():
 		return true
 	default:
 		return false
@@ -19,7 +23,7 @@ func (j *job) left() bool {
 // reach begins a phase. A client that has left stays in the phase in which it left.
 func (j *job) reach(p journal.Phase) {
 	j.told.Enter(p)
-	if j.told.Reached == "" || !j.left() {
+	if j.told.Reached == "" || !j.client.left() {
 		j.told.Reached = p
 	}
 }
@@ -38,29 +42,34 @@ const notice = 250 * time.Millisecond
 // is not left on the budget: charging every aborted probe for the whole hold
 // timeout would close the gate on engines that are empty.
 func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
-	return j.leaveAfter(call, func() time.Duration { return j.srv.Settings().Limits.ProbeGrace })
+	return j.client.leaveAfter(call, func() time.Duration { return j.srv.Settings().Limits.ProbeGrace })
 }
 
 // finishPull has a call whose answer comes in one piece end with its client, but
 // not before its pull of KV is over: no first event tells that it is, so until
 // the time by which one would have come.
-func (j *job) finishPull(call *engine.Call, over time.Time) (stop func()) {
-	return j.leaveAfter(call, func() time.Duration { return time.Until(over) })
+func (r reader) finishPull(call *engine.Call, over time.Time) (stop func()) {
+	return r.leaveAfter(call, func() time.Duration { return time.Until(over) })
 }
 
 // leaveAfter has a call end when its client has left and, from then on, wait is
 // over.
-func (j *job) leaveAfter(call *engine.Call, wait func() time.Duration) (stop func()) {
+func (r reader) leaveAfter(call *engine.Call, wait func() time.Duration) (stop func()) {
 	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
-	j.client.OnGone(func() {
+	r.OnGone(func() {
 		later = time.AfterFunc(wait(), func() { call.Leave(notice) })
 	})
 	return func() {
-		j.client.OnGone(nil)
+		r.OnGone(nil)
 		if later != nil {
 			later.Stop()
 		}
 	}
+}
+
+// leaveAtOnce has a call end with its client: no pull of KV is under way.
+func (r reader) leaveAtOnce(call *engine.Call) {
+	r.OnGone(func() { call.Leave(notice) })
 }
 
 // part leaves the decode engine and returns when it has noticed, so that the
@@ -80,7 +89,7 @@ func (s *stream) part() {
 
 // freed observes that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
-	if j.left() {
+	if j.client.left() {
 		j.told.Freed(j.client.GoneAt())
 	}
 }

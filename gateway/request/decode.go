@@ -9,13 +9,14 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/owner"
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line.
-func (j *job) decode(h *handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
+func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
 	next := journal.Transfer
 	if h == nil {
 		next = journal.Prefill
@@ -32,7 +33,7 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
 	if f := j.open(h, s); f != nil {
 		return nil, f
 	}
-	h.release() // the prefiller has its blocks back
+	h.Release() // the prefiller has its blocks back
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
@@ -44,19 +45,19 @@ func (j *job) decode(h *handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
 
 // giveBack returns what the stream of a failed attempt took: slot, run, buffers and
 // the account of bytes kept. It judges the engine before.
-func (s *stream) giveBack(h *handoff, f *fault) {
+func (s *stream) giveBack(h *handoff.Handoff, f *fault) {
 	j := s.job
 	if s.run.moved.Load() && !f.final {
 		f.moved = true
 	}
-	j.judge(s.rank, f)
+	j.blame.judge(j.srv.Monitor, s.rank, f)
 	kind := board.Failed
 	switch {
 	case errors.Is(f.err, owner.ErrNotOwner):
 		kind = board.Cancelled
 	case h == nil:
 		kind = j.localFailed(s, f)
-	case s.whole && j.left():
+	case s.whole && j.client.left():
 		kind = board.Cancelled
 	}
 	s.settle(kind)
@@ -68,7 +69,7 @@ func (s *stream) giveBack(h *handoff, f *fault) {
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
-func (j *job) open(h *handoff, s *stream) *fault {
+func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
@@ -78,33 +79,33 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	s.call.Guard(s.rank.Area.Ours)
 	var kv json.RawMessage
 	if h == nil {
-		j.leaveAtOnce(s.call)
+		j.client.leaveAtOnce(s.call)
 	} else {
-		if gone, sure := j.srv.Fleet.Outlived(h.born); gone {
+		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
 			if sure {
-				h.release()
+				h.Release()
 			} else { // the engine may hold it still
-				h.orphan()
+				h.Orphan()
 			}
-			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: errOutlived, spent: true, moved: true}
+			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: handoff.ErrOutlived, spent: true, moved: true}
 		}
 		var err error
-		if kv, err = h.take(s.began); err != nil {
-			h.orphan()
+		if kv, err = h.Params(s.began); err != nil {
+			h.Orphan()
 			return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
 		}
-		h.lease.Dispatched()
+		h.Lease.Dispatched()
 	}
 	profile, limits := s.rank.Profile, &j.srv.Settings().Limits
 	silence := profile.FirstEventTimeout
 	switch {
 	case h != nil && profile.Renews():
-		h.lease.Renewed()
+		h.Lease.Renewed()
 	case h != nil:
-		silence = min(silence, h.pulledBy().Sub(s.began))
+		silence = min(silence, h.PulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
-	headers := j.headers("d", j.told.Attempts)
+	headers := engine.JSONHeaders(j.legID("d", j.told.Attempts))
 	if h != nil && s.slot.Beyond {
 		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
 		s.inQueue()
@@ -115,12 +116,12 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	if s.whole { // nothing comes before all of it has
 		if h != nil {
-			defer j.finishPull(s.call, pulled)()
+			defer j.client.finishPull(s.call, pulled)()
 		}
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.Identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
@@ -132,10 +133,10 @@ func (j *job) open(h *handoff, s *stream) *fault {
 		switch {
 		case !spent:
 		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
-			h.release() // its answer was not awaited any longer, its pull was over
+			h.Release() // its answer was not awaited any longer, its pull was over
 		default:
-			j.overdue(h, s)
-			j.doubt(h, true)
+			s.overdue(h)
+			j.doubts.add(h, true)
 		}
 		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
 	}
@@ -145,15 +146,15 @@ func (j *job) open(h *handoff, s *stream) *fault {
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
 		if s.mirror.Started() || s.tooLong(err) {
-			h.release() // the pull was over when it broke
+			h.Release() // the pull was over when it broke
 		} else {
-			j.overdue(h, s)
-			j.doubt(h, true)
+			s.overdue(h)
+			j.doubts.add(h, true)
 		}
 		return s.failure(err)
 	}
 	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
-		h.release()
+		h.Release()
 		return &fault{answer: fail, final: true, spent: true}
 	}
 	return nil

@@ -10,7 +10,9 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leftovers"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
@@ -49,9 +51,9 @@ type Server struct {
 	metrics     *metrics
 	prompts     *prompt.Reader
 	runs        runs
-	discards    leftovers    // of hand-offs
-	tails       leftovers    // of engines whose client has its answer: ends of bodies, legs beside one that failed
-	open        atomic.Int64 // client requests being served
+	discards    *handoff.Discarder
+	tails       leftovers.Group // of engines whose client has its answer: ends of bodies, legs beside one that failed
+	open        atomic.Int64    // client requests being served
 	ids         atomic.Uint64
 	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
 }
@@ -60,6 +62,10 @@ type Server struct {
 func New(env Env) *Server {
 	srv := &Server{Env: env, runs: runs{all: map[*run]struct{}{}}}
 	srv.prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
+	srv.discards = handoff.NewDiscarder(handoff.Config{
+		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Places: env.Places, Dispatcher: env.Dispatcher,
+		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
+	})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv
 }
@@ -75,8 +81,8 @@ func (srv *Server) Move(meant func(fleet.Place) bool) int { return srv.runs.move
 // them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, d := range []*leftovers{&srv.tails, &srv.discards} {
-		over := d.close()
+	for _, g := range []*leftovers.Group{&srv.tails, &srv.discards.Group} {
+		over := g.Close()
 		select {
 		case <-over:
 		case <-ctx.Done():

@@ -34,8 +34,8 @@ func ErrNotOurs() *openai.Error {
 
 // movedOut is the end of an answer that a drain's deadline cut and that no other
 // engine takes up.
-func (j *job) movedOut() *openai.Error {
-	if j.srv.over() {
+func (srv *Server) movedOut() *openai.Error {
+	if srv.over() {
 		return ErrLeaving()
 	}
 	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)

@@ -81,7 +81,7 @@ func (c *child) leave() {
 }
 
 // isLeg says whether another record counts for the client's request.
-func (j *job) isLeg() bool { _, ok := j.client.(*child); return ok }
+func (r reader) isLeg() bool { _, ok := r.client.(*child); return ok }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
@@ -94,7 +94,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	for i := range legs {
 		kid, name := &child{gone: make(chan struct{})}, letters(i)
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: kid, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
 				ID: f.id, Created: in.Told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
@@ -178,7 +178,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	}
 	for i, l := range rest {
 		if err == nil {
-			l.ticket = &tickets[i]
+			l.stay.ticket = &tickets[i]
 		}
 	}
 	return nil, err
@@ -229,7 +229,7 @@ func (f *fanned) part(fail *openai.Error) {
 		f.wg.Wait()
 		f.settle(fail)
 	}
-	if fail == nil || f.srv.tails.run(mostTails, last) != nil {
+	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
 		last()
 	}
 }

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"encoding/json"
 	"runtime"
 	"testing"
 	"time"
@@ -10,30 +9,11 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
-
-// The params of a hand-off that an engine refused may go to another rank, but
-// not after the deadline: what is pulled then may be somebody else's.
-func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
-	now := time.Now()
-	kv := json.RawMessage(`{"block":1}`)
-	fresh := func() *handoff {
-		return &handoff{Handoff: mooncake.NewHandoff(kv, now.Add(time.Second), now.Add(2*time.Second))}
-	}
-	h := fresh()
-	for range 2 { // ranks
-		got, err := h.take(now.Add(time.Second - 1))
-		require.NoError(t, err)
-		require.Equal(t, kv, got)
-	}
-	_, err := h.take(now.Add(time.Second))
-	require.ErrorIs(t, err, mooncake.ErrExpired, "taken before")
-	_, err = fresh().take(now.Add(time.Second))
-	require.ErrorIs(t, err, mooncake.ErrExpired, "not taken yet")
-}
 
 // late is a client that is found gone once its request has got a slot.
 type late struct {
@@ -51,7 +31,7 @@ func (l *late) Gone() <-chan struct{} {
 
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	srv := newServer(t)
-	srv.discards.open = srv.Places.Size() // no more of them
+	<-srv.discards.Close() // none begins
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
@@ -59,8 +39,8 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
-		j := &job{srv: srv, client: client, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, place: true}
-		h := &handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), lease: lease, job: j}
+		j := &job{srv: srv, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, stay: stay{place: true}}
+		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
 		if slot, _ := j.wait(h); slot != nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})
 			lease.Release()

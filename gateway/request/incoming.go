@@ -73,7 +73,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Told.ID, model: m, arrive: in.Told.Arrival, in: in, told: in.Told}
+	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Told.ID, model: m, arrive: in.Told.Arrival, in: in, told: in.Told}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	if len(legs) > 1 {
 		return srv.fanOut(ctx, conn, j, legs)

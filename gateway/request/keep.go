@@ -6,6 +6,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"evenkeel/sse"
 )
 
 // keeping says what of a request stays in memory while its answer runs.
@@ -83,28 +84,29 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 	case how == mooncake.ChatResumeNone:
 		return ""
 	case mooncake.ByText(how):
-	case j.resume.ids == nil, j.echoes(): // beside an echo the decode engine is not asked for ids
+	case j.resume.ids == nil, echoes(&j.body): // beside an echo the decode engine is not asked for ids
 		how = byText
 	}
-	if how == mooncake.ResumeText && j.promptText() == nil {
+	if how == mooncake.ResumeText && promptText(&j.body, j.leg) == nil {
 		return ""
 	}
 	return how
 }
 
-func (j *job) echoes() bool {
-	echo, _ := j.body.Get("echo")
+// echoes says whether the answer begins with the prompt.
+func echoes(body *mooncake.Body) bool {
+	echo, _ := body.Get("echo")
 	return string(echo) == "true"
 }
 
 // promptText is a completion's prompt as a JSON string; nil for one of token ids,
 // which no text can follow, or one that the engine cuts, which it would cut again.
-func (j *job) promptText() json.RawMessage {
-	prompt, _ := j.body.Get("prompt")
-	if j.leg != nil && j.leg.Prompt != nil {
-		prompt = j.leg.Prompt
+func promptText(body *mooncake.Body, leg *mooncake.Leg) json.RawMessage {
+	prompt, _ := body.Get("prompt")
+	if leg != nil && leg.Prompt != nil {
+		prompt = leg.Prompt
 	}
-	if cut, ok := j.body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
+	if cut, ok := body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
 		return nil
 	}
 	return prompt
@@ -118,15 +120,15 @@ func recomputeMax(p *mooncake.Profile) int {
 }
 
 // wantsIDs tells whether the prompt's token ids may be needed later.
-func (j *job) wantsIDs(p *mooncake.Profile) bool {
-	return j.req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
+func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
+	return req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
 }
 
 // seesTokens tells whether the client is told of tokens beyond their text, so
 // that none of them may be made anew.
-func (j *job) seesTokens() bool {
-	probs, ok := j.body.Get("logprobs")
-	return j.ask.TokenIDs || j.ask.ContinuousUsage || ok && string(probs) != "null" && string(probs) != "false"
+func seesTokens(body *mooncake.Body, ask *sse.Ask) bool {
+	probs, ok := body.Get("logprobs")
+	return ask.TokenIDs || ask.ContinuousUsage || ok && string(probs) != "null" && string(probs) != "false"
 }
 
 // resumable tells whether the answer so far can become part of the prompt.

@@ -15,6 +15,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
@@ -33,7 +34,7 @@ type job struct {
 	req    *openai.Request
 	body   mooncake.Body // dropped once a decode engine has it
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
-	client client
+	client reader
 	id     string // request id, the stem of the engines' ids
 	model  fleet.Route
 	arrive time.Time
@@ -41,11 +42,9 @@ type job struct {
 	in     *Incoming
 	told   *journal.Request // of in; of a leg, its own
 
-	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached int             // of these, found in its prefix cache; -1 unknown
-	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
-	place  bool            // a reserved place in the pool is ours to give back
+	prompt int // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached int // of these, found in its prefix cache; -1 unknown
+	stay   stay
 
 	history  history
 	question *geo.Question // where it goes, if there are other regions and that is open
@@ -54,9 +53,9 @@ type job struct {
 	tries tries
 	local locally
 
-	doubtful []*handoff // that an engine may have read, and no answer was made of
-	resume   resumption
-	blame    blame
+	doubts doubts
+	resume resumption
+	blame  blame
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -97,7 +96,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			j.told.Cancelled()
 		}
 	}()
-	var held *handoff // prefilled and not yet consumed
+	var held *handoff.Handoff // prefilled and not yet consumed
 	j.tries.begin()
 	for {
 		if ctx != nil && j.history.open() && j.question == nil {
@@ -135,11 +134,11 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
 				s.shed()
-				j.find(guilty)
+				j.blame.find(guilty)
 				return s, nil
 			}
 			if !fault.givenBack {
-				j.shun(slot.Worker)
+				j.tries.shun(j.srv.Fleet, slot.Worker)
 			}
 		}
 		if fault.spent {
@@ -148,10 +147,10 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		if j.again(fault) {
 			continue
 		}
-		j.doubt(held, false) // no engine has it, but no answer needs it any more
+		j.doubts.add(held, false) // no engine has it, but no answer needs it any more
 		held = nil
 		switch {
-		case j.left():
+		case j.client.left():
 			return nil, errGone()
 		case fault.unowned && j.leaves(ctx, lostGroup):
 		case !fault.final && j.tries.suspect < poison && j.leaves(ctx, failed):
@@ -166,7 +165,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 // its stay here holds is given back then.
 func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 	node := j.srv.Node
-	if ctx == nil || node == nil || j.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
+	if ctx == nil || node == nil || j.client.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
 		return false
 	}
 	q := j.elsewhere(false)
@@ -183,10 +182,9 @@ func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 // place in the pool, and hand-offs from which no answer may be made.
 func (j *job) endStay() {
 	j.question = nil
-	j.find(unclear)
+	j.blame.find(unclear)
 	j.settleDoubts()
-	j.holdsNone()
-	j.freePlace()
+	j.stay.end(j.srv.Tier, j.srv.Places)
 }
 
 // choose waits in the arrival queue for a place in the pool and an engine that may
@@ -210,7 +208,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 
 // notChosen is the answer to a request that got no turn.
 func (j *job) notChosen(err error) *openai.Error {
-	if j.left() {
+	if j.client.left() {
 		j.freed()
 		return errGone()
 	}
@@ -228,8 +226,8 @@ func (j *job) acquire() (*prefill.Lease, error) {
 
 	var lease *prefill.Lease
 	var err error
-	if k := j.ticket; k != nil {
-		j.ticket = nil
+	if k := j.stay.ticket; k != nil {
+		j.stay.ticket = nil
 		lease, err = k.Wait(ctx)
 	} else {
 		lease, err = j.srv.Tier.Acquire(ctx, j.turn())
@@ -238,7 +236,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.place = true
+	j.stay.place = true
 	j.told.Chose(lease)
 	if j.history.open() {
 		j.tries.prefill = nil // of attempts before its question
@@ -262,13 +260,13 @@ func (j *job) turn() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
+		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.stay.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
 	}
-	if j.holder == nil {
-		j.holder = &prefill.Holder{}
+	if j.stay.holder == nil {
+		j.stay.holder = &prefill.Holder{}
 	}
-	r.Holder = j.holder
-	if j.question != nil && !j.place && !j.in.aimed() { // what has a place in the pool stays, and what names engines
+	r.Holder = j.stay.holder
+	if j.question != nil && !j.stay.place && !j.in.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
 	if r.Prompt.Keys == nil {
@@ -280,18 +278,23 @@ func (j *job) turn() prefill.Request {
 	return r
 }
 
-// holdsNone tells the audit that the request no longer has to give back any lease.
-func (j *job) holdsNone() {
-	if j.holder != nil {
-		j.srv.Tier.Ended(j.holder)
-		j.holder = nil
-	}
+// stay is what a request holds of the arrival queue and of the pool.
+type stay struct {
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	place  bool            // a reserved place in the pool is ours to give back
 }
 
-func (j *job) freePlace() {
-	if j.place {
-		j.place = false
-		j.srv.Places.Release()
+// end tells the audit that the request no longer has to give back any lease, and gives
+// its place back.
+func (s *stay) end(tier *prefill.Tier, places *pool.Places) {
+	if s.holder != nil {
+		tier.Ended(s.holder)
+		s.holder = nil
+	}
+	if s.place {
+		s.place = false
+		places.Release()
 	}
 }
 
@@ -299,17 +302,17 @@ func (j *job) freePlace() {
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
-func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
+func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
 	began := time.Now()
 	j.reach(journal.Pooled)
-	if !j.place { // a hand-off that comes back for another rank
+	if !j.stay.place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
 	}
-	j.place = false // the entry has it now
-	region := j.srv.Fleet.RegionFor(h.lease.Candidate.Instance)
+	j.stay.place = false // the entry has it now
+	region := j.srv.Fleet.RegionFor(h.Lease.Candidate.Instance)
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.bindBy(),
-		Only: j.in.ToDecode, Avoid: j.tries.decode, Prefiller: h.lease.Candidate.Instance,
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.BindBy(),
+		Only: j.in.ToDecode, Avoid: j.tries.decode, Prefiller: h.Lease.Candidate.Instance,
 	}
 	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses()
 	var r dispatcher.Result
@@ -318,7 +321,7 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		j.srv.discard(h, j.model)
+		j.discard(h)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	var unowned bool
@@ -342,9 +345,9 @@ func (j *job) wait(h *handoff) (*dispatcher.Slot, *fault) {
 	if r.Err != nil {
 		f := j.unplaced(r.Err, region, unowned)
 		if f.final && !unowned {
-			j.srv.discard(h, j.model)
+			j.discard(h)
 		} else { // no rank is left that could pull it
-			h.orphan()
+			h.Orphan()
 		}
 		return nil, f
 	}
@@ -374,7 +377,7 @@ func (j *job) promptHash() uint64 {
 		return 0
 	}
 	hash := j.parts().Hash(key)
-	if !j.isLeg() { // the legs of one request have one line, and their prompts one by one
+	if !j.client.isLeg() { // the legs of one request have one line, and their prompts one by one
 		j.told.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash

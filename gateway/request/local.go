@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/engine"
+	"evenkeel/gateway/handoff"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -57,17 +57,17 @@ func (j *job) recognize() prefill.Prompt {
 // may be and a rank has room. Without a slot the request goes the usual way, as does
 // one with a hand-off, or one whose turn was taken with its siblings'. Where one
 // dispatcher decides for all, it is asked first, and so it is after failures here.
-func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
+func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
 	if s := j.local.slot; s != nil {
 		j.local.slot = nil
 		return s
 	}
-	if held != nil || j.ticket != nil || j.question != nil && j.history.open() && (j.srv.Settings().Geo.Follows() || j.history == triedHere) {
+	if held != nil || j.stay.ticket != nil || j.question != nil && j.history.open() && (j.srv.Settings().Geo.Follows() || j.history == triedHere) {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
-	why := j.localWhy(conf)
-	if why == "" || j.left() || !j.srv.Locals.Serve(j.model.Board) {
+	why := j.local.why(conf, j.in, j.resume.times > 0)
+	if why == "" || j.client.left() || !j.srv.Locals.Serve(j.model.Board) {
 		return nil
 	}
 	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}
@@ -105,20 +105,20 @@ func (j *job) bindLocal(held *handoff) *dispatcher.Slot {
 	return r.Slot
 }
 
-// localWhy is why the request may be served whole now; empty: it may not. It is
+// why is the reason for which the request may be served whole now; empty: it may not. It is
 // asked once, and no failed prefill comes back here but one: an
 // engine that finds the prompt's answer empty hands nothing off.
-func (j *job) localWhy(conf *prefill.Disaggregation) string {
+func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case j.resume.times > 0, j.in.aimed():
+	case resumed, in.aimed():
 		return ""
-	case j.local.ended > 0:
+	case l.ended > 0:
 		return localEnded
-	case j.local.asked:
+	case l.asked:
 		return ""
 	}
-	j.local.asked = true
-	switch j.in.Disaggregate {
+	l.asked = true
+	switch in.Disaggregate {
 	case DisaggregateNever:
 		return localAsked
 	case DisaggregateAuto:
@@ -147,16 +147,11 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 	return rule
 }
 
-// leaveAtOnce has a call end with its client: no pull of KV is under way.
-func (j *job) leaveAtOnce(call *engine.Call) {
-	j.client.OnGone(func() { call.Leave(notice) })
-}
-
 // localFailed takes note of a rank that did not come to a first event with a
 // prompt, and returns how its slot ends.
 func (j *job) localFailed(s *stream, f *fault) board.Kind {
 	j.client.OnGone(nil)
-	if j.left() {
+	if j.client.left() {
 		return board.Cancelled
 	}
 	j.srv.metrics.localFailures.Inc()
@@ -169,7 +164,7 @@ func (j *job) localFailed(s *stream, f *fault) board.Kind {
 // answer's will be there too, but its blocks cannot be named: the next turn has it
 // as text that may get other token ids, and a hit that is not one is computed by a
 // rank whose whole group waits. So what is known is never more than what is held.
-func (j *job) arrived(h *handoff, s *stream) {
+func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if j.resume.times > 0 {
 		return // the KV is not the prompt's alone
 	}
@@ -201,7 +196,7 @@ func (j *job) countLocal(s *stream) {
 	j.resume.alone, j.cached = j.prompt, -1
 	j.told.PromptTokens = j.prompt
 	if !s.whole {
-		if j.wantsIDs(s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
+		if wantsIDs(j.req, s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
 			j.resume.ids = slices.Clone(s.trail.PromptIDs)
 		}
 		j.keep(s.rank) // what it could not know before

@@ -9,7 +9,6 @@ import (
 // metrics are what requests count.
 type metrics struct {
 	itl                             prometheus.Observer
-	discards                        *prometheus.CounterVec
 	recomputes                      *prometheus.CounterVec
 	losses                          *prometheus.CounterVec
 	moves                           *prometheus.CounterVec
@@ -21,9 +20,6 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	m := &metrics{
-		discards: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
-		}, []string{"outcome"}),
 		recomputes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "evenkeel_recomputes_total", Help: "Requests that a decode engine gave back for want of KV memory, by how they went on.",
 		}, []string{"tier"}),
@@ -58,9 +54,6 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	for _, why := range []string{localShort, localAsked, localEnded} {
 		m.localRequests.WithLabelValues(why)
 	}
-	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
-		m.discards.WithLabelValues(outcome)
-	}
 	for _, tier := range tiers {
 		m.recomputes.WithLabelValues(tier)
 		m.losses.WithLabelValues(tier)
@@ -68,7 +61,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	}
 	itl := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Gap between two events that carry tokens.", Buckets: buckets})
 	m.itl = itl
-	reg.MustRegister(itl, m.discards, m.recomputes, m.losses, m.moves, m.heedless, m.latePulls, m.miscounted, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(itl, m.recomputes, m.losses, m.moves, m.heedless, m.latePulls, m.miscounted, m.localRequests, m.localTokens, m.localFailures, m.localDeclined, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
 	}, func() float64 { return float64(open.Load()) }))
 	return m

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -18,8 +19,8 @@ import (
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded by wait.
-func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
-	if j.left() { // before anything is sent
+func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
+	if j.client.left() { // before anything is sent
 		return nil, j.drop(lease)
 	}
 	j.reach(journal.Prefill)
@@ -35,7 +36,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 	run := j.srv.begin(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
 	defer j.srv.ended(run)
 	stop := j.finishOrLeave(call)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(j.headers("p", j.told.Attempts)), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
+	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,
 	})
 	stop()
@@ -62,13 +63,13 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 			lease.Failed(false, 0)
 		}
 		if status == http.StatusInternalServerError {
-			j.hold(c.Instance, func(f finding) {
+			j.blame.hold(c.Instance, func(f finding) {
 				if f == innocent {
 					j.srv.Tier.Forgive(c.ID)
 				}
 			})
 		}
-		f := j.refused("prefill", c.ID, resp, answer)
+		f := j.srv.refused("prefill", c.ID, resp, answer)
 		f.refusal = status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
 		return nil, f
 	}
@@ -76,7 +77,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff, *fault) {
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff, *fault) {
+func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
 	if err == nil && !credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
@@ -111,23 +112,22 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	j.told.Prefilled(&got, j.resume.times > 0)
 	if j.resume.times == 0 {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
-		if j.wantsIDs(c.Profile) {
+		if wantsIDs(j.req, c.Profile) {
 			j.resume.ids = got.PromptTokenIDs
 		}
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), lease: lease, born: j.srv.Fleet.Made(born, c, got.EngineID), job: j,
-		body: j.body, leg: j.leg, prompt: j.prompt, attempt: j.told.Attempts}
+	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID), Origin: j.origin()}
 	if got.ByProbeID {
-		h.id = j.legID("p", j.told.Attempts)
+		h.ProbeID = j.legID("p", j.told.Attempts)
 	}
 	fail := j.tooLong() // the decode engine would refuse it after the pull
 	if fail == nil {
 		fail = j.verify(j.resume.atP, got.PromptTokens)
 	}
 	if fail != nil {
-		j.srv.discard(h, j.model)
+		j.discard(h)
 		return nil, &fault{answer: fail, final: true}
 	}
 	return h, nil

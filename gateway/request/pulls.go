@@ -1,13 +1,9 @@
 package request
 
 import (
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/prompt"
 )
-
-// blockTokens is the largest block of KV that engines use. A pull may end with the
-// last whole block, so that an engine computes less than one block of a prompt that
-// it did get.
-const blockTokens = 128
 
 // anyPrompt is more tokens than a prompt has.
 const anyPrompt = 1 << 40
@@ -16,7 +12,7 @@ const anyPrompt = 1 << 40
 // the prompt the engine may compute itself. Tokens that it computes beyond that were
 // handed over and not pulled.
 func (s *stream) computes() {
-	if s.may = blockTokens; s.local {
+	if s.may = handoff.BlockTokens; s.local {
 		s.may = anyPrompt // the answer tells how long the prompt is
 	}
 	s.rank.Traffic.Sends(s.may)
@@ -30,7 +26,7 @@ func (s *stream) computed() {
 	}
 	computed := s.may
 	if s.local {
-		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + blockTokens
+		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + handoff.BlockTokens
 		if u, ok := s.mirror.Usage(); ok {
 			computed = int64(u.Prompt)
 		}

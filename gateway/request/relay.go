@@ -168,12 +168,12 @@ func (s *stream) fill() error {
 		s.end(nil) // whole, but without [DONE], as some engines leave it
 		return nil
 	case s.run.moved.Load():
-		s.lose(s.job.movedOut())
+		s.lose(s.job.srv.movedOut())
 	case errors.Is(err, io.EOF):
 		err = errNotWhole
 		s.lose(streamError("upstream_incomplete", err))
 	default:
-		s.silent, s.why = silent(err), err
+		s.silent, s.why = engine.WasSilent(err), err
 		s.job.srv.Monitor.Report(s.rank.Instance, err)
 		s.cut(err)
 	}
@@ -260,7 +260,7 @@ func (s *stream) end(fail *openai.Error) {
 	if s.ended {
 		return
 	}
-	if fail != nil && s.job.left() {
+	if fail != nil && s.job.client.left() {
 		fail = errGone() // that is why it broke
 	}
 	s.ended, s.broken = true, fail
@@ -282,7 +282,7 @@ func (s *stream) end(fail *openai.Error) {
 				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
-	if s.assembler != nil || s.whole || s.job.isLeg() {
+	if s.assembler != nil || s.whole || s.job.client.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
 	if fail != nil {

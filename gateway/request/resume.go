@@ -40,7 +40,7 @@ var errIgnoredResume = errors.New("the engine did not take up the answer so far;
 // then calls goOn, once the client has what came so far. Else fail is the end.
 func (s *stream) lose(fail *openai.Error) {
 	j := s.job
-	if s.firstAt.IsZero() || j.left() { // serve tries again, or nobody wants it
+	if s.firstAt.IsZero() || j.client.left() { // serve tries again, or nobody wants it
 		s.end(fail)
 		return
 	}
@@ -53,7 +53,7 @@ func (s *stream) lose(fail *openai.Error) {
 // engines die under this request.
 func (s *stream) cut(err error) {
 	fail := streamError("upstream_broken", err)
-	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.died(s.rank.Instance) {
+	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.tries.died(s.job.srv.Fleet, s.rank.Instance) {
 		s.end(fail)
 		return
 	}
@@ -66,7 +66,7 @@ func (s *stream) poisons() bool {
 	if s.firstAt.IsZero() {
 		return false // again judges it
 	}
-	return s.job.suspected()
+	return s.job.tries.suspected()
 }
 
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
@@ -76,12 +76,12 @@ func (s *stream) goOn() {
 	s.lost = nil
 	given, moved := s.givenBack, s.run.moved.Load()
 	s.givenBack = false
-	if j.left() {
+	if j.client.left() {
 		s.end(errGone())
 		return
 	}
 	if !given {
-		j.shun(s.rank.Worker)
+		j.tries.shun(j.srv.Fleet, s.rank.Worker)
 	}
 	j.told.Fails("lost in the middle: "+lost.Code, 0, lost)
 	tier := s.plan()
@@ -140,7 +140,7 @@ func (s *stream) plan() string {
 		s.begin(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
 		return tierAnew
 	}
-	seen := j.seesTokens()
+	seen := seesTokens(&j.body, &j.ask)
 	switch {
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !seen):
 		return anew()
@@ -181,8 +181,8 @@ func (s *stream) plan() string {
 	case mooncake.ChatResumeContinue:
 		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
 	case mooncake.ResumeText:
-		prompt := j.promptText()
-		if j.echoes() { // the answer begins with it
+		prompt := promptText(&j.body, j.leg)
+		if echoes(&j.body) { // the answer begins with it
 			prompt = []byte(`""`)
 		}
 		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})

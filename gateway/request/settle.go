@@ -19,7 +19,7 @@ func (s *stream) close(error) {
 	s.end(errGone()) // unless it has ended, the client's side ended first
 	s.account()
 	s.job.forget()
-	s.job.find(unclear)
+	s.job.blame.find(unclear)
 	s.settle(board.Cancelled)
 }
 
@@ -33,7 +33,7 @@ func (s *stream) account() {
 	s.reconcile()
 	s.reportLocal()
 	j.told.EndAttempt(s.broken)
-	if !j.isLeg() {
+	if !j.client.isLeg() {
 		j.srv.account(j.in, s.broken)
 	}
 }
@@ -76,7 +76,7 @@ func (s *stream) detach() {
 			finishBody(resp, b)
 			b.putBack()
 		}
-		if s.job.srv.tails.run(mostTails, finish) == nil {
+		if s.job.srv.tails.Run(mostTails, finish) == nil {
 			return
 		}
 	}

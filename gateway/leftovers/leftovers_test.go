@@ -1,4 +1,4 @@
-package request
+package leftovers
 
 import (
 	"sync"
@@ -10,17 +10,17 @@ import (
 // Requests that are cut at the end of a shutdown leave hand-offs while it waits
 // for those that are being discarded.
 func TestNothingBeginsOnceTheRestIsAwaited(t *testing.T) {
-	var d leftovers
+	var g Group
 	release := make(chan struct{})
-	require.NoError(t, d.run(1, func() { <-release }))
-	require.ErrorIs(t, d.run(1, func() { t.Error("one too many") }), errCrowded)
-	require.NoError(t, d.run(2, func() { <-release }))
+	require.NoError(t, g.Run(1, func() { <-release }))
+	require.ErrorIs(t, g.Run(1, func() { t.Error("one too many") }), ErrCrowded)
+	require.NoError(t, g.Run(2, func() { <-release }))
 
-	over := d.close()
+	over := g.Close()
 	var late sync.WaitGroup
 	for range 8 {
 		late.Go(func() {
-			if d.run(100, func() { t.Error("it began") }) == nil {
+			if g.Run(100, func() { t.Error("it began") }) == nil {
 				t.Error("it may begin")
 			}
 		})
@@ -33,6 +33,6 @@ func TestNothingBeginsOnceTheRestIsAwaited(t *testing.T) {
 	}
 	close(release)
 	<-over
-	require.Zero(t, d.open)
-	<-d.close() // again
+	require.Zero(t, g.open)
+	<-g.Close() // again
 }

@@ -1,0 +1,209 @@
+package handoff
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/leftovers"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+)
+
+// What becomes of a hand-off that is discarded, as drains_total labels it. All but
+// the first leave it to the prefiller's hold timeout.
+const (
+	discardDone     = "drained"
+	discardUnplaced = "unplaced" // no rank had room in time
+	discardCrowded  = "crowded"  // too many others waited already
+	discardExpired  = "expired"
+	discardFailed   = "failed"  // the decode engine broke the call
+	discardRefused  = "refused" // it refused, and is not known to free anything then
+)
+
+// Config is what a Discarder needs of the proxy.
+type Config struct {
+	Context    context.Context // ends when the last stream has
+	Settings   func() *fleet.Settings
+	Client     *engine.Client
+	Monitor    *engine.Monitor
+	Fleet      *fleet.Fleet
+	Places     *pool.Places
+	Dispatcher *dispatcher.Dispatcher
+	NextID     func() uint64 // of an entry of the pool
+	Registerer prometheus.Registerer
+	Log        *zap.Logger
+}
+
+// A Discarder throws hand-offs away from which no answer is made.
+type Discarder struct {
+	Config
+	leftovers.Group // of hand-offs
+	outcomes        *prometheus.CounterVec
+}
+
+// NewDiscarder makes the one of a proxy.
+func NewDiscarder(c Config) *Discarder {
+	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
+	}, []string{"outcome"})}
+	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
+		d.outcomes.WithLabelValues(outcome)
+	}
+	c.Registerer.MustRegister(d.outcomes)
+	return d
+}
+
+// Discard throws a hand-off away from which no answer is made. No call frees a
+// prefiller's blocks but a decode that pulls them. So one token is decoded on a rank that
+// the dispatcher picks, charged like any admission, and the token is thrown away.
+// Until that has happened, or the engine's hold timeout has, the hand-off stays
+// on the prefiller's budget. An engine may have read it before: then the blocks
+// that this decode pulls may be another prompt's. So its text is thrown away, and it
+// has a cache_salt of its own, under which no other request finds the blocks. freed, which
+// may be nil, is called once the engine has let go of it.
+func (d *Discarder) Discard(h *Handoff, freed func()) {
+	h.Lease.PassOn()
+	end := func(outcome string, err error) {
+		d.outcomes.WithLabelValues(outcome).Inc()
+		if err != nil {
+			h.Lease.Orphan()
+			d.Log.Warn("hand-off left to the prefiller's hold timeout", zap.Inline(h.Request), zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
+		}
+	}
+	// Each keeps its request's body: no more of them than the pool has places.
+	switch err := d.Run(d.Places.Size(), func() {
+		outcome, err := d.discardNow(h)
+		if err == nil && freed != nil {
+			freed()
+		}
+		end(outcome, err)
+	}); {
+	case errors.Is(err, leftovers.ErrCrowded):
+		end(discardCrowded, errCrowded)
+	case err != nil:
+		end(discardUnplaced, err)
+	}
+}
+
+// discardTries is how often a hand-off is offered to decode ranks.
+const discardTries = 3
+
+// discardNow discards and says what became of it; an error leaves the hand-off to
+// the hold timeout.
+func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
+	for try := 1; ; try++ {
+		if gone, _ := d.Fleet.Outlived(h.Born); gone {
+			return discardExpired, errors.Join(ErrOutlived, err)
+		}
+		r := <-d.Dispatcher.Enqueue(&pool.Entry{
+			ID: d.NextID(), Model: fleet.BoardIn(h.Model.Board, d.Fleet.RegionFor(h.Lease.Candidate.Instance)), Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
+			Deadline:  h.discardBy(),
+			Prefiller: h.Lease.Candidate.Instance,
+			Avoid:     h.Avoid,
+			Discard:   true,
+		})
+		if r.Err != nil {
+			return discardUnplaced, errors.Join(r.Err, err)
+		}
+		var again bool
+		if outcome, again, err = d.discardOn(r.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" && outcome == discardFailed {
+			return outcome, err
+		}
+		h.Avoid = d.Fleet.Beside(r.Slot.Worker, h.Avoid)
+		select { // a moment for the monitor to hear of it
+		case <-time.After(d.Settings().Prefill.Retry.Base << try):
+		case <-d.Context.Done():
+			return outcome, err
+		}
+	}
+}
+
+// discardOn has the rank of a slot decode one token. again: it failed, and another
+// rank may still do it. One that was silent all its time is the last: if the hand-off
+// is the cause, the next decode would hold its slot as long.
+func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
+	end := board.Outcome{Kind: board.Failed}
+	defer func() { d.Dispatcher.Release(slot, end) }()
+	now := time.Now()
+	if !now.Before(h.discardBy()) { // also of one that comes back from another rank
+		return discardExpired, false, mooncake.ErrExpired
+	}
+	rank := d.Fleet.Rank(slot.Worker)
+	sent, ok := rank.Area.Enter()
+	defer sent()
+	if !ok {
+		end.Kind = board.Cancelled
+		return discardUnplaced, true, owner.ErrNotOwner
+	}
+	if h.kv == nil {
+		if h.kv, err = h.Discard(now); err != nil {
+			return discardExpired, false, err
+		}
+	}
+	h.Lease.Dispatched()
+	rank.Traffic.Sends(BlockTokens)
+	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
+	body := rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil)
+	call := d.Client.NewCall(rank.Target)
+	call.OnWritten(sent)
+	call.Guard(rank.Area.Ours)
+	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
+	resp, err := call.Do(http.MethodPost, h.Endpoint.Path(), rank.Area.Mark(h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))), body, engine.Deadlines{
+		Connect: d.Settings().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
+	})
+	switch {
+	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
+		end.Kind = board.Cancelled
+		return discardUnplaced, true, owner.ErrNotOwner
+	case err != nil:
+		d.Monitor.Report(rank.Instance, err)
+		end.Lost = d.discardLost(rank, err)
+		return discardFailed, !engine.WasSilent(err), err
+	}
+	defer resp.Close()
+	resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
+	if _, err = resp.ReadAll(d.Settings().Limits.EventBytes); err != nil {
+		d.Monitor.Report(rank.Instance, err)
+		end.Lost = d.discardLost(rank, err)
+		return discardFailed, !engine.WasSilent(err), err
+	}
+	if resp.StatusCode() != http.StatusOK && !d.Fleet.RejectionFrees(rank) {
+		return discardRefused, true, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
+	}
+	h.Lease.Release()
+	if resp.StatusCode() == http.StatusOK {
+		slot.Started() // the KV came
+		d.Monitor.Judge(rank.Instance, engine.Served, nil)
+	}
+	end.Kind = board.Cancelled
+	return discardDone, false, nil
+}
+
+// discardLost judges a decode engine that broke the decode of a discarded hand-off, and tells whether the
+// hand-off may be why.
+func (d *Discarder) discardLost(r *fleet.Rank, err error) bool {
+	var ee *engine.Error
+	switch aborted := errors.As(err, &ee) && ee.Aborted; {
+	case aborted || errors.Is(err, engine.ErrClosed):
+		return false
+	case engine.WasSilent(err):
+		d.Monitor.Judge(r.Instance, engine.Silent, err)
+	default:
+		d.Monitor.Judge(r.Instance, engine.Faulted, err)
+	}
+	return ee != nil && ee.Sent
+}
+
+var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")

@@ -1,0 +1,59 @@
+package request
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/gateway/handoff"
+)
+
+// origin is the present attempt, which prefilled a hand-off.
+func (j *job) origin() handoff.Origin {
+	return handoff.Origin{Request: j, ID: j.id, Arrival: j.arrive, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.told.Attempts}
+}
+
+// discard throws away a hand-off from which no answer is made.
+func (j *job) discard(h *handoff.Handoff) {
+	if j.client.left() {
+		j.srv.discards.Discard(h, j.freed)
+	} else {
+		j.srv.discards.Discard(h, nil)
+	}
+}
+
+// doubts are hand-offs that an engine may have read, and no answer was made of them.
+type doubts []*handoff.Handoff
+
+// add keeps a hand-off from which no answer may be made any more, because an
+// engine may have read it: the request was sent to that engine, and it is not known
+// what the engine did with it. Its prompt is prefilled anew. The hand-off is discarded
+// once it is clear that the request is not what breaks engines. live: the engine
+// has not said that it is done with the request.
+func (d *doubts) add(h *handoff.Handoff, live bool) {
+	if h != nil {
+		h.Live = h.Live || live
+		*d = append(*d, h)
+	}
+}
+
+// settleDoubts discards what is kept as doubtful, or leaves it to the hold timeout
+// where another engine must not see the request.
+func (j *job) settleDoubts() {
+	for _, h := range j.doubts {
+		if j.tries.suspect >= poison || h.Live && h.ProbeID != "" { // two requests of one id may be the end of an engine
+			h.Orphan()
+			continue
+		}
+		h.Avoid = slices.Clone(j.tries.decode)
+		j.discard(h)
+	}
+	j.doubts = nil
+}
+
+// overdue counts an answer that was given up because what came then would not
+// have been believed.
+func (s *stream) overdue(h *handoff.Handoff) {
+	if h != nil && !s.whole && !s.rank.Profile.Renews() && !time.Now().Before(h.PulledBy()) {
+		s.job.srv.metrics.latePulls.Inc()
+	}
+}
