@@ -192,7 +192,7 @@ func (a *Account) Backlog(now time.Time) float64 {
 func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
 	told := float64(a.Shared.Unanswered)
 	ms := told*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
-	if !a.Current(now) {
+	if a.Foreign == 0 || !a.Current(now) {
 		return ms
 	}
 	waits, runs := a.foreignQueue, a.Foreign-a.foreignQueue
@@ -207,7 +207,7 @@ func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes b
 // say or a sample shows, while it is current.
 func (a *Account) Batch(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
-	if a.Current(now) {
+	if a.Foreign > 0 && a.Current(now) {
 		others = max(others, a.Foreign)
 	}
 	return float64(a.Leases[Probing]+a.Waiting.Leases[Probing]) + others
@@ -217,7 +217,7 @@ func (a *Account) Batch(now time.Time) float64 {
 // and what others have there or have waiting there.
 func (a *Account) Ahead(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
-	if a.Current(now) {
+	if a.foreignQueue > 0 && a.Current(now) {
 		others = max(others, a.foreignQueue)
 	}
 	return float64(a.Leases[Probing]) + others
