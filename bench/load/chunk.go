@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"evenkeel/rawjson"
@@ -36,11 +37,11 @@ type usage struct{ prompt, completion, total int }
 // escapes is not ours.
 func (c *chunk) scan(data []byte) error {
 	*c = chunk{data: data, index: -1, scratch: c.scratch[:0]}
-	if err := rawjson.Check(data, 0); err != nil {
-		return err
-	}
-	c.members(nil, rawjson.Space(data, 0), c.member)
-	return c.err
+	_, err := rawjson.Scan(data, 0, func(at rawjson.Place) (refused string) { // each member was checked, and is not looked for again
+		c.member(data[at.Key+1:at.KeyEnd-1], at.Val)
+		return ""
+	})
+	return cmp.Or(err, c.err)
 }
 
 // members hands over the members of the object at i; null is one without members.
