@@ -21,6 +21,7 @@ import (
 	"evenkeel/gateway/abroad"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/door"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -52,7 +53,7 @@ type Gateway struct {
 	journal    *journal.Journal
 	requests   *request.Server
 
-	routes map[string]handler
+	door *door.Door
 
 	beside     []func(context.Context) // run from Start on
 	ctx        context.Context         // ends when the last stream has
@@ -140,13 +141,16 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
-	g.routes = g.publicRoutes()
+	g.door = door.New(door.Host{
+		Started: g.started, Ready: g.Ready, Config: g.config, Service: g.service, Fleet: g.fleet, Tier: g.tier, Owner: g.owner, Node: g.peers.Node(),
+		Journal: g.journal, Requests: g.requests,
+	})
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
-		Handler: g.handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
+		Handler: g.door.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Stranger: g.stranger, Caller: g.callerName, Bodies: g.bodies, Refused: g.refusedByEdge,
+		Stranger: g.door.Stranger, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused,
 	})
 	return g, beginTraces()
 }

@@ -107,6 +107,9 @@ func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus()
 // HA says which decode groups this proxy owns; nil: it is alone.
 func (g *Gateway) HA() *owner.HAStatus { return g.owner.GroupsStatus() }
 
+// Routes lists what the public listener serves, as GET /path.
+func (g *Gateway) Routes() []string { return g.door.Routes() }
+
 // Service is whether this proxy is in service.
 func (g *Gateway) Service() *service.Service { return g.service }
 

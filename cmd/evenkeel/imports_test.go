@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"gateway/adviser":   {"gateway/advice", "gateway/config", "gateway/fleet", "dispatcher", "dispatcher/board", "pool", "prefill"},
 	"gateway/certs":     {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":   {},
+	"gateway/door":      {"gateway/edge", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "geo", "mooncake", "prefill"},
 	"gateway/edge":      {},
 	"gateway/files":     {},
 	"gateway/fleet":     {"gateway/cluster", "gateway/config", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
@@ -64,7 +65,7 @@ var mayImport = map[string][]string{
 	"gateway/tracing":   {},
 	"gateway/config":    {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board"},
 	"gateway/owner":     {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
-	"gateway":           {"gateway/prompt", "gateway/request", "gateway/owner", "gateway/fleet", "gateway/journal", "gateway/abroad", "gateway/reload", "gateway/service", "gateway/advice", "gateway/adviser", "gateway/certs", "gateway/edge", "gateway/keys", "gateway/openai", "gateway/config", "gateway/receipt", "engine/discover", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "prefill/local", "prefill/kvevents", "dispatcher", "dispatcher/board", "dispatcher/policy", "pool", "predictor", "engine", "sse", "mooncake"},
+	"gateway":           {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/handoff":   {"gateway/fleet", "gateway/leftovers", "gateway/owner", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/leftovers": {},
 	"gateway/request":   {"gateway/edge", "gateway/fleet", "gateway/handoff", "gateway/leftovers", "gateway/journal", "gateway/openai", "gateway/owner", "gateway/prompt", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},

@@ -373,7 +373,7 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	operator = append(operator, codesIn(t, "gateway/live")...)
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
-	client := codesIn(t, "gateway", "peers.go")
+	client := codesIn(t, "gateway/door", "peers.go")
 	for _, pkg := range []string{"gateway/request", "gateway/openai", "gateway/edge"} {
 		client = append(client, codesIn(t, pkg)...)
 	}

@@ -1,4 +1,4 @@
-package gateway
+package door
 
 import (
 	"net/http"
@@ -25,7 +25,7 @@ const (
 
 // steer reads what a request says about its way: its session, which anybody may
 // name, and the prefill policy and the engines, which only a trusted caller may.
-func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
+func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
@@ -48,23 +48,23 @@ func (g *Gateway) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, b
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
-		if err := g.tier.CheckPolicy(in.PrefillPolicy); err != nil {
+		if err := d.host.Tier.CheckPolicy(in.PrefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
-	return g.aim(ctx, in, m)
+	return d.aim(ctx, in, m)
 }
 
 // aim reads which engines a trusted caller wants.
-func (g *Gateway) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
+func (d *Door) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
-		if err := g.tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
+		if err := d.host.Tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
-		worker, ok := g.fleet.RankOf(string(name), m.Board)
+		worker, ok := d.host.Fleet.RankOf(string(name), m.Board)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")

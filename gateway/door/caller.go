@@ -1,4 +1,4 @@
-package gateway
+package door
 
 import (
 	"fmt"
@@ -21,23 +21,23 @@ var strange = edge.Refusal{
 	Message: "no or unknown API key; send Authorization: Bearer KEY",
 }
 
-// stranger refuses a request by its head, before its body is read.
-func (g *Gateway) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	if _, ok := g.config.Keys().Authenticate(h.Peek("Authorization")); ok {
+// Stranger refuses a request by its head, before its body is read.
+func (d *Door) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+	if _, ok := d.host.Config.Keys().Authenticate(h.Peek("Authorization")); ok {
 		return nil
 	}
 	return &strange
 }
 
-// callerName is the name of the caller's key. Bodies are charged to that name.
-func (g *Gateway) callerName(h *fasthttp.RequestHeader) string {
-	key, _ := g.config.Keys().Authenticate(h.Peek("Authorization"))
+// Caller is the name of the caller's key. Bodies are charged to that name.
+func (d *Door) Caller(h *fasthttp.RequestHeader) string {
+	key, _ := d.host.Config.Keys().Authenticate(h.Peek("Authorization"))
 	return key.Name
 }
 
 // authenticate finds the caller's key.
-func (g *Gateway) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
-	key, ok := g.config.Keys().Authenticate(ctx.Request.Header.Peek("Authorization"))
+func (d *Door) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
+	key, ok := d.host.Config.Keys().Authenticate(ctx.Request.Header.Peek("Authorization"))
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}

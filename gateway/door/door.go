@@ -1,4 +1,6 @@
-package gateway
+// Package door is the way of a request from the public listener to its service: routes, who
+// sends it, what it may and asks for, and whether anything can serve it.
+package door
 
 import (
 	"bytes"
@@ -19,26 +21,57 @@ import (
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
+	"evenkeel/gateway/service"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
-// handle serves the public listener.
-func (g *Gateway) handle(ctx *fasthttp.RequestCtx) {
+// Door serves the public listener.
+type Door struct {
+	host   Host
+	routes map[string]handler
+}
+
+// Host is the proxy that has the door.
+type Host struct {
+	Started  time.Time
+	Ready    func() (ok bool, why string)
+	Config   *reload.Reloader
+	Service  *service.Service
+	Fleet    *fleet.Fleet
+	Tier     *prefill.Tier
+	Owner    *owner.Set // nil: everything is ours
+	Node     *geo.Node  // nil: there are no other regions
+	Journal  *journal.Journal
+	Requests *request.Server
+}
+
+// New makes the door of a proxy.
+func New(h Host) *Door {
+	d := &Door{host: h}
+	d.routes = d.publicRoutes()
+	return d
+}
+
+// Handle serves a request of the public listener.
+func (d *Door) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
-	route, ok := g.routes[path]
+	route, ok := d.routes[path]
 	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // which may have slashes in it
-		route, ok = g.routes[oneModel]
+		route, ok = d.routes[oneModel]
 	}
 	switch {
 	case !ok:
-		g.requests.Fail(ctx, &openai.Error{
+		d.host.Requests.Fail(ctx, &openai.Error{
 			Status: http.StatusNotFound, Code: "not_found",
 			Message: "no such path: " + method + " " + path,
 		})
 	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
 		ctx.Response.Header.Set("Allow", route.method)
-		g.requests.Fail(ctx, &openai.Error{
+		d.host.Requests.Fail(ctx, &openai.Error{
 			Status: http.StatusMethodNotAllowed, Code: "method_not_allowed",
 			Message: path + " takes " + route.method + ", not " + method,
 		})
@@ -54,51 +87,51 @@ type handler struct {
 	serve  func(*fasthttp.RequestCtx)
 }
 
-func (g *Gateway) publicRoutes() map[string]handler {
+func (d *Door) publicRoutes() map[string]handler {
 	return map[string]handler{
-		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Chat) }},
-		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { g.complete(ctx, mooncake.Completions) }},
-		"/v1/models":           {http.MethodGet, g.listModels},
-		oneModel:               {http.MethodGet, g.showModel},
-		"/health":              {http.MethodGet, g.health},
-		"/healthcheck":         {http.MethodGet, g.healthcheck},
+		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
+		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
+		"/v1/models":           {http.MethodGet, d.listModels},
+		oneModel:               {http.MethodGet, d.showModel},
+		"/health":              {http.MethodGet, d.health},
+		"/healthcheck":         {http.MethodGet, d.healthcheck},
 	}
 }
 
 // Routes lists what the public listener serves, as GET /path.
-func (g *Gateway) Routes() (all []string) {
-	for path, r := range g.routes {
+func (d *Door) Routes() (all []string) {
+	for path, r := range d.routes {
 		all = append(all, r.method+" "+path)
 	}
 	return all
 }
 
 // complete serves both completion endpoints: check, then one job or a fan-out.
-func (g *Gateway) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
+func (d *Door) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := g.begin(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Told.ID))
 
-	fail := g.checkSender(ctx, ep, in)
+	fail := d.checkSender(ctx, ep, in)
 	if fail == nil {
-		fail = g.answer(ctx, ep, in)
+		fail = d.answer(ctx, ep, in)
 	}
 	if fail != nil {
-		g.requests.Refuse(ctx, in.Incoming, fail)
+		d.host.Requests.Refuse(ctx, in.Incoming, fail)
 	}
 }
 
-// begin begins the record of a request.
-func (g *Gateway) begin(facts journal.Facts) *incoming {
-	in := &incoming{Incoming: g.requests.Incoming(facts)}
+// newIncoming begins the record of a request.
+func (d *Door) newIncoming(facts journal.Facts) *incoming {
+	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
 	in.Limits = &in.caller
 	return in
 }
 
 // checkSender finds out who sends a request and whether they may now.
-func (g *Gateway) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
-	key, fail := g.authenticate(ctx)
+func (d *Door) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+	key, fail := d.authenticate(ctx)
 	if fail != nil {
 		return fail
 	}
@@ -130,23 +163,23 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 // answer serves a request whose sender may send it: a client, or another
 // dispatcher. An error it returns has not been answered yet, and the request holds what
 // it took of its caller's limits until its end.
-func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
 	in.Told.Parsing()
-	req, m, fail := g.admit(ctx, ep, in)
+	req, m, fail := d.admit(ctx, ep, in)
 	in.Told.Parsed(req)
 	if from != nil && fail == nil {
-		fail = g.busy(from, m)
+		fail = d.busy(from, m)
 	}
 	if fail != nil {
 		return fail
 	}
-	if fail := g.steer(ctx, in, m, &req.Body); fail != nil {
+	if fail := d.steer(ctx, in, m, &req.Body); fail != nil {
 		return fail
 	}
 	in.locate(ctx)
 	legs := req.Legs()
-	if fail := g.requests.Overlong(m, req, legs); fail != nil {
+	if fail := d.host.Requests.Overlong(m, req, legs); fail != nil {
 		return fail
 	}
 	if fail := in.book(len(legs) - 1); fail != nil {
@@ -155,31 +188,31 @@ func (g *Gateway) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	if fail := in.meter(prompt.AllTokens(req, legs), in.Told.Arrival); fail != nil {
 		return fail
 	}
-	return g.requests.Serve(ctx, in.Incoming, req, m, legs)
+	return d.host.Requests.Serve(ctx, in.Incoming, req, m, legs)
 }
 
 // admit checks a request against what can be served at all.
-func (g *Gateway) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
-	if g.service.Draining() {
+func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
+	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
-	if g.service.Refusing() {
+	if d.host.Service.Refusing() {
 		return nil, fleet.Route{}, request.ErrLeaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.Body = charge
-	req, fail := openai.Parse(ep, raw, g.conf().Accept)
+	req, fail := openai.Parse(ep, raw, d.host.Config.Settings().Accept)
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	m, ok, known := g.fleet.Lookup(req.Model)
-	far := in.From == nil && g.peers != nil && g.peers.Node().Offered(req.Model)
+	m, ok, known := d.host.Fleet.Lookup(req.Model)
+	far := in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
 	case far:
-	case g.peers != nil && (!ok && !(known && g.peers.Node().AllUp()) || ok && g.owner.Has(owner.Regions) && !g.owner.AdmitsAny()): // a model may come back with the region that serves it
+	case d.host.Node != nil && (!ok && !(known && d.host.Node.AllUp()) || ok && d.host.Owner.Has(owner.Regions) && !d.host.Owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
@@ -198,12 +231,12 @@ func noSuchModel(name string) *openai.Error {
 	}
 }
 
-// refusedByEdge counts a request that no handler saw, in its key's minute, too.
-func (g *Gateway) refusedByEdge(h *fasthttp.RequestHeader, r edge.Refusal) {
-	if key, ok := g.config.Keys().Authenticate(h.Peek("Authorization")); ok {
+// Refused counts a request that no handler saw, in its key's minute, too.
+func (d *Door) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
+	if key, ok := d.host.Config.Keys().Authenticate(h.Peek("Authorization")); ok {
 		key.Request(time.Now())
 	}
-	g.journal.Refused(&openai.Error{Code: r.Code})
+	d.host.Journal.Refused(&openai.Error{Code: r.Code})
 }
 
 // servedModel is a model as OpenAI shows it.
@@ -217,52 +250,52 @@ type servedModel struct {
 }
 
 // listModels is the union of what healthy engines serve.
-func (g *Gateway) listModels(ctx *fasthttp.RequestCtx) {
-	if !g.mayAskForModels(ctx) {
+func (d *Door) listModels(ctx *fasthttp.RequestCtx) {
+	if !d.mayAskForModels(ctx) {
 		return
 	}
 	writeJSON(ctx, http.StatusOK, struct {
 		Object string        `json:"object"`
 		Data   []servedModel `json:"data"`
-	}{"list", g.servedModels()})
+	}{"list", d.servedModels()})
 }
 
 // showModel is one of them.
-func (g *Gateway) showModel(ctx *fasthttp.RequestCtx) {
-	if !g.mayAskForModels(ctx) {
+func (d *Door) showModel(ctx *fasthttp.RequestCtx) {
+	if !d.mayAskForModels(ctx) {
 		return
 	}
 	name := strings.TrimPrefix(string(ctx.Path()), "/v1/models/")
-	list := g.servedModels()
+	list := d.servedModels()
 	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
 	if i < 0 {
-		g.requests.Fail(ctx, noSuchModel(name))
+		d.host.Requests.Fail(ctx, noSuchModel(name))
 		return
 	}
 	writeJSON(ctx, http.StatusOK, list[i])
 }
 
-func (g *Gateway) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
-	key, fail := g.authenticate(ctx)
+func (d *Door) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
+	key, fail := d.authenticate(ctx)
 	if fail == nil {
 		fail = inRate(key, time.Now())
 	}
 	if fail != nil {
-		g.journal.Refused(fail)
-		g.requests.Fail(ctx, fail)
+		d.host.Journal.Refused(fail)
+		d.host.Requests.Fail(ctx, fail)
 	}
 	return fail == nil
 }
 
-func (g *Gateway) servedModels() []servedModel {
+func (d *Door) servedModels() []servedModel {
 	list := []servedModel{}
-	for _, r := range g.fleet.Models() {
-		list = append(list, servedModel{r.Name, "model", g.started.Unix(), "evenkeel", r.Board, r.MaxLen})
+	for _, r := range d.host.Fleet.Models() {
+		list = append(list, servedModel{r.Name, "model", d.host.Started.Unix(), "evenkeel", r.Board, r.MaxLen})
 	}
-	if g.peers != nil {
-		for _, name := range g.peers.Node().Models() {
+	if d.host.Node != nil {
+		for _, name := range d.host.Node.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
-				list = append(list, servedModel{name, "model", g.started.Unix(), "evenkeel", name, 0})
+				list = append(list, servedModel{name, "model", d.host.Started.Unix(), "evenkeel", name, 0})
 			}
 		}
 	}
@@ -270,21 +303,21 @@ func (g *Gateway) servedModels() []servedModel {
 }
 
 // health answers as the engines do: 200 while requests can be served.
-func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
-	if ok, _ := g.Ready(); !ok {
+func (d *Door) health(ctx *fasthttp.RequestCtx) {
+	if ok, _ := d.host.Ready(); !ok {
 		ctx.SetStatusCode(http.StatusServiceUnavailable)
 	}
 }
 
 // healthcheck is the vllm-ascend proxy's dialect.
-func (g *Gateway) healthcheck(ctx *fasthttp.RequestCtx) {
-	p, d := g.fleet.Count()
-	ok, _ := g.Ready()
+func (d *Door) healthcheck(ctx *fasthttp.RequestCtx) {
+	prefillers, decoders := d.host.Fleet.Count()
+	ok, _ := d.host.Ready()
 	status, word := http.StatusOK, "ok"
 	if !ok {
 		status, word = http.StatusServiceUnavailable, "unavailable"
 	}
-	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": p, "decode_instances": d})
+	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
 }
 
 func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {

@@ -1,0 +1,37 @@
+package door
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+)
+
+// Receive serves a request that another dispatcher sent for a tenant.
+func (d *Door) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, came time.Time) {
+	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
+	in.From = from
+	ctx.Response.Header.Set("X-Request-Id", from.RID)
+	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
+	if fail := d.answer(ctx, ep, in); fail != nil {
+		d.host.Requests.Refuse(ctx, in.Incoming, fail)
+	}
+}
+
+// busy refuses a request of another dispatcher for whose model too many wait here already.
+func (d *Door) busy(from *geo.Hop, m fleet.Route) *openai.Error {
+	if from.N >= from.Max && !d.host.Fleet.Begins(m.Board) { // it could only wait here
+		return request.ErrNotOurs()
+	}
+	if d.host.Node.Accepts(from.Sender(), d.host.Tier.Waiting(m.Name)) {
+		return nil
+	}
+	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
+}
