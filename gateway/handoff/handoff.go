@@ -70,7 +70,7 @@ func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 	return headers
 }
 
-// Release and Orphan end the lease of a hand-off that a decode request consumed;
+// Release ends the lease of a hand-off that a decode request consumed;
 // nil is none.
 func (h *Handoff) Release() {
 	if h != nil {
@@ -78,6 +78,7 @@ func (h *Handoff) Release() {
 	}
 }
 
+// Orphan leaves the blocks to the hold timeout; nil is none.
 func (h *Handoff) Orphan() {
 	if h != nil {
 		h.Lease.Orphan()

@@ -126,8 +126,8 @@ type forwarded struct {
 	ctx *fasthttp.RequestCtx
 }
 
-// began notes its first event, or all of it.
-func (f *forwarded) began() {
+// started tells of its first event, or all of it.
+func (f *forwarded) started() {
 	j := f.job
 	j.reach(journal.Streaming)
 	j.told.First(f.FirstAt())
@@ -141,7 +141,7 @@ func (f *forwarded) began() {
 // inOnePiece answers with what came in one piece.
 func (f *forwarded) inOnePiece(whole *geo.Relay) {
 	j, ctx := f.job, f.ctx
-	f.began()
+	f.started()
 	f.Close()
 	var says struct {
 		Usage struct {
@@ -163,7 +163,7 @@ func (f *forwarded) inOnePiece(whole *geo.Relay) {
 // comes.
 func (f *forwarded) relay() {
 	j, ctx := f.job, f.ctx
-	f.began()
+	f.started()
 	startStream(ctx, edge.NewPull(f.Forward, func(error) {
 		j.client.OnGone(nil)
 		var fail *openai.Error

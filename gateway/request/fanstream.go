@@ -54,7 +54,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 		m.close(nil)
 		return
 	}
-	m.take(first)
+	m.put(first)
 	f.srv.markRoute(ctx, f.in)
 	startStream(ctx, edge.NewPull(m, m.close, f.srv.Log), first.contentType)
 }
@@ -92,8 +92,8 @@ func (m *merged) send(p piece) bool {
 	}
 }
 
-// take puts a piece where Read finds it.
-func (m *merged) take(p piece) {
+// put lays a piece where Read finds it.
+func (m *merged) put(p piece) {
 	m.pending = p.events
 	if !p.done {
 		return
@@ -147,7 +147,7 @@ func (m *merged) Read(p []byte) (int, error) {
 		}
 		select {
 		case next := <-m.pieces:
-			m.take(next)
+			m.put(next)
 		case <-m.stop:
 			return 0, io.ErrClosedPipe
 		}

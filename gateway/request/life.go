@@ -97,7 +97,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		}
 	}()
 	var held *handoff.Handoff // prefilled and not yet consumed
-	j.tries.begin()
+	j.tries.forget()
 	for {
 		if ctx != nil && j.history.open() && j.question == nil {
 			j.question = j.elsewhere(false)

@@ -99,7 +99,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.begin(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.srv.track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
 	s.reader.Reset(sse.Limits{})
 	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local

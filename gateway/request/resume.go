@@ -137,7 +137,7 @@ func (s *stream) plan() string {
 		return tierNone
 	}
 	anew := func() string {
-		s.begin(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
+		s.prepare(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
 		return tierAnew
 	}
 	seen := seesTokens(&j.body, &j.ask)
@@ -168,7 +168,7 @@ func (s *stream) plan() string {
 		}
 	}
 	if said.Completed >= most {
-		s.begin(said, nil)
+		s.prepare(said, nil)
 		s.before(said.Completed)
 		s.conclude("length")
 		return tierFinished
@@ -190,7 +190,7 @@ func (s *stream) plan() string {
 		tier = tierIDs
 		resume.IDs = appendIDs(r.ids, said.IDs)
 	}
-	s.begin(said, resume)
+	s.prepare(said, resume)
 	return tier
 }
 
@@ -206,8 +206,8 @@ func (j *job) most() int {
 	return most
 }
 
-// begin makes the job's next attempt go on behind said.
-func (s *stream) begin(said *sse.Trail, resume *mooncake.Resume) {
+// prepare makes the job's next attempt go on behind said.
+func (s *stream) prepare(said *sse.Trail, resume *mooncake.Resume) {
 	j, r := s.job, &s.job.resume
 	s.sofar = said
 	r.times++

@@ -39,21 +39,21 @@ type runs struct {
 	all map[*run]struct{}
 }
 
-// begin notes a call. Its place's deadline, or the proxy's own, may have passed
-// since it was chosen.
-func (srv *Server) begin(at fleet.Place, call *engine.Call, safe bool) *run {
+// track keeps a call among those that may be moved, until untrack. The deadline of its
+// place, or the proxy's own, may have passed since the place was chosen.
+func (srv *Server) track(at fleet.Place, call *engine.Call, safe bool) *run {
 	r := &run{at: at, call: call}
 	r.safe.Store(safe)
 	srv.runs.mu.Lock()
 	srv.runs.all[r] = struct{}{}
 	srv.runs.mu.Unlock()
-	if srv.over() || srv.Fleet.Overdue(at) { // after it was noted, so that either side sees the other
+	if srv.over() || srv.Fleet.Overdue(at) { // after it was kept, so that either side sees the other
 		r.move()
 	}
 	return r
 }
 
-func (srv *Server) ended(r *run) {
+func (srv *Server) untrack(r *run) {
 	srv.runs.mu.Lock()
 	delete(srv.runs.all, r)
 	srv.runs.mu.Unlock()

@@ -33,8 +33,8 @@ const mostRefused = 3
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
-// begin forgets the attempts before, as far as they count against the next ones.
-func (t *tries) begin() {
+// forget drops the attempts before, as far as they count against the next ones.
+func (t *tries) forget() {
 	t.restart()
 	t.prefill = nil
 }
