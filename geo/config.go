@@ -144,7 +144,8 @@ func Default() Config {
 	d := policy.Defaults()
 	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", Tau: d.Tau, MaxHops: 1, Ownership: defaultOwnership()}
 	c.HMAC.Skew = 30 * time.Second
-	c.Push.Mode, c.Push.MaxUnanswered, c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience = d.Push.String(), strconv.Itoa(d.MaxUnanswered), d.MaxOutstanding, d.CreditMax, d.Patience
+	c.Push.Mode, c.Push.MaxUnanswered = d.Push.String(), strconv.Itoa(d.MaxUnanswered)
+	c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience = d.MaxOutstanding, d.CreditMax, d.Patience
 	c.Probe.Interval, c.Probe.Misses = 500*time.Millisecond, 3
 	c.Cost.Costs, c.Cost.RTTAlpha = d.Costs, 0.3
 	c.Snapshot.MaxBytesPerPeer = "32MiB"

@@ -98,7 +98,8 @@ func (d *Door) head(k *Knock, now time.Time) (Hop, *Refusal) {
 		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
 	}
 	if !d.addressed(k.Target, &h) {
-		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient, "it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree", h.To, d.self)
+		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient, "it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
+			h.To, d.self)
 	}
 	switch {
 	case slices.Contains(h.Via, d.self):

@@ -76,7 +76,9 @@ func (m *metrics) all() []prometheus.Collector {
 // counter that begins to exist with its first event has not increased, so no alert
 // would see that event.
 func (m *metrics) begin() {
-	for _, reason := range []string{RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient} {
+	for _, reason := range []string{
+		RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
+	} {
 		m.rejects.WithLabelValues(reason)
 	}
 	for _, outcome := range []string{patienceHolder, patienceExpired} {

@@ -64,7 +64,8 @@ func (w *hostCheck) text(key, s string, address bool) error {
 		if !address && !written || w.known(host) || w.known(part) {
 			continue
 		}
-		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile, and the key to kv_plain_keys if it is no address at all", ErrUnknownHost, shownHost(host), shown(key))
+		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile, and the key to kv_plain_keys if it is no address at all",
+			ErrUnknownHost, shownHost(host), shown(key))
 	}
 	return nil
 }

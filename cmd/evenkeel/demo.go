@@ -78,7 +78,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 		c.Requests, source, c.Prefills, c.Workers, c.Slots, c.concurrency(), millis(c.C0), millis(c.C1))
 
 	if least := c.concurrency() + c.Workers*c.Slots; c.Requests <= least {
-		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer --workers, --slots or --extra\n", c.Requests, least)
+		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer --workers, --slots or --extra\n",
+			c.Requests, least)
 	}
 	began := time.Now()
 	trials := make([]*trial, 0, len(policies))

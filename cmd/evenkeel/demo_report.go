@@ -37,7 +37,8 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 
 // commandLine makes the same report again.
 func (c *demoCmd) commandLine() string {
-	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --extra %d --policies %s --seed %d", c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
+	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --extra %d --policies %s --seed %d",
+		c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
 	line += fmt.Sprintf(" --c0 %v --c1 %v --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
 		c.C0, c.C1, c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
 	if c.Trace != "" {

@@ -29,7 +29,8 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	}
 	if len(foreign) > 0 {
 		slices.Sort(tiers)
-		return usageError{fmt.Errorf("%s with --tier %s: only --tier %s has that; leave it out, or choose the tier", strings.Join(foreign, ", "), c.Tier, strings.Join(slices.Compact(tiers), " and "))}
+		return usageError{fmt.Errorf("%s with --tier %s: only --tier %s has that; leave it out, or choose the tier",
+			strings.Join(foreign, ", "), c.Tier, strings.Join(slices.Compact(tiers), " and "))}
 	}
 	replays := []string{"log", "policies", "out", "json", "tier"}
 	for _, f := range given {

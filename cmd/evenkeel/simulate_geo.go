@@ -78,7 +78,8 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 		fmt.Fprintln(w, strings.Join([]string{
 			r.Policy, show(report.TokensPerS, 1, 0), show(report.TTFTMean, 1, 0), show(report.TTFTP50, 1, 0), show(report.TTFTP90, 1, 0), show(report.TTFTP99, 1, 0),
 			show(geosim.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(geosim.Forwards, 1, 0), show(geosim.Egress, 1e-6, 1),
-			show(geosim.EgressUSD, 1, 5), show(geosim.Spread, 1, 2), show(geosim.Fallbacks, 1, 0), show(geosim.Lost, 1, 0), show(report.Failed, 1, 0), show(geosim.Violations, 1, 0),
+			show(geosim.EgressUSD, 1, 5), show(geosim.Spread, 1, 2), show(geosim.Fallbacks, 1, 0),
+			show(geosim.Lost, 1, 0), show(report.Failed, 1, 0), show(geosim.Violations, 1, 0),
 		}, "\t")+"\t")
 	}
 	_ = w.Flush() // into a buffer

@@ -273,7 +273,8 @@ func (d *Discoverer) tell(r *record, now time.Time) {
 		}
 	}
 	d.metrics.change(r.want.Source, change)
-	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source), zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
+	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source),
+		zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
 	r.told, r.err, r.tries = new(r.want), nil, 0
 }
 

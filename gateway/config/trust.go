@@ -102,7 +102,10 @@ var metadataAddrs = []netip.Addr{
 	netip.MustParseAddr("192.0.0.192"),     // Oracle Cloud, classic
 }
 
-var metadataNames = []string{"metadata", "metadata.google.internal", "metadata.goog", "metadata.azure.internal", "instance-data", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com"}
+var metadataNames = []string{
+	"metadata", "metadata.google.internal", "metadata.goog", "metadata.azure.internal", "instance-data", "instance-data.ec2.internal",
+	"metadata.tencentyun.com", "metadata.platformequinix.com",
+}
 
 // embedded returns the IPv4 addresses to which a router or a tunnel on the way
 // may translate an IPv6 address.

@@ -174,7 +174,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		bad(path+".profile", "no profile is named %q; there are %s", e.Profile, strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "))
 	}
 	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
-		bad(path+".url", "its profile %s says how to trust engines over TLS, and %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name", e.Profile, e.URL)
+		bad(path+".url", "its profile %s says how to trust engines over TLS, and %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name",
+			e.Profile, e.URL)
 	}
 	if e.Ranks < 0 || e.Ranks > maxRanks {
 		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)
@@ -198,7 +199,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		return
 	}
 	if known && e.Ranks == 0 && profile.DPMode != mooncake.DPExternal {
-		bad(path, "its profile %s has dp_mode %s, so that one address fronts several DP ranks; set ranks to their number, or the engine places requests itself", e.Profile, profile.DPMode)
+		bad(path, "its profile %s has dp_mode %s, so that one address fronts several DP ranks; set ranks to their number, or the engine places requests itself",
+			e.Profile, profile.DPMode)
 	}
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
 		bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
@@ -259,7 +261,8 @@ func (c *Config) checkTimes(bad report) {
 	}
 	for path, d := range map[string]time.Duration{
 		"$.health.interval":     c.Health.Interval,
-		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout, "$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
+		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout,
+		"$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
 		if d <= 0 {

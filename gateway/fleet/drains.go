@@ -170,7 +170,8 @@ func (f *Fleet) overtime(s *stopped) {
 	f.mu.Unlock()
 	if current {
 		n := f.host.Move(s.covers)
-		f.host.Log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends", zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
+		f.host.Log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends",
+			zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
 	}
 }
 

@@ -167,7 +167,8 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 	}
 	f.differing[pair] = versions
 	f.host.Log.Error("ALARM: prefill and decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
-		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]), zap.String("decode", d.id), zap.String("decode_version", versions[1]))
+		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]),
+		zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 
 // Up counts the engines that take requests now.

@@ -134,7 +134,10 @@ func capacityOf(in *instance, r int) int64 {
 func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
-	f.ranks[id] = &Rank{Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.host.Monitor.Traffic(in.key()), Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in))}
+	f.ranks[id] = &Rank{
+		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.host.Monitor.Traffic(in.key()),
+		Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)),
+	}
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,

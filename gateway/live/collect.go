@@ -38,7 +38,8 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max,
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
 		},
-		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)), Decisions: decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
+		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)),
+		Decisions: decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
 		d.Proxy.ConfigError = s.Config.Last.Error

@@ -58,7 +58,8 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 		a, r := all[name], reach[name]
 		v := a.view.Load()
 		one := RegionStatus{
-			Region: name, Home: a.home, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Rank: n.rank(a), Up: r.Up, All: r.All, Away: v.Away,
+			Region: name, Home: a.home, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch,
+			Rank: n.rank(a), Up: r.Up, All: r.All, Away: v.Away,
 		}
 		if list = append(list, one); a.home {
 			copy(list[1:], list)
@@ -82,7 +83,8 @@ func (s *Set) GroupsStatus() *HAStatus {
 			h.Role = "owner"
 		}
 		h.Groups = append(h.Groups, GroupStatus{
-			Group: name, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Order: o.order(name), Up: r.Up, All: r.All, Away: v.Away, Pledged: v.Pledged,
+			Group: name, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch,
+			Order: o.order(name), Up: r.Up, All: r.All, Away: v.Away, Pledged: v.Pledged,
 		})
 	}
 	return h

@@ -117,7 +117,8 @@ func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *m
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, decodeLeg(a)), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil), t.deadlines())
+	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil)
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, decodeLeg(a)), leg, t.deadlines())
 	if err != nil {
 		return err
 	}

@@ -307,7 +307,8 @@ func (s screen) ranks() (lines []string) {
 // prefill is a line a prefill engine.
 func (s screen) prefill() []string {
 	p := s.doc.Prefill
-	lines := []string{fmt.Sprintf("%s %s  %s waiting of %d  hits %.0f%% of prompt tokens", strong.Render("prefill"), p.Policy, warn(count(int64(p.Waiting)), p.QueueMax > 0 && p.Waiting > p.QueueMax/2), p.QueueMax, 100*p.HitShare)}
+	waiting := warn(count(int64(p.Waiting)), p.QueueMax > 0 && p.Waiting > p.QueueMax/2)
+	lines := []string{fmt.Sprintf("%s %s  %s waiting of %d  hits %.0f%% of prompt tokens", strong.Render("prefill"), p.Policy, waiting, p.QueueMax, 100*p.HitShare)}
 	for _, e := range p.Engines {
 		lines = append(lines, fmt.Sprintf("  %-22s %s %s %3.0f%% of %.0f%% KV  %d probes, %s new  hit %.0f%%",
 			tail(e.ID, 22), padded(warn(e.State, e.State != "open"), 7), bar(e.KVShare, 6), 100*e.KVShare, 100*e.GateShare, e.Inflight, count(e.NewTokens), 100*e.HitShare))

@@ -112,7 +112,8 @@ func read(text []byte) (*live.Document, error) {
 		return nil, fmt.Errorf("a live document that cannot be read: %w", err)
 	}
 	if d.Form != live.Form {
-		return nil, fmt.Errorf("the proxy, version %s, sends live documents of form %d and this evenkeel reads form %d; use the proxy's own version", d.Proxy.Version, d.Form, live.Form)
+		return nil, fmt.Errorf("the proxy, version %s, sends live documents of form %d and this evenkeel reads form %d; use the proxy's own version",
+			d.Proxy.Version, d.Form, live.Form)
 	}
 	return d, nil
 }

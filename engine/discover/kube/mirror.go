@@ -65,7 +65,8 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 		},
 	}
 	backoff := pauses
-	m.reflector = cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client), object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
+	watched := cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client)
+	m.reflector = cache.NewReflectorWithOptions(watched, object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
 	return m
 }
 
