@@ -104,7 +104,7 @@ type KVEventsConfig struct {
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
-// HotspotConfig and AffinityConfig say what may overrule the policy.
+// What may overrule the policy.
 type (
 	HotspotConfig  = steer.HotspotConfig
 	AffinityConfig = steer.AffinityConfig

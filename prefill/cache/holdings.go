@@ -136,7 +136,7 @@ func (h *Holdings) Unfollow() {
 // Events is the stream that tells of the cache; nil: there is none.
 func (h *Holdings) Events() *kvevents.Stream { return h.events }
 
-// Stored, Removed and Cleared are what a stream tells.
+// Stored adds blocks that the stream tells of.
 func (h *Holdings) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }
 
 // Removed drops blocks.
