@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"evenkeel/bench/load"
 	"evenkeel/bench/world"
 	"evenkeel/bench/world/store"
 )
@@ -60,65 +61,53 @@ func playLeasedDeath(ctx context.Context, w *site, r *world.Report) error {
 // playLeasedStop lets eu's proxy stand still in the middle of its work until its
 // engines are another's, and wake then with all that it was about to do.
 func playLeasedStop(ctx context.Context, w *site, r *world.Report) error {
-	const scene = "eu's proxy stands still (SIGSTOP) and wakes"
-	taken := false
-	_, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
-		if err := world.Pause(ctx, w.load/4); err != nil {
-			return err
-		}
-		if err := w.regions[eu].proxy.Signal(syscall.SIGSTOP); err != nil {
-			return err
-		}
-		taken = w.taken(ctx, true)
-		return w.regions[eu].proxy.Signal(syscall.SIGCONT)
+	_, err := w.apart(ctx, r, "eu's proxy stands still (SIGSTOP) and wakes", func(apart bool) error {
+		return w.regions[eu].proxy.Signal(map[bool]syscall.Signal{true: syscall.SIGSTOP, false: syscall.SIGCONT}[apart])
 	})
-	if err != nil {
-		return err
-	}
-	return w.heldByOne(ctx, r, scene, taken)
-}
-
-// heldByOne holds that eu's engines were taken over, are handed back, and never
-// had two that admit to them.
-func (w *site) heldByOne(ctx context.Context, r *world.Report, scene string, taken bool) error {
-	back := w.taken(ctx, false)
-	_, over, stale, err := w.callers(w.regions[eu].place.decode)
-	if err != nil {
-		return err
-	}
-	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
-	r.Hold(taken, scene, "nobody took its engines over")
-	r.Hold(back, scene, "its engines were not handed back")
-	r.Hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
-	return nil
+	return err
 }
 
 // playLeasedCut cuts eu's proxy off from the store and from the other proxies. It
 // still reaches all engines, as do the others.
 func playLeasedCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu's proxy is cut off from the store and from the others"
-	cut := func(cut bool) error {
-		w.stores[eu].Hold(cut)
-		return errors.Join(w.cut(us, eu, cut), w.cut(as, eu, cut))
+	results, err := w.apart(ctx, r, scene, func(apart bool) error {
+		w.stores[eu].Hold(apart)
+		return errors.Join(w.cut(us, eu, apart), w.cut(as, eu, apart))
+	})
+	for _, got := range results {
+		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}
+	return err
+}
+
+// apart sets eu's proxy apart under load until its engines are another's, and holds
+// that they were taken over, are handed back, and never had two that admit to them.
+func (w *site) apart(ctx context.Context, r *world.Report, scene string, set func(apart bool) error) ([]*load.Result, error) {
 	taken := false
 	results, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
 		if err := world.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
-		if err := cut(true); err != nil {
+		if err := set(true); err != nil {
 			return err
 		}
 		taken = w.taken(ctx, true)
-		return cut(false)
+		return set(false)
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for _, got := range results {
-		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
+	back := w.taken(ctx, false)
+	_, over, stale, err := w.callers(w.regions[eu].place.decode)
+	if err != nil {
+		return nil, err
 	}
-	return w.heldByOne(ctx, r, scene, taken)
+	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
+	r.Hold(taken, scene, "nobody took its engines over")
+	r.Hold(back, scene, "its engines were not handed back")
+	r.Hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
+	return results, nil
 }
 
 // playLeasedAway takes the store away from all proxies. Regions have no promises, as
