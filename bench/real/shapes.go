@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+
+	"evenkeel/bench/real/vllm"
 )
 
 // shape is a request whose answer must be the plain engine's.
@@ -89,13 +91,7 @@ func some(list []difference) string {
 }
 
 // ids are n token ids, other ones for each seed.
-func ids(n int, seed uint64) []int {
-	rng, list := rand.New(rand.NewPCG(seed, 0)), make([]int, n)
-	for i := range list {
-		list[i] = 10 + rng.IntN(990)
-	}
-	return list
-}
+func ids(n int, seed uint64) []int { return vllm.TokenIDs(n, rand.New(rand.NewPCG(seed, 0))) }
 
 var (
 	talk    = []body{{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is a proxy?"}}

@@ -116,13 +116,6 @@ func counted(event []byte) (n int) {
 	return n
 }
 
-// ids is a prompt of random token ids, none of them special. Which they are
-// changes nothing: the KV that an answer is made from is made up, too.
-func ids(n int) []int {
-	rng := rand.New(rand.NewPCG(1, uint64(n)))
-	p := make([]int, n)
-	for i := range p {
-		p[i] = 10 + rng.IntN(990)
-	}
-	return p
-}
+// ids is a prompt. Which tokens it has changes nothing: the KV that an answer is made
+// from is made up, too.
+func ids(n int) []int { return vllm.TokenIDs(n, rand.New(rand.NewPCG(1, uint64(n)))) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +27,15 @@ var environment = append([]string{
 
 // ModelName is what every engine calls its model.
 const ModelName = "tiny"
+
+// TokenIDs are n random token ids, none of them special.
+func TokenIDs(n int, rng *rand.Rand) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = 10 + rng.IntN(990)
+	}
+	return list
+}
 
 // Engine is a process of `vllm serve` with those it started, one process group.
 type Engine struct {
