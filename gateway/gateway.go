@@ -1,6 +1,6 @@
-// Package gateway is the proxy itself: the OpenAI API towards clients, which requests are
-// admitted, and the wiring of the parts that decide. What becomes of a request then is
-// in package request.
+// Package gateway wires the parts of the proxy: it starts them, has them take up another
+// config, shuts them down, and says how they are. A request comes in by package door, and
+// what becomes of it then is in package request.
 package gateway
 
 import (
@@ -42,31 +42,31 @@ type Gateway struct {
 	started time.Time
 
 	config     *reload.Reloader
+	service    *service.Service
 	client     *engine.Client
 	monitor    *engine.Monitor
+	fleet      *fleet.Fleet
+	discovery  *fleet.Discovery // nil: nothing is discovered
 	tier       *prefill.Tier
 	locals     *local.Ranks
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
-	fleet      *fleet.Fleet
-	advice     *adviser.Adviser
+	owner      *owner.Set    // nil: everything is ours
+	peers      *abroad.Peers // nil: there are no others
 	journal    *journal.Journal
 	requests   *request.Server
+	advice     *adviser.Adviser
 
-	door *door.Door
+	door     *door.Door
+	bodies   *edge.Bodies
+	server   *edge.Server
+	listener *edge.Listener
+	admin    net.Listener
 
 	beside     []func(context.Context) // run from Start on
 	ctx        context.Context         // ends when the last stream has
 	stop       context.CancelFunc
 	background sync.WaitGroup // loops that end with ctx
-	server     *edge.Server
-	listener   *edge.Listener
-	bodies     *edge.Bodies
-	admin      net.Listener
-	service    *service.Service
-	peers      *abroad.Peers    // nil: there are no others
-	owner      *owner.Set       // nil: everything is ours
-	discovery  *fleet.Discovery // nil: nothing is discovered
 }
 
 // New wires a proxy from a validated config. Nothing listens yet.
