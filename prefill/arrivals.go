@@ -10,8 +10,8 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// arrivals are the requests that wait, and decides which of them pass. Its methods
-// are called under the tier's lock.
+// arrivals decides which of the requests that wait pass. Its methods are called under
+// the tier's lock.
 type arrivals struct {
 	*state
 	choose *chooser

@@ -30,13 +30,12 @@ type chooser struct {
 	lastLease uint64
 
 	// Scratch of one decision, and of one round of them.
-	holding           []*candidate
-	eligible, untried []*candidate
-	near              []*candidate
-	view              []policy.Candidate
-	found             []int32
-	prefillers        []Prefiller
-	onTheWay          map[string]int // by region
+	holding    []*candidate
+	eligible   []*candidate
+	view       []policy.Candidate
+	found      []int32
+	prefillers []Prefiller
+	onTheWay   map[string]int // by region
 }
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
@@ -66,7 +65,7 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 
 // serve is tryServe for a request that is served here if at all.
 func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
-	eligible, skipped := d.filterCircuit(d.allowed(r, m.reachable(r)))
+	eligible, skipped := d.filterCircuit(r, m.servers)
 	eligible = d.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, noGate
@@ -244,31 +243,10 @@ func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candida
 	return d.drop(filterStalled, candidates, func(c *candidate) bool { return !d.canStart(r, c) && (p.LoadBlind() || c.account.Stalled(d.now)) }, anyOne)
 }
 
-// reachable are the candidates that a request may go to at all.
-func (m *model) reachable(r *Request) []*candidate {
-	if r.Target == "" {
-		return m.servers
-	}
-	for i, c := range m.servers {
-		if c.ID == r.Target {
-			return m.servers[i : i+1]
-		}
-	}
-	return nil
-}
-
-// allowed keeps the candidates in regions that the request may go to.
-func (d *chooser) allowed(r *Request, servers []*candidate) []*candidate {
-	if r.May == nil {
-		return servers
-	}
-	d.near = d.near[:0]
-	for _, c := range servers {
-		if c.Region == "" || r.May(c.Region) {
-			d.near = append(d.near, c)
-		}
-	}
-	return d.near
+// reaches reports whether the request may go to the candidate at all: it names it, or
+// none, and may go to its region.
+func (r *Request) reaches(c *candidate) bool {
+	return (r.Target == "" || c.ID == r.Target) && (r.May == nil || c.Region == "" || r.May(c.Region))
 }
 
 // CheckTarget says what is wrong with a candidate that a request for the model
@@ -276,18 +254,18 @@ func (d *chooser) allowed(r *Request, servers []*candidate) []*candidate {
 func (t *Tier) CheckTarget(model, id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if m := t.models[model]; m != nil && len(m.reachable(&Request{Target: id})) > 0 {
+	if m := t.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
 		return nil
 	}
 	return fmt.Errorf("%w: %q is no prefill candidate for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that are not out. If all are out,
-// they are all tried: a request that may fail beats one that must.
-func (d *chooser) filterCircuit(servers []*candidate) (kept []*candidate, skipped bool) {
+// filterCircuit keeps the live candidates that a request reaches and that are not out.
+// If all are out, they are all tried: a request that may fail beats one that must.
+func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
-		if c.Live && c.circuit.Allows(d.now) {
+		if c.Live && c.circuit.Allows(d.now) && r.reaches(c) {
 			d.eligible = append(d.eligible, c)
 		}
 	}
@@ -295,7 +273,7 @@ func (d *chooser) filterCircuit(servers []*candidate) (kept []*candidate, skippe
 		return d.eligible, false
 	}
 	for _, c := range servers {
-		if c.Live {
+		if c.Live && r.reaches(c) {
 			d.eligible = append(d.eligible, c)
 		}
 	}
@@ -317,46 +295,21 @@ func (d *chooser) filterFresh(candidates []*candidate) []*candidate {
 	return d.drop(filterFresh, candidates, full, anyOne)
 }
 
-// filterTried keeps the candidates on instances that were not tried, else
-// those that were not tried themselves, else all.
+// filterTried keeps the candidates on instances that were not tried, else those that
+// were not tried themselves, else all.
 func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*candidate {
-	elsewhere, others := 0, 0
-	for _, c := range candidates {
-		here, instance := d.tried(c, exclude)
-		if !instance {
-			elsewhere++
-		}
-		if !here {
-			others++
-		}
+	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
+	instance := func(c *candidate) bool {
+		return tried(c) || slices.ContainsFunc(exclude, func(id string) bool {
+			o := d.candidates[id]
+			return o != nil && o.Instance == c.Instance
+		})
 	}
-	if elsewhere == 0 {
-		d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
+	if slices.ContainsFunc(candidates, func(c *candidate) bool { return !instance(c) }) {
+		return slices.DeleteFunc(candidates, instance)
 	}
-	if others == 0 {
-		d.metrics.filterSkipped.WithLabelValues(filterExcluded).Inc()
-		return candidates
-	}
-	d.untried = d.untried[:0]
-	for _, c := range candidates {
-		here, instance := d.tried(c, exclude)
-		if elsewhere > 0 && !instance || elsewhere == 0 && !here {
-			d.untried = append(d.untried, c)
-		}
-	}
-	return d.untried
-}
-
-// tried says whether a request that names these candidates was there before,
-// and whether it was on the same instance.
-func (s *state) tried(c *candidate, exclude []string) (here, instance bool) {
-	here = slices.Contains(exclude, c.ID)
-	for _, id := range exclude {
-		if o := s.candidates[id]; o != nil && o.Instance == c.Instance {
-			return here, true
-		}
-	}
-	return here, here
+	d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
+	return d.drop(filterExcluded, candidates, tried, anyOne)
 }
 
 // reserve books the choice: charge, circuit, canary, and what its prefill will

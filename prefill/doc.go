@@ -9,6 +9,11 @@
 // the probe to the first decode event, the drain, or the engine's own timeout,
 // and gives them back exactly once.
 //
+// What is known are five values, each a package without clock, lock, log or metric:
+// queue (who waits), ledger (what engines are charged with), cache (what they hold),
+// fit (how long prefills take) and steer (which one of them). Tier holds them under
+// its lock and gives them the time; chooser and arrivals decide on top of them.
+//
 // Nothing here polls. A request that waits is woken by what can let it pass: a
 // lease that ends, a place that gets free (Wake), a scrape, another set of
 // candidates, or the one timer armed for the next hold timeout, canary,

@@ -72,13 +72,12 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	}
 	slices.SortFunc(ordered, func(a, b *candidate) int {
 		switch {
-		case a.configured != b.configured && a.configured:
-			return -1
-		case a.configured != b.configured:
-			return 1
-		default:
+		case a.configured == b.configured:
 			return a.order - b.order
+		case a.configured:
+			return -1
 		}
+		return 1
 	})
 	a := t.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
@@ -236,7 +235,7 @@ func (t *Tier) Score(r Request) ([]Scored, error) {
 		return nil, err
 	}
 	m := t.models[r.Model]
-	eligible, _ := t.choose.filterCircuit(m.servers)
+	eligible, _ := t.choose.filterCircuit(&Request{}, m.servers)
 	eligible = t.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: nobody is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
