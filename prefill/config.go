@@ -104,11 +104,11 @@ type KVEventsConfig struct {
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
-// What may overrule the policy.
-type (
-	HotspotConfig  = steer.HotspotConfig
-	AffinityConfig = steer.AffinityConfig
-)
+// HotspotConfig says when a key is served by more engines than its own.
+type HotspotConfig = steer.HotspotConfig
+
+// AffinityConfig says how long a session stays with its engine.
+type AffinityConfig = steer.AffinityConfig
 
 // Places is the room of the pool. A place is reserved before the probe is
 // sent, so that a prefill is never thrown away for lack of one. No call
