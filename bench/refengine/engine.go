@@ -55,7 +55,7 @@ type life struct {
 	prefills    []*prefillRank
 	group       *group
 	pull        *http.Client
-	frozen      frozenGauges
+	frozen      sync.Map // what /metrics last said before it froze, by port
 	blockIDs    atomic.Int64
 
 	mu    sync.Mutex
@@ -339,7 +339,7 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 	}
 	e.mu.Lock()
 	if e.life != nil {
-		e.life.frozen.thaw()
+		e.life.frozen.Clear()
 	}
 	e.mu.Unlock()
 	e.faults.set(e.cfg.Seed, rules)

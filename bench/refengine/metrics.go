@@ -3,33 +3,7 @@ package refengine
 import (
 	"fmt"
 	"math"
-	"sync"
 )
-
-// frozenGauges is what /metrics last said before it froze, by port.
-type frozenGauges struct {
-	mu    sync.Mutex
-	pages map[int][]byte
-}
-
-// page keeps the first page of a port and gives it back from then on.
-func (f *frozenGauges) page(port int, fresh []byte) []byte {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.pages == nil {
-		f.pages = map[int][]byte{}
-	}
-	if f.pages[port] == nil {
-		f.pages[port] = fresh
-	}
-	return f.pages[port]
-}
-
-func (f *frozenGauges) thaw() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.pages = nil
-}
 
 // serveMetrics is Prometheus text with vLLM's names, one series a rank of the
 // port.
@@ -50,8 +24,9 @@ func (l *life) serveMetrics(x *exchange) bool {
 		usage = hit[0].Value
 	}
 	page := l.metrics(first, last, usage)
-	if len(hit) > 0 {
-		page = l.frozen.page(x.port, page)
+	if len(hit) > 0 { // the first page of a port stays
+		kept, _ := l.frozen.LoadOrStore(x.port, page)
+		page = kept.([]byte)
 	}
 	return x.answer(200, contentType, page)
 }
@@ -82,8 +57,6 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	if !cfg.OldMetricNames {
 		deferred := func(r int) float64 { return float64(l.group.ranks[r].gauges.deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
-	}
-	if !cfg.OldMetricNames {
 		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.ranks[r].gauges.generated.Load()) }, "")
 	}
 	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].queries.Load()) }, "")
