@@ -36,8 +36,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	case LegProbe:
 		e.count.Probes.Add(1)
 	case LegDecode:
-		e.count.Decodes.Add(1)
-		e.count.turns.came(x.req.Header.Get("Authorization"))
+		e.count.decoded(x.req.Header.Get("Authorization"))
 	default:
 		e.count.Plain.Add(1)
 	}

@@ -35,16 +35,16 @@ func (l *life) servePull(x *exchange) bool {
 	if err := json.Unmarshal(x.body, &q); err != nil || q.ID == "" {
 		return x.fail(refuse(400, "pull: needs an id"))
 	}
-	if q.Renew {
+	reply := pullReply{State: pullOK}
+	switch {
+	case q.Renew:
 		l.pins.renew(q.ID)
-		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
-	}
-	if q.Release {
+	case q.Release:
 		l.pins.release(q.ID)
-		return x.answer(200, typeJSON, []byte(`{"state":"ok","key":"0"}`))
+	default:
+		reply.State, reply.Key = l.pins.pull(q.ID, q.Engine, q.Blocks, q.Drain)
 	}
-	state, key := l.pins.pull(q.ID, q.Engine, q.Blocks, q.Drain)
-	return x.answer(200, typeJSON, fmt.Appendf(nil, `{"state":%q,"key":"%d"}`, state, key))
+	return x.answerJSON(reply)
 }
 
 // fetchKV waits for KV blocks, then pulls the prompt's KV. answer is what will

@@ -39,6 +39,7 @@ type Events[N any] struct {
 	DuplicateIDs  N `json:"duplicate_request_ids"` // X-Request-Id seen before
 	RankMismatch  N `json:"rank_mismatches"`       // header for another rank than the port's
 	Unpinned      N `json:"unpinned"`              // internal balancing without a header
+	CallerTurns   N `json:"caller_turns"`          // decodes with another credential than the one before
 	StaleEpochs   N `json:"stale_epochs"`          // decodes of a proxy that came after those of a later owner: two admit here
 	Epoch         N `json:"epoch"`                 // of the last owner
 }
@@ -46,7 +47,7 @@ type Events[N any] struct {
 // counters live as long as the Engine.
 type counters struct {
 	Events[atomic.Int64]
-	turns turns
+	credential atomic.Pointer[string] // of the last decode
 }
 
 // read returns the counters as they are now.
@@ -58,27 +59,13 @@ func (c *counters) read() (now Events[int64]) {
 	return now
 }
 
-// turns counts how often hand-offs to decode came with another credential than
-// the one before: dispatchers that own an engine one after the other take few.
-type turns struct {
-	mu   sync.Mutex
-	last string
-	n    int64
-}
-
-func (t *turns) came(credential string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.last != "" && credential != t.last {
-		t.n++
+// decoded counts a decode of a caller with that credential: dispatchers that own an
+// engine one after the other make few turns.
+func (c *counters) decoded(credential string) {
+	c.Decodes.Add(1)
+	if last := c.credential.Swap(&credential); last != nil && *last != "" && *last != credential {
+		c.CallerTurns.Add(1)
 	}
-	t.last = credential
-}
-
-func (t *turns) count() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.n
 }
 
 // Stats is what GET /stats answers.
@@ -89,7 +76,6 @@ type Stats struct {
 	Pins         int   `json:"pins"`
 	PinnedTokens int   `json:"pinned_tokens"`
 	KVUsed       int64 `json:"kv_used_tokens"` // in whole blocks
-	CallerTurns  int64 `json:"caller_turns"`   // decodes with another credential than the one before
 	TraceDropped int64 `json:"trace_dropped"`  // step trace entries lost to a slow writer
 
 	Ranks []RankStats `json:"ranks"`
@@ -110,7 +96,7 @@ func (e *Engine) Stats() Stats {
 	l := e.life
 	trace := e.trace
 	e.mu.Unlock()
-	s := Stats{Events: e.count.read(), CallerTurns: e.count.turns.count()}
+	s := Stats{Events: e.count.read()}
 	if trace != nil {
 		s.TraceDropped = trace.dropped.Load()
 	}
