@@ -42,6 +42,18 @@ func (w *writer) appendHead(dst []byte, r *request, object string) []byte {
 
 func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
+// appendList is a JSON list of the items [from, to).
+func appendList(dst []byte, from, to int, item func(dst []byte, i int) []byte) []byte {
+	dst = append(dst, '[')
+	for i := from; i < to; i++ {
+		if i > from {
+			dst = append(dst, ',')
+		}
+		dst = item(dst, i)
+	}
+	return append(dst, ']')
+}
+
 // appendRole is the first chunk of a chat; it comes with the first engine output.
 func (a *answer) appendRole(dst []byte) []byte {
 	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],`...)
@@ -53,14 +65,8 @@ func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
 	if !told {
 		return append(dst, `"prompt_token_ids":null`...)
 	}
-	dst = append(dst, `"prompt_token_ids":[`...)
-	for i, id := range a.r.prompt.IDs {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = appendInt(dst, int(id))
-	}
-	return append(dst, ']')
+	ids := a.r.prompt.IDs
+	return appendList(append(dst, `"prompt_token_ids":`...), 0, len(ids), func(dst []byte, i int) []byte { return appendInt(dst, int(ids[i])) })
 }
 
 // endChunk closes an event of which made tokens are told so far.
@@ -181,17 +187,10 @@ func (a *answer) appendIDs(dst []byte, from, to int) []byte {
 	if !a.r.returnIDs {
 		return append(dst, `"token_ids":null`...)
 	}
-	dst = append(dst, `"token_ids":[`...)
 	if rule, hit := a.r.troubles.find(Swallow, ""); hit && from == rule.AfterTokens {
 		from = to - 1 // the parser's chunk has the ids of its own token only
 	}
-	for i := from; i < to; i++ {
-		dst = append(appendInt(dst, int(a.token(i))), ',')
-	}
-	if to > from {
-		dst = dst[:len(dst)-1]
-	}
-	return append(dst, ']')
+	return appendList(append(dst, `"token_ids":`...), from, to, func(dst []byte, i int) []byte { return appendInt(dst, int(a.token(i))) })
 }
 
 // appendFinish is a chunk without tokens that says how the answer ends.
@@ -253,58 +252,44 @@ func (a *answer) appendLogprobs(dst []byte, from, to int) []byte {
 	if !a.r.chat {
 		return a.appendCompletionLogprobs(dst, from, to)
 	}
-	dst = append(dst, `{"content":[`...)
-	for i := from; i < to; i++ {
-		if i > from {
-			dst = append(dst, ',')
-		}
-		dst = append(appendLogprob(dst, a.token(i), 0), `,"top_logprobs":[`...)
-		for k := range a.r.logprobs {
-			if k > 0 {
-				dst = append(dst, ',')
-			}
-			dst = append(appendLogprob(dst, a.token(i), k), '}')
-		}
-		dst = append(dst, "]}"...)
-	}
-	return append(dst, "]}"...)
+	dst = appendList(append(dst, `{"content":`...), from, to, func(dst []byte, i int) []byte {
+		dst = append(appendLogprob(dst, a.token(i), 0), `,"top_logprobs":`...)
+		dst = appendList(dst, 0, a.r.logprobs, func(dst []byte, k int) []byte { return append(appendLogprob(dst, a.token(i), k), '}') })
+		return append(dst, '}')
+	})
+	return append(dst, '}')
 }
 
 // appendLogprob is a token's entry, left open. Alternative k is less likely.
 func appendLogprob(dst []byte, id int32, k int) []byte {
 	alternative := reftext.FirstAnswerID + (id-reftext.FirstAnswerID+int32(k))%(reftext.VocabSize-reftext.FirstAnswerID)
 	dst = append(reftext.AppendTokenJSON(append(dst, `{"token":"`...), alternative), `","logprob":`...)
-	dst = append(strconv.AppendFloat(dst, logprob(id, k), 'f', 4, 64), `,"bytes":[`...)
-	var text [40]byte
-	for i, b := range reftext.AppendToken(text[:0], alternative) {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = appendInt(dst, int(b))
-	}
-	return append(dst, ']')
+	dst = append(strconv.AppendFloat(dst, logprob(id, k), 'f', 4, 64), `,"bytes":`...)
+	text := reftext.AppendToken(nil, alternative)
+	return appendList(dst, 0, len(text), func(dst []byte, i int) []byte { return appendInt(dst, int(text[i])) })
 }
 
 func logprob(id int32, k int) float64 { return -float64(id%1000)/1000 - float64(k) }
 
 func (a *answer) appendCompletionLogprobs(dst []byte, from, to int) []byte {
-	var tokens, probs, offsets, tops []byte
-	var word [40]byte
-	at := 0
+	at := 0 // in runes
+	length := func(i int) int { return utf8.RuneCount(reftext.AppendToken(nil, a.token(i))) }
 	for i := range from {
-		at += utf8.RuneCount(reftext.AppendToken(word[:0], a.token(i)))
+		at += length(i)
 	}
-	for i := from; i < to; i++ {
-		id := a.token(i)
-		tokens = append(reftext.AppendTokenJSON(append(tokens, '"'), id), `",`...)
-		probs = append(strconv.AppendFloat(probs, logprob(id, 0), 'f', 4, 64), ',')
-		offsets = append(appendInt(offsets, at), ',')
-		at += utf8.RuneCount(reftext.AppendToken(word[:0], id))
-		tops = append(reftext.AppendTokenJSON(append(tops, `{"`...), id), `":`...)
-		tops = append(strconv.AppendFloat(tops, logprob(id, 0), 'f', 4, 64), "},"...)
+	token := func(dst []byte, i int) []byte {
+		return append(reftext.AppendTokenJSON(append(dst, '"'), a.token(i)), '"')
 	}
-	cut := func(b []byte) []byte { return b[:max(0, len(b)-1)] } // the last comma
-	dst = append(append(append(dst, `{"text_offset":[`...), cut(offsets)...), `],"token_logprobs":[`...)
-	dst = append(append(append(dst, cut(probs)...), `],"tokens":[`...), cut(tokens)...)
-	return append(append(append(dst, `],"top_logprobs":[`...), cut(tops)...), "]}"...)
+	prob := func(dst []byte, i int) []byte { return strconv.AppendFloat(dst, logprob(a.token(i), 0), 'f', 4, 64) }
+	dst = appendList(append(dst, `{"text_offset":`...), from, to, func(dst []byte, i int) []byte {
+		dst = appendInt(dst, at)
+		at += length(i)
+		return dst
+	})
+	dst = appendList(append(dst, `,"token_logprobs":`...), from, to, prob)
+	dst = appendList(append(dst, `,"tokens":`...), from, to, token)
+	dst = appendList(append(dst, `,"top_logprobs":`...), from, to, func(dst []byte, i int) []byte {
+		return append(prob(append(token(append(dst, '{'), i), ':'), i), '}')
+	})
+	return append(dst, '}')
 }

@@ -2,7 +2,6 @@ package refengine
 
 import (
 	"fmt"
-	"strconv"
 
 	"evenkeel/rawjson"
 )
@@ -40,7 +39,7 @@ func (e *apiError) of(param string) *apiError {
 	return e
 }
 
-var errorTypes = map[int][2]string{ // Python's type, RUST's code
+var errorTypes = map[int]struct{ python, rust string }{ // the type that Python names, the code that Rust does
 	400: {"BadRequestError", "invalid_request_error"},
 	401: {"Unauthorized", "unauthorized"},
 	404: {"NotFoundError", "model_not_found"},
@@ -50,48 +49,30 @@ var errorTypes = map[int][2]string{ // Python's type, RUST's code
 	503: {"ServiceUnavailable", "service_unavailable"},
 }
 
-func errorType(status int) (python, rust string) {
-	if t, ok := errorTypes[status]; ok {
-		return t[0], t[1]
-	}
-	return "InternalServerError", "server_error"
-}
-
 func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
-	python, rust := errorType(e.status)
+	types, ok := errorTypes[e.status]
+	if !ok {
+		types = errorTypes[500]
+	}
+	message, param := rawjson.AppendString(nil, e.message), []byte("null")
+	if e.param != "" {
+		param = rawjson.AppendString(nil, e.param)
+	}
 	switch shape {
 	case ShapeOld:
-		body = append(body, `{"object":"error","message":"`...)
-		body = rawjson.AppendEscaped(body, e.message)
-		return append(e.appendRest(body, python), '}'), typeJSON
+		return fmt.Appendf(nil, `{"object":"error","message":%s,"type":%q,"param":%s,"code":%d}`, message, types.python, param, e.status), typeJSON
 	case ShapeRust:
-		body = append(body, `{"error":{"message":"`...)
-		body = rawjson.AppendEscaped(body, e.message)
 		kind := "invalid_request_error"
 		if e.status >= 500 {
 			kind = "server_error"
 		}
-		body = append(append(append(body, `","type":"`...), kind...), `","param":null,"code":"`...)
-		return append(append(body, rust...), `"}}`...), typeJSON
+		return fmt.Appendf(nil, `{"error":{"message":%s,"type":%q,"param":null,"code":%q}}`, message, kind, types.rust), typeJSON
 	case ShapeFastAPI:
-		return append(rawjson.AppendEscaped(append(body, `{"detail":"`...), e.message), `"}`...), typeJSON
+		return fmt.Appendf(nil, `{"detail":%s}`, message), typeJSON
 	case ShapeText:
-		return append(body, e.message...), "text/plain; charset=utf-8"
+		return []byte(e.message), "text/plain; charset=utf-8"
 	case ShapeHTML:
-		return append(append(append(body, "<html><body><h1>"...), e.message...), "</h1></body></html>\n"...), "text/html"
+		return fmt.Appendf(nil, "<html><body><h1>%s</h1></body></html>\n", e.message), "text/html"
 	}
-	body = append(body, `{"error":{"message":"`...)
-	body = rawjson.AppendEscaped(body, e.message)
-	return append(e.appendRest(body, python), "}}"...), typeJSON
-}
-
-// appendRest appends what follows the message in Python's shapes.
-func (e *apiError) appendRest(dst []byte, kind string) []byte {
-	dst = append(append(append(dst, `","type":"`...), kind...), `","param":`...)
-	if e.param == "" {
-		dst = append(dst, "null"...)
-	} else {
-		dst = append(rawjson.AppendEscaped(append(dst, '"'), e.param), '"')
-	}
-	return strconv.AppendInt(append(dst, `,"code":`...), int64(e.status), 10)
+	return fmt.Appendf(nil, `{"error":{"message":%s,"type":%q,"param":%s,"code":%d}}`, message, types.python, param, e.status), typeJSON
 }

@@ -73,8 +73,7 @@ func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 func (f *fields) remote(cfg Config) remote {
 	switch cfg.Connector {
 	case VLLMMooncake:
-		r := remote{address: f.text("remote_bootstrap_addr"), id: f.text("transfer_id"), engine: f.text("remote_engine_id")}
-		r.address = trimScheme(r.address)
+		r := remote{address: strings.TrimPrefix(f.text("remote_bootstrap_addr"), "http://"), id: f.text("transfer_id"), engine: f.text("remote_engine_id")}
 		r.need("transfer_id", r.id == "", "remote_bootstrap_addr", r.address == "", "remote_engine_id", r.engine == "")
 		return r
 	case Opaque:
@@ -87,14 +86,6 @@ func (f *fields) remote(cfg Config) remote {
 	r.address = net.JoinHostPort(host, strconv.Itoa(port))
 	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" && cfg.namesRequests())
 	return r
-}
-
-func trimScheme(addr string) string {
-	const http = "http://"
-	if len(addr) > len(http) && addr[:len(http)] == http {
-		return addr[len(http):]
-	}
-	return addr
 }
 
 func (r *remote) need(pairs ...any) {
@@ -138,58 +129,46 @@ func (l *life) handoffOf(rank int, r *request, k *pin, cached int, first int32) 
 		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"where":%q,"what":%q,"sealed":[9007199254740993,"é"]}`,
 			net.JoinHostPort(host, strconv.Itoa(port)), k.id)
 	}
-	ids := appendBlocks(nil, k.blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles)
-	if !cfg.namesRequests() && cfg.Connector == NIXLPull {
-		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_host":%q,"remote_port":%d,"tp_size":1}`,
-			ids, l.engineID(rank), host, port)
+	named := ""
+	if cfg.namesRequests() && !r.troubles.has(NoRequestID) {
+		id, _ := json.Marshal(k.id) // a string always marshals
+		named = fmt.Sprintf(`"remote_request_id":%s,`, id)
 	}
-	if !cfg.namesRequests() {
-		common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,`+
-			`"remote_host":%q,"remote_port":%d,"last_token_id":%d`,
-			ids, l.engineID(rank), host, port, first)
-		if cfg.before(12) {
-			return fmt.Appendf(nil, `{%s}`, common)
-		}
-		return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q}},"num_prompt_blocks":%d}`,
-			common, host, l.engineID(rank), len(k.blocks))
-	}
-	id, _ := json.Marshal(k.id) // a string always marshals
-	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,`+
-		`"remote_request_id":%s,"remote_host":%q,"remote_port":%d`,
-		ids, l.engineID(rank), id, host, port)
-	if r.troubles.has(NoRequestID) {
-		common = strings.Replace(common, fmt.Sprintf(`"remote_request_id":%s,`, id), "", 1)
-	}
-	if cfg.Connector == NIXLPull {
+	engine := l.engineID(rank)
+	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,%s"remote_host":%q,"remote_port":%d`,
+		blockList(k.blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles), engine, named, host, port)
+	switch old := !cfg.namesRequests(); {
+	case old && cfg.Connector == NIXLPull:
+		return fmt.Appendf(nil, `{%s,"tp_size":1}`, common)
+	case cfg.Connector == NIXLPull:
 		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,`+
 			`"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":%d}`,
 			common, k.tokens, cached)
+	case old && cfg.before(12):
+		return fmt.Appendf(nil, `{%s,"last_token_id":%d}`, common, first)
+	case old:
+		return fmt.Appendf(nil, `{%s,"last_token_id":%d,"remote_pcp_size":1,"remote_dcp_size":1,`+
+			`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q}},"num_prompt_blocks":%d}`,
+			common, first, host, engine, len(k.blocks))
 	}
 	return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":1,"last_token_id":%d,`+
 		`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q,"handshake_port":%d}},"num_prompt_blocks":%d,"remote_block_size":%d,"remote_epoch":9007199254740993}`,
-		common, first, host, l.engineID(rank), port, len(k.blocks), blockSize)
+		common, first, host, engine, port, len(k.blocks), blockSize)
 }
 
-func appendBlocks(dst []byte, ids []int, flat bool, t troubles) []byte {
+// blockList is the list of block ids in a hand-off.
+func blockList(ids []int, flat bool, t troubles) []byte {
 	if t.has(EmptyBlocks) {
 		ids = nil
 	}
-	dst = append(dst, '[')
-	if !flat {
-		dst = append(dst, '[')
-	}
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
+	list := appendList(nil, 0, len(ids), func(dst []byte, i int) []byte {
 		if t.has(StringBlocks) {
-			dst = append(strconv.AppendInt(append(dst, '"'), int64(id), 10), '"')
-			continue
+			return strconv.AppendQuote(dst, strconv.Itoa(ids[i]))
 		}
-		dst = strconv.AppendInt(dst, int64(id), 10)
+		return appendInt(dst, ids[i])
+	})
+	if flat {
+		return list
 	}
-	if !flat {
-		dst = append(dst, ']')
-	}
-	return append(dst, ']')
+	return append(append([]byte("["), list...), ']')
 }
