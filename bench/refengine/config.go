@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"evenkeel/bench/refengine/cache"
 )
 
 // Role says which requests an engine takes.
@@ -86,7 +88,7 @@ type Config struct {
 	StepLog   int                                   // steps kept in memory, default 65536
 }
 
-const blockSize = 128 // tokens of KV cache in a block
+const blockSize = cache.BlockSize
 
 // WithDefaults fills in what was left zero.
 func (c Config) WithDefaults() Config {

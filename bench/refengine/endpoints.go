@@ -117,7 +117,7 @@ func (l *life) serveTokenize(x *exchange) bool {
 
 func (l *life) serveReset(x *exchange) bool {
 	for _, r := range l.prefills {
-		r.cache.reset()
+		r.cache.Reset()
 	}
 	return x.answerJSON(map[string]bool{"success": true})
 }

@@ -18,7 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
+	"evenkeel/bench/refengine/cache"
 )
 
 // Engine is one deployment: the ranks of a Config.
@@ -49,8 +49,8 @@ type life struct {
 
 	listeners   []net.Listener
 	ports       []int
-	kvListeners []net.Listener // of publishers, then of replays
-	events      []*kvEvents    // of the ranks
+	kvListeners []net.Listener  // of publishers, then of replays
+	events      []*cache.Events // of the ranks
 	pins        *pins
 	prefills    []*prefillRank
 	group       *group
@@ -147,6 +147,25 @@ func portsFrom(address string, n int, what string) (addrs []string, err error) {
 	return addrs, nil
 }
 
+// kvAddresses are where the ranks publish, then where they replay.
+func (c Config) kvAddresses() ([]string, error) {
+	if c.KVEvents == "" {
+		return nil, nil
+	}
+	return portsFrom(c.KVEvents, 2*c.DPSize, "KV events address")
+}
+
+// KVEvents are the addresses of a rank's publisher and of its replays, empty
+// when it has none.
+func (e *Engine) KVEvents(rank int) (events, replay string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.kvAddrs) == 0 {
+		return "", ""
+	}
+	return e.kvAddrs[rank], e.kvAddrs[e.cfg.DPSize+rank]
+}
+
 // Revive starts a killed engine again on the same ports: empty, but its
 // counters, step log and faults go on.
 func (e *Engine) Revive() error {
@@ -180,9 +199,9 @@ func (e *Engine) Revive() error {
 		e.kvAddrs[i] = ln.Addr().String()
 	}
 	for rank := range e.cfg.DPSize {
-		var events *kvEvents
+		var events *cache.Events
 		if len(e.kvAddrs) > 0 {
-			events = newKVEvents(e.cfg, rank)
+			events = &cache.Events{Rank: rank, Maps: e.cfg.KVEventsEncoding == "map", HWM: e.cfg.KVEventsHWM, Delay: e.cfg.KVEventsDelay}
 		}
 		rank := newPrefillRank(e.cfg, events)
 		l.prefills = append(l.prefills, rank)
@@ -205,12 +224,12 @@ func (l *life) start() {
 		l.wg.Go(func() { l.accept(ln, func(conn net.Conn) func() { return l.client(conn, i) }) })
 	}
 	for i, ln := range l.kvListeners {
-		as := zmq4.Pub
-		if i >= len(l.events) {
-			as = zmq4.Router
-		}
 		events := l.events[i%len(l.events)]
-		l.wg.Go(func() { l.accept(ln, func(conn net.Conn) func() { return func() { events.serve(l, conn, as) } }) })
+		serve := events.Publish
+		if i >= len(l.events) {
+			serve = events.Replay
+		}
+		l.wg.Go(func() { l.accept(ln, func(conn net.Conn) func() { return func() { serve(conn) } }) })
 	}
 }
 

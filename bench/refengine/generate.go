@@ -287,7 +287,7 @@ func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 func (l *life) decode(x *exchange, r *request) bool {
 	right := r.prompt.Answer
 	cache := l.prefills[r.rank].cache
-	if _, bad := cache.match(r.salt, r.prompt.IDs); bad { // it decodes on what is there, and pulls the rest
+	if _, bad := cache.Match(r.salt, r.prompt.IDs); bad { // it decodes on what is there, and pulls the rest
 		l.engine.count.BadHits.Add(1)
 		right ^= badKV
 	}
@@ -332,7 +332,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		from.asked.Add(tokens)
 		if !local { // its blocks are in the prefix cache like any others
 			from.pulled.Add(tokens)
-			cache.add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
+			cache.Add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}
 		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"evenkeel/bench/refengine/cache"
 )
 
 // job is a request in the decode group.
@@ -77,7 +79,7 @@ type group struct {
 	inbox    *mailbox[message]
 	spare    []message
 	ranks    []decodeRank
-	caches   []*prefixCache // by rank; nil: none
+	caches   []*cache.Cache // by rank; nil: none
 	loads    []RankLoad     // scratch of a step
 	step     int64
 	prefills time.Duration // local prefill time of the step being put together
@@ -97,7 +99,7 @@ type gauges struct {
 
 func newGroup(cfg Config, count *counters, log *stepLog) *group {
 	return &group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
-		ranks: make([]decodeRank, cfg.DPSize), loads: make([]RankLoad, cfg.DPSize), caches: make([]*prefixCache, cfg.DPSize)}
+		ranks: make([]decodeRank, cfg.DPSize), loads: make([]RankLoad, cfg.DPSize), caches: make([]*cache.Cache, cfg.DPSize)}
 }
 
 // run is the clock. A step's end is the last one's end plus its length, not a
@@ -267,9 +269,9 @@ func (g *group) admit() {
 // prefill computes a prompt on its decode rank and returns what that adds to the
 // step, of all ranks of the group.
 func (g *group) prefill(j *job) time.Duration {
-	cached, bad := g.caches[j.rank].match(j.salt, j.ids)
+	cached, bad := g.caches[j.rank].Match(j.salt, j.ids)
 	j.cached.Store(int64(cached))
-	g.caches[j.rank].add(j.salt, j.ids, bad)
+	g.caches[j.rank].Add(j.salt, j.ids, bad)
 	return g.cfg.PrefillBase + time.Duration(j.kvTokens()-cached)*g.cfg.PrefillPerToken
 }
 

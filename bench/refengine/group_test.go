@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/bench/refengine/cache"
 )
 
 // clocked runs a group in a bubble, where time stands still until everyone waits.
@@ -70,7 +72,7 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 
 func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
 	clocked(t, Config{DPSize: 2, PrefillBase: time.Second, PrefillPerToken: time.Millisecond}, func(g *group) {
-		g.caches[0] = newPrefixCache(100, nil)
+		g.caches[0] = cache.New(100, nil)
 		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} { // three blocks
 			j := g.put(0, 500, 1)
 			time.Sleep(10 * time.Second)

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"evenkeel/bench/refengine/cache"
 )
 
 // prefillJob is a prompt that waits for or is in prefill.
@@ -21,7 +23,7 @@ type prefillJob struct {
 // its KV blocks are free, and everyone behind it too.
 type prefillRank struct {
 	cfg   Config
-	cache *prefixCache // nil: none
+	cache *cache.Cache // nil: none
 
 	mu    sync.Mutex // of queue
 	queue []*prefillJob
@@ -35,8 +37,8 @@ type prefillRank struct {
 	asked, pulled    atomic.Int64 // tokens looked for in other engines, and those that came from there
 }
 
-func newPrefillRank(cfg Config, events *kvEvents) *prefillRank {
-	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: newPrefixCache(cfg.PrefixCache, events)}
+func newPrefillRank(cfg Config, events *cache.Events) *prefillRank {
+	return &prefillRank{cfg: cfg, work: make(chan struct{}, 1), freed: make(chan struct{}, 1), cache: cache.New(cfg.PrefixCache, events)}
 }
 
 func (r *prefillRank) add(j *prefillJob) {
@@ -86,7 +88,7 @@ func (r *prefillRank) run(ctx context.Context) {
 		select {
 		case <-timer.C:
 			r.running.Add(-1)
-			r.cache.add(j.salt, j.ids, bad)
+			r.cache.Add(j.salt, j.ids, bad)
 			j.done(cached, free)
 		case <-j.ctx.Done(): // aborted: freed at once
 			r.running.Add(-1)
@@ -138,7 +140,7 @@ func (r *prefillRank) lookUp(j *prefillJob) (cached int, bad bool) {
 	if r.cache == nil {
 		return 0, false // not a query
 	}
-	cached, bad = r.cache.match(j.salt, j.ids)
+	cached, bad = r.cache.Match(j.salt, j.ids)
 	r.queries.Add(int64(len(j.ids)))
 	r.hits.Add(int64(cached))
 	return cached, bad

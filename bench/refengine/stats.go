@@ -119,7 +119,7 @@ func (l *life) rankStats(rank int) RankStats {
 		Waiting:    p.waiting.Load() + g.waiting.Load(),
 		KVUsed:     (p.used.Load() + g.kvBlocks.Load()) * blockSize,
 		Concurrent: g.most.Load(),
-		KVBatches:  l.events[rank].published(),
+		KVBatches:  l.events[rank].Published(),
 	}
 }
 

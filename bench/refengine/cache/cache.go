@@ -1,16 +1,21 @@
-package refengine
+// Package cache is the prefix cache of a reference engine's rank, and the KV events
+// that tell what it stores and drops.
+package cache
 
 import (
 	"container/list"
 	"sync"
 )
 
-// prefixCache knows whole blocks by the hash of everything up to their end, and
+// BlockSize is how many tokens of KV a block holds.
+const BlockSize = 128
+
+// Cache knows whole blocks by the hash of everything up to their end, and
 // of the cache_salt before it. When it is full the least recent one goes, of one prompt the last first, as
 // engines do. A nil cache is always empty.
-type prefixCache struct {
-	size   int       // blocks
-	events *kvEvents // nil: nobody is told
+type Cache struct {
+	size   int     // blocks
+	events *Events // nil: nobody is told
 
 	mu     sync.Mutex
 	known  map[uint64]*list.Element
@@ -18,11 +23,12 @@ type prefixCache struct {
 	bad    map[uint64]struct{} // of known: the KV in them is another prompt's
 }
 
-func newPrefixCache(size int, events *kvEvents) *prefixCache {
+// New is a cache of so many blocks; without any it is nil.
+func New(size int, events *Events) *Cache {
 	if size <= 0 {
 		return nil
 	}
-	return &prefixCache{size: size, events: events, known: map[uint64]*list.Element{}, bad: map[uint64]struct{}{}}
+	return &Cache{size: size, events: events, known: map[uint64]*list.Element{}, bad: map[uint64]struct{}{}}
 }
 
 const chainStart = 1
@@ -44,31 +50,31 @@ func chain(h uint64, ids []int32) uint64 {
 	return h
 }
 
-// match counts the tokens of the blocks that are known from the start. The
+// Match counts the tokens of the blocks that are known from the start. The
 // last token is always computed, as engines do. bad: what was found there is not
 // this prompt's KV, and no engine would notice.
-func (c *prefixCache) match(salt string, ids []int32) (tokens int, bad bool) {
+func (c *Cache) Match(salt string, ids []int32) (tokens int, bad bool) {
 	if c == nil {
 		return 0, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := saltOf(salt)
-	for tokens+blockSize < len(ids) {
-		h = chain(h, ids[tokens:tokens+blockSize])
+	for tokens+BlockSize < len(ids) {
+		h = chain(h, ids[tokens:tokens+BlockSize])
 		if c.known[h] == nil {
 			break
 		}
 		_, wrong := c.bad[h]
 		bad = bad || wrong
-		tokens += blockSize
+		tokens += BlockSize
 	}
 	return tokens, bad
 }
 
-// add takes in a prompt that was computed or pulled: its first blocks if all are
+// Add stores a prompt that was computed or pulled: its first blocks if all are
 // too many. bad: the KV that was pulled is another prompt's.
-func (c *prefixCache) add(salt string, ids []int32, bad bool) {
+func (c *Cache) Add(salt string, ids []int32, bad bool) {
 	if c == nil {
 		return
 	}
@@ -76,11 +82,11 @@ func (c *prefixCache) add(salt string, ids []int32, bad bool) {
 	defer c.mu.Unlock()
 	var hashes []uint64
 	h := saltOf(salt)
-	for at := 0; at+blockSize <= len(ids) && len(hashes) < c.size; at += blockSize {
-		h = chain(h, ids[at:at+blockSize])
+	for at := 0; at+BlockSize <= len(ids) && len(hashes) < c.size; at += BlockSize {
+		h = chain(h, ids[at:at+BlockSize])
 		hashes = append(hashes, h)
 	}
-	var stored []kvRun
+	var stored []run
 	if salt == "" { // those who read the events can do nothing with blocks that are not made of tokens alone
 		stored = c.missing(hashes, ids)
 	}
@@ -105,23 +111,24 @@ func (c *prefixCache) add(salt string, ids []int32, bad bool) {
 }
 
 // missing are the blocks that are not known yet, in rows.
-func (c *prefixCache) missing(hashes []uint64, ids []int32) (runs []kvRun) {
+func (c *Cache) missing(hashes []uint64, ids []int32) (runs []run) {
 	parent := uint64(chainStart)
 	for i, h := range hashes {
 		if c.known[h] == nil {
 			if len(runs) == 0 || i > 0 && c.known[hashes[i-1]] != nil {
-				runs = append(runs, kvRun{parent: parent})
+				runs = append(runs, run{parent: parent})
 			}
-			run := &runs[len(runs)-1]
-			run.hashes = append(run.hashes, h)
-			run.ids = append(run.ids, ids[i*blockSize:(i+1)*blockSize]...)
+			last := &runs[len(runs)-1]
+			last.hashes = append(last.hashes, h)
+			last.ids = append(last.ids, ids[i*BlockSize:(i+1)*BlockSize]...)
 		}
 		parent = h
 	}
 	return runs
 }
 
-func (c *prefixCache) reset() {
+// Reset forgets all blocks.
+func (c *Cache) Reset() {
 	if c == nil {
 		return
 	}
