@@ -140,8 +140,8 @@ func (l *life) serveStats(x *exchange) bool { return x.answerJSON(l.engine.Stats
 // serveSteps is the step log as the lines of a step trace.
 func (l *life) serveSteps(x *exchange) bool {
 	var out []byte
-	for _, s := range l.engine.log.all() {
-		out = appendTrace(out, l.engine.cfg.Group, float64(s.Start.Sub(l.began).Microseconds())/1e3, s.Number, s.Ranks)
+	for _, s := range l.engine.log.All() {
+		out = l.engine.log.AppendLines(out, s, float64(s.Start.Sub(l.began).Microseconds())/1e3)
 	}
 	return x.answer(200, "application/x-ndjson", out)
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine/steplog"
 )
 
 func TestEveryEndpoint(t *testing.T) {
@@ -129,9 +131,9 @@ func TestTheStepTraceHasALineARankAndStep(t *testing.T) {
 		require.Equal(t, "g", got.Group)
 		require.Equal(t, i%2, got.Rank)
 		require.EqualValues(t, i/2+1, got.Step)
-		require.Equal(t, steps[i/2].Ranks[i%2], RankLoad{got.Running, got.KVTokens})
+		require.Equal(t, steps[i/2].Ranks[i%2], steplog.RankLoad{Running: got.Running, KVTokens: got.KVTokens})
 		if got.Rank == 1 {
-			require.Equal(t, RankLoad{1, 3 + i/2}, RankLoad{got.Running, got.KVTokens})
+			require.Equal(t, steplog.RankLoad{Running: 1, KVTokens: 3 + i/2}, steplog.RankLoad{Running: got.Running, KVTokens: got.KVTokens})
 		}
 	}
 }

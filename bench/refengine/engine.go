@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/heldport"
+	"evenkeel/bench/refengine/steplog"
 )
 
 // Engine is one deployment: the ranks of a Config.
@@ -26,8 +28,7 @@ type Engine struct {
 	cfg    Config
 	count  counters
 	faults faults
-	log    *stepLog
-	trace  *stepTrace
+	log    *steplog.Log
 	seen   idMemory
 
 	mu      sync.Mutex
@@ -83,10 +84,9 @@ func Start(cfg Config) (*Engine, error) {
 		}
 	}
 	e.faults.set(cfg.Seed, cfg.Faults)
-	e.trace = startTrace(cfg.StepTrace, cfg.Group)
-	e.log = newStepLog(cfg.StepLog, e.trace)
+	e.log = steplog.New(cfg.StepLog, cfg.Group, cfg.StepTrace)
 	if err := e.Revive(); err != nil {
-		e.trace.close()
+		e.log.Close()
 		e.freePorts()
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (e *Engine) reserve(addrs []string) error {
 		if !strings.HasSuffix(addr, ":0") {
 			continue
 		}
-		at, port, err := reservePort(addr)
+		at, port, err := heldport.Reserve(addr)
 		if err != nil {
 			e.freePorts()
 			return fmt.Errorf("refengine: a port at %s: %w", addr, err)
@@ -326,11 +326,10 @@ func (e *Engine) Kill() { e.stop(true) }
 func (e *Engine) Close() {
 	e.stop(false)
 	e.mu.Lock()
-	trace := e.trace
-	e.trace, e.closed = nil, true
+	e.closed = true
 	e.freePorts()
 	e.mu.Unlock()
-	trace.close()
+	e.log.Close()
 }
 
 // URLs are the base URLs of the ranks, in order: the same one for all under
@@ -366,7 +365,7 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 }
 
 // Steps are the last steps of the decode group, oldest first.
-func (e *Engine) Steps() []Step { return e.log.all() }
+func (e *Engine) Steps() []steplog.Step { return e.log.All() }
 
 // suffix is what engines append to a request id to make it their own.
 func (e *Engine) suffix() string {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/steplog"
 )
 
 // job is a request in the decode group.
@@ -75,12 +76,12 @@ const (
 type group struct {
 	cfg      Config
 	count    *counters
-	log      *stepLog
+	log      *steplog.Log
 	inbox    *mailbox[message]
 	spare    []message
 	ranks    []decodeRank
 	caches   []*cache.Cache // by rank; nil: none
-	loads    []RankLoad     // scratch of a step
+	loads    []steplog.RankLoad     // scratch of a step
 	step     int64
 	prefills time.Duration // local prefill time of the step being put together
 }
@@ -97,9 +98,9 @@ type gauges struct {
 	running, waiting, deferred, kvBlocks, most, generated atomic.Int64
 }
 
-func newGroup(cfg Config, count *counters, log *stepLog) *group {
+func newGroup(cfg Config, count *counters, log *steplog.Log) *group {
 	return &group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
-		ranks: make([]decodeRank, cfg.DPSize), loads: make([]RankLoad, cfg.DPSize), caches: make([]*cache.Cache, cfg.DPSize)}
+		ranks: make([]decodeRank, cfg.DPSize), loads: make([]steplog.RankLoad, cfg.DPSize), caches: make([]*cache.Cache, cfg.DPSize)}
 }
 
 // run is the clock. A step's end is the last one's end plus its length, not a
@@ -141,7 +142,7 @@ func (g *group) run(ctx context.Context) {
 			}
 		}
 		g.step++
-		g.log.add(g.step, start, length, time.Since(next), g.loads)
+		g.log.Add(steplog.Step{Number: g.step, Start: start, Length: length, Late: time.Since(next), Ranks: g.loads})
 		g.generate()
 	}
 }
@@ -299,7 +300,7 @@ func (g *group) measure() (length time.Duration, busy bool) {
 	most := 0
 	for i := range g.ranks {
 		r := &g.ranks[i]
-		load := RankLoad{Running: len(r.running)}
+		load := steplog.RankLoad{Running: len(r.running)}
 		for _, j := range r.running {
 			load.KVTokens += j.kvTokens()
 		}

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/steplog"
 )
 
 // clocked runs a group in a bubble, where time stands still until everyone waits.
@@ -20,7 +21,7 @@ func clocked(t *testing.T, cfg Config, f func(g *group)) {
 		def(&cfg.C1, time.Microsecond)
 		cfg = cfg.WithDefaults()
 		require.NoError(t, cfg.Validate())
-		g := newGroup(cfg, &counters{}, newStepLog(1000, nil))
+		g := newGroup(cfg, &counters{}, steplog.New(1000, "", nil))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); g.run(ctx) }()
@@ -44,12 +45,12 @@ func TestTheSlowestRankSetsTheStep(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, finished, long.end.Load())
 		require.Equal(t, finished, short.end.Load())
-		steps := g.log.all()
+		steps := g.log.All()
 		require.Len(t, steps, 4, "the second came when the first's step had begun")
-		require.Equal(t, []RankLoad{{1, 1000}, {}}, steps[0].Ranks)
-		require.Equal(t, []RankLoad{{1, 1001}, {1, 10}}, steps[1].Ranks)
+		require.Equal(t, []steplog.RankLoad{{Running: 1, KVTokens: 1000}, {}}, steps[0].Ranks)
+		require.Equal(t, []steplog.RankLoad{{Running: 1, KVTokens: 1001}, {Running: 1, KVTokens: 10}}, steps[1].Ranks)
 		require.Equal(t, 10*time.Millisecond+1002*time.Microsecond, steps[2].Length)
-		require.Equal(t, []RankLoad{{}, {1, 12}}, steps[3].Ranks)
+		require.Equal(t, []steplog.RankLoad{{}, {Running: 1, KVTokens: 12}}, steps[3].Ranks)
 		for i, s := range steps {
 			require.Zero(t, s.Late)
 			if i > 0 {
@@ -63,7 +64,7 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 	clocked(t, Config{DPSize: 2, PrefillBase: time.Second, PrefillPerToken: time.Millisecond}, func(g *group) {
 		g.put(0, 500, 2)
 		time.Sleep(10 * time.Second)
-		steps := g.log.all()
+		steps := g.log.All()
 		require.Equal(t, 1510*time.Millisecond+500*time.Microsecond, steps[0].Length)
 		require.Less(t, steps[1].Length, 12*time.Millisecond)
 		require.EqualValues(t, 1, g.count.LocalPrefills.Load())
@@ -76,7 +77,7 @@ func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
 		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} { // three blocks
 			j := g.put(0, 500, 1)
 			time.Sleep(10 * time.Second)
-			require.Equal(t, want, g.log.all()[i].Length)
+			require.Equal(t, want, g.log.All()[i].Length)
 			require.EqualValues(t, 384*i, j.cached.Load())
 		}
 	})
@@ -129,7 +130,7 @@ func TestPulledKVIsChargedBeforeItHasASlot(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
 		require.Equal(t, goingOn, second.end.Load(), "no slot")
-		last := g.log.all()
+		last := g.log.All()
 		require.Equal(t, 1, last[len(last)-1].Ranks[0].Running, "capacity, not load")
 		g.inbox.post(message{kind: cancel, job: second})
 		time.Sleep(50 * time.Millisecond)
@@ -176,7 +177,7 @@ func TestARankNeverHoldsMoreThanItsKVExceptByOneRequest(t *testing.T) {
 			for _, j := range jobs {
 				require.NotEqual(t, goingOn, j.end.Load(), "everyone ends")
 			}
-			for _, s := range g.log.all() {
+			for _, s := range g.log.All() {
 				r := s.Ranks[0]
 				require.LessOrEqual(t, r.Running, 3)
 				if r.Running > 1 {

@@ -94,12 +94,8 @@ type RankStats struct {
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	l := e.life
-	trace := e.trace
 	e.mu.Unlock()
-	s := Stats{Events: e.count.read()}
-	if trace != nil {
-		s.TraceDropped = trace.dropped.Load()
-	}
+	s := Stats{Events: e.count.read(), TraceDropped: e.log.Dropped()}
 	if l == nil {
 		return s
 	}

@@ -15,6 +15,7 @@ import (
 
 	"evenkeel/bench/load"
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/refengine/steplog"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/gateway"
@@ -228,7 +229,7 @@ func readLoad(r *load.Result, into report.Sample) {
 }
 
 // measure reads the engines' step log.
-func (t *trial) measure(log []refengine.Step, m report.StepModel, sample report.Sample) {
+func (t *trial) measure(log []steplog.Step, m report.StepModel, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
 		steps[i] = report.Step{Start: s.Start.Sub(t.load.Start), Length: s.Length, Late: s.Late}

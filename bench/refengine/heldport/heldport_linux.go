@@ -1,4 +1,5 @@
-package refengine
+// Package heldport keeps a port while nobody listens on it.
+package heldport
 
 import (
 	"fmt"
@@ -7,11 +8,11 @@ import (
 	"syscall"
 )
 
-// reservePort has the kernel choose a port of an address and keeps it until the
+// Reserve has the kernel choose a port of an address and keeps it until the
 // file is closed. One can listen there all the while; while nobody does,
 // connections are refused, and the kernel gives the port to nobody else. The
 // port of an IPv6 address is left to the listener.
-func reservePort(addr string) (string, *os.File, error) {
+func Reserve(addr string) (string, *os.File, error) {
 	a, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return "", nil, err
