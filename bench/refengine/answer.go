@@ -27,20 +27,20 @@ func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
 	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r), letGo: func() {}}
 	a.rule, a.breaks = r.troubles.breakAt()
 	a.usageAll = r.continuousUsage || l.engine.cfg.ForceUsage || r.troubles.has(UsageAlways)
-	x.chunk = chunkStyle{crlf: r.troubles.has(CRLF), split: r.troubles.has(SplitBytes)}
+	x.CRLF, x.Split = r.troubles.has(CRLF), r.troubles.has(SplitBytes)
 	return a
 }
 
 // open sends the headers of a stream.
 func (a *answer) open() bool {
-	if !a.x.startStream(a.r.contentType()) {
+	if !a.x.Stream(a.r.contentType()) {
 		return false
 	}
 	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
-		return a.x.reset()
+		return a.x.Reset()
 	}
 	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {
-		return a.x.hang()
+		return a.x.Hang()
 	}
 	return true
 }
@@ -60,29 +60,25 @@ func waitFor[T any](a *answer, ch <-chan T) bool {
 			if !a.sendComment() {
 				return false
 			}
-		case <-a.x.ctx.Done():
+		case <-a.x.Ctx.Done():
 			return false
 		}
 	}
 }
 
 func (a *answer) sendComment() bool {
-	a.x.beginEvent()
-	a.x.out = append(a.x.out, ": keep-alive\n\n"...)
-	return a.x.endEvent()
+	return a.x.Event(func(dst []byte) []byte { return append(dst, ": keep-alive\n\n"...) })
 }
 
 // send writes one event. build appends it.
 func (a *answer) send(build func(dst []byte) []byte) bool {
-	if rule, hit := a.r.troubles.find(Slow, ""); hit && (rule.Tokens == 0 || a.sent < rule.Tokens) && !a.x.pause(rule.delay()) {
+	if rule, hit := a.r.troubles.find(Slow, ""); hit && (rule.Tokens == 0 || a.sent < rule.Tokens) && !a.x.Pause(rule.delay()) {
 		return false
 	}
 	if a.r.troubles.has(Comments) && !a.sendComment() {
 		return false
 	}
-	a.x.beginEvent()
-	a.x.out = build(a.x.out)
-	return a.x.endEvent()
+	return a.x.Event(build)
 }
 
 // relay streams the tokens of a job as the group makes them.
@@ -228,9 +224,9 @@ func (a *answer) close() bool {
 
 func (a *answer) done() bool {
 	if a.r.troubles.has(MissingDone) {
-		return a.x.endStream()
+		return a.x.EndStream()
 	}
-	return a.send(func(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }) && a.x.endStream()
+	return a.send(func(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }) && a.x.EndStream()
 }
 
 // giveBack ends a preempted request as the recompute scheduler does.
@@ -242,23 +238,20 @@ func (a *answer) giveBack(text string) bool {
 func (a *answer) breakOff() bool {
 	switch a.rule.Fault {
 	case Hang:
-		return a.x.hang()
+		return a.x.Hang()
 	case Reset:
 		if a.rule.phase() == PhaseInsideChunk {
-			a.x.beginEvent()
-			a.x.out = a.appendTokens(a.x.out, a.sent+1, false, "")
-			start := a.x.sealChunk()
-			_, _ = a.x.conn.Write(a.x.out[start : start+(len(a.x.out)-start)/2])
-			_ = a.x.pause(20 * time.Millisecond) // lets the half arrive: a reset discards what is on its way
+			a.x.HalfEvent(func(dst []byte) []byte { return a.appendTokens(dst, a.sent+1, false, "") })
+			_ = a.x.Pause(20 * time.Millisecond) // lets the half arrive: a reset discards what is on its way
 		}
-		return a.x.reset()
+		return a.x.Reset()
 	}
 	a.letGo()
 	switch a.rule.Fault {
 	case ErrorEvent:
 		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
 	case SilentEnd:
-		return a.x.endStream()
+		return a.x.EndStream()
 	case FinishError:
 		return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "error", "null", "") }) && a.done()
 	case Recomputed:
@@ -310,9 +303,9 @@ func (a *answer) breakWhole() bool {
 	n := min(a.rule.AfterTokens, a.want)
 	switch a.rule.Fault {
 	case Hang:
-		return a.x.hang()
+		return a.x.Hang()
 	case Reset:
-		return a.x.reset()
+		return a.x.Reset()
 	}
 	a.letGo()
 	switch a.rule.Fault {
@@ -325,30 +318,22 @@ func (a *answer) breakWhole() bool {
 	case MissingFinish:
 		return a.whole(n, "", "null", nil)
 	}
-	a.x.close = true // SilentEnd: half of the body
-	a.promise(`{"id":`)
+	a.x.Close = true // SilentEnd: half of the body
+	a.x.Promise(a.r.contentType(), `{"id":`)
 	return false
 }
 
 // whole answers in one JSON object. handoff is nil but for probes.
 func (a *answer) whole(n int, finish, stopReason string, handoff []byte) bool {
 	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
-		a.promise("")
-		_ = a.x.pause(20 * time.Millisecond)
-		return a.x.reset()
+		a.x.Promise(a.r.contentType(), "")
+		_ = a.x.Pause(20 * time.Millisecond)
+		return a.x.Reset()
 	}
 	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {
-		a.promise("")
-		return a.x.hang()
+		a.x.Promise(a.r.contentType(), "")
+		return a.x.Hang()
 	}
 	body := a.appendWhole(nil, n, finish, stopReason, handoff)
-	return a.x.answer(200, a.r.contentType(), body)
-}
-
-// promise sends the head of a long answer, and the beginning of a body whose rest
-// does not come.
-func (a *answer) promise(body string) {
-	a.x.header(200, a.r.contentType())
-	a.x.out = append(append(a.x.out, "content-length: 4096\r\n\r\n"...), body...)
-	_ = a.x.flush()
+	return a.x.Answer(200, a.r.contentType(), body)
 }

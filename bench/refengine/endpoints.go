@@ -37,9 +37,9 @@ var endpoints = map[string]endpoint{
 }
 
 func (l *life) handle(x *exchange) bool {
-	path := x.req.URL.Path
+	path := x.Req.URL.Path
 	if told := l.engine.cfg.OnRequest; told != nil {
-		told(path, x.req.Header)
+		told(path, x.Req.Header)
 	}
 	if path == "/faults" { // three methods
 		return l.serveFaults(x)
@@ -47,11 +47,11 @@ func (l *life) handle(x *exchange) bool {
 	to, ok := endpoints[path]
 	switch {
 	case !ok:
-		return x.answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
-	case x.req.Method != to.method && !(to.method == http.MethodGet && x.req.Method == http.MethodHead):
-		return x.answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", to.method)
-	case !to.open && l.engine.cfg.APIKey != "" && x.req.Header.Get("Authorization") != "Bearer "+l.engine.cfg.APIKey:
-		return x.answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
+		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
+	case x.Req.Method != to.method && !(to.method == http.MethodGet && x.Req.Method == http.MethodHead):
+		return x.Answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", to.method)
+	case !to.open && l.engine.cfg.APIKey != "" && x.Req.Header.Get("Authorization") != "Bearer "+l.engine.cfg.APIKey:
+		return x.Answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
 }
@@ -70,19 +70,19 @@ func (l *life) holdPage(x *exchange) bool {
 		return true
 	}
 	hit := l.engine.faults.strike(func(r Rule) bool {
-		return r.Fault == SlowPages && (r.Rank == nil || *r.Rank == x.port)
+		return r.Fault == SlowPages && (r.Rank == nil || *r.Rank == x.Port)
 	})
-	return len(hit) == 0 || x.pause(hit[0].delay())
+	return len(hit) == 0 || x.Pause(hit[0].delay())
 }
 
-func serveOK(_ *life, x *exchange) bool { return x.answer(200, "", nil) }
+func serveOK(_ *life, x *exchange) bool { return x.Answer(200, "", nil) }
 
 func (x *exchange) answerJSON(v any) bool {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return x.fail(refuse(500, "%v", err))
 	}
-	return x.answer(200, typeJSON, body)
+	return x.Answer(200, typeJSON, body)
 }
 
 func (l *life) serveModels(x *exchange) bool {
@@ -100,7 +100,7 @@ func (l *life) serveVersion(x *exchange) bool {
 
 func (l *life) serveTokenize(x *exchange) bool {
 	var members map[string]json.RawMessage
-	if err := json.Unmarshal(x.body, &members); err != nil {
+	if err := json.Unmarshal(x.Body, &members); err != nil {
 		return x.fail(refuse(400, "body: %v", err).of("body"))
 	}
 	f := &fields{m: members}
@@ -125,7 +125,7 @@ func (l *life) serveReset(x *exchange) bool {
 // serveQuery is the bootstrap server of vllm-mooncake.
 func (l *life) serveQuery(x *exchange) bool {
 	if l.engine.cfg.Connector != VLLMMooncake {
-		return x.answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
+		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
 	}
 	ranks := map[string]any{}
 	for rank := range l.engine.cfg.DPSize {
@@ -143,13 +143,13 @@ func (l *life) serveSteps(x *exchange) bool {
 	for _, s := range l.engine.log.All() {
 		out = l.engine.log.AppendLines(out, s, float64(s.Start.Sub(l.began).Microseconds())/1e3)
 	}
-	return x.answer(200, "application/x-ndjson", out)
+	return x.Answer(200, "application/x-ndjson", out)
 }
 
 // serveFaults reads, replaces and clears the rules: GET, POST, DELETE.
 func (l *life) serveFaults(x *exchange) bool {
 	e := l.engine
-	switch x.req.Method {
+	switch x.Req.Method {
 	case http.MethodGet:
 		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": FaultNames()})
 	case http.MethodDelete:
@@ -157,15 +157,15 @@ func (l *life) serveFaults(x *exchange) bool {
 		return x.answerJSON(map[string]any{"rules": []Rule{}})
 	case http.MethodPost:
 	default:
-		return x.answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", "GET, POST, DELETE")
+		return x.Answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", "GET, POST, DELETE")
 	}
 	var ask struct {
 		Rules []Rule `json:"rules"`
 	}
-	dec := json.NewDecoder(strings.NewReader(string(x.body)))
+	dec := json.NewDecoder(strings.NewReader(string(x.Body)))
 	dec.DisallowUnknownFields()
 	var err error
-	if trimmed := strings.TrimSpace(string(x.body)); strings.HasPrefix(trimmed, "[") {
+	if trimmed := strings.TrimSpace(string(x.Body)); strings.HasPrefix(trimmed, "[") {
 		err = dec.Decode(&ask.Rules)
 	} else {
 		err = dec.Decode(&ask)

@@ -21,6 +21,7 @@ import (
 	"evenkeel/bench/refengine/cache"
 	"evenkeel/bench/refengine/heldport"
 	"evenkeel/bench/refengine/steplog"
+	"evenkeel/bench/refengine/wire"
 )
 
 // Engine is one deployment: the ranks of a Config.
@@ -48,6 +49,7 @@ type life struct {
 	wg     sync.WaitGroup
 	began  time.Time
 
+	server      wire.Server
 	listeners   []net.Listener
 	ports       []int
 	kvListeners []net.Listener  // of publishers, then of replays
@@ -176,6 +178,14 @@ func (e *Engine) Revive() error {
 	}
 	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]struct{}{}}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	shape := e.cfg.ErrorShape
+	l.server = wire.Server{
+		KeepAlive: e.cfg.KeepAlive, MaxBody: e.cfg.MaxBody,
+		Handle: func(x *wire.Exchange) bool { return l.handle(&exchange{x, shape}) },
+		TooLarge: func(x *wire.Exchange) {
+			(&exchange{x, shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.MaxBody))
+		},
+	}
 	for i, addr := range e.addrs {
 		ln, err := net.Listen("tcp", addr)
 		if err != nil {
@@ -256,10 +266,10 @@ func (l *life) client(conn net.Conn, port int) (serve func()) {
 		return r.Fault == Reset && r.Phase == PhaseAccept && (r.Rank == nil || *r.Rank == port)
 	})
 	if len(hit) > 0 {
-		resetConn(conn)
+		wire.Reset(conn)
 		return nil
 	}
-	return func() { l.serve(conn, port) }
+	return func() { l.server.Serve(l.ctx, conn, port) }
 }
 
 // track serves a connection until the end of this life, and reports whether
@@ -291,7 +301,7 @@ func (l *life) end(abrupt bool) {
 	l.mu.Lock()
 	for conn := range l.conns {
 		if abrupt {
-			resetConn(conn)
+			wire.Reset(conn)
 		} else {
 			_ = conn.Close()
 		}

@@ -2,7 +2,9 @@ package refengine
 
 import (
 	"fmt"
+	"strconv"
 
+	"evenkeel/bench/refengine/wire"
 	"evenkeel/rawjson"
 )
 
@@ -75,4 +77,23 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 		return fmt.Appendf(nil, "<html><body><h1>%s</h1></body></html>\n", e.message), "text/html"
 	}
 	return fmt.Appendf(nil, `{"error":{"message":%s,"type":%q,"param":%s,"code":%d}}`, message, types.python, param, e.status), typeJSON
+}
+
+// exchange is a request on a connection, and how its errors look.
+type exchange struct {
+	*wire.Exchange
+	shape ErrorShape
+}
+
+const typeJSON = "application/json"
+
+func (x *exchange) fail(e *apiError) bool { return x.failAs(e, x.shape) }
+
+func (x *exchange) failAs(e *apiError, shape ErrorShape) bool {
+	body, contentType := e.body(shape)
+	var extra []string
+	if e.retryAfter > 0 {
+		extra = []string{"retry-after", strconv.Itoa(e.retryAfter)}
+	}
+	return x.Answer(e.status, contentType, body, extra...)
 }

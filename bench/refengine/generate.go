@@ -14,15 +14,15 @@ import (
 func (l *life) generate(x *exchange, chat bool) bool {
 	e := l.engine
 	e.count.Requests.Add(1)
-	if id := x.req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
+	if id := x.Req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
 		e.count.DuplicateIDs.Add(1)
 	}
-	e.count.admitted(x.req.Header.Get("X-Evenkeel-Epoch"))
+	e.count.admitted(x.Req.Header.Get("X-Evenkeel-Epoch"))
 	rank, refused := l.rankOf(x)
 	if refused != nil {
 		return x.fail(refused)
 	}
-	r, refused := l.parse(chat, x.body)
+	r, refused := l.parse(chat, x.Body)
 	if r != nil {
 		l.identify(x, r, rank)
 	}
@@ -36,7 +36,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	case LegProbe:
 		e.count.Probes.Add(1)
 	case LegDecode:
-		e.count.decoded(x.req.Header.Get("Authorization"))
+		e.count.decoded(x.Req.Header.Get("Authorization"))
 	default:
 		e.count.Plain.Add(1)
 	}
@@ -52,7 +52,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	switch {
 	case ok: // also when the client closed at once after the last byte
 		e.count.Finished.Add(1)
-	case x.ctx.Err() != nil:
+	case x.Ctx.Err() != nil:
 		e.count.Aborted.Add(1)
 	}
 	return ok
@@ -62,16 +62,16 @@ func (l *life) generate(x *exchange, chat bool) bool {
 // balancing the header's. A value that is no number is ignored, as vLLM does.
 func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
-	rank, err := strconv.Atoi(x.req.Header.Get("X-Data-Parallel-Rank"))
+	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
 	given := err == nil
 	if given && (rank < 0 || rank >= cfg.DPSize) {
 		return 0, refuse(400, "data_parallel_rank %d is out of range [0, %d).", rank, cfg.DPSize)
 	}
 	if cfg.DPMode == "external" {
-		if given && rank != x.port {
+		if given && rank != x.Port {
 			count.RankMismatch.Add(1)
 		}
-		return x.port, nil
+		return x.Port, nil
 	}
 	if given {
 		return rank, nil
@@ -89,7 +89,7 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 
 func (l *life) identify(x *exchange, r *request, rank int) {
 	r.rank = rank
-	id := x.req.Header.Get("X-Request-Id")
+	id := x.Req.Header.Get("X-Request-Id")
 	if id == "" {
 		id = l.engine.suffix() + l.engine.suffix()
 	}
@@ -115,14 +115,14 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 // troubleEarly is what goes wrong before the engine has the request. done: it was answered.
 func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 	cfg, t := l.engine.cfg, r.troubles
-	if rule, hit := t.find(Slow, ""); hit && !x.pause(rule.delay()) {
+	if rule, hit := t.find(Slow, ""); hit && !x.Pause(rule.delay()) {
 		return true, false
 	}
 	if _, hit := t.find(Reset, PhaseBeforeHeaders); hit {
-		return true, x.reset()
+		return true, x.Reset()
 	}
 	if _, hit := t.find(Hang, PhaseBeforeHeaders); hit {
-		return true, x.hang()
+		return true, x.Hang()
 	}
 	for _, rule := range t {
 		if e := rule.refusal(); e != nil {
@@ -134,10 +134,10 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 	}
 	if rule, hit := t.find(Error200, ""); hit {
 		body, contentType := refuse(500, "Internal server error").body(rule.shape(cfg))
-		return true, x.answer(200, contentType, body)
+		return true, x.Answer(200, contentType, body)
 	}
 	if t.has(Garbage) {
-		return true, x.answer(200, r.contentType(), []byte("\x00\x1f\x8b{]not what was asked for\n\n\xff"))
+		return true, x.Answer(200, r.contentType(), []byte("\x00\x1f\x8b{]not what was asked for\n\n\xff"))
 	}
 	if n := int64(cfg.MaxQueued); n > 0 && l.rankStats(r.rank).Waiting >= n {
 		return true, x.fail(refuse(503, "The engine's queue of %d requests is full.", n))
@@ -204,21 +204,6 @@ func (r *request) contentType() string {
 	return typeJSON
 }
 
-// pause waits; false: the client left meanwhile.
-func (x *exchange) pause(d time.Duration) bool {
-	if d <= 0 {
-		return x.ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-x.ctx.Done():
-		return false
-	}
-}
-
 // probe runs a prefill and answers with its hand-off.
 func (l *life) probe(x *exchange, r *request) bool {
 	p := r.plan(r.prompt.Answer)
@@ -240,7 +225,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].add(&prefillJob{ctx: x.ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
+	l.prefills[r.rank].add(&prefillJob{ctx: x.Ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
 		done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
@@ -248,7 +233,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 			}
 		}})
 	select {
-	case <-x.ctx.Done():
+	case <-x.Ctx.Done():
 		gone.Store(true)
 		lost()
 		return false
@@ -301,7 +286,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		return false
 	}
 	j := newJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
-	j.beyond = x.req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
+	j.beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if remote {
 		defer l.renew(x, r, j)()
 	}
@@ -321,7 +306,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		if l.ctx.Err() != nil {
 			return false
 		}
-		if x.ctx.Err() != nil {
+		if x.Ctx.Err() != nil {
 			l.engine.count.InTransfer.Add(1) // the pin stays until its timeout, as in vLLM
 			return false
 		}

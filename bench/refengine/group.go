@@ -80,8 +80,8 @@ type group struct {
 	inbox    *mailbox[message]
 	spare    []message
 	ranks    []decodeRank
-	caches   []*cache.Cache // by rank; nil: none
-	loads    []steplog.RankLoad     // scratch of a step
+	caches   []*cache.Cache     // by rank; nil: none
+	loads    []steplog.RankLoad // scratch of a step
 	step     int64
 	prefills time.Duration // local prefill time of the step being put together
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/refengine/wire"
 	"evenkeel/bench/reftext"
 )
 
@@ -72,13 +73,12 @@ func BenchmarkEvents(b *testing.B) {
 func BenchmarkChunk(b *testing.B) {
 	r := &request{chat: true, id: "chatcmpl-1", logprobs: -1, returnIDs: true, continuousUsage: true, maxTokens: 100, ignoreEOS: true, prompt: reftext.OfUser("a b")}
 	l := &life{engine: &Engine{cfg: Config{}.WithDefaults()}}
-	x := &exchange{}
+	x := &exchange{Exchange: &wire.Exchange{}}
+	var event []byte
 	a := l.newAnswer(x, r, r.plan(r.prompt.Answer))
 	b.ReportAllocs()
 	for b.Loop() {
-		x.beginEvent()
-		x.out = a.appendTokens(x.out, 1, false, "")
-		x.sealChunk()
+		event = a.appendTokens(event[:0], 1, false, "")
 	}
 }
 

@@ -13,9 +13,9 @@ func (l *life) serveMetrics(x *exchange) bool {
 		return false
 	}
 	hit := l.engine.faults.strike(func(r Rule) bool {
-		return r.Fault == FrozenGauges && (r.Rank == nil || *r.Rank == x.port)
+		return r.Fault == FrozenGauges && (r.Rank == nil || *r.Rank == x.Port)
 	})
-	first, last := x.port, x.port
+	first, last := x.Port, x.Port
 	if l.engine.cfg.DPMode == "internal" {
 		first, last = 0, l.engine.cfg.DPSize-1
 	}
@@ -25,10 +25,10 @@ func (l *life) serveMetrics(x *exchange) bool {
 	}
 	page := l.metrics(first, last, usage)
 	if len(hit) > 0 { // the first page of a port stays
-		kept, _ := l.frozen.LoadOrStore(x.port, page)
+		kept, _ := l.frozen.LoadOrStore(x.Port, page)
 		page = kept.([]byte)
 	}
-	return x.answer(200, contentType, page)
+	return x.Answer(200, contentType, page)
 }
 
 // metrics renders the ranks first to last. usage other than NaN stands where

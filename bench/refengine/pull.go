@@ -2,6 +2,7 @@ package refengine
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -32,7 +33,7 @@ type pullReply struct {
 // servePull is the prefill's end.
 func (l *life) servePull(x *exchange) bool {
 	var q pullRequest
-	if err := json.Unmarshal(x.body, &q); err != nil || q.ID == "" {
+	if err := json.Unmarshal(x.Body, &q); err != nil || q.ID == "" {
 		return x.fail(refuse(400, "pull: needs an id"))
 	}
 	reply := pullReply{State: pullOK}
@@ -60,8 +61,8 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 		return 0, false, nil
 	}
 	for {
-		reply, failure := l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
-		if x.ctx.Err() != nil {
+		reply, failure := l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
+		if x.Ctx.Err() != nil {
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
 		switch {
@@ -110,12 +111,12 @@ func (l *life) renew(x *exchange, r *request, j *job) (stop func()) {
 		for {
 			select {
 			case <-beat.C:
-				_, _ = l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
+				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
 			case <-j.granted:
 				return
 			case <-done:
 				return
-			case <-x.ctx.Done():
+			case <-x.Ctx.Done():
 				return
 			}
 		}
@@ -123,12 +124,12 @@ func (l *life) renew(x *exchange, r *request, j *job) (stop func()) {
 	return func() { close(done) }
 }
 
-func (l *life) sendPull(x *exchange, to remote, q pullRequest) (reply pullReply, err error) {
+func (l *life) sendPull(ctx context.Context, to remote, q pullRequest) (reply pullReply, err error) {
 	body, err := json.Marshal(q)
 	if err != nil {
 		return reply, err
 	}
-	req, err := http.NewRequestWithContext(x.ctx, http.MethodPost, "http://"+to.address+pullPath, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+to.address+pullPath, bytes.NewReader(body))
 	if err != nil {
 		return reply, err
 	}
@@ -153,6 +154,5 @@ func (l *life) notify(r *request) {
 	if r.leg != LegDecode || r.kv.remote.missing != "" {
 		return
 	}
-	x := &exchange{ctx: l.ctx}
-	_, _ = l.sendPull(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Release: true})
+	_, _ = l.sendPull(l.ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Release: true})
 }
