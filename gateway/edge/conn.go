@@ -7,14 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"go.uber.org/zap"
 )
 
 const (
@@ -29,15 +26,10 @@ const (
 // client that wants its answer keeps its side open.
 type Conn struct {
 	net.Conn
+	*Departure
 	ln *Listener
 	id uint64 // the watcher's name for it; file descriptors are reused, ids are not
 	ip netip.Addr
-
-	mu     sync.Mutex // held while onGone runs
-	fired  bool
-	onGone func()
-	gone   chan struct{}
-	goneAt time.Time // set before gone is closed
 
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
@@ -57,61 +49,10 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return w.client, true
 }
 
-// Gone is closed once the client has left or the connection was closed here.
-func (c *Conn) Gone() <-chan struct{} { return c.gone }
-
-// GoneAt is when the client was seen to leave. Ask once Gone is closed.
-func (c *Conn) GoneAt() time.Time { return c.goneAt }
-
-// OnGone has f called once the client leaves, at once if it has left already,
-// and replaces what was set before. f runs under the connection's lock, on the
-// goroutine that watches all connections: it must neither block nor call a
-// method of this Conn; closing the upstream connection is what it is for.
-//
-// No callback runs any more when OnGone(nil) has returned. Call it before the
-// upstream connection goes back to its pool, else a late FIN of this client
-// closes somebody else's stream.
-func (c *Conn) OnGone(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.onGone = f
-	if c.fired {
-		c.call()
-	}
-}
-
-// fire tells everyone who waits that the client is gone. Idempotent.
-func (c *Conn) fire() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.fired {
-		return
-	}
-	c.fired, c.goneAt = true, time.Now()
-	close(c.gone)
-	c.call()
-}
-
-// call runs the callback. The caller holds c.mu.
-func (c *Conn) call() {
-	if c.onGone == nil {
-		return
-	}
-	defer func() { // on the watcher's goroutine a panic would end the process
-		if v := recover(); v != nil {
-			c.ln.log.Error("edge: panic in an OnGone callback", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-		}
-	}()
-	c.onGone()
-}
-
 // timedOut says whether the kernel gave the client up in the middle of an
 // answer. What it says it says once: here, or to a Write.
 func (c *Conn) timedOut() bool {
-	c.mu.Lock()
-	answering := c.onGone != nil && !c.fired
-	c.mu.Unlock()
-	return answering && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
+	return c.awaited() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
 // Read notes the errors that end the connection.
@@ -121,7 +62,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			c.readTimedOut.Store(true)
 		} else {
-			c.fire()
+			c.Leave()
 		}
 	}
 	return n, err
@@ -202,7 +143,7 @@ func (c *Conn) abandon() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // a socket that is already gone has nothing to drop
 	}
-	c.fire()
+	c.Leave()
 }
 
 // SetDeadline sets both deadlines; the write deadline is the caller's own then.
@@ -237,7 +178,7 @@ func (c *Conn) Close() error {
 		c.drainInput()
 	}
 	err := c.Conn.Close()
-	c.fire()
+	c.Leave()
 	c.ln.forget(c)
 	return err
 }
@@ -253,5 +194,5 @@ func (c *Conn) drainInput() {
 // cut closes the socket under whoever uses it; its owner still calls Close.
 func (c *Conn) cut() {
 	_ = c.Conn.Close() // closed before: then there is nothing to cut
-	c.fire()
+	c.Leave()
 }

@@ -178,7 +178,7 @@ var (
 
 // admit checks the limits, books the connection and starts watching it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
-	c := &Conn{Conn: raw, ln: l, ip: addrOf(raw), gone: make(chan struct{})}
+	c := &Conn{Conn: raw, Departure: NewDeparture(l.log), ln: l, ip: addrOf(raw)}
 	if err := l.book(c); err != nil {
 		l.turnAway(raw, err)
 		return nil, err
@@ -264,7 +264,7 @@ func (l *Listener) fire(id uint64) {
 		if c.timedOut() {
 			l.cutStalled.Add(1)
 		}
-		c.fire()
+		c.Leave()
 	}
 }
 

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/edge"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -23,8 +25,8 @@ func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv := newServer(t)
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
-	kid := &child{gone: make(chan struct{})}
-	kid.leave()
+	kid := edge.NewDeparture(zap.NewNop())
+	kid.Leave()
 	for range 6 {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)

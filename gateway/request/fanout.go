@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -37,51 +36,12 @@ type fanned struct {
 // leg is one of the PD requests.
 type leg struct {
 	*job
-	kid    *child
-	prompt int // index of its prompt
-}
-
-// child is a leg's share of the client's connection: gone when the client is,
-// or when a sibling failed.
-type child struct {
-	mu   sync.Mutex
-	gone chan struct{}
-	at   time.Time // set before gone is closed
-	on   func()
-	left bool
-}
-
-// Gone is closed when the leg is not wanted any more.
-func (c *child) Gone() <-chan struct{} { return c.gone }
-
-// GoneAt is when that was; ask once Gone is closed.
-func (c *child) GoneAt() time.Time { return c.at }
-
-// OnGone is edge.Conn's.
-func (c *child) OnGone(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.on = f
-	if c.left && f != nil {
-		f()
-	}
-}
-
-func (c *child) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.left {
-		return
-	}
-	c.left, c.at = true, time.Now()
-	close(c.gone)
-	if c.on != nil {
-		c.on()
-	}
+	kid    *edge.Departure // its share of the client's connection: gone when the client is, or when a sibling failed
+	prompt int             // index of its prompt
 }
 
 // isLeg says whether another record counts for the client's request.
-func (r reader) isLeg() bool { _, ok := r.client.(*child); return ok }
+func (r reader) isLeg() bool { _, ok := r.client.(*edge.Departure); return ok }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
@@ -92,7 +52,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	}
 	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Told.ID), stop: make(chan struct{})}
 	for i := range legs {
-		kid, name := &child{gone: make(chan struct{})}, letters(i)
+		kid, name := edge.NewDeparture(srv.Log), letters(i)
 		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
 			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
 			ask: sse.Ask{
@@ -215,7 +175,7 @@ func letters(i int) string { return string(rune('a'+i/26)) + string(rune('a'+i%2
 func (f *fanned) leave() {
 	f.cancel.Do(func() { close(f.stop) })
 	for _, l := range f.legs {
-		l.kid.leave()
+		l.kid.Leave()
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -62,7 +63,7 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{&child{gone: make(chan struct{})}}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
 	to := &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, Area: a}
 	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
 	require.ErrorIs(t, fault.err, owner.ErrNotOwner)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -17,16 +18,16 @@ import (
 
 // late is a client that is found gone once its request has got a slot.
 type late struct {
-	*child
+	*edge.Departure
 	bound func() bool
 }
 
 func (l *late) Gone() <-chan struct{} {
-	for !l.left && !l.bound() {
+	for !(reader{l.Departure}).left() && !l.bound() {
 		runtime.Gosched()
 	}
-	l.leave()
-	return l.child.Gone()
+	l.Leave()
+	return l.Departure.Gone()
 }
 
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
@@ -38,7 +39,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	for range 20 { // either may be seen first
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
-		client := &late{&child{gone: make(chan struct{})}, func() bool { return used() == 1 }}
+		client := &late{edge.NewDeparture(srv.Log), func() bool { return used() == 1 }}
 		j := &job{srv: srv, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, stay: stay{place: true}}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
 		if slot, _ := j.wait(h); slot != nil {
