@@ -80,7 +80,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}(g.stop)
 	g.service = service.New(service.Host{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
-		EndAll: func() int { return g.requests.Move(func(fleet.Place) bool { return true }) },
+		EndAll: func() int { return g.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
 	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
@@ -105,9 +105,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
 	g.fleet = fleet.New(fleet.Host{
-		Context: g.ctx, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
+		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
-		Publish:  g.publish, Move: func(meant func(fleet.Place) bool) int { return g.requests.Move(meant) },
+		Publish:  g.publish,
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	if g.tier, err = prefill.New(g.prefillConfig(g.conf())); err != nil {

@@ -169,14 +169,14 @@ func (f *Fleet) overtime(s *stopped) {
 	}
 	f.mu.Unlock()
 	if current {
-		n := f.host.Move(s.covers)
+		n := f.Move(s.covers)
 		f.host.Log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends",
 			zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
 	}
 }
 
-// Overdue says whether the deadline of a drain has passed that covers a place.
-func (f *Fleet) Overdue(at Place) bool {
+// overdue says whether the deadline of a drain has passed that covers a place.
+func (f *Fleet) overdue(at Place) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, s := range f.stops {

@@ -52,6 +52,7 @@ type Fleet struct {
 	asked     int                     // times a prefill engine was asked for token ids
 	again     *time.Timer             // publishes while an engine gets its load step by step
 	exchanges exchanges
+	runs      runs
 }
 
 // Roles of an engine.
@@ -68,7 +69,8 @@ type Place struct {
 
 // Host is the proxy as its fleet sees it.
 type Host struct {
-	Context    context.Context // ends with the proxy
+	Context    context.Context        // ends with the proxy
+	Serving    func() context.Context // ends when what has no answer yet must end
 	Started    time.Time
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
@@ -77,7 +79,6 @@ type Host struct {
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
-	Move       func(meant func(Place) bool) (calls int)                // calls at these places go on elsewhere
 }
 
 // Admission says who admits to areas of engines: regions or decode groups.
@@ -142,7 +143,7 @@ func New(h Host) *Fleet {
 		}, []string{"engine", "role"}),
 		instances: map[string]*instance{}, ranks: map[int32]*Rank{}, ids: map[string]int32{},
 		differing: map[[2]string][2]string{}, routes: map[string]Route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
-		bygone: map[string]bygone{}, dead: map[string]time.Time{},
+		bygone: map[string]bygone{}, dead: map[string]time.Time{}, runs: runs{all: map[*Run]struct{}{}},
 	}
 	h.Registerer.MustRegister(f.slowStart)
 	f.again = time.AfterFunc(time.Hour, f.Publish)

@@ -24,7 +24,7 @@ func empty(t *testing.T, set func() *Settings) *Fleet {
 	f := New(Host{
 		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second, FactsInterval: time.Second}),
-		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Move: func(func(Place) bool) int { return 0 },
+		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,
 	})
 	f.Admission = (*owner.Set)(nil)
 	return f

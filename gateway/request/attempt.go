@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -111,10 +112,10 @@ func (j *job) late(wait time.Duration) bool {
 const maxRetryAfter = 5 * time.Second
 
 // probeFailed settles a probe whose call broke.
-func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
+func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *fault {
 	var ee *engine.Error
 	sent := errors.As(err, &ee) && ee.Sent
-	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.client.left() || run.moved.Load()) { // the engine aborts with the connection
+	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.client.left() || run.Moved()) { // the engine aborts with the connection
 		if j.client.left() {
 			return j.drop(lease)
 		}
@@ -123,7 +124,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *run, err error) *fault {
 	}
 	if ee != nil && ee.Aborted { // in the middle of its answer: the engine may hold a prefill, and has not failed
 		lease.Orphan()
-		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: run.moved.Load()}
+		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: run.Moved()}
 	}
 	// Any other silence may hide a finished prefill and its KV.
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)

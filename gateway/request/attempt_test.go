@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -32,7 +33,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv, client: reader{kid}}
-		fault := j.probeFailed(lease, &run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
+		fault := j.probeFailed(lease, &fleet.Run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
 		require.False(t, fault.moved)
 	}
 	c := srv.Tier.Status()[0]

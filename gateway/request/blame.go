@@ -38,14 +38,14 @@ func (s *stream) judge(fail *openai.Error) {
 		return // judged before
 	}
 	if fail != nil && s.firstAt.IsZero() { // decode judges
-		s.unheard = fail.Status/100 != 4 && !s.givenBack && !s.run.moved.Load()
+		s.unheard = fail.Status/100 != 4 && !s.givenBack && !s.run.Moved()
 		return
 	}
 	monitor, id := s.job.srv.Monitor, s.rank.Instance
 	switch said := s.mirror.Failure(); {
 	case fail == nil:
 		monitor.Judge(id, engine.Served, nil)
-	case s.givenBack || s.run.moved.Load() || fail.Status/100 == 4:
+	case s.givenBack || s.run.Moved() || fail.Status/100 == 4:
 	case said.Status == http.StatusInternalServerError:
 		s.job.blame.accuse(monitor, s.rank, errors.New("its event was an error of status 500"))
 	case s.silent:

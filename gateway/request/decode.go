@@ -37,7 +37,7 @@ func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *f
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
-	s.run.settle()
+	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
 	return s, nil
@@ -47,7 +47,7 @@ func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *f
 // the account of bytes kept. It judges the engine before.
 func (s *stream) giveBack(h *handoff.Handoff, f *fault) {
 	j := s.job
-	if s.run.moved.Load() && !f.final {
+	if s.run.Moved() && !f.final {
 		f.moved = true
 	}
 	j.blame.judge(j.srv.Monitor, s.rank, f)

@@ -50,7 +50,6 @@ type Server struct {
 	Env
 	metrics     *metrics
 	prompts     *prompt.Reader
-	runs        runs
 	discards    *handoff.Discarder
 	tails       leftovers.Group // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64    // client requests being served
@@ -60,7 +59,7 @@ type Server struct {
 
 // New makes the server of a proxy.
 func New(env Env) *Server {
-	srv := &Server{Env: env, runs: runs{all: map[*run]struct{}{}}}
+	srv := &Server{Env: env}
 	srv.prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
 		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Places: env.Places, Dispatcher: env.Dispatcher,
@@ -72,10 +71,6 @@ func New(env Env) *Server {
 
 // Open is how many client requests are being served.
 func (srv *Server) Open() int64 { return srv.open.Load() }
-
-// Move ends every call at a place that is meant, and returns how many. Their
-// answers go on elsewhere where they can.
-func (srv *Server) Move(meant func(fleet.Place) bool) int { return srv.runs.move(meant) }
 
 // Finish begins nothing more for requests that are over, and waits until what runs for
 // them has ended, or ctx has. The returned function waits for the rest.
@@ -102,8 +97,5 @@ func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, 
 	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.turn())
 }
-
-// over says whether the proxy has no time any more for what runs.
-func (srv *Server) over() bool { return srv.Serving().Err() != nil }
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }

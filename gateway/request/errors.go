@@ -35,11 +35,14 @@ func ErrNotOurs() *openai.Error {
 // movedOut is the end of an answer that a drain's deadline cut and that no other
 // engine takes up.
 func (srv *Server) movedOut() *openai.Error {
-	if srv.over() {
+	if srv.Serving().Err() != nil {
 		return ErrLeaving()
 	}
 	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
 }
+
+// errDrained ends an answer whose rank was drained and that no other can take up.
+var errDrained = errors.New("the engine was taken out of service")
 
 // badGateway says that an engine failed and no retry is left.
 func badGateway(side, why string) *openai.Error {

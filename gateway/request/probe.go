@@ -33,8 +33,8 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	call := j.srv.Client.NewCall(c.Target)
-	run := j.srv.track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, true) // an aborted probe keeps nothing
-	defer j.srv.untrack(run)
+	run := j.srv.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, func() { call.Leave(notice) }, true) // an aborted probe keeps nothing
+	defer j.srv.Fleet.Untrack(run)
 	stop := j.finishOrLeave(call)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,

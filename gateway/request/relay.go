@@ -52,7 +52,7 @@ type source struct {
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
-	run   *run // among those a drain may end, while there is a slot
+	run   *fleet.Run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
 	local bool // it computes the prompt itself
@@ -85,7 +85,8 @@ var buffersPool = sync.Pool{New: func() any {
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
-	s := &stream{job: j, source: source{slot: slot, rank: rank, call: j.srv.Client.NewCall(rank.Target), began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
+	call := j.srv.Client.NewCall(rank.Target)
+	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
@@ -99,7 +100,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.call, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, func() { call.Leave(notice) }, s.whole || s.local) // the first event of a whole answer is its last
 	s.reader.Reset(sse.Limits{})
 	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.trail.KeepPrompt = s.local
@@ -167,7 +168,7 @@ func (s *stream) fill() error {
 	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.reader.Buffered() == 0:
 		s.end(nil) // whole, but without [DONE], as some engines leave it
 		return nil
-	case s.run.moved.Load():
+	case s.run.Moved():
 		s.lose(s.job.srv.movedOut())
 	case errors.Is(err, io.EOF):
 		err = errNotWhole

@@ -74,7 +74,7 @@ func (s *stream) poisons() bool {
 func (s *stream) goOn() {
 	j, lost := s.job, s.lost
 	s.lost = nil
-	given, moved := s.givenBack, s.run.moved.Load()
+	given, moved := s.givenBack, s.run.Moved()
 	s.givenBack = false
 	if j.client.left() {
 		s.end(errGone())

@@ -31,7 +31,7 @@ func newServer(t *testing.T) *Server {
 		Locals: local.New(set.Prefill.Index.MaxBytes), Places: pool.NewPlaces(set.Pool.Size),
 	}
 	env.Fleet = fleet.New(fleet.Host{
-		Context: t.Context(), Started: time.Now(), Log: log, Registerer: reg, Settings: env.Settings, Monitor: env.Monitor,
+		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: env.Settings, Monitor: env.Monitor,
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 	})
 	env.Fleet.Admission = env.Owner

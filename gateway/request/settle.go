@@ -118,7 +118,7 @@ func (s *stream) release(kind board.Kind) {
 		s.beyond = false
 		s.rank.Traffic.Beyond(-1)
 	}
-	s.job.srv.untrack(s.run)
+	s.job.srv.Fleet.Untrack(s.run)
 	if kind == board.Cancelled {
 		s.job.freed()
 	}

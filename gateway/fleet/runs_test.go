@@ -1,9 +1,10 @@
-package request
+package fleet
 
 import (
 	"net/http"
 	"net/url"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,20 +18,21 @@ func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
 	defer client.Close()
 	for _, row := range []struct {
 		name  string
-		steps []func(*run)
+		steps []func(*Run)
 		ended bool
 	}{
-		{"pulling", []func(*run){(*run).move}, false},
-		{"then its first event comes", []func(*run){(*run).move, (*run).settle}, true},
-		{"its first event came before", []func(*run){(*run).settle, (*run).move}, true},
-		{"nobody wants it to go", []func(*run){(*run).settle}, false},
+		{"pulling", []func(*Run){(*Run).move}, false},
+		{"then its first event comes", []func(*Run){(*Run).move, (*Run).Settle}, true},
+		{"its first event came before", []func(*Run){(*Run).Settle, (*Run).move}, true},
+		{"nobody wants it to go", []func(*Run){(*Run).Settle}, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			r := &run{call: client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})}
+			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})
+			r := &Run{end: func() { call.Leave(time.Second) }}
 			for _, step := range row.steps {
 				step(r)
 			}
-			_, err := r.call.Do(http.MethodGet, "/", nil, nil, engine.Deadlines{})
+			_, err := call.Do(http.MethodGet, "/", nil, nil, engine.Deadlines{})
 			var failure *engine.Error
 			require.ErrorAs(t, err, &failure)
 			require.Equal(t, row.ended, failure.Aborted)
