@@ -179,7 +179,7 @@ func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomi
 	}
 	in.locate(ctx)
 	legs := req.Legs()
-	if fail := d.host.Requests.Overlong(m, req, legs); fail != nil {
+	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
 		return fail
 	}
 	if fail := in.book(len(legs) - 1); fail != nil {

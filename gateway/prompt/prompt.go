@@ -117,10 +117,10 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, BlockBytes: size, Salted: salted, Media: text.Media || p.Resumed}
 }
 
-// Length returns how many tokens a prompt has, if that is known. ok is false for a
+// length returns how many tokens a prompt has, if that is known. ok is false for a
 // prompt that has no more bytes than it may have tokens: it fits, because a token has
 // at least one byte.
-func (r *Reader) Length(p *Parts, room int) (tokens int, ok bool) {
+func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && p.Req.Endpoint == mooncake.Completions {
 		return len(ids), true
 	}

@@ -49,7 +49,7 @@ type Env struct {
 type Server struct {
 	Env
 	metrics     *metrics
-	prompts     *prompt.Reader
+	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
 	tails       leftovers.Group // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64    // client requests being served
@@ -60,7 +60,7 @@ type Server struct {
 // New makes the server of a proxy.
 func New(env Env) *Server {
 	srv := &Server{Env: env}
-	srv.prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
+	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
 		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Places: env.Places, Dispatcher: env.Dispatcher,
 		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,

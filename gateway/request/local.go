@@ -41,12 +41,12 @@ type locally struct {
 // recognize hashes the prompt, once where decode ranks may compute prompts.
 func (j *job) recognize() prefill.Prompt {
 	if j.resume.times > 0 {
-		return j.srv.prompts.Recognize(j.parts()) // it is longer now
+		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
 	}
 	if j.local.known != nil {
 		return *j.local.known
 	}
-	p := j.srv.prompts.Recognize(j.parts())
+	p := j.srv.Prompts.Recognize(j.parts())
 	if j.srv.Locals.Serve(j.model.Board) {
 		j.local.known = &p
 	}

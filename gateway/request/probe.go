@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -122,7 +123,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	if got.ByProbeID {
 		h.ProbeID = j.legID("p", j.told.Attempts)
 	}
-	fail := j.tooLong() // the decode engine would refuse it after the pull
+	fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before) // the decode engine would refuse it after the pull
 	if fail == nil {
 		fail = j.verify(j.resume.atP, got.PromptTokens)
 	}

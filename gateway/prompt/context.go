@@ -1,4 +1,4 @@
-package request
+package prompt
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/prompt"
 )
 
 // A prompt and the answer it asks for may be longer than the model's context. The
@@ -18,7 +17,7 @@ import (
 // Overlong refuses, before any prefill, a request that the decode engines of its
 // model would refuse. A prompt whose length is not known in time is prefilled, and
 // checked again with the prefill engine's count.
-func (srv *Server) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
+func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
@@ -28,25 +27,23 @@ func (srv *Server) Overlong(m fleet.Route, req *openai.Request, legs []openai.Le
 		return nil
 	}
 	for i := range legs {
-		if n, ok := srv.prompts.Length(&prompt.Parts{Req: req, Body: &req.Body, Leg: &legs[i].Leg, Model: m}, m.MaxLen-req.MaxTokens); ok && n+req.MaxTokens > m.MaxLen {
-			return beyondContext(m, req, n)
+		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Leg: &legs[i].Leg, Model: m}, m.MaxLen-req.MaxTokens); ok {
+			if fail := Beyond(m, req, n, 0); fail != nil {
+				return fail
+			}
 		}
 	}
 	return nil
 }
 
-// tooLong checks prompt and answer against the model's context, with the prompt as
-// the prefill engine counted it. What a request leaves open, engines cut to fit.
-func (j *job) tooLong() *openai.Error {
-	m := j.model
-	if m.MaxLen == 0 || m.Clamps || j.req.MaxTokensKey == "" || j.prompt-j.resume.before+j.req.MaxTokens <= m.MaxLen {
+// Beyond checks prompt and answer against the model's context, with the prompt as an
+// engine counted it; answered is how much of the prompt is part of the answer. What a
+// request leaves open, engines cut to fit.
+func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Error {
+	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
-	return beyondContext(m, j.req, j.prompt)
-}
-
-func beyondContext(m fleet.Route, req *openai.Request, prompt int) *openai.Error {
-	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, prompt, req.MaxTokensKey, req.MaxTokens))
+	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens, req.MaxTokensKey, req.MaxTokens))
 }
 
 func tooLong(req *openai.Request, message string) *openai.Error {
