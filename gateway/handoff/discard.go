@@ -15,8 +15,8 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/leftovers"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/service"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 )
@@ -49,8 +49,8 @@ type Config struct {
 // A Discarder throws hand-offs away from which no answer is made.
 type Discarder struct {
 	Config
-	leftovers.Group // of hand-offs
-	outcomes        *prometheus.CounterVec
+	service.Leftovers // of hand-offs
+	outcomes          *prometheus.CounterVec
 }
 
 // NewDiscarder makes the one of a proxy.
@@ -90,7 +90,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 		}
 		end(outcome, err)
 	}); {
-	case errors.Is(err, leftovers.ErrCrowded):
+	case errors.Is(err, service.ErrCrowded):
 		end(discardCrowded, errCrowded)
 	case err != nil:
 		end(discardUnplaced, err)

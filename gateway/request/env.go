@@ -12,10 +12,10 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leftovers"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/service"
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -51,8 +51,8 @@ type Server struct {
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
-	tails       leftovers.Group // of engines whose client has its answer: ends of bodies, legs beside one that failed
-	open        atomic.Int64    // client requests being served
+	tails       service.Leftovers // of engines whose client has its answer: ends of bodies, legs beside one that failed
+	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
 	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
 }
@@ -76,7 +76,7 @@ func (srv *Server) Open() int64 { return srv.open.Load() }
 // them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*leftovers.Group{&srv.tails, &srv.discards.Group} {
+	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers} {
 		over := g.Close()
 		select {
 		case <-over:

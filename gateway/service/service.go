@@ -1,5 +1,6 @@
 // Package service says whether this proxy is in service. It goes out of service in
-// steps, so that load balancers are told before clients are.
+// steps, so that load balancers are told before clients are, and at last waits for what is
+// left to do for requests that are over.
 package service
 
 import (

@@ -1,4 +1,4 @@
-package leftovers
+package service
 
 import (
 	"sync"
@@ -10,7 +10,7 @@ import (
 // Requests that are cut at the end of a shutdown leave hand-offs while it waits
 // for those that are being discarded.
 func TestNothingBeginsOnceTheRestIsAwaited(t *testing.T) {
-	var g Group
+	var g Leftovers
 	release := make(chan struct{})
 	require.NoError(t, g.Run(1, func() { <-release }))
 	require.ErrorIs(t, g.Run(1, func() { t.Error("one too many") }), ErrCrowded)
