@@ -231,13 +231,18 @@ func (r *Request) Retries() {
 	}
 }
 
-// EndAttempt closes the attempt with what the client got; nil: its whole answer.
+// EndAttempt closes the attempt with what the client got; nil: its whole answer. A request
+// is counted once among those whose client left.
 func (r *Request) EndAttempt(fail *openai.Error) {
 	n := &r.attempt
 	if fail != nil {
 		cause := Outcome(fail)
 		if fail.Status == StatusClientClosed {
 			cause = "client_closed in phase " + string(r.Reached)
+			if !r.counted {
+				r.counted = true
+				r.journal.cancels[r.Reached].Inc()
+			}
 		}
 		r.Fails(cause, 0, fail)
 		return

@@ -158,14 +158,6 @@ func (r *Request) Relayed(took time.Duration, tokens int) {
 	r.journal.stage(relay, took)
 }
 
-// Cancelled counts the request among those whose client left, once.
-func (r *Request) Cancelled() {
-	if !r.counted {
-		r.counted = true
-		r.journal.cancels[r.Reached].Inc()
-	}
-}
-
 // Freed observes that nothing of the request is held any more, for a client that left.
 func (r *Request) Freed(left time.Time) {
 	r.journal.released[r.Reached].Observe(time.Since(left).Seconds())

@@ -172,7 +172,6 @@ func (f *forwarded) relay() {
 			fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
 		case !f.Whole():
 			fail = errGone()
-			j.told.Cancelled()
 		}
 		tokens := f.Events()
 		f.Close()

@@ -10,7 +10,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -86,9 +85,6 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			}
 		}
 		whole.told.EndAttempt(fail)
-		if fail.Status == journal.StatusClientClosed {
-			whole.told.Cancelled()
-		}
 		f.srv.markRoute(ctx, f.in)
 	}()
 	for {

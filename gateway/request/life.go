@@ -88,12 +88,8 @@ type client interface {
 func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 	defer j.endStay()
 	defer func() {
-		if fail == nil {
-			return
-		}
-		j.told.EndAttempt(fail)
-		if fail.Status == journal.StatusClientClosed {
-			j.told.Cancelled()
+		if fail != nil {
+			j.told.EndAttempt(fail)
 		}
 	}()
 	var held *handoff.Handoff // prefilled and not yet consumed

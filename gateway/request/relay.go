@@ -274,7 +274,6 @@ func (s *stream) end(fail *openai.Error) {
 		s.release(board.Finished)
 	case fail.Status == journal.StatusClientClosed:
 		s.release(board.Cancelled)
-		s.job.told.Cancelled()
 		return
 	default:
 		s.release(board.Failed)
