@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -200,9 +201,9 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	if s.Beyond {
 		o.beyond--
 	}
-	o.slots[s.index] = nil
+	o.slots[s.Slot] = nil
 	r.release = board.Release{
-		Model: o.model, Slot: s.index, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
+		Model: o.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
 		First: s.voice.first.Load(), Last: s.voice.last.Load(),
 	}
 	r.apply(&r.release)
@@ -210,8 +211,8 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 
 // recount corrects what a slot is charged with, unless it has been given back.
 func (r *runner) recount(s *Slot, prompt int) {
-	if s.owner.slots[s.index] == s {
-		r.apply(board.Recount{Model: s.owner.model, Slot: s.index, Prompt: prompt})
+	if s.owner.slots[s.Slot] == s {
+		r.apply(board.Recount{Model: s.owner.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
 
@@ -273,7 +274,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectBegins:
 		r.owned[e.Group.Model].slots[e.Slot].waits.Store(false)
 	case board.EffectRound:
-		m.tick(e.Policy).Observe(took.Seconds())
+		m.tickSeconds.WithLabelValues(e.Policy).Observe(took.Seconds())
 		if e.Err != nil {
 			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
 		}
@@ -356,14 +357,13 @@ func (r *runner) own(model string) *owned {
 		o = &owned{model: model, pace: newPublished(), counts: board.Counts{Model: model}, tick: board.Tick{Model: model}}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {
-				if o.slots[s.index] == s { // else it has been given back
-					r.apply(board.Reached{Model: model, Slot: s.index})
+				if o.slots[s.Slot] == s { // else it has been given back
+					r.apply(board.Reached{Model: model, Slot: s.Slot})
 				}
 			})
 		}
 		r.owned[model] = o
-		r.inOrder = append(r.inOrder, o)
-		slices.SortFunc(r.inOrder, func(x, y *owned) int { return cmp.Compare(x.model, y.model) })
+		r.inOrder = slices.SortedFunc(maps.Values(r.owned), func(x, y *owned) int { return cmp.Compare(x.model, y.model) })
 		r.d.paces.Store(model, o.pace)
 	}
 	return o
@@ -415,19 +415,17 @@ func (r *runner) hear(key board.GroupKey) {
 
 // bind hands a caller its slot.
 func (r *runner) bind(e *board.Effect, took time.Duration) {
-	o, how := r.own(e.Group.Model), &e.Bound
-	s := r.waiting[e.Entry].slot
-	s.Worker, s.WorkerName, s.Group, s.Policy = how.Worker, how.WorkerName, how.Group, how.Policy
-	s.Stage, s.Score, s.Wait, s.Decide, s.Beyond, s.NewTokens = how.Stage, how.Score, how.Wait, took, how.Beyond, int(how.New)
-	s.waits.Store(how.Beyond)
-	if how.Beyond {
+	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
+	s.Bound, s.Decide = e.Bound, took
+	s.owner, s.pulse = o, r.pulses[e.Group]
+	s.waits.Store(s.Beyond)
+	if s.Beyond {
 		o.beyond++
 	}
-	s.owner, s.index, s.pulse = o, how.Slot, r.pulses[e.Group]
-	if grow := int(how.Slot) + 1 - len(o.slots); grow > 0 {
+	if grow := int(s.Slot) + 1 - len(o.slots); grow > 0 {
 		o.slots = append(o.slots, make([]*Slot, grow)...)
 	}
-	o.slots[how.Slot] = s
+	o.slots[s.Slot] = s
 	r.answer(e.Entry, Result{Slot: s})
 }
 

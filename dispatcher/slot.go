@@ -12,17 +12,9 @@ import (
 // Release. The exported fields are set before the caller gets it and never
 // change.
 type Slot struct {
-	Worker     int32
-	WorkerName string
-	Group      string
-	Policy     string // that decided, the fallback's name where it did
-	Stage      uint8  // policy.Assignment's: 0 the starvation guard, 1 singles, 2 subsets
-	Score      float64
-	Wait       time.Duration  // in the pool
-	Decide     time.Duration  // of Wait, the round that admitted it
-	Grounds    *board.Grounds // what the rank was chosen on; nil without Config.Explain
-	Beyond     bool           // it was bound though the rank had no slot or no KV room for it, see Waits
-	NewTokens  int            // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
+	board.Bound
+	Decide  time.Duration  // of Wait, the round that admitted it
+	Grounds *board.Grounds // what the rank was chosen on; nil without Config.Explain
 
 	handsOff bool // its KV comes from a prefill engine that is known
 
@@ -33,8 +25,6 @@ type Slot struct {
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
-
-	index int32 // of the board's charge
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {

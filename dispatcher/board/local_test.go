@@ -72,7 +72,7 @@ func TestAPromptIsComputedWhereTheLeastOfItIsNew(t *testing.T) {
 	local.Ranks = offers(100, 200, 200)
 	s := h.putLocal(pool.Entry{Prompt: 900}, local).slotNow(t)
 	require.EqualValues(t, 0, s.Worker, "though it is the fullest")
-	require.EqualValues(t, 100, s.New)
+	require.EqualValues(t, 100, s.NewTokens)
 	require.EqualValues(t, 1400, h.boards["m"].ranks[0].kv, "all of it is charged, as with any admission")
 
 	local.Ranks = offers(200, 200, 200)

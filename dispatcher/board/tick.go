@@ -297,7 +297,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	b.pool.Remove(w.entry)
 	how := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score}
 	if w.local != nil {
-		how.New = int32(b.least)
+		how.NewTokens = int32(b.least)
 	}
 	b.admit(r, w, how, now)
 	return ""
@@ -314,14 +314,14 @@ type Bound struct {
 	Score      float64
 	Wait       time.Duration // in the pool
 	Beyond     bool          // though the rank has no slot or no KV room for it
-	New        int32         // tokens of the prompt that the rank has to compute
+	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 }
 
 // admit charges an entry that has left the pool, and has its caller told.
 func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
 	how.Slot = b.charge(r, charge{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.New, discard: e.Discard, waits: how.Beyond, since: now,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
 	})
 	if b.pairs.out > 0 {
 		b.pairs.send(&b.ledger.table[how.Slot], now)

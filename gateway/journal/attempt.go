@@ -178,7 +178,7 @@ func (r *Request) tellBound(s *dispatcher.Slot) {
 var boardStages = [...]string{"guard", "single", "subset"}
 
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
-	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Score: s.Score, Decide: ms(s.Decide), Local: s.NewTokens}
+	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Score: s.Score, Decide: ms(s.Decide), Local: int(s.NewTokens)}
 	if int(s.Stage) < len(boardStages) {
 		d.Stage = boardStages[s.Stage]
 	}

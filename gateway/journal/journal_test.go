@@ -99,7 +99,7 @@ func BenchmarkWatch(b *testing.B) {
 	for _, name := range []string{"off", "receipts", "traces, not sampled", "traces"} {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
-			lease, slot := &prefill.Lease{}, &dispatcher.Slot{WorkerName: "d", Policy: "evenkeel", Grounds: &board.Grounds{}}
+			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Grounds: &board.Grounds{}}
 			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {

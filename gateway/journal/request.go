@@ -123,7 +123,7 @@ func (r *Request) Placed(s *dispatcher.Slot, took time.Duration) {
 // of it is expected in the rank's prefix cache.
 func (r *Request) PlacedLocally(s *dispatcher.Slot, hit int) {
 	r.Route, r.Rank, r.Policy = Local, s.WorkerName, s.Policy
-	r.LocalTokens, r.HitTokens = s.NewTokens, hit
+	r.LocalTokens, r.HitTokens = int(s.NewTokens), hit
 	r.tellBound(s)
 }
 
