@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,9 +58,7 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	if cfg.MaxBytes < 0 {
 		return nil, fmt.Errorf("dispatcher: decision log of at most %d bytes; write a size, or 0 for %d", cfg.MaxBytes, DefaultLogBytes)
 	}
-	if cfg.MaxBytes == 0 {
-		cfg.MaxBytes = DefaultLogBytes
-	}
+	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, DefaultLogBytes)
 	l := &decisionLog{
 		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, ok: true,
 		free: make(chan *board.Round, roundsMost), queue: make(chan *board.Round, roundsMost),

@@ -6,6 +6,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -52,10 +53,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 }
 
 func (c Config) withDefaults() Config {
-	c.Config = c.Config.WithDefaults()
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Config, c.Log = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop())
 	return c
 }
 
@@ -100,10 +98,15 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 // for the answer: a caller may leave without reading it only after Withdraw,
 // and must then look once more, for the assignment may have come first.
 func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
+	return d.enqueue(e, nil)
+}
+
+// enqueue is Enqueue, or EnqueueLocal where ranks may compute the prompt.
+func (d *Dispatcher) enqueue(e *pool.Entry, l *board.Local) <-chan Result {
 	if e.Entered.IsZero() {
 		e.Entered = time.Now()
 	}
-	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1)}
+	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
 	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
 		w.leave(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
@@ -190,14 +193,7 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 // admission has, but it goes behind those that wait: their KV is pinned
 // already. The answer is a slot, charged with the whole prompt, or an error.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
-	if e.Entered.IsZero() {
-		e.Entered = time.Now()
-	}
-	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
-	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
-		w.leave(d.cfg.Places, Result{Err: board.ErrDraining})
-	}
-	return w.result
+	return d.enqueue(e, l)
 }
 
 // Counted tells how many tokens the prompt really has that a slot was charged

@@ -13,10 +13,10 @@ type inbox struct {
 	mu     sync.Mutex
 	queue  []command
 	closed bool
-	wake   chan struct{} // holds one token while the queue may be non-empty
+	wake   bell
 }
 
-func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
+func newInbox() *inbox { return &inbox{wake: newBell()} }
 
 // push reports whether the owner will run c.
 func (b *inbox) push(c command) bool {
@@ -27,10 +27,7 @@ func (b *inbox) push(c command) bool {
 	}
 	b.queue = append(b.queue, c)
 	b.mu.Unlock()
-	select {
-	case b.wake <- struct{}{}:
-	default: // the owner is told already
-	}
+	b.wake.ring()
 	return true
 }
 
@@ -52,4 +49,16 @@ func (b *inbox) close() []command {
 	queue := b.queue
 	b.queue = nil
 	return queue
+}
+
+// bell wakes the one goroutine that listens to it. It holds one token while there may be work.
+type bell chan struct{}
+
+func newBell() bell { return make(bell, 1) }
+
+func (b bell) ring() {
+	select {
+	case b <- struct{}{}:
+	default: // it is told already
+	}
 }

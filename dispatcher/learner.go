@@ -25,7 +25,7 @@ type learner struct {
 	mu      sync.Mutex
 	orders  []func() // for the goroutine to run
 	endings []board.Ending
-	wake    chan struct{}
+	wake    bell
 
 	// The goroutine's.
 	learned  board.Learner
@@ -40,7 +40,7 @@ type student struct{ tables atomic.Pointer[board.Tables] }
 
 func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner {
 	return &learner{
-		log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: make(chan struct{}, 1), students: map[board.Subject]*student{},
+		log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: newBell(), students: map[board.Subject]*student{},
 	}
 }
 
@@ -75,7 +75,7 @@ func (l *learner) order(f func()) {
 	l.mu.Lock()
 	l.orders = append(l.orders, f)
 	l.mu.Unlock()
-	l.nudge()
+	l.wake.ring()
 }
 
 // hear takes an ending in; it never waits, and drops what is too much.
@@ -90,14 +90,7 @@ func (l *learner) hear(e board.Ending) {
 		l.dropped.Inc()
 		return
 	}
-	l.nudge()
-}
-
-func (l *learner) nudge() {
-	select {
-	case l.wake <- struct{}{}:
-	default: // it is told already
-	}
+	l.wake.ring()
 }
 
 // run learns until ctx ends.

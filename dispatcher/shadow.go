@@ -23,7 +23,7 @@ type shadows struct {
 	parse   func(string) (policy.Policy, error)
 	metrics *metrics
 	log     *zap.Logger
-	wake    chan struct{}
+	wake    bell
 
 	mu     sync.Mutex
 	groups []*shadowed
@@ -104,7 +104,7 @@ func newShadows(cfg Config, m *metrics) *shadows {
 	if len(cfg.Shadow) == 0 {
 		return nil
 	}
-	return &shadows{specs: cfg.Shadow, parse: cfg.Parse, metrics: m, log: cfg.Log, wake: make(chan struct{}, 1)}
+	return &shadows{specs: cfg.Shadow, parse: cfg.Parse, metrics: m, log: cfg.Log, wake: newBell()}
 }
 
 // follow starts the shadows of a group.
@@ -138,14 +138,7 @@ func (s *shadows) leave(g *shadowed) {
 	s.mu.Lock()
 	g.gone = true
 	s.mu.Unlock()
-	s.nudge()
-}
-
-func (s *shadows) nudge() {
-	select {
-	case s.wake <- struct{}{}:
-	default: // it is told already
-	}
+	s.wake.ring()
 }
 
 // show hands a round over, in place of one that still waits.
@@ -158,7 +151,7 @@ func (s *shadows) show(g *shadowed, head *board.Round) {
 	if missed {
 		s.metrics.shadowMissed.Inc()
 	}
-	s.nudge()
+	s.wake.ring()
 }
 
 // run decides until ctx ends.
