@@ -4,16 +4,16 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"evenkeel/dispatcher/board"
 )
 
-// observer is the part of a histogram the tick uses.
-type observer = prometheus.Observer
-
 // metrics are what the loop counts as it goes. Everything that is a state and
 // not an event is read from a Status when somebody scrapes.
 type metrics struct {
+	all *prometheus.Registry // these, and the gauges
+
 	tickSeconds    *prometheus.HistogramVec
 	fallbacks      *prometheus.CounterVec
 	invalid        *prometheus.CounterVec
@@ -38,59 +38,53 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
+	all := prometheus.NewRegistry()
+	own := promauto.With(all)
+	counter := func(name, help string) prometheus.Counter {
+		return own.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return own.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
 	m := &metrics{
-		tickSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		all: all,
+		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Time of one decision round: the snapshot, the policy, and the binding of what it assigned.",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
 		}, []string{"policy"}),
-		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_tick_fallbacks_total", Help: "Ticks whose policy failed, so that " + board.FallbackSpec + " took over.",
-		}, []string{"reason"}),
-		invalid: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_invalid_assignments_total", Help: "Assignments of a policy that were not bound because they break a hard limit.",
-		}, []string{"fault"}),
-		doubleReleases: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_double_releases_total", Help: "Slots released a second time; a bug, without effect on the books.",
-		}),
-		beyond: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_beyond_slots_total", Help: "Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot and KV room.",
-		}),
-		budgetChanges: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_tick_budget_changes_total", Help: "Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.",
-		}, []string{"direction"}),
-		quarantines: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_pair_quarantines_total", Help: "Times hand-offs of a prefiller were kept from a decode engine, because their first events did not come though both serve others.",
-		}, []string{"prefiller", "engine"}),
-		steered: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_pair_assignments_total", Help: "Assignments of a policy to a quarantined pair, by what became of them.",
-		}, []string{"outcome"}),
-		endingsDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_predictor_dropped_total", Help: "Finished requests not learned from, because learning could not keep up.",
-		}),
-		censored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_predictor_censored_total", Help: "Requests not learned from, because they were cancelled or failed and their full length is not known.",
-		}, []string{"model"}),
-		roundsDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_decision_log_dropped_total", Help: "Rounds missing from the decision log, because writing could not keep up.",
-		}),
-		logFailures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_decision_log_failures_total", Help: "Rounds missing from the decision log, because it could not be written.",
-		}),
-		shadowImbalance: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		fallbacks: counters("evenkeel_tick_fallbacks_total",
+			"Ticks whose policy failed, so that "+board.FallbackSpec+" took over.", "reason"),
+		invalid: counters("evenkeel_invalid_assignments_total",
+			"Assignments of a policy that were not bound because they break a hard limit.", "fault"),
+		doubleReleases: counter("evenkeel_double_releases_total",
+			"Slots released a second time; a bug, without effect on the books."),
+		beyond: counter("evenkeel_beyond_slots_total",
+			"Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot and KV room."),
+		budgetChanges: counters("evenkeel_tick_budget_changes_total",
+			"Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.", "direction"),
+		quarantines: counters("evenkeel_pair_quarantines_total",
+			"Times hand-offs of a prefiller were kept from a decode engine, because their first events did not come though both serve others.", "prefiller", "engine"),
+		steered: counters("evenkeel_pair_assignments_total",
+			"Assignments of a policy to a quarantined pair, by what became of them.", "outcome"),
+		endingsDropped: counter("evenkeel_predictor_dropped_total",
+			"Finished requests not learned from, because learning could not keep up."),
+		censored: counters("evenkeel_predictor_censored_total",
+			"Requests not learned from, because they were cancelled or failed and their full length is not known.", "model"),
+		roundsDropped: counter("evenkeel_decision_log_dropped_total",
+			"Rounds missing from the decision log, because writing could not keep up."),
+		logFailures: counter("evenkeel_decision_log_failures_total",
+			"Rounds missing from the decision log, because it could not be written."),
+		shadowImbalance: own.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_shadow_imbalance_tokens", Help: "Imbalance right after admission as a policy would leave it, mean of about the last 100 rounds it saw; the policy in force is among them.",
 		}, shadowLabels),
-		shadowRounds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_shadow_rounds_total", Help: "Rounds a shadow policy decided.",
-		}, shadowLabels),
-		shadowDisagreements: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_shadow_disagreements_total", Help: "Of them, rounds in which it would have placed otherwise than the policy in force.",
-		}, shadowLabels),
-		shadowFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_shadow_failures_total", Help: "Rounds in which a shadow policy failed.",
-		}, []string{"policy"}),
-		shadowMissed: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "evenkeel_shadow_missed_total", Help: "Rounds the shadows did not see, because they were still at the last one.",
-		}),
+		shadowRounds: counters("evenkeel_shadow_rounds_total",
+			"Rounds a shadow policy decided.", shadowLabels...),
+		shadowDisagreements: counters("evenkeel_shadow_disagreements_total",
+			"Of them, rounds in which it would have placed otherwise than the policy in force.", shadowLabels...),
+		shadowFailures: counters("evenkeel_shadow_failures_total",
+			"Rounds in which a shadow policy failed.", "policy"),
+		shadowMissed: counter("evenkeel_shadow_missed_total",
+			"Rounds the shadows did not see, because they were still at the last one."),
 	}
 	m.begin()
 	return m
@@ -115,20 +109,13 @@ func (m *metrics) begin() {
 
 var shadowLabels = []string{"group", "policy"}
 
-func (m *metrics) tick(policy string) observer { return m.tickSeconds.WithLabelValues(policy) }
-
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{
-		m.tickSeconds, m.fallbacks, m.invalid, m.doubleReleases, m.beyond, m.budgetChanges, m.quarantines, m.steered, m.endingsDropped, m.censored,
-		m.roundsDropped, m.logFailures,
-		m.shadowImbalance, m.shadowRounds, m.shadowDisagreements, m.shadowFailures, m.shadowMissed, gauges{d},
-	} {
-		if err := r.Register(c); err != nil {
-			return fmt.Errorf("dispatcher: %w; give every dispatcher a registerer of its own", err)
-		}
+	m.all.MustRegister(gauges{d})
+	if err := r.Register(m.all); err != nil {
+		return fmt.Errorf("dispatcher: %w; give every dispatcher a registerer of its own", err)
 	}
 	return nil
 }
