@@ -251,7 +251,7 @@ func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barr
 // group is the one that a key names; nil: it is gone.
 func (b *board) group(key GroupKey) *group {
 	for _, g := range b.groups {
-		if g.name == key.Name && g.barrier == key.Barrier {
+		if b.key(g) == key {
 			return g
 		}
 	}

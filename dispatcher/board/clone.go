@@ -96,8 +96,7 @@ func (d decider) clone(r *rules) decider {
 // add takes a board in.
 func (l *Boards) add(b *board) {
 	l.boards[b.model] = b
-	l.inOrder = slices.Collect(maps.Values(l.boards))
-	slices.SortFunc(l.inOrder, func(x, y *board) int { return cmp.Compare(x.model, y.model) })
+	l.inOrder = slices.SortedFunc(maps.Values(l.boards), func(x, y *board) int { return cmp.Compare(x.model, y.model) })
 }
 
 // remove forgets a board that holds nothing any more.

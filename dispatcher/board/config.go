@@ -1,6 +1,7 @@
 package board
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -82,15 +83,8 @@ func Default() Config {
 
 // WithDefaults fills in what is left out.
 func (c Config) WithDefaults() Config {
-	if c.Policy == "" {
-		c.Policy = DefaultPolicy
-	}
-	if c.DensePolicy == "" {
-		c.DensePolicy = DefaultDense
-	}
-	if c.TickLimit == 0 {
-		c.TickLimit = DefaultTickLimit
-	}
+	c.Policy, c.DensePolicy = cmp.Or(c.Policy, DefaultPolicy), cmp.Or(c.DensePolicy, DefaultDense)
+	c.TickLimit = cmp.Or(c.TickLimit, DefaultTickLimit)
 	if c.Parse == nil {
 		c.Parse = c.parser()
 	}

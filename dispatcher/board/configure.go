@@ -1,6 +1,7 @@
 package board
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -33,10 +34,7 @@ func (l *Boards) Accepts(s Settings) error {
 
 func (l *Boards) examine(s Settings) (*examined, error) {
 	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
-	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel = s.Window, s.TickLimit, s.TTL, s.StepModel
-	if e.cfg.TickLimit == 0 {
-		e.cfg.TickLimit = DefaultTickLimit
-	}
+	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL, s.StepModel
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
 		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
 		e.cfg.Parse = e.cfg.parser()

@@ -57,15 +57,11 @@ func (b *board) newGroup(name string, barrier bool) *group {
 // regroup sorts the present ranks into groups; a group that was there before
 // keeps its policy's state.
 func (b *board) regroup() {
-	type key struct {
-		name    string
-		barrier bool
-	}
-	groups := make(map[key]*group, len(b.groups))
+	groups := make(map[GroupKey]*group, len(b.groups))
 	all := slices.Clone(b.groups)
 	for _, g := range b.groups {
 		g.members, g.ranks = g.members[:0], g.ranks[:0]
-		groups[key{g.name, g.barrier}] = g
+		groups[b.key(g)] = g
 	}
 	b.up = 0
 	for _, id := range slices.Sorted(maps.Keys(b.ranks)) {
@@ -73,13 +69,13 @@ func (b *board) regroup() {
 		if !r.present {
 			continue
 		}
-		k := key{barrier: r.Barrier}
+		k := GroupKey{Model: b.model, Barrier: r.Barrier}
 		if r.Barrier {
-			k.name = r.Group
+			k.Name = r.Group
 		}
 		g := groups[k]
 		if g == nil {
-			g = b.newGroup(k.name, k.barrier)
+			g = b.newGroup(k.Name, k.Barrier)
 			groups[k], all = g, append(all, g)
 		}
 		r.group = g

@@ -35,8 +35,11 @@ type pairs struct {
 // Pair is a prefiller and a decode engine.
 type Pair struct{ Prefiller, Engine string }
 
-func (k Pair) compare(other Pair) int {
-	return cmp.Or(cmp.Compare(k.Prefiller, other.Prefiller), cmp.Compare(k.Engine, other.Engine))
+// inOrder are the suspected pairs in an order that does not change.
+func (p *pairs) inOrder() []Pair {
+	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Pair) int {
+		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
+	})
 }
 
 // suspect is a pair that has failed since it last worked.
@@ -104,7 +107,7 @@ func (b *board) reached(key Pair, now time.Time) {
 		b.changed = b.changed || !sus.circuit.In() // what was left may go now
 		delete(p.suspects, key)
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(p.suspects), Pair.compare) {
+	for _, k := range p.inOrder() {
 		sus := p.suspects[k]
 		sus.from = sus.from || k.Prefiller == key.Prefiller
 		sus.to = sus.to || k.Engine == key.Engine
@@ -257,13 +260,11 @@ type PairStatus struct {
 
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
-	for k, sus := range p.suspects {
+	for _, k := range p.inOrder() {
+		sus := p.suspects[k]
 		all = append(all, PairStatus{
 			Prefiller: k.Prefiller, Engine: k.Engine, Failures: sus.row, Quarantined: !sus.circuit.In(), Until: sus.circuit.Until(),
 		})
 	}
-	slices.SortFunc(all, func(x, y PairStatus) int {
-		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
-	})
 	return all
 }
