@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -60,9 +59,7 @@ func (c *checkCmd) Run(std streams) error {
 	switch {
 	case c.JSON:
 		found.Errors = append(found.Errors, problemsOf(err)...)
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(found); err != nil {
+		if err := writeJSON(std.out, found); err != nil {
 			return err
 		}
 	case err == nil:

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,9 +36,7 @@ func (c *decideCmd) Run(std streams) error {
 		return err
 	}
 	if c.JSON {
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(report)
+		return writeJSON(std.out, report)
 	}
 	w := tabwriter.NewWriter(std.out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(w, "policy\t%s\n", report.Policy)

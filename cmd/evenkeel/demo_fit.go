@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"evenkeel/bench/fit"
 	"evenkeel/bench/trace"
 	"evenkeel/predictor"
 )
@@ -20,15 +21,12 @@ func writeDemoFit(history []trace.Request, path, source string) (string, error) 
 	if len(history) < enough {
 		return "", nil
 	}
-	samples := make([]predictor.Sample, len(history))
-	for i, r := range history {
-		samples[i] = predictor.Sample{At: r.At, Prompt: int32(r.Prompt), Output: int32(r.Output), Key: r.Key}
-	}
-	fit, err := predictor.Train(string(predictor.KindSurvival), samples, predictor.Options{Created: time.Now(), Source: predictor.Source{File: source, Rows: len(samples)}})
+	learned, err := predictor.Train(string(predictor.KindSurvival), fit.Samples(history),
+		predictor.Options{Created: time.Now(), Source: predictor.Source{File: source, Rows: len(history)}})
 	if err != nil {
 		return "", fmt.Errorf("fitting the requests before those that are sent: %w", err)
 	}
-	text, err := fit.Encode()
+	text, err := learned.Encode()
 	if err != nil {
 		return "", err
 	}

@@ -62,10 +62,10 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 		return nil, err
 	}
 	fmt.Fprintln(progress, title)
-	show := newLoadProgress(progress)
+	show := newProgress(progress)
 	result, err := load.Run(ctx, load.Config{
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
-		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: show.update,
+		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: show.load,
 		Warm: func(p load.Progress) bool { return p.Ended >= c.Workers*c.Slots }, // every slot refilled once
 	})
 	show.finish()

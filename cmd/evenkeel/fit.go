@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -121,7 +120,5 @@ func printFit(out io.Writer, result interface{ WriteText(io.Writer) error }, asJ
 	if !asJSON {
 		return result.WriteText(out)
 	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(result)
+	return writeJSON(out, result)
 }

@@ -52,11 +52,7 @@ func listFlags(command any) map[string]bool {
 		if f.Type.Kind() != reflect.Slice {
 			continue
 		}
-		name := f.Tag.Get("name")
-		if name == "" {
-			name = dashed(f.Name)
-		}
-		flags["--"+name] = true
+		flags[flagName(f)] = true
 		for alias := range strings.SplitSeq(f.Tag.Get("aliases"), ",") {
 			if alias != "" {
 				flags["--"+alias] = true
@@ -66,14 +62,17 @@ func listFlags(command any) map[string]bool {
 	return flags
 }
 
-// dashed turns PrefillerHosts into prefiller-hosts, as kong does.
-func dashed(name string) string {
+// flagName is the flag of a field, as kong names it: --prefiller-hosts for PrefillerHosts.
+func flagName(f reflect.StructField) string {
+	if name := f.Tag.Get("name"); name != "" {
+		return "--" + name
+	}
 	var b strings.Builder
-	for i, r := range name {
+	for i, r := range f.Name {
 		if i > 0 && r >= 'A' && r <= 'Z' {
 			b.WriteByte('-')
 		}
 		b.WriteRune(r)
 	}
-	return strings.ToLower(b.String())
+	return "--" + strings.ToLower(b.String())
 }

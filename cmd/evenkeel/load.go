@@ -2,18 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"evenkeel/bench/load"
 	"evenkeel/bench/trace"
@@ -62,17 +57,15 @@ func (c *loadCmd) Run(std streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	show := newLoadProgress(std.err)
-	cfg.OnProgress = show.update
+	show := newProgress(std.err)
+	cfg.OnProgress = show.load
 	result, err := load.Run(ctx, cfg)
 	show.finish()
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(result)
+		err = writeJSON(std.out, result)
 	} else {
 		err = result.WriteTable(std.out)
 	}
@@ -154,53 +147,4 @@ func (c *loadCmd) apiKey() (string, error) {
 		return "", fmt.Errorf("--api-key-env %s: the variable is not set", c.APIKeyEnv)
 	}
 	return key, nil
-}
-
-// loadProgress shows a bar on a terminal and a line every five seconds elsewhere.
-type loadProgress struct {
-	out  io.Writer
-	bar  *progressbar.ProgressBar // nil: lines
-	told time.Time
-	last load.Progress
-}
-
-func newLoadProgress(out io.Writer) *loadProgress {
-	p := &loadProgress{out: out, told: time.Now()}
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	}
-	return p
-}
-
-func (p *loadProgress) update(now load.Progress) {
-	if p.bar == nil {
-		p.last = now
-		if time.Since(p.told) >= 5*time.Second {
-			p.told = time.Now()
-			p.line()
-		}
-		return
-	}
-	if p.last.Ended == 0 && now.Total > 0 {
-		p.bar.ChangeMax(now.Total)
-	}
-	p.last = now
-	p.bar.Describe(fmt.Sprintf("%d ok, %d failed, %d in flight", now.OK, now.Failed, now.Sent-now.Ended))
-	_ = p.bar.Set(now.Ended) // a terminal that cannot be written to is no reason to end
-}
-
-func (p *loadProgress) line() {
-	of := ""
-	if p.last.Total > 0 {
-		of = fmt.Sprintf(" of %d", p.last.Total)
-	}
-	fmt.Fprintf(p.out, "%d%s ended: %d ok, %d failed, %d cancelled, %d in flight\n",
-		p.last.Ended, of, p.last.OK, p.last.Failed, p.last.Cancelled, p.last.Sent-p.last.Ended)
-}
-
-func (p *loadProgress) finish() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
 }

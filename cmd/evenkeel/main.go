@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -142,6 +143,13 @@ func isServeFlag(root *kong.Node, word string) bool {
 
 func hint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
+}
+
+// writeJSON writes one document for programs, and people who look at it.
+func writeJSON(w io.Writer, document any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(document)
 }
 
 // commandName is kong's command without its arguments: "keys new", "vectors".

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -162,25 +163,10 @@ func portProblem(port string) string {
 
 // used lists the flags given that a file would have to say.
 func (d *dialect) used() (flags []string) {
-	for _, f := range []struct {
-		name string
-		set  bool
-	}{
-		{"--host", d.Host != ""},
-		{"--port", d.Port != nil},
-		{"--prefiller-hosts", len(d.PrefillerHosts) > 0},
-		{"--prefiller-ports", len(d.PrefillerPorts) > 0},
-		{"--decoder-hosts", len(d.DecoderHosts) > 0},
-		{"--decoder-ports", len(d.DecoderPorts) > 0},
-		{"--max-retries", d.MaxRetries != nil},
-		{"--retry-delay", d.RetryDelay != nil},
-		{"--slots", d.Slots != nil},
-		{"--connector", d.Connector != ""},
-		{"--prefill-data-parallel-size", d.PrefillDataParallelSize != 0},
-		{"--decode-data-parallel-size", d.DecodeDataParallelSize != 0},
-	} {
-		if f.set {
-			flags = append(flags, f.name)
+	given := reflect.ValueOf(*d)
+	for _, f := range reflect.VisibleFields(given.Type()) {
+		if _, hidden := f.Tag.Lookup("hidden"); !hidden && !given.FieldByIndex(f.Index).IsZero() {
+			flags = append(flags, flagName(f))
 		}
 	}
 	return flags

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
@@ -132,8 +130,8 @@ func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.R
 		return nil, nil, err
 	}
 	fmt.Fprintf(progress, "%s, %d seeds; %s\n", source, c.Seeds, c.fleetWords(&plan.Fleet))
-	bar := newSimProgress(progress)
-	plan.Progress = bar.update
+	bar := newProgress(progress)
+	plan.Progress = func(done, total int) { bar.update(done, total, fmt.Sprintf("%d of %d requests done", done, total)) }
 	began := time.Now()
 	result, err := plan.Run(ctx)
 	bar.finish()
@@ -257,9 +255,9 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 		return nil, fmt.Errorf("--log: %w", err)
 	}
 	defer func() { _ = f.Close() }() // only read
-	bar := newSimProgress(progress)
+	bar := newProgress(progress)
 	began := time.Now()
-	runs, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1) })
+	runs, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1, fmt.Sprintf("%d rounds done", n)) })
 	bar.finish()
 	if err != nil {
 		return nil, err
@@ -354,48 +352,4 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	return append(notes,
 		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived; the longest wait also counts those that still waited then. ± is the deviation between seeds.",
 		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says, never fail, and prefill is never short.")
-}
-
-// simProgress shows a bar on a terminal and a line every five seconds elsewhere.
-type simProgress struct {
-	out   io.Writer
-	bar   *progressbar.ProgressBar // nil: lines
-	told  time.Time
-	total int
-}
-
-func newSimProgress(out io.Writer) *simProgress {
-	p := &simProgress{out: out, told: time.Now()}
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	}
-	return p
-}
-
-// update takes how far it is; total is below 0 when nobody knows.
-func (p *simProgress) update(done, total int) {
-	if p.bar != nil {
-		if p.total != total && total > 0 {
-			p.bar.ChangeMax(total)
-		}
-		p.total = total
-		_ = p.bar.Set(done) // a terminal that cannot be written to is no reason to end
-		return
-	}
-	if time.Since(p.told) < 5*time.Second {
-		return
-	}
-	p.told = time.Now()
-	if total > 0 {
-		fmt.Fprintf(p.out, "%d of %d requests done\n", done, total)
-	} else {
-		fmt.Fprintf(p.out, "%d rounds done\n", done)
-	}
-}
-
-func (p *simProgress) finish() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
 }

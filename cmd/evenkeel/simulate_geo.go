@@ -34,12 +34,9 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
-	told := time.Now()
+	show := progressLines(std.err)
 	plan := &geosim.Plan{Scenario: scenario, Arms: namedargs.List(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
-		if time.Since(told) > 5*time.Second {
-			told = time.Now()
-			fmt.Fprintf(std.err, "%d of %d runs done\n", done, total)
-		}
+		show.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}}
 	began := time.Now()
 	runs, err := plan.Run(ctx)

@@ -58,12 +58,9 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	all := report.Report{Bound: report.Metrics{}}
 	var b bytes.Buffer
 	for _, plan.Load = range loads {
-		told := time.Now()
+		show := progressLines(std.err)
 		plan.Progress = func(done, total int) {
-			if time.Since(told) > 5*time.Second {
-				told = time.Now()
-				fmt.Fprintf(std.err, "load %g: %d of %d runs done\n", plan.Load, done, total)
-			}
+			show.update(done, total, fmt.Sprintf("load %g: %d of %d runs done", plan.Load, done, total))
 		}
 		result, err := plan.Run(ctx)
 		if err != nil {

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"evenkeel/bench/load"
+)
+
+// progress shows a bar, or a line every five seconds.
+type progress struct {
+	out   io.Writer
+	bar   *progressbar.ProgressBar // nil: lines
+	told  time.Time
+	total int
+}
+
+// newProgress shows a bar on a terminal and lines elsewhere.
+func newProgress(out io.Writer) *progress {
+	p := progressLines(out)
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	}
+	return p
+}
+
+func progressLines(out io.Writer) *progress { return &progress{out: out, told: time.Now()} }
+
+// update takes how far it is; total is not above 0 when nobody knows. line is what a line says.
+func (p *progress) update(done, total int, line string) {
+	if p.bar == nil {
+		if time.Since(p.told) >= 5*time.Second {
+			p.told = time.Now()
+			fmt.Fprintln(p.out, line)
+		}
+		return
+	}
+	if p.total != total && total > 0 {
+		p.bar.ChangeMax(total)
+	}
+	p.total = total
+	_ = p.bar.Set(done) // a terminal that cannot be written to is no reason to end
+}
+
+// load is update for requests that are sent.
+func (p *progress) load(now load.Progress) {
+	of := ""
+	if now.Total > 0 {
+		of = fmt.Sprintf(" of %d", now.Total)
+	}
+	if p.bar != nil {
+		p.bar.Describe(fmt.Sprintf("%d ok, %d failed, %d in flight", now.OK, now.Failed, now.Sent-now.Ended))
+	}
+	p.update(now.Ended, now.Total, fmt.Sprintf("%d%s ended: %d ok, %d failed, %d cancelled, %d in flight",
+		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
+}
+
+func (p *progress) finish() {
+	if p.bar != nil {
+		_ = p.bar.Finish()
+	}
+}
