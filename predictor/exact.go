@@ -34,12 +34,7 @@ func (e *Exact) Predict(h int, q []Query, out []Prediction) {
 				continue
 			}
 		}
-		t := e.all
-		if len(e.byLength) > 0 {
-			if b := e.byLength[lengthBucket(e.edges, q[k].Prompt)]; b.Len() >= MinLengthOutputs {
-				t = b
-			}
-		}
+		t := e.table(q[k].Prompt)
 		if t.Len() == 0 {
 			out[k] = unknown(h)
 			continue

@@ -49,7 +49,7 @@ type Holdout struct {
 
 // Comparison is one kind's scores on the same held-out rows.
 type Comparison struct {
-	Kind Kind
+	Kind Kind `json:"kind"`
 	Scores
 }
 

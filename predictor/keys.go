@@ -1,6 +1,9 @@
 package predictor
 
-import "maps"
+import (
+	"container/list"
+	"maps"
+)
 
 // keyBuckets keep the last outputs of keys, of a bounded number of them. A key
 // starts on probation and is used once it has MinKeyOutputs; each list forgets
@@ -9,17 +12,17 @@ import "maps"
 type keyBuckets struct {
 	most      int
 	byKey     map[uint64]*keyBucket
-	probation keyList
-	used      keyList
+	probation list.List           // of *keyBucket, in the order of the last output
+	used      list.List           // likewise
 	published map[uint64]*history // of the used; shared with the last Exact, so copied before a change
 }
 
 type keyBucket struct {
-	key        uint64
-	outputs    ring
-	used       bool
-	stale      bool // published does not have its last outputs
-	prev, next *keyBucket
+	key     uint64
+	outputs ring
+	used    bool
+	stale   bool          // published does not have its last outputs
+	at      *list.Element // of its list
 }
 
 func newKeyBuckets(most int) keyBuckets {
@@ -34,20 +37,19 @@ func (k *keyBuckets) push(key uint64, output int32) {
 		b = &keyBucket{key: key, outputs: newRing(KeyOutputsMost)}
 		k.byKey[key] = b
 	} else {
-		k.list(b).remove(b)
+		k.list(b).Remove(b.at)
 	}
 	b.outputs.push(output)
 	b.used, b.stale = len(b.outputs.buf) >= MinKeyOutputs, true
 	l := k.list(b)
-	l.append(b)
-	if l.n > k.most {
-		oldest := l.first
-		l.remove(oldest)
+	b.at = l.PushBack(b)
+	if l.Len() > k.most {
+		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // nothing else is in it
 		delete(k.byKey, oldest.key)
 	}
 }
 
-func (k *keyBuckets) list(b *keyBucket) *keyList {
+func (k *keyBuckets) list(b *keyBucket) *list.List {
 	if b.used {
 		return &k.used
 	}
@@ -63,42 +65,14 @@ func (k *keyBuckets) tables() map[uint64]*history {
 			delete(next, key)
 		}
 	}
-	for b := k.used.last; b != nil && b.stale; b = b.prev { // those that changed are the last in the list
+	for e := k.used.Back(); e != nil; e = e.Prev() {
+		b := e.Value.(*keyBucket) //nolint:forcetypeassert // nothing else is in it
+		if !b.stale {
+			break // those that changed are the last in the list
+		}
 		h := newHistory(b.outputs.buf)
 		next[b.key], b.stale = &h, false
 	}
 	k.published = next
 	return next
-}
-
-// keyList is in the order of the last output.
-type keyList struct {
-	first, last *keyBucket
-	n           int
-}
-
-func (l *keyList) append(b *keyBucket) {
-	b.prev, b.next = l.last, nil
-	if l.last != nil {
-		l.last.next = b
-	} else {
-		l.first = b
-	}
-	l.last = b
-	l.n++
-}
-
-func (l *keyList) remove(b *keyBucket) {
-	if b.prev != nil {
-		b.prev.next = b.next
-	} else {
-		l.first = b.next
-	}
-	if b.next != nil {
-		b.next.prev = b.prev
-	} else {
-		l.last = b.prev
-	}
-	b.prev, b.next = nil, nil
-	l.n--
 }

@@ -1,6 +1,7 @@
 package predictor
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -20,24 +21,8 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Horizon == 0 {
-		o.Horizon = 80
-	}
-	if o.Tau == 0 {
-		o.Tau = 0.5
-	}
-	if o.Every == 0 {
-		o.Every = 20
-	}
-	if o.Holdout == 0 {
-		o.Holdout = 0.25
-	}
-	if o.Step == 0 {
-		o.Step = 55 * time.Millisecond
-	}
-	if o.MaxRows == 0 {
-		o.MaxRows = 200_000
-	}
+	o.Horizon, o.Every, o.MaxRows = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20), cmp.Or(o.MaxRows, 200_000)
+	o.Tau, o.Holdout, o.Step = cmp.Or(o.Tau, 0.5), cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
 	return o
 }
 
@@ -206,12 +191,7 @@ func (t *trial) buckets() (edges []int32, buckets []Bucket) {
 			buckets = append(buckets, Bucket{Name: keyName(key), Outputs: NewRuns(b.buf)})
 		}
 	}
-	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int { return cmp.Compare(a.Name, b.Name) })
 	return edges, buckets
 }
 

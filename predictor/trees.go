@@ -92,15 +92,8 @@ type model struct {
 }
 
 func binOf(edges []float32, x float32) uint8 {
-	lo, hi := 0, len(edges)
-	for lo < hi {
-		if mid := (lo + hi) / 2; edges[mid] < x {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return uint8(lo)
+	at, _ := slices.BinarySearch(edges, x)
+	return uint8(at)
 }
 
 func (m *model) bins(v *vector) (b [features]uint8) {

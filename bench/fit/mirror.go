@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"sort"
@@ -75,7 +76,7 @@ func CompareMirror(t *StepTrace, decisions string, shift float64) (*Mirror, erro
 			}
 		}
 		if len(of) == 0 {
-			m.Notes = append(m.Notes, fmt.Sprintf("group %s has no ticks in %s, which has %v", g.Name, decisions, sortedKeys(ticks)))
+			m.Notes = append(m.Notes, fmt.Sprintf("group %s has no ticks in %s, which has %v", g.Name, decisions, slices.Sorted(maps.Keys(ticks))))
 			continue
 		}
 		got, err := g.compare(of, shift)
@@ -85,7 +86,7 @@ func CompareMirror(t *StepTrace, decisions string, shift float64) (*Mirror, erro
 		m.Groups = append(m.Groups, got)
 	}
 	if len(m.Groups) == 0 {
-		return nil, fmt.Errorf("%s: no group of the trace is in it; it has %v", decisions, sortedKeys(ticks))
+		return nil, fmt.Errorf("%s: no group of the trace is in it; it has %v", decisions, slices.Sorted(maps.Keys(ticks)))
 	}
 	return m, nil
 }
@@ -137,7 +138,7 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 			ids[id] = true
 		}
 	}
-	workers := sortedKeys(ids)
+	workers := slices.Sorted(maps.Keys(ids))
 	if len(workers) != len(g.Ranks) {
 		return out, fmt.Errorf("%d workers, the trace has %d ranks; a rank that never ran writes no line: take a trace in which all did", len(workers), len(g.Ranks))
 	}

@@ -136,17 +136,11 @@ type Prediction struct {
 	HeldOut     int                     `json:"held_out"`   // requests, the later
 	Scores      predictor.Scores        `json:"holdout"`
 	Base        predictor.Scores        `json:"base"`
-	Compared    []Scored                `json:"compared"` // every kind that was tried
+	Compared    []predictor.Comparison  `json:"compared"` // every kind that was tried
 	Reliability []predictor.Reliability `json:"reliability"`
 	File        string                  `json:"file"`
 	Plot        string                  `json:"plot"`
 	Notes       []string                `json:"notes,omitempty"`
-}
-
-// Scored is one kind's scores on the held-out rows.
-type Scored struct {
-	Kind predictor.Kind `json:"kind"`
-	predictor.Scores
 }
 
 // Train fits a kind to a history, writes the fit file and beside it the
@@ -175,14 +169,10 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 	if err := report.Replace(out, b); err != nil {
 		return nil, err
 	}
-	p := &Prediction{
+	return &Prediction{
 		Kind: f.Kind, Horizon: f.Horizon, Source: f.Source, TrainedOn: f.Outputs.Len(), HeldOut: len(h.Samples) - f.Outputs.Len(),
-		Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability, File: out, Plot: plot, Notes: h.Notes,
-	}
-	for _, c := range f.Compared {
-		p.Compared = append(p.Compared, Scored{c.Kind, c.Scores})
-	}
-	return p, nil
+		Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability, Compared: f.Compared, File: out, Plot: plot, Notes: h.Notes,
+	}, nil
 }
 
 // WriteText prints the scores and a small reliability plot.

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -172,11 +174,11 @@ func TestPredictionAsTextAndJSON(t *testing.T) {
 	require.NoError(t, err)
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(data, &got))
-	require.ElementsMatch(t, []string{"kind", "horizon", "source", "trained_on", "held_out", "holdout", "base", "compared", "reliability", "file", "plot"}, sortedKeys(got))
+	require.ElementsMatch(t, []string{"kind", "horizon", "source", "trained_on", "held_out", "holdout", "base", "compared", "reliability", "file", "plot"}, slices.Sorted(maps.Keys(got)))
 	scores := []string{"rows", "auc", "brier", "conditional_mae"}
-	require.ElementsMatch(t, scores, sortedKeys(got["holdout"].(map[string]any)))
-	require.ElementsMatch(t, scores, sortedKeys(got["base"].(map[string]any)))
-	require.ElementsMatch(t, append(scores, "kind"), sortedKeys(got["compared"].([]any)[0].(map[string]any)))
+	require.ElementsMatch(t, scores, slices.Sorted(maps.Keys(got["holdout"].(map[string]any))))
+	require.ElementsMatch(t, scores, slices.Sorted(maps.Keys(got["base"].(map[string]any))))
+	require.ElementsMatch(t, append(scores, "kind"), slices.Sorted(maps.Keys(got["compared"].([]any)[0].(map[string]any))))
 }
 
 func TestScoresThatAreNotDefined(t *testing.T) { // every answer ends within the horizon: one class

@@ -1,8 +1,8 @@
 package fit
 
 import (
-	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -100,14 +100,5 @@ func models(requests []Request) []string {
 	for _, r := range requests {
 		names[r.Model] = true
 	}
-	return sortedKeys(names)
-}
-
-func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(maps.Keys(names))
 }

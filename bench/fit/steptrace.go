@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"evenkeel/stats"
@@ -75,7 +76,7 @@ func ReadStepTrace(path string) (*StepTrace, error) {
 		return nil, errors.New(path + ": no steps; `evenkeel engine --step-trace FILE` and configs/vllm/evenkeel_step_trace.py write step traces")
 	}
 	t := &StepTrace{Cut: cut}
-	for _, name := range sortedKeys(lines) {
+	for _, name := range slices.Sorted(maps.Keys(lines)) {
 		g, err := newStepGroup(name, lines[name])
 		if err != nil {
 			return nil, fmt.Errorf("%s: group %s: %w", path, name, err)
@@ -127,7 +128,7 @@ func newStepGroup(name string, lines []RankLoad) (StepGroup, error) {
 	slices.SortStableFunc(lines, func(a, b RankLoad) int {
 		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Step, b.Step))
 	})
-	g.Ranks = sortedKeys(last)
+	g.Ranks = slices.Sorted(maps.Keys(last))
 	half := median(gaps) / 2
 	in := map[int]int{} // rank -> number of the step it was last seen in
 	for _, l := range lines {

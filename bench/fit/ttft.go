@@ -3,6 +3,8 @@ package fit
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"text/tabwriter"
 
 	"evenkeel/predictor"
@@ -80,7 +82,7 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 				engines[at.engine] = points
 			}
 		}
-		for _, engine := range sortedKeys(engines) {
+		for _, engine := range slices.Sorted(maps.Keys(engines)) {
 			t.Fits = append(t.Fits, prefillFit(model, engine, engines[engine]))
 			all = append(all, engines[engine]...)
 		}

@@ -3,7 +3,9 @@ package fit
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -127,8 +129,8 @@ func TestTTFTAsTextAndJSON(t *testing.T) {
 	require.NoError(t, err)
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(data, &got))
-	require.ElementsMatch(t, []string{"fits", "left_out", "config"}, sortedKeys(got))
-	require.ElementsMatch(t, []string{"model", "prefill", "n", "a_ms", "b_ms_per_token", "r2", "min_tokens", "max_tokens"}, sortedKeys(got["fits"].([]any)[0].(map[string]any)))
+	require.ElementsMatch(t, []string{"fits", "left_out", "config"}, slices.Sorted(maps.Keys(got)))
+	require.ElementsMatch(t, []string{"model", "prefill", "n", "a_ms", "b_ms_per_token", "r2", "min_tokens", "max_tokens"}, slices.Sorted(maps.Keys(got["fits"].([]any)[0].(map[string]any))))
 }
 
 func TestLeastSquaresFindsTheLine(t *testing.T) {
