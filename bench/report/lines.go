@@ -52,30 +52,23 @@ func (r *Report) Lines(w io.Writer, metrics ...Metric) error {
 	}
 	names, units := []string{"policy"}, []string{""}
 	for _, c := range shown {
-		names, units = append(names, c.label), append(units, cmp.Or(c.unit, blank))
+		names, units = append(names, c.Label), append(units, cmp.Or(c.Unit, blank))
 	}
 	rows := [][]string{names, units}
 	for i, run := range r.Runs {
 		row := []string{run.Policy}
 		for _, c := range shown {
-			cell := "-"
-			if v, ok := run.Metrics[c.metric]; ok {
-				cell = c.show(v)
-				if x, ok := r.ratio(i, c.metric); ok && slices.Contains(compared, c.metric) {
-					cell += " " + showRatio(x)
-				}
+			value, ratio := r.cell(i, c, "-")
+			if ratio != "" && slices.Contains(compared, c.metric) {
+				value += " " + ratio
 			}
-			row = append(row, cell)
+			row = append(row, value)
 		}
 		rows = append(rows, row)
 	}
 	level := []string{"balanced"}
 	for _, c := range shown {
-		cell := blank
-		if v, ok := r.Bound[c.metric]; ok {
-			cell = c.show(Value{Mean: v.Mean})
-		}
-		level = append(level, cell)
+		level = append(level, r.level(c, blank))
 	}
 	if slices.ContainsFunc(level[1:], func(cell string) bool { return cell != blank }) {
 		rows = append(rows, level)

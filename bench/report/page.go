@@ -42,15 +42,6 @@ type (
 	}
 )
 
-// Label, Unit and Help are what the template shows of a column.
-func (c column) Label() string { return c.label }
-
-// Unit of the shown values, may be empty.
-func (c column) Unit() string { return c.unit }
-
-// Help says what is measured.
-func (c column) Help() string { return c.help }
-
 // HTML writes one page with table and plots. It loads nothing from anywhere.
 func (r *Report) HTML(w io.Writer) error {
 	v := view{Report: r, Columns: r.present()}
@@ -58,24 +49,14 @@ func (r *Report) HTML(w io.Writer) error {
 		color := template.CSS(seriesVar(i))
 		row := viewRow{Policy: run.Policy, Color: color}
 		for _, c := range v.Columns {
-			cell := viewCell{Value: "–"}
-			if x, ok := run.Metrics[c.metric]; ok {
-				cell.Value = c.show(x)
-			}
-			if x, ok := r.ratio(i, c.metric); ok && c.ratio {
-				cell.Ratio = showRatio(x)
-			}
-			row.Cells = append(row.Cells, cell)
+			value, ratio := r.cell(i, c, "–")
+			row.Cells = append(row.Cells, viewCell{value, ratio})
 		}
 		v.Rows = append(v.Rows, row)
 		v.Legend = append(v.Legend, legend{run.Policy, color, i >= seriesColors})
 	}
 	for _, c := range v.Columns {
-		cell := ""
-		if x, ok := r.Bound[c.metric]; ok && c.ratio {
-			cell = c.show(Value{Mean: x.Mean})
-		}
-		v.Level = append(v.Level, cell)
+		v.Level = append(v.Level, r.level(c, ""))
 	}
 	if err := r.draw(&v); err != nil {
 		return err

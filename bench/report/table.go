@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -11,12 +12,12 @@ import (
 // column is how people read a metric.
 type column struct {
 	metric Metric
-	label  string
-	unit   string
+	Label  string
+	Unit   string  // of the shown values, may be empty
 	scale  float64 // from the metric's unit to the shown one
 	digits int
-	ratio  bool // beside the first run's
-	help   string
+	ratio  bool   // beside the first run's
+	Help   string // what is measured
 }
 
 // columns are shown in this order; one that no run measured is left out.
@@ -57,23 +58,16 @@ var columns = []column{
 
 // present are the columns that any run has.
 func (r *Report) present() []column {
-	var out []column
-	for _, c := range columns {
-		for _, run := range r.Runs {
-			if _, ok := run.Metrics[c.metric]; ok {
-				out = append(out, c)
-				break
-			}
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
+		return !slices.ContainsFunc(r.Runs, func(run Run) bool { _, ok := run.Metrics[c.metric]; return ok })
+	})
 }
 
 func (c column) title() string {
-	if c.unit == "" {
-		return c.label
+	if c.Unit == "" {
+		return c.Label
 	}
-	return c.label + ", " + c.unit
+	return c.Label + ", " + c.Unit
 }
 
 // show formats a value: thousands apart, the deviation where there is one.
@@ -101,7 +95,25 @@ func Grouped(x float64, digits int) string {
 	return sign + whole + rest
 }
 
-func showRatio(x float64) string { return fmt.Sprintf("×%.2f", x) }
+// cell is a run's value, absent where it was not measured, and its ratio to the first run's, empty without one.
+func (r *Report) cell(run int, c column, absent string) (value, ratio string) {
+	value = absent
+	if v, ok := r.Runs[run].Metrics[c.metric]; ok {
+		value = c.show(v)
+	}
+	if x, ok := r.ratio(run, c.metric); ok && c.ratio {
+		ratio = fmt.Sprintf("×%.2f", x)
+	}
+	return value, ratio
+}
+
+// level is what a column would have if every step were balanced.
+func (r *Report) level(c column, absent string) string {
+	if v, ok := r.Bound[c.metric]; ok && c.ratio {
+		return c.show(Value{Mean: v.Mean})
+	}
+	return absent
+}
 
 // Table writes what a terminal shows: a line a metric, a column a policy, and
 // beside each number its ratio to the first policy's.
@@ -116,23 +128,13 @@ func (r *Report) Table(w io.Writer) error {
 	rows := [][]string{append(head, "balanced")}
 	for _, c := range r.present() {
 		row := []string{c.title()}
-		for i, run := range r.Runs {
-			cell := "-"
-			if v, ok := run.Metrics[c.metric]; ok {
-				cell = c.show(v)
-			}
-			row = append(row, cell)
-			if x, ok := r.ratio(i, c.metric); ok && c.ratio {
-				row = append(row, showRatio(x))
-			} else if i > 0 {
-				row = append(row, "")
+		for i := range r.Runs {
+			value, ratio := r.cell(i, c, "-")
+			if row = append(row, value); i > 0 {
+				row = append(row, ratio)
 			}
 		}
-		bound := ""
-		if v, ok := r.Bound[c.metric]; ok && c.ratio {
-			bound = c.show(Value{Mean: v.Mean})
-		}
-		rows = append(rows, append(row, bound))
+		rows = append(rows, append(row, r.level(c, "")))
 	}
 	return writeAligned(w, rows)
 }
