@@ -8,23 +8,9 @@ import (
 
 // Report is what `evenkeel decide` prints: one round on a dumped snapshot.
 type Report struct {
-	Policy      string      `json:"policy"`
-	Assignments []Admission `json:"assignments"`
-	Left        []Left      `json:"left"`
-}
-
-// Admission is one entry placed. Stage 0 is the starvation guard.
-type Admission struct {
-	Entry  uint64  `json:"entry"`
-	Worker int32   `json:"worker"`
-	Score  float64 `json:"score"`
-	Stage  uint8   `json:"stage"`
-}
-
-// Left is one entry that stays in the pool, and why.
-type Left struct {
-	Entry uint64 `json:"entry"`
-	Why   string `json:"why"`
+	Policy      string              `json:"policy"`
+	Assignments []policy.Assignment `json:"assignments"`
+	Left        []policy.Left       `json:"left"`
 }
 
 // Decide runs one round of a policy on a snapshot as ReadSnapshot takes it.
@@ -57,12 +43,5 @@ func Decide(snapshotJSON []byte, policySpec string) (Report, error) {
 		s.MaxAgeMs = p.MaxAgeMs()
 	}
 	assigned, left := policy.Explain(p, &s)
-	r := Report{Policy: p.Name(), Assignments: make([]Admission, len(assigned)), Left: make([]Left, len(left))}
-	for i, a := range assigned {
-		r.Assignments[i] = Admission(a)
-	}
-	for i, l := range left {
-		r.Left[i] = Left(l)
-	}
-	return r, nil
+	return Report{Policy: p.Name(), Assignments: append([]policy.Assignment{}, assigned...), Left: append([]policy.Left{}, left...)}, nil // never null
 }

@@ -7,8 +7,8 @@ import (
 
 // Left is an entry that a round did not place.
 type Left struct {
-	Entry uint64
-	Why   string
+	Entry uint64 `json:"entry"`
+	Why   string `json:"why"`
 }
 
 // limits is what a policy admits into, and what its last round kept back.

@@ -85,10 +85,10 @@ type Entry struct {
 
 // Assignment binds an entry to a worker.
 type Assignment struct {
-	Entry  uint64
-	Worker int32
-	Score  float64
-	Stage  uint8 // 0 the starvation guard, 1 singles, 2 several chosen together
+	Entry  uint64  `json:"entry"`
+	Worker int32   `json:"worker"`
+	Score  float64 `json:"score"`
+	Stage  uint8   `json:"stage"` // 0 the starvation guard, 1 singles, 2 several chosen together
 }
 
 // Policy is one round of decisions.
