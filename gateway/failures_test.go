@@ -62,7 +62,7 @@ const (
 	none       = "nothing is held"
 	atOnce     = "KV tokens at once"
 	firstEvent = "KV tokens with the first event"
-	drained    = "KV tokens when it is drained: one token is decoded and thrown away"
+	drained    = "KV tokens when it is discarded: one token is decoded and thrown away"
 	holds      = "KV tokens of the failed attempt at the hold timeout"
 )
 
@@ -152,7 +152,7 @@ func cells() []cell {
 		cell{phase: inProbe, fault: "silent end", never: "the answer has a length: " + as("reset")},
 		cell{phase: inProbe, fault: "hang", never: as("timeout") + ": the answer comes in one piece"},
 		cell{phase: inProbe, fault: "restart", other: right, again: elsewhere, kv: holds + ", or when the restart is noticed", attempts: 2, probes: 2, act: whileProbed((*cluster).killPrefill)},
-		cell{phase: inProbe, fault: "client gone", other: "", again: nothing, kv: "KV tokens at once: the engine aborts with the connection; what ends within 100 ms is drained", attempts: 1, probes: 1, act: whileProbed(nil)},
+		cell{phase: inProbe, fault: "client gone", other: "", again: nothing, kv: "KV tokens at once: the engine aborts with the connection; what ends within 100 ms is discarded", attempts: 1, probes: 1, act: whileProbed(nil)},
 		cell{phase: inProbe, fault: "deadline", never: as("timeout") + " (`limits.probe_timeout`)"},
 		cell{phase: inProbe, fault: "drain", other: right, again: elsewhere + ", at the drain's deadline", kv: atOnce, attempts: 2, probes: 2, act: whileProbed((*cluster).drainPrefill)},
 	)

@@ -16,7 +16,7 @@ import (
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
 // from each of which one of three calls, the last on the lease, ends it:
-// Release (the KV is free: first decode event, drained, or never written),
+// Release (the KV is free: first decode event, discarded, or never written),
 // Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
 // or orphaned also ends by itself at the engine's hold timeout; the caller's
 // last call then changes nothing. A call after the last is a counted bug.
@@ -197,7 +197,7 @@ func (l *Lease) Orphan() {
 }
 
 // Release says that the prefiller has the KV back: the first decode event
-// came, the hand-off was drained, or the probe ended without one, because the
+// came, the hand-off was discarded, or the probe ended without one, because the
 // client left or the engine refused its request.
 func (l *Lease) Release() {
 	t := l.tier

@@ -56,7 +56,7 @@ type Discarder struct {
 // NewDiscarder makes the one of a proxy.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: drained, or left to the prefiller's hold timeout.",
+		Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: pulled and thrown away (drained), or left to the prefiller's hold timeout.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
 		d.outcomes.WithLabelValues(outcome)
@@ -206,4 +206,4 @@ func (d *Discarder) discardLost(r *fleet.Rank, err error) bool {
 	return ee != nil && ee.Sent
 }
 
-var errCrowded = errors.New("as many hand-offs as the pool has places are being drained already; raise pool.size or add decode capacity")
+var errCrowded = errors.New("as many hand-offs as the pool has places are being discarded already; raise pool.size or add decode capacity")
