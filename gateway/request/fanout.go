@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -87,6 +88,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		whole.told.EndAttempt(fail)
 		f.srv.markRoute(ctx, f.in)
 	}()
+	whole.told.Reached = journal.Queued // its legs enter phases, it does not until it is sent
 	for {
 		away, err := f.enter()
 		switch {

@@ -1,0 +1,41 @@
+package request
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/pool"
+)
+
+// A fan-out whose client is found gone before any leg has begun gives back what
+// its legs were bound to, and is told of like any other.
+func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
+	srv := newServer(t)
+	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	r := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
+		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
+	require.NoError(t, r.Err)
+
+	kid := edge.NewDeparture(srv.Log)
+	kid.Leave()
+	in := &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+	whole := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	f := &fanned{srv: srv, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
+	for i := range 2 {
+		f.legs = append(f.legs, leg{kid: kid, job: &job{srv: srv, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
+	}
+	f.legs[0].local.slot = r.Slot
+
+	answered, fail := f.goElsewhere(&fasthttp.RequestCtx{}, whole) // no engine serves the model
+	require.False(t, answered)
+	require.Equal(t, journal.StatusClientClosed, fail.Status)
+	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
