@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -165,6 +166,34 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		waitAll(t, tickets)
 		requireIdle(t, tier)
 	})
+	for what, refuse := range map[string]func(*Tier, *region){
+		"none that is displaced": func(tier *Tier, _ *region) {
+			tier.Offer(Request{Model: testModel, Priority: 1}, func(*Lease, error) {})
+		},
+		"none that nobody serves any more": func(tier *Tier, head *region) {
+			head.offers = false
+			tier.SetCandidates(nil)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier, head, all, _ := far(t, 0)
+				tier.cfg.Queue.Max = len(all)
+				for i := range all {
+					all[i].Elsewhere = head
+				}
+				tickets, err := tier.EnterAll(all)
+				require.NoError(t, err)
+				began := time.Now()
+				refuse(tier, head)
+				require.False(t, tickets[0].Elsewhere(t.Context()))
+				require.Zero(t, time.Since(began), "it is known at once")
+				require.True(t, head.stays)
+				_, err = tickets[len(tickets)-1].Wait(t.Context())
+				require.Error(t, err)
+			})
+		})
+	}
 	t.Run("none whose client has left", func(t *testing.T) {
 		tier, head, all, _ := far(t, 0)
 		tickets, err := tier.EnterAll(all)

@@ -122,6 +122,9 @@ func (t *Tier) withdraw(w *waiter) {
 func (w *waiter) conclude(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
+	if w.decided != nil {
+		w.decided.close() // whoever was refused goes nowhere, and its siblings not without it
+	}
 	if w.tell != nil {
 		w.tell(lease, err)
 	}
