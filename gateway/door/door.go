@@ -113,13 +113,27 @@ func (d *Door) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Told.ID))
 
-	fail := d.checkSender(ctx, ep, in)
-	if fail == nil {
-		fail = d.answer(ctx, ep, in)
-	}
-	if fail != nil {
+	d.end(ctx, in, func() *openai.Error {
+		if fail := d.checkSender(ctx, ep, in); fail != nil {
+			return fail
+		}
+		return d.answer(ctx, ep, in)
+	})
+}
+
+// end serves a request and refuses it with the error, if there is one. A panic goes
+// on to the edge, but the request gives back what it holds of its caller's limits.
+func (d *Door) end(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
+	broken := true
+	defer func() {
+		if broken {
+			d.host.Requests.Broken(in.Incoming)
+		}
+	}()
+	if fail := serve(); fail != nil {
 		d.host.Requests.Refuse(ctx, in.Incoming, fail)
 	}
+	broken = false
 }
 
 // newIncoming begins the record of a request.

@@ -20,9 +20,7 @@ func (d *Door) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
 	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
-	if fail := d.answer(ctx, ep, in); fail != nil {
-		d.host.Requests.Refuse(ctx, in.Incoming, fail)
-	}
+	d.end(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
 }
 
 // busy refuses a request of another dispatcher for whose model too many wait here already.

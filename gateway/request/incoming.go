@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -27,6 +28,7 @@ type Incoming struct {
 	Address  string       // of the client
 	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
 	way      string       // where it was served, as routeHeader names it; empty: nowhere
+	over     atomic.Bool  // it was accounted for
 }
 
 // Limits are what a request holds of its caller's limits.
@@ -120,10 +122,18 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
+// Broken ends a request whose handler panics. Whoever recovers answers it.
+func (srv *Server) Broken(in *Incoming) {
+	srv.account(in, openai.NewError(http.StatusInternalServerError, "internal_error", "a panic ended it"))
+}
+
 // account gives back what a finished request holds of its caller's limits, and has
 // the journal write what became of it: its very end, once for each. fail is nil for
 // an answer that was whole.
 func (srv *Server) account(in *Incoming, fail *openai.Error) {
+	if !in.over.CompareAndSwap(false, true) {
+		return // it was Broken, and then its answer was closed
+	}
 	defer srv.open.Add(-1)
 	in.Limits.GiveBack(in.Told.PromptTokens + in.Told.OutputTokens)
 	in.Body.Give()

@@ -1,0 +1,40 @@
+package door
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/keys"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
+)
+
+// The edge outlives a handler's panic, so the caller's limits have to, too.
+func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	told, err := journal.New(journal.Config{Registerer: reg, Log: zap.NewNop()})
+	require.NoError(t, err)
+	d := New(Host{Requests: request.New(request.Env{Registerer: reg, Log: zap.NewNop(), Journal: told})})
+	set, err := keys.Parse("keys.yaml", []byte("keys:\n  - name: k\n    sha256: "+keys.Hash("ek-k")+"\n    max_concurrent: 1\n"))
+	require.NoError(t, err)
+	key, ok := set.Authenticate([]byte("Bearer ek-k"))
+	require.True(t, ok)
+	for range 3 { // each needs the key's only answer
+		in := d.newIncoming(journal.Facts{ID: "x", Arrival: time.Now()})
+		require.Panics(t, func() {
+			d.end(&fasthttp.RequestCtx{}, in, func() *openai.Error {
+				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, time.Now()))
+				panic("on purpose")
+			})
+		})
+		require.Zero(t, d.host.Requests.Open())
+		d.host.Requests.Broken(in.Incoming) // as an answer that is closed afterwards ends it
+		require.Zero(t, d.host.Requests.Open())
+	}
+}
