@@ -2,7 +2,9 @@ package gateway_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,4 +106,25 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 		require.Equal(t, 200, c.post(chatPath, chat("hello", `"max_tokens":190,`)).status)
 		require.EqualValues(t, 1, c.prefill[0].Stats().Probes)
 	}
+}
+
+// An engine is asked once how long a prompt is, however many answers it is to have.
+func TestTheLengthOfAPromptIsAskedOnce(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	var bird atomic.Pointer[parrot]
+	bird.Store(new(parrot(func(_ http.ResponseWriter, body string) bool {
+		if !strings.Contains(body, "kv_transfer_params") { // it is no probe
+			asked.Add(1)
+		}
+		return false
+	})))
+	e := refengine.Config{MaxModelLen: 200, Version: "0.31.0"}
+	c := start(t, options{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, dirty: true, configure: func(cfg *config.Config) {
+		cfg.Prefill.Index.TokenizeTimeout = patience
+		inFront(t, &cfg.Engines.Prefill[0], &bird)
+	}})
+	r := c.post(chatPath, chat(reftext.MakePrompt(9, 100), `"n":8,"max_tokens":50,`)) // it fits, but has more bytes than it may have tokens
+	require.Equal(t, 200, r.status, r.body)
+	require.EqualValues(t, 1, asked.Load())
 }

@@ -27,6 +27,9 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg)
 		return nil
 	}
 	for i := range legs {
+		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
+			continue
+		}
 		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Leg: &legs[i].Leg, Model: m}, m.MaxLen-req.MaxTokens); ok {
 			if fail := Beyond(m, req, n, 0); fail != nil {
 				return fail
