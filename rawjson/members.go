@@ -10,8 +10,7 @@ import (
 func Elements(value json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
 		for a := ArrayAt(value, 0); a.Next(); {
-			a.Pos = ValueEnd(value, a.Val)
-			if a.Pos < 0 || !yield(value[a.Val:a.Pos:a.Pos]) {
+			if a.Pos = ValueEnd(value, a.Val); a.Pos < 0 || !yield(value[a.Val:a.Pos:a.Pos]) {
 				return
 			}
 		}
@@ -22,9 +21,8 @@ func Elements(value json.RawMessage) iter.Seq[json.RawMessage] {
 // for any other value. It stops where the object's structure does not hold.
 func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
-		for o := ObjectAt(value, 0); o.Next(); {
-			o.Pos = ValueEnd(value, o.Val)
-			if o.Pos < 0 || !yield(Key(o.Key), value[o.Val:o.Pos:o.Pos]) {
+		for o := ObjectAt(value, 0); o.NextValue(); {
+			if !yield(Key(o.Key), o.Value()) {
 				return
 			}
 		}
@@ -36,10 +34,7 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 // them, as long as it was.
 func Blank(value json.RawMessage, drop func(key string) bool) {
 	kept := false
-	for o := ObjectAt(value, 0); o.Next(); {
-		if o.Pos = ValueEnd(value, o.Val); o.Pos < 0 {
-			return
-		}
+	for o := ObjectAt(value, 0); o.NextValue(); {
 		if !drop(Key(o.Key)) {
 			kept = true
 			continue

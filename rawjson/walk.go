@@ -91,11 +91,12 @@ func nestEnd(b []byte, i int) int {
 	return -1
 }
 
-// Object walks the members of a JSON object. After each Next the caller sets
-// Pos to the end of the value, -1 to give up.
+// Object walks the members of a JSON object. After Next the caller may set Pos to
+// the end of the value, if it knows that, or to -1 to give up. Else the following
+// Next passes over the value.
 type Object struct {
 	Text []byte
-	Pos  int // where to go on; after the last member: behind the object; -1: not an object
+	Pos  int // where to go on; 0: behind the value at Val; after the last member: behind the object; -1: not an object
 
 	Open  int    // its opening brace
 	N     int    // members met
@@ -115,12 +116,15 @@ func ObjectAt(b []byte, i int) Object {
 
 // Next moves to the next member; false behind the last, or where the structure does not hold.
 func (o *Object) Next() bool {
-	if o.Pos < 0 {
+	b, i := o.Text, o.Pos
+	if i == 0 {
+		i = ValueEnd(b, o.Val)
+	}
+	o.Pos = -1
+	if i < 0 {
 		return false
 	}
-	b, i := o.Text, Space(o.Text, o.Pos)
-	o.Pos = -1
-	if i >= len(b) {
+	if i = Space(b, i); i >= len(b) {
 		return false
 	}
 	if b[i] == '}' {
@@ -149,8 +153,22 @@ func (o *Object) Next() bool {
 		return false
 	}
 	o.N++
+	o.Pos = 0
 	return true
 }
+
+// NextValue is Next that also finds the end of the value. It is false as well where
+// there is none.
+func (o *Object) NextValue() bool {
+	if !o.Next() {
+		return false
+	}
+	o.Pos = ValueEnd(o.Text, o.Val)
+	return o.Pos > 0
+}
+
+// Value is the member's value, once its end is known.
+func (o *Object) Value() []byte { return o.Text[o.Val:o.Pos:o.Pos] }
 
 // Array walks the elements of a JSON array in the same way.
 type Array struct {
@@ -170,12 +188,15 @@ func ArrayAt(b []byte, i int) Array {
 
 // Next moves to the next element.
 func (a *Array) Next() bool {
-	if a.Pos < 0 {
+	b, i := a.Text, a.Pos
+	if i == 0 {
+		i = ValueEnd(b, a.Val)
+	}
+	a.Pos = -1
+	if i < 0 {
 		return false
 	}
-	b, i := a.Text, Space(a.Text, a.Pos)
-	a.Pos = -1
-	if i >= len(b) {
+	if i = Space(b, i); i >= len(b) {
 		return false
 	}
 	if b[i] == ']' {
@@ -191,7 +212,7 @@ func (a *Array) Next() bool {
 	if i >= len(b) {
 		return false
 	}
-	a.Val = i
+	a.Val, a.Pos = i, 0
 	a.N++
 	return true
 }

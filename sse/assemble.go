@@ -52,12 +52,7 @@ func (a *Assembler) Add(event []byte) error {
 		return ErrTooLarge
 	}
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(data, o.Val)
-		if o.Pos < 0 {
-			break
-		}
-		val := data[o.Val:o.Pos]
+	for o.NextValue() {
 		switch string(o.Key) {
 		case "object":
 		case "choices":
@@ -65,11 +60,11 @@ func (a *Assembler) Add(event []byte) error {
 				o.Pos = -1
 			}
 		case "usage":
-			if !rawjson.IsNull(val) {
-				a.usage, a.any = append(a.usage[:0], val...), true
+			if !rawjson.IsNull(o.Value()) {
+				a.usage, a.any = append(a.usage[:0], o.Value()...), true
 			}
 		default:
-			a.top.first(o.Key, val)
+			a.top.first(o.Key, o.Value())
 		}
 	}
 	switch {
@@ -100,8 +95,7 @@ func (a *Assembler) addChoices(b []byte, i int) bool {
 func (a *Assembler) addChoice(b []byte, i int) int {
 	index := 0
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(b, o.Val)
+	for o.NextValue() {
 		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {
 			index = n
 		}

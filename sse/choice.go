@@ -23,9 +23,8 @@ type choice struct {
 // add takes a choice object of one event, at i in b.
 func (c *choice) add(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(b, o.Val)
-		val := b[o.Val:o.Pos]
+	for o.NextValue() {
+		val := o.Value()
 		switch string(o.Key) {
 		case "index":
 		case "delta":
@@ -71,12 +70,8 @@ func (c *choice) addText(val []byte) {
 
 func (c *choice) addDelta(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(b, o.Val)
-		if o.Pos < 0 {
-			return false
-		}
-		val := b[o.Val:o.Pos]
+	for o.NextValue() {
+		val := o.Value()
 		switch string(o.Key) {
 		case "role":
 			c.message.first(o.Key, val)
@@ -103,13 +98,11 @@ func (c *choice) addDelta(b []byte, i int) bool {
 // tokens, token_logprobs, top_logprobs and text_offset of completions.
 func (c *choice) addLogprobs(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos > 0 {
-			if val := b[o.Val:o.Pos]; val[0] == '[' {
-				c.logprobs.join(o.Key, val)
-			} else {
-				c.logprobs.last(o.Key, val)
-			}
+	for o.NextValue() {
+		if o.Value()[0] == '[' {
+			c.logprobs.join(o.Key, o.Value())
+		} else {
+			c.logprobs.last(o.Key, o.Value())
 		}
 	}
 	return o.Pos > 0
@@ -199,8 +192,7 @@ func (cs *calls) add(b []byte, i int) bool {
 // its index.
 func (cs *calls) addOne(b []byte, i, index int) int {
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(b, o.Val)
+	for o.NextValue() {
 		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {
 			index = n
 		}
@@ -210,9 +202,8 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 		return -1
 	}
 	c := cs.call(index)
-	for o = rawjson.ObjectAt(b, i); o.Next(); {
-		o.Pos = rawjson.ValueEnd(b, o.Val)
-		val := b[o.Val:o.Pos]
+	for o = rawjson.ObjectAt(b, i); o.NextValue(); {
+		val := o.Value()
 		switch string(o.Key) {
 		case "index": // an answer that is no stream has none
 		case "function":
@@ -242,11 +233,8 @@ func (cs *calls) call(index int) *call {
 // addFunction keeps the first name and joins the arguments.
 func addFunction(fn *fields, b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
-			return false
-		}
-		val := b[o.Val:o.Pos]
+	for o.NextValue() {
+		val := o.Value()
 		switch {
 		case string(o.Key) == "name":
 			fn.first(o.Key, val)

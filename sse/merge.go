@@ -41,20 +41,16 @@ type merger struct {
 func (m *merger) add(p Part) error {
 	b, choices := p.JSON, false
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
-			break
-		}
-		val := b[o.Val:o.Pos]
+	for o.NextValue() {
 		switch string(o.Key) {
 		case "choices":
 			choices = m.addChoices(b, o.Val)
 		case "usage":
-			if err := m.usage.add(val, p.PromptIndex); err != nil {
+			if err := m.usage.add(o.Value(), p.PromptIndex); err != nil {
 				return err
 			}
 		default:
-			m.top.first(o.Key, val)
+			m.top.first(o.Key, o.Value())
 		}
 	}
 	if o.Pos < 0 || !choices {
@@ -79,8 +75,8 @@ func (m *merger) addChoices(b []byte, i int) bool {
 func (m *merger) addChoice(b []byte, i int) int {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.n), 10)
 	o := rawjson.ObjectAt(b, i)
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos > 0 && string(o.Key) != "index" {
+	for o.NextValue() {
+		if string(o.Key) != "index" {
 			m.choices = append(append(m.choices, ','), b[o.Quote:o.Pos]...)
 		}
 	}
@@ -150,8 +146,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 // yet say about tokens.
 func addCounts(sum *map[string]int, details []byte) {
 	o := rawjson.ObjectAt(details, 0)
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(details, o.Val)
+	for o.NextValue() {
 		n, ok := rawjson.Int(details, o.Val, o.Pos)
 		if !ok {
 			continue

@@ -286,12 +286,11 @@ func (m *Mirror) owe(data []byte) {
 	var usage []byte
 	m.owed = append(m.owed[:0], "data: {"...)
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
-	for o.Next() {
-		o.Pos = rawjson.ValueEnd(data, o.Val)
+	for o.NextValue() {
 		switch string(o.Key) {
 		case "choices":
 		case "usage":
-			usage = data[o.Val:o.Pos]
+			usage = o.Value()
 		default:
 			m.owed = append(append(m.owed, data[o.Quote:o.Pos]...), ',')
 		}

@@ -70,17 +70,15 @@ type mark struct {
 	n                 int // members of its value, where that matters
 }
 
-// mark keeps the current member of o; the caller sets its end.
-func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) *mark {
-	m.marks = append(m.marks, mark{what: w, level: level, open: o.Open, nth: o.N - 1, comma: o.Comma, quote: o.Quote, val: o.Val, end: -1})
-	return &m.marks[len(m.marks)-1]
+// mark keeps the current member of o, with the end of its value as far as o knows it.
+func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) {
+	m.marks = append(m.marks, mark{what: w, level: level, open: o.Open, nth: o.N - 1, comma: o.Comma, quote: o.Quote, val: o.Val, end: o.Pos})
 }
 
-// marked is mark with the end of a plain value, which it also returns.
-func (m *Mirror) marked(w what, level uint8, o *rawjson.Object) int {
-	end := rawjson.ValueEnd(o.Text, o.Val)
-	m.mark(w, level, o).end = end
-	return end
+// marked is mark for a plain value, whose end it finds.
+func (m *Mirror) marked(w what, level uint8, o *rawjson.Object) {
+	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
+	m.mark(w, level, o)
 }
 
 // insert marks the place behind the last member of an object that was walked.
@@ -94,37 +92,29 @@ func (m *Mirror) read(b []byte) bool {
 	for o.Next() {
 		switch string(o.Key) {
 		case "choices":
-			o.Pos = m.readChoices(b, o.Val)
+			m.readChoices(&o)
 		case "usage":
-			o.Pos = m.readUsage(&o)
+			m.readUsage(&o)
 		case "prompt_token_ids":
-			o.Pos = m.foreignIDs(0, &o)
+			m.foreignIDs(0, &o)
 		case "kv_transfer_params":
-			o.Pos = m.marked(foreign, 0, &o)
+			m.marked(foreign, 0, &o)
 		case "id":
 			if len(m.id) > 0 {
-				o.Pos = m.marked(idValue, 0, &o)
-			} else {
-				o.Pos = rawjson.ValueEnd(b, o.Val)
+				m.marked(idValue, 0, &o)
 			}
 		case "created":
 			if m.ask.Created != 0 || m.ask.Seam != nil {
-				o.Pos = m.marked(createdValue, 0, &o)
-			} else {
-				o.Pos = rawjson.ValueEnd(b, o.Val)
+				m.marked(createdValue, 0, &o)
 			}
 		case "model":
-			o.Pos = m.seamed(modelValue, 0, &o)
+			m.seamed(modelValue, 0, &o)
 		case "system_fingerprint":
-			o.Pos = m.seamed(fingerprintValue, 0, &o)
+			m.seamed(fingerprintValue, 0, &o)
 		case "error":
-			o.Pos = rawjson.ValueEnd(b, o.Val)
 			m.f.isError = m.f.isError || !rawjson.IsNull(b[o.Val:])
 		case "object":
-			o.Pos = rawjson.ValueEnd(b, o.Val)
-			m.f.isError = m.f.isError || o.Pos > 0 && string(b[o.Val:o.Pos]) == `"error"`
-		default:
-			o.Pos = rawjson.ValueEnd(b, o.Val)
+			m.f.isError = m.f.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
 		}
 	}
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
@@ -132,58 +122,49 @@ func (m *Mirror) read(b []byte) bool {
 
 // foreignIDs marks prompt token ids unless the client asked for them, and has
 // not got them.
-func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) int {
-	var end int
-	if m.ask.TokenIDs && m.ask.Seam == nil {
-		end = rawjson.ValueEnd(o.Text, o.Val)
-	} else {
-		end = m.marked(foreign, level, o)
+func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
+	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
+	if !m.ask.TokenIDs || m.ask.Seam != nil {
+		m.mark(foreign, level, o)
 	}
-	if (m.ask.Trail != nil || m.ask.Seam != nil) && end-o.Val > len("[]") && o.Text[o.Val] == '[' { // not null, as behind the first event
-		m.f.promptIDs = bytes.Count(o.Text[o.Val:end], []byte{','}) + 1
-		m.f.promptAt, m.f.promptEnd = o.Val, end
+	if (m.ask.Trail != nil || m.ask.Seam != nil) && o.Pos-o.Val > len("[]") && o.Text[o.Val] == '[' { // not null, as behind the first event
+		m.f.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
+		m.f.promptAt, m.f.promptEnd = o.Val, o.Pos
 	}
-	return end
 }
 
 // seamed is marked for a leg that goes on with an answer; no other changes the
 // member.
-func (m *Mirror) seamed(w what, level uint8, o *rawjson.Object) int {
-	if m.ask.Seam == nil {
-		return rawjson.ValueEnd(o.Text, o.Val)
+func (m *Mirror) seamed(w what, level uint8, o *rawjson.Object) {
+	if m.ask.Seam != nil {
+		m.marked(w, level, o)
 	}
-	return m.marked(w, level, o)
 }
 
-func (m *Mirror) readChoices(b []byte, i int) int {
-	if b[i] != '[' {
-		return rawjson.ValueEnd(b, i)
+func (m *Mirror) readChoices(top *rawjson.Object) {
+	if top.Text[top.Val] != '[' {
+		return
 	}
-	a := rawjson.ArrayAt(b, i)
+	a := rawjson.ArrayAt(top.Text, top.Val)
 	for a.Next() {
-		a.Pos = m.readChoice(b, a.Val)
+		if a.Text[a.Val] == '{' {
+			a.Pos = m.readChoice(a.Text, a.Val)
+		}
 	}
-	m.f.choices = a.N
-	return a.Pos
+	m.f.choices, top.Pos = a.N, a.Pos
 }
 
 func (m *Mirror) readChoice(b []byte, i int) int {
-	if b[i] != '{' {
-		return rawjson.ValueEnd(b, i)
-	}
 	bare, delta := true, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
 		case "index":
 			if m.ask.Choice >= 0 {
-				o.Pos = m.marked(indexValue, 1, &o)
-			} else {
-				o.Pos = rawjson.ValueEnd(b, o.Val)
+				m.marked(indexValue, 1, &o)
 			}
 		case "delta":
-			var says bool
-			o.Pos, says = m.readDelta(b, o.Val)
+			says := m.readDelta(&o)
 			delta, bare = true, bare && !says
 		case "text":
 			bare = false
@@ -192,54 +173,47 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 				m.f.content, m.f.textAt, m.f.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
-			o.Pos = m.marked(endValue, 1, &o)
+			m.marked(endValue, 1, &o)
 			if b[o.Val] == '"' {
 				bare = false
 				m.f.finishAt, m.f.finishEnd = o.Val+1, o.Pos-1
 			}
 		case "stop_reason":
-			o.Pos = m.marked(endValue, 1, &o)
-			if o.Pos > 0 && string(b[o.Val:o.Pos]) == `"recomputed"` {
-				m.f.recomputed = true
-			}
+			m.marked(endValue, 1, &o)
+			m.f.recomputed = m.f.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
-			o.Pos = m.readIDs(&o)
+			m.readIDs(&o)
 		case "prompt_token_ids":
-			o.Pos = m.foreignIDs(1, &o)
+			m.foreignIDs(1, &o)
 		case "kv_transfer_params":
-			o.Pos = m.marked(foreign, 1, &o)
+			m.marked(foreign, 1, &o)
 		case "logprobs":
 			if m.ask.Seam != nil && m.ask.Seam.Runes > 0 && b[o.Val] == '{' {
 				o.Pos = m.readOffsets(b, o.Val)
-			} else {
-				o.Pos = rawjson.ValueEnd(b, o.Val)
 			}
 			bare = bare && rawjson.IsNull(b[o.Val:])
-		default:
-			o.Pos = rawjson.ValueEnd(b, o.Val)
 		}
 	}
 	m.f.bare = bare && delta
 	return o.Pos
 }
 
-// readDelta also returns whether the delta says anything, a role or "" included.
-func (m *Mirror) readDelta(b []byte, i int) (end int, says bool) {
-	if b[i] != '{' {
-		end = rawjson.ValueEnd(b, i)
-		return end, !rawjson.IsNull(b[i:])
+// readDelta returns whether a choice's delta says anything, a role or "" included.
+func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
+	b := choice.Text
+	if b[choice.Val] != '{' {
+		return !rawjson.IsNull(b[choice.Val:])
 	}
-	o := rawjson.ObjectAt(b, i)
+	o := rawjson.ObjectAt(b, choice.Val)
 	for o.Next() {
 		if string(o.Key) == "role" {
 			m.f.role = true
-			o.Pos = m.seamed(roleValue, 2, &o)
+			m.seamed(roleValue, 2, &o)
 			continue
 		}
-		o.Pos = rawjson.ValueEnd(b, o.Val)
 		switch b[o.Val] {
 		case '"', '[', '{': // more than the two quotes or brackets
-			if o.Pos-o.Val <= 2 {
+			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= 2 {
 				break
 			}
 			m.f.content = true
@@ -250,7 +224,8 @@ func (m *Mirror) readDelta(b []byte, i int) (end int, says bool) {
 			}
 		}
 	}
-	return o.Pos, o.N > 0
+	choice.Pos = o.Pos
+	return o.N > 0
 }
 
 // readOffsets marks where the tokens of a completion's logprobs stand in its
@@ -259,73 +234,55 @@ func (m *Mirror) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			o.Pos = m.marked(offsetsValue, 2, &o)
-		} else {
-			o.Pos = rawjson.ValueEnd(b, o.Val)
+			m.marked(offsetsValue, 2, &o)
 		}
 	}
 	return o.Pos
 }
 
 // readIDs counts a choice's token ids: how many were generated since the last event.
-func (m *Mirror) readIDs(o *rawjson.Object) int {
-	b := o.Text
+func (m *Mirror) readIDs(choice *rawjson.Object) {
+	if choice.Text[choice.Val] == '[' {
+		a := rawjson.ArrayAt(choice.Text, choice.Val)
+		for a.Next() {
+			m.f.ids++
+		}
+		m.f.hasIDs, m.f.idsAt = true, choice.Val
+		choice.Pos = a.Pos
+	} else {
+		choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
+	}
 	if !m.ask.TokenIDs {
-		k := len(m.marks)
-		m.mark(foreign, 1, o)
-		end := m.countIDs(b, o.Val)
-		m.marks[k].end = end
-		return end
+		m.mark(foreign, 1, choice)
 	}
-	return m.countIDs(b, o.Val)
 }
 
-func (m *Mirror) countIDs(b []byte, i int) int {
-	if b[i] != '[' {
-		return rawjson.ValueEnd(b, i)
-	}
-	a := rawjson.ArrayAt(b, i)
-	for a.Next() {
-		a.Pos = rawjson.ValueEnd(b, a.Val)
-	}
-	m.f.ids += a.N
-	m.f.hasIDs, m.f.idsAt = true, i
-	return a.Pos
-}
-
-func (m *Mirror) readUsage(top *rawjson.Object) int {
+func (m *Mirror) readUsage(top *rawjson.Object) {
 	k := len(m.marks)
 	m.mark(usageValue, 0, top)
-	end := m.usageEnd(top.Text, top.Val)
-	m.marks[k].end = end
-	return end
+	if top.Text[top.Val] == '{' {
+		top.Pos = m.readCounts(top.Text, top.Val)
+	} else {
+		top.Pos = rawjson.ValueEnd(top.Text, top.Val)
+	}
+	m.marks[k].end = top.Pos
 }
 
-func (m *Mirror) usageEnd(b []byte, i int) int {
-	if b[i] != '{' {
-		return rawjson.ValueEnd(b, i)
-	}
+func (m *Mirror) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	counts, total, details := false, false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
-		if string(o.Key) == "prompt_tokens_details" {
-			details = true
-			o.Pos = m.readDetails(&o, &u)
-			continue
-		}
 		switch string(o.Key) {
+		case "prompt_tokens_details":
+			details = true
+			m.readDetails(&o, &u)
 		case "prompt_tokens":
-			o.Pos = m.seamed(promptValue, 1, &o)
-			u.Prompt, _ = rawjson.Int(b, o.Val, o.Pos)
+			u.Prompt, _ = m.readCount(promptValue, &o)
 		case "completion_tokens":
-			o.Pos = m.seamed(completionValue, 1, &o)
-			u.Completion, counts = rawjson.Int(b, o.Val, o.Pos)
+			u.Completion, counts = m.readCount(completionValue, &o)
 		case "total_tokens":
-			o.Pos = m.seamed(totalValue, 1, &o)
-			u.Total, total = rawjson.Int(b, o.Val, o.Pos)
-		default:
-			o.Pos = rawjson.ValueEnd(b, o.Val)
+			u.Total, total = m.readCount(totalValue, &o)
 		}
 	}
 	if counts && !details && m.ask.Cached >= 0 && o.Pos > 0 {
@@ -340,37 +297,42 @@ func (m *Mirror) usageEnd(b []byte, i int) int {
 	return o.Pos
 }
 
-func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) int {
+func (m *Mirror) readCount(w what, usage *rawjson.Object) (n int, ok bool) {
+	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
+	if m.ask.Seam != nil {
+		m.mark(w, 1, usage)
+	}
+	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
+}
+
+func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
 		if m.ask.Cached >= 0 && b[usage.Val] == 'n' {
-			return m.marked(nullDetails, 1, usage)
+			m.marked(nullDetails, 1, usage)
 		}
-		return rawjson.ValueEnd(b, usage.Val)
+		return
 	}
 	k := len(m.marks)
 	m.mark(detailsValue, 1, usage)
-	m.f.details = usage.Val
 	o := rawjson.ObjectAt(b, usage.Val)
 	cached := 0
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			cached++
-			o.Pos = m.marked(cachedValue, 2, &o)
+			m.marked(cachedValue, 2, &o)
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
 			}
-		} else {
-			o.Pos = rawjson.ValueEnd(b, o.Val)
 		}
 	}
+	usage.Pos = o.Pos
+	m.f.details, m.f.detailsEnd = usage.Val, o.Pos
 	m.marks[k].end, m.marks[k].n = o.Pos, o.N-cached
-	m.f.detailsEnd = o.Pos
 	if cached == 0 {
 		m.marks[k].n = 1 // nothing in it is ours to remove
 		if m.ask.Cached >= 0 && o.Pos > 0 {
 			m.insert(noCached, &o)
 		}
 	}
-	return o.Pos
 }

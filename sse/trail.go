@@ -101,20 +101,16 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 
 func readHead(b []byte) (h Head) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos < 0 {
-			break
-		}
-		val := b[o.Val:o.Pos]
+	for o.NextValue() {
 		switch string(o.Key) {
 		case "id":
-			h.ID = bytes.Clone(val)
+			h.ID = bytes.Clone(o.Value())
 		case "created":
-			h.Created = bytes.Clone(val)
+			h.Created = bytes.Clone(o.Value())
 		case "model":
-			h.Model = bytes.Clone(val)
+			h.Model = bytes.Clone(o.Value())
 		case "system_fingerprint":
-			h.Fingerprint = bytes.Clone(val)
+			h.Fingerprint = bytes.Clone(o.Value())
 		}
 	}
 	return h

@@ -62,30 +62,24 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
 
 // message writes the message that starts at i in an order of our own, whatever the
-// order of its members, and returns where it ends. Reasoning is left out: templates
-// drop that of earlier turns. A long text is walked once for its end, not twice.
+// order of its members, and returns where it ends, 0 if it is no object. Reasoning is
+// left out: templates drop that of earlier turns. A long text is walked once for its
+// end, not twice.
 func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
 	o := rawjson.ObjectAt(messages, i)
-	if o.Pos < 0 {
-		end = rawjson.ValueEnd(messages, i)
-	}
-	for o.Next() {
-		if o.Pos = rawjson.ValueEnd(messages, o.Val); o.Pos < 0 {
-			break
-		}
-		value := messages[o.Val:o.Pos:o.Pos]
+	for o.NextValue() {
 		switch rawjson.Key(o.Key) {
 		case "role":
-			role = value
+			role = o.Value()
 		case "name":
-			name = value
+			name = o.Value()
 		case "tool_call_id":
-			id = value
+			id = o.Value()
 		case "content":
-			content = value
+			content = o.Value()
 		case "tool_calls":
-			calls = value
+			calls = o.Value()
 		}
 	}
 	h.scalar(role)
@@ -96,7 +90,7 @@ func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 		h.compact(calls)
 	}
 	h.writeByte(separator)
-	return max(end, o.Pos) // end is 0 for an object, which ends at o.Pos
+	return max(0, o.Pos)
 }
 
 // scalar writes a short member and a separator, so that a missing one is not a
