@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"prefill/steer":     {"prefill/policy"},
 	"prefill/policy":    {"namedargs"},
 	"prefill/index":     {"rawjson"},
-	"prefill/local":     {"prefill", "prefill/fit", "prefill/index", "prefill/policy"},
+	"prefill/local":     {"prefill", "prefill/cache", "prefill/fit", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":  {"prefill/index"},
 	"lease":             {},
 	"lease/kube":        {"lease"},

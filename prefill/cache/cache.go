@@ -78,6 +78,15 @@ func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 	return max(1, estimate)
 }
 
+// Learn takes the length in tokens of a prompt as an engine counts it; 0: not told.
+func (c *Cache) Learn(p *Prompt, model string, tokens int) {
+	if tokens > 0 && p.Bytes > 0 && !p.Media {
+		ratio := c.ratios[model]
+		ratio.Learn(p.Bytes, tokens)
+		c.ratios[model] = ratio
+	}
+}
+
 // Stats says how large the index is.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 

@@ -82,12 +82,8 @@ type Verdict struct {
 // Answered takes what an engine says it found. Its blocks have blockTokens tokens.
 func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	h, c := e.holdings, e.holdings.cache
+	c.Learn(&e.prompt, e.model, u.PromptTokens)
 	if u.PromptTokens > 0 {
-		if e.prompt.Bytes > 0 && !e.prompt.Media {
-			ratio := c.ratios[e.model]
-			ratio.Learn(e.prompt.Bytes, u.PromptTokens)
-			c.ratios[e.model] = ratio
-		}
 		c.feedback[e.model] = u.CachedTokens >= 0
 		if u.CachedTokens >= 0 {
 			c.Totals.Actual += uint64(u.CachedTokens)
@@ -144,9 +140,7 @@ func (e *Expectation) correct(u Usage) {
 	if len(p.Keys) == 0 {
 		return
 	}
-	if block := p.BlockSize(u.PromptTokens); u.CachedTokens >= 0 && u.PromptTokens > 0 && float64(e.hit-u.CachedTokens) >= block {
-		h.cache.index.Correct(h.slots[p.unit()].at, p.Keys, int(float64(u.CachedTokens)/block))
-	}
+	h.Correct(p, u.PromptTokens, e.hit, u.CachedTokens)
 	h.cache.index.Confirm(&e.left)
 	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
 }

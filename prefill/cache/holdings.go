@@ -20,7 +20,7 @@ type Holdings struct {
 
 // slot is a candidate's place in the index, for blocks of one unit.
 type slot struct {
-	at     index.Slot
+	at     index.Slot // until it is known one that the index takes for stale
 	known  bool
 	blocks int // what it was told it can hold
 }
@@ -39,9 +39,7 @@ func (h *Holdings) Blocks(matched []int32, p *Prompt) int {
 // Held is how many blocks the index counts as the candidate's.
 func (h *Holdings) Held() (blocks int) {
 	for _, s := range h.slots {
-		if s.known {
-			blocks += h.cache.index.Held(s.at)
-		}
+		blocks += h.cache.index.Held(s.at)
 	}
 	return blocks
 }
@@ -77,11 +75,23 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 	return s.at
 }
 
+// Correct takes an engine's word for how many tokens of a prompt it found in its cache,
+// -1: it did not say. Where that is at least a block less than the hit that was expected,
+// the candidate is thought to hold no more of the prompt; wrong says so, and at is where.
+func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
+	at = h.slots[p.unit()].at
+	block := p.BlockSize(tokens)
+	if wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block; wrong {
+		h.cache.index.Correct(at, p.Keys, int(float64(cached)/block))
+	}
+	return at, wrong
+}
+
 // Restarted drops what is thought to be in the cache: the engine may have started
 // anew. Its events tell that by themselves.
 func (h *Holdings) Restarted(now time.Time) {
 	for unit, s := range h.slots {
-		if s.known && (unit == byBytes || h.Mode(now) != Precise) {
+		if unit == byBytes || h.Mode(now) != Precise {
 			h.cache.index.Clear(s.at, index.Removed)
 		}
 	}
@@ -90,9 +100,7 @@ func (h *Holdings) Restarted(now time.Time) {
 // Drop does so whatever is known, and has it told anew.
 func (h *Holdings) Drop() {
 	for _, s := range h.slots {
-		if s.known {
-			h.cache.index.Clear(s.at, index.Removed)
-		}
+		h.cache.index.Clear(s.at, index.Removed)
 	}
 	if h.events != nil {
 		h.events.Resync()
@@ -102,9 +110,7 @@ func (h *Holdings) Drop() {
 // Close gives the candidate's slots back: it is gone.
 func (h *Holdings) Close() {
 	for _, s := range h.slots {
-		if s.known {
-			h.cache.index.Delete(s.at)
-		}
+		h.cache.index.Delete(s.at)
 	}
 }
 
@@ -150,7 +156,7 @@ func (h *Holdings) Removed(at index.Slot, keys []index.Key) {
 // whatever its prompts are known by, it holds none of them.
 func (h *Holdings) Cleared(at index.Slot, why index.Reason) {
 	h.cache.index.Clear(at, why)
-	if s := h.slots[byBytes]; s.known && why == index.Removed {
-		h.cache.index.Clear(s.at, why)
+	if why == index.Removed {
+		h.cache.index.Clear(h.slots[byBytes].at, why)
 	}
 }

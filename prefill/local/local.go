@@ -5,12 +5,13 @@
 package local
 
 import (
-	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"evenkeel/prefill"
+	"evenkeel/prefill/cache"
 	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/policy"
@@ -44,23 +45,15 @@ type Offer struct {
 // held for a look-up and never for I/O.
 type Ranks struct {
 	mu        sync.Mutex
-	index     *index.Index
+	cache     *cache.Cache
 	ranks     map[int32]*rank
 	engines   map[string]*trust
-	ratios    map[string]index.Ratio
 	transfers map[string]*fit.Calibration // by model
-	matched   []int32
 }
 
 type rank struct {
 	Rank
-	slots [2]slot // of byte and of token blocks
-}
-
-type slot struct {
-	at     index.Slot
-	known  bool
-	blocks int // what it was told it can hold
+	cache cache.Holdings
 }
 
 // engineBlock is the KV block of an engine that does not say: vLLM's.
@@ -69,8 +62,8 @@ const engineBlock = 16
 // New returns an empty one whose index has so many bytes.
 func New(maxBytes int64) *Ranks {
 	return &Ranks{
-		index: index.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
-		ratios: map[string]index.Ratio{}, transfers: map[string]*fit.Calibration{},
+		cache: cache.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
+		transfers: map[string]*fit.Calibration{},
 	}
 }
 
@@ -83,10 +76,10 @@ func (l *Ranks) Set(ranks []Rank) {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
 		r := l.ranks[given.ID]
 		if r == nil {
-			r = &rank{}
+			r = &rank{cache: l.cache.Holdings(given.Name)}
 			l.ranks[given.ID] = r
 		} else if given.Up && !r.Up {
-			l.clear(r)
+			r.cache.Drop()
 			delete(l.engines, given.Engine)
 		}
 		r.Rank = given
@@ -96,31 +89,13 @@ func (l *Ranks) Set(ranks []Rank) {
 	}
 	for id, r := range l.ranks {
 		if !present[id] {
-			for _, s := range r.slots {
-				l.index.Delete(s.at)
-			}
+			r.cache.Close()
 			delete(l.ranks, id)
 		}
 	}
-	forget(l.engines, engines)
-	forget(l.ratios, models)
-	forget(l.transfers, models)
-}
-
-func forget[V any](all map[string]V, present map[string]bool) {
-	for k := range all {
-		if !present[k] {
-			delete(all, k)
-		}
-	}
-}
-
-func (l *Ranks) clear(r *rank) {
-	for _, s := range r.slots {
-		if s.known {
-			l.index.Clear(s.at, index.Removed)
-		}
-	}
+	maps.DeleteFunc(l.engines, func(name string, _ *trust) bool { return !engines[name] })
+	l.cache.Forget(func(model string) bool { return !models[model] })
+	maps.DeleteFunc(l.transfers, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
 // Serve says whether any rank may compute prompts of the model.
@@ -147,7 +122,7 @@ func (l *Ranks) length(p *Prompt) int {
 	if p.Tokens > 0 {
 		return p.Tokens
 	}
-	return max(1, l.ratios[p.Model].Tokens(p.Bytes))
+	return l.cache.Length(&p.Prompt, p.Model, 0)
 }
 
 // Offers lists the ranks that are up and not among those to avoid, by ID. What
@@ -156,15 +131,13 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	tokens := l.length(p)
-	l.matched = l.index.Match(l.matched, p.Keys)
+	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, time.Now())
 	for _, r := range l.ranks {
 		if r.Model != p.Model || !r.Up || slices.Contains(avoid, r.ID) {
 			continue
 		}
-		o := Offer{Rank: r.ID, New: tokens}
-		if s := r.slots[unit(p)]; s.known && s.at.N < len(l.matched) {
-			o.Hit = index.Usable(int(float64(l.matched[s.at.N])*blockTokens(p, tokens)), tokens, engineBlock)
-		}
+		held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
+		o := Offer{Rank: r.ID, Hit: index.Usable(int(held), tokens, engineBlock), New: tokens}
 		if l.engines[r.Engine].holds() {
 			o.New = max(1, tokens-o.Hit)
 		}
@@ -183,13 +156,9 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
 	if r == nil {
 		return
 	}
-	if tokens > 0 && p.Bytes > 0 && !p.Media {
-		ratio := l.ratios[p.Model]
-		ratio.Learn(p.Bytes, tokens)
-		l.ratios[p.Model] = ratio
-	}
+	l.cache.Learn(&p.Prompt, p.Model, tokens)
 	if len(p.Keys) > 0 {
-		l.index.Insert(l.place(r, p), p.Keys)
+		r.cache.Stored(r.cache.Place(&p.Prompt, r.Model, r.Capacity, time.Now()), p.Keys)
 	}
 }
 
@@ -207,11 +176,8 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 	engine := l.engines[r.Engine]
 	held := engine.holds()
 	engine.note(hit, cached)
-	if s := r.slots[unit(p)]; s.known && cached >= 0 {
-		if block := blockTokens(p, tokens); float64(hit-cached) >= block {
-			l.index.Correct(s.at, p.Keys, int(float64(cached)/block))
-			l.index.Insert(s.at, p.Keys) // it has them now
-		}
+	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
+		r.cache.Stored(at, p.Keys) // it has them now
 	}
 	return held != engine.holds(), engine.holds()
 }
@@ -220,7 +186,7 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 func (l *Ranks) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.index.Reset()
+	l.cache.Reset()
 }
 
 // Moved takes how long a hand-off of so many tokens took from the decode request
@@ -248,47 +214,3 @@ func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float6
 	}
 	return handoff / line.TPMs
 }
-
-// place sees to it that the rank has a slot and promises no more than it can hold.
-func (l *Ranks) place(r *rank, p *Prompt) index.Slot {
-	unit := unit(p)
-	s, blocks := &r.slots[unit], 0
-	if r.Capacity > 0 {
-		if unit == byBytes {
-			blocks = l.ratios[r.Model].Blocks(int(r.Capacity), blockBytes(p))
-		} else {
-			blocks = int(r.Capacity) / p.BlockTokens
-		}
-		blocks = max(1, blocks)
-	}
-	switch {
-	case !s.known:
-		s.at, s.known, s.blocks = l.index.Add(r.Name+[...]string{"", " tokens"}[unit], blocks), true, blocks
-	case blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16: // the ratio moves with every answer
-		l.index.SetCapacity(s.at, blocks)
-		s.blocks = blocks
-	}
-	return s.at
-}
-
-const (
-	byBytes = iota
-	byTokens
-)
-
-func unit(p *Prompt) int {
-	if p.BlockTokens > 0 {
-		return byTokens
-	}
-	return byBytes
-}
-
-// blockTokens is how many tokens one of the prompt's blocks stands for.
-func blockTokens(p *Prompt, tokens int) float64 {
-	if p.BlockTokens > 0 {
-		return float64(p.BlockTokens)
-	}
-	return float64(blockBytes(p)) * float64(tokens) / float64(max(1, p.Bytes))
-}
-
-func blockBytes(p *Prompt) int { return cmp.Or(p.BlockBytes, index.BlockBytes) }
