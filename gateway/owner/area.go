@@ -21,6 +21,7 @@ type Area struct {
 	Name    string
 	claim   *lease.Claim       // nil: the order is static
 	end     context.CancelFunc // of the claim
+	over    chan struct{}      // closed once the claim has ended
 	view    atomic.Pointer[lease.View]
 	sending atomic.Int64  // requests that were admitted and are not written yet
 	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it

@@ -3,6 +3,7 @@ package owner
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -52,17 +53,27 @@ func (s *Set) start(a *Area) {
 	}
 	var run context.Context
 	run, a.end = context.WithCancel(s.ctx)
-	s.claims.Go(func() { a.claim.Run(run) })
+	a.over = make(chan struct{})
+	s.claims.Go(func() {
+		defer close(a.over)
+		a.claim.Run(run)
+	})
 }
 
 // enlist claims the groups that engines have come with, and leaves those whose
-// engines have all gone.
+// engines have all gone. One that comes back is claimed once it was left: the store
+// cannot tell two claims of one proxy apart.
 func (s *Set) enlist(reach map[string]Reach) {
+	maps.DeleteFunc(s.left, func(_ string, a *Area) bool { return !a.claiming() })
 	before := *s.all.Load()
 	now := make(map[string]*Area, len(reach))
 	changed := false
 	for name := range reach {
 		if now[name] = before[name]; now[name] != nil {
+			continue
+		}
+		if s.left[name] != nil {
+			delete(now, name)
 			continue
 		}
 		a := s.area(name)
@@ -84,6 +95,7 @@ func (s *Set) enlist(reach map[string]Reach) {
 			continue
 		}
 		changed = true
+		s.left[name] = a
 		s.claims.Go(func() {
 			until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
 			defer cancel()
@@ -93,6 +105,16 @@ func (s *Set) enlist(reach map[string]Reach) {
 	}
 	if changed {
 		s.host.Publish(s.ctx)
+	}
+}
+
+// claiming says whether the area's claim has not ended.
+func (a *Area) claiming() bool {
+	select {
+	case <-a.over:
+		return false
+	default:
+		return true
 	}
 }
 

@@ -84,6 +84,7 @@ type Set struct {
 	conf    *config.Config
 	log     *zap.Logger
 	leases  *leases
+	open    func(name string) (lease.Engine, error) // the lease of an area
 	times   lease.Times
 	members []string // that alone may own anything; none: anybody
 	region  string   // ours
@@ -97,6 +98,7 @@ type Set struct {
 	known  atomic.Bool    // somebody admitted to something since the start
 	all    atomic.Pointer[map[string]*Area]
 	barred map[string]string // of run: areas that cannot be owned, and why
+	left   map[string]*Area  // of run: those whose claim is letting go
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when an area is, and another put in its place
@@ -108,13 +110,16 @@ func New(c *config.Config, host Host) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
-		poke: make(chan struct{}, 1), barred: map[string]string{}, lost: make(chan struct{}),
+		poke: make(chan struct{}, 1), barred: map[string]string{}, left: map[string]*Area{}, lost: make(chan struct{}),
 	}
 	s.all.Store(&map[string]*Area{})
 	switch {
 	case ha.On():
 		s.kind, s.members = Groups, ha.MemberList()
 		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
+		s.open = func(name string) (lease.Engine, error) {
+			return s.leases.open(groupObject(name), ha.Kubernetes.Kubeconfig, name)
+		}
 		s.times = ha.Times()
 		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
 			s.log.Warn("this proxy is not on ha.members: it never owns a decode group, and forwards everything", zap.String("id", self), zap.Strings("members", s.members))
@@ -126,6 +131,9 @@ func New(c *config.Config, host Host) (*Set, error) {
 	case c.Geo.On() && own.On():
 		s.kind = Regions
 		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
+		s.open = func(name string) (lease.Engine, error) {
+			return s.leases.open(regionObject(name), own.Kubernetes.Kubeconfig[name], name)
+		}
 		s.times = own.Times()
 		n := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
 		s.standing = n
@@ -144,14 +152,6 @@ func (s *Set) Join(n *geo.Node) {
 	if s != nil {
 		s.node = n
 	}
-}
-
-// open returns the lease of an area.
-func (s *Set) open(name string) (lease.Engine, error) {
-	if s.kind == Groups {
-		return s.leases.open(groupObject(name), s.conf.HA.Kubernetes.Kubeconfig, name)
-	}
-	return s.leases.open(regionObject(name), s.conf.Geo.Ownership.Kubernetes.Kubeconfig[name], name)
 }
 
 // area makes one without a claim.

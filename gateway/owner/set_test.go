@@ -2,8 +2,11 @@ package owner
 
 import (
 	"context"
+	"errors"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,7 +58,7 @@ func (l *lent) Renew(ctx context.Context, _ int64) error {
 func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Area) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
-		poke: make(chan struct{}, 1), lost: make(chan struct{}),
+		poke: make(chan struct{}, 1), lost: make(chan struct{}), left: map[string]*Area{},
 		host: Host{Publish: func(context.Context) {}, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
@@ -191,4 +194,109 @@ func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
 	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoPledge)
 	var alone *Set
 	require.Error(t, alone.Promise("us-2", ask))
+}
+
+// kept is a lease as a store keeps it, whose holder cannot always give it back.
+type kept struct {
+	mu     sync.Mutex
+	rec    lease.Record
+	writes int
+	stuck  bool
+}
+
+func (k *kept) write(holder string, epoch int64) lease.Record {
+	k.writes++
+	k.rec = lease.Record{Holder: holder, Epoch: epoch, Stamp: strconv.Itoa(k.writes)}
+	return k.rec
+}
+
+func (k *kept) Look(context.Context) (lease.Record, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.rec, nil
+}
+
+func (k *kept) Acquire(_ context.Context, above int64) (lease.Record, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.write("us-1_x", above+1), nil
+}
+
+func (k *kept) Renew(_ context.Context, epoch int64) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.rec.Holder == "" || k.rec.Epoch != epoch {
+		return lease.ErrLost
+	}
+	k.write("us-1_x", epoch)
+	return nil
+}
+
+func (k *kept) Release(_ context.Context, epoch int64) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stuck {
+		return errors.New("conflict")
+	}
+	k.write("", epoch)
+	return nil
+}
+
+type alwaysOurs struct{ standing }
+
+func (alwaysOurs) stand(all map[string]*Area, _ map[string]Reach, _ time.Time) {
+	for _, a := range all {
+		a.claim.Stand(true, 0, true)
+	}
+}
+
+// A group whose engines vanish and come back is claimed anew once the claim before has
+// let go of it: the release of one must not be that of what the other admits to.
+func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &kept{rec: lease.Record{Epoch: 1, Stamp: "a"}}
+		s, _ := setOf(t, Groups, store)
+		ctx, stop := context.WithCancel(t.Context())
+		s.ctx = ctx
+		s.all.Store(&map[string]*Area{})
+		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
+		s.open = func(string) (lease.Engine, error) { return store, nil }
+		var gone atomic.Bool
+		s.host.Engines = func() map[string]Reach {
+			if gone.Load() {
+				return nil
+			}
+			return map[string]Reach{"g": {1, 1}}
+		}
+		s.host.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		sound := func(within time.Duration) {
+			for range within / (100 * time.Millisecond) {
+				time.Sleep(100 * time.Millisecond)
+				store.mu.Lock()
+				holder := store.rec.Holder
+				store.mu.Unlock()
+				require.False(t, s.Admits("g") && holder == "", "it was released, and another may admit")
+			}
+		}
+		sound(time.Second)
+		require.True(t, s.Admits("g"))
+		store.set(true)
+		gone.Store(true)
+		sound(time.Second)
+		gone.Store(false)
+		sound(10 * time.Second)
+		store.set(false)
+		sound(10 * time.Second)
+		require.True(t, s.Admits("g"))
+		stop()
+		running.Wait()
+	})
+}
+
+func (k *kept) set(stuck bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stuck = stuck
 }
