@@ -11,17 +11,17 @@ import (
 
 // Engine is how fast a replica is and what it holds.
 type Engine struct {
-	TPMs     float64 // prefill, a token that is not cached
-	T0Ms     float64 // until a first token on an idle engine, beside that
-	BusyMs   float64 // of it, in which the engine does nothing else; in the rest it does
-	StepMs   float64 // a decode step
-	StepPer  float64 // and a request of its batch
-	KVTokens int
+	TPMs     float64 `yaml:"tp_ms"`               // prefill, a token that is not cached
+	T0Ms     float64 `yaml:"t0_ms"`               // until a first token on an idle engine, beside that
+	BusyMs   float64 `yaml:"busy_ms"`             // of it, in which the engine does nothing else; in the rest it does
+	StepMs   float64 `yaml:"step_ms"`             // a decode step
+	StepPer  float64 `yaml:"step_per_request_ms"` // and a request of its batch
+	KVTokens int     `yaml:"kv_tokens"`
 
 	// What the sources leave open. All of it is off unless a scenario asks for it.
-	OnePass      bool // whatever waits and fits is prefilled together, in one pass with one BusyMs
-	PrefillPends bool // a request counts as pending until its prefill is done, not until it begins
-	LogSteps     int  // its metrics tell of the queue after a prefill and so many steps, as SGLang's (decode_log_interval); 0: at once
+	OnePass      bool `yaml:"one_pass"`           // whatever waits and fits is prefilled together, in one pass with one BusyMs
+	PrefillPends bool `yaml:"pending_in_prefill"` // a request counts as pending until its prefill is done, not until it begins
+	LogSteps     int  `yaml:"log_steps"`          // its metrics tell of the queue after a prefill and so many steps, as SGLang's (decode_log_interval); 0: at once
 }
 
 // presets of the sources. SkyLB measures 300 ms for 512 tokens on an L4, all of it

@@ -17,7 +17,7 @@ var onePass = Engine{TPMs: 1, T0Ms: 10, StepMs: 10, KVTokens: 20_000, OnePass: t
 // quiet is a scenario without clients: so many replicas in each region, 2 ms
 // between a client and its dispatcher, 100 ms between regions.
 func quiet(e Engine, replicas ...int) *Scenario {
-	s := &Scenario{Name: "quiet", Engine: e, WarmS: 0, MeasureS: 60, ProbeMs: 500, ScrapeMs: 500}
+	s := &Scenario{Engine: e, WarmS: 0, MeasureS: 60, ProbeMs: 500, ScrapeMs: 500}
 	for i, n := range replicas {
 		s.Regions = append(s.Regions, Region{Name: string(rune('a' + i)), Replicas: n, Load: Load{Turns: 1, Prompt: 1, Output: 1}})
 		row := make([]float64, len(replicas))

@@ -11,39 +11,39 @@ import (
 // Scenario is what runs: regions, how far they are apart, what their clients
 // do, and what breaks.
 type Scenario struct {
-	Name     string
-	Regions  []Region
-	RTTMs    [][]float64 // between regions; on the diagonal between a client and its own dispatcher
-	Engine   Engine
-	WarmS    float64 // not measured
-	MeasureS float64
-	ProbeMs  float64
-	ScrapeMs float64 // of the engines, by their own dispatcher
-	USDPerGB float64 // either way
-	Faults   []Fault
+	Regions  []Region    `yaml:"-"`
+	RTTMs    [][]float64 `yaml:"rtt_ms"` // between regions; on the diagonal between a client and its own dispatcher
+	Engine   Engine      `yaml:"engine"`
+	WarmS    float64     `yaml:"warm_s"` // not measured
+	MeasureS float64     `yaml:"measure_s"`
+	ProbeMs  float64     `yaml:"probe_ms"`
+	ScrapeMs float64     `yaml:"scrape_ms"`  // of the engines, by their own dispatcher
+	USDPerGB float64     `yaml:"usd_per_gb"` // either way
+	Faults   []Fault     `yaml:"-"`
 }
 
 // Region has replicas, one dispatcher, and clients.
 type Region struct {
-	Name     string
-	Replicas int
-	Load     Load
+	Name     string `yaml:"name"`
+	Replicas int    `yaml:"replicas"`
+	Load     Load   `yaml:",inline"`
 }
 
 // Load is what a region's clients do.
 type Load struct {
-	Kind    Kind
-	Clients int
-	ThinkMs float64 // between an answer and the next turn
+	Kind    Kind    `yaml:"-"`
+	Clients int     `yaml:"clients"`
+	ThinkMs float64 `yaml:"think_ms"` // between an answer and the next turn
 
-	Turns  float64 // conversations: mean
-	Prompt float64 // median of what a user says, tokens
-	Output float64 // median of an answer
+	Turns  float64 `yaml:"turns"`  // conversations: mean
+	Prompt float64 `yaml:"prompt"` // median of what a user says, tokens
+	Output float64 `yaml:"output"` // median of an answer
 
-	Branches, Depth int // trees
+	Branches int `yaml:"branches"` // trees
+	Depth    int `yaml:"depth"`
 
-	Peak  float64 // a day's peak over its trough; 0 or 1: level. Clients is the mean
-	Phase float64 // of the day, 0 to 1
+	Peak  float64 `yaml:"peak"`  // a day's peak over its trough; 0 or 1: level. Clients is the mean
+	Phase float64 `yaml:"phase"` // of the day, 0 to 1
 }
 
 // Kind is a sort of program.
@@ -161,7 +161,7 @@ func (s *Scenario) WithPreset(name string) error {
 // Named returns the scenario of a name, a load or a fault, on a preset.
 func Named(name, preset string) (*Scenario, error) {
 	s := &Scenario{
-		Name: name, RTTMs: defaultRTT(), ProbeMs: 500, ScrapeMs: 500, USDPerGB: 0.02, WarmS: 40, MeasureS: 200,
+		RTTMs: defaultRTT(), ProbeMs: 500, ScrapeMs: 500, USDPerGB: 0.02, WarmS: 40, MeasureS: 200,
 	}
 	if err := s.WithPreset(preset); err != nil {
 		return nil, err
