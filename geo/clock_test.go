@@ -81,6 +81,23 @@ func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answ
 func (l *handLink) Warm(context.Context, time.Duration) error { return nil }
 func (l *handLink) Close()                                    { l.ended = true }
 
+func TestAFarPeerThatAnswersIsNotStale(t *testing.T) {
+	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
+	link := &handLink{clock: clock, well: true}
+	n, _ := node(t, func(c *Config) {
+		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 25*time.Millisecond
+	}, entry(t, "eu-1", "http://nowhere"))
+	clock.pass(time.Second)
+	for range 105 { // longer than three intervals pass between two answers
+		clock.pass(time.Millisecond)
+		require.Equal(t, "available", first(n).Available["m"], "%v ms after its last answer", first(n).AgeMs)
+	}
+	link.well = false
+	clock.pass(340 * time.Millisecond) // 25 of them until the answer that is on its way
+	require.Equal(t, "stale", first(n).Available["m"], "three times it should have answered")
+	clock.pass(220 * time.Millisecond) // until the last question is given up
+}
+
 func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	link := &handLink{clock: clock, well: true}

@@ -114,14 +114,15 @@ func (p *peer) missed(why string, misses int) (down bool) {
 	return false
 }
 
-// view is the peer as a policy sees it.
+// view is the peer as a policy sees it. It is asked again an interval after each
+// answer, so that between two answers lies the round trip, too.
 func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	offer, offers := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
 	rtt, _ := p.rtt.Ms()
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
-		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval), Draining: p.draining, Offers: offers && p.decodes(model),
+		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
 		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
 	}

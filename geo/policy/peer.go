@@ -83,7 +83,7 @@ type Peer struct {
 	Down   bool // misses in a row, or not yet two good ones since
 	Major  int  // of its protocol, Protocol is ours
 
-	AgeMs, IntervalMs float64 // of the last good probe; between two
+	AgeMs, IntervalMs float64 // of the last good probe; from one answer to the next
 
 	Draining, Offers bool // Offers: the model
 	CircuitOpen      bool
