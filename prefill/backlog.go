@@ -43,7 +43,7 @@ func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known boo
 	for _, c := range m.servers {
 		next, told := t.fit.Line(name, c.Hardware)
 		if told && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
-			line, rtt, known = next, c.RTT, true
+			line, rtt, known = next, c.rtt(), true
 		}
 	}
 	return line, rtt, known

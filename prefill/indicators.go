@@ -28,9 +28,10 @@ func (c *candidate) saidBlock() int {
 	return c.account.Block
 }
 
-func (c *candidate) rttMs() float64 {
-	return float64(cmp.Or(c.account.RTT, c.RTT)) / float64(time.Millisecond)
-}
+// rtt is the round trip to the engine.
+func (c *candidate) rtt() time.Duration { return cmp.Or(c.account.RTT, c.RTT) }
+
+func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
 // measure sets all of a candidate's indicators that do not depend on the
 // request. What waits for it counts like what it runs.

@@ -88,7 +88,8 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 }
 
 // learn takes what a probe's answer shows about times. Only a probe that had
-// the engine to itself from its start tells how long its prefill takes.
+// the engine to itself from its start tells how long its prefill takes. The way to the
+// engine is no part of that: costs add it, and engines of one kind may be near and far.
 func (l *Lease) learn(u Usage) {
 	t := l.tier
 	if !l.alone || u.PromptTokens <= 0 {
@@ -98,7 +99,7 @@ func (l *Lease) learn(u Usage) {
 	if u.CachedTokens >= 0 {
 		hit = int64(u.CachedTokens)
 	}
-	ms := float64(t.now.Sub(l.charge.Sent())) / float64(time.Millisecond)
+	ms := float64(t.now.Sub(l.charge.Sent())-l.c.rtt()) / float64(time.Millisecond)
 	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
 }
 

@@ -139,6 +139,25 @@ func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
 	})
 }
 
+func TestTheWayToAnEngineIsNoPartOfItsLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		tier.SetCandidates([]Candidate{{ID: "a", Instance: "a", Models: []string{testModel}, CapacityTokens: 1 << 20, Live: true, Region: "far", RTT: 80 * time.Millisecond}})
+		for n := range 30 {
+			tokens := 1000 * (1 + n%4)
+			l := acquire(t, tier, Request{ID: "r", PromptTokens: tokens, Counted: true})
+			time.Sleep(time.Duration(80+100+tokens/10) * time.Millisecond)
+			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
+			l.Release()
+		}
+		line, rtt, known := tier.Line(testModel)
+		require.True(t, known)
+		require.InDelta(t, 0.1, line.TPMs, 1e-6)
+		require.InDelta(t, 100, line.T0Ms, 1e-3)
+		require.Equal(t, 80*time.Millisecond, rtt, "added once, beside the line")
+	})
+}
+
 func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"))
