@@ -267,30 +267,14 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// SetFit says whether this dispatcher could serve the area.
-func (c *Claim) SetFit(fit bool) {
-	c.tellMachine(func(m *Machine, _ time.Time) { m.SetFit(fit) })
-}
-
-// Stand says all that changes where owners are chosen anew: whether the area is
-// this dispatcher's, its place among those that may take it, and whether it
-// could serve it.
+// Stand is the machine's.
 func (c *Claim) Stand(home bool, rank int, fit bool) {
 	c.mu.Lock()
-	m := c.machine
-	changed := m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
-	m.SetHome(time.Now(), home)
-	m.SetRank(rank)
-	m.SetFit(fit)
+	changed := c.machine.Stand(time.Now(), home, rank, fit)
 	c.mu.Unlock()
 	if changed {
 		c.wake()
 	}
-}
-
-// SetRank changes the place among those that may take the area.
-func (c *Claim) SetRank(rank int) {
-	c.tellMachine(func(m *Machine, _ time.Time) { m.SetRank(rank) })
 }
 
 // Claimed tells of an epoch that a peer named.

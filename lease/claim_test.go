@@ -157,7 +157,7 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		synctest.Wait()
 		require.True(t, us.admits(), "it was given back to nobody: its home takes it at once")
 		eu := join("eu-1", false)
-		eu.SetFit(true)
+		eu.Stand(false, 0, true)
 		time.Sleep(30 * time.Second)
 
 		us.cutOff(true)

@@ -245,20 +245,17 @@ func (m *Machine) Leave(now time.Time) {
 	m.leaving, m.try = true, now
 }
 
-// SetFit says whether this dispatcher could serve the area, were it to take it.
-func (m *Machine) SetFit(fit bool) { m.fit = fit }
-
-// SetHome says whether the area is this dispatcher's, where that may change: it
-// takes it first, and asks for it back.
-func (m *Machine) SetHome(now time.Time, home bool) {
+// Stand says all that may change where owners are chosen anew: whether the area is this
+// dispatcher's, so that it takes it first and asks for it back, its place among those
+// that may take it, and whether it could serve it. It reports whether one of them is new.
+func (m *Machine) Stand(now time.Time, home bool, rank int, fit bool) (changed bool) {
+	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
 	if home && !m.cfg.Home {
 		m.try = now
 	}
-	m.cfg.Home = home
+	m.cfg.Home, m.cfg.Rank, m.fit = home, rank, fit
+	return changed
 }
-
-// SetRank changes this dispatcher's place among those that may take the area.
-func (m *Machine) SetRank(rank int) { m.cfg.Rank = rank }
 
 // Claimed tells that somebody named an epoch. One above ours stops admission at
 // once, until a renewal that is sent later proves it false.

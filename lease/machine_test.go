@@ -114,9 +114,9 @@ func TestACallUnderWayDelaysNothing(t *testing.T) {
 	next(m, at(3), Release)
 
 	m = NewMachine(Config{Self: "b_1", Times: DefaultTimes})
-	m.SetFit(true)
+	m.fit = true
 	next(m, at(0), Look)
-	m.SetHome(at(0), true)
+	m.Stand(at(0), true, 0, true)
 	m.Looked(at(0), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
 	next(m, at(1), AskBack)
 	m.Asked(at(1), ErrNotHolder)

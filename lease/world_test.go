@@ -95,7 +95,7 @@ func (w *world) join(name string, rate float64) *node {
 	k := len(w.nodes)
 	n := &node{name: name, rate: rate, begun: time.Unix(int64(1000*k), 0)}
 	n.m = NewMachine(Config{Self: Identity(name, "b"), Home: k == 0, Rank: max(0, k-1), Times: DefaultTimes})
-	n.m.SetFit(true)
+	n.m.fit = true
 	w.nodes = append(w.nodes, n)
 	return n
 }
@@ -110,7 +110,7 @@ func (w *world) begin(n *node, members ...string) {
 	cfg := n.m.cfg
 	cfg.Self, cfg.Members, cfg.Begun = Identity(n.name, fmt.Sprint("b", n.runs)), members, n.now(w.t)
 	n.m = NewMachine(cfg)
-	n.m.SetFit(true)
+	n.m.fit = true
 }
 
 // pledges carries what owners ask of others, and their answers.
@@ -364,7 +364,7 @@ func TestSecondInOrderTakesWhatTheFirstLeaves(t *testing.T) {
 	home, first := w.join("us-1", 1), w.join("eu-1", 1)
 	w.join("asia-1", 1)
 	w.until(60 * time.Second)
-	first.m.SetFit(false) // it reaches too few engines
+	first.m.fit = false // it reaches too few engines
 	home.cut = []span{{w.t, time.Hour}}
 	from := w.t
 	w.until(from + 19*time.Second)
