@@ -207,8 +207,7 @@ func (f *Forward) end(outcome, cause string) {
 	f.mu.Unlock()
 	n, p, now := f.node, f.peer, f.node.clock.Now()
 	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
-	rec.Predicted.RTT, rec.Predicted.T0, rec.Predicted.Prefill, rec.Predicted.Wait = f.predicted.RTT, f.predicted.T0, f.predicted.Prefill, f.predicted.Wait
-	rec.Predicted.LocalCost = f.localMs
+	rec.Predicted.Terms, rec.Predicted.LocalCost = f.predicted, f.localMs
 	rec.Actual.TotalMs, rec.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
 	if !f.firstAt.IsZero() {
 		rec.Actual.TTFTMs = ms(f.firstAt.Sub(f.decided))

@@ -109,7 +109,7 @@ func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	require.Positive(t, q.wakes.Load())
 
 	n.mu.Lock()
-	n.peers[0].reserved.Forwarded(n.at(time.Now().Add(time.Hour)), 100)
+	n.peers[0].reserved.Booked(1, 100)
 	n.mu.Unlock()
 	f.says(func(a *answer) { a.Boot = "another" })
 	eventually(t, func() bool { return first(n).Reserved == 0 })

@@ -36,8 +36,7 @@ type peer struct {
 	up       bool
 	misses   int
 	goods    int
-	fault    string // why the last probe was missed
-	asked    time.Time
+	fault    string    // why the last probe was missed
 	good     time.Time // when the last good one was answered
 	draining bool
 	offers   map[string]policy.Offer
@@ -80,9 +79,9 @@ func (p *peer) forget() {
 	}
 }
 
-// answered takes a good probe, sent at one time and answered at another; it reports
-// whether the peer came up.
-func (p *peer) answered(a *answer, sent, now time.Time, e Echo, sinceMs float64) (up bool) {
+// answered takes a good probe that was answered now; what was written before sentMs is
+// in it. It reports whether the peer came up.
+func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bool) {
 	if p.boot != a.Boot {
 		if p.boot != "" {
 			p.forget()
@@ -91,9 +90,9 @@ func (p *peer) answered(a *answer, sent, now time.Time, e Echo, sinceMs float64)
 		p.boot = a.Boot
 	}
 	p.name, p.major, p.draining, p.offers, p.decoded = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
-	p.probed, p.asked, p.good, p.misses, p.fault = true, sent, now, 0, ""
+	p.probed, p.good, p.misses, p.fault = true, now, 0, ""
 	p.rtt.Add(ms(e.Trip), min(a.ProcUs, us(e.Trip)), e.Dialled)
-	p.reserved.Answered(sinceMs)
+	p.reserved.Answered(sentMs)
 	p.goods++
 	if !p.up && p.goods >= goodsUp {
 		p.up = true

@@ -63,8 +63,8 @@ func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Unlock()
 	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
-	body, err := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
-	answered := func(e Echo) {
+	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()}) // of strings and numbers: never fails
+	p.link.Ask(p.ctx, body, limit, func(e Echo) {
 		if n.heard(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
 				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
@@ -72,12 +72,7 @@ func (n *Node) probe(p *peer, seq uint64) {
 		}
 		n.cfg.Tier.Wake() // what waits may go now, or has to stay
 		n.plan(p, seq+1)
-	}
-	if err != nil {
-		answered(Echo{Err: err})
-		return
-	}
-	p.link.Ask(p.ctx, body, limit, answered)
+	})
 }
 
 // heard takes what came of a question, and reports whether the peer is up.
@@ -100,7 +95,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	var lost []*Forward
 	refused := errors.Is(err, errRefused) && p.fault != err.Error() // said once, as long as it stays so
 	if err == nil {
-		changed = p.answered(&a, sent, now, e, n.at(sent))
+		changed = p.answered(&a, now, e, n.at(sent))
 		n.metrics.probe.WithLabelValues(p.id).Observe(e.Trip.Seconds())
 	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
 		for f := range p.inflight {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/geo/policy"
 )
 
 // Receipt is what became of one forward.
@@ -15,10 +17,7 @@ type Receipt struct {
 	Peer      string    `json:"peer"`
 	Model     string    `json:"model"`
 	Predicted struct {
-		RTT       float64 `json:"rtt"`
-		T0        float64 `json:"t0"`
-		Prefill   float64 `json:"prefill"`
-		Wait      float64 `json:"wait"`
+		policy.Terms
 		LocalCost float64 `json:"local_cost"` // -1: nobody here could have served it
 	} `json:"predicted"`
 	Actual struct {

@@ -21,7 +21,7 @@ func must(t testing.TB, text string) *Policy {
 func replica(id string) Place { return Place{ID: id, Left: 8, TPMs: 0.0938, T0Ms: 150.72} }
 
 func peer(id string, rtt float64) Place {
-	return Place{ID: id, Peer: true, Left: 8, RTTMs: rtt, TPMs: 0.0938, T0Ms: 150.72, Replicas: 1, NAvail: 1}
+	return Place{ID: id, Peer: true, Left: 8, RTTMs: rtt, TPMs: 0.0938, T0Ms: 150.72, Replicas: 1}
 }
 
 func with(x Place, change func(x *Place)) Place {
@@ -134,7 +134,7 @@ func TestAPeerIsAvailableOrSaysWhyNot(t *testing.T) {
 
 func TestSkyLBGoesWhereMostIsCached(t *testing.T) {
 	local := full(replica("l"))
-	eu, asia, use := peer("eu", 150), peer("asia", 180), with(full(peer("us-e", 20)), func(x *Place) { x.NAvail, x.Why = 0, NoReplica })
+	eu, asia, use := peer("eu", 150), peer("asia", 180), with(full(peer("us-e", 20)), func(x *Place) { x.Why = NoReplica })
 	p := must(t, "skylb")
 	d := next(p, &Request{ID: "r", Tokens: 5000, Hits: []int32{0, 1024, 2048, 4096}}, 0, local, eu, asia, use)
 	require.Equal(t, []any{Forward, 2}, []any{d.Act, d.Place}, "the longest match among those that are available")
@@ -221,9 +221,15 @@ func TestAForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 		return p.Judge(&x)
 	}
 	require.Equal(t, Available, state(2), "answer A: two are free")
-	v.Forwarded(100, 500)
+	sent := uint64(0)
+	forwarded := func(at, tokens float64) {
+		sent++
+		v.Booked(sent, tokens)
+		v.Written(sent, at)
+	}
+	forwarded(100, 500)
 	require.Equal(t, Available, state(2), "one of them is left")
-	v.Forwarded(200, 300)
+	forwarded(200, 300)
 	require.Equal(t, Full, state(2), "none")
 	require.Equal(t, 800.0, x.UnseenTokens)
 	v.Answered(150)
@@ -241,7 +247,7 @@ func TestAForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 	v.Booked(8, 400)
 	v.Withdrawn(8)
 	require.Equal(t, Available, state(1), "and what is never written is reserved no longer")
-	v.Forwarded(300, 1)
+	forwarded(300, 1)
 	v.Expire(1299, 500)
 	require.Equal(t, Full, state(1), "an answer that does not come: for two intervals")
 	v.Expire(1301, 500)

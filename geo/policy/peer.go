@@ -152,7 +152,7 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 	place := Place{
 		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
-		Replicas: o.Replicas, NAvail: o.NAvail, Queue: o.Queue, WaitMs: o.QueueWaitMs,
+		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
 		UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
 	}
 	if place.Why == Available {

@@ -19,7 +19,6 @@ type Place struct {
 
 	// Of a peer only.
 	Replicas     int     // that share UnseenTokens
-	NAvail       int     // of them, take a request now
 	Queue        int     // requests in its arrival queue
 	WaitMs       float64 // what it says a request waits there
 	UnseenTokens float64 // new tokens of our forwards that its probe did not count yet
@@ -57,7 +56,7 @@ type Terms struct {
 	T0      float64 `json:"t0"`
 	Prefill float64 `json:"prefill"`
 	Wait    float64 `json:"wait"`
-	Batch   float64 `json:"batch"` // the price of one more in the batch, paid and inflicted
+	Batch   float64 `json:"-"` // the price of one more in the batch, paid and inflicted
 }
 
 // Total is the cost.

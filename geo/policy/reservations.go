@@ -18,11 +18,6 @@ type forward struct {
 	tokens    float64
 }
 
-// Forwarded counts a request with so many new tokens, written now.
-func (r *Reservations) Forwarded(nowAt, tokens float64) {
-	r.forwards = append(r.forwards, forward{writtenAt: nowAt, tokens: tokens})
-}
-
 // Booked counts a request that is not written yet, by its number.
 func (r *Reservations) Booked(number uint64, tokens float64) {
 	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
@@ -45,14 +40,12 @@ func (r *Reservations) Withdrawn(number uint64) {
 
 // Answered takes the answer of a probe: what was written before the probe was
 // sent is in it.
-func (r *Reservations) Answered(sentAt float64) { r.drop(sentAt) }
+func (r *Reservations) Answered(sentAt float64) {
+	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < sentAt })
+}
 
 // Expire drops what has waited two probe intervals for an answer.
-func (r *Reservations) Expire(nowAt, intervalMs float64) { r.drop(nowAt - 2*intervalMs) }
-
-func (r *Reservations) drop(before float64) {
-	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < before })
-}
+func (r *Reservations) Expire(nowAt, intervalMs float64) { r.Answered(nowAt - 2*intervalMs) }
 
 // Forget drops all: the peer is another process.
 func (r *Reservations) Forget() { r.forwards = r.forwards[:0] }

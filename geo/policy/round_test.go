@@ -312,26 +312,6 @@ func TestNoPlaceTakesMoreThanItHasLeft(t *testing.T) {
 	})
 }
 
-func TestExplainChangesNothing(t *testing.T) {
-	for _, name := range Names() {
-		p := must(t, name)
-		places := []Place{replica("a"), with(replica("b"), func(x *Place) { x.QueuedTokens = 50 }), peer("p", 100)}
-		p.Begin(places, 0)
-		r := &Request{ID: "r", Tokens: 100, Hits: []int32{16, 32}}
-		rows := p.Explain(r, 2)
-		require.Len(t, rows, 2)
-		d := p.Next(r)
-		require.Equal(t, places[d.Place].ID, rows[0].Place, name)
-		require.True(t, rows[0].Chosen)
-		require.InDelta(t, d.Terms.Total(), rows[0].CostMs, 1e-9)
-		require.Equal(t, "available", rows[0].Why)
-	}
-	p := must(t, "finish")
-	p.Begin([]Place{full(replica("a")), peer("p", 1)}, 0)
-	rows := p.Explain(&Request{ID: "r", Tokens: 10, Stay: true}, 9)
-	require.Equal(t, []string{"full", "residency"}, []string{rows[0].Why, rows[1].Why})
-}
-
 func TestParse(t *testing.T) {
 	for _, text := range append(Names(), "finish:push=sp-p,load=0", "skylb:push=sp-o,max_outstanding=8,tau=0", "gorgo:push=sp-p,load=50,patience=2") {
 		require.Equal(t, text, must(t, text).String())
