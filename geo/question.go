@@ -241,11 +241,9 @@ func (n *Node) central(s *modelState) int {
 	if n.cfg.Central == "" || n.cfg.Central == n.cfg.Self.ID {
 		return -1
 	}
-	for i, p := range s.peers {
-		switch why := s.places[s.local+i].Why; {
-		case p.conf.ID != n.cfg.Central:
-		case why == policy.Available, why == policy.Queued, why == policy.NoReplica, why == policy.Full:
-			return s.local + i
+	for k, p := range s.peers {
+		if i := s.local + k; p.conf.ID == n.cfg.Central && s.places[i].Why.Passing() {
+			return i
 		}
 	}
 	return -1
@@ -254,14 +252,30 @@ func (n *Node) central(s *modelState) int {
 // nearest is the available peer that answers soonest, for what a region that
 // drains or fails sends away; -1: none.
 func (q *Question) nearest(s *modelState) int {
+	return q.soonest(s, func(_ *peer, x *policy.Place) bool { return x.Why == policy.Available })
+}
+
+// soonest is the place of that peer, among those that the request may go to and that
+// take it, which is likely to answer first: an available one before the others. -1: none.
+func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) bool) int {
 	best := -1
-	for i := s.local; i < len(s.places); i++ {
-		x := &s.places[i]
-		if x.Why == policy.Available && q.mayGo(s.peers[i-s.local]) && (best < 0 || x.RTTMs+x.WaitMs < s.places[best].RTTMs+s.places[best].WaitMs) {
+	for k, p := range s.peers {
+		i := s.local + k
+		if !q.mayGo(p) || !takes(p, &s.places[i]) {
+			continue
+		}
+		if best < 0 || sooner(&s.places[i], &s.places[best]) {
 			best = i
 		}
 	}
 	return best
+}
+
+func sooner(a, b *policy.Place) bool {
+	if x, y := a.Why == policy.Available, b.Why == policy.Available; x != y {
+		return x
+	}
+	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
 }
 
 // request is the question in a policy's words.
@@ -380,11 +394,9 @@ func (n *Node) noteReason(p *peer, model string, why policy.Reason) {
 
 // judge notes a peer's availability for all it offers.
 func (n *Node) judge(p *peer, now time.Time) {
-	for model := range n.models {
-		if s := n.models[model]; s != nil {
-			v := p.view(n, model, now)
-			n.noteReason(p, model, s.policy.Judge(&v))
-		}
+	for model, s := range n.models {
+		v := p.view(n, model, now)
+		n.noteReason(p, model, s.policy.Judge(&v))
 	}
 }
 

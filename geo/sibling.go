@@ -37,28 +37,10 @@ func (p *peer) decodes(model string) bool {
 	return !p.sibling || slices.Contains(p.decoded, model)
 }
 
-// owner is the sibling that decodes the request's model, as nobody here does;
-// -1: none does, as far as we know.
+// owner is the sibling that decodes the request's model, as nobody here does; -1: none
+// does, as far as we know. It may be full, for it has the queue of all.
 func (q *Question) owner(s *modelState) int {
-	best := -1
-	for i := s.local; i < len(s.places); i++ {
-		p, x := s.peers[i-s.local], &s.places[i]
-		switch {
-		case !p.sibling || !q.mayGo(p):
-		case x.Why != policy.Available && x.Why != policy.Queued && x.Why != policy.NoReplica && x.Why != policy.Full: // it has the queue of all
-		case best < 0 || nearer(x, &s.places[best]):
-			best = i
-		}
-	}
-	return best
-}
-
-// nearer says which of two owners is likely to answer sooner.
-func nearer(a, b *policy.Place) bool {
-	if x, y := a.Why == policy.Available, b.Why == policy.Available; x != y {
-		return x
-	}
-	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
+	return q.soonest(s, func(p *peer, x *policy.Place) bool { return p.sibling && x.Why.Passing() })
 }
 
 // disown notes that a sibling is no owner, or none that answers, until its next

@@ -23,15 +23,15 @@ const (
 	Nonsense          // peer: its answer has numbers that cannot be
 	Circuit           // peer: too many forwards fell back
 	Budget            // peer: the day's egress is spent
-	Barred            // peer: residency of this request
 )
 
 var reasonWords = [...]string{
 	"available", "queue", "no_replica", "full", "pending", "unhealthy", "gate_closed", "never_probed", "down", "stale", "version",
-	"draining", "model", "nonsense", "circuit", "budget", "residency",
+	"draining", "model", "nonsense", "circuit", "budget",
 }
 
 func (r Reason) String() string { return reasonWords[r] }
 
-// passing says that the reason goes by itself, soon enough to wait for.
-func (r Reason) passing() bool { return r < Unhealthy }
+// Passing says that there is no reason, or one that goes by itself, soon enough to wait
+// for.
+func (r Reason) Passing() bool { return r < Unhealthy }

@@ -128,7 +128,7 @@ func (p *Policy) decide(r *Request) Decision {
 	if p.rule.compare {
 		return p.finish(r)
 	}
-	if i := p.chooseLocal(r); i >= 0 {
+	if i := p.choose(r, p.rule.local, false); i >= 0 {
 		if until, holder := p.patience(r, i); until > r.Waited {
 			return Decision{Place: holder, UntilMs: until}
 		}
@@ -155,14 +155,6 @@ func (p *Policy) decide(r *Request) Decision {
 	return Decision{Act: Forward, Place: i, LocalMs: local}
 }
 
-// chooseLocal is a replica that takes the request; -1: none does.
-func (p *Policy) chooseLocal(r *Request) int {
-	if p.localLeft == 0 {
-		return -1
-	}
-	return p.choose(r, p.rule.local, false)
-}
-
 // finish compares all places, free or not, and waits for the best.
 func (p *Policy) finish(r *Request) Decision {
 	local, peer := -1, -1
@@ -170,7 +162,7 @@ func (p *Policy) finish(r *Request) Decision {
 	localMs, peerMs := math.Inf(1), math.Inf(1)
 	for i := range p.places {
 		x := &p.places[i]
-		if x.Why != Available && !x.Why.passing() || r.barred(i) {
+		if !x.Why.Passing() || r.barred(i) {
 			continue
 		}
 		if !x.Peer {
@@ -216,7 +208,7 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 func (p *Policy) bestLocal(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.places {
-		if x := &p.places[i]; !x.Peer && (x.Why == Available || x.Why.passing()) && !r.barred(i) {
+		if x := &p.places[i]; !x.Peer && x.Why.Passing() && !r.barred(i) {
 			least = min(least, p.terms(r, i).Total())
 		}
 	}
@@ -232,7 +224,7 @@ func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	hit := r.hit(i)
 	holder = i
 	for k := range p.places {
-		if x := &p.places[k]; !x.Peer && x.Why.passing() && !r.barred(k) && r.hit(k) > hit {
+		if x := &p.places[k]; !x.Peer && x.Why.Passing() && !r.barred(k) && r.hit(k) > hit {
 			hit, holder = r.hit(k), k
 		}
 	}
