@@ -81,7 +81,7 @@ func (d *Door) head(k *Knock, now time.Time) (Hop, *Refusal) {
 		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other dispatchers, clients have their own", err)
 	}
 	if keys := d.keys.Load(); keys != nil {
-		age := now.Sub(millis(h.Time)).Abs()
+		age := now.Sub(time.UnixMilli(h.Time)).Abs()
 		switch {
 		case !keys.Signed(k.Signature, &k.Message, &h):
 			return h, refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")

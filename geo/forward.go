@@ -72,10 +72,7 @@ const (
 // can take one out.
 var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline, RejectOwner, RejectRecipient}
 
-var causes = []string{
-	causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel,
-	RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
-}
+var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
 // Request is what is forwarded: the client's own, less what clients may not
 // send.
@@ -110,9 +107,6 @@ var ErrPeerLost = errors.New("geo: the peer was lost in the middle of an answer"
 
 // PeerID is where it goes.
 func (f *Forward) PeerID() string { return f.peer.id }
-
-// Region is where that is.
-func (f *Forward) Region() string { return f.peer.conf.Region }
 
 // Send sends the request and returns once the client may have something: the
 // first event of a 2xx, or all of an answer that is not streamed. A

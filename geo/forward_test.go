@@ -246,7 +246,7 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 }
 
 func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
-	keys, now := goldenKeys(t), millis(golden.Time)
+	keys, now := goldenKeys(t), time.UnixMilli(golden.Time)
 	stranger, err := ParseKeys("a " + strings.Repeat("f", 32))
 	require.NoError(t, err)
 	for name, row := range map[string]struct {

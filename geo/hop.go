@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Headers between dispatchers; clients' are dropped.
@@ -34,6 +33,10 @@ const (
 	RejectDeadline  = "deadline"
 	RejectOwner     = "not_owner" // a sibling admits to the request's decode groups
 )
+
+var rejects = []string{
+	RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
+}
 
 // Hop is what a forwarded request says of its way so far.
 type Hop struct {
@@ -175,5 +178,3 @@ func ValidName(s string) bool {
 	}
 	return s != "" && len(s) <= maxName
 }
-
-func millis(ms int64) time.Time { return time.UnixMilli(ms) }

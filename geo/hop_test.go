@@ -108,7 +108,7 @@ func TestKeysThatCannotBeUsedAreRefusedWithoutQuotingThem(t *testing.T) {
 }
 
 func TestWhoMayComeIn(t *testing.T) {
-	now := millis(golden.Time)
+	now := time.UnixMilli(golden.Time)
 	for _, row := range []struct {
 		name   string
 		hop    func(h *Hop)
@@ -184,7 +184,7 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 		keys := goldenKeys(t)
 		d, h, m := door(keys, 3), golden, goldenMessage()
 		h.Origin, h.Via, h.N, h.Max = row.origin, row.via, len(row.via), 3
-		_, refusal := d.Open(&Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, millis(h.Time))
+		_, refusal := d.Open(&Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, time.UnixMilli(h.Time))
 		if row.status == 0 {
 			require.Nil(t, refusal, row.name)
 			continue
@@ -197,10 +197,10 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	d := door(nil, 1)
 	k := Knock{Message: goldenMessage(), Body: goldenBody(), Hop: golden.String()}
-	_, refusal := d.Open(&k, millis(golden.Time))
+	_, refusal := d.Open(&k, time.UnixMilli(golden.Time))
 	require.Equal(t, 401, refusal.Status)
 	k.Certified, k.Names = true, []string{"spiffe://ek/us-1"}
-	_, refusal = d.Open(&k, millis(golden.Time))
+	_, refusal = d.Open(&k, time.UnixMilli(golden.Time))
 	require.Nil(t, refusal)
 }
 

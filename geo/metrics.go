@@ -1,7 +1,6 @@
 package geo
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,7 +20,15 @@ type metrics struct {
 	rejects, hits, bytes, dollars, patience               *prometheus.CounterVec
 	queue, inflight, available, snapshot                  *prometheus.GaugeVec
 	probe, wait, ttft, costError                          *prometheus.HistogramVec
-	node                                                  *Node
+
+	node *Node
+	all  []vector
+}
+
+// vector is one of these.
+type vector interface {
+	prometheus.Collector
+	DeletePartialMatch(prometheus.Labels) int
 }
 
 var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120}
@@ -29,17 +36,19 @@ var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 
 // errorBuckets are of differences: what came earlier than predicted is below 0.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
-func newMetrics() *metrics {
+func newMetrics(n *Node) *metrics {
+	var all []vector
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels)
+		return kept(&all, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels)
+		return kept(&all, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels)
+		return kept(&all, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels))
 	}
-	return &metrics{
+	m := &metrics{
+		node:          n,
 		up:            gauge("peer_up", "1 while a peer answers its probes and speaks our version.", "peer"),
 		peerAvailable: gauge("peer_available", "1 while a peer takes forwards for the model.", "peer", "model"),
 		unavailable:   counter("peer_unavailable_total", "Times a peer became unavailable for a model, by why.", "peer", "reason"),
@@ -63,22 +72,20 @@ func newMetrics() *metrics {
 		patience:      counter("patience_total", "Requests that waited for the replica that holds their prefix, by whether it took them.", "outcome"),
 		available:     gauge("n_avail", "Local replicas that take a request now.", "model"),
 	}
+	m.all = all
+	return m
 }
 
-func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{
-		m.peerAvailable, m.unavailable, m.probe, m.queue, m.wait, m.decisions, m.forwards, m.inflight, m.fallbacks,
-		m.received, m.rejects, m.ttft, m.costError, m.hits, m.bytes, m.dollars, m.available, m.patience,
-	}
+func kept[V vector](all *[]vector, v V) V {
+	*all = append(*all, v)
+	return v
 }
 
 // begin makes the series of the peer listener, and beginPeer those of a peer. A
 // counter that begins to exist with its first event has not increased, so no alert
 // would see that event.
 func (m *metrics) begin() {
-	for _, reason := range []string{
-		RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
-	} {
+	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
 	for _, outcome := range []string{patienceHolder, patienceExpired} {
@@ -101,24 +108,10 @@ const (
 	patienceExpired = "expired"
 )
 
-// gauges are set when they are read.
-func (m *metrics) gauges() []*prometheus.GaugeVec {
-	return []*prometheus.GaugeVec{m.up, m.rtt, m.age, m.snapshot}
-}
-
-func (m *metrics) register(reg prometheus.Registerer, n *Node) error {
-	m.node = n
-	var errs []error
-	for _, c := range append(m.all(), m) {
-		errs = append(errs, reg.Register(c))
-	}
-	return errors.Join(errs...)
-}
-
-// Describe and Collect are prometheus.Collector's, for what is looked up.
+// Describe is prometheus.Collector's.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, g := range m.gauges() {
-		g.Describe(ch)
+	for _, v := range m.all {
+		v.Describe(ch)
 	}
 }
 
@@ -136,20 +129,15 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	n.mu.Unlock()
-	for _, g := range m.gauges() {
-		g.Collect(ch)
+	for _, v := range m.all {
+		v.Collect(ch)
 	}
 }
 
 // forget drops the series of a peer that is gone.
 func (m *metrics) forget(peer string) {
-	of := prometheus.Labels{"peer": peer}
-	for _, v := range []interface {
-		DeletePartialMatch(prometheus.Labels) int
-	}{
-		m.up, m.peerAvailable, m.rtt, m.age, m.snapshot, m.inflight, m.unavailable, m.forwards, m.fallbacks, m.hits, m.bytes, m.dollars, m.probe, m.ttft, m.costError,
-	} {
-		v.DeletePartialMatch(of)
+	for _, v := range m.all {
+		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // none of a vector without that label
 	}
 }
 
