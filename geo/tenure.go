@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/lease"
 	"evenkeel/prefill"
 )
 
@@ -55,11 +56,9 @@ const PledgePath = "/evenkeel/peer/v1/pledge"
 
 // Pledge asks for that promise, for a decode group that is held with an epoch.
 type Pledge struct {
-	Region  string   `json:"region"`
-	Group   string   `json:"group"`
-	Holder  string   `json:"holder"`
-	Epoch   int64    `json:"epoch"`
-	Members []string `json:"members"` // that alone may ever own it
+	Region string `json:"region"`
+	Group  string `json:"group"`
+	lease.Pledge
 }
 
 // HandedBack is what the holder says once it has stopped: what of its own still

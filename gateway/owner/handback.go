@@ -66,11 +66,6 @@ func (s *Set) askBack(ctx context.Context, a *Area, holder string, epoch int64) 
 	return nil
 }
 
-// askPledge asks a member to promise that it will not take an area.
-func (s *Set) askPledge(ctx context.Context, a *Area, member string, ask lease.Pledge) error {
-	return s.node.AskPledge(ctx, member, geo.Pledge{Region: s.region, Group: a.Name, Holder: ask.Holder, Epoch: ask.Epoch, Members: ask.Members})
-}
-
 // Promise answers an owner that cannot reach the store.
 func (s *Set) Promise(sender string, ask geo.Pledge) error {
 	a := s.Of(ask.Group)
@@ -80,7 +75,7 @@ func (s *Set) Promise(sender string, ask geo.Pledge) error {
 	case lease.Dispatcher(ask.Holder) != sender:
 		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoPledge, sender, ask.Holder)
 	}
-	return a.claim.Promise(lease.Pledge{Holder: ask.Holder, Epoch: ask.Epoch, Members: ask.Members})
+	return a.claim.Promise(ask.Pledge)
 }
 
 // Tenure is what probes tell our peers of areas.

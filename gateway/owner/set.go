@@ -171,7 +171,7 @@ func (s *Set) claim(a *Area, rank int) error {
 		OnChange: func(v lease.View) { s.changed(a, v) },
 		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
 		Pledge: func(ctx context.Context, member string, ask lease.Pledge) error {
-			return s.askPledge(ctx, a, member, ask)
+			return s.node.AskPledge(ctx, member, geo.Pledge{Region: s.region, Group: a.Name, Pledge: ask})
 		},
 	}, s.log.With(zap.String(string(s.kind), a.Name)))
 	return nil

@@ -185,7 +185,7 @@ func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
 	s, a := setOf(t, Groups, &lent{})
 	list := []string{"us-1", "us-2"}
 	a.Claim(lease.Config{Self: "us-1_x", Times: lease.DefaultTimes, Members: list}, &lent{}, lease.Hooks{OnChange: func(lease.View) {}}, zap.NewNop())
-	ask := geo.Pledge{Region: "us", Group: "us", Holder: "us-2_y", Epoch: 3, Members: list}
+	ask := geo.Pledge{Region: "us", Group: "us", Pledge: lease.Pledge{Holder: "us-2_y", Epoch: 3, Members: list}}
 	require.NoError(t, s.Promise("us-2", ask))
 	require.ErrorIs(t, s.Promise("us-3", ask), lease.ErrNoPledge)
 	ask.Members = list[:1]

@@ -11,18 +11,23 @@ import (
 	"evenkeel/lease"
 )
 
-// RegionStatus is a region whose engines may be ours.
-type RegionStatus struct {
-	Region string `json:"region"`
-	Home   bool   `json:"home"`
+// AreaStatus is who admits to an area, and how its engines are.
+type AreaStatus struct {
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"`
 	Holder string `json:"holder"` // dispatcher's id; empty: nobody
 	Epoch  int64  `json:"epoch"`
-	Rank   int    `json:"rank"` // among those that may take it
 	Up     int    `json:"engines_up"`
 	All    int    `json:"engines"`
 	Away   bool   `json:"store_away,omitempty"` // the store of leases fails or is too slow
+}
+
+// RegionStatus is a region whose engines may be ours.
+type RegionStatus struct {
+	Region string `json:"region"`
+	Home   bool   `json:"home"`
+	AreaStatus
+	Rank int `json:"rank"` // among those that may take it
 }
 
 // HAStatus is this proxy among those that serve the same engines.
@@ -35,16 +40,14 @@ type HAStatus struct {
 
 // GroupStatus is a decode group and who admits to it.
 type GroupStatus struct {
-	Group   string   `json:"group"`
-	Phase   string   `json:"phase"`
-	Admits  bool     `json:"admits"`
-	Holder  string   `json:"holder"` // dispatcher's id; empty: nobody
-	Epoch   int64    `json:"epoch"`
-	Order   []string `json:"order"` // of those that should own it
-	Up      int      `json:"engines_up"`
-	All     int      `json:"engines"`
-	Away    bool     `json:"store_away,omitempty"` // the store of leases fails or is too slow
-	Pledged bool     `json:"pledged,omitempty"`    // it is ours by the promises of all other members alone
+	Group string `json:"group"`
+	AreaStatus
+	Order   []string `json:"order"`             // of those that should own it
+	Pledged bool     `json:"pledged,omitempty"` // it is ours by the promises of all other members alone
+}
+
+func statusOf(v *lease.View, r Reach) AreaStatus {
+	return AreaStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All, Away: v.Away}
 }
 
 // RegionsStatus lists the regions whose engines this proxy may serve, its own
@@ -55,12 +58,8 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	}
 	reach, all, n := s.host.Engines(), *s.all.Load(), s.standing.(*neighbours)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		a, r := all[name], reach[name]
-		v := a.view.Load()
-		one := RegionStatus{
-			Region: name, Home: a.home, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch,
-			Rank: n.rank(a), Up: r.Up, All: r.All, Away: v.Away,
-		}
+		a := all[name]
+		one := RegionStatus{Region: name, Home: a.home, AreaStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
 		if list = append(list, one); a.home {
 			copy(list[1:], list)
 			list[0] = one
@@ -78,14 +77,11 @@ func (s *Set) GroupsStatus() *HAStatus {
 	h := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: o.order(""), Groups: []GroupStatus{}}
 	slices.Sort(h.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		v, r := all[name].view.Load(), reach[name]
+		v := all[name].view.Load()
 		if v.Admits {
 			h.Role = "owner"
 		}
-		h.Groups = append(h.Groups, GroupStatus{
-			Group: name, Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch,
-			Order: o.order(name), Up: r.Up, All: r.All, Away: v.Away, Pledged: v.Pledged,
-		})
+		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(name), Pledged: v.Pledged})
 	}
 	return h
 }
