@@ -4,6 +4,7 @@
 package config
 
 import (
+	"iter"
 	"time"
 
 	"evenkeel/dispatcher"
@@ -68,6 +69,22 @@ func (t TLS) On() bool { return t.CertFile != "" }
 type Engines struct {
 	Prefill []Engine `yaml:"prefill"`
 	Decode  []Engine `yaml:"decode"`
+}
+
+// All yields the engines with their role, the prefill side first.
+func (e *Engines) All() iter.Seq2[string, Engine] {
+	return func(yield func(string, Engine) bool) {
+		for _, one := range e.Prefill {
+			if !yield("prefill", one) {
+				return
+			}
+		}
+		for _, one := range e.Decode {
+			if !yield("decode", one) {
+				return
+			}
+		}
+	}
 }
 
 // Engine is one API server; with Ranks > 0 it fronts that many DP ranks, which

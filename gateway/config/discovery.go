@@ -187,10 +187,8 @@ func (c *Config) ProfilesInUse(role string) []string {
 			used[profile] = true
 		}
 	}
-	for of, side := range map[string][]Engine{"prefill": c.Engines.Prefill, "decode": c.Engines.Decode} {
-		for _, e := range side {
-			note(of, e.Profile)
-		}
+	for of, e := range c.Engines.All() {
+		note(of, e.Profile)
 	}
 	for _, d := range c.Discovery.DNS {
 		note(d.Role, d.Profile)

@@ -20,15 +20,13 @@ func (c *Config) checkGeo(bad report) {
 	for _, p := range g.Peers {
 		regions = append(regions, p.Region)
 	}
-	for side, list := range map[string][]Engine{"prefill": c.Engines.Prefill, "decode": c.Engines.Decode} {
-		for _, e := range list {
-			switch {
-			case e.Region == "":
-			case !g.Ownership.On() && !g.Leads():
-				bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL, e.Region)
-			case !slices.Contains(regions, e.Region):
-				bad("$.engines."+side, "%s: no dispatcher is in region %q; see geo.self and geo.peers", e.URL, e.Region)
-			}
+	for side, e := range c.Engines.All() {
+		switch {
+		case e.Region == "":
+		case !g.Ownership.On() && !g.Leads():
+			bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL, e.Region)
+		case !slices.Contains(regions, e.Region):
+			bad("$.engines."+side, "%s: no dispatcher is in region %q; see geo.self and geo.peers", e.URL, e.Region)
 		}
 	}
 }

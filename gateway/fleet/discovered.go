@@ -77,7 +77,7 @@ func (d Discovered) Remove(e discover.Engine) {
 	if !gone {
 		return
 	}
-	f.exchanges.forget(e.Address)
+	f.forgetExchanges(e.Address)
 	f.watch()
 	f.Publish()
 }

@@ -237,17 +237,15 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 		return nil, true, err
 	}
 	s.used = now
-	for role, side := range map[string][]config.Engine{Prefill: engines.Prefill, Decode: engines.Decode} {
-		for _, e := range side {
-			id, err := config.InstanceID(e.URL)
-			if err != nil {
-				return nil, true, err
-			}
-			list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
-				Profile: e.Profile, Ranks: e.Ranks, Region: e.Region, KVEventsPort: e.KVEventsPort, KVReplayPort: e.KVReplayPort,
-				Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost,
-			}})
+	for role, e := range engines.All() {
+		id, err := config.InstanceID(e.URL)
+		if err != nil {
+			return nil, true, err
 		}
+		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
+			Profile: e.Profile, Ranks: e.Ranks, Region: e.Region, KVEventsPort: e.KVEventsPort, KVReplayPort: e.KVReplayPort,
+			Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost,
+		}})
 	}
 	return list, true, nil
 }

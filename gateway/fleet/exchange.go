@@ -2,9 +2,7 @@ package fleet
 
 import (
 	"context"
-	"maps"
 	"strings"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,23 +12,19 @@ import (
 	"evenkeel/prefill"
 )
 
-// exchanges remembers what the bootstrap servers of vllm-mooncake prefillers
-// answered, by candidate.
-type exchanges struct {
-	mu    sync.Mutex
-	known map[string]learned
-}
-
+// learned is what a bootstrap server answered, and when.
 type learned struct {
 	x  mooncake.Exchange
 	at time.Time
 }
 
-// forget drops what is known of the candidates of an engine.
-func (e *exchanges) forget(engine string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	maps.DeleteFunc(e.known, func(candidate string, _ learned) bool { return strings.HasPrefix(candidate, engine+"/") })
+// forgetExchanges drops what is known of the candidates of an engine.
+func (f *Fleet) forgetExchanges(engine string) {
+	for candidate := range f.exchanges.Range {
+		if strings.HasPrefix(candidate.(string), engine+"/") {
+			f.exchanges.Delete(candidate)
+		}
+	}
 }
 
 // exchangeLife bounds how long a restarted engine is called by its old name.
@@ -42,9 +36,8 @@ func (f *Fleet) Exchange(c prefill.Candidate, transfer string) (*mooncake.Exchan
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
-	f.exchanges.mu.Lock()
-	known, ok := f.exchanges.known[c.ID]
-	f.exchanges.mu.Unlock()
+	last, ok := f.exchanges.Load(c.ID)
+	known, _ := last.(learned)
 	if !ok || time.Since(known.at) > exchangeLife {
 		ctx, cancel := context.WithTimeout(f.host.Context, f.host.Settings().Limits.ConnectTimeout)
 		defer cancel()
@@ -58,12 +51,7 @@ func (f *Fleet) Exchange(c prefill.Candidate, transfer string) (*mooncake.Exchan
 			f.host.Log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
 		}
 		known.at = time.Now()
-		f.exchanges.mu.Lock()
-		if f.exchanges.known == nil {
-			f.exchanges.known = map[string]learned{}
-		}
-		f.exchanges.known[c.ID] = known
-		f.exchanges.mu.Unlock()
+		f.exchanges.Store(c.ID, known)
 	}
 	x := known.x
 	x.TransferID = transfer

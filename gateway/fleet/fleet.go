@@ -32,7 +32,7 @@ type Fleet struct {
 	Admission Admission // set before the first engine enters
 
 	slowStart *prometheus.GaugeVec
-	pages     pages
+	pages     sync.Map // of *page: the last metric page of each prefill engine, by instance
 
 	publishing sync.Mutex // serialises Publish, so that the last list published is the newest one
 
@@ -51,7 +51,7 @@ type Fleet struct {
 	added     int                     // engines that ever were
 	asked     int                     // times a prefill engine was asked for token ids
 	again     *time.Timer             // publishes while an engine gets its load step by step
-	exchanges exchanges
+	exchanges sync.Map                // of learned: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
 	runs      runs
 }
 
@@ -156,15 +156,10 @@ func New(h Host) *Fleet {
 func (f *Fleet) Load() (enter func(), err error) {
 	var all []*instance
 	set := f.host.Settings()
-	for _, side := range []struct {
-		role    string
-		engines []config.Engine
-	}{{Prefill, set.Engines.Prefill}, {Decode, set.Engines.Decode}} {
-		for _, e := range side.engines {
-			in, wrong := f.build(side.role, e, set)
-			err = errors.Join(err, wrong)
-			all = append(all, in)
-		}
+	for role, e := range set.Engines.All() {
+		in, wrong := f.build(role, e, set)
+		err = errors.Join(err, wrong)
+		all = append(all, in)
 	}
 	return func() {
 		for _, in := range all {

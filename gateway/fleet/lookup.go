@@ -110,12 +110,8 @@ func (f *Fleet) RejectionFrees(r *Rank) bool {
 	}
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	in, ok := f.instances[r.Instance]
-	if !ok {
-		return false
-	}
-	major, minor, ok := parseVersion(in.status.Version)
-	return ok && (major > 0 || minor >= rejectReleasesMinor)
+	in := f.instances[r.Instance]
+	return in != nil && in.reaches(rejectReleasesMinor, false)
 }
 
 // rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
@@ -128,26 +124,25 @@ const rejectReleasesMinor = 25
 func (f *Fleet) NamesRequests(c prefill.Candidate) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	in, ok := f.instances[c.Instance]
-	if !ok {
-		return false
-	}
-	major, minor, ok := parseVersion(in.status.Version)
-	return ok && c.Profile.Connector == mooncake.AscendMooncakeV1 && (major > 0 || minor >= requestIDsMinor)
+	in := f.instances[c.Instance]
+	return in != nil && c.Profile.Connector == mooncake.AscendMooncakeV1 && in.reaches(requestIDsMinor, false)
 }
 
 // requestIDsMinor is the first 0.x of vllm-ascend, which reports the version of
 // vLLM that it is made for, whose hand-offs have a remote_request_id.
 const requestIDsMinor = 14
 
-func parseVersion(v string) (major, minor int, ok bool) {
-	parts := strings.SplitN(strings.TrimPrefix(v, "v"), ".", 3)
-	if len(parts) < 2 {
-		return 0, 0, false
+// reaches says whether an engine's version is 0.minor or a later one; unread is the answer
+// for a version that cannot be read.
+func (i *instance) reaches(minor int, unread bool) bool {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(i.status.Version, "v"), ".")
+	second, _, _ := strings.Cut(rest, ".")
+	major, err1 := strconv.Atoi(first)
+	number, err2 := strconv.Atoi(second)
+	if err1 != nil || err2 != nil {
+		return unread
 	}
-	major, err1 := strconv.Atoi(parts[0])
-	minor, err2 := strconv.Atoi(parts[1])
-	return major, minor, err1 == nil && err2 == nil
+	return major > 0 || number >= minor
 }
 
 // Differ says that a decode engine answered 404 for a model whose prompt the prefill
@@ -206,8 +201,7 @@ func (i *instance) clamps() bool {
 	if says := i.profile.ClampsMaxTokens; says != nil {
 		return *says
 	}
-	major, minor, ok := parseVersion(i.status.Version)
-	return !ok || major > 0 || minor >= clampsMinor
+	return i.reaches(clampsMinor, true)
 }
 
 // AnyPrefill is a prefill engine that serves a model, nil if none is up.

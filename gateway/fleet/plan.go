@@ -29,17 +29,10 @@ type Listed struct {
 // enginesOf lists the engines of a config by role and host:port.
 func enginesOf(s *Settings) (all map[string]Listed, order []string) {
 	all = map[string]Listed{}
-	for role, side := range map[string][]config.Engine{Prefill: s.Engines.Prefill, Decode: s.Engines.Decode} {
-		for _, e := range side {
-			id, _ := config.InstanceID(e.URL) // validated
-			all[role+" "+id] = Listed{role, e}
-		}
-	}
-	for _, role := range []string{Prefill, Decode} {
-		for _, e := range map[string][]config.Engine{Prefill: s.Engines.Prefill, Decode: s.Engines.Decode}[role] {
-			id, _ := config.InstanceID(e.URL)
-			order = append(order, role+" "+id)
-		}
+	for role, e := range s.Engines.All() {
+		id, _ := config.InstanceID(e.URL) // validated
+		all[role+" "+id] = Listed{role, e}
+		order = append(order, role+" "+id)
 	}
 	return all, order
 }

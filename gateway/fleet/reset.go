@@ -13,19 +13,13 @@ import (
 // ResetPrefixCaches asks every engine to forget its prefix cache and returns what each
 // that failed answered.
 func (f *Fleet) ResetPrefixCaches(ctx context.Context) error {
-	var mu sync.Mutex
-	var failed []error
-	var wg sync.WaitGroup
-	for _, t := range f.targets() {
-		wg.Go(func() {
-			if err := f.reset(ctx, t); err != nil {
-				mu.Lock()
-				failed = append(failed, err)
-				mu.Unlock()
-			}
-		})
+	targets := f.targets()
+	failed := make([]error, len(targets))
+	var all sync.WaitGroup
+	for i, t := range targets {
+		all.Go(func() { failed[i] = f.reset(ctx, t) })
 	}
-	wg.Wait()
+	all.Wait()
 	return errors.Join(failed...)
 }
 

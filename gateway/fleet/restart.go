@@ -192,7 +192,7 @@ func (f *Fleet) another(in *instance, sign string) {
 	p := &in.processes
 	p.number++
 	p.gone, p.doubted = p.number, p.number
-	f.exchanges.forget(in.id)
+	f.forgetExchanges(in.id)
 	f.host.Log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
 		zap.String("engine", in.key()), zap.String("sign", sign))
 }
@@ -203,7 +203,7 @@ func (f *Fleet) doubt(in *instance) {
 	p := &in.processes
 	p.number++
 	p.doubted, p.since = p.number, time.Now()
-	f.exchanges.forget(in.id)
+	f.forgetExchanges(in.id)
 	f.host.Log.Warn("prefill engine is perhaps another process than before: prompts whose KV no decode engine has fetched are prefilled again, unless the process of before answers once more",
 		zap.String("engine", in.key()), zap.String("sign", "its hand-offs name another engine"))
 }

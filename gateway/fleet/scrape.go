@@ -10,13 +10,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// pages are the engines' last metric pages. The ranks of one engine share a
+// page is the last metric page of an engine. The ranks of one engine share a
 // page: it is fetched once per interval and never twice at a time.
-type pages struct {
-	mu sync.Mutex
-	of map[string]*page // by instance
-}
-
 type page struct {
 	mu     sync.Mutex // held while it is fetched
 	at     time.Time
@@ -24,21 +19,10 @@ type page struct {
 	err    error
 }
 
-func (p *pages) find(instance string) *page {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.of == nil {
-		p.of = map[string]*page{}
-	}
-	if p.of[instance] == nil {
-		p.of[instance] = &page{}
-	}
-	return p.of[instance]
-}
-
 // Scrape reads a prefill candidate's gauges; NaN is what it does not report.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
-	p := f.pages.find(c.Instance)
+	known, _ := f.pages.LoadOrStore(c.Instance, &page{})
+	p := known.(*page)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.at.IsZero() || time.Since(p.at) > f.host.Settings().Prefill.Scrape.Interval/2 {
