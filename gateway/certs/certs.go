@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -17,8 +18,9 @@ import (
 // Pair is a certificate with its key, as two PEM files hold them. Handshakes
 // take whatever was read last; connections keep what they began with.
 type Pair struct {
+	mu                sync.Mutex // over the next three
 	certFile, keyFile string
-	seen              [2][]byte // contents tried last; Reload's alone
+	seen              [2][]byte // contents tried last
 	current           atomic.Pointer[tls.Certificate]
 }
 
@@ -35,8 +37,10 @@ func Load(certFile, keyFile string) (*Pair, error) {
 // contents: they are small, and some tools keep a file's time when they replace
 // it. Files that cannot be used are an error once, and what was read before
 // stays in force: between the writing of one file and the other they do not
-// match. Call it from one goroutine.
+// match.
 func (p *Pair) Reload() (changed bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	now, err := read(p.certFile, p.keyFile)
 	if err != nil {
 		return false, p.missing(err)
@@ -67,9 +71,10 @@ func (p *Pair) missing(err error) error {
 	return err
 }
 
-// Succeed takes over the files and the certificate of another pair. Call it from
-// Reload's goroutine.
+// Succeed takes over the files and the certificate of another pair, which nobody uses yet.
 func (p *Pair) Succeed(next *Pair) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.certFile, p.keyFile, p.seen = next.certFile, next.keyFile, next.seen
 	p.current.Store(next.current.Load())
 }
@@ -116,29 +121,13 @@ func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 	if certFile == "" {
 		return c, nil
 	}
-	first, err := load(certFile, keyFile)
+	pair, err := Load(certFile, keyFile)
 	if err != nil {
 		return nil, err
 	}
-	var last atomic.Pointer[tls.Certificate]
-	last.Store(&first)
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		if cert, err := load(certFile, keyFile); err == nil { // else they are being replaced: the engine judges the old one
-			last.Store(&cert)
-		}
-		return last.Load(), nil
-	}
-	return c, nil
-}
-
-func load(certFile, keyFile string) (tls.Certificate, error) {
-	pair, err := read(certFile, keyFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	c, err := parse(pair[0], pair[1])
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("certificate %s with key %s: %w", certFile, keyFile, err)
+		_, _ = pair.Reload() // files that cannot be used are being replaced: the engine judges the old certificate
+		return pair.current.Load(), nil
 	}
 	return c, nil
 }

@@ -18,6 +18,7 @@
 package keys
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
@@ -148,22 +149,10 @@ func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
 // bearer returns the credentials of the Bearer scheme, whose name has no case.
 func bearer(authorization []byte) ([]byte, bool) {
 	const scheme = "bearer "
-	if len(authorization) <= len(scheme) {
+	if len(authorization) <= len(scheme) || !bytes.EqualFold(authorization[:len(scheme)], []byte(scheme)) {
 		return nil, false
 	}
-	for i := range len(scheme) {
-		b := authorization[i]
-		if 'A' <= b && b <= 'Z' {
-			b += 'a' - 'A'
-		}
-		if b != scheme[i] {
-			return nil, false
-		}
-	}
-	secret := authorization[len(scheme):]
-	for len(secret) > 0 && secret[0] == ' ' {
-		secret = secret[1:]
-	}
+	secret := bytes.TrimLeft(authorization[len(scheme):], " ")
 	return secret, len(secret) > 0
 }
 

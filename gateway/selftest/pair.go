@@ -75,13 +75,6 @@ func (t *tester) deadlines() engine.Deadlines {
 	return engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout}
 }
 
-func header(id, leg string) []engine.Header {
-	return []engine.Header{
-		{Name: "Content-Type", Value: "application/json"},
-		{Name: "X-Request-Id", Value: id + "-" + leg},
-	}
-}
-
 // decodeLeg ends the id of the decode request: the probe's own where only that
 // tells the prefill engine which blocks were pulled.
 func decodeLeg(a mooncake.ProbeAnswer) string {
@@ -94,7 +87,7 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *mooncake.Exchange, id string) (mooncake.ProbeAnswer, error) {
 	call := t.client.NewCall(p.target)
 	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, "p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
 	}
@@ -118,7 +111,7 @@ func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a m
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
 	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil)
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), header(id, decodeLeg(a)), leg, t.deadlines())
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-"+decodeLeg(a)), leg, t.deadlines())
 	if err != nil {
 		return err
 	}
