@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strconv"
 )
 
 const (
@@ -75,32 +76,18 @@ func chunkLine(br *bufio.Reader, most int) ([]byte, error) {
 
 // chunkSize reads the line before a chunk: hex digits, then white space or an
 // extension, which means nothing to us.
-func chunkSize(line []byte) (size int, err error) {
-	digits := 0
-	for digits < len(line) && hexByte[line[digits]] >= 0 {
-		size = size<<4 | int(hexByte[line[digits]])
-		digits++
-	}
-	if digits == 0 || digits > 15 {
+func chunkSize(line []byte) (int, error) {
+	rest := bytes.TrimLeft(line, "0123456789abcdefABCDEF")
+	digits := line[:len(line)-len(rest)]
+	n, err := strconv.ParseUint(string(digits), 16, 60)
+	if err != nil || len(digits) > 15 {
 		return 0, errChunked("a chunk's size is not a number, or is too large")
 	}
-	if rest := line[digits:]; len(rest) > 0 && rest[0] != ';' && len(bytes.Trim(rest, " \t")) > 0 {
+	if len(rest) > 0 && rest[0] != ';' && len(bytes.Trim(rest, " \t")) > 0 {
 		return 0, errChunked("a chunk's size is followed by something else than an extension")
 	}
-	return size, nil
+	return int(n), nil
 }
-
-// hexByte is the value of a hex digit, -1 for any other byte.
-var hexByte = func() (t [256]int8) {
-	for i := range t {
-		t[i] = -1
-	}
-	for i, b := range []byte("0123456789abcdef") {
-		t[b] = int8(i)
-		t[bytes.ToUpper([]byte{b})[0]] = int8(i)
-	}
-	return t
-}()
 
 // readTrailer reads the fields behind the last chunk and drops them. Those that
 // frame, route or authorise a request are refused: a proxy in front of us may

@@ -1,6 +1,9 @@
 package edge
 
-import "bytes"
+import (
+	"bytes"
+	"strconv"
+)
 
 // framing is what a head says of the body behind it.
 type framing struct {
@@ -91,16 +94,8 @@ func is(b []byte, word string) bool {
 
 // decimal reads a length of digits alone.
 func decimal(b []byte) (n int, ok bool) {
-	if len(b) == 0 || len(b) > 18 {
-		return 0, false
-	}
-	for _, c := range b {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = 10*n + int(c-'0')
-	}
-	return n, true
+	u, err := strconv.ParseUint(string(b), 10, 63)
+	return int(u), err == nil && len(b) <= 18
 }
 
 // tokenByte holds the characters of a token, RFC 9110 5.6.2.

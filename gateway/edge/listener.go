@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -305,10 +307,7 @@ func (l *Listener) Close() error {
 // that were. Their handlers see Gone, and reads and writes that fail.
 func (l *Listener) CloseConns() int {
 	l.mu.Lock()
-	open := make([]*Conn, 0, len(l.conns))
-	for _, c := range l.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Values(l.conns))
 	l.mu.Unlock()
 	for _, c := range open {
 		c.cut()
@@ -337,11 +336,7 @@ func addrOf(c net.Conn) netip.Addr {
 	}
 	a := t.AddrPort().Addr().Unmap().WithZone("")
 	if a.Is6() {
-		p, err := a.Prefix(64)
-		if err != nil {
-			return a
-		}
-		return p.Addr()
+		return netip.PrefixFrom(a, 64).Masked().Addr()
 	}
 	return a
 }
