@@ -2,11 +2,13 @@ package reload
 
 import (
 	"context"
+	"slices"
 
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/files"
 	"evenkeel/gateway/keys"
+	"evenkeel/geo"
 )
 
 // watched is a file, or some that belong together, that is read again when it
@@ -38,7 +40,7 @@ func (r *Reloader) Watch(ctx context.Context) {
 	files.Watch(ctx, r.fileList, r.lookAtFiles, r.host.Log)
 }
 
-func (r *Reloader) fileList() (list []string) {
+func (r *Reloader) fileList() []string {
 	cfg := r.Settings()
 	all := []string{
 		r.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File, cfg.Predictor.SecretFile,
@@ -48,12 +50,7 @@ func (r *Reloader) fileList() (list []string) {
 	for _, p := range cfg.Profiles {
 		all = append(all, p.CAFile)
 	}
-	for _, f := range all {
-		if f != "" {
-			list = append(list, f)
-		}
-	}
-	return list
+	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
 
 // lookAtFiles reads again what changed.
@@ -111,6 +108,19 @@ func (r *Reloader) other(file string) bool {
 	return true
 }
 
+// reread puts what a file holds in force, if the file is another than was read last.
+func reread[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
+	if !r.other(file) {
+		return false, nil
+	}
+	got, err := read(file)
+	if err != nil {
+		return false, err
+	}
+	use(got)
+	return true, nil
+}
+
 func (r *Reloader) reloadPair(i int) (bool, error) {
 	if r.tls[i] == nil {
 		return false, nil
@@ -121,30 +131,15 @@ func (r *Reloader) reloadPair(i int) (bool, error) {
 
 func (r *Reloader) reloadKeys() (bool, error) {
 	file := r.Settings().KeysFile
-	if !r.other(file) {
-		return false, nil
-	}
-	set, err := keys.Load(file)
-	if err != nil {
-		return false, err
-	}
-	r.warnOfReaders(privateFile{keyKeys, file})
-	set.Succeed(r.keys.Load())
-	r.keys.Store(set)
-	return true, nil
+	return reread(r, file, keys.Load, func(set *keys.Set) {
+		r.warnOfReaders(privateFile{keyKeys, file})
+		set.Succeed(r.keys.Load())
+		r.keys.Store(set)
+	})
 }
 
 func (r *Reloader) reloadToken() (bool, error) {
-	file := r.Settings().Admin.TokenFile
-	if !r.other(file) {
-		return false, nil
-	}
-	t, err := loadToken(file)
-	if err != nil {
-		return false, err
-	}
-	r.token.Store(t)
-	return true, nil
+	return reread(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
 }
 
 func (r *Reloader) reloadGeoCA() (bool, error) {
@@ -157,28 +152,18 @@ func (r *Reloader) reloadGeoCA() (bool, error) {
 
 func (r *Reloader) reloadGeoKeys() (bool, error) {
 	c := &r.Settings().Geo
-	if !c.On() || !r.other(c.HMAC.KeysFile) {
+	if !c.On() {
 		return false, nil
 	}
-	keys, err := c.ReadKeys()
-	if err != nil {
-		return false, err
-	}
-	r.host.SetGeoKeys(keys)
-	return true, nil
+	return reread(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.host.SetGeoKeys)
 }
 
 // reloadPromptKey puts another key in force: prompts have other hashes from then
 // on, so that none is recognized until it has finished again.
 func (r *Reloader) reloadPromptKey() (bool, error) {
 	p := r.Settings().Predictor
-	if r.PromptKey() == nil || !r.other(p.SecretFile) {
+	if r.PromptKey() == nil {
 		return false, nil
 	}
-	key, err := readPromptKey(p)
-	if err != nil {
-		return false, err
-	}
-	r.promptKey.Store(&key)
-	return true, nil
+	return reread(r, p.SecretFile, func(string) ([]byte, error) { return readPromptKey(p) }, func(key []byte) { r.promptKey.Store(&key) })
 }
