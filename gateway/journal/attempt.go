@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -118,10 +119,7 @@ func (r *Request) Carry(headers []engine.Header) []engine.Header {
 	if r.span == nil {
 		return headers
 	}
-	from := r.attempt.call
-	if from == nil {
-		from = r.attempt.step
-	}
+	from := cmp.Or(r.attempt.call, r.attempt.step)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }
@@ -161,10 +159,7 @@ func (r *Request) tellBound(s *dispatcher.Slot) {
 		return
 	}
 	r.begin()
-	at := r.attempt.step
-	if at == nil { // bound at once
-		at = r.attempt.span
-	}
+	at := cmp.Or(r.attempt.step, r.attempt.span) // without a step it is bound at once
 	if r.live == nil && !at.Recording() {
 		return
 	}
@@ -203,21 +198,17 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	return d
 }
 
-// Fails ends an attempt that was in vain.
+// Fails ends an attempt that was in vain, with what a client would get; nil: it was not.
 func (r *Request) Fails(cause string, status int, answer *openai.Error) {
 	n := &r.attempt
 	if !n.open {
 		return
 	}
-	if n.step.Recording() {
-		spanFailed(n.step, answer, cause)
-	}
+	spanFailed(n.step, answer, cause)
 	r.endStep()
 	r.note(func(a *receipt.Attempt) { a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(cause), status })
 	for _, s := range [...]*tracing.Span{n.call, n.span} {
-		if s.Recording() {
-			spanFailed(s, answer, cause)
-		}
+		spanFailed(s, answer, cause)
 		s.End()
 	}
 	n.open, n.call, n.span, n.since = false, nil, nil, time.Now()
@@ -234,25 +225,17 @@ func (r *Request) Retries() {
 // EndAttempt closes the attempt with what the client got; nil: its whole answer. A request
 // is counted once among those whose client left.
 func (r *Request) EndAttempt(fail *openai.Error) {
-	n := &r.attempt
-	if fail != nil {
-		cause := Outcome(fail)
-		if fail.Status == StatusClientClosed {
-			cause = "client_closed in phase " + string(r.Reached)
-			if !r.counted {
-				r.counted = true
-				r.journal.cancels[r.Reached].Inc()
-			}
+	cause := ""
+	switch {
+	case fail == nil:
+	case fail.Status == StatusClientClosed:
+		cause = "client_closed in phase " + string(r.Reached)
+		if !r.counted {
+			r.counted = true
+			r.journal.cancels[r.Reached].Inc()
 		}
-		r.Fails(cause, 0, fail)
-		return
+	default:
+		cause = Outcome(fail)
 	}
-	if !n.open {
-		return
-	}
-	r.endStep()
-	r.note(func(a *receipt.Attempt) { a.State = receipt.Ended })
-	n.call.End()
-	n.span.End()
-	n.open, n.call, n.span = false, nil, nil
+	r.Fails(cause, 0, fail)
 }

@@ -42,10 +42,8 @@ func (r *Request) watched() bool { return r.live != nil || r.span != nil }
 // Witness opens the receipt and the span of a request whose sender is known. header
 // reads a header of the request; trusted callers decide what is sampled.
 func (r *Request) Witness(header func(name string) string, trusted bool, ep mooncake.Endpoint) {
-	if t := r.journal.tracer.Load(); t != nil {
-		r.span = t.Start(header, trusted, operation(ep), r.Arrival)
-		r.TraceID = r.span.TraceID()
-	}
+	r.span = r.journal.tracer.Load().Start(header, trusted, operation(ep), r.Arrival)
+	r.TraceID = r.span.TraceID()
 	if r.journal.Receipts != nil {
 		r.live = r.journal.Receipts.Open(&receipt.Receipt{
 			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: ep.Path(), Arrival: r.Arrival, Origin: r.Origin, State: stageNames[parse],

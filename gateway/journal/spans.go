@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"net/http"
 	"strconv"
 
@@ -12,7 +13,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What spans say. Everything here is called for spans that are recorded only.
+// What spans say. Everything here but spanFailed is called for spans that are recorded only.
 // Names that begin with gen_ai, http, url or error are OpenTelemetry's semantic
 // conventions (GenAI as of 1.41); what these have no word for is ours.
 
@@ -58,26 +59,15 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 
 // spanStep begins the span of a phase, within the call it is part of.
 func spanStep(n *attempt, p Phase) *tracing.Span {
-	within := n.span
-	if n.call != nil {
-		within = n.call
+	name, calls := stepNames[p], false
+	if p == Prefill && n.call == nil {
+		name, calls = "probe", true
 	}
-	switch p {
-	case Queued:
-		return within.Child("queue", false)
-	case Prefill:
-		if n.call != nil {
-			return within.Child("local_prefill", false)
-		}
-		return within.Child("probe", true)
-	case Pooled:
-		return within.Child("pool_wait", false)
-	case Transfer:
-		return within.Child("transfer", false)
-	default:
-		return within.Child("relay", false)
-	}
+	return cmp.Or(n.call, n.span).Child(name, calls)
 }
+
+// stepNames are what spans call phases. Prefill is one's name within a decode call.
+var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
 func spanChose(s *tracing.Span, p *receipt.Prefill) {
 	list := []attribute.KeyValue{
@@ -131,8 +121,11 @@ func spanBound(s *tracing.Span, d *receipt.Decode) {
 	s.Event("admit", list...)
 }
 
-// spanFailed: what the client did is no failure of ours.
+// spanFailed: what the client did is no failure of ours; an answer of nil is none at all.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
+	if answer == nil || !s.Recording() {
+		return
+	}
 	kind := Outcome(answer)
 	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
 		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", receipt.Clip(cause)))
@@ -163,7 +156,5 @@ func spanEnded(r *Request, fail *openai.Error, status int) {
 	if r.TTFTMs > 0 {
 		r.span.Set(attribute.Float64("gen_ai.response.time_to_first_chunk", r.TTFTMs/1000))
 	}
-	if fail != nil {
-		spanFailed(r.span, fail, r.Outcome)
-	}
+	spanFailed(r.span, fail, r.Outcome)
 }
