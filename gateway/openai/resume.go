@@ -51,6 +51,18 @@ func HasTools(b *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
+// HasLogprobs tells whether the answer has its tokens' probabilities.
+func HasLogprobs(b *mooncake.Body) bool {
+	v, ok := b.Get("logprobs")
+	return ok && !isNull(v) && string(v) != "false"
+}
+
+// Echoes tells whether the answer begins with the prompt.
+func Echoes(b *mooncake.Body) bool {
+	v, _ := b.Get("echo")
+	return string(v) == "true"
+}
+
 // HasMedia tells whether some message of a chat has a part that is not text.
 func HasMedia(b *mooncake.Body, ep mooncake.Endpoint) bool {
 	messages, ok := b.Get("messages")

@@ -6,6 +6,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,12 +30,22 @@ type Parts struct {
 }
 
 // written is the prompt of a completion as the client sent it.
-func (p *Parts) written() []byte {
+func (p *Parts) written() json.RawMessage {
 	if p.Leg != nil && p.Leg.Prompt != nil {
 		return p.Leg.Prompt
 	}
 	prompt, _ := p.Body.Get(openai.PromptKey(p.Req.Endpoint))
 	return prompt
+}
+
+// Text is a completion's prompt as a JSON string; nil for one of token ids, which no text
+// can follow, or one that the engine cuts, which it would cut again.
+func (p *Parts) Text() json.RawMessage {
+	written := p.written()
+	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
+		return nil
+	}
+	return written
 }
 
 // Config is what a reader needs of the proxy.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/sse"
 )
@@ -38,7 +39,7 @@ func (j *job) mayHave(context int) int {
 // echoed is how many tokens of the prompt the answer may begin with.
 func (j *job) echoed() int {
 	switch {
-	case !echoes(&j.body):
+	case !openai.Echoes(&j.body):
 		return 0
 	case j.prompt > 0:
 		return j.prompt

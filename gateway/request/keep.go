@@ -6,7 +6,6 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
-	"evenkeel/sse"
 )
 
 // keeping says what of a request stays in memory while its answer runs.
@@ -84,32 +83,13 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 	case how == mooncake.ChatResumeNone:
 		return ""
 	case mooncake.ByText(how):
-	case j.resume.ids == nil, echoes(&j.body): // beside an echo the decode engine is not asked for ids
+	case j.resume.ids == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids
 		how = byText
 	}
-	if how == mooncake.ResumeText && promptText(&j.body, j.leg) == nil {
+	if how == mooncake.ResumeText && j.parts().Text() == nil {
 		return ""
 	}
 	return how
-}
-
-// echoes says whether the answer begins with the prompt.
-func echoes(body *mooncake.Body) bool {
-	echo, _ := body.Get("echo")
-	return string(echo) == "true"
-}
-
-// promptText is a completion's prompt as a JSON string; nil for one of token ids,
-// which no text can follow, or one that the engine cuts, which it would cut again.
-func promptText(body *mooncake.Body, leg *mooncake.Leg) json.RawMessage {
-	prompt, _ := body.Get("prompt")
-	if leg != nil && leg.Prompt != nil {
-		prompt = leg.Prompt
-	}
-	if cut, ok := body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(prompt) == 0 || prompt[0] != '"' {
-		return nil
-	}
-	return prompt
 }
 
 func recomputeMax(p *mooncake.Profile) int {
@@ -126,9 +106,8 @@ func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
 
 // seesTokens tells whether the client is told of tokens beyond their text, so
 // that none of them may be made anew.
-func seesTokens(body *mooncake.Body, ask *sse.Ask) bool {
-	probs, ok := body.Get("logprobs")
-	return ask.TokenIDs || ask.ContinuousUsage || ok && string(probs) != "null" && string(probs) != "false"
+func (j *job) seesTokens() bool {
+	return j.ask.TokenIDs || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }
 
 // resumable tells whether the answer so far can become part of the prompt.

@@ -138,14 +138,11 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 // Later probes mask the end-of-sequence token; where that does not help, a decode
 // rank may do without a hand-off.
 func (j *job) endsAtOnce(tokens int) {
-	if j.leg != nil && j.leg.IgnoreEOS {
+	if j.leg.IgnoreEOS {
 		j.local.ended = cmp.Or(tokens, j.estimate())
 		return
 	}
-	leg := mooncake.Leg{}
-	if j.leg != nil {
-		leg = *j.leg
-	}
+	leg := *j.leg
 	leg.IgnoreEOS = true
 	j.leg = &leg
 }

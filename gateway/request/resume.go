@@ -140,7 +140,7 @@ func (s *stream) plan() string {
 		s.prepare(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
 		return tierAnew
 	}
-	seen := seesTokens(&j.body, &j.ask)
+	seen := j.seesTokens()
 	switch {
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !seen):
 		return anew()
@@ -181,8 +181,8 @@ func (s *stream) plan() string {
 	case mooncake.ChatResumeContinue:
 		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
 	case mooncake.ResumeText:
-		prompt := promptText(&j.body, j.leg)
-		if echoes(&j.body) { // the answer begins with it
+		prompt := j.parts().Text()
+		if openai.Echoes(&j.body) { // the answer begins with it
 			prompt = []byte(`""`)
 		}
 		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})
@@ -221,10 +221,7 @@ func (s *stream) prepare(said *sse.Trail, resume *mooncake.Resume) {
 		}
 	}
 	j.prompt = r.alone + said.Completed
-	leg := mooncake.Leg{}
-	if j.leg != nil {
-		leg = *j.leg
-	}
+	leg := *j.leg
 	leg.Resume = resume
 	j.leg = &leg
 	j.ask.Seam = nil
