@@ -65,16 +65,10 @@ func (d *Door) Handle(ctx *fasthttp.RequestCtx) {
 	}
 	switch {
 	case !ok:
-		d.host.Requests.Fail(ctx, &openai.Error{
-			Status: http.StatusNotFound, Code: "not_found",
-			Message: "no such path: " + method + " " + path,
-		})
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
 	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
 		ctx.Response.Header.Set("Allow", route.method)
-		d.host.Requests.Fail(ctx, &openai.Error{
-			Status: http.StatusMethodNotAllowed, Code: "method_not_allowed",
-			Message: path + " takes " + route.method + ", not " + method,
-		})
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
 	default:
 		route.serve(ctx)
 	}
