@@ -1,8 +1,6 @@
 package request
 
-import (
-	"time"
-)
+import "time"
 
 // A hand-off at its deadline may be bound to a rank that has no slot or no KV room for it, where
 // the engine's own queue renews its hold. The time that it waits there does not
@@ -14,12 +12,6 @@ const beyondHeader = "X-Evenkeel-Beyond-Slots"
 
 // forEver is the limit of a wait that something else ends.
 const forEver = 1000 * time.Hour
-
-// inQueue has the alarm about ranks with too many requests expect one more.
-func (s *stream) inQueue() {
-	s.beyond = true
-	s.rank.Traffic.Beyond(1)
-}
 
 // watchQueue ends the wait for the first event when the request has had its slot for
 // limit.

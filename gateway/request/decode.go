@@ -108,7 +108,8 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	headers := engine.JSONHeaders(j.legID("d", j.told.Attempts))
 	if h != nil && s.slot.Beyond {
 		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
-		s.inQueue()
+		s.beyond = true
+		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 		if !s.whole {
 			defer s.watchQueue(silence)()
 			silence = forEver
