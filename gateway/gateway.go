@@ -122,7 +122,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Host{
-		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: g.conf().HoldTimeout(), Leaving: g.service.Draining,
+		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
 		Engines: g.fleet.Areas, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {
 		return nil, err

@@ -115,6 +115,9 @@ func (s *Set) adopt(a *Area, epoch int64, now time.Time) (after time.Duration) {
 	a.gave = false
 	if a.claim == nil || epoch != a.epoch {
 		a.epoch, a.since = epoch, now
+		if a.hold > 0 {
+			a.hold = s.host.Hold() // another than when the area was made, if the config changed
+		}
 		if !a.heard.IsZero() {
 			after = now.Sub(a.heard)
 		}

@@ -39,3 +39,16 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "without a lease the other may be there at any time")
 	})
 }
+
+func TestATakerIsCautiousForAsLongAsPrefillersHoldByThen(t *testing.T) {
+	s, a := setOf(t, Regions, &lent{})
+	s.host.Hold = func() time.Duration { return time.Hour } // a reload raised it
+	now := time.Now()
+	s.adopt(a, 2, now)
+	require.True(t, a.cautious(now.Add(59*time.Minute)))
+	require.False(t, a.cautious(now.Add(time.Hour)))
+
+	a.hold = 0
+	s.adopt(a, 3, now)
+	require.Zero(t, a.hold, "without a lease it does not end")
+}

@@ -46,9 +46,9 @@ type Host struct {
 	Context    context.Context // of the proxy's life
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
-	Buckets    []float64     // of seconds, for histograms
-	Hold       time.Duration // the longest that a prefiller keeps KV blocks for somebody
-	Leaving    func() bool   // this proxy drains
+	Buckets    []float64            // of seconds, for histograms
+	Hold       func() time.Duration // the longest that a prefiller keeps KV blocks for somebody, by the config in force
+	Leaving    func() bool          // this proxy drains
 
 	// Engines are the areas that engines are in.
 	Engines func() map[string]Reach
@@ -157,7 +157,7 @@ func (s *Set) Join(n *geo.Node) {
 // area makes one without a claim.
 func (s *Set) area(name string) *Area {
 	a := NewArea(name)
-	a.hold = s.host.Hold
+	a.hold = s.host.Hold()
 	return a
 }
 

@@ -59,11 +59,11 @@ func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Area) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
 		poke: make(chan struct{}, 1), lost: make(chan struct{}), left: map[string]*Area{},
-		host: Host{Publish: func(context.Context) {}, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
+		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute }, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
 	a := s.area("us")
-	a.home, a.hold = true, time.Minute
+	a.home = true
 	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store, lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
 	s.all.Store(&map[string]*Area{"us": a})
 	return s, a
