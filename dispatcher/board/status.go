@@ -65,25 +65,30 @@ type DriftReport struct {
 
 // GroupStatus is what one Snapshot shows.
 type GroupStatus struct {
-	Name            string  `json:"name"` // "" for the ranks without barrier
-	Barrier         bool    `json:"barrier"`
-	Policy          string  `json:"policy"`
-	FallbackRounds  int     `json:"fallback_rounds"` // still decided by the fallback
-	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
-	KVTokens        int64   `json:"kv_tokens"`       // of all of them
-	MeanTokens      float64 `json:"mean_tokens"`
-	LeastTokens     int64   `json:"least_tokens"`
-	MostTokens      int64   `json:"most_tokens"`
-	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
-	IdleShare       float64 `json:"idle_share"`       // of the group's step, for want of balance
-	Held            int     `json:"held"`             // entries the last round held back though they had a slot
-	Budget          int32   `json:"budget"`           // evaluations the next tick may spend
+	GroupLoads
+	Held   int   `json:"held"`   // entries the last round held back though they had a slot
+	Budget int32 `json:"budget"` // evaluations the next tick may spend
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
 	Compared []ComparedPolicy `json:"compared,omitempty"` // nil without shadows, and before their first round
 
 	Steps StepHistogram `json:"-"`
+}
+
+// GroupLoads is a group, and how level its ranks are.
+type GroupLoads struct {
+	Name            string  `json:"name"` // empty for the ranks without barrier
+	Barrier         bool    `json:"barrier"`
+	Policy          string  `json:"policy"`          // in force now
+	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, so many rounds the fallback still decides
+	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
+	KVTokens        int64   `json:"kv_tokens"`       // of all of them
+	MeanTokens      float64 `json:"mean_tokens"`
+	LeastTokens     int64   `json:"least_tokens"`
+	MostTokens      int64   `json:"most_tokens"`
+	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
+	IdleShare       float64 `json:"idle_share"`       // the same as a share of all they could hold at the largest load
 }
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
@@ -246,9 +251,8 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 
 // status expects the ranks refreshed.
 func (g *group) status() GroupStatus {
-	s := GroupStatus{
-		Name: g.name, Barrier: g.barrier, Policy: g.inForce().name, FallbackRounds: g.slow, Held: g.held, Budget: g.budget.evaluations(),
-	}
+	s := GroupStatus{Held: g.held, Budget: g.budget.evaluations()}
+	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
 	for _, r := range g.ranks {
 		kv.Add(r.kv)

@@ -105,16 +105,9 @@ func model(m *board.ModelStatus, states rankStates, ttl float64) Model {
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{
-			Name: g.Name, Barrier: g.Barrier, Policy: g.Policy, FallbackRounds: g.FallbackRounds,
-			SteppingRanks: g.SteppingRanks, KVTokens: g.KVTokens, MeanTokens: g.MeanTokens, LeastTokens: g.LeastTokens, MostTokens: g.MostTokens,
-			ImbalanceTokens: g.ImbalanceTokens, IdleShare: g.IdleShare, Held: g.Held, Compared: make([]Compared, 0, len(g.Compared)), Ranks: []Rank{},
-		}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
-		}
-		for _, c := range g.Compared {
-			group.Compared = append(group.Compared, Compared(c))
 		}
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {

@@ -8,6 +8,8 @@
 // with one Document.
 package live
 
+import "evenkeel/dispatcher/board"
+
 // Form is the number of this form of a Document. Fields may be added under it;
 // one that changes its meaning or goes makes another.
 const Form = 1
@@ -85,35 +87,18 @@ type Pool struct {
 
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
-	Name            string     `json:"name"` // empty without barrier
-	Barrier         bool       `json:"barrier"`
-	Policy          string     `json:"policy"`          // in force now
-	FallbackRounds  int        `json:"fallback_rounds"` // above 0: the policy was too slow, so many rounds another still decides
-	SteppingRanks   int        `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
-	KVTokens        int64      `json:"kv_tokens"`       // of all of them
-	MeanTokens      float64    `json:"mean_tokens"`
-	LeastTokens     int64      `json:"least_tokens"`
-	MostTokens      int64      `json:"most_tokens"`
-	ImbalanceTokens int64      `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
-	IdleShare       float64    `json:"idle_share"`       // the same as a share of all they could hold at the largest load
-	Held            int        `json:"held_entries"`     // the last round held back though they had a slot
-	StepMs          float64    `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
-	ModelMs         float64    `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
-	LostShare       float64    `json:"lost_share"`       // the part of model_ms that imbalance costs
-	LostMs          float64    `json:"lost_ms"`          // the part of model_ms that imbalance costs
-	Compared        []Compared `json:"compared"`         // the policy in force, then each of dispatch.shadow; empty without
-	Ranks           []Rank     `json:"ranks"`
+	board.GroupLoads
+	Held      int        `json:"held_entries"` // the last round held back though they had a slot
+	StepMs    float64    `json:"step_ms"`      // measured, mean of the last steps; 0: unknown
+	ModelMs   float64    `json:"model_ms"`     // a step at the present loads by the step model; 0: there is no model
+	LostShare float64    `json:"lost_share"`   // the part of model_ms that imbalance costs
+	LostMs    float64    `json:"lost_ms"`      // the part of model_ms that imbalance costs
+	Compared  []Compared `json:"compared"`     // the policy in force, then each of dispatch.shadow; empty without
+	Ranks     []Rank     `json:"ranks"`
 }
 
-// Compared is how level a group is after a round under one policy, a mean in
-// which the past fades.
-type Compared struct {
-	Policy          string  `json:"policy"`
-	InForce         bool    `json:"in_force"`
-	ImbalanceTokens float64 `json:"imbalance_tokens"`
-	IdleShare       float64 `json:"idle_share"`
-	Rounds          uint64  `json:"rounds"`
-}
+// Compared is how level a group is after a round under one policy.
+type Compared = board.ComparedPolicy
 
 // States of a rank.
 const (

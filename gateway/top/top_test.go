@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/live"
 )
 
@@ -33,7 +34,8 @@ func document(ranks int) *live.Document {
 		Models: []live.Model{{
 			Name: "big-moe", Pool: live.Pool{Entries: 17, OldestS: 2.8, UpToS: []float64{1, 2}, Ages: []int{8, 4, 5}},
 			Groups: []live.Group{{
-				Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054, StepMs: 9.48, ModelMs: 9.2, LostShare: .051,
+				GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054},
+				StepMs:     9.48, ModelMs: 9.2, LostShare: .051,
 				Compared: []live.Compared{{Policy: "evenkeel", InForce: true, ImbalanceTokens: 10_000}, {Policy: "jsq", ImbalanceTokens: 32_000}},
 			}},
 		}},
