@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -41,12 +42,7 @@ type section struct {
 type link struct{ page, anchor string }
 
 func (r *rendered) has(anchor string) bool {
-	for _, s := range r.Sections {
-		if s.ID == anchor {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Sections, func(s section) bool { return s.ID == anchor })
 }
 
 var markdown = goldmark.New(

@@ -358,19 +358,28 @@ func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (h *handler) setPolicy(w http.ResponseWriter, r *http.Request) {
+	h.choose(w, r, "policy", h.g)
+}
+
+// choose puts the policy of the body in force, for what the log calls so.
+func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of interface {
+	Policy() string
+	SetPolicy(text string) error
+},
+) {
 	var in struct {
 		Policy string `json:"policy"`
 	}
 	if !read(w, r, &in) {
 		return
 	}
-	before := h.g.Policy()
-	if err := h.g.SetPolicy(in.Policy); err != nil {
+	before := of.Policy()
+	if err := of.SetPolicy(in.Policy); err != nil {
 		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
 		return
 	}
-	h.log.Info("policy changed", zap.String("from", before), zap.String("to", h.g.Policy()))
-	h.policy(w, r)
+	h.log.Info(what+" changed", zap.String("from", before), zap.String("to", of.Policy()))
+	reply(w, map[string]string{"policy": of.Policy()})
 }
 
 // read decodes a small JSON body; a wrong one is answered.

@@ -13,20 +13,7 @@ import (
 func (h *handler) prefill(w http.ResponseWriter, _ *http.Request) { reply(w, h.g.Prefill().Overview()) }
 
 func (h *handler) setPrefillPolicy(w http.ResponseWriter, r *http.Request) {
-	var in struct {
-		Policy string `json:"policy"`
-	}
-	if !read(w, r, &in) {
-		return
-	}
-	tier := h.g.Prefill()
-	before := tier.Policy()
-	if err := tier.SetPolicy(in.Policy); err != nil {
-		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
-		return
-	}
-	h.log.Info("prefill policy changed", zap.String("from", before), zap.String("to", tier.Policy()))
-	reply(w, map[string]string{"policy": tier.Policy()})
+	h.choose(w, r, "prefill policy", h.g.Prefill())
 }
 
 // scorePrefill takes the body of a request to /v1/... and sends it nowhere.
