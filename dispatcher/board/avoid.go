@@ -72,8 +72,7 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 		p := g.inForce()
 		watermark := policy.Watermark(p.Policy)
 		for _, r := range g.ranks {
-			capacity := r.capacity(watermark, now)
-			fits := p.Immediate() || r.free() > 0 && (capacity == 0 || r.kv+int64(e.Prompt) <= room(capacity, watermark))
+			fits := p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now), watermark)
 			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.cost() < best.cost()) {
 				best = r
 			}

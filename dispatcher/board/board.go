@@ -2,7 +2,6 @@ package board
 
 import (
 	"errors"
-	"math"
 	"time"
 
 	"evenkeel/dispatcher/policy"
@@ -275,14 +274,7 @@ func (r *rank) free() int { return r.usable() - len(r.slots) }
 // budget is the largest prompt the rank could take if it were idle, under a
 // policy that keeps the watermark's share of it empty.
 func (r *rank) budget(watermark float64) int64 {
-	return room(r.Capacity, watermark)
-}
-
-func room(capacity int64, watermark float64) int64 {
-	if capacity == 0 {
-		return math.MaxInt64
-	}
-	return int64(math.Floor(float64(capacity) * (1 - watermark)))
+	return policy.KVBudget(r.Capacity, watermark)
 }
 
 func (c *Counts) generated(slot int32) int32 {

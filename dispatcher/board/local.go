@@ -137,8 +137,7 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 			continue
 		}
 		tokens = max(1, offer.Tokens)
-		capacity := r.capacity(watermark, now)
-		return tokens, r.Up && r.free() > 0 && (capacity == 0 || r.kv+int64(w.prompt()) <= room(capacity, watermark)) &&
+		return tokens, r.Up && r.free() > 0 && r.kv+int64(w.prompt()) <= policy.KVBudget(r.capacity(watermark, now), watermark) &&
 			w.local.Allows(tokens, len(r.slots), b.computing(r))
 	}
 	return 0, false

@@ -3,6 +3,8 @@ package board
 import (
 	"math"
 	"time"
+
+	"evenkeel/dispatcher/policy"
 )
 
 // A rank whose engine preempts requests has less KV room than its capacity
@@ -53,7 +55,7 @@ func (l *Boards) preempted(worker int32) {
 func (g *group) largest(watermark float64, now time.Time) (most int64) {
 	for _, r := range g.ranks {
 		if r.Up {
-			most = max(most, room(r.capacity(watermark, now), watermark))
+			most = max(most, policy.KVBudget(r.capacity(watermark, now), watermark))
 		}
 	}
 	return most

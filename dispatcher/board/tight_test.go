@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
@@ -48,7 +49,7 @@ func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
 		now := time.Now()
 		r.pressure.until = now.Add(1)
 		doubled := max(w, min(2*w, tightMost))
-		require.InDelta(t, float64(capacity)*(1-doubled), float64(room(r.capacity(w, now), w)), 2)
+		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.capacity(w, now), w)), 2)
 		require.LessOrEqual(t, r.capacity(w, now), capacity)
 		require.Equal(t, capacity, r.capacity(w, now.Add(1)))
 	})

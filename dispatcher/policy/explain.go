@@ -107,7 +107,7 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 			continue
 		}
 		up = true
-		budget := kvBudget(w.Capacity, l.watermark)
+		budget := KVBudget(w.Capacity, l.watermark)
 		ever = ever || tokens <= budget
 		slotBefore = slotBefore || w.Free+l.extra > 0
 		if r := after[w.ID]; r.free+l.extra > 0 {

@@ -108,9 +108,9 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	case ruleP2C:
 		return p.ofTwo(tokens)
 	case ruleJSQ:
-		return p.fewestRequests(s, tokens)
+		return fewest(&p.ranks, p.requests, p.turn(s), tokens)
 	case ruleJSQKV:
-		return p.fewestTokens(tokens)
+		return fewest(&p.ranks, p.env.held, 0, tokens)
 	default:
 		return p.largestF(s, tokens)
 	}
@@ -166,31 +166,23 @@ func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	return int(g), float64(p.requests[g])
 }
 
-func (p *firstCome) fewestRequests(s *Snapshot, tokens int64) (int, float64) {
-	best, n, from := none, len(s.Workers), p.turn(s)
-	for k := range n {
-		g := (from + k) % n
-		if p.ranks.takes(g, tokens) && (best == none || p.requests[g] < p.requests[best]) {
-			best = g
-		}
-	}
-	if best == none {
-		return none, 0
-	}
-	return best, float64(p.requests[best])
-}
-
-func (p *firstCome) fewestTokens(tokens int64) (int, float64) {
+// fewest is the rank with the least of something, of those that take so many tokens; a tie goes to the first from
+// one on.
+func fewest[N int32 | int64](r *ranks, of []N, from int, tokens int64) (int, float64) {
 	best := none
-	for g, held := range p.env.held {
-		if p.ranks.takes(g, tokens) && (best == none || held < p.env.held[best]) {
+	for k := range of {
+		g := from + k
+		if g >= len(of) {
+			g -= len(of)
+		}
+		if r.takes(g, tokens) && (best == none || of[g] < of[best]) {
 			best = g
 		}
 	}
 	if best == none {
 		return none, 0
 	}
-	return best, float64(p.env.held[best])
+	return best, float64(of[best])
 }
 
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {

@@ -55,7 +55,7 @@ func checkRules(t *rapid.T, p Policy, s *Snapshot, got []Assignment) {
 		w := &s.Workers[g]
 		n, sum := slots[w.ID], tokens[w.ID]
 		delete(slots, w.ID)
-		budget := kvBudget(w.Capacity, Watermark(p))
+		budget := KVBudget(w.Capacity, Watermark(p))
 		if w.Up {
 			largest = max(largest, budget)
 		}
@@ -111,7 +111,7 @@ func TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits(t *testing.T) {
 					for _, w := range s.Workers {
 						room := int64(math.MaxInt64)
 						if w.Capacity > 0 {
-							room = kvBudget(w.Capacity, Watermark(p)) - after[w.ID].held
+							room = KVBudget(w.Capacity, Watermark(p)) - after[w.ID].held
 						}
 						require.False(t, w.Up && after[w.ID].free > 0 && int64(e.Prompt) <= room, "entry %d waits, worker %d idles", e.ID, w.ID)
 					}

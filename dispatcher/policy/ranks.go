@@ -36,7 +36,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 		if r.free[g] > 0 {
 			r.some = append(r.some, int32(g))
 		}
-		r.room[g] = kvBudget(w.Capacity, watermark)
+		r.room[g] = KVBudget(w.Capacity, watermark)
 		if r.room[g] != subset.Unlimited {
 			r.room[g] -= tokens[g]
 		}
@@ -52,7 +52,7 @@ func (r *ranks) loadWhole(s *Snapshot) {
 			r.free[g] = math.MaxInt32
 			r.open += math.MaxInt32
 		}
-		r.room[g] = kvBudget(s.Workers[g].Capacity, 0)
+		r.room[g] = KVBudget(s.Workers[g].Capacity, 0)
 	}
 }
 
@@ -63,8 +63,9 @@ func (r *ranks) reset(n int) {
 	r.open, r.reserved, r.reservedFor = 0, none, none
 }
 
-// kvBudget is how many KV tokens a rank may hold.
-func kvBudget(capacity int64, watermark float64) int64 {
+// KVBudget is how many KV tokens a rank may hold under a policy that keeps the watermark's share of its
+// capacity empty; a capacity of 0 is unlimited.
+func KVBudget(capacity int64, watermark float64) int64 {
 	if capacity == 0 {
 		return subset.Unlimited
 	}

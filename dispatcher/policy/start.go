@@ -149,11 +149,11 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 		}
 	}
 	p.start.order = order
-	slices.SortFunc(order, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who))
-	})
+	slices.SortFunc(order, byGain)
 	return order
 }
+
+func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
 // bestFor returns the position in order of the candidate with the smallest
 // change of cost on rank g, none if none fits.
@@ -192,9 +192,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 	p.start.order = order
 	if further { // the overdue come by their wait
 		first := order[:min(len(order), p.wanted-len(p.placed))]
-		slices.SortFunc(first, func(a, b ranked) int {
-			return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who))
-		})
+		slices.SortFunc(first, byGain)
 	}
 	p.heapOpen()
 	for _, o := range order {
