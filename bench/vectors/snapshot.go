@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -14,7 +15,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// Params are the settings that stand beside a snapshot; nil where it names none.
+// Params are the settings that stand beside a snapshot, by the policies' names for them; nil where it names none.
 type Params struct {
 	Policy    string   `json:"policy"`
 	Window    *int     `json:"window"`
@@ -35,28 +36,14 @@ type Params struct {
 
 // Complete returns the spec with the parameters that it takes and does not set.
 func (p Params) Complete(sp policy.Spec) (policy.Spec, error) {
-	for _, s := range []struct {
-		key   string
-		value any
-		ok    bool
-	}{
-		{"window", deref(p.Window), p.Window != nil},
-		{"theta", deref(p.Theta), p.Theta != nil},
-		{"queue", deref(p.Queue), p.Queue != nil},
-		{"order", deref(p.Order), p.Order != nil},
-		{"watermark", deref(p.Watermark), p.Watermark != nil},
-		{"max_age_ms", deref(p.MaxAgeMs), p.MaxAgeMs != nil},
-		{"horizon", deref(p.Horizon), p.Horizon != nil},
-		{"alpha", deref(p.Alpha), p.Alpha != nil},
-		{"beta", deref(p.Beta), p.Beta != nil},
-		{"gamma", deref(p.Gamma), p.Gamma != nil},
-		{"objective", deref(p.Objective), p.Objective != nil},
-	} {
-		if !s.ok || !sp.Takes(s.key) || sp.Sets(s.key) {
+	all := reflect.ValueOf(p)
+	for i := range all.NumField() {
+		key, value := all.Type().Field(i).Tag.Get("json"), all.Field(i)
+		if value.Kind() != reflect.Pointer || value.IsNil() || !sp.Takes(key) || sp.Sets(key) {
 			continue
 		}
 		var err error
-		if sp, err = sp.With(s.key, fmt.Sprint(s.value)); err != nil {
+		if sp, err = sp.With(key, fmt.Sprint(value.Elem())); err != nil {
 			return policy.Spec{}, fmt.Errorf("snapshot: %w", err)
 		}
 	}
