@@ -199,3 +199,13 @@ func (r *Report) longest() (end time.Duration) {
 	}
 	return end
 }
+
+// Words are put together, those that are given, with the same before each.
+type Words struct{ Text, Before string }
+
+// Add adds words.
+func (w *Words) Add(given bool, format string, args ...any) {
+	if given {
+		w.Text += w.Before + fmt.Sprintf(format, args...)
+	}
+}

@@ -43,8 +43,6 @@ type book struct {
 	simulations
 	traces *bookSources
 	opts   options
-
-	prefills map[prefillScenario]*prefillOutcome
 }
 
 // A quick run has one seed, of requests that fill 64 ranks of 16 slots twice.
@@ -58,8 +56,7 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 	if err != nil {
 		return nil, err
 	}
-	b := &book{traces: traces, opts: o, prefills: map[prefillScenario]*prefillOutcome{}}
-	b.simulations = simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[scenario]*outcome{}}
+	b := &book{traces: traces, opts: o, simulations: simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[fmt.Stringer]*outcome{}}}
 	if o.quick {
 		b.seeds, b.most = 1, quickRequests
 	}

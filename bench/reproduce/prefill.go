@@ -67,23 +67,14 @@ var (
 	prefillP99 = prefillCols[2]
 )
 
-// prefillOutcome is what policies did in a scenario.
-type prefillOutcome struct {
-	metrics map[string]report.Metrics
-	refused string
-}
-
-func (o *prefillOutcome) of(policy string, m report.Metric) float64 { return o.metrics[policy][m].Mean }
-
 // prefill simulates what of the policies was not simulated yet.
-func (b *book) prefill(sc prefillScenario, policies ...string) *prefillOutcome {
-	out := b.prefills[sc]
-	if out == nil {
-		out = &prefillOutcome{metrics: map[string]report.Metrics{}}
-		b.prefills[sc] = out
+func (b *book) prefill(sc prefillScenario, policies ...string) *outcome {
+	out, lacking := b.known(sc, policies)
+	if lacking == nil {
+		return out
 	}
 	plan := prefillsim.Plan{
-		Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
+		Policies: lacking, Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
 		Engines: prefillsim.Engines{
 			Ranks: prefillEngines, Capacity: prefillCapacity, Hold: 500 * time.Millisecond, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938},
 		},
@@ -97,10 +88,6 @@ func (b *book) prefill(sc prefillScenario, policies ...string) *prefillOutcome {
 	}
 	if sc.both {
 		plan.Engines.Decode = &prefillsim.Decode{C0: bothC0, C1: bothC1, Chunk: bothChunk}
-	}
-	plan.Policies = lacking(out.metrics, policies)
-	if out.refused != "" || len(plan.Policies) == 0 {
-		return out
 	}
 	if out.refused = b.refuses(&plan); out.refused != "" {
 		return out
@@ -119,29 +106,29 @@ func (b *book) prefill(sc prefillScenario, policies ...string) *prefillOutcome {
 }
 
 func (sc prefillScenario) String() string {
-	s := words{fmt.Sprintf("%s, load %g", sc.on.name, sc.load), ", "}
-	s.add(sc.capacity > 0, "caches of %s tokens", report.Grouped(float64(sc.capacity), 0))
-	s.add(sc.told > 0, "told %g times as many", sc.told)
-	s.add(sc.burst > 0, "a burst of %.0f %%", 100*sc.burst)
-	s.add(sc.unwatch, "no detector")
-	s.add(sc.both, "engines that also decode")
-	s.add(sc.push > 0, "%d probes an engine", sc.push)
-	return s.text
+	s := report.Words{Text: fmt.Sprintf("%s, load %g", sc.on.name, sc.load), Before: ", "}
+	s.Add(sc.capacity > 0, "caches of %s tokens", report.Grouped(float64(sc.capacity), 0))
+	s.Add(sc.told > 0, "told %g times as many", sc.told)
+	s.Add(sc.burst > 0, "a burst of %.0f %%", 100*sc.burst)
+	s.Add(sc.unwatch, "no detector")
+	s.Add(sc.both, "engines that also decode")
+	s.Add(sc.push > 0, "%d probes an engine", sc.push)
+	return s.Text
 }
 
 // prefillCommand simulates the scenario by itself.
 func (b *book) prefillCommand(sc prefillScenario, policies []string) string {
-	line := words{fmt.Sprintf("evenkeel simulate --tier prefill --load %g --trace %s", sc.load, sc.on.flag), " "}
-	line.add(b.most > 0 && b.most < len(sc.on.from.Trace.Requests), "--requests %d", b.most)
-	line.add(sc.capacity > 0, "--capacity %d", sc.capacity)
-	line.add(sc.told > 0, "--wrong-capacity %g", sc.told)
-	line.add(sc.burst > 0, "--burst %g", sc.burst)
-	line.add(sc.unwatch, "--no-hotspots")
-	line.add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
-	line.add(sc.push > 0, "--push %d", sc.push)
-	line.add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
-	line.add(slices.Contains(policies, own), "--define '%s=%s'", own, ownScore)
-	return line.text
+	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --tier prefill --load %g --trace %s", sc.load, sc.on.flag), Before: " "}
+	line.Add(b.most > 0 && b.most < len(sc.on.from.Trace.Requests), "--requests %d", b.most)
+	line.Add(sc.capacity > 0, "--capacity %d", sc.capacity)
+	line.Add(sc.told > 0, "--wrong-capacity %g", sc.told)
+	line.Add(sc.burst > 0, "--burst %g", sc.burst)
+	line.Add(sc.unwatch, "--no-hotspots")
+	line.Add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
+	line.Add(sc.push > 0, "--push %d", sc.push)
+	line.Add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	line.Add(slices.Contains(policies, own), "--define '%s=%s'", own, ownScore)
+	return line.Text
 }
 
 // prefillSources are the traces whose prompts share blocks.
@@ -168,8 +155,8 @@ func (b *book) eachPrefill(part func(*source) string) string {
 }
 
 // beside is a mean, and its ratio to another.
-func beside(o *prefillOutcome, p, reference string) string {
-	return fmt.Sprintf("%s (%.2f)", prefillMean.show(o.metrics[p][report.TTFTMean]), o.of(p, report.TTFTMean)/o.of(reference, report.TTFTMean))
+func beside(o *outcome, p, reference string) string {
+	return fmt.Sprintf("%s (%.2f)", prefillMean.show(o.of(p, report.TTFTMean)), o.ratioOf(p, reference, report.TTFTMean))
 }
 
 // prefillTable is a line a policy; the first is what others are measured by.
@@ -182,7 +169,7 @@ func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...co
 	for _, p := range policies {
 		row := []string{"`" + p + "`", beside(o, p, policies[0])}
 		for _, c := range columns {
-			row = append(row, c.alone(o.metrics[p][c.metric]))
+			row = append(row, c.alone(o.of(p, c.metric)))
 		}
 		t.Add(row...)
 	}

@@ -37,8 +37,8 @@ func (b *book) prefillCaches() string {
 				}
 				hits := prefillCols[3]
 				t.Add(report.Grouped(float64(size), 0), fmt.Sprintf("x %g", told), fmt.Sprint(sc.load),
-					prefillMean.show(o.metrics["lmetric"][report.TTFTMean]), hits.alone(o.metrics["lmetric"][hits.metric]),
-					beside(o, "finish", "lmetric"), hits.alone(o.metrics["finish"][hits.metric]), hitError.alone(o.metrics["finish"][hitError.metric]))
+					prefillMean.show(o.of("lmetric", report.TTFTMean)), hits.alone(o.of("lmetric", hits.metric)),
+					beside(o, "finish", "lmetric"), hits.alone(o.of("finish", hits.metric)), hitError.alone(o.of("finish", hitError.metric)))
 			}
 		}
 		return fmt.Sprintf("**%s**\n\n%s%s", s.name, &t, fenced(b.prefillCommand(prefillScenario{on: s, load: 0.7, capacity: cacheSizes[0], told: wrongly[0]}, policies)))
@@ -60,10 +60,10 @@ func (b *book) prefillBurst() string {
 			t := report.Markdown{Head: []string{"policy", prefillMean.title + ", no detector", "with it", "of that", "p99, no detector", "with it",
 				burstTTFT.title + ", no detector", "with it"}}
 			for _, p := range inBurst {
-				t.Add("`"+p+"`", prefillMean.show(off.metrics[p][report.TTFTMean]), prefillMean.show(on.metrics[p][report.TTFTMean]),
-					fmt.Sprintf("%.2f", on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean)),
-					prefillP99.alone(off.metrics[p][prefillP99.metric]), prefillP99.alone(on.metrics[p][prefillP99.metric]),
-					burstTTFT.alone(off.metrics[p][burstTTFT.metric]), burstTTFT.alone(on.metrics[p][burstTTFT.metric]))
+				t.Add("`"+p+"`", prefillMean.show(off.of(p, report.TTFTMean)), prefillMean.show(on.of(p, report.TTFTMean)),
+					fmt.Sprintf("%.2f", on.of(p, report.TTFTMean).Mean/off.of(p, report.TTFTMean).Mean),
+					prefillP99.alone(off.of(p, prefillP99.metric)), prefillP99.alone(on.of(p, prefillP99.metric)),
+					burstTTFT.alone(off.of(p, burstTTFT.metric)), burstTTFT.alone(on.of(p, burstTTFT.metric)))
 			}
 			sc := prefillScenario{on: s, load: load, burst: burstShare}
 			return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, inBurst)))
@@ -71,7 +71,7 @@ func (b *book) prefillBurst() string {
 	})
 }
 
-func (b *book) burst(s *source, load float64) (on, off *prefillOutcome) {
+func (b *book) burst(s *source, load float64) (on, off *outcome) {
 	on = b.prefill(prefillScenario{on: s, load: load, burst: burstShare}, inBurst...)
 	return on, b.prefill(prefillScenario{on: s, load: load, burst: burstShare, unwatch: true}, inBurst...)
 }
@@ -102,7 +102,7 @@ func (b *book) prefillPush() string {
 				}
 				row := []string{fmt.Sprint(push), fmt.Sprint(load)}
 				for _, p := range policies {
-					row = append(row, prefillMean.show(o.metrics[p][report.TTFTMean]))
+					row = append(row, prefillMean.show(o.of(p, report.TTFTMean)))
 				}
 				t.Add(row...)
 			}
@@ -120,14 +120,14 @@ func (b *book) prefillClaims() string {
 			if o.refused != "" {
 				return "Left out: " + o.refused + ".\n"
 			}
-			ratio := func(m report.Metric) float64 { return o.of("finish", m) / o.of("lmetric", m) }
+			ratio := func(m report.Metric) float64 { return o.ratioOf("finish", "lmetric", m) }
 			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %g of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.3f", ratio(report.TTFTMean)),
 				verdict(ratio(report.TTFTMean) <= c.most))
 			t.Add(fmt.Sprintf("load %g: and its p99 not above", c.load), fmt.Sprintf("%.3f", ratio(report.TTFTP99)), verdict(ratio(report.TTFTP99) <= 1))
 		}
 		for _, load := range []float64{0.7, 0.85} {
 			on, off := b.burst(s, load)
-			change := func(p string) float64 { return on.of(p, report.TTFTMean)/off.of(p, report.TTFTMean) - 1 }
+			change := func(p string) float64 { return on.of(p, report.TTFTMean).Mean/off.of(p, report.TTFTMean).Mean - 1 }
 			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", load, 100*burstShare),
 				fmt.Sprintf("%+.0f %%", 100*change("bailian")), verdict(change("bailian") <= -0.3))
 			for _, p := range []string{"finish", "lmetric"} {

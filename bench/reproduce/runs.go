@@ -52,20 +52,11 @@ func (sc scenario) load() string {
 	return "closed"
 }
 
-// words are put together, those that are given, with the same before each.
-type words struct{ text, before string }
-
-func (w *words) add(given bool, format string, args ...any) {
-	if given {
-		w.text += w.before + fmt.Sprintf(format, args...)
-	}
-}
-
 func (sc scenario) String() string {
-	s := words{fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load()), ", "}
-	s.add(sc.capacity > 0, "%s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
-	s.add(sc.stale > 0 || sc.transfer > 0, "seen %d steps late, transfer %d", sc.stale, sc.transfer)
-	return s.text
+	s := report.Words{Text: fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load()), Before: ", "}
+	s.Add(sc.capacity > 0, "%s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
+	s.Add(sc.stale > 0 || sc.transfer > 0, "seen %d steps late, transfer %d", sc.stale, sc.transfer)
+	return s.Text
 }
 
 // command simulates the scenario by itself; empty where the command line knows no
@@ -75,15 +66,15 @@ func (b *book) command(sc scenario, policies []string) string {
 		return ""
 	}
 	requests := b.requests(sc.on)
-	line := words{fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.flag, sc.ranks, sc.slots), " "}
-	line.add(sc.rho > 0, "--load %g", sc.rho)
-	line.add(sc.rho == 0 && sc.pool != poolOfRank*sc.ranks, "--pool %d", sc.pool)
-	line.add(sc.capacity > 0, "--capacity %d", sc.capacity)
-	line.add(sc.stale > 0, "--stale %d", sc.stale)
-	line.add(sc.transfer > 0, "--transfer %d", sc.transfer)
-	line.add(requests > 0, "--requests %d", requests)
-	line.add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
-	return line.text
+	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.flag, sc.ranks, sc.slots), Before: " "}
+	line.Add(sc.rho > 0, "--load %g", sc.rho)
+	line.Add(sc.rho == 0 && sc.pool != poolOfRank*sc.ranks, "--pool %d", sc.pool)
+	line.Add(sc.capacity > 0, "--capacity %d", sc.capacity)
+	line.Add(sc.stale > 0, "--stale %d", sc.stale)
+	line.Add(sc.transfer > 0, "--transfer %d", sc.transfer)
+	line.Add(requests > 0, "--requests %d", requests)
+	line.Add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	return line.Text
 }
 
 // outcome is what policies did in a scenario.
@@ -100,8 +91,8 @@ type simulations struct {
 	seeds    int
 	most     int // requests of a seed; 0: all there are
 	progress io.Writer
-	done     map[scenario]*outcome
-	err      error // the first; nothing is simulated after it
+	done     map[fmt.Stringer]*outcome // by scenario
+	err      error                     // the first; nothing is simulated after it
 }
 
 // Err is report.Book's.
@@ -129,22 +120,31 @@ func (s *simulations) requests(on *source) int {
 	return s.most
 }
 
-// run simulates what of the policies was not simulated yet.
-func (s *simulations) run(sc scenario, policies []string) *outcome {
-	out := s.done[sc]
-	if out == nil {
+// known is what a scenario gave so far, and those of the policies that can be simulated in it and were not yet.
+func (s *simulations) known(sc fmt.Stringer, policies []string) (out *outcome, lacking []string) {
+	if out = s.done[sc]; out == nil {
 		out = &outcome{metrics: map[string]report.Metrics{}}
 		s.done[sc] = out
 	}
+	for _, p := range policies {
+		if _, ok := out.metrics[p]; !ok && out.refused == "" {
+			lacking = append(lacking, p)
+		}
+	}
+	return out, lacking
+}
+
+// run simulates what of the policies was not simulated yet.
+func (s *simulations) run(sc scenario, policies []string) *outcome {
+	out, lacking := s.known(sc, policies)
+	if lacking == nil {
+		return out
+	}
 	plan := sim.Plan{
-		Source: sc.on.from, Requests: s.requests(sc.on), Seeds: s.seeds,
+		Policies: lacking, Source: sc.on.from, Requests: s.requests(sc.on), Seeds: s.seeds,
 		Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool}, Window: board.DefaultWindow,
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
-	plan.Policies = lacking(out.metrics, policies)
-	if out.refused != "" || len(plan.Policies) == 0 {
-		return out
-	}
 	if out.refused = s.refuses(&plan); out.refused != "" {
 		fmt.Fprintf(s.progress, "%s: left out, %s\n", sc, out.refused)
 		return out
@@ -160,14 +160,4 @@ func (s *simulations) run(sc scenario, policies []string) *outcome {
 	}
 	fmt.Fprintf(s.progress, "%s: %d policies, %d seeds, %.1f s\n", sc, len(plan.Policies), s.seeds, time.Since(began).Seconds())
 	return out
-}
-
-// lacking are the policies that were not simulated yet.
-func lacking(done map[string]report.Metrics, policies []string) (list []string) {
-	for _, p := range policies {
-		if _, ok := done[p]; !ok {
-			list = append(list, p)
-		}
-	}
-	return list
 }

@@ -282,37 +282,32 @@ func (c *simulateCmd) fleetWords(f *sim.Fleet) string {
 
 // commandLine makes the same numbers again.
 func (c *simulateCmd) commandLine() string {
-	line := "evenkeel simulate"
-	add := func(flag, value string, given bool) {
-		if given {
-			line += " --" + flag + " " + value
-		}
-	}
-	add("log", c.Log, c.Log != "")
-	add("policies", c.Policies, true)
+	line := report.Words{Text: "evenkeel simulate", Before: " --"}
+	line.Add(c.Log != "", "log %s", c.Log)
+	line.Add(true, "policies %s", c.Policies)
 	if c.Log != "" {
-		return line
+		return line.Text
 	}
-	add("trace", c.Trace, c.Trace != "")
-	add("format", c.Format, c.Format != "auto")
-	add("scenario", c.Scenario, c.Scenario != "")
-	add("workers", strconv.Itoa(c.Workers), c.Scenario == "")
-	add("slots", strconv.Itoa(c.Slots), true)
-	add("capacity", strconv.FormatInt(c.Capacity, 10), c.Capacity != 0)
-	add("load", c.Load, true)
+	line.Add(c.Trace != "", "trace %s", c.Trace)
+	line.Add(c.Format != "auto", "format %s", c.Format)
+	line.Add(c.Scenario != "", "scenario %s", c.Scenario)
+	line.Add(c.Scenario == "", "workers %d", c.Workers)
+	line.Add(true, "slots %d", c.Slots)
+	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
+	line.Add(true, "load %s", c.Load)
 	if c.Pool != nil {
-		add("pool", strconv.Itoa(*c.Pool), true)
+		line.Add(true, "pool %d", *c.Pool)
 	}
-	add("predictor", c.Predictor, c.Predictor != "")
-	add("seeds", strconv.Itoa(c.Seeds), true)
-	add("requests", strconv.Itoa(c.Requests), c.Requests != 0)
-	add("stale", strconv.Itoa(c.Stale), c.Stale != 0)
-	add("transfer", strconv.Itoa(c.Transfer), c.Transfer != 0)
-	add("c0", c.C0.String(), true)
-	add("c1", c.C1.String(), true)
-	add("window", c.Window.String(), c.Window != board.DefaultWindow)
-	add("law", c.Law, c.Law != "learned")
-	return line
+	line.Add(c.Predictor != "", "predictor %s", c.Predictor)
+	line.Add(true, "seeds %d", c.Seeds)
+	line.Add(c.Requests != 0, "requests %d", c.Requests)
+	line.Add(c.Stale != 0, "stale %d", c.Stale)
+	line.Add(c.Transfer != 0, "transfer %d", c.Transfer)
+	line.Add(true, "c0 %v", c.C0)
+	line.Add(true, "c1 %v", c.C1)
+	line.Add(c.Window != board.DefaultWindow, "window %v", c.Window)
+	line.Add(c.Law != "learned", "law %s", c.Law)
+	return line.Text
 }
 
 func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, began time.Time) []report.Fact {

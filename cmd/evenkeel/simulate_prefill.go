@@ -159,32 +159,27 @@ func (c *simulateCmd) enginesWords() string {
 // prefillLine makes the same numbers again.
 func (c *simulateCmd) prefillLine() string {
 	f := &c.Prefill
-	line := "evenkeel simulate --tier prefill"
-	add := func(given bool, format string, args ...any) {
-		if given {
-			line += " " + fmt.Sprintf(format, args...)
-		}
-	}
-	add(c.Trace != "", "--trace %s", c.Trace)
-	add(c.Load != "closed", "--load %s", c.Load)
-	add(true, "--prefills %d --seeds %d", f.Prefills, c.Seeds)
-	add(c.Policies != "", "--policies %s", c.Policies)
-	add(c.Requests > 0, "--requests %d", c.Requests)
-	add(c.Capacity > 0, "--capacity %d", c.Capacity)
-	add(true, "--t0 %g --tp %g", f.T0, f.Tp)
-	add(f.Beta2 > 0, "--beta2 %g", f.Beta2)
-	add(f.Learn, "--learn")
-	add(!f.Both, "--hold %v", f.Hold)
-	add(f.WrongCapacity != 1, "--wrong-capacity %g", f.WrongCapacity)
-	add(f.Push > 0, "--push %d", f.Push)
-	add(f.Both, "--both --c0 %v --c1 %v --chunk %d", c.C0, c.C1, f.Chunk)
-	add(f.Burst > 0, "--burst %g", f.Burst)
-	add(!f.Hotspots, "--no-hotspots")
-	add(f.Affinity, "--affinity")
+	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
+	line.Add(c.Trace != "", "--trace %s", c.Trace)
+	line.Add(c.Load != "closed", "--load %s", c.Load)
+	line.Add(true, "--prefills %d --seeds %d", f.Prefills, c.Seeds)
+	line.Add(c.Policies != "", "--policies %s", c.Policies)
+	line.Add(c.Requests > 0, "--requests %d", c.Requests)
+	line.Add(c.Capacity > 0, "--capacity %d", c.Capacity)
+	line.Add(true, "--t0 %g --tp %g", f.T0, f.Tp)
+	line.Add(f.Beta2 > 0, "--beta2 %g", f.Beta2)
+	line.Add(f.Learn, "--learn")
+	line.Add(!f.Both, "--hold %v", f.Hold)
+	line.Add(f.WrongCapacity != 1, "--wrong-capacity %g", f.WrongCapacity)
+	line.Add(f.Push > 0, "--push %d", f.Push)
+	line.Add(f.Both, "--both --c0 %v --c1 %v --chunk %d", c.C0, c.C1, f.Chunk)
+	line.Add(f.Burst > 0, "--burst %g", f.Burst)
+	line.Add(!f.Hotspots, "--no-hotspots")
+	line.Add(f.Affinity, "--affinity")
 	for _, name := range slices.Sorted(maps.Keys(f.Define)) {
-		add(true, "--define '%s=%s'", name, f.Define[name])
+		line.Add(true, "--define '%s=%s'", name, f.Define[name])
 	}
-	return line
+	return line.Text
 }
 
 // prefillNotes say how far the numbers carry.
