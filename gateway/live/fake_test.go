@@ -89,7 +89,7 @@ func (f *fake) Document(context.Context) Document {
 	s := f.at(seconds)
 	g := Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
 	for _, p := range s.Compared[0].Policies {
-		g.Compared = append(g.Compared, Compared{p.Policy, p.InForce, p.ImbalanceTokens, p.ImbalanceTokens / 4e7, 5000})
+		g.Compared = append(g.Compared, Compared{Policy: p.Policy, InForce: p.InForce, ImbalanceTokens: p.ImbalanceTokens, IdleShare: p.ImbalanceTokens / 4e7, Rounds: 5000})
 	}
 	var loads policy.Balance
 	for i, r := range s.Ranks {
