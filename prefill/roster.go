@@ -113,9 +113,10 @@ func (s *state) forgetModels() {
 	s.cache.Forget(gone)
 }
 
-// forget drops a removed candidate once nothing is charged to it.
+// forget drops a removed candidate once nothing is charged to it. One that was dropped
+// before may have a successor of its name.
 func (s *state) forget(c *candidate) {
-	if !c.configured && c.account.Held() == 0 {
+	if !c.configured && c.account.Held() == 0 && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
 		c.cache.Close()
 		s.metrics.forget(c.ID)

@@ -330,3 +330,23 @@ func TestACallerMayScrapeForItself(t *testing.T) {
 	require.Equal(t, 1, g.asked)
 	require.EqualValues(t, 3, tier.Status()[0].Foreign)
 }
+
+// An engine that starts anew may be gone from the list and back on it while it is asked.
+func TestALateScrapeOfACandidateThatCameBackDoesNotDropIt(t *testing.T) {
+	started, during := 1.0, func() {}
+	tier := newTier(t, up("a"), func(c *Config) {
+		c.Scraper = func(context.Context, Candidate) (Sample, error) {
+			during()
+			started++
+			return Sample{KVUsage: math.NaN(), Running: math.NaN(), Waiting: math.NaN(), StartTime: started}, nil
+		}
+		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
+	})
+	tier.Scrape(t.Context(), "a")
+	during = func() {
+		tier.SetCandidates(nil)
+		tier.SetCandidates(up("a"))
+	}
+	tier.Scrape(t.Context(), "a")
+	require.Len(t, tier.Status(), 1)
+}
