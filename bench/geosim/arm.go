@@ -2,6 +2,7 @@ package geosim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"evenkeel/geo"
@@ -30,13 +31,7 @@ type arm struct {
 // others are the arms that are no policy of the server. Where all replicas are one
 // dispatcher's, prefill.policy chooses among them, and the policy between regions
 // says only whether there is room for one more request.
-var others = []struct {
-	name, policy, prefill string
-	push                  policy.Push
-	central               bool
-	alone                 bool
-	blind                 bool
-}{
+var others = []arm{
 	{name: "rr", policy: "round-robin", prefill: "round-robin", push: policy.Blind, central: true, blind: true},
 	{name: "central-least-load", policy: "least-load", prefill: "least-load", push: policy.Blind, central: true, blind: true},
 	{name: "ch", policy: "skylb-ch", prefill: "sticky-ring", push: policy.Blind, central: true, blind: true},
@@ -88,12 +83,11 @@ func parseArm(text string) (*arm, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &arm{name: strings.TrimSpace(text), policy: name, push: policy.Defaults().Push}
-	for i := range others {
-		if o := &others[i]; o.name == name {
-			a.policy, a.prefill, a.push, a.central, a.alone, a.blind = o.policy, o.prefill, o.push, o.central, o.alone, o.blind
-		}
+	a := &arm{policy: name, push: policy.Defaults().Push}
+	if at := slices.IndexFunc(others, func(o arm) bool { return o.name == name }); at >= 0 {
+		*a = others[at]
 	}
+	a.name = strings.TrimSpace(text)
 	separator := ":"
 	for _, s := range set {
 		if namedargs.Has(simKeys, s.Key) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"evenkeel/geo"
@@ -119,12 +120,7 @@ func (d *dispatcher) candidates() (all []prefill.Candidate) {
 
 // at is the place of a replica among the dispatcher's own.
 func (d *dispatcher) at(id string) int {
-	for i, r := range d.replicas {
-		if replicaNames[r.number] == id {
-			return i
-		}
-	}
-	panic("no such replica: " + id)
+	return slices.IndexFunc(d.replicas, func(r *replica) bool { return replicaNames[r.number] == id })
 }
 
 // distance to a replica, one way.
@@ -138,11 +134,8 @@ func (d *dispatcher) distance(r *replica) float64 {
 // look tells the node what is decoded here, as a proxy does that asks its board now
 // and then: how many requests the replica decodes that decodes fewest.
 func (d *dispatcher) look() {
-	d.fewest = 0
-	for i, n := range d.running {
-		if i == 0 || n < d.fewest {
-			d.fewest = n
-		}
+	if len(d.running) > 0 {
+		d.fewest = slices.Min(d.running)
 	}
 }
 

@@ -263,10 +263,8 @@ func (r *replica) finish() {
 		for _, j := range made {
 			j.end = r.steps + j.r.output - j.got - 1
 		}
-	} else {
-		if r.steps += count; r.LogSteps > 0 && r.steps%r.LogSteps == 0 {
-			r.told = len(r.waiting)
-		}
+	} else if r.steps += count; r.LogSteps > 0 && r.steps%r.LogSteps == 0 {
+		r.told = len(r.waiting)
 	}
 	if r.s.now > r.s.scenario.warmMs() {
 		r.made += float64(len(made) * count)
@@ -278,19 +276,15 @@ func (r *replica) finish() {
 			j.started = true
 			r.s.firstToken(r, j)
 		}
-		if j.end <= r.steps {
-			ended = true
-		}
+		ended = ended || j.end <= r.steps
 	}
 	r.tokens += len(made) * count
 	if !ended {
 		return
 	}
-	kept := r.batch[:0]
-	for _, j := range r.batch {
+	r.batch = slices.DeleteFunc(r.batch, func(j *job) bool {
 		if j.end > r.steps {
-			kept = append(kept, j)
-			continue
+			return false
 		}
 		r.vacate(j)
 		if !j.gone {
@@ -298,9 +292,8 @@ func (r *replica) finish() {
 			r.cache.Insert(r.slot, j.r.all)
 			r.s.lastToken(r, j)
 		}
-	}
-	clear(r.batch[len(kept):])
-	r.batch = kept
+		return true
+	})
 }
 
 // drop lets go of what nobody wants any more.

@@ -1,6 +1,8 @@
 package geosim
 
 import (
+	"slices"
+
 	"evenkeel/engine"
 	"evenkeel/geo"
 )
@@ -27,18 +29,11 @@ func pair(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 // plan lets a fault come and go. Under a central arm there is one dispatcher,
 // and what happens to the others happens to nobody.
 func (f *Fault) plan(s *simulation) {
-	find := func(region int) *dispatcher {
-		for _, d := range s.dispatchers {
-			if d.region == region {
-				return d
-			}
-		}
-		return nil
-	}
-	d := find(f.Region)
-	if d == nil {
+	i := slices.IndexFunc(s.dispatchers, func(d *dispatcher) bool { return d.region == f.Region })
+	if i < 0 {
 		return
 	}
+	d := s.dispatchers[i]
 	at := func(seconds float64, run func()) { s.after(1000*seconds, run) }
 	switch f.Kind {
 	case Dies:
@@ -68,7 +63,7 @@ func (f *Fault) plan(s *simulation) {
 // for it, and nobody else has them.
 func (d *dispatcher) die() {
 	d.dead = true
-	for _, v := range append([]*visit(nil), d.live...) {
+	for _, v := range slices.Clone(d.live) {
 		if v.state == over {
 			continue // ended with another
 		}

@@ -3,6 +3,7 @@ package geosim
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -132,14 +133,7 @@ func Names() []string {
 }
 
 // Presets lists the engines that have a name.
-func Presets() []string {
-	names := make([]string, 0, len(presets))
-	for name := range presets {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func Presets() []string { return slices.Sorted(maps.Keys(presets)) }
 
 // defaultRTT is between A (US-West), B and C: those from A are GORGO's, the third
 // is ours.

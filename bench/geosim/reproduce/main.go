@@ -121,13 +121,12 @@ func (b *book) ratio(scenario, preset, arm, other string, m report.Metric) float
 }
 
 // span is how ratios lie.
-type span struct{ least, most float64 }
+type span []float64
 
-func newSpan() span { return span{1e18, -1e18} }
-
-func (s *span) add(v float64) { s.least, s.most = min(s.least, v), max(s.most, v) }
-
-func (s span) String() string { return fmt.Sprintf("%.2f to %.2f", s.least, s.most) }
+func (s *span) add(v float64) { *s = append(*s, v) }
+func (s span) least() float64 { return slices.Min(s) }
+func (s span) most() float64  { return slices.Max(s) }
+func (s span) String() string { return fmt.Sprintf("%.2f to %.2f", s.least(), s.most()) }
 
 // command makes a table's numbers again.
 func (b *book) command(scenario, preset string, arms ...string) string {

@@ -133,10 +133,9 @@ func (b *book) claims() string {
 	}
 	balancers := []string{"rr", "central-least-load", "ch", "prefix-blind"}
 	all := append([]string{ours, skylb}, balancers...)
-	overRR, overLL, overPrefix := newSpan(), newSpan(), newSpan()
-	pausedRR, pausedLL, pausedBest, pausedWorst := newSpan(), newSpan(), newSpan(), newSpan()
-	best, worst, theirs := newSpan(), newSpan(), newSpan()
-	roomyBest, roomyWorst := newSpan(), newSpan() // where memory is not short in all regions
+	var overRR, overLL, overPrefix, best, worst, theirs span
+	var pausedRR, pausedLL, pausedBest, pausedWorst span
+	var roomyBest, roomyWorst span // where memory is not short in all regions
 	for _, name := range crossed {
 		for _, preset := range presets {
 			b.need(name, preset, all...)
@@ -165,12 +164,12 @@ func (b *book) claims() string {
 	}
 	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
 		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL),
-		overRR.least >= 1.05 && overLL.least >= 0.95)
+		overRR.least() >= 1.05 && overLL.least() >= 0.95)
 	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
 		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst,
-			pauses, pausedBest, pausedWorst), best.least >= 1.2 && worst.least >= 2)
+			pauses, pausedBest, pausedWorst), best.least() >= 1.2 && worst.least() >= 2)
 
-	p90, p90OnePass := newSpan(), newSpan()
+	var p90, p90OnePass span
 	for _, preset := range original {
 		together := "tot, " + onePass
 		b.need(together, preset, ours, "rr", "prefix-blind")
@@ -180,7 +179,7 @@ func (b *book) claims() string {
 		}
 	}
 	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
-		p90.most <= 0.5)
+		p90.most() <= 0.5)
 
 	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
 	b.need("one-region", presets[0], one...)
@@ -199,7 +198,7 @@ func (b *book) claims() string {
 		"skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
 		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84)
 
-	apart, apartOnePass := newSpan(), newSpan()
+	var apart, apartOnePass span
 	for _, preset := range original {
 		for scenario, to := range map[string]*span{"tot-uniform": &apart, "tot-uniform, " + onePass: &apartOnePass} {
 			b.need(scenario, preset, ours, "ch")
@@ -207,7 +206,7 @@ func (b *book) claims() string {
 		}
 	}
 	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
-		apart.least >= 0.9 && apart.most <= 1.1)
+		apart.least() >= 0.9 && apart.most() <= 1.1)
 
 	share := b.peaks()
 	add("C7", "S0: provisioning for the global peak saves 40.5 %", "printed; by construction of the sinusoids",
@@ -224,7 +223,7 @@ func (b *book) claims() string {
 	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
 		"both ≥ 2, throughput not lower at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 0.995)
 
-	noWait, noRTT := newSpan(), newSpan()
+	var noWait, noRTT span
 	for _, preset := range presets {
 		for _, name := range []string{"skew", "diurnal"} {
 			b.need(name, preset, "finish:without=wait")
@@ -235,7 +234,7 @@ func (b *book) claims() string {
 	}
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip worse on multi-turn",
-		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least >= 2 && noRTT.least > 1)
+		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() > 1)
 	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
