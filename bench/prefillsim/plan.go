@@ -4,6 +4,7 @@
 package prefillsim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,12 +49,7 @@ func Policies() []string {
 	return append([]string{reference}, slices.DeleteFunc(policy.Names(), func(n string) bool { return n == reference })...)
 }
 
-func (p *Plan) capacityFactor() float64 {
-	if p.CapacityFactor == 0 {
-		return 1
-	}
-	return p.CapacityFactor
-}
+func (p *Plan) capacityFactor() float64 { return cmp.Or(p.CapacityFactor, 1) }
 
 // Validate says what of the plan cannot be run.
 func (p *Plan) Validate() error {
@@ -124,7 +120,7 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	pr := newPrompts(p.Trace, p.Requests)
+	pr := newPrompts(p.requests())
 	stretch, err := p.pace(ctx, pr)
 	if err != nil {
 		return nil, err

@@ -55,11 +55,7 @@ const (
 
 // newPrompts names the blocks of a trace. The last, partial block of a prompt is
 // in no cache.
-func newPrompts(t *trace.Trace, most int) *prompts {
-	rs := t.Requests
-	if most > 0 && most < len(rs) {
-		rs = rs[:most]
-	}
+func newPrompts(rs []trace.Request) *prompts {
 	p := &prompts{requests: make([]request, len(rs)), quantum: quantum(rs)}
 	names := map[uint64]int32{}
 	talks := newSessions()
