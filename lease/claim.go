@@ -71,8 +71,8 @@ type result struct {
 	ahead  time.Duration // of the wall clock, when it was sent
 	rec    Record
 	err    error
-	member string // of a pledge
-	epoch  int64
+	member string                         // of a pledge
+	tell   func(now time.Time, err error) // the machine
 }
 
 // Run keeps the claim until ctx ends. A lease that is held then is left to
@@ -138,9 +138,14 @@ func (c *Claim) askPledges(ctx context.Context, ask Pledge, begin func(func() re
 		begin(func() result {
 			ctx, cancel := context.WithTimeout(ctx, c.retry)
 			defer cancel()
-			r := result{sent: time.Now(), member: member, epoch: ask.Epoch}
+			r := result{sent: time.Now(), member: member}
 			r.ahead = c.aheadAt(r.sent)
 			r.err = c.hooks.Pledge(ctx, member, ask)
+			r.tell = func(now time.Time, err error) {
+				if err == nil {
+					c.machine.Pledges(r.sent, now, member, ask.Epoch)
+				}
+			}
 			return r
 		})
 	}
@@ -181,8 +186,9 @@ func (c *Claim) tell(now time.Time) {
 }
 
 func (c *Claim) call(ctx context.Context, call Call) result {
+	m := c.machine
 	c.mu.Lock()
-	epoch, rec, seen := c.machine.epoch, c.machine.rec, c.machine.seen
+	epoch, rec, seen := m.epoch, m.rec, m.seen
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.cap)
 	defer cancel()
@@ -191,14 +197,19 @@ func (c *Claim) call(ctx context.Context, call Call) result {
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
+		r.tell = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
 	case Acquire:
 		r.rec, r.err = c.engine.Acquire(ctx, seen)
+		r.tell = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
 	case Renew:
 		r.err = c.engine.Renew(ctx, epoch)
+		r.tell = func(now time.Time, err error) { m.Renewed(r.sent, now, err) }
 	case Release:
 		r.err = c.engine.Release(ctx, epoch)
+		r.tell = func(now time.Time, err error) { m.Released(r.sent, now, err) }
 	case AskBack:
 		r.err = c.hooks.AskBack(ctx, Dispatcher(rec.Holder), rec.Epoch)
+		r.tell = m.Asked
 	}
 	return r
 }
@@ -214,22 +225,7 @@ func (c *Claim) learn(r result) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case r.member != "":
-		if r.err == nil {
-			c.machine.Pledges(r.sent, now, r.member, r.epoch)
-		}
-	case r.call == Look:
-		c.machine.Looked(r.sent, now, r.rec, r.err)
-	case r.call == Acquire:
-		c.machine.Acquired(r.sent, now, r.rec, r.err)
-	case r.call == Renew:
-		c.machine.Renewed(r.sent, now, r.err)
-	case r.call == Release:
-		c.machine.Released(r.sent, now, r.err)
-	case r.call == AskBack:
-		c.machine.Asked(now, r.err)
-	}
+	r.tell(now, r.err)
 }
 
 // errStoodStill is an answer that says nothing: it may be as old as the machine
