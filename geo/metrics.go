@@ -145,10 +145,6 @@ func (m *metrics) decided(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
-func (m *metrics) waited(route string, d time.Duration) {
-	m.wait.WithLabelValues(route).Observe(d.Seconds())
-}
-
 // Received counts a request of another dispatcher by how it ended here.
 func (n *Node) Received(origin, outcome string) {
 	n.metrics.received.WithLabelValues(origin, outcome).Inc()

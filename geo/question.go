@@ -167,7 +167,7 @@ func (q *Question) noteWait(s *modelState) {
 func (q *Question) Stayed(wait time.Duration) {
 	m := q.node.metrics
 	m.decided(q.by, policy.Send)
-	m.waited(routeLocal, wait)
+	m.wait.WithLabelValues(routeLocal).Observe(wait.Seconds())
 	switch q.holder {
 	case "":
 	case q.sends:
@@ -371,7 +371,7 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	}
 	q.answer = f
 	n.metrics.decided(s.policy.Name(), policy.Forward)
-	n.metrics.waited(routeForward, h.Now.Sub(h.Since))
+	n.metrics.wait.WithLabelValues(routeForward).Observe(h.Now.Sub(h.Since).Seconds())
 	n.metrics.inflight.WithLabelValues(p.id).Inc()
 	n.metrics.hits.WithLabelValues(p.id, "predicted").Add(float64(hit))
 	return prefill.ToThere
