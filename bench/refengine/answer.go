@@ -234,22 +234,30 @@ func (a *answer) giveBack(text string) bool {
 	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "stop", `"recomputed"`, text) }) && a.close()
 }
 
-// breakOff does what the rule says to a stream.
+// breakOff does to the answer what the rule says.
 func (a *answer) breakOff() bool {
 	switch a.rule.Fault {
 	case Hang:
 		return a.x.Hang()
 	case Reset:
-		if a.rule.phase() == PhaseInsideChunk {
+		if a.r.stream && a.rule.phase() == PhaseInsideChunk {
 			a.x.HalfEvent(func(dst []byte) []byte { return a.appendTokens(dst, a.sent+1, false, "") })
 			_ = a.x.Pause(20 * time.Millisecond) // lets the half arrive: a reset discards what is on its way
 		}
 		return a.x.Reset()
 	}
 	a.letGo()
-	switch a.rule.Fault {
-	case ErrorEvent:
+	switch {
+	case a.rule.Fault == ErrorEvent:
 		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
+	case a.r.stream:
+		return a.breakStream()
+	}
+	return a.breakWhole()
+}
+
+func (a *answer) breakStream() bool {
+	switch a.rule.Fault {
 	case SilentEnd:
 		return a.x.EndStream()
 	case FinishError:
@@ -258,6 +266,22 @@ func (a *answer) breakOff() bool {
 		return a.giveBack(a.heldBack())
 	}
 	return a.close() // MissingFinish
+}
+
+// breakWhole is for an answer that does not stream.
+func (a *answer) breakWhole() bool {
+	n := min(a.rule.AfterTokens, a.want)
+	switch a.rule.Fault {
+	case FinishError:
+		return a.whole(n, "error", "null", nil)
+	case Recomputed:
+		return a.whole(n, "stop", `"recomputed"`, nil)
+	case MissingFinish:
+		return a.whole(n, "", "null", nil)
+	}
+	a.x.Close = true // SilentEnd: half of the body
+	a.x.Promise(a.r.contentType(), `{"id":`)
+	return false
 }
 
 // failed tells of an error in the middle of a request: as an event once the
@@ -276,7 +300,7 @@ func (a *answer) collect(j *job) bool {
 		end := j.end.Load()
 		made := int(j.made.Load())
 		if a.breaks && (made >= a.rule.AfterTokens && made > 0 || end != goingOn) {
-			return a.breakWhole()
+			return a.breakOff()
 		}
 		switch end {
 		case finished:
@@ -296,31 +320,6 @@ func (a *answer) countCached(j *job) {
 	if a.r.leg != LegDecode {
 		a.cached = int(j.cached.Load())
 	}
-}
-
-// breakWhole does what the rule says to an answer that does not stream.
-func (a *answer) breakWhole() bool {
-	n := min(a.rule.AfterTokens, a.want)
-	switch a.rule.Fault {
-	case Hang:
-		return a.x.Hang()
-	case Reset:
-		return a.x.Reset()
-	}
-	a.letGo()
-	switch a.rule.Fault {
-	case ErrorEvent:
-		return a.failed(refuse(500, "Internal server error"), a.rule.shape(a.life.engine.cfg))
-	case FinishError:
-		return a.whole(n, "error", "null", nil)
-	case Recomputed:
-		return a.whole(n, "stop", `"recomputed"`, nil)
-	case MissingFinish:
-		return a.whole(n, "", "null", nil)
-	}
-	a.x.Close = true // SilentEnd: half of the body
-	a.x.Promise(a.r.contentType(), `{"id":`)
-	return false
 }
 
 // whole answers in one JSON object. handoff is nil but for probes.

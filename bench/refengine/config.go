@@ -1,11 +1,13 @@
 package refengine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"evenkeel/bench/refengine/cache"
@@ -92,52 +94,45 @@ const blockSize = cache.BlockSize
 
 // WithDefaults fills in what was left zero.
 func (c Config) WithDefaults() Config {
-	def(&c.Role, Both)
-	def(&c.Listen, "127.0.0.1:0")
+	c.Role = cmp.Or(c.Role, Both)
+	c.Listen = cmp.Or(c.Listen, "127.0.0.1:0")
 	if host, _, err := net.SplitHostPort(c.Listen); err == nil {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 			host = "127.0.0.1"
 		}
-		def(&c.Advertise, host)
+		c.Advertise = cmp.Or(c.Advertise, host)
 	}
-	def(&c.DPSize, 1)
-	def(&c.DPMode, "external")
-	def(&c.Group, "main")
-	def(&c.Model, "ref")
-	def(&c.MaxModelLen, 131072)
-	def(&c.Version, "0.27.1")
-	def(&c.Slots, 32)
-	def(&c.KVTokens, 524288)
-	def(&c.C0, 5*time.Millisecond)
-	def(&c.C1, 200*time.Nanosecond)
-	def(&c.TokensPerChunk, 1)
-	def(&c.StreamInterval, 1)
-	def(&c.PrefillBase, 9*time.Millisecond)
-	def(&c.PrefillPerToken, 9*time.Microsecond)
-	def(&c.PrefillConcurrency, 1)
-	def(&c.KVEventsEncoding, "array")
-	def(&c.KVEventsHWM, 1000)
-	def(&c.Connector, AscendMooncake)
+	c.DPSize = cmp.Or(c.DPSize, 1)
+	c.DPMode = cmp.Or(c.DPMode, "external")
+	c.Group = cmp.Or(c.Group, "main")
+	c.Model = cmp.Or(c.Model, "ref")
+	c.MaxModelLen = cmp.Or(c.MaxModelLen, 131072)
+	c.Version = cmp.Or(c.Version, "0.27.1")
+	c.Slots = cmp.Or(c.Slots, 32)
+	c.KVTokens = cmp.Or(c.KVTokens, 524288)
+	c.C0 = cmp.Or(c.C0, 5*time.Millisecond)
+	c.C1 = cmp.Or(c.C1, 200*time.Nanosecond)
+	c.TokensPerChunk = cmp.Or(c.TokensPerChunk, 1)
+	c.StreamInterval = cmp.Or(c.StreamInterval, 1)
+	c.PrefillBase = cmp.Or(c.PrefillBase, 9*time.Millisecond)
+	c.PrefillPerToken = cmp.Or(c.PrefillPerToken, 9*time.Microsecond)
+	c.PrefillConcurrency = cmp.Or(c.PrefillConcurrency, 1)
+	c.KVEventsEncoding = cmp.Or(c.KVEventsEncoding, "array")
+	c.KVEventsHWM = cmp.Or(c.KVEventsHWM, 1000)
+	c.Connector = cmp.Or(c.Connector, AscendMooncake)
 	if c.Connector == NIXLPull {
-		def(&c.KVHoldTimeout, 30*time.Second)
+		c.KVHoldTimeout = cmp.Or(c.KVHoldTimeout, 30*time.Second)
 	}
-	def(&c.KVHoldTimeout, 480*time.Second)
-	def(&c.TransferBase, time.Millisecond)
-	def(&c.TransferPer, 100*time.Nanosecond)
-	def(&c.KVLoadFailure, "fail")
-	def(&c.ReasoningField, "reasoning")
-	def(&c.ErrorShape, ShapeNew)
-	def(&c.KeepAlive, 5*time.Second)
-	def(&c.MaxBody, 64<<20)
-	def(&c.StepLog, 65536)
+	c.KVHoldTimeout = cmp.Or(c.KVHoldTimeout, 480*time.Second)
+	c.TransferBase = cmp.Or(c.TransferBase, time.Millisecond)
+	c.TransferPer = cmp.Or(c.TransferPer, 100*time.Nanosecond)
+	c.KVLoadFailure = cmp.Or(c.KVLoadFailure, "fail")
+	c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning")
+	c.ErrorShape = cmp.Or(c.ErrorShape, ShapeNew)
+	c.KeepAlive = cmp.Or(c.KeepAlive, 5*time.Second)
+	c.MaxBody = cmp.Or(c.MaxBody, 64<<20)
+	c.StepLog = cmp.Or(c.StepLog, 65536)
 	return c
-}
-
-func def[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Validate expects the defaults to be filled in.
@@ -145,12 +140,9 @@ func (c Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("refengine: "+format, args...)) }
 	oneOf := func(field, value string, allowed ...string) {
-		for _, a := range allowed {
-			if a == value {
-				return
-			}
+		if !slices.Contains(allowed, value) {
+			bad("%s is %q; use one of %q", field, value, allowed)
 		}
-		bad("%s is %q; use one of %q", field, value, allowed)
 	}
 	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both))
 	oneOf("dp mode", c.DPMode, "external", "internal")

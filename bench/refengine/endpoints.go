@@ -1,11 +1,11 @@
 package refengine
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"evenkeel/bench/reftext"
 )
@@ -69,9 +69,7 @@ func (l *life) holdPage(x *exchange) bool {
 	if !busy {
 		return true
 	}
-	hit := l.engine.faults.strike(func(r Rule) bool {
-		return r.Fault == SlowPages && (r.Rank == nil || *r.Rank == x.Port)
-	})
+	hit := l.engine.faults.strike(func(r Rule) bool { return r.Fault == SlowPages && r.isAt(x.Port) })
 	return len(hit) == 0 || x.Pause(hit[0].delay())
 }
 
@@ -162,14 +160,13 @@ func (l *life) serveFaults(x *exchange) bool {
 	var ask struct {
 		Rules []Rule `json:"rules"`
 	}
-	dec := json.NewDecoder(strings.NewReader(string(x.Body)))
+	dec := json.NewDecoder(bytes.NewReader(x.Body))
 	dec.DisallowUnknownFields()
-	var err error
-	if trimmed := strings.TrimSpace(string(x.Body)); strings.HasPrefix(trimmed, "[") {
-		err = dec.Decode(&ask.Rules)
-	} else {
-		err = dec.Decode(&ask)
+	var into any = &ask
+	if bytes.HasPrefix(bytes.TrimSpace(x.Body), []byte("[")) {
+		into = &ask.Rules
 	}
+	err := dec.Decode(into)
 	if err == nil {
 		err = e.SetFaults(ask.Rules...)
 	}

@@ -186,28 +186,21 @@ func (e *Engine) Revive() error {
 			(&exchange{x, shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.MaxBody))
 		},
 	}
-	for i, addr := range e.addrs {
-		ln, err := net.Listen("tcp", addr)
-		if err != nil {
-			l.end(false)
-			return fmt.Errorf("refengine: rank %d: %w; choose another listen address", i, err)
-		}
-		l.listeners = append(l.listeners, ln)
-		e.addrs[i] = ln.Addr().String()
+	var err error
+	if l.listeners, err = listen(e.addrs); err != nil {
+		l.end(false)
+		return fmt.Errorf("refengine: rank %d: %w; choose another listen address", len(l.listeners), err)
+	}
+	if l.kvListeners, err = listen(e.kvAddrs); err != nil {
+		l.end(false)
+		return fmt.Errorf("refengine: KV events of rank %d: %w; choose another address", len(l.kvListeners)%e.cfg.DPSize, err)
+	}
+	for _, ln := range l.listeners {
 		l.ports = append(l.ports, ln.Addr().(*net.TCPAddr).Port)
 	}
 	l.pins = newPins(e.cfg, &e.count)
 	l.group = newGroup(e.cfg, &e.count, e.log)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
-	for i, addr := range e.kvAddrs {
-		ln, err := net.Listen("tcp", addr)
-		if err != nil {
-			l.end(false)
-			return fmt.Errorf("refengine: KV events of rank %d: %w; choose another address", i%e.cfg.DPSize, err)
-		}
-		l.kvListeners = append(l.kvListeners, ln)
-		e.kvAddrs[i] = ln.Addr().String()
-	}
 	for rank := range e.cfg.DPSize {
 		var events *cache.Events
 		if len(e.kvAddrs) > 0 {
@@ -221,6 +214,20 @@ func (e *Engine) Revive() error {
 	l.start()
 	e.life = l
 	return nil
+}
+
+// listen listens at addresses, which become what they are then. After an error it
+// returns those before the one that failed.
+func listen(addrs []string) (list []net.Listener, err error) {
+	for i, addr := range addrs {
+		ln, err := net.Listen("tcp", addr)
+		if err != nil {
+			return list, err
+		}
+		list = append(list, ln)
+		addrs[i] = ln.Addr().String()
+	}
+	return list, nil
 }
 
 func (l *life) start() {
@@ -262,10 +269,7 @@ func (l *life) accept(ln net.Listener, open func(conn net.Conn) (serve func())) 
 
 // client opens a connection of the listener with that index.
 func (l *life) client(conn net.Conn, port int) (serve func()) {
-	hit := l.engine.faults.strike(func(r Rule) bool {
-		return r.Fault == Reset && r.Phase == PhaseAccept && (r.Rank == nil || *r.Rank == port)
-	})
-	if len(hit) > 0 {
+	if l.engine.faults.strike(func(r Rule) bool { return r.Phase == PhaseAccept && r.isAt(port) }) != nil {
 		wire.Reset(conn)
 		return nil
 	}

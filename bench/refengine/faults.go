@@ -126,6 +126,9 @@ func (r Rule) Validate() error {
 // ofPages says that a rule strikes questions about the engine, not requests.
 func (r Rule) ofPages() bool { return r.Fault == FrozenGauges || r.Fault == SlowPages }
 
+// isAt says that a rule strikes at this rank.
+func (r Rule) isAt(rank int) bool { return r.Rank == nil || *r.Rank == rank }
+
 func (r Rule) phase() string {
 	if r.Phase == "" && (r.Fault == Hang || r.Fault == Reset) {
 		return PhaseBeforeHeaders

@@ -102,7 +102,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
 		return !rule.ofPages() && rule.Phase != PhaseAccept &&
-			(rule.Leg == "" || rule.Leg == r.leg) && (rule.Rank == nil || *rule.Rank == rank) &&
+			(rule.Leg == "" || rule.Leg == r.leg) && rule.isAt(rank) &&
 			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})
 	if tell := l.engine.cfg.OnStrike; tell != nil {

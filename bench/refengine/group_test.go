@@ -1,6 +1,7 @@
 package refengine
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"testing/synctest"
@@ -17,8 +18,8 @@ import (
 func clocked(t *testing.T, cfg Config, f func(g *group)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		def(&cfg.C0, 10*time.Millisecond)
-		def(&cfg.C1, time.Microsecond)
+		cfg.C0 = cmp.Or(cfg.C0, 10*time.Millisecond)
+		cfg.C1 = cmp.Or(cfg.C1, time.Microsecond)
 		cfg = cfg.WithDefaults()
 		require.NoError(t, cfg.Validate())
 		g := newGroup(cfg, &counters{}, steplog.New(1000, "", nil))

@@ -12,9 +12,7 @@ func (l *life) serveMetrics(x *exchange) bool {
 	if !l.holdPage(x) {
 		return false
 	}
-	hit := l.engine.faults.strike(func(r Rule) bool {
-		return r.Fault == FrozenGauges && (r.Rank == nil || *r.Rank == x.Port)
-	})
+	hit := l.engine.faults.strike(func(r Rule) bool { return r.Fault == FrozenGauges && r.isAt(x.Port) })
 	first, last := x.Port, x.Port
 	if l.engine.cfg.DPMode == "internal" {
 		first, last = 0, l.engine.cfg.DPSize-1

@@ -3,6 +3,7 @@ package refengine
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,12 +23,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // quick is an engine whose times do not hold a test up.
 func quick(c Config) Config {
-	def(&c.C0, 200*time.Microsecond)
-	def(&c.C1, time.Nanosecond)
-	def(&c.PrefillBase, 100*time.Microsecond)
-	def(&c.PrefillPerToken, time.Nanosecond)
-	def(&c.TransferBase, 100*time.Microsecond)
-	def(&c.TransferPer, time.Nanosecond)
+	c.C0 = cmp.Or(c.C0, 200*time.Microsecond)
+	c.C1 = cmp.Or(c.C1, time.Nanosecond)
+	c.PrefillBase = cmp.Or(c.PrefillBase, 100*time.Microsecond)
+	c.PrefillPerToken = cmp.Or(c.PrefillPerToken, time.Nanosecond)
+	c.TransferBase = cmp.Or(c.TransferBase, 100*time.Microsecond)
+	c.TransferPer = cmp.Or(c.TransferPer, time.Nanosecond)
 	return c
 }
 
