@@ -2,74 +2,25 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
-	"evenkeel/bench/world"
+	v1 "github.com/prometheus/client_golang/api/prometheus/v1"
+	"github.com/prometheus/common/model"
 )
 
-// series is one line of an answer.
-type series struct {
-	Metric map[string]string `json:"metric"`
-	Values []sample          `json:"values"`
-}
-
-// sample is [seconds, "value"].
-type sample struct{ at, value float64 }
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (s *sample) UnmarshalJSON(b []byte) error {
-	var text string
-	if err := json.Unmarshal(b, &[]any{&s.at, &text}); err != nil {
-		return err
-	}
-	var err error
-	s.value, err = strconv.ParseFloat(text, 64)
-	return err
-}
-
 // ask evaluates an expression of a panel over the run.
-func (w *site) ask(ctx context.Context, expr string) ([]series, error) {
+func (w *site) ask(ctx context.Context, expr string) (model.Matrix, error) {
 	const rate = "15s" // of a scrape a second
 	expr = strings.ReplaceAll(selected(expr, `job="evenkeel",instance=~".+"`), "$rate]", rate+"]")
-	q := url.Values{
-		"query": {expr}, "step": {"1"}, "start": {seconds(w.began)}, "end": {seconds(w.ended)},
-	}
-	var data struct {
-		Result []series `json:"result"`
-	}
-	if err := w.get(ctx, "/api/v1/query_range?"+q.Encode(), &data); err != nil {
+	got, _, _, err := w.prometheus.QueryRange(ctx, expr, v1.Range{Start: w.began, End: w.ended, Step: time.Second})
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", expr, err)
 	}
-	return data.Result, nil
-}
-
-func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
-
-// get reads what Prometheus's API answers.
-func (w *site) get(ctx context.Context, path string, into any) error {
-	got, err := world.Do(ctx, w.HTTP, http.MethodGet, "http://"+w.prometheus.Address+path, nil)
-	if err != nil {
-		return err
-	}
-	answer := struct {
-		Error string          `json:"error"`
-		Data  json.RawMessage `json:"data"`
-	}{}
-	if err := json.Unmarshal(got.Body, &answer); err != nil {
-		return fmt.Errorf("prometheus answered %d: %w", got.Status, err)
-	}
-	if answer.Error != "" {
-		return errors.New(answer.Error)
-	}
-	return json.Unmarshal(answer.Data, into)
+	return got.(model.Matrix), nil
 }
 
 // check holds that every panel shows something and every rule is evaluated.
@@ -95,26 +46,27 @@ func (w *site) check(ctx context.Context, out io.Writer) error {
 			}
 		}
 	}
-	var rules struct {
-		Groups []struct {
-			Rules []struct {
-				Name, Health, LastError, State string
-				Labels                         map[string]string
-			} `json:"rules"`
-		} `json:"groups"`
-	}
-	if err := w.get(ctx, "/api/v1/rules", &rules); err != nil {
+	rules, err := w.prometheus.Rules(ctx, nil)
+	if err != nil {
 		return err
 	}
 	evaluated := 0
+	healthy := func(name string, health v1.RuleHealth, lastError string) {
+		evaluated++
+		if health != v1.RuleHealthGood {
+			wrong = append(wrong, fmt.Errorf("rule %s: %s %s", name, health, lastError))
+		}
+	}
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
-			evaluated++
-			if r.Health != "ok" {
-				wrong = append(wrong, fmt.Errorf("rule %s: %s %s", r.Name, r.Health, r.LastError))
-			}
-			if r.State == "firing" {
-				wrong = append(wrong, fmt.Errorf("alert %s fires though all is well", r.Name))
+			switch r := r.(type) {
+			case v1.RecordingRule:
+				healthy(r.Name, r.Health, r.LastError)
+			case v1.AlertingRule:
+				healthy(r.Name, r.Health, r.LastError)
+				if r.State == string(v1.AlertStateFiring) {
+					wrong = append(wrong, fmt.Errorf("alert %s fires though all is well", r.Name))
+				}
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"time"
 
 	"evenkeel/bench/world"
@@ -40,11 +41,18 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if _, err := exec.LookPath("prometheus"); err != nil {
 		return fmt.Errorf("%w; install Debian's package prometheus, nothing was checked", err)
 	}
-	w, err := newSite(ctx, *binary, *rules)
+	rulesFile, err := filepath.Abs(*rules)
 	if err != nil {
 		return err
 	}
+	w := &site{}
+	if w.World, err = world.New(ctx, "dashboards", world.Options{Bin: *binary}); err != nil {
+		return err
+	}
 	defer func() { _ = w.Close(true) }()
+	if err := w.build(ctx, rulesFile); err != nil {
+		return err
+	}
 	fmt.Fprintf(out, "two regions under load for %v\n", *last)
 	if err := w.load(ctx, *last); err != nil {
 		return err

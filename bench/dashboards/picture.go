@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/common/model"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/text"
@@ -86,9 +87,9 @@ func (w *site) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 		for _, s := range all {
 			var run plotter.XYs
 			for _, v := range s.Values {
-				if !math.IsNaN(v.value) && !math.IsInf(v.value, 0) {
-					run = append(run, plotter.XY{X: v.at - float64(w.began.Unix()), Y: v.value})
-					moves = moves || v.value != 0
+				if y := float64(v.Value); !math.IsNaN(y) && !math.IsInf(y, 0) {
+					run = append(run, plotter.XY{X: float64(v.Timestamp)/1e3 - float64(w.began.Unix()), Y: y})
+					moves = moves || y != 0
 				}
 			}
 			if len(run) == 0 {
@@ -117,13 +118,16 @@ func (w *site) plot(ctx context.Context, p panel) (*plot.Plot, error) {
 var placeholder = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
 // legend fills in a legend's labels; ports of this run become what they are.
-func (w *site) legend(form string, labels map[string]string) string {
-	text := placeholder.ReplaceAllStringFunc(form, func(m string) string { return labels[strings.Trim(m, "{}")] })
+func (w *site) legend(form string, labels model.Metric) string {
+	text := placeholder.ReplaceAllStringFunc(form, func(m string) string { return string(labels[model.LabelName(strings.Trim(m, "{}"))]) })
 	for _, p := range w.proxies {
 		text = strings.ReplaceAll(text, p.Address, p.Name)
 	}
 	if text = strings.ReplaceAll(text, "→", "to"); text == "" {
-		text = strings.Join(slices.Sorted(maps.Values(labels)), " ")
+		for _, value := range slices.Sorted(maps.Values(labels)) {
+			text += " " + string(value)
+		}
+		text = strings.TrimSpace(text)
 	}
 	return text
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
-	"path/filepath"
 	"time"
+
+	"github.com/prometheus/client_golang/api"
+	v1 "github.com/prometheus/client_golang/api/prometheus/v1"
 
 	"evenkeel/bench/load"
 	"evenkeel/bench/refengine"
@@ -19,35 +21,25 @@ import (
 type site struct {
 	*world.World
 	proxies    []*world.Proxy // by region
-	prometheus world.Admin
+	prometheus v1.API
 	began      time.Time // of the load
 	ended      time.Time
 }
 
 var regions = [2]string{"us", "eu"}
 
-// newSite starts everything and waits until both regions are ready.
-func newSite(ctx context.Context, binary, rules string) (*site, error) {
-	rules, err := filepath.Abs(rules)
-	if err != nil {
-		return nil, err
-	}
-	w := &site{}
-	if w.World, err = world.New(ctx, "dashboards", world.Options{Bin: binary}); err != nil {
-		return nil, err
-	}
-	if err := w.build(ctx, rules); err != nil {
-		return nil, errors.Join(err, w.Close(true))
-	}
-	return w, nil
-}
-
+// build starts everything and waits until both regions are ready.
 func (w *site) build(ctx context.Context, rules string) error {
 	if err := w.Write("peers.key", world.PeersKey); err != nil {
 		return err
 	}
 	w.proxies = w.Proxies(regions[:]...)
-	w.prometheus = w.At(world.FreeAddresses(1)[0])
+	prometheus := world.FreeAddresses(1)[0]
+	client, err := api.NewClient(api.Config{Address: "http://" + prometheus, Client: w.HTTP})
+	if err != nil {
+		return err
+	}
+	w.prometheus = v1.NewAPI(client)
 	for i, p := range w.proxies {
 		config, err := w.region(i)
 		if err != nil {
@@ -67,11 +59,11 @@ func (w *site) build(ctx context.Context, rules string) error {
 		return err
 	}
 	p, err := w.Start("prometheus", exec.Command("prometheus", "--config.file", w.File("prometheus.yaml"), "--storage.tsdb.path", w.File("tsdb"),
-		"--web.listen-address", w.prometheus.Address))
+		"--web.listen-address", prometheus))
 	if err != nil {
 		return err
 	}
-	return p.Answers(ctx, time.Minute, "http://"+w.prometheus.Address+"/-/ready")
+	return p.Answers(ctx, time.Minute, "http://"+prometheus+"/-/ready")
 }
 
 // region starts a region's engines and returns the config file of its proxy. The
