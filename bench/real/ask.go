@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"time"
 )
@@ -90,13 +91,8 @@ const (
 type body map[string]any
 
 func (b body) with(more body) body {
-	all := body{}
-	for k, v := range b {
-		all[k] = v
-	}
-	for k, v := range more {
-		all[k] = v
-	}
+	all := maps.Clone(b)
+	maps.Copy(all, more)
 	return all
 }
 

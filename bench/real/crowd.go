@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -159,26 +160,22 @@ func (w *site) under(ctx context.Context, list []question, trouble func() error)
 	})
 }
 
-// served is a crowd that is right, and behind which nothing is held; else bad says
-// what is wrong.
-func (w *site) served(ctx context.Context, list []question) (t *tally, bad *outcome, err error) {
+// served is a crowd that is right, and behind which nothing is held.
+func (w *site) served(ctx context.Context, list []question) (t *tally, err error) {
 	if t, err = w.crowd(ctx, list, nil, nil); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return t, w.settled(ctx, t, three...), nil
+	return t, w.settled(ctx, t, three...)
 }
 
 // settled says what is wrong of a crowd: answers, or what engines still hold behind
-// it. Nil is nothing.
-func (w *site) settled(ctx context.Context, t *tally, engines ...string) *outcome {
-	var o outcome
-	switch err := w.idle(ctx, engines...); {
-	case err != nil:
-		o = failed("%v; %v", t, err)
-	case !t.all():
-		o = failed("%v", t)
-	default:
-		return nil
+// it.
+func (w *site) settled(ctx context.Context, t *tally, engines ...string) error {
+	if err := w.idle(ctx, engines...); err != nil {
+		return fmt.Errorf("%v; %w", t, err)
 	}
-	return &o
+	if !t.all() {
+		return errors.New(t.String())
+	}
+	return nil
 }

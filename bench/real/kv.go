@@ -165,8 +165,8 @@ func twoRanks(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if bad := w.settled(ctx, t, "p0", "dp"); bad != nil {
-		return *bad, nil
+	if err := w.settled(ctx, t, "p0", "dp"); err != nil {
+		return outcome{}, err
 	}
 	if each != [2]float64{slots, slots} {
 		return failed("%v; %v requests ran on the ranks, not 8 on each", t, each), nil

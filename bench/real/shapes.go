@@ -21,10 +21,7 @@ var everyone = []string{"plain", "p0", "d0", "d1"}
 
 // row asks for a JSON answer and for a stream.
 func (s shape) row() row {
-	return row{name: s.name, engines: everyone, run: func(ctx context.Context, w *site) outcome {
-		if err := w.evenkeel(ctx, w.usual()); err != nil {
-			return failed("%v", err)
-		}
+	return usually(s.name, func(ctx context.Context, w *site) (outcome, error) {
 		all := outcome{verdict: pass}
 		var seen []string
 		for _, form := range []struct {
@@ -42,8 +39,8 @@ func (s shape) row() row {
 			seen = append(seen, form.name+": "+one.seen)
 		}
 		all.seen = strings.Join(seen, "; ")
-		return all
-	}}
+		return all, nil
+	})
 }
 
 // same asks the plain engine twice and evenkeel once.

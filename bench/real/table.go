@@ -125,11 +125,3 @@ func (t *table) save(file string) error {
 	}
 	return os.WriteFile(file, b.Bytes(), 0o644)
 }
-
-// or is an outcome, or none.
-func or(o *outcome) outcome {
-	if o == nil {
-		return outcome{}
-	}
-	return *o
-}

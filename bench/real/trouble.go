@@ -60,57 +60,46 @@ func proxyEnds(ctx context.Context, w *site) (outcome, error) {
 	return passed("streams under way: %v; a new request: %s; exit status 0; nothing is held", t, said), nil
 }
 
-// standsStill stops engines under streams, asks more meanwhile, and lets them
-// go on.
-func standsStill(ctx context.Context, w *site, seed uint64, names ...string) (streams, meanwhile *tally, err error) {
-	signal := func(s syscall.Signal) {
-		for _, name := range names {
-			w.engines[name].Signal(s)
-		}
-	}
-	others := prompts(8, 60, seed+1)
-	if err := w.know(ctx, others); err != nil {
-		return nil, nil, err
-	}
-	defer signal(syscall.SIGCONT)
-	streams, err = w.under(ctx, prompts(8, 400, seed), func() error {
-		signal(syscall.SIGSTOP)
-		goOn := time.AfterFunc(20*time.Second, func() { signal(syscall.SIGCONT) })
-		defer goOn.Stop()
-		if err := world.Pause(ctx, time.Second); err != nil {
-			return err
-		}
-		var err error
-		meanwhile, err = w.crowd(ctx, others, nil, nil)
-		if err != nil {
-			return err
-		}
-		return world.Pause(ctx, 20*time.Second)
-	})
-	return streams, meanwhile, errors.Join(err, ctx.Err())
-}
-
-// standing is a scene in which engines stand still. All decode engines at once are
-// what a machine looks like that is far too busy: every engine is late with its health
-// check, and none refuses anything.
+// standing is a scene in which engines are stopped under streams, more is asked
+// meanwhile, and they go on. All decode engines at once are what a machine looks like
+// that is far too busy: every engine is late with its health check, and none refuses
+// anything.
 func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (outcome, error) {
 	return func(ctx context.Context, w *site) (outcome, error) {
-		streams, meanwhile, err := standsStill(ctx, w, seed, names...)
-		if err != nil {
+		signal := func(s syscall.Signal) {
+			for _, name := range names {
+				w.engines[name].Signal(s)
+			}
+		}
+		others := prompts(8, 60, seed+1)
+		if err := w.know(ctx, others); err != nil {
 			return outcome{}, err
 		}
-		return stillOutcome(ctx, w, streams, meanwhile)
+		defer signal(syscall.SIGCONT)
+		var meanwhile *tally
+		streams, err := w.under(ctx, prompts(8, 400, seed), func() (err error) {
+			signal(syscall.SIGSTOP)
+			goOn := time.AfterFunc(20*time.Second, func() { signal(syscall.SIGCONT) })
+			defer goOn.Stop()
+			if err := world.Pause(ctx, time.Second); err != nil {
+				return err
+			}
+			if meanwhile, err = w.crowd(ctx, others, nil, nil); err != nil {
+				return err
+			}
+			return world.Pause(ctx, 20*time.Second)
+		})
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return outcome{}, err
+		}
+		if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
+			return failed("streams: %v; asked meanwhile: %v; %v", streams, meanwhile, err), nil
+		}
+		if !streams.all() || !meanwhile.all() {
+			return failed("streams: %v; asked meanwhile: %v", streams, meanwhile), nil
+		}
+		return passed("streams: %v; asked meanwhile: %v (the longest wait was %.0f s)", streams, meanwhile, meanwhile.longest.Seconds()), nil
 	}
-}
-
-func stillOutcome(ctx context.Context, w *site, streams, meanwhile *tally) (outcome, error) {
-	if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
-		return failed("streams: %v; asked meanwhile: %v; %v", streams, meanwhile, err), nil
-	}
-	if !streams.all() || !meanwhile.all() {
-		return failed("streams: %v; asked meanwhile: %v", streams, meanwhile), nil
-	}
-	return passed("streams: %v; asked meanwhile: %v (the longest wait was %.0f s)", streams, meanwhile, meanwhile.longest.Seconds()), nil
 }
 
 // back restarts an engine at its address and shows that it is used again.
