@@ -5,11 +5,13 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"time"
 
 	"evenkeel/bench/trace"
@@ -86,20 +88,12 @@ func (c Config) withDefaults() Config {
 	if c.Count == 0 && c.Duration == 0 {
 		c.Count = len(c.Requests)
 	}
-	if c.MaxOutstanding == 0 {
-		c.MaxOutstanding = 8192
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 10 * time.Minute
-	}
-	if c.Check == "" {
-		c.Check = CheckText
-	}
+	c.MaxOutstanding = cmp.Or(c.MaxOutstanding, 8192)
+	c.Timeout = cmp.Or(c.Timeout, 10*time.Minute)
+	c.Check = cmp.Or(c.Check, CheckText)
+	c.KeepFailures = cmp.Or(c.KeepFailures, 20)
 	if len(c.Cancel.Phases) == 0 {
 		c.Cancel.Phases = Phases()
-	}
-	if c.KeepFailures == 0 {
-		c.KeepFailures = 20
 	}
 	return c
 }
@@ -129,9 +123,7 @@ func (c Config) Validate() error {
 		}
 	}
 	for _, p := range c.Cancel.Phases {
-		switch p {
-		case Waiting, Pooled, Transferring, Streaming:
-		default:
+		if !slices.Contains(Phases(), p) {
 			return fmt.Errorf("load: unknown phase %q to cancel in; use %v", p, Phases())
 		}
 	}

@@ -117,10 +117,8 @@ func (r *runner) closedLoop(ctx context.Context) {
 
 // backOff is what a client does that was not served, as Retry-After asks for.
 func (r *runner) backOff(ctx context.Context) {
-	t := time.NewTimer(r.cfg.Backoff)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(r.cfg.Backoff):
 	case <-ctx.Done():
 	}
 }

@@ -24,7 +24,9 @@ type score struct {
 	lag      histogram
 
 	all, window latencies
-	prompt      promptCount
+
+	// The prompts' lengths, as made and as the server counted them.
+	asked, reported int64
 
 	first, warm, last      time.Time // sends; warm: when Config.Warm said yes
 	tokensWarm, tokensLast int64     // received until then
@@ -35,9 +37,6 @@ type latencies struct {
 	requests             int
 	ttft, tpot, itl, e2e histogram
 }
-
-// promptCount compares the prompts' lengths with what the server counted.
-type promptCount struct{ asked, reported int64 }
 
 func (s *score) init(cfg *Config, tokens *atomic.Int64) {
 	s.cfg, s.tokens = cfg, tokens
@@ -118,8 +117,8 @@ func (s *score) measure(a *ask, x *exchange) {
 		s.window.add(a, x)
 	}
 	if x.follower.hasUsage {
-		s.prompt.asked += int64(a.req.Prompt)
-		s.prompt.reported += int64(x.follower.usage.prompt)
+		s.asked += int64(a.req.Prompt)
+		s.reported += int64(x.follower.usage.prompt)
 	}
 	if a.stream && !x.first.IsZero() {
 		ttft, mean := int64(x.first.Sub(x.sent)), s.typicalTTFT.Load()
@@ -156,7 +155,7 @@ func (s *score) result(cfg *Config, start time.Time) *Result {
 		Sent: p.Sent, OK: p.OK, Failed: p.Failed, Wrong: s.wrong, Cancelled: p.Cancelled, Stopped: s.kinds[Stopped],
 		Kinds: maps.Clone(s.kinds), Cancels: maps.Clone(s.cancels), Failures: s.failures,
 		Start: start, FirstSend: s.first, Warm: s.warm, LastSend: s.last, End: end,
-		Events: s.events, PromptTokens: s.prompt.asked, ReportedPromptTokens: s.prompt.reported,
+		Events: s.events, PromptTokens: s.asked, ReportedPromptTokens: s.reported,
 		All: s.all.section(start, end, s.tokens.Load()),
 	}
 	if cfg.Concurrency > 0 {
