@@ -1,8 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -76,18 +76,13 @@ func (f *fleet) of(role string) (list []*member) {
 	return list
 }
 
-// misbehave puts the scenario's faults into force, behave ends them.
-func (f *fleet) misbehave() error {
-	var errs []error
+// misbehave puts rules into force on one side, or on both where none is named. They
+// are our own and valid; none at all ends the trouble.
+func (f *fleet) misbehave(role string, rules ...refengine.Rule) {
 	for _, m := range f.all {
-		errs = append(errs, m.SetFaults(f.rules...))
-	}
-	return errors.Join(errs...)
-}
-
-func (f *fleet) behave() {
-	for _, m := range f.all {
-		_ = m.SetFaults() // no rule, no error
+		if role == "" || m.role == role {
+			_ = m.SetFaults(rules...)
+		}
 	}
 }
 
@@ -157,11 +152,7 @@ func (f *fleet) harm() map[string]int64 {
 			sum[name] += n
 		}
 	}
-	for name, n := range sum {
-		if n == 0 {
-			delete(sum, name)
-		}
-	}
+	maps.DeleteFunc(sum, func(_ string, n int64) bool { return n == 0 })
 	return sum
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/world"
 )
 
 // report is what a run showed.
@@ -117,11 +118,9 @@ func (r *report) steady(ctx context.Context, p *proxy) {
 		}
 	}
 	r.hold(r.After.Goroutines <= limit.Goroutines, "goroutines are back", "%.0f, %.0f before", r.After.Goroutines, r.Before.Goroutines)
-	r.hold(r.After.Heap <= limit.Heap, "memory is back", "%.1f MiB in use, %.1f before", mib(r.After.Heap), mib(r.Before.Heap))
+	r.hold(r.After.Heap <= limit.Heap, "memory is back", "%.1f MiB in use, %.1f before", world.MiB(r.After.Heap), world.MiB(r.Before.Heap))
 	r.hold(r.After.Files <= limit.Files, "open files are back", "%.0f, %.0f before", r.After.Files, r.Before.Files)
 }
-
-func mib(bytes float64) float64 { return bytes / (1 << 20) }
 
 func word(err error) string {
 	if err == nil {
@@ -185,7 +184,7 @@ func (r *report) writeTable(out io.Writer) error {
 		}
 		fmt.Fprintf(w, " (median)\n")
 	}
-	fmt.Fprintf(w, "resident\t%.1f MiB, %.1f before\n\n", mib(r.After.Resident), mib(r.Before.Resident))
+	fmt.Fprintf(w, "resident\t%.1f MiB, %.1f before\n\n", world.MiB(r.After.Resident), world.MiB(r.Before.Resident))
 	for _, check := range r.Checks {
 		mark := "ok"
 		if !check.OK {

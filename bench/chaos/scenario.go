@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,10 +88,8 @@ func names() (list []string) {
 }
 
 func scenarioOf(name string) (scenario, error) {
-	for _, s := range scenarios {
-		if s.name == name {
-			return s, nil
-		}
+	if i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == name }); i >= 0 {
+		return scenarios[i], nil
 	}
 	return scenario{}, fmt.Errorf("no scenario %q; there are %s", name, strings.Join(names(), ", "))
 }
@@ -171,7 +170,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.behave()
+	f.misbehave("") // no more
 	idle := p.idle(ctx, f, s.settle)
 	r.judge(ctx, s, f, p, books, seen, before, idle)
 	if err := p.End(20 * time.Second); err != nil {

@@ -56,17 +56,13 @@ func startTrouble(ctx context.Context, s scenario, seed uint64, f *fleet, p *pro
 	ctx, actions := newActions(ctx)
 	t := &trouble{f: f, p: p, crowd: crowd, actions: actions}
 	if s.rate > 0 {
-		_ = f.misbehave() // the rules are our own and were validated
+		f.misbehave("", f.rules...)
 	}
 	if s.busy > 0 {
-		for _, m := range f.of("prefill") {
-			_ = m.SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegProbe, Probability: s.busy}) // as above
-		}
+		f.misbehave("prefill", refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegProbe, Probability: s.busy})
 	}
 	if s.heads > 0 {
-		for _, m := range f.of("decode") {
-			_ = m.SetFaults(refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode, Probability: s.heads}) // as above
-		}
+		f.misbehave("decode", refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode, Probability: s.heads})
 	}
 	if s.operators {
 		t.wg.Go(func() { t.operate(ctx, rand.New(rand.NewPCG(seed, 3))) })
@@ -96,9 +92,10 @@ func (t *trouble) asked(what, method, path string, body any) (ok bool) {
 func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 	actions := []struct {
 		weight int
+		claims bool // the engine to which it does something
 		do     func(ctx context.Context, m *member, pause time.Duration, rng *rand.Rand)
 	}{
-		{4, t.kill}, {3, t.remove}, {4, t.drain}, {2, t.surge}, {2, t.policy}, {1, t.keys}, {2, t.reload},
+		{4, true, t.kill}, {3, true, t.remove}, {4, true, t.drain}, {2, true, t.surge}, {2, false, t.policy}, {1, false, t.keys}, {2, false, t.reload},
 	}
 	sum := 0
 	for _, a := range actions {
@@ -109,7 +106,15 @@ func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 		m, span := t.f.all[rng.IntN(len(t.f.all))], time.Duration(200+rng.IntN(1500))*time.Millisecond
 		for _, a := range actions {
 			if n -= a.weight; n < 0 {
-				t.wg.Go(func() { a.do(ctx, m, span, own) })
+				t.wg.Go(func() {
+					if a.claims {
+						if !m.claim() {
+							return
+						}
+						defer m.free()
+					}
+					a.do(ctx, m, span, own)
+				})
 				break
 			}
 		}
@@ -118,10 +123,6 @@ func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 
 // kill crashes an engine and starts it again.
 func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
-	if !m.claim() {
-		return
-	}
-	defer m.free()
 	t.note("killed a " + m.role + " engine")
 	m.Kill()
 	pause(ctx, span)
@@ -143,10 +144,6 @@ func hostPort(url string) string { return strings.TrimPrefix(url, "http://") }
 
 // remove takes an engine from the fleet and adds it again.
 func (t *trouble) remove(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
-	if !m.claim() {
-		return
-	}
-	defer m.free()
 	for _, u := range m.urls {
 		t.asked("removed an engine", http.MethodDelete, "/workers/"+hostPort(u)+"?role="+m.role, nil)
 	}
@@ -170,10 +167,6 @@ func (t *trouble) add(m *member) {
 // drain has an engine, or one of its ranks, take no new work for a while. With
 // a deadline what runs there is cut off, and goes on elsewhere.
 func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
-	if !m.claim() {
-		return
-	}
-	defer m.free()
 	what, path := "an engine", "/workers/"+hostPort(m.urls[0])
 	if n := m.Config().DPSize; n > 1 && rng.IntN(2) == 0 {
 		what = "a rank"
@@ -196,10 +189,6 @@ func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, rng 
 
 // surge has an engine refuse most of what it gets, for a moment.
 func (t *trouble) surge(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
-	if !m.claim() {
-		return
-	}
-	defer m.free()
 	rule := []refengine.Rule{
 		{Fault: refengine.Busy}, {Fault: refengine.Throttle}, {Fault: refengine.Internal}, {Fault: refengine.Slow, DelayMS: 100}, {Fault: refengine.Recomputed, AfterTokens: 2},
 	}[rng.IntN(5)]
@@ -219,16 +208,14 @@ func (t *trouble) policy(_ context.Context, _ *member, _ time.Duration, rng *ran
 func (t *trouble) keys(ctx context.Context, _ *member, span time.Duration, rng *rand.Rand) {
 	t.files.Lock()
 	defer t.files.Unlock()
-	who := callers[:len(callers)-1]
 	if rng.IntN(3) == 0 {
 		t.note("spoiled the key file")
 		_ = t.p.settings.spoil("keys.yaml")
-		pause(ctx, 2*time.Second+span)
 	} else {
 		t.note("took a key away")
-		_ = t.p.settings.writeKeys(who)
-		pause(ctx, 2*time.Second+span)
+		_ = t.p.settings.writeKeys(callers[:len(callers)-1])
 	}
+	pause(ctx, 2*time.Second+span)
 	_ = t.p.settings.writeKeys(callers)
 }
 

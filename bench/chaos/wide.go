@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -49,14 +50,9 @@ func wideOnce(url string, client *http.Client, rng *rand.Rand) error {
 	path, members := "/v1/completions", map[string]any{"model": model, "max_tokens": tokens, "ignore_eos": true, "stream": stream}
 	var keys []uint64
 	one := func(chat bool, more map[string]any) { // one of the answers, as if asked for alone
-		alone := map[string]any{}
-		for k, v := range members {
-			alone[k] = v
-		}
+		alone := maps.Clone(members)
 		delete(alone, "n")
-		for k, v := range more {
-			alone[k] = v
-		}
+		maps.Copy(alone, more)
 		body, _ := json.Marshal(alone) // of plain values
 		p, err := reftext.Render(chat, body)
 		if err != nil {
