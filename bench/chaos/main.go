@@ -18,7 +18,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() { world.Main("chaos", run) }
+func main() { world.Main("chaos", world.Judged(run)) }
 
 // run is the command; ok says that no invariant was broken.
 func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {

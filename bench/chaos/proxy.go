@@ -36,13 +36,7 @@ func startProxy(ctx context.Context, w *world.World, s scenario, f *fleet) (*pro
 
 // idle waits until neither the proxy nor an engine holds anything.
 func (p *proxy) idle(ctx context.Context, f *fleet, patience time.Duration) error {
-	return world.Idle(ctx, patience, func() []string {
-		all, err := p.Series()
-		if err != nil {
-			return []string{err.Error()}
-		}
-		return append(world.Held(p.Name, all, world.Books...), f.busy()...)
-	})
+	return world.Idle(ctx, patience, func() []string { return append(p.Held(p.Name), f.busy()...) })
 }
 
 // vitals are what must not grow for ever.

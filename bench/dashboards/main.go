@@ -19,11 +19,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() {
-	world.Main("dashboards", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-		return true, run(ctx, args, out)
-	})
-}
+func main() { world.Main("dashboards", run) }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("dashboards", flag.ContinueOnError)

@@ -18,7 +18,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() { world.Main("ha", run) }
+func main() { world.Main("ha", world.Judged(run)) }
 
 // options are the command line's.
 type options struct {
@@ -49,15 +49,17 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 
 // play runs the scenes.
 func play(ctx context.Context, o options) (r *world.Report, err error) {
-	r = &world.Report{Head: fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", o.lease, o.clients)}
-	w, err := newSite(ctx, o)
-	if err != nil {
+	w := &site{options: o}
+	if w.World, err = world.New(ctx, "ha", o.Options); err != nil {
 		return nil, err
 	}
-	r.Folder = w.Dir
+	r = &world.Report{Head: fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", o.lease, o.clients), Folder: w.Dir}
 	defer func() { err = errors.Join(err, w.Close(err == nil && len(r.Breaches) == 0)) }()
+	if err := w.build(); err != nil {
+		return r, err
+	}
 	if err := w.start(ctx); err != nil {
-		return nil, err
+		return r, err
 	}
 	return r, world.Play(ctx, w, r, scenes)
 }

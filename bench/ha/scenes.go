@@ -248,11 +248,7 @@ func playAfter(ctx context.Context, w *site, r *world.Report) error {
 	err := world.Idle(ctx, 20*time.Second, func() []string {
 		held := world.HeldBy(slices.Concat(w.prefill, w.decode)...)
 		for _, p := range w.all {
-			all, err := p.Series()
-			if err != nil {
-				held = append(held, err.Error())
-			}
-			held = append(held, world.Held(p.Name, all, world.Books...)...)
+			held = append(held, p.Held(p.Name)...)
 		}
 		return held
 	})

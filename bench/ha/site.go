@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -36,17 +35,7 @@ type proxy struct {
 	ways  map[string]*world.Relay // and to the other proxies, by their names
 }
 
-func newSite(ctx context.Context, o options) (_ *site, err error) {
-	w := &site{options: o}
-	if w.World, err = world.New(ctx, "ha", o.Options); err != nil {
-		return nil, err
-	}
-	if err := w.build(); err != nil {
-		return nil, errors.Join(err, w.Close(false))
-	}
-	return w, nil
-}
-
+// build makes the engines, their store, and the configs of the proxies.
 func (w *site) build() error {
 	etcd, err := store.Open(w.Dir)
 	if err != nil {

@@ -25,11 +25,7 @@ type options struct {
 	requests          int
 }
 
-func main() {
-	world.Main("pictures", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-		return true, run(ctx, args, out)
-	})
-}
+func main() { world.Main("pictures", run) }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var o options

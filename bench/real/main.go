@@ -23,7 +23,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() { world.Main("real", run) }
+func main() { world.Main("real", world.Judged(run)) }
 
 // cacheVariable names the environment variable that moves the cache folder.
 const cacheVariable = "EVENKEEL_REAL_CACHE"

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
 	"evenkeel/bench/world"
 	"evenkeel/bench/world/store"
 )
@@ -48,13 +49,13 @@ func playLeasedDeath(ctx context.Context, w *site, r *world.Report) error {
 	if err := playDeath(ctx, w, r); err != nil {
 		return err
 	}
-	turns, over, stale, err := w.callers(w.regions[eu].place.decode)
+	s, err := w.stats(eu)
 	if err != nil {
 		return err
 	}
-	r.Add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", turns, over)
-	r.Hold(turns == 2 && over == 0, scene, "who admits changed %d times, %d requests were beyond the slots", turns, over)
-	r.Hold(stale == 0, scene, "%d requests of an owner came after those of a later one", stale)
+	r.Add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", s.CallerTurns, s.OverAdmitted)
+	r.Hold(s.CallerTurns == 2 && s.OverAdmitted == 0, scene, "who admits changed %d times, %d requests were beyond the slots", s.CallerTurns, s.OverAdmitted)
+	r.Hold(s.StaleEpochs == 0, scene, "%d requests of an owner came after those of a later one", s.StaleEpochs)
 	return nil
 }
 
@@ -99,14 +100,14 @@ func (w *site) apart(ctx context.Context, r *world.Report, scene string, set fun
 		return nil, err
 	}
 	back := w.taken(ctx, false)
-	_, over, stale, err := w.callers(w.regions[eu].place.decode)
+	s, err := w.stats(eu)
 	if err != nil {
 		return nil, err
 	}
-	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", stale, over)
+	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", s.StaleEpochs, s.OverAdmitted)
 	r.Hold(taken, scene, "nobody took its engines over")
 	r.Hold(back, scene, "its engines were not handed back")
-	r.Hold(stale == 0 && over == 0, scene, "%d stale, %d beyond the slots", stale, over)
+	r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%d stale, %d beyond the slots", s.StaleEpochs, s.OverAdmitted)
 	return results, nil
 }
 
@@ -154,25 +155,21 @@ func playLeasedAway(ctx context.Context, w *site, r *world.Report) error {
 	for _, got := range during {
 		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}
-	for _, one := range w.regions {
-		_, over, stale, err := w.callers(one.place.decode)
+	for i, one := range w.regions {
+		s, err := w.stats(i)
 		if err != nil {
 			return err
 		}
-		r.Hold(stale == 0 && over == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, stale, over)
+		r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, s.StaleEpochs, s.OverAdmitted)
 	}
 	return nil
 }
 
-// callers is what an engine counted of those who call it.
-func (w *site) callers(at string) (turns, overAdmitted, stale int64, err error) {
-	var stats struct {
-		Turns int64 `json:"caller_turns"`
-		Over  int64 `json:"over_admitted"`
-		Stale int64 `json:"stale_epochs"`
+// stats is what a region's decode engine counted.
+func (w *site) stats(region int) (s refengine.Stats, err error) {
+	at := w.regions[region].place.decode
+	if !w.at(at).Read("/stats", &s) {
+		return s, fmt.Errorf("the engine at %s does not tell what it counted", at)
 	}
-	if !w.at(at).Read("/stats", &stats) {
-		return 0, 0, 0, fmt.Errorf("the engine at %s does not tell what it counted", at)
-	}
-	return stats.Turns, stats.Over, stats.Stale, nil
+	return s, nil
 }

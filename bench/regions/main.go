@@ -21,7 +21,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() { world.Main("regions", run) }
+func main() { world.Main("regions", world.Judged(run)) }
 
 // options are the command line's.
 type options struct {
@@ -99,15 +99,17 @@ func play(ctx context.Context, o options, scenes []world.Scene[*site]) (r *world
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	r.Head = "three regions on " + g.words()
-	w, err := newSite(ctx, o, g)
-	if err != nil {
+	w := &site{options: o, ground: g}
+	if w.World, err = world.New(ctx, "regions", o.Options); err != nil {
 		return nil, err
 	}
-	r.Folder = w.Dir
+	r.Head, r.Folder = "three regions on "+g.words(), w.Dir
 	defer func() { err = errors.Join(err, w.Close(err == nil && len(r.Breaches) == 0)) }()
+	if err := w.build(); err != nil {
+		return r, err
+	}
 	if err := w.start(ctx); err != nil {
-		return nil, err
+		return r, err
 	}
 	return r, world.Play(ctx, w, r, scenes)
 }

@@ -324,11 +324,7 @@ func playAfter(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "after the last request"
 	err := world.Idle(ctx, patience, func() (held []string) {
 		for _, one := range w.regions {
-			all, err := one.Series()
-			if err != nil {
-				held = append(held, err.Error())
-			}
-			held = append(held, world.Held(one.name, all, world.Books...)...)
+			held = append(held, one.Held(one.name)...)
 			for _, at := range []string{one.place.prefill, one.place.decode} {
 				if engine := w.at(at); engine.Metric("vllm:num_requests_running")+engine.Metric("vllm:kv_cache_usage_perc") != 0 {
 					held = append(held, fmt.Sprintf("%s: the engine %s still runs or holds something", one.name, at))

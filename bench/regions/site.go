@@ -48,17 +48,7 @@ type region struct {
 	proxy, prefill, decode *world.Process
 }
 
-func newSite(ctx context.Context, o options, g ground) (_ *site, err error) {
-	w := &site{options: o, ground: g}
-	if w.World, err = world.New(ctx, "regions", o.Options); err != nil {
-		return nil, err
-	}
-	if err := w.build(); err != nil {
-		return nil, errors.Join(err, w.Close(false))
-	}
-	return w, nil
-}
-
+// build makes the files of the proxies.
 func (w *site) build() (err error) {
 	for i := range w.regions {
 		if w.lease != "" {

@@ -29,16 +29,12 @@ type options struct {
 	step                                   time.Duration
 }
 
-func main() {
-	world.Main("relay", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-		if len(args) > 0 && args[0] == "bare-proxy" {
-			return true, bareProxy(args[1], args[2:])
-		}
-		return true, run(ctx, args, out)
-	})
-}
+func main() { world.Main("relay", run) }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	if len(args) > 0 && args[0] == "bare-proxy" {
+		return bareProxy(args[1], args[2:])
+	}
 	var o options
 	flags := flag.NewFlagSet("relay", flag.ContinueOnError)
 	flags.IntVar(&o.streams, "streams", 1000, "concurrent streams")

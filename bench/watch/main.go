@@ -34,14 +34,7 @@ type options struct {
 	binary                                    string
 }
 
-func main() {
-	world.Main("watch", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-		if len(args) > 0 && args[0] == "crowd" {
-			return true, crowd(args[1:], os.Stdin, out)
-		}
-		return true, run(ctx, args, out)
-	})
-}
+func main() { world.Main("watch", run) }
 
 // way is how a proxy is watched.
 type way struct {
@@ -69,6 +62,9 @@ type sample struct {
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	if len(args) > 0 && args[0] == "crowd" {
+		return crowd(args[1:], os.Stdin, out)
+	}
 	var o options
 	flags := flag.NewFlagSet("watch", flag.ContinueOnError)
 	flags.IntVar(&o.busy, "busy", 1000, "streams that are told a token every step")

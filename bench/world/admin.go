@@ -90,6 +90,15 @@ func (a Admin) Series() (map[string]float64, error) {
 	return Series(page), err
 }
 
+// Held lists what its proxy still holds, by Books.
+func (a Admin) Held(who string) []string {
+	all, err := a.Series()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	return Held(who, all, Books...)
+}
+
 // Metric sums the series of /metrics whose names begin so; 0 if nobody answers.
 func (a Admin) Metric(prefix string) float64 {
 	page, _ := a.Page() // an error page has no series

@@ -12,20 +12,30 @@ import (
 )
 
 // Main is a command's main: it runs until it ends, or until a signal ends its
-// context, and exits with 1 after an error or where ok says that something was not
-// held.
-func Main(name string, run func(ctx context.Context, args []string, out io.Writer) (ok bool, err error)) {
+// context, and exits with 1 after an error.
+func Main(name string, run func(ctx context.Context, args []string, out io.Writer) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, os.Args[1:], os.Stdout)
+	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
-	if errors.Is(err, flag.ErrHelp) {
+	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return
 	}
-	if err != nil {
+	if !errors.Is(err, errBreach) {
 		fmt.Fprintln(os.Stderr, name+":", err)
 	}
-	if err != nil || !ok {
-		os.Exit(1)
+	os.Exit(1)
+}
+
+var errBreach = errors.New("something was not held, as was told")
+
+// Judged is for Main: it also exits with 1 where ok says that something was not held.
+func Judged(run func(ctx context.Context, args []string, out io.Writer) (ok bool, err error)) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		ok, err := run(ctx, args, out)
+		if err == nil && !ok {
+			return errBreach
+		}
+		return err
 	}
 }
 

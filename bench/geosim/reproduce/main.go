@@ -26,8 +26,8 @@ func main() {
 	seeds := flag.Int("seeds", 5, "runs of every arm")
 	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", "))
 	flag.Parse()
-	world.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) (ok bool, err error) {
-		return true, run(ctx, *out, *seeds, *only)
+	world.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) error {
+		return run(ctx, *out, *seeds, *only)
 	})
 }
 

@@ -20,11 +20,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-func main() {
-	world.Main("barrier", func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
-		return true, play(ctx, args, out)
-	})
-}
+func main() { world.Main("barrier", play) }
 
 // options are the command line's.
 type options struct {
@@ -65,11 +61,14 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}()
 	}
-	w, err := newSite(ctx, o)
-	if err != nil {
+	w := &site{options: o}
+	if w.World, err = world.New(ctx, "barrier", o.Options); err != nil {
 		return err
 	}
 	defer func() { _ = w.Close(false) }()
+	if err := w.build(ctx); err != nil {
+		return err
+	}
 	writeHead(out, o)
 	rows, err := w.law(ctx, 3)
 	if err != nil {

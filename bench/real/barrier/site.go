@@ -37,29 +37,20 @@ type site struct {
 	proxy   *world.Proxy
 }
 
-// newSite starts the engines and waits until they answer.
-func newSite(ctx context.Context, o options) (_ *site, err error) {
-	w := &site{options: o}
-	if w.World, err = world.New(ctx, "barrier", o.Options); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, w.Close(false))
-		}
-	}()
+// build starts the engines and waits until they answer.
+func (w *site) build(ctx context.Context) error {
 	if err := w.startDecode(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	engines, err := w.Engines(refengine.Config{
 		Role: refengine.Prefill, Model: vllm.ModelName, MaxModelLen: contextLen, Version: vllm.Version, Connector: refengine.NIXLPull,
 		PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 1 << 24, PromptTokensDetails: true,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	w.prefill = engines[0]
-	return w, nil
+	return nil
 }
 
 // startDecode starts a MoE model on two ranks, each bound to a core. Its KV comes
