@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,7 +51,7 @@ func (r runner) follow() {
 		r.unlock()
 		s := stream{kvevents.Start(kvevents.Config{
 			Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
-			Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: &listener{r.Tier, c},
+			Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: listener{&r.mu, &c.cache},
 		}), source}
 		r.followed[c] = s
 		r.lock()
@@ -86,29 +87,10 @@ func (r runner) sources() map[*candidate]EventSource {
 	return wanted
 }
 
-// listener takes a stream's word into the index.
+// listener takes a stream's word into the index, under the tier's lock.
 type listener struct {
-	t *Tier
-	c *candidate
-}
-
-// Stored, Removed and Cleared implement kvevents.Sink.
-func (l *listener) Stored(at index.Slot, keys []index.Key) {
-	l.t.mu.Lock()
-	defer l.t.mu.Unlock()
-	l.c.cache.Stored(at, keys)
-}
-
-func (l *listener) Removed(at index.Slot, keys []index.Key) {
-	l.t.mu.Lock()
-	defer l.t.mu.Unlock()
-	l.c.cache.Removed(at, keys)
-}
-
-func (l *listener) Cleared(at index.Slot, why index.Reason) {
-	l.t.mu.Lock()
-	defer l.t.mu.Unlock()
-	l.c.cache.Cleared(at, why)
+	*sync.Mutex
+	*cache.Holdings
 }
 
 // BlockTokens is how many token ids a block of a prompt should have to be found
@@ -148,33 +130,12 @@ func (t *Tier) ForgetPrefixes(id string) bool {
 }
 
 // EventsStatus is what a candidate's KV events have told.
-type EventsStatus struct {
-	Source        string  `json:"source"`
-	Connected     bool    `json:"connected"`
-	Failure       string  `json:"failure,omitempty"` // why it is not
-	Complete      bool    `json:"complete"`          // all that the engine holds is known
-	Batches       int64   `json:"batches"`
-	GapsReplayed  int64   `json:"gaps_replayed"`
-	GapsCold      int64   `json:"gaps_cold"`
-	Unreadable    int64   `json:"decode_errors"`
-	UnknownTypes  int64   `json:"unknown_types"`
-	UnknownParent int64   `json:"unknown_parents"`
-	Skipped       int64   `json:"skipped_blocks"` // made of more than tokens
-	Blocks        int64   `json:"blocks"`         // that the engine holds
-	BlockTokens   int     `json:"block_tokens"`
-	LagMs         float64 `json:"lag_ms"`
-}
+type EventsStatus = kvevents.Status
 
 func (c *candidate) eventsStatus() *EventsStatus {
 	events := c.cache.Events()
 	if events == nil {
 		return nil
 	}
-	s := events.Stats()
-	return &EventsStatus{
-		Source: c.Events.Events, Connected: s.Failure == "" && s.Connects > 0, Failure: s.Failure, Complete: events.Complete(),
-		Batches: s.Batches, GapsReplayed: s.GapsReplayed, GapsCold: s.GapsCold, Unreadable: s.DecodeErrors,
-		UnknownTypes: s.UnknownTypes, UnknownParent: s.UnknownParents, Skipped: s.Skipped, Blocks: s.Known,
-		BlockTokens: events.BlockTokens(), LagMs: float64(s.Lag) / float64(time.Millisecond),
-	}
+	return new(events.Status())
 }

@@ -284,7 +284,7 @@ func (s series) caches(status []CandidateStatus) {
 		s.count(batchesDesc, float64(e.Batches), c.ID)
 		s.count(gapsDesc, float64(e.GapsReplayed), c.ID, "replayed")
 		s.count(gapsDesc, float64(e.GapsCold), c.ID, "cold")
-		s.count(unreadableDesc, float64(e.Unreadable), c.ID)
+		s.count(unreadableDesc, float64(e.DecodeErrors), c.ID)
 		s.gauge(lagDesc, e.LagMs/1000, c.ID)
 	}
 	s.gauge(offDesc, all.Off())

@@ -194,27 +194,17 @@ func (t *Tier) Overview() Overview {
 }
 
 // HotspotClass is one that is watched, as operators see it.
-type HotspotClass struct {
-	Class    string      `json:"class"` // its hash
-	State    steer.State `json:"state"`
-	Requests int         `json:"requests"` // in the window
-	Share    float64     `json:"share"`
-	Holders  int         `json:"holders"`
-	K        int         `json:"k"`
-}
+type HotspotClass = steer.HotspotClass
 
 // Hotspots lists the classes of requests that are watched, the most frequent
 // first.
 func (t *Tier) Hotspots() []HotspotClass {
 	t.lock()
 	defer t.unlock()
-	list := []HotspotClass{}
-	if t.steer.Hotspots != nil {
-		for _, c := range t.steer.Hotspots.List(t.now) {
-			list = append(list, HotspotClass(c))
-		}
+	if t.steer.Hotspots == nil {
+		return []HotspotClass{}
 	}
-	return list
+	return t.steer.Hotspots.List(t.now)
 }
 
 // Scored is what one policy would do with a request.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,6 +32,7 @@ func payload(events ...any) []byte {
 
 // told writes down what a sink is told.
 type told struct {
+	sync.Mutex
 	lines []string
 	names map[index.Key]string
 }

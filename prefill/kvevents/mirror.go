@@ -2,13 +2,15 @@ package kvevents
 
 import (
 	"strings"
+	"sync"
 
 	"evenkeel/prefill/index"
 )
 
-// Sink is told what a candidate's engine holds, in the order of its events and
-// from the stream's goroutine. The slices are used again afterwards.
+// Sink is told what a candidate's engine holds, in the order of its events, from the
+// stream's goroutine and under the sink's own lock. The slices are used again afterwards.
 type Sink interface {
+	sync.Locker
 	Stored(s index.Slot, keys []index.Key)
 	Removed(s index.Slot, keys []index.Key)
 	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine said so; index.Cold: we lost track
@@ -55,6 +57,8 @@ func (m *mirror) apply(e *event) {
 // forget drops all that is known of the candidate.
 func (m *mirror) forget(why index.Reason) {
 	clear(m.known)
+	m.sink.Lock()
+	defer m.sink.Unlock()
 	m.sink.Cleared(m.slot, why)
 }
 
@@ -98,6 +102,8 @@ func (m *mirror) stored(e *event) {
 		m.known[e.hashes[i]] = block{k, e.group}
 	}
 	m.count.skipped.Add(int64(len(e.hashes) - plain))
+	m.sink.Lock()
+	defer m.sink.Unlock()
 	m.sink.Stored(m.slot, m.keys)
 }
 
@@ -128,6 +134,8 @@ func (m *mirror) removed(e *event) {
 		}
 	}
 	if len(m.keys) > 0 {
+		m.sink.Lock()
+		defer m.sink.Unlock()
 		m.sink.Removed(m.slot, m.keys)
 	}
 }

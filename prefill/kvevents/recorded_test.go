@@ -25,6 +25,10 @@ func (h held) Removed(_ index.Slot, keys []index.Key) {
 	}
 }
 
+// Lock and Unlock do nothing: all of it is one goroutine.
+func (h held) Lock()   {}
+func (h held) Unlock() {}
+
 func (h held) Cleared(index.Slot, index.Reason) { clear(h) }
 
 // TestRecordedEventsTellWhatTheEngineHolds follows the events of a real prefill engine with a cache of 90 blocks. The index has

@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -74,9 +75,7 @@ type counters struct {
 
 // Start begins to follow a rank's events.
 func Start(cfg Config) *Stream {
-	if cfg.ReplayTimeout <= 0 {
-		cfg.ReplayTimeout = 2 * time.Second
-	}
+	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
 	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{}}
@@ -122,33 +121,37 @@ func (s *Stream) Complete() bool { return s.begun.Load() == s.asked.Load() && s.
 // one.
 func (s *Stream) BlockTokens() int { return int(s.count.block.Load()) }
 
-// Stats is what a stream has seen.
-type Stats struct {
-	Connects       int64
-	Batches        int64
-	GapsReplayed   int64
-	GapsCold       int64
-	DecodeErrors   int64 // batches and events that cannot be read
-	UnknownTypes   int64 // events of another type
-	UnknownParents int64 // stored events whose parent nobody told of
-	Skipped        int64 // stored blocks that are made of more than tokens
-	Known          int64 // blocks the engine holds
-	Lag            time.Duration
-	Failure        string // why it is not connected, empty when it is
+// Status is what a candidate's KV events have told.
+type Status struct {
+	Source         string  `json:"source"`
+	Connected      bool    `json:"connected"`
+	Failure        string  `json:"failure,omitempty"` // why it is not
+	Complete       bool    `json:"complete"`          // all that the engine holds is known
+	Batches        int64   `json:"batches"`
+	GapsReplayed   int64   `json:"gaps_replayed"`
+	GapsCold       int64   `json:"gaps_cold"`
+	DecodeErrors   int64   `json:"decode_errors"`   // batches and events that cannot be read
+	UnknownTypes   int64   `json:"unknown_types"`   // events of another type
+	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent nobody told of
+	Skipped        int64   `json:"skipped_blocks"`  // made of more than tokens
+	Blocks         int64   `json:"blocks"`          // that the engine holds
+	BlockTokens    int     `json:"block_tokens"`
+	LagMs          float64 `json:"lag_ms"`
 }
 
-// Stats may be called at any time.
-func (s *Stream) Stats() Stats {
+// Status may be called at any time.
+func (s *Stream) Status() Status {
 	c := &s.count
-	stats := Stats{
-		Connects: c.connects.Load(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
+	status := Status{
+		Source: s.cfg.Events, Complete: s.Complete(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
-		Skipped: c.skipped.Load(), Known: c.known.Load(), Lag: time.Duration(c.lagInMicros.Load()) * time.Microsecond,
+		Skipped: c.skipped.Load(), Blocks: c.known.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
 	if why := s.failure.Load(); why != nil {
-		stats.Failure = *why
+		status.Failure = *why
 	}
-	return stats
+	status.Connected = status.Failure == "" && c.connects.Load() > 0
+	return status
 }
 
 // run connects again and again.

@@ -26,27 +26,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // shared is an index behind a lock, as its owner keeps it.
 type shared struct {
-	mu sync.Mutex
-	x  *index.Index
+	sync.Mutex
+	x *index.Index
 }
 
 func (s *shared) Stored(at index.Slot, keys []index.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.x.Insert(at, keys)
 }
 
 func (s *shared) Removed(at index.Slot, keys []index.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, k := range keys {
 		s.x.Remove(at, k)
 	}
 }
 
 func (s *shared) Cleared(at index.Slot, why index.Reason) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.x.Clear(at, why)
 }
 
@@ -112,8 +106,8 @@ func (r *rank) hit(prompt string) int {
 	ids := reftext.Of(prompt).IDs
 	var h index.Hasher
 	keys := h.Tokens(nil, scope.Root(index.Tokens, engineBlock), ids, engineBlock)
-	r.sink.mu.Lock()
-	defer r.sink.mu.Unlock()
+	r.sink.Lock()
+	defer r.sink.Unlock()
 	return index.Usable(int(r.sink.x.Match(nil, keys)[r.slot.N])*engineBlock, len(ids), engineBlock)
 }
 
@@ -137,7 +131,7 @@ func TestTheIndexKnowsWhatTheEngineHolds(t *testing.T) {
 			first := r.subscribed()
 			for i := range 40 {
 				p := all[i*7%len(all)]
-				r.eventually("the engine's last word", func() bool { return r.stream.Stats().Known == int64(r.held()) })
+				r.eventually("the engine's last word", func() bool { return r.stream.Status().Blocks == int64(r.held()) })
 				predicted := r.hit(p)
 				require.Equal(t, predicted, r.ask(p), "prompt %d", i)
 				r.eventually("its blocks", func() bool { return r.hit(p) >= (len(reftext.Of(p).IDs)-1)/engineBlock*engineBlock })
@@ -146,31 +140,31 @@ func TestTheIndexKnowsWhatTheEngineHolds(t *testing.T) {
 			require.NoError(t, err)
 			res.Body.Close()
 			r.eventually("cleared", func() bool { return r.held() == 0 })
-			s := r.stream.Stats()
+			s := r.stream.Status()
 			require.Zero(t, s.DecodeErrors+s.UnknownTypes+s.UnknownParents+s.Skipped+s.GapsCold, "%+v", s)
 			require.Equal(t, first.GapsReplayed, s.GapsReplayed, "%+v", s)
-			require.Less(t, s.Lag, 10*time.Second)
+			require.Less(t, s.LagMs, 10_000.0)
 		})
 	}
 }
 
 // subscribed waits until the engine's publisher knows its subscriber. What it
 // published before, after the replay, shows with the next batch only.
-func (r *rank) subscribed() Stats {
+func (r *rank) subscribed() Status {
 	r.Helper()
-	before, more := r.stream.Stats().Batches, uint64(1000)
+	before, more := r.stream.Status().Batches, uint64(1000)
 	r.eventually("a batch as it was published", func() bool {
 		r.ask(reftext.MakePrompt(more, 300))
 		more++
-		return r.stream.Stats().Batches > before
+		return r.stream.Status().Batches > before
 	})
 	r.eventually("all of them", func() bool { return r.hit(reftext.MakePrompt(more-1, 300)) > 0 })
-	return r.stream.Stats()
+	return r.stream.Status()
 }
 
 func (r *rank) held() int {
-	r.sink.mu.Lock()
-	defer r.sink.mu.Unlock()
+	r.sink.Lock()
+	defer r.sink.Unlock()
 	return r.sink.x.Held(r.slot)
 }
 
@@ -188,8 +182,8 @@ func TestARestartedEngineIsEmpty(t *testing.T) {
 	require.Zero(t, r.hit(p[0]))
 	require.True(t, r.stream.Complete())
 	r.eventually("up", func() bool { return r.stream.Precise(time.Now()) })
-	require.EqualValues(t, 2, r.stream.Stats().Connects)
-	require.Empty(t, r.stream.Stats().Failure)
+	require.EqualValues(t, 2, r.stream.count.connects.Load())
+	require.Empty(t, r.stream.Status().Failure)
 }
 
 // The publisher drops what a slow subscriber does not fetch; the next batch
@@ -201,13 +195,13 @@ func TestASlowSubscriberMissesNothing(t *testing.T) {
 	for _, p := range all {
 		r.ask(p)
 	}
-	r.eventually("some were sent", func() bool { return r.stream.Stats().Batches > 2 })
+	r.eventually("some were sent", func() bool { return r.stream.Status().Batches > 2 })
 	last := reftext.MakePrompt(99, 300)
 	tries := uint64(100)
 	r.eventually("a batch after the gap", func() bool {
 		r.ask(reftext.MakePrompt(tries, 300))
 		tries++
-		return r.stream.Stats().GapsReplayed > 0
+		return r.stream.Status().GapsReplayed > 0
 	})
 	r.ask(last)
 	r.eventually("all", func() bool {
@@ -218,7 +212,7 @@ func TestASlowSubscriberMissesNothing(t *testing.T) {
 		}
 		return true
 	})
-	require.Zero(t, r.stream.Stats().GapsCold)
+	require.Zero(t, r.stream.Status().GapsCold)
 }
 
 func TestResyncTellsAllAgain(t *testing.T) {
@@ -227,9 +221,9 @@ func TestResyncTellsAllAgain(t *testing.T) {
 	p := prompts(1)[0]
 	r.ask(p)
 	r.eventually("stored", func() bool { return r.hit(p) > 0 })
-	r.sink.mu.Lock()
+	r.sink.Lock()
 	r.sink.x.Reset()
-	r.sink.mu.Unlock()
+	r.sink.Unlock()
 	require.Zero(t, r.hit(p))
 	r.stream.Resync()
 	r.eventually("again", r.stream.Complete)
@@ -323,7 +317,7 @@ func TestGarbageFramesAreCountedAndForgotten(t *testing.T) {
 	require.False(t, s.Complete(), "there were five before")
 	step <- zmq4.NewMsgFrom([]byte("topic"), []byte("short"), good)
 	step <- zmq4.NewMsg([]byte("one frame"))
-	r.eventually("counted", func() bool { return s.Stats().DecodeErrors == 2 })
+	r.eventually("counted", func() bool { return s.Status().DecodeErrors == 2 })
 	require.Equal(t, 2, r.held(), "they said nothing")
 	step <- batch(6, []byte("garbage"))
 	r.eventually("cold: it may have been a removal", func() bool { return r.held() == 0 })
@@ -331,7 +325,7 @@ func TestGarbageFramesAreCountedAndForgotten(t *testing.T) {
 	step <- batch(7, good)
 	r.eventually("good again", func() bool { return r.held() == 2 && s.Precise(time.Now()) })
 	step <- batch(9, good)
-	r.eventually("a gap without a replay is cold", func() bool { return s.Stats().GapsCold == 1 })
+	r.eventually("a gap without a replay is cold", func() bool { return s.Status().GapsCold == 1 })
 	step <- batch(10, payload(m{"type": "AllBlocksCleared"}))
 	r.eventually("an empty cache is known whole", s.Complete)
 	close(step)
@@ -346,21 +340,21 @@ func TestAMessageTooLargeEndsTheConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			addr := startOdd(t, func(conn net.Conn, _ *zmq4.Conn) { _, _ = conn.Write(announce) })
 			s, r := startStream(t, addr)
-			r.eventually("said so", func() bool { return strings.Contains(s.Stats().Failure, "16 MiB") })
-			r.eventually("dialled again", func() bool { return s.Stats().Connects > 1 })
+			r.eventually("said so", func() bool { return strings.Contains(s.Status().Failure, "16 MiB") })
+			r.eventually("dialled again", func() bool { return s.count.connects.Load() > 1 })
 		})
 	}
 }
 
 func TestWhatIsNoPublisher(t *testing.T) {
 	s, r := startStream(t, startOdd(t, nil))
-	r.eventually("said so", func() bool { return strings.Contains(s.Stats().Failure, "does not speak ZeroMQ") })
+	r.eventually("said so", func() bool { return strings.Contains(s.Status().Failure, "does not speak ZeroMQ") })
 	require.False(t, s.Precise(time.Now()))
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ln.Close()
 	s, r = startStream(t, ln.Addr().String())
-	r.eventually("said so", func() bool { return strings.Contains(s.Stats().Failure, "refused") })
+	r.eventually("said so", func() bool { return strings.Contains(s.Status().Failure, "refused") })
 }
 
 func TestManyQueuedBatchesAreGivenUp(t *testing.T) {

@@ -237,27 +237,27 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 // Requests is how many requests the window has.
 func (h *Hotspots) Requests() int { return h.all.sum }
 
-// Class is one that is watched.
-type Class struct {
-	Class    string // its hash
-	State    State
-	Requests int // in the window
-	Share    float64
-	Holders  int
-	K        int
+// HotspotClass is one that is watched, as operators see it.
+type HotspotClass struct {
+	Class    string  `json:"class"` // its hash
+	State    State   `json:"state"`
+	Requests int     `json:"requests"` // in the window
+	Share    float64 `json:"share"`
+	Holders  int     `json:"holders"`
+	K        int     `json:"k"`
 }
 
 // List is all that is watched, the most frequent first.
-func (h *Hotspots) List(now time.Time) []Class {
+func (h *Hotspots) List(now time.Time) []HotspotClass {
 	h.settle(now)
-	list := make([]Class, 0, len(h.classes))
+	list := make([]HotspotClass, 0, len(h.classes))
 	for _, c := range h.classes {
-		list = append(list, Class{
+		list = append(list, HotspotClass{
 			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
 			Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k,
 		})
 	}
-	slices.SortFunc(list, func(a, b Class) int {
+	slices.SortFunc(list, func(a, b HotspotClass) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class))
 	})
 	return list
