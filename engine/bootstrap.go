@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"net/url"
 	"strconv"
 
@@ -18,10 +17,7 @@ import (
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	at := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
-	status, body, err := c.Get(ctx, at, "/query", answerLimit)
-	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: host, Path: "/query", Status: status}
-	}
+	body, err := c.read(ctx, at, "/query", answerLimit)
 	if err != nil {
 		return mooncake.Exchange{}, fmt.Errorf("bootstrap server of prefill %s: %w; check the profile's bootstrap_port", t.ID, err)
 	}

@@ -7,10 +7,12 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"net"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -32,15 +34,9 @@ type Client struct {
 
 // NewClient returns a client; Close it to close its idle connections.
 func NewClient(o Options) *Client {
-	if o.MaxIdle <= 0 {
-		o.MaxIdle = 1024
-	}
-	if o.IdleTimeout <= 0 {
-		o.IdleTimeout = 4 * time.Second
-	}
-	if o.ReadBuffer <= 0 {
-		o.ReadBuffer = 8 << 10
-	}
+	o.MaxIdle = cmp.Or(o.MaxIdle, 1024)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 4*time.Second)
+	o.ReadBuffer = cmp.Or(o.ReadBuffer, 8<<10)
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext
 	}
@@ -85,6 +81,15 @@ func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr
 	defer r.Close()
 	body, err = r.ReadAll(limit)
 	return r.StatusCode(), body, err
+}
+
+// read is Get of an answer that has to be a 200; it returns the body.
+func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
+	status, body, err := c.Get(ctx, t, path, limit, hdr...)
+	if err == nil && status != http.StatusOK {
+		err = &StatusError{Target: t.ID, Path: path, Status: status}
+	}
+	return body, err
 }
 
 // dial connects, TLS handshake included; ctx bounds both.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/http"
 	"slices"
 	"strconv"
 
@@ -63,12 +62,9 @@ func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 
 // Scrape is Scrape with an operator's own metric names.
 func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
-	status, page, err := c.Get(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
+	page, err := c.read(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
 	if err != nil {
 		return nil, err
-	}
-	if status != http.StatusOK {
-		return nil, &StatusError{Target: t.ID, Path: "/metrics", Status: status}
 	}
 	s, err := n.Parse(page)
 	if err != nil {

@@ -116,7 +116,7 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Unlock()
 	heard := w.traffic.heard.Load()
 	began := time.Now()
-	_, err := w.get(ctx, "/health")
+	_, err := w.get(ctx, "/health", w.m.cfg.Timeout)
 	if err == nil {
 		now := time.Now()
 		w.noteRTT(now.Sub(began), now)
@@ -292,7 +292,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.capacity = s.Capacities()
 	}
 	if f.version == "" {
-		if body, err := w.getWithin(ctx, "/version", patience); err == nil {
+		if body, err := w.get(ctx, "/version", patience); err == nil {
 			f.version = parseVersion(body)
 		}
 	}
@@ -315,22 +315,14 @@ func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, er
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// get returns the body of a 200, and an error for anything else.
-func (w *watch) get(ctx context.Context, path string) ([]byte, error) {
-	return w.getWithin(ctx, path, w.m.cfg.Timeout)
-}
-
-func (w *watch) getWithin(ctx context.Context, path string, patience time.Duration) ([]byte, error) {
+func (w *watch) get(ctx context.Context, path string, patience time.Duration) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, answerLimit)
-	if err != nil {
-		return nil, err
+	if err == nil && status != http.StatusOK {
+		err = &StatusError{Target: w.in.ID, Path: path, Status: status}
 	}
-	if status != http.StatusOK {
-		return nil, &StatusError{Target: w.in.ID, Path: path, Status: status}
-	}
-	return body, nil
+	return body, err
 }
 
 func parseModels(body []byte) ([]Model, error) {
