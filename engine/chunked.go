@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 )
 
 const (
@@ -138,31 +139,15 @@ func (c *chunked) arrived() bool {
 
 // parseSize reads the hexadecimal size; extensions behind it are ignored.
 func parseSize(line []byte) (int, error) {
-	size, i := 0, 0
-	for ; i < len(line); i++ {
-		d := hexDigit(line[i])
-		if d < 0 {
-			break
-		}
-		if size = size<<4 | d; size > maxChunk {
-			return 0, fmt.Errorf("%w: a chunk over %d bytes", ErrMalformed, maxChunk)
-		}
-	}
-	ext := bytes.TrimLeft(line[i:], " \t")
-	if i == 0 || (len(ext) > 0 && ext[0] != ';') {
+	digits, _, _ := bytes.Cut(line, []byte{';'})
+	size, err := strconv.ParseUint(string(bytes.TrimRight(digits, " \t")), 16, 64) // does not allocate: the text does not escape
+	switch {
+	case size > maxChunk: // also where it does not fit into 64 bits
+		return 0, fmt.Errorf("%w: a chunk over %d bytes", ErrMalformed, maxChunk)
+	case err != nil:
 		return 0, fmt.Errorf("%w: bad chunk size", ErrMalformed)
 	}
-	return size, nil
-}
-
-func hexDigit(c byte) int {
-	switch {
-	case c >= '0' && c <= '9':
-		return int(c - '0')
-	case c|0x20 >= 'a' && c|0x20 <= 'f':
-		return int(c|0x20-'a') + 10
-	}
-	return -1
+	return int(size), nil
 }
 
 // cutOff turns an end of the connection into the error it is here.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 )
 
@@ -126,17 +125,8 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 // ReadUpTo returns the rest of the body as far as it comes, cut at limit bytes. It
 // is for refusals, of which the beginning is better than nothing.
 func (r *Response) ReadUpTo(limit int) []byte {
-	buf := make([]byte, 0, min(max(r.expected(), 1), limit))
-	for len(buf) < limit {
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, min(len(buf), limit-len(buf)))
-		}
-		n, err := r.Read(buf[len(buf):min(cap(buf), limit)])
-		if buf = buf[:len(buf)+n]; err != nil {
-			break
-		}
-	}
-	return buf
+	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // what came before an error counts
+	return beginning
 }
 
 func (r *Response) expected() int {
