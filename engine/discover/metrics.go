@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // What became of an engine, as changes_total labels it.
@@ -25,30 +26,21 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{
-		engines: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_discovery_engines", Help: "Engines that a source tells of, by what they are to us.",
-		}, []string{"source", "state"}),
-		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_discovery_answers_total", Help: "What sources told, by outcome: used, or failed, which leaves the last list in force.",
-		}, []string{"source", "outcome"}),
-		at: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_discovery_last_answer_timestamp_seconds", Help: "When the source last told a list that was used.",
-		}, []string{"source"}),
-		stale: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_discovery_stale", Help: "1 while the source fails and what it told before stays in force.",
-		}, []string{"source"}),
-		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_discovery_changes_total", Help: "What discovery told the fleet.",
-		}, []string{"source", "change"}),
-		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_discovery_probes_total", Help: "Engines that were tried before their first request, by how they did.",
-		}, []string{"role", "outcome"}),
+	with := promauto.With(reg)
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return with.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_discovery_" + name, Help: help}, labels)
 	}
-	if reg != nil {
-		reg.MustRegister(m.engines, m.answers, m.at, m.stale, m.changes, m.probes)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return with.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_discovery_" + name, Help: help}, labels)
 	}
-	return m
+	return &metrics{
+		engines: gauge("engines", "Engines that a source tells of, by what they are to us.", "source", "state"),
+		answers: counter("answers_total", "What sources told, by outcome: used, or failed, which leaves the last list in force.", "source", "outcome"),
+		at:      gauge("last_answer_timestamp_seconds", "When the source last told a list that was used.", "source"),
+		stale:   gauge("stale", "1 while the source fails and what it told before stays in force.", "source"),
+		changes: counter("changes_total", "What discovery told the fleet.", "source", "change"),
+		probes:  counter("probes_total", "Engines that were tried before their first request, by how they did.", "role", "outcome"),
+	}
 }
 
 // begin shows the zeros of a source.
