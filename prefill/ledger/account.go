@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -18,10 +19,7 @@ type Sums struct {
 	NewTokens, PredictedUs, Attention int64
 }
 
-func (s *Sums) add(p Phase, w Weight) { s.book(p, w, 1) }
-
-func (s *Sums) remove(p Phase, w Weight) { s.book(p, w, -1) }
-
+// book adds what a prompt weighs, once, or takes it away, -1 times.
 func (s *Sums) book(p Phase, w Weight, times int64) {
 	s.Leases[p] += int(times)
 	s.Tokens[p] += times * w.Tokens
@@ -69,14 +67,14 @@ func (s Share) Plus(o Share) Share {
 type Account struct {
 	Sums
 	Gauges
+	gate
 	Owner      string
 	Waiting    Sums      // what waits for the candidate while one round of decisions runs
 	Shared     Share     // of other dispatchers; SetShared changes it
 	AnsweredAt time.Time // the last of our probes
 
 	ledger     *Ledger
-	capacity   int64 // KV tokens it is configured to have, 0: the scrape says
-	gate       gate
+	capacity   int64     // KV tokens it is configured to have, 0: the scrape says
 	unanswered []*Charge // probes, in the order in which they were sent
 }
 
@@ -94,10 +92,7 @@ func (a *Account) SetCapacity(tokens int64, now time.Time) {
 
 // Capacity is how many KV tokens the candidate has; 0: not known.
 func (a *Account) Capacity() int64 {
-	if a.capacity > 0 {
-		return a.capacity
-	}
-	return a.scraped
+	return cmp.Or(a.capacity, a.scraped)
 }
 
 // Wait adds a prompt that waits for the candidate in this round.

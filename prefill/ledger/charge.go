@@ -82,7 +82,7 @@ func (a *Account) Charge(c *Charge, w Weight, h *Holder, now time.Time) {
 		}
 	}
 	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, sent: now, since: now}
-	a.add(Probing, w)
+	a.book(Probing, w, 1)
 	a.unanswered = append(a.unanswered, c)
 	a.sends++
 	a.engineWaits++
@@ -161,7 +161,7 @@ func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
 // anything off an account.
 func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	a := c.account
-	a.remove(c.phase, c.Weight)
+	a.book(c.phase, c.Weight, -1)
 	if c.phase == Probing {
 		a.answer(c, now)
 	} else {
@@ -172,7 +172,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 		c.PassOn()
 		a.ledger.released++
 	} else {
-		a.add(to, c.Weight)
+		a.book(to, c.Weight, 1)
 		heap.Push(&a.ledger.expiries, c)
 	}
 	a.UpdateGate(now)

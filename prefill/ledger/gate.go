@@ -21,17 +21,8 @@ type kvState struct {
 
 // UpdateGate must follow every change of what moves the gate.
 func (a *Account) UpdateGate(now time.Time) {
-	a.gate.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.Shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
+	a.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.Shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
 }
-
-// Closed reports whether new probes are kept from the candidate.
-func (a *Account) Closed() bool { return a.gate.closed }
-
-// Passes says whether a probe may go through the gate now, and whether as a canary.
-func (a *Account) Passes(now time.Time) (ok, canary bool) { return a.gate.passes(now) }
-
-// CanaryAt is when one probe may pass the closed gate; false: none will.
-func (a *Account) CanaryAt() (time.Time, bool) { return a.gate.canaryAt() }
 
 // gate keeps new probes from a candidate whose KV cache is full.
 //
@@ -65,21 +56,24 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	}
 }
 
-// canaryAt is when one probe may pass the closed gate; false: none will.
+// Closed reports whether new probes are kept from the candidate.
+func (g *gate) Closed() bool { return g.closed }
+
+// CanaryAt is when one probe may pass the closed gate; false: none will.
 // Only orphans can be what fills an idle candidate, and whether the engine
 // still has them is known only by trying.
-func (g *gate) canaryAt() (time.Time, bool) {
+func (g *gate) CanaryAt() (time.Time, bool) {
 	if !g.closed || g.idleSince.IsZero() {
 		return time.Time{}, false
 	}
 	return g.idleSince.Add(CanaryEvery), true
 }
 
-// passes says whether a probe may go through now, and whether as a canary.
-func (g *gate) passes(now time.Time) (ok, canary bool) {
+// Passes says whether a probe may go through now, and whether as a canary.
+func (g *gate) Passes(now time.Time) (ok, canary bool) {
 	if !g.closed {
 		return true, false
 	}
-	at, ok := g.canaryAt()
+	at, ok := g.CanaryAt()
 	return ok && !now.Before(at), true
 }
