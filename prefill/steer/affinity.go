@@ -1,6 +1,7 @@
 package steer
 
 import (
+	"container/list"
 	"math"
 	"time"
 
@@ -15,9 +16,8 @@ type Affinity struct {
 	most   int
 	factor float64 // of a candidate's share of all requests, beyond which a session moves
 
-	nodes  []session // 0 is the ring's head: next is the newest, prev the oldest
-	byKey  map[uint64]int32
-	unused []int32
+	byUse list.List // of *session, the newest first
+	byKey map[uint64]*list.Element
 }
 
 // AffinityConfig sends a session where it was last, while that is not loaded
@@ -38,15 +38,14 @@ const (
 )
 
 type session struct {
-	key        uint64
-	candidate  string
-	used       time.Time
-	prev, next int32
+	key       uint64
+	candidate string
+	used      time.Time
 }
 
 // NewAffinity remembers no session yet.
 func NewAffinity(c AffinityConfig) *Affinity {
-	return &Affinity{ttl: c.TTL, most: c.MaxKeys, factor: c.LoadFactor, nodes: make([]session, 1), byKey: map[uint64]int32{}}
+	return &Affinity{ttl: c.TTL, most: c.MaxKeys, factor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
 // Keep finds where a session was last, by its index, if it may stay there. The
@@ -78,8 +77,8 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) 
 // last is where the key's last request went, empty where nothing is known.
 func (a *Affinity) last(key uint64, now time.Time) string {
 	a.expire(now)
-	if i, ok := a.byKey[key]; ok {
-		return a.nodes[i].candidate
+	if e := a.byKey[key]; e != nil {
+		return e.Value.(*session).candidate
 	}
 	return ""
 }
@@ -87,52 +86,28 @@ func (a *Affinity) last(key uint64, now time.Time) string {
 // Went remembers where a request of the session goes.
 func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.expire(now)
-	i, ok := a.byKey[key]
-	switch {
-	case ok:
-		a.unlink(i)
-	case len(a.byKey) >= a.most:
-		i = a.nodes[0].prev
-		a.drop(i)
-		fallthrough
-	default:
-		i = a.take()
-		a.byKey[key] = i
+	e := a.byKey[key]
+	if e == nil {
+		if len(a.byKey) >= a.most {
+			a.drop(a.byUse.Back())
+		}
+		e = a.byUse.PushFront(&session{key: key})
+		a.byKey[key] = e
 	}
-	first := a.nodes[0].next
-	a.nodes[i] = session{key: key, candidate: candidate, used: now, next: first}
-	a.nodes[first].prev, a.nodes[0].next = i, i
+	s := e.Value.(*session)
+	s.candidate, s.used = candidate, now
+	a.byUse.MoveToFront(e)
 }
 
 func (a *Affinity) expire(now time.Time) {
-	for oldest := a.nodes[0].prev; oldest != 0 && now.Sub(a.nodes[oldest].used) >= a.ttl; oldest = a.nodes[0].prev {
-		a.drop(oldest)
+	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).used) >= a.ttl; e = a.byUse.Back() {
+		a.drop(e)
 	}
 }
 
-func (a *Affinity) drop(i int32) {
-	a.unlink(i)
-	delete(a.byKey, a.nodes[i].key)
-	a.nodes[i] = session{}
-	a.unused = append(a.unused, i)
+func (a *Affinity) drop(e *list.Element) {
+	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }
-
-func (a *Affinity) unlink(i int32) {
-	n := a.nodes[i]
-	a.nodes[n.prev].next, a.nodes[n.next].prev = n.next, n.prev
-}
-
-func (a *Affinity) take() int32 {
-	if n := len(a.unused); n > 0 {
-		i := a.unused[n-1]
-		a.unused = a.unused[:n-1]
-		return i
-	}
-	a.nodes = append(a.nodes, session{})
-	return int32(len(a.nodes) - 1)
-}
-
-func (a *Affinity) keys() int { return len(a.byKey) }
 
 // withinLoad says whether a candidate with a batch of bs may take one more, the
 // batches of all n eligible ones being sum together: no more than factor times

@@ -70,8 +70,8 @@ func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 			}
 			model[key] = use{fmt.Sprint(n), now}
 			a.Went(key, model[key].candidate, now)
-			require.Equal(t, len(model), a.keys())
-			require.LessOrEqual(t, len(a.nodes), most+1)
+			require.Equal(t, len(model), len(a.byKey))
+			require.LessOrEqual(t, a.byUse.Len(), most)
 		}
 	})
 }
