@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -86,9 +87,9 @@ type Monitor struct {
 
 // NewMonitor returns a monitor that watches nothing yet.
 func NewMonitor(cfg MonitorConfig) *Monitor {
-	cfg.HealthInterval = orDuration(cfg.HealthInterval, time.Second)
-	cfg.FactsInterval = orDuration(cfg.FactsInterval, 10*time.Second)
-	cfg.Timeout = orDuration(cfg.Timeout, 5*time.Second)
+	cfg.HealthInterval = cmp.Or(cfg.HealthInterval, time.Second)
+	cfg.FactsInterval = cmp.Or(cfg.FactsInterval, 10*time.Second)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
@@ -298,11 +299,4 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-func orDuration(d, standard time.Duration) time.Duration {
-	if d <= 0 {
-		return standard
-	}
-	return d
 }

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -348,8 +349,5 @@ func (d *chooser) letGo() {
 
 // promptBytes is how long the prompt is, four a token where nobody counted.
 func (r *Request) promptBytes() int {
-	if r.PromptBytes > 0 {
-		return r.PromptBytes
-	}
-	return 4 * r.PromptTokens
+	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }

@@ -14,18 +14,12 @@ const defaultBlock = 16
 
 // blockTokens is the size of the candidate's KV blocks.
 func (c *candidate) blockTokens() int {
-	if said := c.saidBlock(); said > 0 {
-		return said
-	}
-	return defaultBlock
+	return cmp.Or(c.saidBlock(), defaultBlock)
 }
 
 // saidBlock is what anybody said of them, 0: nobody did.
 func (c *candidate) saidBlock() int {
-	if c.BlockTokens > 0 {
-		return c.BlockTokens
-	}
-	return c.account.Block
+	return cmp.Or(c.BlockTokens, c.account.Block)
 }
 
 // rtt is the round trip to the engine.

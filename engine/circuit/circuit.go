@@ -7,7 +7,10 @@
 // in its owner's time, and a trial that says nothing gives its turn back.
 package circuit
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // What a circuit does unless its fields say otherwise.
 const (
@@ -54,11 +57,7 @@ func (c *Circuit) Return() { c.failures, c.until, c.trial = 0, time.Time{}, 0 }
 func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 	switch {
 	case c.In():
-		limit := c.Limit
-		if limit == 0 {
-			limit = Limit
-		}
-		if c.failures++; c.failures < limit {
+		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
 	case c.trial == 0 || c.trial != request:

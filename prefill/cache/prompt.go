@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"slices"
 
 	"evenkeel/prefill/index"
@@ -61,8 +62,5 @@ func (p *Prompt) BlockSize(tokens int) float64 {
 }
 
 func (p *Prompt) blockBytes() int {
-	if p.BlockBytes > 0 {
-		return p.BlockBytes
-	}
-	return index.BlockBytes
+	return cmp.Or(p.BlockBytes, index.BlockBytes)
 }
