@@ -194,11 +194,6 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// HoldBudget is the profile's hold budget, see the function of that name.
-func (p Profile) HoldBudget() (time.Duration, error) {
-	return HoldBudget(p.KVHoldTimeout, p.HoldMargin)
-}
-
 // maxHoldMargin caps the margin that is used when none is configured.
 const maxHoldMargin = 120 * time.Second
 
@@ -207,7 +202,8 @@ const maxHoldMargin = 120 * time.Second
 // and pull (margin; 0: half of timeout, at most 120 s), counted from the
 // probe's response headers. It fails if nothing is left: a late pull can read
 // recycled blocks and still answer 200.
-func HoldBudget(timeout, margin time.Duration) (time.Duration, error) {
+func (p Profile) HoldBudget() (time.Duration, error) {
+	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time the prefill engine keeps a finished request's blocks", timeout)

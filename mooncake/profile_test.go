@@ -25,7 +25,7 @@ func TestHoldBudget(t *testing.T) {
 		{"a margin below zero would dispatch late", 30 * time.Second, -1, 0, "hold_margin is -1ns"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := HoldBudget(tc.timeout, tc.margin)
+			got, err := Profile{KVHoldTimeout: tc.timeout, HoldMargin: tc.margin}.HoldBudget()
 			if tc.err != "" {
 				require.ErrorContains(t, err, tc.err)
 			} else {
