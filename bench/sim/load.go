@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -49,16 +50,12 @@ type arrival struct {
 // size is how many requests are replayed, and how many before those are history.
 func (s *Source) size(want int) (replay, history int, err error) {
 	if s.Synth != "" {
-		if want == 0 {
-			want = synthRequests
-		}
+		want = cmp.Or(want, synthRequests)
 		return want, min(mostHistory, want/4), nil
 	}
 	n := len(s.Trace.Requests)
 	history = min(mostHistory, n/4)
-	if want == 0 {
-		want = n - history
-	}
+	want = cmp.Or(want, n-history)
 	if want > n-history {
 		return 0, 0, fmt.Errorf("%d requests: the trace has %d, of which predictors learn from the %d before those replayed", want, n, history)
 	}

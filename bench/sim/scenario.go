@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -63,10 +64,7 @@ func ParseScenario(text []byte, like Fleet) (f Fleet, err error) {
 	}
 	group := &like.Groups[0]
 	for i, g := range in.Groups {
-		out := Group{Name: g.Name, C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms)}
-		if out.Name == "" {
-			out.Name = "group " + strconv.Itoa(i)
-		}
+		out := Group{Name: cmp.Or(g.Name, "group "+strconv.Itoa(i)), C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms)}
 		for k, r := range g.Ranks {
 			rank, err := r.rank(&group.Ranks[0])
 			if err != nil {

@@ -47,9 +47,7 @@ func Read(path string, opt Options) (*Trace, error) {
 
 // Parse reads a trace, gzipped or not.
 func Parse(r io.Reader, opt Options) (*Trace, error) {
-	if opt.Name == "" {
-		opt.Name = "trace"
-	}
+	opt.Name = cmp.Or(opt.Name, "trace")
 	if opt.Max < 0 {
 		return nil, fmt.Errorf("%s: at most %d requests makes no sense; use 0 for all", opt.Name, opt.Max)
 	}

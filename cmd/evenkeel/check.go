@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,11 +97,7 @@ func (c *checkCmd) look(found *checked) error {
 	}
 	warnings, err := gateway.Check(found.cfg)
 	for _, w := range warnings {
-		about := w.Key
-		if about == "" {
-			about = "serve"
-		}
-		found.Findings = append(found.Findings, selftest.Finding{Level: selftest.Warn, Engine: about, Msg: w.Msg})
+		found.Findings = append(found.Findings, selftest.Finding{Level: selftest.Warn, Engine: cmp.Or(w.Key, "serve"), Msg: w.Msg})
 	}
 	found.Findings = append(found.Findings, discoveryFiles(found.cfg)...)
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -43,10 +44,7 @@ const engineKeyEnv = "OPENAI_API_KEY"
 // asConfig is the config file that the flags stand for, not yet validated.
 func (d *dialect) asConfig() (*config.Config, error) {
 	cfg := config.Default()
-	host, port := d.Host, 8000
-	if host == "" {
-		host = "localhost"
-	}
+	host, port := cmp.Or(d.Host, "localhost"), 8000
 	if d.Port != nil {
 		port = *d.Port
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -82,12 +83,7 @@ func atHome(cfg *config.Config) *config.Config {
 }
 
 func allUp(s gateway.Status) bool {
-	for _, e := range s.Engines {
-		if !e.Up {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
 }
 
 func logFindings(log *zap.Logger, findings []selftest.Finding) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,9 +68,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Tier == "geo" {
 		return ended(ctx, std, c.simulateGeo(ctx, std))
 	}
-	if c.Policies == "" {
-		c.Policies = decodePolicies
-	}
+	c.Policies = cmp.Or(c.Policies, decodePolicies)
 	if c.Out != "" { // before anything is simulated for it
 		if err := makeFolder(c.Out); err != nil {
 			return err
@@ -316,10 +315,6 @@ func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, b
 	if plan.Load.Rho == 0 {
 		load = fmt.Sprintf("closed loop, %d requests in the system beyond the slots", plan.Load.Pool)
 	}
-	kind := c.Predictor
-	if kind == "" {
-		kind = "the policies' own"
-	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 		{Name: "machine", Value: machine() + "; it decides over the tick's times only"},
@@ -327,7 +322,7 @@ func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, b
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests a run, the %d before them for predictors to learn from, %d seeds", source, result.Requests, result.History, c.Seeds)},
 		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
 		{Name: "load", Value: load},
-		{Name: "predictor", Value: kind},
+		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
 		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), c.Law)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}

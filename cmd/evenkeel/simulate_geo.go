@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -24,12 +25,7 @@ type geoFlags struct {
 const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
-	if c.Scenario == "" {
-		c.Scenario = "skew"
-	}
-	if c.Policies == "" {
-		c.Policies = geoPolicies
-	}
+	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, geoPolicies)
 	scenario, err := geosim.Read(c.Scenario, c.Geo.Preset)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)

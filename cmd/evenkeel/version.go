@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -33,8 +34,5 @@ func buildInfo() (v, c string) {
 			}
 		}
 	}
-	if c == "" {
-		c = "unknown"
-	}
-	return v, c
+	return v, cmp.Or(c, "unknown")
 }

@@ -174,9 +174,7 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	if !read(w, r, &e) {
 		return
 	}
-	if e.Role == "" {
-		e.Role = "decode"
-	}
+	e.Role = cmp.Or(e.Role, "decode")
 	_, url, err := gateway.IDOf(e.URL)
 	if err == nil {
 		err = h.g.Add(e.Role, config.Engine{
@@ -195,9 +193,7 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 // side; without it f decides.
 func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
 	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // as %2F
-	if rank == "" {
-		rank = r.PathValue("rank")
-	}
+	rank = cmp.Or(rank, r.PathValue("rank"))
 	id, _, err := gateway.IDOf(address)
 	if err == nil {
 		if rank != "" {

@@ -26,10 +26,7 @@ func InstanceID(raw string) (string, error) {
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
 		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the profile's api_key_env)", raw)
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 		return "", fmt.Errorf("%q has no port from 1 to 65535; write http://host:port", raw)
 	}
