@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -211,11 +211,9 @@ var measuredHere = []report.Metric{report.TickP99, report.TickMean}
 // Repeatable drops from a metric set what another run of the same seed would
 // not give to the bit.
 func Repeatable(m report.Metrics) report.Metrics {
-	out := report.Metrics{}
-	for name, v := range m {
-		if !slices.Contains(measuredHere, name) {
-			out[name] = v
-		}
+	out := maps.Clone(m)
+	for _, name := range measuredHere {
+		delete(out, name)
 	}
 	return out
 }

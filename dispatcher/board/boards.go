@@ -248,14 +248,16 @@ func (b *board) choose(barrier bool) decider {
 // key names a group in effects.
 func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barrier} }
 
-// group is the one that a key names; nil: it is gone.
-func (b *board) group(key GroupKey) *group {
-	for _, g := range b.groups {
-		if b.key(g) == key {
-			return g
+// group is the one that a key names, and its board; nil: it is gone.
+func (l *Boards) group(key GroupKey) (*board, *group) {
+	if b := l.boards[key.Model]; b != nil {
+		for _, g := range b.groups {
+			if b.key(g) == key {
+				return b, g
+			}
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // label names a group in metrics and in the decision log.

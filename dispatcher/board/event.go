@@ -97,10 +97,8 @@ type Step struct {
 }
 
 func (e *Steps) apply(b *Boards) {
-	if m := b.boards[e.Group.Model]; m != nil {
-		if g := m.group(e.Group); g != nil {
-			m.hear(g, e.Told)
-		}
+	if m, g := b.group(e.Group); g != nil {
+		m.hear(g, e.Told)
 	}
 }
 
@@ -111,10 +109,8 @@ type Law struct {
 }
 
 func (e Law) apply(b *Boards) {
-	if m := b.boards[e.Group.Model]; m != nil {
-		if g := m.group(e.Group); g != nil {
-			g.steps.law = e.StepModel
-		}
+	if _, g := b.group(e.Group); g != nil {
+		g.steps.law = e.StepModel
 	}
 }
 
