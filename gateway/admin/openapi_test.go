@@ -374,7 +374,7 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway/door", "peers.go")
-	for _, pkg := range []string{"gateway/request", "gateway/openai", "gateway/edge"} {
+	for _, pkg := range []string{"gateway/request", "gateway/prompt", "gateway/openai", "gateway/edge"} {
 		client = append(client, codesIn(t, pkg)...)
 	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))
