@@ -3,35 +3,32 @@ package world
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"evenkeel/bench/load"
 	"evenkeel/stats"
 )
 
-// ticks is the kernel's USER_HZ, 100 on every Linux that Go runs on.
-const ticks = 100
+// stat is what Linux's /proc says of a process.
+func stat(pid int) (procfs.ProcStat, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return procfs.ProcStat{}, err
+	}
+	return p.Stat()
+}
 
-// CPU is the processor time of these processes so far. It asks Linux's /proc.
+// CPU is the processor time of these processes so far.
 func CPU(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		s, err := stat(pid)
 		if err != nil {
 			return 0, err
 		}
-		// The name in parentheses may hold spaces: fields count from behind it.
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		for _, f := range fields[11:13] { // utime, stime
-			n, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				return 0, err
-			}
-			sum += time.Duration(n) * time.Second / ticks
-		}
+		sum += time.Duration(s.CPUTime() * float64(time.Second))
 	}
 	return sum, nil
 }
@@ -40,13 +37,8 @@ func CPU(pids ...int) (sum time.Duration, err error) {
 // has none.
 func RSS(pids ...int) (sum int64) {
 	for _, pid := range pids {
-		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-		if err != nil {
-			continue
-		}
-		pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-		if err == nil {
-			sum += pages * int64(os.Getpagesize())
+		if s, err := stat(pid); err == nil {
+			sum += int64(s.ResidentMemory())
 		}
 	}
 	return sum
