@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"evenkeel/bench/world"
 )
 
@@ -183,11 +185,7 @@ func indexed(n int) string {
 		return ""
 	case n < 16:
 		return sixteen[n]
-	case n >= 232:
-		grey := 8 + (n-232)*10
-		return fmt.Sprintf("rgb(%d,%d,%d)", grey, grey, grey)
 	}
-	level := func(n int) int { return min(n, 1) * (55 + 40*n) }
-	n -= 16
-	return fmt.Sprintf("rgb(%d,%d,%d)", level(n/36), level(n/6%6), level(n%6))
+	r, g, b, _ := ansi.IndexedColor(n).RGBA()
+	return fmt.Sprintf("rgb(%d,%d,%d)", r>>8, g>>8, b>>8)
 }
