@@ -72,12 +72,15 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 1))}
-	addrs, err := cfg.addresses()
-	if err != nil {
+	var err error
+	ports := cfg.DPSize // or one for all ranks
+	if cfg.DPMode == "internal" {
+		ports = 1
+	}
+	if e.addrs, err = portsFrom(cfg.Listen, ports, "listen address"); err != nil {
 		return nil, err
 	}
-	e.addrs = addrs
-	if e.kvAddrs, err = cfg.kvAddresses(); err != nil {
+	if e.kvAddrs, err = portsFrom(cfg.KVEvents, 2*cfg.DPSize, "KV events address"); err != nil {
 		return nil, err
 	}
 	for _, addrs := range [][]string{e.addrs, e.kvAddrs} {
@@ -120,17 +123,12 @@ func (e *Engine) freePorts() {
 	e.ports = nil
 }
 
-// addresses are what to listen on: one a rank, or one for all.
-func (c Config) addresses() ([]string, error) {
-	n := c.DPSize
-	if c.DPMode == "internal" {
-		n = 1
-	}
-	return portsFrom(c.Listen, n, "listen address")
-}
-
-// portsFrom are n addresses with one port after the other; port 0 stays that.
+// portsFrom are n addresses with one port after the other; port 0 stays that. Without
+// an address there are none.
 func portsFrom(address string, n int, what string) (addrs []string, err error) {
+	if address == "" {
+		return nil, nil
+	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("refengine: %s: %w", what, err)
@@ -147,14 +145,6 @@ func portsFrom(address string, n int, what string) (addrs []string, err error) {
 		addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(p)))
 	}
 	return addrs, nil
-}
-
-// kvAddresses are where the ranks publish, then where they replay.
-func (c Config) kvAddresses() ([]string, error) {
-	if c.KVEvents == "" {
-		return nil, nil
-	}
-	return portsFrom(c.KVEvents, 2*c.DPSize, "KV events address")
 }
 
 // KVEvents are the addresses of a rank's publisher and of its replays, empty
