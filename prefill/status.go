@@ -43,18 +43,23 @@ type CandidateStatus struct {
 	OldestMs    *float64 `json:"oldest_ms"`     // since its oldest unanswered probe was sent; null: none
 	CanStart    bool     `json:"can_start"`     // one more probe
 	DecodeFull  bool     `json:"decode_full"`   // what it prefills would wait for a decode slot in its region; with engines of several regions only
-	IndexBlocks int      `json:"index_blocks"`  // that the prefix index counts as its
+	RTTMs       float64  `json:"rtt_ms"`
+	CacheStatus
 
-	Mode            string          `json:"mode"`                // of its part of the index: approximate, or precise where prompts are token ids
-	Events          *EventsStatus   `json:"kv_events,omitempty"` // nil: it publishes none
-	RTTMs           float64         `json:"rtt_ms"`
+	sums   ledger.Sums
+	missed uint64
+}
+
+// CacheStatus is what is thought of a candidate's prefix cache.
+type CacheStatus struct {
+	IndexBlocks     int             `json:"index_blocks"`               // that the prefix index counts as its
+	Mode            string          `json:"mode"`                       // of its part of the index: approximate, or precise where prompts are token ids
+	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
 	HitShare        float64         `json:"hit_share"`                  // of prompt tokens, lately found in its cache
 	Mispredicted    float64         `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
 
-	sums     ledger.Sums
 	accuracy cache.Accuracy
-	missed   uint64
 }
 
 // Status returns the candidates in configured order, removed ones last.
@@ -126,15 +131,12 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		OldestMs:        age(d.now, a.OldestSent()),
 		CanStart:        d.canStart(&Request{}, c),
 		DecodeFull:      d.decodeFull(c),
-		IndexBlocks:     c.cache.Held(),
-		Mode:            c.cache.Mode(d.now),
-		Events:          c.eventsStatus(),
 		RTTMs:           c.rttMs(),
-		HitShare:        c.cache.Accuracy.Hits(),
-		Mispredicted:    c.cache.Accuracy.Off(),
-		CapacitySuspect: c.cache.Accuracy.Suspect,
-		accuracy:        c.cache.Accuracy,
-		sums:            a.Sums,
+		CacheStatus: CacheStatus{
+			IndexBlocks: c.cache.Held(), Mode: c.cache.Mode(d.now), Events: c.eventsStatus(),
+			HitShare: c.cache.Accuracy.Hits(), Mispredicted: c.cache.Accuracy.Off(), CapacitySuspect: c.cache.Accuracy.Suspect, accuracy: c.cache.Accuracy,
+		},
+		sums: a.Sums,
 	}
 }
 
