@@ -132,24 +132,21 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	for range x.slots {
 		dst = append(dst, 0)
 	}
-	if x.words == 1 {
-		x.matchWord(dst, keys)
-		return dst
-	}
 	for w := range x.words {
-		x.matchWords(dst, keys, w)
+		x.matchWord(dst[64*w:], keys, w)
 	}
 	return dst
 }
 
-// matchWord is the walk for up to 64 slots.
-func (x *Index) matchWord(dst []int32, keys []Key) {
-	alive := x.inUse(0)
+// matchWord is the walk for the 64 slots of a word.
+func (x *Index) matchWord(dst []int32, keys []Key, w int) {
+	alive := x.inUse(w)
 	for k := range keys {
 		if alive == 0 {
 			return
 		}
-		next := alive & x.holders[x.table.find(keys[k], x.keys)] // number 0 has no holder
+		n := int(x.table.find(keys[k], x.keys)) // number 0 has no holder
+		next := alive & x.holders[n*x.words+w]
 		for gone := alive &^ next; gone != 0; gone &= gone - 1 {
 			dst[bits.TrailingZeros64(gone)] = int32(k)
 		}
@@ -157,24 +154,6 @@ func (x *Index) matchWord(dst []int32, keys []Key) {
 	}
 	for ; alive != 0; alive &= alive - 1 {
 		dst[bits.TrailingZeros64(alive)] = int32(len(keys))
-	}
-}
-
-func (x *Index) matchWords(dst []int32, keys []Key, w int) {
-	alive := x.inUse(w)
-	for k := range keys {
-		if alive == 0 {
-			return
-		}
-		n := int(x.table.find(keys[k], x.keys))
-		next := alive & x.holders[n*x.words+w]
-		for gone := alive &^ next; gone != 0; gone &= gone - 1 {
-			dst[64*w+bits.TrailingZeros64(gone)] = int32(k)
-		}
-		alive = next
-	}
-	for ; alive != 0; alive &= alive - 1 {
-		dst[64*w+bits.TrailingZeros64(alive)] = int32(len(keys))
 	}
 }
 
