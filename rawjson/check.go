@@ -24,17 +24,11 @@ func (e *SyntaxError) Error() string {
 // (white space around it included), and where its key and its value do.
 type Place struct{ From, Key, KeyEnd, Val, ValEnd, To int }
 
-// Check validates a text that is one object. Beyond what JSON itself forbids it
+// Scan validates a text that is one object. Beyond what JSON itself forbids it
 // refuses text that is not UTF-8 and more than maxDepth levels (0:
-// DefaultMaxDepth). Every refusal is a *SyntaxError.
-func Check(text []byte, maxDepth int) error {
-	_, err := Scan(text, maxDepth, nil)
-	return err
-}
-
-// Scan is Check that hands each member of the object to found, if it is not nil,
-// and returns where its closing '}' stands. A found that returns words refuses
-// the object at that member's key.
+// DefaultMaxDepth). Every refusal is a *SyntaxError. Scan hands each member of the
+// object to found, if it is not nil, and returns where its closing '}' stands. A
+// found that returns words refuses the object at that member's key.
 func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closing int, err error) {
 	if maxDepth <= 0 {
 		maxDepth = DefaultMaxDepth

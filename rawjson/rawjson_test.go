@@ -47,7 +47,7 @@ func TestTheWalkEndsWhereTheStructureDoes(t *testing.T) {
 func TestTheWalkAllocatesNothing(t *testing.T) {
 	text := []byte(`{"model":"m","messages":[{"role":"user","content":"a \"b\" c"},{"role":"user","content":[1,2,{"x":null}]}]}`)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		if Check(text, 0) != nil {
+		if _, err := Scan(text, 0, nil); err != nil {
 			t.Fail()
 		}
 		for _, value := range Members(text) {
@@ -65,13 +65,13 @@ func FuzzCheck(f *testing.F) {
 	f.Add([]byte(`1,"b":[{}]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		text := []byte(`{"a":` + string(data) + `}`)
-		err := Check(text, 0)
+		_, err := Scan(text, 0, nil)
 		var syntax *SyntaxError
 		if errors.As(err, &syntax) && strings.HasPrefix(syntax.Msg, "nested") {
 			return
 		}
 		if valid := json.Valid(text) && utf8.Valid(text); valid != (err == nil) {
-			t.Fatalf("Check(%q) = %v, encoding/json says %v", text, err, valid)
+			t.Fatalf("Scan(%q) = %v, encoding/json says %v", text, err, valid)
 		}
 		if err == nil {
 			require.Equal(t, len(text), ValueEnd(text, 0))

@@ -58,7 +58,7 @@ func TestTheLowestScoreWinsInAnyOrder(t *testing.T) {
 		if spec == "round-robin" {
 			return
 		}
-		p, err := Parse(spec)
+		p, err := (*Library)(nil).Parse(spec)
 		require.NoError(t, err)
 		n := rapid.IntRange(1, 9).Draw(t, "candidates")
 		all := make([]Candidate, n)
@@ -81,7 +81,7 @@ func TestTheLowestScoreWinsInAnyOrder(t *testing.T) {
 }
 
 func TestExplainPutsTheChosenFirstAndIsBounded(t *testing.T) {
-	p, err := Parse("finish")
+	p, err := (*Library)(nil).Parse("finish")
 	require.NoError(t, err)
 	all := fleet(40)
 	choice := p.Choose(&Query{ID: "r"}, all)
@@ -98,7 +98,7 @@ func TestExplainPutsTheChosenFirstAndIsBounded(t *testing.T) {
 func TestBuiltInPoliciesAllocateNothing(t *testing.T) {
 	all := fleet(64)
 	for _, name := range Names() {
-		p, err := Parse(name)
+		p, err := (*Library)(nil).Parse(name)
 		require.NoError(t, err)
 		q := Query{ID: "3f1c9a64-7d2e-4b51-9c07-7d1c2b3a4e5f", Cursor: 3}
 		allocs := testing.AllocsPerRun(100, func() { p.Choose(&q, all) })

@@ -27,7 +27,7 @@ func queued(tokens, bs float64) func(*Candidate) {
 // choose parses, prepares and chooses, and returns the id and all scores.
 func choose(t testing.TB, spec, requestID string, candidates ...Candidate) (string, []float64) {
 	t.Helper()
-	p, err := Parse(spec)
+	p, err := (*Library)(nil).Parse(spec)
 	require.NoError(t, err)
 	for i := range candidates {
 		candidates[i].Order = i
@@ -158,7 +158,7 @@ func TestG5TiesGoWhereTheRequestHashes(t *testing.T) {
 
 // Candidate b is closed for requests 1 to 4.
 func TestG6RoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
-	p, err := Parse("round-robin")
+	p, err := (*Library)(nil).Parse("round-robin")
 	require.NoError(t, err)
 	require.True(t, p.Rounds())
 	all := []Candidate{{ID: "a"}, {ID: "b", Order: 1}, {ID: "c", Order: 2}}
@@ -207,7 +207,7 @@ func TestStickyRingTakesTheFirstPointClockwise(t *testing.T) {
 					up = append(up, Candidate{ID: id, Ring: points})
 				}
 			}
-			p, err := Parse("sticky-ring")
+			p, err := (*Library)(nil).Parse("sticky-ring")
 			require.NoError(t, err)
 			q := Query{ID: "r", Key: tt.key * (math.MaxUint64 / 100), Cursor: -1}
 			require.Equal(t, tt.want, up[p.Choose(&q, up).Index].ID)
@@ -216,7 +216,7 @@ func TestStickyRingTakesTheFirstPointClockwise(t *testing.T) {
 }
 
 func TestStickyRingMovesOnlyWhoLosesItsCandidate(t *testing.T) {
-	p, err := Parse("sticky-ring")
+	p, err := (*Library)(nil).Parse("sticky-ring")
 	require.NoError(t, err)
 	var all []Candidate
 	for n := range 8 {

@@ -16,10 +16,8 @@ func Names() []string {
 	return names
 }
 
-// Parse makes the policy a user named, as `name` or `name:key=value`.
-func Parse(text string) (*Policy, error) { return (*Library)(nil).Parse(text) }
-
-// Parse makes the built-in policy or the library's that a user named.
+// Parse makes the built-in policy or the library's that a user named, as `name` or
+// `name:key=value`.
 func (l *Library) Parse(text string) (*Policy, error) {
 	name, set, err := namedargs.Parse(text, l.Names())
 	if err != nil {

@@ -16,7 +16,7 @@ func TestSpecs(t *testing.T) {
 		{"spaces around", " gorgo:qs=2 ", "gorgo:qs=2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, err := Parse(tt.spec)
+			p, err := (*Library)(nil).Parse(tt.spec)
 			require.NoError(t, err)
 			require.Equal(t, tt.want, p.String())
 		})
@@ -35,7 +35,7 @@ func TestWrongSpecsSayWhatThereIs(t *testing.T) {
 		"least-tokens:work=all": "policy least-tokens: work=all: want tokens or vllm-ascend",
 		"lmetric:=1":            "unknown key",
 	} {
-		_, err := Parse(spec)
+		_, err := (*Library)(nil).Parse(spec)
 		require.ErrorContains(t, err, want)
 	}
 	l, err := NewLibrary(map[string]Definition{"mine": {Score: "bs"}})
