@@ -152,7 +152,10 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a, said := c.Attributes, pod.Annotations
 	a.Profile, a.Region = cmp.Or(said[annProfile], a.Profile), cmp.Or(said[annRegion], a.Region)
 	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
-	for name, into := range map[string]*int{annRanks: &a.Ranks, annSlots: &a.Slots, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort} {
+	kvTokens := int(a.KVTokens)
+	for name, into := range map[string]*int{
+		annRanks: &a.Ranks, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort,
+	} {
 		if text, ok := said[name]; ok {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 {
@@ -161,13 +164,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 			*into = n
 		}
 	}
-	if text, ok := said[annKVTokens]; ok {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
-			return a, fmt.Errorf("its annotation %s is %q; write a whole number", annKVTokens, text)
-		}
-		a.KVTokens = n
-	}
+	a.KVTokens = int64(kvTokens)
 	if text, ok := said[annCost]; ok {
 		n, err := strconv.ParseFloat(text, 32)
 		if err != nil || !(n > 0) {
