@@ -127,16 +127,10 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 			return nil, Ended
 		}
 		return e.Raw, Ended
-	case KindOpaque:
-		m.started = true
-		if m.ask.Trail != nil {
-			m.ask.Trail.Unread = true
-		}
-		return e.Raw, Forward
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]
-	if !m.read(e.Data) { // not JSON: not ours to judge
+	if e.Kind == KindOpaque || !m.read(e.Data) { // not JSON as a whole: not ours to judge
 		m.started = true
 		if m.ask.Trail != nil {
 			m.ask.Trail.Unread = true
