@@ -20,19 +20,13 @@ func (t *Tier) Run(ctx context.Context) {
 	for {
 		r.follow()
 		wanted, settings := r.live()
-		if settings != current { // every loop has an interval of its own
-			for c, stop := range running {
-				stop()
-				delete(running, c)
-			}
-			current = settings
-		}
 		for c, stop := range running {
-			if !wanted[c] {
+			if !wanted[c] || settings != current { // every loop has an interval of its own
 				stop()
 				delete(running, c)
 			}
 		}
+		current = settings
 		for c := range wanted {
 			if running[c] == nil {
 				loop, stop := context.WithCancel(ctx)
