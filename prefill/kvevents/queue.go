@@ -48,20 +48,21 @@ func (q *queue) push(m message) {
 	q.items = append(q.items, m)
 	q.bytes += len(m.payload)
 	q.mu.Unlock()
-	q.nudge()
+	nudge(q.ready)
 }
 
 func (q *queue) end(err error) {
 	q.mu.Lock()
 	q.err = err
 	q.mu.Unlock()
-	q.nudge()
+	nudge(q.ready)
 }
 
-func (q *queue) nudge() {
+// nudge puts a token into a channel that holds one.
+func nudge(ready chan<- struct{}) {
 	select {
-	case q.ready <- struct{}{}:
-	default:
+	case ready <- struct{}{}:
+	default: // there is one
 	}
 }
 

@@ -96,10 +96,7 @@ func (s *Stream) Close() {
 // lost it.
 func (s *Stream) Resync() {
 	s.asked.Add(1)
-	select {
-	case s.resync <- struct{}{}:
-	default:
-	}
+	nudge(s.resync)
 }
 
 // Answered tells that the engine has answered a probe: it should say something.
