@@ -71,12 +71,6 @@ func (f *Forward) Carry(by Carrier) bool {
 	return !f.left && f.cause == ""
 }
 
-func (f *Forward) gone() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.left
-}
-
 // Written notes that a probe which is sent from now on counts the request.
 func (f *Forward) Written() {
 	n := f.node

@@ -111,7 +111,7 @@ func (f *Forward) Close() {
 	outcome := OutcomeOK
 	switch {
 	case f.reader == nil: // it came whole
-	case errors.Is(f.over, ErrPeerLost) && !f.gone():
+	case f.Lost():
 		outcome = OutcomeLost
 	case !f.reader.Done():
 		outcome = OutcomeGone
@@ -120,8 +120,12 @@ func (f *Forward) Close() {
 	f.finish()
 }
 
-// Lost says whether the peer was lost in the middle.
-func (f *Forward) Lost() bool { return errors.Is(f.over, ErrPeerLost) && !f.gone() }
+// Lost says whether the peer was lost in the middle, before the client left.
+func (f *Forward) Lost() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.left && errors.Is(f.over, ErrPeerLost)
+}
 
 // Whole says whether all of the answer was read.
 func (f *Forward) Whole() bool { return f.reader == nil || f.reader.Done() }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -189,16 +190,13 @@ func (n *Node) AllUp() bool {
 func (n *Node) Models() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var names []string
+	all := map[string]policy.Offer{}
 	for _, p := range n.peers {
-		for name := range p.offers {
-			if p.up && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
+		if p.up {
+			maps.Copy(all, p.offers)
 		}
 	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(all))
 }
 
 // Tuning is what may be changed while the node runs; nil leaves it.
