@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"time"
 )
@@ -24,11 +25,7 @@ func NewMembers(self string, spread bool, settle time.Duration) *Members {
 
 // See tells who lives and does not leave, oneself among them.
 func (m *Members) See(live []string, now time.Time) {
-	for id := range m.since {
-		if !slices.Contains(live, id) {
-			delete(m.since, id)
-		}
-	}
+	maps.DeleteFunc(m.since, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
 		if _, ok := m.since[id]; !ok {
 			m.since[id] = now
@@ -38,10 +35,7 @@ func (m *Members) See(live []string, now time.Time) {
 
 // Order is who should own an area, first to last.
 func (m *Members) Order(area string) []string {
-	ids := make([]string, 0, len(m.since))
-	for id := range m.since {
-		ids = append(ids, id)
-	}
+	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // a status shows none as []
 	slices.SortFunc(ids, func(a, b string) int {
 		if m.spread {
 			if by := cmp.Compare(weight(area, b), weight(area, a)); by != 0 {
