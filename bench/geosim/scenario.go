@@ -135,30 +135,15 @@ func Names() []string {
 // Presets lists the engines that have a name.
 func Presets() []string { return slices.Sorted(maps.Keys(presets)) }
 
-// defaultRTT is between A (US-West), B and C: those from A are GORGO's, the third
-// is ours.
-func defaultRTT() [][]float64 {
-	return [][]float64{{3, 183, 281}, {183, 3, 70}, {281, 70, 3}}
-}
-
-// WithPreset puts the engine of a name into the scenario, and lets it run as
-// long as so fast an engine needs to.
-func (s *Scenario) WithPreset(name string) error {
-	e, ok := presets[name]
-	if !ok {
-		return fmt.Errorf("unknown preset %q; there are %s", name, strings.Join(Presets(), ", "))
-	}
-	s.Engine = e
-	return nil
-}
-
 // Named returns the scenario of a name, a load or a fault, on a preset.
 func Named(name, preset string) (*Scenario, error) {
-	s := &Scenario{
-		RTTMs: defaultRTT(), ProbeMs: 500, ScrapeMs: 500, USDPerGB: 0.02, WarmS: 40, MeasureS: 200,
+	e, ok := presets[preset]
+	if !ok {
+		return nil, fmt.Errorf("unknown preset %q; there are %s", preset, strings.Join(Presets(), ", "))
 	}
-	if err := s.WithPreset(preset); err != nil {
-		return nil, err
+	s := &Scenario{
+		RTTMs:  [][]float64{{3, 183, 281}, {183, 3, 70}, {281, 70, 3}}, // from A (US-West) to B and C as GORGO has them; the third is ours
+		Engine: e, ProbeMs: 500, ScrapeMs: 500, USDPerGB: 0.02, WarmS: 40, MeasureS: 200,
 	}
 	if s.Engine.StepMs < 30 { // a fast engine answers as much in less time
 		s.WarmS, s.MeasureS = 15, 75
