@@ -58,15 +58,12 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	}
 }
 
-// exposes says whether the caller may see which way the request went: names of
-// engines are addresses.
-func (srv *Server) exposes(in *Incoming) bool { return srv.Settings().ExposeRoute || in.Explain }
-
 // expose says in an answer's headers which way the request went, and what it
-// waited for up to its first event, as a Server-Timing header would.
+// waited for up to its first event, as a Server-Timing header would. Not every
+// caller may see it: names of engines are addresses.
 func (srv *Server) expose(ctx *fasthttp.RequestCtx, in *Incoming) {
 	told := in.Told
-	if !srv.exposes(in) || told.Route == "" {
+	if !srv.Settings().ExposeRoute && !in.Explain || told.Route == "" {
 		return
 	}
 	h := &ctx.Response.Header

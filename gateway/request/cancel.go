@@ -67,11 +67,6 @@ func (r reader) leaveAfter(call *engine.Call, wait func() time.Duration) (stop f
 	}
 }
 
-// leaveAtOnce has a call end with its client: no pull of KV is under way.
-func (r reader) leaveAtOnce(call *engine.Call) {
-	r.OnGone(func() { call.Leave(notice) })
-}
-
 // part leaves the decode engine and returns when it has noticed, so that the
 // slot is never another's while the engine still has this request in it.
 func (s *stream) part() {

@@ -79,7 +79,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	s.call.Guard(s.rank.Area.Ours)
 	var kv json.RawMessage
 	if h == nil {
-		j.client.leaveAtOnce(s.call)
+		j.client.OnGone(func() { s.call.Leave(notice) }) // no pull of KV is under way
 	} else {
 		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
 			if sure {

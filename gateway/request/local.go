@@ -11,6 +11,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/prompt"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -186,10 +187,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = s.mirror.Prompt()
-	if j.prompt == 0 {
-		j.prompt = j.estimate()
-	}
+	j.prompt = cmp.Or(s.mirror.Prompt(), prompt.Tokens(j.req, j.leg))
 	if s.slot != nil { // else all of the answer came at once
 		j.srv.Dispatcher.Counted(s.slot, j.prompt)
 	}

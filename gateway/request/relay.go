@@ -217,7 +217,9 @@ func (s *stream) event(e sse.Event) {
 		s.end(streamError("upstream_broken", s.mirror.Fault()))
 	case sse.Failed:
 		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
-		if fail := engineError(s.mirror.Failure()); fail.Status/100 == 5 && !s.poisons() {
+		fail := engineError(s.mirror.Failure())
+		// Engines may fail at a request twice, not a third time. Before the first event `again` judges it.
+		if fail.Status/100 == 5 && (s.firstAt.IsZero() || !s.job.tries.suspected()) {
 			s.lose(fail)
 		} else {
 			s.end(fail)

@@ -2,6 +2,7 @@ package request
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -58,15 +59,6 @@ func (s *stream) cut(err error) {
 		return
 	}
 	s.lose(fail)
-}
-
-// poisons tells whether engines failed at the request twice: a third may not
-// fail at it.
-func (s *stream) poisons() bool {
-	if s.firstAt.IsZero() {
-		return false // again judges it
-	}
-	return s.job.tries.suspected()
 }
 
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
@@ -162,10 +154,7 @@ func (s *stream) plan() string {
 	resume := &mooncake.Resume{How: r.how, Tokens: said.Completed}
 	if limit > 0 {
 		resume.Limit = limit - said.Completed
-		resume.LimitKey = j.req.MaxTokensKey
-		if resume.LimitKey == "" {
-			resume.LimitKey = "max_tokens"
-		}
+		resume.LimitKey = cmp.Or(j.req.MaxTokensKey, "max_tokens")
 	}
 	if said.Completed >= most {
 		s.prepare(said, nil)
@@ -290,10 +279,7 @@ func (s *stream) before(tokens int) {
 // that with the finish_reason if none came.
 func (s *stream) conclude(finish string) {
 	j := s.job
-	u := sse.Usage{Prompt: s.mirror.Prompt(), Completion: s.mirror.Tokens(), Cached: j.cached}
-	if u.Prompt == 0 {
-		u.Prompt = j.prompt
-	}
+	u := sse.Usage{Prompt: cmp.Or(s.mirror.Prompt(), j.prompt), Completion: s.mirror.Tokens(), Cached: j.cached}
 	u.Total = u.Prompt + u.Completion
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))
