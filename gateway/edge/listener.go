@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,12 +115,8 @@ func Listen(addr string, opt ListenOptions) (*Listener, error) {
 
 // Wrap makes a Listener of any listener whose connections have a socket below.
 func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
-	if opt.WriteTimeout == 0 {
-		opt.WriteTimeout = 30 * time.Second
-	}
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.WriteTimeout = cmp.Or(opt.WriteTimeout, 30*time.Second)
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	l := &Listener{
 		Listener: ln, opt: opt, log: opt.Log, done: make(chan struct{}),
 		conns: make(map[uint64]*Conn), perIP: make(map[netip.Addr]int),

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -51,29 +52,16 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	def := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	def(&o.MaxHead, 16<<10)
-	def(&o.MaxBody, 32<<20)
-	def(&o.MinUploadRate, 256<<10)
-	def(&o.Concurrency, 64<<10)
-	if o.ReadTimeout <= 0 {
-		o.ReadTimeout = 30 * time.Second
-	}
-	if o.IdleTimeout <= 0 {
-		o.IdleTimeout = 120 * time.Second
-	}
+	o.MaxHead = cmp.Or(max(0, o.MaxHead), 16<<10)
+	o.MaxBody = cmp.Or(max(0, o.MaxBody), 32<<20)
+	o.MinUploadRate = cmp.Or(max(0, o.MinUploadRate), 256<<10)
+	o.Concurrency = cmp.Or(max(0, o.Concurrency), 64<<10)
+	o.ReadTimeout = cmp.Or(max(0, o.ReadTimeout), 30*time.Second)
+	o.IdleTimeout = cmp.Or(max(0, o.IdleTimeout), 120*time.Second)
+	o.Log = cmp.Or(o.Log, zap.NewNop())
+	o.Bodies = cmp.Or(o.Bodies, NewBodies(0))
 	if o.Answer == nil {
 		o.Answer = answerJSON
-	}
-	if o.Log == nil {
-		o.Log = zap.NewNop()
-	}
-	if o.Bodies == nil {
-		o.Bodies = NewBodies(0)
 	}
 	if o.Refused == nil {
 		o.Refused = func(*fasthttp.RequestHeader, Refusal) {}
