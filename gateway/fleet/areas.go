@@ -16,19 +16,13 @@ func (f *Fleet) areaOf(in *instance) string {
 	return cmp.Or(in.conf.Region, f.host.Settings().Geo.Self.Region)
 }
 
-// inArea says whether an engine is part of an area: a group is one of decode engines,
-// a region is all that is there.
-func (f *Fleet) inArea(in *instance) bool {
-	return in.role == Decode || f.Admission.Has(owner.Regions)
-}
-
 // Areas counts the engines of every area, and those that answer.
 func (f *Fleet) Areas() map[string]owner.Reach {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	all := map[string]owner.Reach{}
 	for _, in := range f.instances {
-		if !f.inArea(in) {
+		if in.role != Decode && !f.Admission.Has(owner.Regions) { // a group is one of decode engines, a region is all that is there
 			continue
 		}
 		r := all[f.areaOf(in)]

@@ -29,7 +29,7 @@ import (
 // outlive health: a rank that comes back finds its load.
 type Fleet struct {
 	host      Host
-	Admission Admission // set before the first engine enters
+	Admission *owner.Set // who admits to areas of engines, regions or decode groups; set before the first engine enters
 
 	slowStart *prometheus.GaugeVec
 	pages     sync.Map // of *page: the last metric page of each prefill engine, by instance
@@ -79,14 +79,6 @@ type Host struct {
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
-}
-
-// Admission says who admits to areas of engines: regions or decode groups.
-type Admission interface {
-	Has(owner.Kind) bool
-	Admits(area string) bool
-	Of(area string) *owner.Area
-	Room(area, rank string, slots int) (limit int, others int64)
 }
 
 // instance is one engine's API server.

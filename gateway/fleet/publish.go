@@ -82,11 +82,8 @@ func ranksOf(in *instance) []int {
 func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
-		Hardware: in.conf.Profile, CapacityTokens: capacityOf(in, r), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
+		Hardware: in.conf.Profile, CapacityTokens: cmp.Or(in.profile.KVTokensPerRank, capacityOf(in, r)), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
 		Late: in.status.Late && !in.paused && f.takes(in, r),
-	}
-	if in.profile.KVTokensPerRank > 0 {
-		c.CapacityTokens = in.profile.KVTokensPerRank
 	}
 	_, c.Decodes = f.instances[Decode+" "+in.id]
 	for _, m := range in.status.Models {
@@ -140,11 +137,8 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	}
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
-		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: in.conf.KV, Cost: in.conf.Cost, Up: up,
+		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
 		Down: !in.status.Up || in.status.Wedged,
-	}
-	if w.Capacity == 0 {
-		w.Capacity = capacityOf(in, r)
 	}
 	if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond
