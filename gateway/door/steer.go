@@ -2,6 +2,7 @@ package door
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -42,8 +43,9 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 	}
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)
-		if fail := checkDisaggregate(in.Disaggregate); fail != nil {
-			return fail
+		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
+			return openai.NewError(http.StatusBadRequest, "bad_target",
+				strconv.Quote(in.Disaggregate)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
 		}
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
@@ -80,15 +82,6 @@ func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
 	r.Address = ctx.RemoteIP().String()
 	r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
 	r.Patience = patienceOf(&ctx.Request.Header, r.Told.Arrival)
-}
-
-// checkDisaggregate reads a trusted caller's word about the way of a request.
-func checkDisaggregate(said string) *openai.Error {
-	switch said {
-	case request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever:
-		return nil
-	}
-	return openai.NewError(http.StatusBadRequest, "bad_target", strconv.Quote(said)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
 }
 
 // patienceOf is when the client gives up waiting for an answer to begin, as the
