@@ -54,7 +54,25 @@ func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
 	}
-	return t.probe(ctx, p, body, x, id)
+	call := t.client.NewCall(p.target)
+	defer context.AfterFunc(ctx, call.Abort)()
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
+	if err != nil {
+		return mooncake.ProbeAnswer{}, err
+	}
+	defer resp.Close()
+	text, err := resp.ReadAll(answerBytes)
+	if err != nil {
+		return mooncake.ProbeAnswer{}, err
+	}
+	if resp.StatusCode() != http.StatusOK {
+		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
+	}
+	answer, err := p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
+	if errors.Is(err, mooncake.ErrUnknownHost) {
+		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
+	}
+	return answer, err
 }
 
 func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.Exchange, error) {
@@ -82,28 +100,6 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 		return "p"
 	}
 	return "d"
-}
-
-func (t *tester) probe(ctx context.Context, p subject, body *mooncake.Body, x *mooncake.Exchange, id string) (mooncake.ProbeAnswer, error) {
-	call := t.client.NewCall(p.target)
-	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
-	}
-	defer resp.Close()
-	text, err := resp.ReadAll(answerBytes)
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
-	}
-	if resp.StatusCode() != http.StatusOK {
-		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
-	}
-	answer, err := p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
-	if errors.Is(err, mooncake.ErrUnknownHost) {
-		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
-	}
-	return answer, err
 }
 
 // decode reads a whole small answer and compares what the stream says of itself.
