@@ -163,18 +163,16 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	resp, err := call.Do(http.MethodPost, h.Endpoint.Path(), rank.Area.Mark(h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))), body, engine.Deadlines{
 		Connect: d.Settings().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
+	if err == nil {
+		defer resp.Close()
+		resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
+		_, err = resp.ReadAll(d.Settings().Limits.EventBytes)
+	}
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
 		end.Kind = board.Cancelled
 		return discardUnplaced, true, owner.ErrNotOwner
 	case err != nil:
-		d.Monitor.Report(rank.Instance, err)
-		end.Lost = d.discardLost(rank, err)
-		return discardFailed, !engine.WasSilent(err), err
-	}
-	defer resp.Close()
-	resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
-	if _, err = resp.ReadAll(d.Settings().Limits.EventBytes); err != nil {
 		d.Monitor.Report(rank.Instance, err)
 		end.Lost = d.discardLost(rank, err)
 		return discardFailed, !engine.WasSilent(err), err
