@@ -161,3 +161,8 @@ func retryAfter(resp *engine.Response) int {
 }
 
 const mostRetryAfter = 3600
+
+// errBroken is the end of a request that panicked.
+func errBroken() *openai.Error {
+	return openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
+}

@@ -3,10 +3,12 @@ package request
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"slices"
 	"sync"
 
 	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
@@ -198,13 +200,15 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	ends := make(chan *openai.Error, len(f.legs)) // in the order they happened
 	for i, l := range f.legs {
 		f.wg.Go(func() {
-			s, fail := l.serve(nil)
-			if fail == nil {
-				parts[i].PromptIndex = l.prompt
-				parts[i].JSON, fail = s.collect()
-				s.close(nil)
-			}
-			ends <- fail
+			ends <- f.guard(func() *openai.Error {
+				s, fail := l.serve(nil)
+				if fail == nil {
+					parts[i].PromptIndex = l.prompt
+					parts[i].JSON, fail = s.collect()
+					s.close(nil)
+				}
+				return fail
+			})
 		})
 	}
 	var answer []byte
@@ -230,6 +234,18 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.mark(ctx, nil)
 	ctx.SetContentType("application/json")
 	ctx.SetBody(answer)
+}
+
+// guard serves a leg. The edge cannot recover a panic on a leg's own goroutine, and it
+// would end the process; it ends the request instead.
+func (f *fanned) guard(serve func() *openai.Error) (fail *openai.Error) {
+	defer func() {
+		if v := recover(); v != nil {
+			f.srv.Log.Error("panic in a leg of a request", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+			fail = errBroken()
+		}
+	}()
+	return serve()
 }
 
 // mark tells the client, or another dispatcher, where the request was served.

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"net/http"
 	"testing"
 	"time"
 
@@ -38,4 +39,31 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	require.False(t, answered)
 	require.Equal(t, journal.StatusClientClosed, fail.Status)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
+
+type unlimited struct{}
+
+func (unlimited) GiveBack(int) {}
+
+// The edge recovers what a handler does to itself, but not on the goroutine of a leg.
+func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
+	srv := newServer(t)
+	for _, stream := range []bool{false, true} {
+		kid, in := edge.NewDeparture(srv.Log), srv.Incoming(journal.Facts{ID: "x", Arrival: time.Now()})
+		in.Limits = unlimited{}
+		req := &openai.Request{Stream: stream}
+		f := &fanned{srv: srv, conn: kid, req: req, in: in, stop: make(chan struct{})}
+		for i := range 3 { // a leg without a body, which serve does not expect
+			f.legs = append(f.legs, leg{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv, req: req, in: in, told: in.Told.Leg(letters(i))}})
+		}
+		var ctx fasthttp.RequestCtx
+		if stream {
+			f.stream(&ctx)
+		} else {
+			f.collect(&ctx)
+		}
+		require.Equal(t, http.StatusInternalServerError, ctx.Response.StatusCode())
+		require.Contains(t, string(ctx.Response.Body()), "internal_error")
+		require.Eventually(t, func() bool { return srv.Open() == 0 }, time.Minute, time.Millisecond)
+	}
 }

@@ -39,7 +39,11 @@ type piece struct {
 func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	m := &merged{fanned: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs)), details: make([]map[string]int, len(f.legs))}
 	for i, l := range f.legs {
-		f.wg.Go(func() { m.run(i, l) })
+		f.wg.Go(func() {
+			if fail := f.guard(func() *openai.Error { return m.run(i, l) }); fail != nil {
+				m.send(piece{fail: fail, done: true})
+			}
+		})
 	}
 	var first piece
 	select {
@@ -59,26 +63,25 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	startStream(ctx, edge.NewPull(m, m.close, f.srv.Log), first.contentType)
 }
 
-// run takes one leg to its end and sends what it has. That nobody reads any
-// more is told by stop.
-func (m *merged) run(i int, l leg) {
+// run serves one leg to its end and sends what it has. That nobody reads any
+// more is told by stop. An error is that of a leg that has no answer.
+func (m *merged) run(i int, l leg) *openai.Error {
 	s, fail := l.serve(nil)
 	if fail != nil {
-		m.send(piece{fail: fail, done: true})
-		return
+		return fail
 	}
 	defer s.close(nil)
 	contentType := bytes.Clone(s.resp.ContentType())
 	for {
 		events, err := s.next()
 		if len(events) > 0 && !m.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
-			return
+			return nil
 		}
 		if err != nil {
 			m.usage[i], _ = s.mirror.Usage()
 			m.details[i] = s.mirror.PromptDetails()
 			m.send(piece{contentType: contentType, fail: s.broken, done: true})
-			return
+			return nil
 		}
 	}
 }

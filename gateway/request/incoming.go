@@ -124,7 +124,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 
 // Broken ends a request whose handler panics. Whoever recovers answers it.
 func (srv *Server) Broken(in *Incoming) {
-	srv.account(in, openai.NewError(http.StatusInternalServerError, "internal_error", "a panic ended it"))
+	srv.account(in, errBroken())
 }
 
 // account gives back what a finished request holds of its caller's limits, and has
