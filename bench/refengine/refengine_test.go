@@ -460,7 +460,8 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 }
 
 func TestAPreemptedRequestIsGivenBack(t *testing.T) {
-	e := start(t, Config{KVTokens: 3 * blockSize, RecomputeEnable: true, C0: 100 * time.Microsecond})
+	// Steps are long beside the time in which the second request comes after the first.
+	e := start(t, Config{KVTokens: 3 * blockSize, RecomputeEnable: true, C0: 2 * time.Millisecond})
 	c := client(t)
 	type outcome struct {
 		s stream
