@@ -109,6 +109,36 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	require.Contains(t, view, "nothing is wrong")
 }
 
+// Ranks whose engine is down are shown as dead. What an engine told before it died is
+// no measure for those that live.
+func TestDeadRanksAreShownAsDead(t *testing.T) {
+	d := document(5)
+	g := &d.Models[0].Groups[0]
+	for i := 3; i < 5; i++ {
+		r := &g.Ranks[i]
+		r.State, r.KVTokens, r.Capacity = live.RankDown, 1_000_000, 0
+	}
+	g.SteppingRanks, g.MostTokens = 3, g.Ranks[2].KVTokens
+	g.Ranks[2].Capacity = 0
+	_, view := shown(80, 40, seen{d, time.Now()})
+	for _, want := range []string{"main  3 of 5 ranks  evenkeel", "\n  █x█xx\n", "2 down, 1 draining"} {
+		require.Contains(t, view, want)
+	}
+	_, view = shown(100, 40, seen{d, time.Now()}, key("2"))
+	rank := func(i int) string {
+		for line := range strings.Lines(view) {
+			if strings.Contains(line, g.Ranks[i].Name) {
+				return line
+			}
+		}
+		return ""
+	}
+	require.Contains(t, rank(2), " up ")
+	require.Contains(t, rank(2), " 100% ", "it is the fullest that lives")
+	require.Contains(t, rank(3), " down ")
+	require.Contains(t, rank(4), " down ")
+}
+
 func TestKeys(t *testing.T) {
 	see := seen{document(144), time.Now()}
 	_, view := shown(80, 24, see, key("2"))
