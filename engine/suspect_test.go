@@ -230,6 +230,28 @@ func TestMoreRequestsThanSlots(t *testing.T) {
 	})
 }
 
+// What we sent beyond the slots ourselves is no mistake of anybody's, for as long as it
+// is there: everything else is.
+func TestRequestsSentBeyondTheSlotsAreNoAlarm(t *testing.T) {
+	f := decodes() // with four slots
+	f.set("/metrics", ok(gauges(0, 4)))
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		over := func(running int) int {
+			f.set("/metrics", ok(gauges(0, running)))
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			return int(series(t, reg, "evenkeel_engine_over_slots", "d0"))
+		}
+		ours := m.Traffic("d0")
+		ours.Beyond(3)
+		require.Zero(t, over(7))
+		require.Equal(t, 1, over(8))
+		ours.Beyond(-1)
+		require.Equal(t, 1, over(7), "one of ours has gone, and yet as many run")
+		require.Zero(t, over(6))
+	})
+}
+
 // Requests that were admitted while there were more slots run on when these are
 // lowered. They are no mistake.
 func TestLoweredSlotsAreNoAlarm(t *testing.T) {

@@ -109,6 +109,20 @@ func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
 	})
 }
 
+// Whoever sends a request beyond the slots on purpose says so. That is no mistake.
+func TestRequestsSentBeyondTheSlotsAreNotOverAdmitted(t *testing.T) {
+	clocked(t, Config{Slots: 1}, func(g *group) {
+		g.put(0, 10, 5)
+		on := newJob(0, make([]int32, 10), "", false, 1)
+		on.beyond = true
+		g.inbox.post(message{kind: submit, job: on})
+		synctest.Wait()
+		require.Zero(t, g.count.OverAdmitted.Load())
+		g.put(0, 10, 1)
+		require.EqualValues(t, 1, g.count.OverAdmitted.Load())
+	})
+}
+
 func TestPulledKVIsChargedBeforeItHasASlot(t *testing.T) {
 	clocked(t, Config{Slots: 1, KVTokens: 4 * blockSize}, func(g *group) {
 		g.put(0, 100, 1000)
