@@ -238,7 +238,9 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	require.False(t, all.area(as).Admits)
 	served := func() int64 { return all.us.decode[0].Stats().Requests }
 	before := served()
-	eu.eventually("eu-1 uses what it has taken over", func() bool { return served() > before })
+	eu.eventually("eu-1 uses what it has taken over, and says by its epoch that it is the owner", func() bool {
+		return served() > before && all.us.decode[0].Stats().Epoch == all.area(eu).Epoch
+	})
 	leave()
 
 	w.set(false)
@@ -255,6 +257,9 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	eu.eventually("eu-1 takes it over again", func() bool { return all.area(eu).Admits })
 	endWatch()
 	all.slotsKept("two owners, one after the other")
+	for _, e := range us.decode {
+		require.Zero(t, e.Stats().StaleEpochs, "requests of an owner after those of a later one")
+	}
 }
 
 // Without a lease the order decides, and a taker uses half of the slots.

@@ -1,0 +1,85 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
+	"evenkeel/geo"
+	"evenkeel/lease"
+	"evenkeel/mooncake"
+)
+
+// free is a lease that whoever asks for it gets.
+type free struct{}
+
+func (free) Look(context.Context) (lease.Record, error) {
+	return lease.Record{Epoch: 6, Stamp: "a"}, nil
+}
+
+func (free) Acquire(context.Context, int64) (lease.Record, error) {
+	return lease.Record{Holder: "us-1_x", Epoch: 7, Stamp: "b"}, nil
+}
+func (free) Renew(context.Context, int64) error   { return nil }
+func (free) Release(context.Context, int64) error { return nil }
+
+// The ranks of a region have the fence of the region's owner: what is written to them
+// carries the epoch, and once the region is another's nothing is written any more. That
+// holds for our own region and for one that we took over.
+func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://10.0.0.1:80", Profile: "a"}, {URL: "http://10.0.0.2:80", Profile: "a", Region: "eu"}}
+	cfg.Geo.Mode, cfg.Geo.Self = geo.Distributed, geo.Self{ID: "us-1", Region: "us"}
+	own := &cfg.Geo.Ownership
+	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
+	set := NewSettings(cfg)
+	f := empty(t, func() *Settings { return set })
+	areas, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
+	require.NoError(t, err)
+	defer areas.Close()
+	f.Admission = areas
+	times := lease.DefaultTimes
+	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2 // the claims are stopped, and yet theirs is not over while this runs
+	claims := map[string]*lease.Claim{}
+	var running sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	for _, region := range []string{"us", "eu"} {
+		a := areas.Of(region)
+		claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free{}, lease.Hooks{}, zap.NewNop())
+		running.Go(func() { claim.Run(ctx) })
+		require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
+		claims[region] = claim
+	}
+	stop()
+	running.Wait()
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	for _, in := range f.instances {
+		in.status.Models, in.serving = []engine.Model{{ID: "m"}}, true
+	}
+	f.Publish()
+
+	for id, region := range map[string]string{"10.0.0.1:80": "us", "10.0.0.2:80": "eu"} {
+		worker, ok := f.RankOf(f.instances["decode "+id].target(-1).ID, "m")
+		require.True(t, ok, id)
+		rank := f.Rank(worker)
+		written, ok := rank.Area.Enter()
+		require.True(t, ok, region)
+		written()
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: "7"}}, rank.Area.Mark(nil), region)
+		require.NoError(t, claims[region].GiveBack(7, func() {}))
+		require.ErrorIs(t, rank.Area.Ours(), owner.ErrNotOwner, region)
+		_, ok = rank.Area.Enter()
+		require.False(t, ok, region)
+	}
+}
