@@ -343,3 +343,28 @@ func TestAStandbyTakesOver(t *testing.T) {
 	endWatch()
 	f.oneOwner()
 }
+
+// Where no proxy can own the engines, requests could only wait. Then no proxy is ready,
+// each says why, and they are ready again with the next owner.
+func TestWithoutAnyOwnerNoProxyIsReady(t *testing.T) {
+	f := proxies(t, geo.HAStandby, 2, "main")
+	f.owned("main")
+	for _, w := range f.store {
+		w.set(true)
+	}
+	for _, c := range f.all {
+		var last reply
+		c.eventually("it is not ready any more", func() bool {
+			last = c.get("/readyz")
+			return last.status == http.StatusServiceUnavailable
+		})
+		require.Contains(t, last.body, "no proxy owns a decode group, for the store of leases does not answer")
+		require.False(t, groupOf(c, "main").Admits)
+	}
+	for _, w := range f.store {
+		w.set(false)
+	}
+	for _, c := range f.all {
+		c.eventually("it is ready again", func() bool { return c.get("/readyz").status == http.StatusOK })
+	}
+}
