@@ -154,6 +154,35 @@ evenkeel_ha_pledged{group="us"} 0
 	})
 }
 
+// What a peer has seen of an area's epochs counts, whether it owns the area or not: who
+// takes it next has a higher one, also where the store has forgotten all of them.
+func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
+	for _, kind := range []Kind{Regions, Groups} {
+		t.Run(string(kind), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, a := setOf(t, kind, &lent{})
+				if s.standing = (&siblings{set: s}); kind == Regions {
+					s.standing = &neighbours{set: s}
+				}
+				s.Hear(geo.Heard{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 41, "other": 99}}})
+				s.Hear(geo.Heard{Peer: "us-3", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 7}}})
+				if kind == Groups {
+					s.Hear(geo.Heard{Peer: "eu-1", Region: "eu", Tenure: geo.Tenure{Seen: map[string]int64{"us": 77}}}) // of a group there that has this name
+				}
+				require.EqualValues(t, 41, a.claim.Seen())
+				ctx, stop := context.WithCancel(t.Context())
+				var running sync.WaitGroup
+				running.Go(func() { a.claim.Run(ctx) })
+				synctest.Wait()
+				require.True(t, a.Admits())
+				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "42"}}, a.Mark(nil))
+				stop()
+				running.Wait()
+			})
+		})
+	}
+}
+
 // Where nobody owns anything and the store of leases is away, a proxy says so and is
 // not ready.
 func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {

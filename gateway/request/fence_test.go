@@ -38,11 +38,8 @@ func (free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// A request whose group goes while its connection is made is not written.
-func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
-	var asked atomic.Int32
-	engineServer := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
-	defer engineServer.Close()
+// owned is an area of ours with epoch 2, and its claim, which does not run any more.
+func owned(t *testing.T) (*owner.Area, *lease.Claim) {
 	a := owner.NewArea("main")
 	claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, free{}, lease.Hooks{}, zap.NewNop())
 	ctx, stop := context.WithCancel(t.Context())
@@ -51,24 +48,60 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
 	stop()
 	running.Wait()
+	return a, claim
+}
 
-	handshake := engineServer.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
-	handshake.VerifyConnection = func(tls.ConnectionState) error {
-		return claim.GiveBack(2, func() {})
-	}
-	at, err := url.Parse(engineServer.URL)
+func at(t *testing.T, s *httptest.Server) *url.URL {
+	u, err := url.Parse(s.URL)
 	require.NoError(t, err)
+	return u
+}
+
+// opened is what comes of a decode request without a hand-off to a rank.
+func opened(t *testing.T, to *fleet.Rank) *fault {
+	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
 	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Settings: func() *fleet.Settings { return set }}}
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
-	to := &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, TLS: handshake, Rank: -1}, Profile: &mooncake.Profile{}, Area: a}
-	fault := j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
+	return j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
+}
+
+// A request whose group goes while its connection is made is not written.
+func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
+	var asked atomic.Int32
+	engineServer := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer engineServer.Close()
+	a, claim := owned(t)
+	handshake := engineServer.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	handshake.VerifyConnection = func(tls.ConnectionState) error {
+		return claim.GiveBack(2, func() {})
+	}
+	fault := opened(t, &fleet.Rank{Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
 	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
 	require.True(t, fault.moved, "it goes to who has the group now")
 	require.False(t, fault.spent, "with its hand-off, if the group is ours again")
 	require.Zero(t, asked.Load())
 	require.Zero(t, a.Sending())
+}
+
+// Whatever stands before an engine and refuses an old epoch names the one that it has
+// seen. The claim is told of it, so that it gets the group back with a higher one.
+func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
+	var sent atomic.Value
+	shim := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent.Store(r.Header.Get(owner.EpochHeader))
+		w.Header().Set(owner.EpochHeader, "17")
+		w.WriteHeader(http.StatusConflict)
+	}))
+	defer shim.Close()
+	a, claim := owned(t)
+	frees := true
+	fault := opened(t, &fleet.Rank{Target: &engine.Target{URL: at(t, shim)}, Profile: &mooncake.Profile{RejectReleases: &frees}, Area: a})
+	require.Equal(t, http.StatusConflict, fault.status)
+	require.Equal(t, "2", sent.Load())
+	require.EqualValues(t, 17, claim.Seen())
+	require.Equal(t, lease.Giving, claim.View().Phase, "for what is given back can be acquired with a higher one")
 }
