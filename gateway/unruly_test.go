@@ -333,6 +333,14 @@ func TestAnEngineThatCountsTooMuch(t *testing.T) {
 			c.settled(true)
 			r = c.post(chatPath, chat("a", ""), "Authorization", key)
 			require.Equal(t, http.StatusOK, r.status, r.body)
+			c.settled(true)
+			right := int(u.calls.Load())
+			if row.usage != "" {
+				right-- // the first
+			}
+			finished := func() int { return int(c.gw.Status(context.Background()).Dispatch.Models[0].Finished) }
+			c.eventually("all that finished is learned", func() bool { return c.predictor().Outputs == finished() })
+			require.Equal(t, right, c.predictor().Outputs, "answers that were right")
 		})
 	}
 }
