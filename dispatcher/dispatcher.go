@@ -108,7 +108,7 @@ func (d *Dispatcher) enqueue(e *pool.Entry, l *board.Local) <-chan Result {
 	}
 	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
 	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
-		w.leave(d.cfg.Places, Result{Err: board.ErrDraining})
+		w.answer(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
 	return w.result
 }

@@ -56,7 +56,7 @@ func (h *hand) teach(outputs []int32) {
 	}
 	h.at = h.at.Add(time.Second)
 	before := len(h.told)
-	h.learner.turn(nil, h.at)
+	h.learner.learn(nil, h.at)
 	for _, c := range h.told[before:] { // the tables
 		c(h.runner)
 	}
@@ -99,7 +99,7 @@ func newHand(t tb, cfg Config) *hand {
 	return h
 }
 
-func (h *hand) do(queue ...command) { h.turn(queue, h.at) }
+func (h *hand) do(queue ...command) { h.advance(queue, h.at) }
 
 func (h *hand) pass(d time.Duration) {
 	h.at = h.at.Add(d)

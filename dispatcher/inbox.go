@@ -31,9 +31,9 @@ func (b *inbox) push(c command) bool {
 	return true
 }
 
-// take returns everything queued so far, in order, and keeps spare for what
+// swap returns everything queued so far, in order, and keeps spare for what
 // comes next: two slices go back and forth.
-func (b *inbox) take(spare []command) []command {
+func (b *inbox) swap(spare []command) []command {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.queue

@@ -100,7 +100,7 @@ func (l *learner) run(ctx context.Context) {
 	var spare []board.Ending
 	for {
 		var more bool
-		spare, more = l.turn(spare, time.Now())
+		spare, more = l.learn(spare, time.Now())
 		if more {
 			timer.Reset(time.Second)
 		} else {
@@ -115,9 +115,9 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// turn learns what has come and builds the tables that are due. It reports
+// learn learns what has come and builds the tables that are due. It reports
 // whether some will be later.
-func (l *learner) turn(spare []board.Ending, now time.Time) (read []board.Ending, more bool) {
+func (l *learner) learn(spare []board.Ending, now time.Time) (read []board.Ending, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders
 	l.endings, l.orders = spare[:0], nil

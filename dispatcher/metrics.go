@@ -86,13 +86,13 @@ func newMetrics() *metrics {
 		shadowMissed: counter("evenkeel_shadow_missed_total",
 			"Rounds the shadows did not see, because they were still at the last one."),
 	}
-	m.begin()
+	m.createSeries()
 	return m
 }
 
-// begin makes the series whose labels have few values. A counter that begins to
+// createSeries makes the series whose labels have few values. A counter that begins to
 // exist with its first event has not increased, so no alert would see that event.
-func (m *metrics) begin() {
+func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)
 	}

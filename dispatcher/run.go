@@ -91,8 +91,8 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	defer timer.Stop()
 	var queue []command
 	for {
-		queue = d.inbox.take(queue)
-		r.turn(queue, time.Now())
+		queue = d.inbox.swap(queue)
+		r.advance(queue, time.Now())
 		clear(queue) // what a command closed over may go
 		if next := r.boards.Next(); next.IsZero() {
 			timer.Stop()
@@ -125,8 +125,8 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	return beside.Wait
 }
 
-// turn runs the commands and then decides where something changed.
-func (r *runner) turn(queue []command, now time.Time) {
+// advance runs the commands and then decides where something changed.
+func (r *runner) advance(queue []command, now time.Time) {
 	r.now = now
 	for _, c := range queue {
 		c(r)
@@ -330,7 +330,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			p.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
-		r.shadows.leave(r.shadowed[e.Group])
+		r.shadows.handOver(r.shadowed[e.Group])
 		delete(r.shadowed, e.Group)
 		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
 	case board.EffectGone:
@@ -433,11 +433,11 @@ func (r *runner) bind(e *board.Effect, took time.Duration) {
 func (r *runner) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)
-	w.leave(r.cfg.Places, result)
+	w.answer(r.cfg.Places, result)
 }
 
-// leave answers the caller and frees the entry's place.
-func (w waiting) leave(places *pool.Places, r Result) {
+// answer answers the caller and frees the entry's place.
+func (w waiting) answer(places *pool.Places, r Result) {
 	w.result <- r
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()

@@ -130,8 +130,8 @@ func (s *shadows) make(spec string) policy.Policy {
 	return p
 }
 
-// leave ends the shadows of a group that is gone.
-func (s *shadows) leave(g *shadowed) {
+// handOver ends the shadows of a group that is gone.
+func (s *shadows) handOver(g *shadowed) {
 	if g == nil {
 		return
 	}
@@ -157,7 +157,7 @@ func (s *shadows) show(g *shadowed, head *board.Round) {
 // run decides until ctx ends.
 func (s *shadows) run(ctx context.Context) {
 	for {
-		for s.turn() {
+		for s.decideAll() {
 		}
 		select {
 		case <-s.wake:
@@ -167,8 +167,8 @@ func (s *shadows) run(ctx context.Context) {
 	}
 }
 
-// turn decides one round of each group that has one; false when none had.
-func (s *shadows) turn() (had bool) {
+// decideAll decides one round of each group that has one; false when none had.
+func (s *shadows) decideAll() (had bool) {
 	for _, g := range s.present() {
 		s.mu.Lock()
 		full := g.full

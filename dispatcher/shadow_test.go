@@ -115,8 +115,8 @@ func TestShadowsHavePredictionsOfTheirOwn(t *testing.T) {
 	h.teach(lengths(100))
 	s := h.put(pool.Entry{}).slotNow(t)
 	h.put(pool.Entry{}).slotNow(t)
-	require.True(t, h.shadows.turn())
-	require.False(t, h.shadows.turn())
+	require.True(t, h.shadows.decideAll())
+	require.False(t, h.shadows.decideAll())
 	seen := h.shadowed[board.GroupKey{Model: "m", Name: "main", Barrier: true}].current.Snapshot.Workers[s.Worker].Running[0]
 	require.EqualValues(t, 1, seen.ID)
 	require.NotZero(t, seen.Rhat, "brh reads it")

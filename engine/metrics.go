@@ -80,9 +80,9 @@ func (m *metrics) show(in Instance, s Status) {
 	}
 }
 
-// begin makes the series of an instance, so that an alert sees the zero before
+// createSeries makes the series of an instance, so that an alert sees the zero before
 // the first.
-func (m *metrics) begin(in Instance) {
+func (m *metrics) createSeries(in Instance) {
 	m.show(in, Status{})
 	m.late.WithLabelValues(in.ID)
 	if len(in.Canaries) == 0 {

@@ -147,7 +147,7 @@ func (m *Monitor) Set(instances []Instance) {
 	}
 	for id, w := range stay {
 		if m.watches[id] != w {
-			m.metrics.begin(w.in)
+			m.metrics.createSeries(w.in)
 			m.launch(w)
 		}
 	}

@@ -5,9 +5,9 @@ import "time"
 // rttWeight is what one health check counts for: GORGO's.
 const rttWeight = 0.3
 
-// noteRTT takes how long a good health check took. The first after a while opens
+// learnRTT takes how long a good health check took. The first after a while opens
 // a connection, which takes longer than any request will.
-func (w *watch) noteRTT(took time.Duration, now time.Time) {
+func (w *watch) learnRTT(took time.Duration, now time.Time) {
 	kept := now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
 	w.answered = now
 	if !kept {

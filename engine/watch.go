@@ -119,7 +119,7 @@ func (w *watch) check(ctx context.Context) {
 	_, err := w.get(ctx, "/health", w.m.cfg.Timeout)
 	if err == nil {
 		now := time.Now()
-		w.noteRTT(now.Sub(began), now)
+		w.learnRTT(now.Sub(began), now)
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
 	if err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {

@@ -81,10 +81,10 @@ func kept[V vector](all *[]vector, v V) V {
 	return v
 }
 
-// begin makes the series of the peer listener, and beginPeer those of a peer. A
+// createSeries makes the series of the peer listener, and beginPeer those of a peer. A
 // counter that begins to exist with its first event has not increased, so no alert
 // would see that event.
-func (m *metrics) begin() {
+func (m *metrics) createSeries() {
 	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
@@ -93,7 +93,7 @@ func (m *metrics) begin() {
 	}
 }
 
-func (m *metrics) beginPeer(peer string) {
+func (m *metrics) createPeerSeries(peer string) {
 	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
 		m.forwards.WithLabelValues(peer, outcome)
 	}

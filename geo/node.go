@@ -77,7 +77,7 @@ func New(cfg Config) (*Node, error) {
 	n.door = &Door{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew), known: n.known}
 	n.door.keys.Store(cfg.Keys)
 	n.metrics = newMetrics(n)
-	n.metrics.begin()
+	n.metrics.createSeries()
 	if cfg.Registerer != nil {
 		if err := cfg.Registerer.Register(n.metrics); err != nil {
 			return nil, err

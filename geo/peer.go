@@ -67,7 +67,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	p.forget()
 	p.sent = index.New(index.Config{MaxBytes: n.snapshot, Evict: index.Oldest})
 	p.slot = p.sent.Add(id, 0)
-	n.metrics.beginPeer(id)
+	n.metrics.createPeerSeries(id)
 	return p
 }
 

@@ -104,7 +104,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 		return prefill.ToHere
 	}
 	if s.round != h.Round {
-		n.begin(s, h, running, seqs > 0)
+		n.startRound(s, h, running, seqs > 0)
 	}
 	if n.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
 		return prefill.ToThere // nowhere: who sent it has to ask again
@@ -123,7 +123,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 		}
 	}
 	if s.policy.Done() {
-		q.noteWait(s)
+		q.countWait(s)
 		return prefill.AllWait
 	}
 	r := q.request(s, h)
@@ -135,7 +135,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	case policy.Forward:
 		return q.forward(s, d.Place, h, d)
 	}
-	q.noteWait(s)
+	q.countWait(s)
 	if d.UntilMs > 0 {
 		q.holder = s.places[d.Place].ID
 		n.clock.After(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
@@ -155,8 +155,8 @@ func (q *Question) Takes(p *prefill.Prefiller) bool {
 	return left > 0
 }
 
-// noteWait counts a request that has to wait, once.
-func (q *Question) noteWait(s *modelState) {
+// countWait counts a request that has to wait, once.
+func (q *Question) countWait(s *modelState) {
 	if !q.waits {
 		q.waits = true
 		q.node.metrics.decided(s.policy.Name(), policy.Hold)
@@ -177,8 +177,8 @@ func (q *Question) Stayed(wait time.Duration) {
 	}
 }
 
-// begin makes the places of a round. Called with n.mu held, as are those below.
-func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bool) {
+// startRound makes the places of a round. Called with n.mu held, as are those below.
+func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(s.policy, &h.Local)
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
@@ -187,7 +187,7 @@ func (n *Node) begin(s *modelState, h *prefill.Here, running float64, decodes bo
 		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Probe.Interval))
 		v := p.view(n, h.Model, h.Now)
 		place := s.policy.PeerPlace(&v)
-		n.noteReason(p, h.Model, place.Why)
+		n.countReason(p, h.Model, place.Why)
 		s.places, s.peers = append(s.places, place), append(s.peers, p)
 	}
 	s.policy.Begin(s.places, s.drain.Ms())
@@ -377,8 +377,8 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	return prefill.ToThere
 }
 
-// noteReason counts when a peer becomes unavailable for a model.
-func (n *Node) noteReason(p *peer, model string, why policy.Reason) {
+// countReason counts when a peer becomes unavailable for a model.
+func (n *Node) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	if known && before == why {
 		return
@@ -396,7 +396,7 @@ func (n *Node) noteReason(p *peer, model string, why policy.Reason) {
 func (n *Node) judge(p *peer, now time.Time) {
 	for model, s := range n.models {
 		v := p.view(n, model, now)
-		n.noteReason(p, model, s.policy.Judge(&v))
+		n.countReason(p, model, s.policy.Judge(&v))
 	}
 }
 

@@ -25,7 +25,7 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	case m.reclaim:
 		m.lose(now)
 	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held: // an acquisition whose answer was lost
-		m.take(sent, now.Add(m.startDelay()), rec.Epoch)
+		m.hold(sent, now.Add(m.startDelay()), rec.Epoch)
 		m.renewed, m.lasts = time.Time{}, time.Time{} // nothing is known of its age before it is renewed
 		m.try = now
 	}
@@ -72,11 +72,11 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		start = m.start
 	}
 	m.see(now, rec)
-	m.take(sent, start, rec.Epoch)
+	m.hold(sent, start, rec.Epoch)
 	m.again(sent, now)
 }
 
-func (m *Machine) take(sent, start time.Time, epoch int64) {
+func (m *Machine) hold(sent, start time.Time, epoch int64) {
 	m.held, m.reclaim, m.epoch, m.start = true, false, epoch, start
 	m.renewed, m.lasts = sent, sent.Add(m.cfg.RenewDeadline)
 	m.giveBy, m.claimed = time.Time{}, 0

@@ -144,7 +144,7 @@ func (a *arrivals) serve() {
 			m.line.Settle()
 		case away:
 			a.answer(m, w, nil, ErrElsewhere)
-			a.takeAlong(m, w)
+			a.sendSiblings(m, w)
 		case noPlace:
 			a.queue.NoPlaces()
 		case held:
@@ -170,8 +170,8 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	a.forgetEmpty(m)
 }
 
-// takeAlong has the other legs of a request go where one went.
-func (a *arrivals) takeAlong(m *model, w *waiter) {
+// sendSiblings has the other legs of a request go where one went.
+func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	for _, o := range w.siblings {
 		if o.entry.Waits() {
 			a.answer(m, o, nil, ErrElsewhere)

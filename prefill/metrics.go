@@ -78,14 +78,14 @@ func newMetrics(policies []string) *metrics {
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
 			"How much worse the choice scores than a shadow policy's own, by that policy, as a share of its own.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
-	m.begin(policies)
+	m.createSeries(policies)
 	return m
 }
 
-// begin makes the series whose labels have few values, and those of all
+// createSeries makes the series whose labels have few values, and those of all
 // policies. A counter that begins to exist with its first event has not
 // increased, so no alert would see that event.
-func (m *metrics) begin(policies []string) {
+func (m *metrics) createSeries(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)
 	}

@@ -91,11 +91,11 @@ func (f *Framer) Next() (Event, bool) {
 		}
 		blank := end == f.line && !f.midLine
 		if !blank && f.handed == 0 {
-			f.note(end)
+			f.keepLine(end)
 		}
 		f.line, f.scan, f.midLine = next, next, false
 		if blank {
-			return f.take(next), true
+			return f.cut(next), true
 		}
 	}
 }
@@ -151,8 +151,8 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	}
 }
 
-// note remembers the current line if it is a data line.
-func (f *Framer) note(end int) {
+// keepLine remembers the current line if it is a data line.
+func (f *Framer) keepLine(end int) {
 	value, ok := dataLine(f.buf[f.line:end])
 	if !ok {
 		return
@@ -163,8 +163,8 @@ func (f *Framer) note(end int) {
 	f.dataLines++
 }
 
-// take returns the event that ends at next, and starts another there.
-func (f *Framer) take(next int) Event {
+// cut returns the event that ends at next, and starts another there.
+func (f *Framer) cut(next int) Event {
 	raw := f.buf[f.start:next:next]
 	e := Event{Raw: raw, Kind: KindComment}
 	switch {

@@ -42,7 +42,7 @@ func startStrangers(ctx context.Context, seed uint64, p *proxy) *strangers {
 			for pause(ctx, attackEvery) {
 				a := attacks[rng.IntN(len(attacks))]
 				a.run(s, ctx, rng)
-				s.note(a.name)
+				s.count(a.name)
 			}
 		})
 	}

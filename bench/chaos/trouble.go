@@ -28,7 +28,7 @@ func newActions(ctx context.Context) (context.Context, *actions) {
 	return ctx, &actions{cancel: cancel, counts: map[string]int{}}
 }
 
-func (a *actions) note(what string) {
+func (a *actions) count(what string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.counts[what]++
@@ -84,7 +84,7 @@ func (t *trouble) asked(what, method, path string, body any) (ok bool) {
 	case status/100 != 2:
 		what += fmt.Sprint(": ", status)
 	}
-	t.note(what)
+	t.count(what)
 	return err == nil && status/100 == 2
 }
 
@@ -123,7 +123,7 @@ func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 
 // kill crashes an engine and starts it again.
 func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *rand.Rand) {
-	t.note("killed a " + m.role + " engine")
+	t.count("killed a " + m.role + " engine")
 	m.Kill()
 	pause(ctx, span)
 	t.revive(m)
@@ -137,7 +137,7 @@ func (t *trouble) revive(m *member) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.note("an engine could not start again")
+	t.count("an engine could not start again")
 }
 
 func hostPort(url string) string { return strings.TrimPrefix(url, "http://") }
@@ -193,7 +193,7 @@ func (t *trouble) surge(ctx context.Context, m *member, span time.Duration, rng 
 		{Fault: refengine.Busy}, {Fault: refengine.Throttle}, {Fault: refengine.Internal}, {Fault: refengine.Slow, DelayMS: 100}, {Fault: refengine.Recomputed, AfterTokens: 2},
 	}[rng.IntN(5)]
 	rule.Probability = 0.7
-	t.note("surge of " + string(rule.Fault))
+	t.count("surge of " + string(rule.Fault))
 	_ = m.SetFaults(rule) // valid, as listed
 	pause(ctx, span/2)
 	_ = m.SetFaults(t.f.rules...)
@@ -209,10 +209,10 @@ func (t *trouble) keys(ctx context.Context, _ *member, span time.Duration, rng *
 	t.files.Lock()
 	defer t.files.Unlock()
 	if rng.IntN(3) == 0 {
-		t.note("spoiled the key file")
+		t.count("spoiled the key file")
 		_ = t.p.settings.spoil("keys.yaml")
 	} else {
-		t.note("took a key away")
+		t.count("took a key away")
 		_ = t.p.settings.writeKeys(callers[:len(callers)-1])
 	}
 	pause(ctx, 2*time.Second+span)
@@ -229,7 +229,7 @@ func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *r
 	defer t.files.Unlock()
 	tell := func(what string) {
 		if rng.IntN(2) == 0 {
-			t.note(what + " and sent SIGHUP")
+			t.count(what + " and sent SIGHUP")
 			_ = t.p.Signal(syscall.SIGHUP)
 		} else {
 			t.asked(what+" and asked for a reload", http.MethodPost, "/reload", nil)
@@ -259,7 +259,7 @@ func (t *trouble) killAll(ctx context.Context) {
 		}
 		pause(ctx, 500*time.Millisecond)             // into the middle
 		ended = t.crowd.done() + 2*t.crowd.s.streams // the longest answer outlives two of the shortest
-		t.note(fmt.Sprintf("killed a decode engine under %d streams", m.Stats().Running))
+		t.count(fmt.Sprintf("killed a decode engine under %d streams", m.Stats().Running))
 		m.Kill()
 		pause(ctx, 2*time.Second)
 		t.revive(m)

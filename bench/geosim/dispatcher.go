@@ -198,7 +198,7 @@ func (d *dispatcher) settle() {
 // refuse says that nobody serves a request, to the client or to the dispatcher that
 // sent it.
 func (d *dispatcher) refuse(v *visit) {
-	d.leave(v)
+	d.end(v)
 	if from, attempt := v.from, v.attempt; from != nil {
 		d.s.link(d, from.d, func() { from.d.comesBack(from, attempt, geo.Rejected(geo.RejectModel)) })
 		return
@@ -242,14 +242,14 @@ func (d *dispatcher) first(v *visit) {
 func (d *dispatcher) last(v *visit) {
 	d.running[v.place]--
 	v.lease.Release()
-	d.leave(v)
+	d.end(v)
 	if v.attempt == v.r.attempt {
 		d.s.done(v)
 	}
 }
 
-// leave ends a visit.
-func (d *dispatcher) leave(v *visit) {
+// end ends a visit.
+func (d *dispatcher) end(v *visit) {
 	v.state = over
 	end := len(d.live) - 1
 	d.live[v.live] = d.live[end]
@@ -262,7 +262,7 @@ func (d *dispatcher) leave(v *visit) {
 // dispatcher that is dead has nothing to give back.
 func (d *dispatcher) abandon(v *visit) {
 	was := v.state
-	d.leave(v)
+	d.end(v)
 	switch {
 	case was == running:
 		if v.job != nil {

@@ -75,9 +75,9 @@ const (
 	fewShot       = 320
 )
 
-// begin starts the client's next program, or sleeps while the load of its
+// nextProgram starts the client's next program, or sleeps while the load of its
 // region is lower than its number. For that it also leaves a conversation.
-func (c *client) begin() {
+func (c *client) nextProgram() {
 	w := &c.s.scenario.Regions[c.region].Load
 	if c.number >= w.active(c.s.now, c.s.scenario) {
 		c.asleep = true
@@ -95,11 +95,11 @@ func (c *client) begin() {
 	for c.chat.turns < mostTurns && c.rng.Float64() < 1-1/w.Turns {
 		c.chat.turns++
 	}
-	c.say()
+	c.sendTurn()
 }
 
-// say sends the next turn.
-func (c *client) say() {
+// sendTurn sends the next turn.
+func (c *client) sendTurn() {
 	w := &c.s.scenario.Regions[c.region].Load
 	c.chat.turns--
 	c.chat.history = c.chat.history.grow(c.rng.Uint64(), logNormal(c.rng, w.Prompt, 1, mostPrompt/4))
@@ -108,10 +108,10 @@ func (c *client) say() {
 	user := uint64(c.region)<<32 | uint64(c.number)
 	c.ask(prompt, c.chat.history, reftext.Mix(user), func(ok bool) {
 		if ok && c.chat.turns > 0 && c.number < w.active(c.s.now, c.s.scenario) && c.chat.history.tokens < mostPrompt-mostOutput {
-			c.s.after(w.ThinkMs*c.rng.ExpFloat64(), c.say)
+			c.s.after(w.ThinkMs*c.rng.ExpFloat64(), c.sendTurn)
 			return
 		}
-		c.begin()
+		c.nextProgram()
 	})
 }
 
@@ -135,7 +135,7 @@ func (c *client) node(t *tree, above text, w *Load, depth int, seed uint64) {
 			}
 		}
 		if t.left--; t.left == 0 {
-			c.begin()
+			c.nextProgram()
 		}
 	})
 }

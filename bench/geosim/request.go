@@ -177,7 +177,7 @@ func (s *simulation) done(v *visit) {
 	s.tell(v, func(at *visit) {
 		if at != nil {
 			at.forward.End(geo.OutcomeOK)
-			at.d.leave(at)
+			at.d.end(at)
 			s.done(at)
 			return
 		}

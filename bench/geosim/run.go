@@ -76,7 +76,7 @@ func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
 		for n := range sc.Regions[i].Load.most() {
 			c := &client{s: s, region: i, number: n, rng: rand.New(rand.NewPCG(seed, uint64(i)<<32|uint64(n)))}
 			s.clients = append(s.clients, c)
-			s.after(2000*c.rng.Float64(), c.begin)
+			s.after(2000*c.rng.Float64(), c.nextProgram)
 		}
 	}
 	for i := range sc.Faults {
@@ -91,7 +91,7 @@ func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
 func (s *simulation) wake() {
 	for _, c := range s.clients {
 		if c.asleep {
-			c.begin()
+			c.nextProgram()
 		}
 	}
 	s.after(1000, s.wake)

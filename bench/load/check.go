@@ -96,7 +96,7 @@ func (f *follower) object(data []byte) *fault {
 	if c.hasUsage {
 		f.hasUsage, f.usage = true, c.usage
 	}
-	if err := f.take(c.text); err != nil {
+	if err := f.compare(c.text); err != nil {
 		return err
 	}
 	if len(c.finish) == 0 {
@@ -110,8 +110,8 @@ func (f *follower) object(data []byte) *fault {
 	return nil
 }
 
-// take compares a piece of text.
-func (f *follower) take(text []byte) *fault {
+// compare compares a piece of text.
+func (f *follower) compare(text []byte) *fault {
 	if len(text) == 0 {
 		return nil
 	}

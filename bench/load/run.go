@@ -105,7 +105,7 @@ func (r *runner) closedLoop(ctx context.Context) {
 	for range r.cfg.Concurrency {
 		wg.Go(func() {
 			var x exchange
-			for i, ok := r.take(ctx); ok; i, ok = r.take(ctx) {
+			for i, ok := r.nextRequest(ctx); ok; i, ok = r.nextRequest(ctx) {
 				if !r.one(ctx, &x, i, 0) {
 					r.backOff(ctx)
 				}
@@ -131,7 +131,7 @@ func (r *runner) openLoop(ctx context.Context) {
 	pool := sync.Pool{New: func() any { return new(exchange) }}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for i, ok := r.take(ctx); ok; i, ok = r.take(ctx) {
+	for i, ok := r.nextRequest(ctx); ok; i, ok = r.nextRequest(ctx) {
 		due := r.start.Add(r.cfg.at(i))
 		if r.cfg.Duration > 0 && due.Sub(r.start) > r.cfg.Duration {
 			return
@@ -157,8 +157,8 @@ func (r *runner) openLoop(ctx context.Context) {
 	}
 }
 
-// take returns the index of the next request, false when there is none.
-func (r *runner) take(ctx context.Context) (int, bool) {
+// nextRequest returns the index of the next request, false when there is none.
+func (r *runner) nextRequest(ctx context.Context) (int, bool) {
 	if ctx.Err() != nil || r.cfg.Duration > 0 && time.Since(r.start) > r.cfg.Duration {
 		return 0, false
 	}

@@ -56,7 +56,7 @@ func (e *engine) start(now time.Duration) {
 		return
 	}
 	if e.current == nil && len(e.queue) > 0 {
-		e.begin(e.queue[0], now)
+		e.startPrefill(e.queue[0], now)
 	}
 	if e.current == nil && len(e.decodes) == 0 {
 		return
@@ -79,8 +79,8 @@ func (e *engine) start(now time.Duration) {
 	e.running, e.ends = true, now+length
 }
 
-// begin takes up a prompt, unless its KV has no room yet.
-func (e *engine) begin(j *job, now time.Duration) {
+// startPrefill takes up a prompt, unless its KV has no room yet.
+func (e *engine) startPrefill(j *job, now time.Duration) {
 	found := e.cache.match(j.blocks)
 	if !e.cache.pin(j.blocks, j.nameless) {
 		return

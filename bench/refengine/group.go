@@ -148,7 +148,7 @@ func (g *group) run(ctx context.Context) {
 }
 
 func (g *group) receive() {
-	mail := g.inbox.take(g.spare)
+	mail := g.inbox.swap(g.spare)
 	for _, m := range mail {
 		r := &g.ranks[m.job.rank]
 		switch m.kind {

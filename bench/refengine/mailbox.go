@@ -19,8 +19,8 @@ func (m *mailbox[T]) post(v T) {
 	nudge(m.wake)
 }
 
-// take swaps the mail for the empty slice given.
-func (m *mailbox[T]) take(empty []T) []T {
+// swap swaps the mail for the empty slice given.
+func (m *mailbox[T]) swap(empty []T) []T {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	mail := m.mail

@@ -209,7 +209,7 @@ func playDeath(ctx context.Context, w *site, r *world.Report) error {
 	if err := playTakeover(ctx, w, r); err != nil {
 		return err
 	}
-	if err := dead.begin(); err != nil {
+	if err := dead.startProxy(); err != nil {
 		return err
 	}
 	return playReturn(ctx, w, r, "eu back", eu)
@@ -290,7 +290,7 @@ func playTakeover(ctx context.Context, w *site, r *world.Report) error {
 		took.Seconds(), how, results[0].Sent, there)
 	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%d of %d right, %d lost, %s", s.ok, s.sent, s.lost, s.first(5))
 	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
-	return taker.beginPrefill()
+	return taker.startPrefill()
 }
 
 // playCut lets nothing pass between us and eu for a while, under load.

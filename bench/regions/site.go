@@ -150,7 +150,7 @@ geo:
 // start starts everything and waits until every region may forward to each other.
 func (w *site) start(ctx context.Context) error {
 	for _, r := range w.regions {
-		if err := errors.Join(r.beginPrefill(), r.beginDecode(), r.begin()); err != nil {
+		if err := errors.Join(r.startPrefill(), r.startDecode(), r.startProxy()); err != nil {
 			return err
 		}
 	}
@@ -169,19 +169,19 @@ func (w *site) start(ctx context.Context) error {
 	return nil
 }
 
-// begin starts the region's proxy, for the first time or again.
-func (r *region) begin() (err error) {
+// startProxy starts the region's proxy, for the first time or again.
+func (r *region) startProxy() (err error) {
 	r.proxy, err = r.spawn(r.name, "serve", "--config", r.config())
 	return err
 }
 
-// beginPrefill and beginDecode start one of the region's engines, likewise.
-func (r *region) beginPrefill() (err error) {
+// startPrefill and beginDecode start one of the region's engines, likewise.
+func (r *region) startPrefill() (err error) {
 	r.prefill, err = r.spawnEngine("prefill", r.place.prefill)
 	return err
 }
 
-func (r *region) beginDecode() (err error) {
+func (r *region) startDecode() (err error) {
 	r.decode, err = r.spawnEngine("decode", r.place.decode, "--slots", fmt.Sprint(slots), "--group", r.name, "--c0", "5ms", "--c1", "1ns")
 	return err
 }

@@ -28,7 +28,7 @@ func TestGroupsStepOnTheirOwn(t *testing.T) {
 	var got []at
 	for over := false; !over; {
 		now := r.now
-		over, err = r.turn()
+		over, err = r.instant()
 		require.NoError(t, err)
 		got = append(got, at{now, len(r.workers[0].legs), len(r.workers[1].legs)})
 	}
@@ -57,7 +57,7 @@ func TestTheGroupWithFewerKVTokensARankChoosesFirst(t *testing.T) {
 	f := twoGroups(2)
 	r, err := newRun(&f, Load{}, of([2]int32{900, 9}, [2]int32{10, 9}, [2]int32{20, 9}, [2]int32{30, 9}), by("pjsq"))
 	require.NoError(t, err)
-	_, err = r.turn()
+	_, err = r.instant()
 	require.NoError(t, err)
 	ids := func(w *worker) (ids []uint64) {
 		for i := range w.legs {
@@ -89,7 +89,7 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	f := simple(1, 1, 1000)
 	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{400, 2}, [2]int32{500, 1}, [2]int32{300, 1}, [2]int32{50, 1}), by("jsq"))
 	require.NoError(t, err)
-	_, err = r.turn()
+	_, err = r.instant()
 	require.NoError(t, err)
 	pulled := func() (out []bool) {
 		for _, l := range r.workers[0].legs {
@@ -101,7 +101,7 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	require.EqualValues(t, 900, r.workers[0].kv)
 	require.Equal(t, 1, r.workers[0].active)
 	for len(r.workers[0].legs) == 4 {
-		_, err = r.turn()
+		_, err = r.instant()
 		require.NoError(t, err)
 	}
 	require.Equal(t, []bool{true, true, true}, pulled())

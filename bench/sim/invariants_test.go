@@ -84,7 +84,7 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 				for turns, over := 0, false; !over; turns++ {
 					require.Less(t, turns, 200_000, "no end")
 					before := r.now
-					over, err = r.turn()
+					over, err = r.instant()
 					require.NoError(t, err)
 					require.GreaterOrEqual(t, r.now, before)
 					checkRun(t, r)

@@ -35,7 +35,7 @@ type meter struct {
 	kept []report.Step
 }
 
-func (m *meter) begin(jobs, slots int) { m.warm = max(jobs/8, slots) }
+func (m *meter) warmUp(jobs, slots int) { m.warm = max(jobs/8, slots) }
 
 // phase follows the run: arrived says that no request is still to come.
 func (m *meter) phase(now float64, arrived bool) {

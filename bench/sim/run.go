@@ -79,7 +79,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 		return nil, err
 	}
 	r.bound, r.refused, r.broken, r.decides = r.placed, r.turnedAway, r.breaks, r.meter.tick
-	r.meter.begin(len(r.jobs), fleet.slots())
+	r.meter.warmUp(len(r.jobs), fleet.slots())
 	return r, nil
 }
 
@@ -110,16 +110,16 @@ func (r *run) all(ctx context.Context) error {
 		if turn%256 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		over, err := r.turn()
+		over, err := r.instant()
 		if err != nil || over {
 			return err
 		}
 	}
 }
 
-// turn is one instant at which something happens: a step ends, a request arrives, or the board
+// instant is one instant at which something happens: a step ends, a request arrives, or the board
 // wants to look again. All of that is told, and then it ticks.
-func (r *run) turn() (over bool, err error) {
+func (r *run) instant() (over bool, err error) {
 	for _, g := range r.groups {
 		if g.ends <= r.now {
 			r.finishStep(g)

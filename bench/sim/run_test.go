@@ -158,7 +158,7 @@ func TestProgressIsSeenLate(t *testing.T) {
 		require.NoError(t, err)
 		var got []int32
 		for range 5 {
-			over, err := r.turn()
+			over, err := r.instant()
 			require.NoError(t, err)
 			require.False(t, over)
 			got = append(got, r.counts.Tokens[r.workers[0].legs[0].slot])
@@ -172,7 +172,7 @@ func TestAPreemptedRequestKeepsItsPlaceAndItsTokens(t *testing.T) {
 	r, err := newRun(&f, Load{Pool: 3}, of([2]int32{200, 5}, [2]int32{298, 5}, [2]int32{400, 1}, [2]int32{400, 1}), by("pjsq:watermark=0"))
 	require.NoError(t, err)
 	for r.meter.preempted == 0 {
-		_, err := r.turn()
+		_, err := r.instant()
 		require.NoError(t, err)
 	}
 	q := &r.jobs[1]
@@ -197,7 +197,7 @@ func TestTheBoardHearsOfPreemptions(t *testing.T) {
 	require.NoError(t, err)
 	for over := false; r.meter.preempted < 2; {
 		require.False(t, over, "the rank overflows when others take the room of the first that went")
-		over, err = r.turn()
+		over, err = r.instant()
 		require.NoError(t, err)
 	}
 	require.True(t, r.boards.Status(instant(r.now)).Models[0].Workers[0].Tight, "two within ten seconds")

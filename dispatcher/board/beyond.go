@@ -31,7 +31,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if best == nil {
 		return false
 	}
-	beyond := !best.begins(prompt)
+	beyond := !best.startsAtOnce(prompt)
 	if beyond {
 		best.queued++
 		b.emit(Effect{Kind: EffectBeyond})
@@ -47,12 +47,12 @@ func (r *rank) queues(prompt int64) bool {
 	if !r.Up || r.Beyond == 0 || r.Capacity > 0 && prompt > r.Capacity {
 		return false
 	}
-	return r.begins(prompt) || r.Limit == 0 && r.queue() < r.Beyond
+	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond
 }
 
-// begins says whether the rank's engine would begin with a prompt at once: it has a slot
+// startsAtOnce says whether the rank's engine would begin with a prompt at once: it has a slot
 // and the KV room, and nobody is ahead in its queue.
-func (r *rank) begins(prompt int64) bool {
+func (r *rank) startsAtOnce(prompt int64) bool {
 	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.Capacity)
 }
 
@@ -63,7 +63,7 @@ func (r *rank) queue() int { return max(r.queued, -r.free()) }
 // sooner says whether a prompt would begin here before it would at another rank: for the
 // slots that each has, fewer wait here, or more slots are free.
 func (r *rank) sooner(other *rank, prompt int64) bool {
-	if here := r.begins(prompt); here != other.begins(prompt) {
+	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
 	}
 	mine, theirs := max(1, r.usable()), max(1, other.usable())

@@ -176,7 +176,7 @@ func (e *Tick) apply(b *Boards) {
 	if m == nil {
 		return
 	}
-	m.turn(b.now)
+	m.advance(b.now)
 	if m.empty() {
 		b.remove(m)
 		b.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})

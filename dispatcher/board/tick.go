@@ -19,9 +19,9 @@ const SlowRounds = 64
 // would turn a saturated pool into first come, first served.
 const guardWaits = 6
 
-// turn ends the waits that are over, and begins to decide if anything happened that may
+// advance ends the waits that are over, and begins to decide if anything happened that may
 // let an entry in. The rounds themselves follow, one by one, see deciding.
-func (b *board) turn(now time.Time) {
+func (b *board) advance(now time.Time) {
 	b.outage(now)
 	b.expire(now)
 	due := b.due(now)

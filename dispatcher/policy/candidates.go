@@ -32,8 +32,8 @@ type candidate struct {
 	age    int64 // what its wait takes off the cost, fixed point
 }
 
-// begin empties the list. stepMs 0 leaves ages out.
-func (k *candidates) begin(s *Snapshot, look *lookahead, ageWeight, stepMs float64) {
+// reset empties the list. stepMs 0 leaves ages out.
+func (k *candidates) reset(s *Snapshot, look *lookahead, ageWeight, stepMs float64) {
 	k.look, k.n = look, look.columns()
 	k.all, k.u = k.all[:0], k.u[:0]
 	k.late, k.rest = 0, 0
@@ -49,8 +49,8 @@ func (k *candidates) begin(s *Snapshot, look *lookahead, ageWeight, stepMs float
 	}
 }
 
-// take adds an entry of the pool.
-func (k *candidates) take(s *Snapshot, entry int, late bool) {
+// add adds an entry of the pool.
+func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
 	from := len(k.u)
@@ -72,13 +72,13 @@ func (k *candidates) take(s *Snapshot, entry int, late bool) {
 // somewhere: n in all, and more to choose from.
 func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	for _, w := range late[:min(len(late), n)] {
-		k.take(s, int(w.entry), true)
+		k.add(s, int(w.entry), true)
 	}
 	k.late = len(k.all)
 	room := r.largestRoom()
 	for ; k.rest < len(s.Pool) && len(k.all) < n+more; k.rest++ {
 		if !k.taken[k.rest] && int64(s.Pool[k.rest].Prompt) <= room {
-			k.take(s, k.rest, false)
+			k.add(s, k.rest, false)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 func (k *candidates) beyond(s *Snapshot, room int64) int {
 	for i := k.rest; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
-			k.take(s, i, false)
+			k.add(s, i, false)
 			return len(k.all) - 1
 		}
 	}

@@ -108,7 +108,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	case ruleP2C:
 		return p.ofTwo(tokens)
 	case ruleJSQ:
-		return fewest(&p.ranks, p.requests, p.turn(s), tokens)
+		return fewest(&p.ranks, p.requests, p.nextRank(s), tokens)
 	case ruleJSQKV:
 		return fewest(&p.ranks, p.env.held, 0, tokens)
 	default:
@@ -120,7 +120,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 func (p *firstCome) fitting(tokens int64) []int32 {
 	p.eligible = p.eligible[:0]
 	for g := range p.requests {
-		if p.ranks.takes(g, tokens) {
+		if p.ranks.fits(g, tokens) {
 			p.eligible = append(p.eligible, int32(g))
 		}
 	}
@@ -128,17 +128,17 @@ func (p *firstCome) fitting(tokens int64) []int32 {
 }
 
 func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
-	n, from := len(s.Workers), p.turn(s)
+	n, from := len(s.Workers), p.nextRank(s)
 	for k := range n {
-		if g := (from + k) % n; p.ranks.takes(g, tokens) {
+		if g := (from + k) % n; p.ranks.fits(g, tokens) {
 			return g
 		}
 	}
 	return none
 }
 
-// turn is the index of the first rank after the one served last.
-func (p *firstCome) turn(s *Snapshot) int {
+// nextRank is the index of the first rank after the one served last.
+func (p *firstCome) nextRank(s *Snapshot) int {
 	for g := range s.Workers {
 		if s.Workers[g].ID > p.last {
 			return g
@@ -175,7 +175,7 @@ func fewest[N int32 | int64](r *ranks, of []N, from int, tokens int64) (int, flo
 		if g >= len(of) {
 			g -= len(of)
 		}
-		if r.takes(g, tokens) && (best == none || of[g] < of[best]) {
+		if r.fits(g, tokens) && (best == none || of[g] < of[best]) {
 			best = g
 		}
 	}
@@ -188,7 +188,7 @@ func fewest[N int32 | int64](r *ranks, of []N, from int, tokens int64) (int, flo
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
 	for g := range p.requests {
-		if !p.ranks.takes(g, tokens) {
+		if !p.ranks.fits(g, tokens) {
 			continue
 		}
 		margin := p.env.marginOf(g)

@@ -53,7 +53,7 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if p.guard {
 		dst = p.serveOverdue(s, dst)
 	}
-	return p.takeSubsets(s, p.takeSingles(s, dst))
+	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
 // start measures what the round is decided on; it reports whether there is
@@ -72,8 +72,8 @@ func (p *greedy) start(s *Snapshot) bool {
 	return true
 }
 
-// takeSingles is stage 1: while many slots are free.
-func (p *greedy) takeSingles(s *Snapshot, dst []Assignment) []Assignment {
+// placeSingles is stage 1: while many slots are free.
+func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == groupSize {
 		theta = int64(len(s.Workers))
@@ -81,16 +81,16 @@ func (p *greedy) takeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	if p.ranks.open > theta && p.line.left > 0 {
 		p.line.index(s.Pool)
 		for p.ranks.open > theta && p.line.left > 0 {
-			dst = p.takeSingle(s, dst)
+			dst = p.placeSingle(s, dst)
 		}
 	}
 	return dst
 }
 
-// takeSubsets is stage 2: the last slots.
-func (p *greedy) takeSubsets(s *Snapshot, dst []Assignment) []Assignment {
+// placeSubsets is stage 2: the last slots.
+func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	for p.ranks.open > 0 && p.line.left > 0 {
-		dst = p.takeSubset(s, dst)
+		dst = p.placeSubset(s, dst)
 	}
 	return dst
 }
@@ -107,7 +107,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 		best, bestF := none, 0.0
 		for _, rank := range p.ranks.some {
 			g := int(rank)
-			if !p.ranks.takes(g, tokens) {
+			if !p.ranks.fits(g, tokens) {
 				continue
 			}
 			f := p.scoreOf(s, g, tokens)
@@ -125,9 +125,9 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// takeSingle is one step of stage 1: the first rank in the queue takes the
+// placeSingle is one step of stage 1: the first rank in the queue takes the
 // entry that scores best for it, or leaves the round.
-func (p *greedy) takeSingle(s *Snapshot, dst []Assignment) []Assignment {
+func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.first(p.capacity)
 	p.prepare(s, g)
 	at, f, ok := p.bestSingle(s, g)
@@ -174,10 +174,10 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	return at, best, true
 }
 
-// takeSubset is one step of stage 2: the first rank in the queue takes the best
+// placeSubset is one step of stage 2: the first rank in the queue takes the best
 // subset of the first window entries that fit it. No slot idles while anyone
 // waits: where no subset has a positive score it takes the best single.
-func (p *greedy) takeSubset(s *Snapshot, dst []Assignment) []Assignment {
+func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.first(p.capacity)
 	n := 0
 	for at := p.line.next[p.line.head()]; at != p.line.head() && n < p.window; at = p.line.next[at] {

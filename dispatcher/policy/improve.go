@@ -35,7 +35,7 @@ func (p *evenkeel) improve(budget int) {
 		if int(p.placed[a].rank) == p.ranks.reserved {
 			continue // its room is to grow
 		}
-		p.takeOut(a)
+		p.without(a)
 		replaced, swapped := p.replace(a), p.swap(a)
 		if p.move(a) || replaced || swapped {
 			quiet = 0
@@ -43,8 +43,8 @@ func (p *evenkeel) improve(budget int) {
 	}
 }
 
-// takeOut looks at the loads as if placement a were not there.
-func (p *evenkeel) takeOut(a int) {
+// without looks at the loads as if placement a were not there.
+func (p *evenkeel) without(a int) {
 	m := &p.climb
 	m.g = int(p.placed[a].rank)
 	m.own, m.sum = p.pick.on(&p.cols, p.placed[a].who, m.g, p.pick.buffer(0))
@@ -91,7 +91,7 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		old.placed, c.placed = false, true
 		p.placed[a].who, p.spare[i] = p.spare[i], who
 		who, old, changed = p.placed[a].who, c, true
-		p.takeOut(a)
+		p.without(a)
 	}
 	return changed
 }
@@ -146,7 +146,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		p.ranks.exchange(g, y.tokens, x.tokens)
 		p.placed[a].who, p.placed[b].who = whoB, whoA
 		changed = true
-		p.takeOut(a)
+		p.without(a)
 	}
 	return changed
 }
@@ -173,7 +173,7 @@ func (p *evenkeel) move(a int) (changed bool) {
 		if m.left <= 0 {
 			break
 		}
-		if g == m.g || !p.ranks.takes(g, c.tokens) {
+		if g == m.g || !p.ranks.fits(g, c.tokens) {
 			continue
 		}
 		back, sum := m.own, m.sum
@@ -190,7 +190,7 @@ func (p *evenkeel) move(a int) (changed bool) {
 		p.ranks.charge(g, c.tokens)
 		p.placed[a].rank = int32(g)
 		changed = true
-		p.takeOut(a)
+		p.without(a)
 	}
 	return changed
 }

@@ -165,9 +165,9 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 			if p.guard {
 				dst = p.serveOverdue(s, dst)
 			}
-			dst = p.takeSingles(s, dst)
+			dst = p.placeSingles(s, dst)
 			lap(1)
-			dst = p.takeSubsets(s, dst)
+			dst = p.placeSubsets(s, dst)
 		}
 	case *evenkeel:
 		more := p.measure(s)

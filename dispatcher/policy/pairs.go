@@ -54,7 +54,7 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, leas
 	best = none
 	for _, rank := range p.ranks.some {
 		g := int(rank)
-		if !p.ranks.takes(g, c.tokens) {
+		if !p.ranks.fits(g, c.tokens) {
 			continue
 		}
 		x := &pairs[g]

@@ -72,8 +72,8 @@ func KVBudget(capacity int64, watermark float64) int64 {
 	return int64(math.Floor(float64(capacity) * (1 - watermark)))
 }
 
-// takes reports whether rank g has a slot and room for so many tokens.
-func (r *ranks) takes(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
+// fits reports whether rank g has a slot and room for so many tokens.
+func (r *ranks) fits(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
 
 // charge books one entry on rank g.
 func (r *ranks) charge(g int, tokens int64) {

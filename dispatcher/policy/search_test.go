@@ -168,7 +168,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 			aim := p.rebuilt(s, placed).total()
 			for _, a := range placed {
 				c := &p.pick.all[a.who]
-				if int(a.rank) == p.ranks.reserved || !r.takes(int(a.rank), c.tokens) {
+				if int(a.rank) == p.ranks.reserved || !r.fits(int(a.rank), c.tokens) {
 					return
 				}
 				r.charge(int(a.rank), c.tokens)
@@ -297,7 +297,7 @@ func naiveStart(p *evenkeel, s *Snapshot, worker func(t *columns, r *ranks) int)
 		for who := range p.pick.all {
 			for g := range s.Workers {
 				c := &p.pick.all[who]
-				if free[who] || !r.takes(g, c.tokens) || turn != none && g != turn {
+				if free[who] || !r.fits(g, c.tokens) || turn != none && g != turn {
 					continue
 				}
 				a := placement{int32(who), int32(g)}
@@ -386,9 +386,9 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 			if s.Workers[0].Capacity == 0 { // else what fits nowhere is passed by
 				require.Equal(t, oldest[i].ID, s.Pool[c.entry].ID)
 			}
-			require.True(t, r.takes(int(a.rank), c.tokens))
+			require.True(t, r.fits(int(a.rank), c.tokens))
 			for g := range r.free {
-				if r.takes(g, c.tokens) && g != int(a.rank) {
+				if r.fits(g, c.tokens) && g != int(a.rank) {
 					x, y := cols.row(g)[0], cols.row(int(a.rank))[0]
 					require.True(t, y < x || y == x && int(a.rank) < g, "rank %d holds less than rank %d", g, a.rank)
 				}

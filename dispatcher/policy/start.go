@@ -52,7 +52,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
 	p.late = overdue(s, p.patience(s), p.late[:0])
-	p.pick.begin(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	p.pick.reset(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	p.pick.choose(s, p.late, &p.ranks, n, p.beyond(n))
 
 	fill := p.longestFirst
@@ -225,7 +225,7 @@ func (p *evenkeel) leastNow(tokens int64) int {
 	}
 	best := none
 	for _, rank := range p.ranks.some {
-		if g := int(rank); p.ranks.takes(g, tokens) && (best == none || p.lessNow(g, best)) {
+		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessNow(g, best)) {
 			best = g
 		}
 	}

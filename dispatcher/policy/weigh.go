@@ -25,7 +25,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 		return false, false
 	}
 	unknown(dst)
-	p.takeOut(i)
+	p.without(i)
 	t, m, who := &p.cols, &p.climb, p.placed[i].who
 	group := int64(len(s.Workers))
 	without := peakWith(m.rest.most, m.base, p.pick.nothing)
@@ -33,7 +33,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 		g := int(rank)
 		peak, sum := t.peak, m.sum
 		if g != m.g {
-			if !p.ranks.takes(g, tokens) {
+			if !p.ranks.fits(g, tokens) {
 				continue
 			}
 			var in []int64
@@ -53,9 +53,9 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	}
 	unknown(dst)
 	size := p.scaled(s, at, tokens)
-	p.env.takeOut(at, size)
+	p.env.remove(at, size)
 	for _, rank := range p.ranks.some {
-		if g := int(rank); g == at || p.ranks.takes(g, tokens) {
+		if g := int(rank); g == at || p.ranks.fits(g, tokens) {
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
 	}
@@ -72,9 +72,9 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 	}
 	unknown(dst)
 	size := subset.Scaled(tokens, float64(s.Workers[at].Cost))
-	p.env.takeOut(at, size)
+	p.env.remove(at, size)
 	for g := range s.Workers {
-		if g != at && !p.ranks.takes(g, tokens) {
+		if g != at && !p.ranks.fits(g, tokens) {
 			continue
 		}
 		switch p.rule {
@@ -107,9 +107,9 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// takeOut takes a scaled size off rank g at every step, and the envelope down to
+// remove takes a scaled size off rank g at every step, and the envelope down to
 // what stands without it. add puts it back.
-func (e *envelope) takeOut(g int, size int64) {
+func (e *envelope) remove(g int, size int64) {
 	row := e.row(g)
 	for h := range row {
 		row[h] -= size

@@ -120,7 +120,7 @@ func New(cfg Config) *Discoverer {
 	}
 	for _, s := range cfg.Sources {
 		d.sources = append(d.sources, SourceStatus{Name: s.Name()})
-		d.metrics.begin(s.Name())
+		d.metrics.createSeries(s.Name())
 	}
 	d.publish()
 	return d
@@ -229,7 +229,7 @@ func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
 		if want, ok := all[key]; !ok || r.told != nil && another(*r.told, want) {
-			d.leave(r)
+			d.drop(r)
 			delete(d.records, key)
 		}
 	}
@@ -291,7 +291,7 @@ func difference(told, want Engine) string {
 	return back
 }
 
-func (d *Discoverer) leave(r *record) {
+func (d *Discoverer) drop(r *record) {
 	if r.told == nil {
 		return
 	}

@@ -43,8 +43,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// begin shows the zeros of a source.
-func (m *metrics) begin(source string) {
+// createSeries shows the zeros of a source.
+func (m *metrics) createSeries(source string) {
 	m.stale.WithLabelValues(source).Set(0)
 	for _, outcome := range []string{"used", "failed"} {
 		m.answers.WithLabelValues(source, outcome)

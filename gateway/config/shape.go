@@ -69,7 +69,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		}
 		for i, item := range list.Values {
 			at := fmt.Sprintf("%s[%d]", path, i)
-			s.note(at, first(item))
+			s.record(at, first(item))
 			s.value(item, t.Elem(), at)
 		}
 	default:
@@ -110,18 +110,18 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 			s.bad(t, at, "no such key; the keys here are %s", strings.Join(names, ", "))
 			continue
 		}
-		s.note(at, t)
+		s.record(at, t)
 		if typ == nil {
 			continue
 		}
 		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
-			s.note(at, v.Value.GetToken())
+			s.record(at, v.Value.GetToken())
 		}
 		s.value(v.Value, typ, at)
 	}
 }
 
-func (s *shape) note(path string, t *token.Token) {
+func (s *shape) record(path string, t *token.Token) {
 	s.source.places[path] = place{t.Position.Line, t.Position.Column}
 }
 

@@ -41,7 +41,7 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		if size > u.limit-len(u.buf) {
 			return errBodyTooLarge
 		}
-		if err := u.take(br, size); err != nil {
+		if err := u.copyFrom(br, size); err != nil {
 			return err
 		}
 		var crlf [2]byte

@@ -84,7 +84,7 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 			c.lagged.Add(int64(took))
 		}
 		if err != nil {
-			c.noteCut(err, took)
+			c.logCut(err, took)
 			c.abandon()
 			return n, err
 		}
@@ -123,9 +123,9 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// noteCut counts a client that was too slow: for one write, or, if that was cut
+// logCut counts a client that was too slow: for one write, or, if that was cut
 // before its time, for all together.
-func (c *Conn) noteCut(err error, took time.Duration) {
+func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // by the kernel, to which a full window is silence, too
 		c.ln.cutStalled.Add(1)

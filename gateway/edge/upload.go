@@ -126,7 +126,7 @@ func (u *upload) read() error {
 		}
 	}
 	if !u.f.chunked {
-		return u.take(body{u.w}, u.f.length)
+		return u.copyFrom(body{u.w}, u.f.length)
 	}
 	br := readers.Get().(*bufio.Reader)
 	br.Reset(body{u.w})
@@ -143,8 +143,8 @@ func (u *upload) read() error {
 // framing may have at most.
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
 
-// take reads the next n bytes of the body.
-func (u *upload) take(src io.Reader, n int) error {
+// copyFrom reads the next n bytes of the body.
+func (u *upload) copyFrom(src io.Reader, n int) error {
 	for n > 0 {
 		if len(u.buf) == cap(u.buf) {
 			if err := u.grow(); err != nil {

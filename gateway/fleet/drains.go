@@ -147,16 +147,16 @@ func (f *Fleet) abandon(key string) {
 	}
 }
 
-// takes says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
+// accepts says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
 // the engine. It is called with f.mu held.
-func (f *Fleet) takes(in *instance, r int) bool {
+func (f *Fleet) accepts(in *instance, r int) bool {
 	if in.away != "" || f.stops[in.key()] != nil || f.Admission.Has(owner.Regions) && !f.Admission.Admits(f.areaOf(in)) {
 		return false
 	}
 	if r >= 0 {
 		return f.stops[fmt.Sprintf("%s/%d", in.key(), r)] == nil
 	}
-	return len(f.stops) == 0 || slices.ContainsFunc(ranksOf(in), func(r int) bool { return r < 0 || f.takes(in, r) })
+	return len(f.stops) == 0 || slices.ContainsFunc(ranksOf(in), func(r int) bool { return r < 0 || f.accepts(in, r) })
 }
 
 // overtime ends what runs at the deadline of a drain.

@@ -168,7 +168,7 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 
 // Up counts the engines that take requests now.
 func (f *Fleet) Up() (prefills, decodes int) {
-	return f.tally(func(in *instance) bool { return in.serving && f.takes(in, -1) && len(in.status.Models) > 0 })
+	return f.tally(func(in *instance) bool { return in.serving && f.accepts(in, -1) && len(in.status.Models) > 0 })
 }
 
 // Count counts the engines that there are.
@@ -224,7 +224,7 @@ func (f *Fleet) partners(role string) (list []config.Engine) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, key := range f.order {
-		if in := f.instances[key]; in.role != role && in.serving && f.takes(in, -1) {
+		if in := f.instances[key]; in.role != role && in.serving && f.accepts(in, -1) {
 			list = append(list, in.conf)
 		}
 	}

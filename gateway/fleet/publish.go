@@ -28,9 +28,9 @@ func (f *Fleet) Publish() {
 	f.appraise(time.Now())
 	for _, k := range f.order {
 		in := f.instances[k]
-		f.route(routes, in, (in.serving || in.status.Late) && f.takes(in, -1))
+		f.route(routes, in, (in.serving || in.status.Late) && f.accepts(in, -1))
 		for _, r := range ranksOf(in) {
-			up := in.serving && !in.paused && f.takes(in, r)
+			up := in.serving && !in.paused && f.accepts(in, r)
 			if in.role == Prefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
@@ -83,7 +83,7 @@ func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
 		Hardware: in.conf.Profile, CapacityTokens: cmp.Or(in.profile.KVTokensPerRank, capacityOf(in, r)), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
-		Late: in.status.Late && !in.paused && f.takes(in, r),
+		Late: in.status.Late && !in.paused && f.accepts(in, r),
 	}
 	_, c.Decodes = f.instances[Decode+" "+in.id]
 	for _, m := range in.status.Models {

@@ -46,7 +46,7 @@ func (f *Fleet) Statuses() []EngineStatus {
 		in := f.instances[k]
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.takes(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
+			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		why := cmp.Or(in.status.Out, in.status.Accused, in.status.Err)

@@ -32,11 +32,11 @@ type attempt struct {
 // Attempt counts one more attempt.
 func (r *Request) Attempt() {
 	r.Attempts++
-	r.begin()
+	r.startAttempt()
 }
 
-// begin opens an attempt, unless one is under way.
-func (r *Request) begin() {
+// startAttempt opens an attempt, unless one is under way.
+func (r *Request) startAttempt() {
 	n := &r.attempt
 	if n.open || !r.watched() {
 		return
@@ -45,9 +45,9 @@ func (r *Request) begin() {
 	n.number++
 	if r.live != nil {
 		a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
-		r.live.Note(func(x *receipt.Receipt) { n.index = x.Begin(a) })
+		r.live.Edit(func(x *receipt.Receipt) { n.index = x.Begin(a) })
 		if n.again {
-			r.note(func(a *receipt.Attempt) { a.Waits.Backoff = ms(now.Sub(n.since)) })
+			r.edit(func(a *receipt.Attempt) { a.Waits.Backoff = ms(now.Sub(n.since)) })
 		}
 	}
 	n.span = r.span.Child("attempt", false)
@@ -57,12 +57,12 @@ func (r *Request) begin() {
 	n.open, n.again, n.phase, n.since = true, false, "", now
 }
 
-// note adds to the present attempt of the receipt.
-func (r *Request) note(add func(*receipt.Attempt)) {
+// edit adds to the present attempt of the receipt.
+func (r *Request) edit(add func(*receipt.Attempt)) {
 	if r.live == nil {
 		return
 	}
-	r.live.Note(func(x *receipt.Receipt) {
+	r.live.Edit(func(x *receipt.Receipt) {
 		if a := x.At(r.attempt.index); a != nil {
 			add(a)
 		}
@@ -74,12 +74,12 @@ func (r *Request) Enter(p Phase) {
 	if !r.watched() {
 		return
 	}
-	r.begin()
+	r.startAttempt()
 	r.endStep()
 	n := &r.attempt
 	n.phase, n.since = p, time.Now()
 	if r.live != nil {
-		r.live.Note(func(x *receipt.Receipt) {
+		r.live.Edit(func(x *receipt.Receipt) {
 			x.State = string(p)
 			if a := x.At(n.index); a != nil {
 				a.State, a.Since = string(p), ms(n.since.Sub(x.Arrival))
@@ -98,7 +98,7 @@ func (r *Request) endStep() {
 	p, took := n.phase, ms(time.Since(n.since))
 	n.phase = ""
 	if r.live != nil {
-		r.note(func(a *receipt.Attempt) { *waitOf(&a.Waits, p) += took })
+		r.edit(func(a *receipt.Attempt) { *waitOf(&a.Waits, p) += took })
 	}
 	n.step.End()
 	n.step = nil
@@ -107,7 +107,7 @@ func (r *Request) endStep() {
 // Calls begins the call that the next phases are part of.
 func (r *Request) Calls(name string) {
 	if r.span != nil {
-		r.begin()
+		r.startAttempt()
 		r.endStep()
 		r.attempt.call = r.attempt.span.Child(name, true)
 	}
@@ -135,14 +135,14 @@ func (r *Request) tellChosen(l *prefill.Lease) {
 			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
 		}
 	}
-	r.note(func(a *receipt.Attempt) { a.Prefill = p })
+	r.edit(func(a *receipt.Attempt) { a.Prefill = p })
 	if r.attempt.step.Recording() {
 		spanChose(r.attempt.step, p)
 	}
 }
 
 func (r *Request) tellPrefilled(got *mooncake.ProbeAnswer) {
-	r.note(func(a *receipt.Attempt) {
+	r.edit(func(a *receipt.Attempt) {
 		if a.Prefill != nil {
 			p := *a.Prefill // a reader may have the old one
 			p.Prompt, p.Cached = got.PromptTokens, max(0, got.CachedTokens)
@@ -158,13 +158,13 @@ func (r *Request) tellBound(s *dispatcher.Slot) {
 	if !r.watched() {
 		return
 	}
-	r.begin()
+	r.startAttempt()
 	at := cmp.Or(r.attempt.step, r.attempt.span) // without a step it is bound at once
 	if r.live == nil && !at.Recording() {
 		return
 	}
 	d := decodeOf(s)
-	r.note(func(a *receipt.Attempt) { a.Decode = d })
+	r.edit(func(a *receipt.Attempt) { a.Decode = d })
 	if at.Recording() {
 		spanBound(at, d)
 	}
@@ -206,7 +206,7 @@ func (r *Request) Fails(cause string, status int, answer *openai.Error) {
 	}
 	spanFailed(n.step, answer, cause)
 	r.endStep()
-	r.note(func(a *receipt.Attempt) { a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(cause), status })
+	r.edit(func(a *receipt.Attempt) { a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(cause), status })
 	for _, s := range [...]*tracing.Span{n.call, n.span} {
 		spanFailed(s, answer, cause)
 		s.End()
@@ -217,7 +217,7 @@ func (r *Request) Fails(cause string, status int, answer *openai.Error) {
 // Retries records that another attempt follows.
 func (r *Request) Retries() {
 	if r.watched() {
-		r.note(func(a *receipt.Attempt) { a.Again = true })
+		r.edit(func(a *receipt.Attempt) { a.Again = true })
 		r.attempt.again = true
 	}
 }

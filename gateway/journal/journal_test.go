@@ -28,7 +28,7 @@ func life(g *Journal, header func(string) string, req *openai.Request, lease *pr
 	r.attempt.step = nil
 	r.tellParsed(req, 1)
 	var headers []engine.Header
-	r.begin()
+	r.startAttempt()
 	r.Enter(Queued)
 	r.tellChosen(lease)
 	r.Enter(Prefill)
@@ -75,7 +75,7 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 		r.Witness(header, false, mooncake.Chat)
 		r.Parsing()
 		r.tellParsed(req, 1)
-		r.begin()
+		r.startAttempt()
 		for _, p := range phases {
 			r.Enter(p)
 		}

@@ -72,7 +72,7 @@ func (r *Request) Parsed(req *openai.Request) {
 
 func (r *Request) tellParsed(req *openai.Request, took float64) {
 	if r.live != nil {
-		r.live.Note(func(x *receipt.Receipt) { x.Model, x.Stream, x.Waits.Parse = receipt.Clip(req.Model), req.Stream, took })
+		r.live.Edit(func(x *receipt.Receipt) { x.Model, x.Stream, x.Waits.Parse = receipt.Clip(req.Model), req.Stream, took })
 	}
 	if r.span.Recording() {
 		spanParsed(r.span, req)
@@ -128,7 +128,7 @@ func (r *Request) PlacedLocally(s *dispatcher.Slot, hit int) {
 // SentTo records which other dispatcher is asked for the answer.
 func (r *Request) SentTo(peer string) {
 	r.Peer = peer
-	r.note(func(a *receipt.Attempt) { a.Peer = r.Peer })
+	r.edit(func(a *receipt.Attempt) { a.Peer = r.Peer })
 }
 
 // First records the first event of the answer.

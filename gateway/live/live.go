@@ -68,14 +68,14 @@ func (l *Live) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			l.turn(ctx)
+			l.sample(ctx)
 		}
 	}
 }
 
-// turn is one second. Parts that do not answer within it leave a gap, which
+// sample is one second. Parts that do not answer within it leave a gap, which
 // watchers see as age.
-func (l *Live) turn(ctx context.Context) {
+func (l *Live) sample(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sampleEvery)
 	defer cancel()
 	s, ok := l.source.Sample(ctx)
@@ -138,7 +138,7 @@ func (l *Live) join() (w *watcher, ok bool) {
 	return w, true
 }
 
-func (l *Live) leave(w *watcher) {
+func (l *Live) unwatch(w *watcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.watchers, w)
@@ -160,7 +160,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "as many watch as may; close another page, or use /live?once").JSON())
 		return
 	}
-	defer l.leave(watcher)
+	defer l.unwatch(watcher)
 	s := newSender(w, r)
 	defer s.close()
 	if s.event("history", l.history.copy()) != nil || s.event("document", l.Document(r.Context())) != nil {

@@ -72,7 +72,7 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		f := newFake(144)
 		l, url := serve(t, f)
 		for range 5 {
-			l.turn(t.Context())
+			l.sample(t.Context())
 		}
 		require.Zero(t, f.documents(), "nobody watches, and yet a document was made")
 		stream := watch(t, url, encoding)
@@ -86,14 +86,14 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		for range 3 {
 			before := d.AtMs
 			f.set(func(d *Document) { d.AtMs = before + 1000 })
-			l.turn(t.Context())
+			l.sample(t.Context())
 			require.Equal(t, "document", stream.next(t, &d))
 			require.Equal(t, before+1000, d.AtMs)
 		}
 		require.NoError(t, stream.body.Close())
 		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
 		made := f.documents()
-		l.turn(t.Context())
+		l.sample(t.Context())
 		require.Equal(t, made, f.documents(), "nobody watches any more")
 	}
 }
@@ -118,16 +118,16 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	require.True(t, ok)
 	fast, ok := l.join()
 	require.True(t, ok)
-	l.turn(t.Context())
+	l.sample(t.Context())
 	<-fast.documents
-	l.turn(t.Context())
+	l.sample(t.Context())
 	<-slow.documents
 	_, open := <-slow.documents
 	require.False(t, open, "it had not read the first when the second came")
 	<-fast.documents
 	require.True(t, l.watched())
-	l.leave(fast)
-	l.leave(slow)
+	l.unwatch(fast)
+	l.unwatch(slow)
 }
 
 func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
@@ -150,7 +150,7 @@ func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	l, url := serve(t, f)
 	for range samples {
 		f.pass(time.Second)
-		l.turn(t.Context())
+		l.sample(t.Context())
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	const seconds = 5
 	for range seconds {
 		f.pass(time.Second)
-		l.turn(t.Context())
+		l.sample(t.Context())
 		stream.next(t, &event)
 	}
 	t.Logf("document: %d bytes, %d a second on the wire", len(event), (counted.n-before)/seconds)

@@ -38,9 +38,9 @@ func (a *Area) cautious(now time.Time) bool {
 	return now.Before(a.adopted.Add(a.hold))
 }
 
-// note keeps what of others was found: what engines say less what is ours. Of a rank
+// keepFound keeps what of others was found: what engines say less what is ours. Of a rank
 // that does not tell it keeps what it had. It is called with a.mu held.
-func (a *Area) note(ours, found []geo.Resident, silent []string) {
+func (a *Area) keepFound(ours, found []geo.Resident, silent []string) {
 	own := map[string]geo.Resident{}
 	for _, r := range ours {
 		own[r.ID] = r

@@ -62,7 +62,7 @@ func (s *Set) askBack(ctx context.Context, a *Area, holder string, epoch int64) 
 	defer a.mu.Unlock()
 	clear(a.others)
 	a.told = true
-	a.note(nil, h.Ranks, nil)
+	a.keepFound(nil, h.Ranks, nil)
 	return nil
 }
 

@@ -134,7 +134,7 @@ func (s *Set) countOthers(ctx context.Context, now time.Time) {
 		if cautious || a.view.Load().Phase == lease.Starting {
 			ours, all, silent := s.host.Load(ctx, a.Name, true)
 			a.mu.Lock()
-			a.note(ours, all, silent)
+			a.keepFound(ours, all, silent)
 			a.mu.Unlock()
 			changed = true
 		}

@@ -75,7 +75,7 @@ func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) 
 	}
 	r.asked.WithLabelValues(tokenizeAsked).Inc()
 	keys = h.Tokens(nil, root, ids, block)
-	r.tokenizer.note(tokenized{digest, block, keys, len(ids)})
+	r.tokenizer.remember(tokenized{digest, block, keys, len(ids)})
 	return keys, len(ids), true
 }
 
@@ -156,7 +156,7 @@ func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
 	return e.Value.(tokenized), true
 }
 
-func (t *tokenizer) note(k tokenized) {
+func (t *tokenizer) remember(k tokenized) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.known == nil {

@@ -27,8 +27,8 @@ func TestTokenizedPromptsAreBoundedInNumberAndBlocks(t *testing.T) {
 			keys := make([]index.Key, row.blocks)
 			last := uint64(3 * mostTokenized)
 			for n := range last {
-				known.note(tokenized{of: promptDigest{n + 1}, block: 16, keys: keys})
-				known.note(tokenized{of: promptDigest{n + 1}, block: 16, keys: keys}) // two asked at once
+				known.remember(tokenized{of: promptDigest{n + 1}, block: 16, keys: keys})
+				known.remember(tokenized{of: promptDigest{n + 1}, block: 16, keys: keys}) // two asked at once
 			}
 			require.Len(t, known.known, row.prompt)
 			require.Equal(t, row.prompt, known.recent.Len())

@@ -48,8 +48,8 @@ func (g *Ring) Open(r *Receipt) *Live {
 	return l
 }
 
-// Note adds to the receipt.
-func (l *Live) Note(add func(*Receipt)) {
+// Edit adds to the receipt.
+func (l *Live) Edit(add func(*Receipt)) {
 	if l == nil {
 		return
 	}

@@ -15,7 +15,7 @@ import (
 func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	g := NewRing(4, 1<<20)
 	l := g.Open(&Receipt{ID: "a", ClientID: "mine", State: "parse"})
-	l.Note(func(r *Receipt) {
+	l.Edit(func(r *Receipt) {
 		i := r.Begin(Attempt{N: 1, State: "queued"})
 		r.State, r.At(i).Waits.Queue = "queued", 2
 	})
@@ -26,14 +26,14 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	}
 	require.Empty(t, g.Last(9, "", false))
 	require.Len(t, g.Last(9, "", true), 1, "once, though it has two names")
-	l.Note(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
+	l.Edit(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
 	l.End(func(r *Receipt) { r.Outcome = "ok" })
 	r := one(t, g, "mine")
 	require.Equal(t, Ended, r.State)
 	require.Equal(t, Ended, r.Attempts[0].State)
 	require.InDelta(t, 5, r.Waits.Queue, 0)
 	require.Empty(t, g.Last(9, "", true))
-	l.Note(func(r *Receipt) { r.At(0).Cause = "late" })
+	l.Edit(func(r *Receipt) { r.At(0).Cause = "late" })
 	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
 }
 
@@ -108,13 +108,13 @@ func TestNoRingKeepsNothing(t *testing.T) {
 	var none *Ring
 	require.Nil(t, NewRing(0, 1<<20))
 	l := none.Open(&Receipt{ID: "a"})
-	l.Note(func(*Receipt) { t.Fatal("noted") })
+	l.Edit(func(*Receipt) { t.Fatal("noted") })
 	l.End(func(*Receipt) { t.Fatal("noted") })
 	require.Empty(t, none.Find("a", 9))
 	require.Empty(t, none.Last(1, "", false))
 	require.Zero(t, testing.AllocsPerRun(10, func() {
 		at := 1.5
-		l.Note(func(r *Receipt) { r.TTFT = at })
+		l.Edit(func(r *Receipt) { r.TTFT = at })
 	}))
 }
 
@@ -146,7 +146,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 			}
 			l := g.Open(&Receipt{ID: fmt.Sprint(i), ClientID: rapid.SampledFrom([]string{"", "p", "q"}).Draw(t, "name"), Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
 			for range rapid.IntRange(0, 4).Draw(t, "attempts") {
-				l.Note(func(r *Receipt) {
+				l.Edit(func(r *Receipt) {
 					r.At(r.Begin(Attempt{})).Decode = &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}
 				})
 			}
@@ -172,7 +172,7 @@ func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
 		all.Go(func() {
 			for k := range 200 {
 				l := g.Open(&Receipt{ID: fmt.Sprint(i, k), Arrival: time.Unix(int64(k), 0)})
-				l.Note(func(r *Receipt) { r.Begin(Attempt{N: k}) })
+				l.Edit(func(r *Receipt) { r.Begin(Attempt{N: k}) })
 				l.End(func(r *Receipt) { r.Outcome = "ok" })
 			}
 		})

@@ -95,7 +95,7 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
 	legs := req.Legs()
 	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
-	return srv.Tier.Score(j.turn())
+	return srv.Tier.Score(j.arrival())
 }
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }

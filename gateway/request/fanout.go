@@ -66,7 +66,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
 		return fail
 	}
-	conn.OnGone(f.leave)
+	conn.OnGone(f.endLegs)
 	if req.Stream {
 		f.stream(ctx)
 	} else {
@@ -127,7 +127,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	head := f.ask(rest)
 	turns := make([]prefill.Request, len(rest))
 	for i, l := range rest {
-		turns[i] = l.turn()
+		turns[i] = l.arrival()
 	}
 	tickets, err := f.srv.Tier.EnterAll(turns)
 	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
@@ -171,8 +171,8 @@ func (f *fanned) goes(first *prefill.Ticket) bool {
 // letters numbers legs in a request id: aa, ab, ...
 func letters(i int) string { return string(rune('a'+i/26)) + string(rune('a'+i%26)) }
 
-// leave ends every leg. It never blocks: the connection's watcher calls it.
-func (f *fanned) leave() {
+// endLegs ends every leg. It never blocks: the connection's watcher calls it.
+func (f *fanned) endLegs() {
 	f.cancel.Do(func() { close(f.stop) })
 	for _, l := range f.legs {
 		l.kid.Leave()
@@ -183,7 +183,7 @@ func (f *fanned) leave() {
 // engines. After a failure that may take until the first event of each leg, so the
 // client does not wait for it.
 func (f *fanned) part(fail *openai.Error) {
-	f.leave()
+	f.endLegs()
 	f.conn.OnGone(nil)
 	last := func() {
 		f.wg.Wait()

@@ -226,7 +226,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		j.stay.ticket = nil
 		lease, err = k.Wait(ctx)
 	} else {
-		lease, err = j.srv.Tier.Acquire(ctx, j.turn())
+		lease, err = j.srv.Tier.Acquire(ctx, j.arrival())
 	}
 	j.told.Queued(time.Since(began))
 	if err != nil {
@@ -250,9 +250,9 @@ func (j *job) stays() {
 	j.history.moves(turned)
 }
 
-// turn is what the arrival queue knows of a request. A retry has its first
+// arrival is what the arrival queue knows of a request. A retry has its first
 // arrival.
-func (j *job) turn() prefill.Request {
+func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,

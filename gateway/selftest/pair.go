@@ -24,20 +24,20 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	id := fmt.Sprintf("ek-%s-%d", t.run, n)
 	body, err := prompt(model, id)
 	if err != nil {
-		t.say(p.name, Bad, "%v", err)
+		t.report(p.name, Bad, "%v", err)
 		return
 	}
 	answer, err := t.prefill(ctx, p, body, id)
 	if err != nil {
-		t.say(p.name, Bad, "%v", err)
+		t.report(p.name, Bad, "%v", err)
 		return
 	}
-	t.say(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
+	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
 	if answer.CachedTokens < 0 {
-		t.say(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
+		t.report(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
 	}
 	if err := t.decode(ctx, d, body, answer, id); err != nil {
-		t.say(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
+		t.report(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
 	}
 }
 
@@ -171,15 +171,15 @@ func (t *tester) judge(d subject, s *stream) error {
 	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
 	}
-	t.say(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
+	t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
-		t.say(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)
+		t.report(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)
 	}
 	if on(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
-		t.say(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
+		t.report(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
 	}
 	if drift, ok := s.mirror.Drift(); ok && drift != 0 {
-		t.say(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
+		t.report(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
 	}
 	return nil
 }

@@ -79,19 +79,19 @@ func newTester(cfg *config.Config) *tester {
 	}
 }
 
-func (t *tester) say(s string, l Level, format string, args ...any) {
+func (t *tester) report(s string, l Level, format string, args ...any) {
 	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
 }
 
 // subjects are the ranks of the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
 	if len(engines) == 0 && !t.cfg.Discovery.On() {
-		t.say(role, Warn, "the config lists none; until some are added nothing can be served")
+		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
 	for _, e := range engines {
 		s, err := t.subject(ctx, role, e)
 		if err != nil {
-			t.say(s.name, Bad, "%v", err)
+			t.report(s.name, Bad, "%v", err)
 			continue
 		}
 		t.metrics(ctx, role, e, s)
@@ -160,14 +160,14 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s su
 	defer cancel()
 	sample, err := engine.MetricNames(s.profile.Metrics).Scrape(ctx, t.client, s.target)
 	if err != nil {
-		t.say(s.name, Warn, "no metrics: %v; only our own requests count towards its KV then", err)
+		t.report(s.name, Warn, "no metrics: %v; only our own requests count towards its KV then", err)
 		return
 	}
 	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" {
-		t.say(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
+		t.report(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
 	}
 	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 && e.KV == 0 {
-		t.say(s.name, Warn, "its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
+		t.report(s.name, Warn, "its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
 }
 
@@ -186,12 +186,12 @@ func (t *tester) compareModels(side, others []subject) {
 			for _, m := range o.models {
 				if !slices.Contains(s.models, m) && !slices.Contains(lacks, m) {
 					lacks = append(lacks, m)
-					t.say(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, o.name)
+					t.report(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, o.name)
 				}
 			}
 		}
 		if !shared && len(others) > 0 {
-			t.say(s.name, Bad, "serves %s, and no engine of the other side does", strings.Join(s.models, ", "))
+			t.report(s.name, Bad, "serves %s, and no engine of the other side does", strings.Join(s.models, ", "))
 		}
 	}
 }
@@ -240,7 +240,7 @@ func (t *tester) learnHosts(ctx context.Context, p subject) {
 		t.hosts[h] = true
 		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
 		if err != nil {
-			t.say(p.name, Warn, "%s does not resolve (%v); a hand-off that names its address will be refused", h, err)
+			t.report(p.name, Warn, "%s does not resolve (%v); a hand-off that names its address will be refused", h, err)
 		}
 		for _, a := range addrs {
 			t.hosts[a] = true

@@ -70,7 +70,7 @@ func (c *Calibration) Add(newTokens, hit, ms float64) bool {
 	c.sxx += x * x
 	c.sxy += x * y
 	c.syy += y * y
-	c.note(x)
+	c.keepSpread(x)
 	c.fit()
 	return true
 }
@@ -91,8 +91,8 @@ func (c *Calibration) isOutlier(x, y float64) bool {
 	return false
 }
 
-// note keeps the spread of the last one to two half-lives.
-func (c *Calibration) note(x float64) {
+// keepSpread keeps the spread of the last one to two half-lives.
+func (c *Calibration) keepSpread(x float64) {
 	if c.inHalf == c.halfLife {
 		c.least[1], c.most[1] = c.least[0], c.most[0]
 		c.inHalf = 0

@@ -18,10 +18,10 @@ type follower struct {
 	first  uint64 // the batch that synced
 }
 
-// begin takes up a new connection. A publisher that still has the batch that was
+// connected takes up a new connection. A publisher that still has the batch that was
 // applied last is the one we knew, and is asked for the rest; from any other, as
 // after a restart, comes all that it has.
-func (f *follower) begin() {
+func (f *follower) connected() {
 	if f.synced && f.resume() {
 		return
 	}
@@ -39,7 +39,7 @@ func (f *follower) resume() bool {
 			whole = false
 			return false
 		}
-		f.take(seq, payload)
+		f.applyNext(seq, payload)
 		return true
 	})
 	return known && whole && err == nil
@@ -95,12 +95,12 @@ func (f *follower) lose() {
 // follow applies a batch unless it was applied already. There is never enough.
 func (f *follower) follow(seq uint64, payload []byte) bool {
 	if !f.synced || seq >= f.next {
-		f.take(seq, payload)
+		f.applyNext(seq, payload)
 	}
 	return true
 }
 
-func (f *follower) take(seq uint64, payload []byte) {
+func (f *follower) applyNext(seq uint64, payload []byte) {
 	if !f.synced {
 		f.first = seq
 	}

@@ -193,7 +193,7 @@ func (s *Stream) session(ctx context.Context) error {
 	defer reader.Wait()
 	defer w.close()
 
-	s.follow.begin() // after subscribing, so that nothing falls between
+	s.follow.connected() // after subscribing, so that nothing falls between
 	s.failure.Store(nil)
 	s.up.Store(true)
 	for {

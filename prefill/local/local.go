@@ -175,7 +175,7 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 	}
 	engine := l.engines[r.Engine]
 	held := engine.holds()
-	engine.note(hit, cached)
+	engine.learn(hit, cached)
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
 		r.cache.Stored(at, p.Keys) // it has them now
 	}

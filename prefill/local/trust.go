@@ -13,9 +13,9 @@ const (
 	trustDecay = 0.9
 )
 
-// note takes one answer: so many tokens were expected in the cache, so many were
+// learn takes one answer: so many tokens were expected in the cache, so many were
 // there, -1 if it did not say.
-func (t *trust) note(expected, found int) {
+func (t *trust) learn(expected, found int) {
 	if expected <= 0 {
 		return
 	}

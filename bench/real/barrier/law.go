@@ -66,7 +66,7 @@ func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 	c := newClient()
 	defer c.CloseIdleConnections()
 	if _, _, err := w.pin(ctx, c, placements[0]); err != nil { // an engine's first steps are slow
-		w.say("the first placement, which is not measured: %v", err)
+		w.logf("the first placement, which is not measured: %v", err)
 	}
 	for range rounds {
 		for i, p := range placements {
@@ -75,7 +75,7 @@ func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 			ms, steps, err := w.pin(ctx, c, p)
 			for range 2 { // something else had the machine, so that not all requests decoded at one time
 				if err != nil && ctx.Err() == nil {
-					w.say("once more: %s: %v", p.name, err)
+					w.logf("once more: %s: %v", p.name, err)
 					ms, steps, err = w.pin(ctx, c, p)
 				}
 			}

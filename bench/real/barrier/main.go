@@ -33,7 +33,7 @@ type options struct {
 	began            time.Time
 }
 
-func (o options) say(format string, args ...any) {
+func (o options) logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(o.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
@@ -83,7 +83,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if len(all) > 0 {
 		writeRuns(out, all, o.requests, fitted)
 	}
-	o.say("logs are in %s", w.Dir)
+	o.logf("logs are in %s", w.Dir)
 	return nil
 }
 
@@ -101,7 +101,7 @@ func (w *site) rounds(ctx context.Context, policies []string) (all [][]*run, err
 				return nil, err
 			}
 			runs[i] = r
-			w.say("round %d: %s", round+1, r)
+			w.logf("round %d: %s", round+1, r)
 		}
 		all = append(all, runs)
 	}

@@ -93,11 +93,11 @@ func (w *site) startDecode(ctx context.Context) error {
 		return err
 	}
 	w.AtEnd(w.decode.Stop)
-	w.say("the engine starts: one to five minutes")
+	w.logf("the engine starts: one to five minutes")
 	if err := w.decode.Ready(ctx, 10*time.Minute); err != nil {
 		return err
 	}
-	w.say("the engine answers after %.0f s", time.Since(began).Seconds())
+	w.logf("the engine answers after %.0f s", time.Since(began).Seconds())
 	return nil
 }
 

@@ -133,7 +133,7 @@ func (i *Installation) Run(ctx context.Context, args ...string) error {
 func Tool(ctx context.Context, dir, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
-	return say(cmd)
+	return output(cmd)
 }
 
 const diskNeeded = 8 << 30 // an installation takes 6.4 GB
@@ -176,14 +176,14 @@ func (i *Installation) Model(ctx context.Context) (string, error) {
 	part := dir + ".part" // so that one that was interrupted is not taken for a whole one
 	cmd := exec.CommandContext(ctx, i.Python(), script, part)
 	cmd.Env = append(os.Environ(), offline...)
-	if err := errors.Join(os.RemoveAll(part), say(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
+	if err := errors.Join(os.RemoveAll(part), output(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
 		return "", fmt.Errorf("the model cannot be made: %w", err)
 	}
 	return dir, nil
 }
 
-// say runs a command; its error has the last of what the command said.
-func say(cmd *exec.Cmd) error {
+// output runs a command; its error has the last of what the command said.
+func output(cmd *exec.Cmd) error {
 	said, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said[max(0, len(said)-1000):])

@@ -103,11 +103,11 @@ func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprint(r.URL.Path, err), http.StatusBadRequest)
 		return
 	}
-	c.take(&in, r.Header)
+	c.keep(&in, r.Header)
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-func (c *Collector) take(in *collector.ExportTraceServiceRequest, h http.Header) {
+func (c *Collector) keep(in *collector.ExportTraceServiceRequest, h http.Header) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.headers = h
