@@ -29,6 +29,7 @@ func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *f
 			s.giveBack(h, f)
 		}
 	}()
+	defer onPanic(func() { s.settle(board.Failed) })
 	s.computes()
 	if f := j.open(h, s); f != nil {
 		return nil, f

@@ -205,7 +205,6 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 				if fail == nil {
 					parts[i].PromptIndex = l.prompt
 					parts[i].JSON, fail = s.collect()
-					s.close(nil)
 				}
 				return fail
 			})

@@ -100,7 +100,6 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return nil
 	}
 	answer, fail := s.collect()
-	s.close(nil)
 	if fail != nil {
 		srv.Fail(ctx, fail)
 		return nil

@@ -156,6 +156,14 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 	}
 }
 
+// onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
+func onPanic(giveBack func()) {
+	if v := recover(); v != nil {
+		giveBack()
+		panic(v)
+	}
+}
+
 // leaves says whether a request that cannot be served here is asked about again: to
 // its decode group's owner, or to a region where attempts have not failed yet. What
 // its stay here holds is given back then.

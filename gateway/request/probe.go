@@ -21,6 +21,7 @@ import (
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded by wait.
 func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
+	defer onPanic(lease.Orphan)
 	if j.client.left() { // before anything is sent
 		return nil, j.drop(lease)
 	}

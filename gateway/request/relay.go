@@ -353,8 +353,10 @@ func (s *stream) more() bool {
 
 const mostAtOnce = 64 << 10
 
-// collect reads an answer that is not streamed to its end and returns its JSON.
+// collect reads an answer that is not streamed to its end, settles the request, and returns
+// its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
+	defer s.close(nil)
 	for !s.ended {
 		if err := s.fill(); err != nil {
 			return nil, streamError("upstream_broken", err)

@@ -15,14 +15,17 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
 
-// newServer serves requests with a default config's parts, and no engines.
+// newServer serves requests with a default config's parts, a profile, and no engines.
 func newServer(t *testing.T) *Server {
-	set, reg, log, client := fleet.NewSettings(config.Default()), prometheus.NewRegistry(), zap.NewNop(), engine.NewClient(engine.Options{})
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	set, reg, log, client := fleet.NewSettings(cfg), prometheus.NewRegistry(), zap.NewNop(), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	env := Env{
 		Context: t.Context(), Log: log, Registerer: reg,

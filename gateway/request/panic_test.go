@@ -1,0 +1,47 @@
+package request
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// The edge outlives the panic of a handler, and so do the slot and the lease that its
+// request had taken.
+func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
+	srv := newServer(t)
+	require.NoError(t, srv.Fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 1, Profile: "a"}))
+	srv.Fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
+	srv.Fleet.Publish()
+	rank := srv.Fleet.Rank(0)
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: rank.Target, Profile: rank.Profile, Models: []string{"m"}, Live: true}})
+	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+
+	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
+		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
+	require.NoError(t, bound.Err)
+	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	require.NoError(t, err)
+	require.Equal(t, 1, srv.Tier.Status()[0].Inflight)
+
+	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = j.probe(lease) })
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = j.decode(nil, bound.Slot) })
+	require.Zero(t, srv.Tier.Status()[0].Inflight)
+	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
+	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
