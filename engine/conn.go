@@ -88,7 +88,7 @@ func (c *conn) park() {
 // so that an engine that answers without reading it (400, 413) is heard; the
 // answer then ends the write. The caller's body is not touched after exchange.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
-	c.writeRequest(d, head, body)
+	c.reset(d, head, body)
 	defer clear(c.vec) // a pooled connection must not hold on to a prompt
 	size := 0
 	for _, b := range c.vec {
@@ -123,8 +123,8 @@ func (c *conn) sendListening() (unsent, err error) {
 	return <-sent, err
 }
 
-// writeRequest forgets the last exchange.
-func (c *conn) writeRequest(d Deadlines, head []byte, body [][]byte) {
+// reset forgets the last exchange.
+func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.got, c.failed = 0, 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
 	c.mu.Lock()

@@ -175,7 +175,7 @@ func (r *region) startProxy() (err error) {
 	return err
 }
 
-// startPrefill and beginDecode start one of the region's engines, likewise.
+// startPrefill and startDecode start one of the region's engines, likewise.
 func (r *region) startPrefill() (err error) {
 	r.prefill, err = r.spawnEngine("prefill", r.place.prefill)
 	return err

@@ -233,14 +233,14 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 	default:
 		return
 	}
-	l.count(why)
+	l.logRefusal(why)
 	if !l.opt.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
 		_, _ = raw.Write([]byte(answer)) // best effort: the connection closes either way
 	}
 }
 
-// count logs refusals once a minute: a flood of them must not become a flood of log lines.
-func (l *Listener) count(why error) {
+// logRefusal logs refusals once a minute: a flood of them must not become a flood of log lines.
+func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
 	again := time.Since(l.lastNoted) >= noteEvery
 	if again {

@@ -49,7 +49,7 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			limited, cancel := context.WithTimeout(ctx, listPatience)
 			defer cancel()
 			all, err := s.cfg.Client.List(limited, kind, m.namespace, o)
-			m.logOnce(ctx, "list", err)
+			m.keepFailure(ctx, "list", err)
 			return all, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -57,7 +57,7 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
 				if o.SendInitialEvents == nil { // a list that is streamed: where it is refused, a plain one is asked for
-					m.logOnce(ctx, "watch", err)
+					m.keepFailure(ctx, "watch", err)
 				}
 				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
 			}
@@ -83,8 +83,8 @@ func (m *mirror) state() (listed bool, failed error) {
 	return m.listed, m.failed
 }
 
-// logOnce keeps a failure.
-func (m *mirror) logOnce(ctx context.Context, verb string, err error) {
+// keepFailure keeps a failure.
+func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	if err == nil || ctx.Err() != nil {
 		return
 	}
@@ -104,7 +104,7 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return e
 	}
-	m.logOnce(ctx, "watch", err)
+	m.keepFailure(ctx, "watch", err)
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}} // without its reason, for the same reason
 }
 
