@@ -1,7 +1,10 @@
 package refengine
 
 import (
+	"sync/atomic"
 	"time"
+
+	"evenkeel/bench/refengine/group"
 )
 
 // answer writes what a request gets, streamed or whole.
@@ -20,11 +23,17 @@ type answer struct {
 	breaks   bool
 	rule     Rule // how it breaks
 
+	lazy   bool         // the headers of its stream wait for the first event
+	prompt int          // tokens of the prompt that usage tells of
+	spoilt *atomic.Bool // its KV was overwritten; nil: it cannot be
+
 	letGo func() // has the group forget the request, before the client is told that it is over
 }
 
 func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
-	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r), letGo: func() {}}
+	a := &answer{plan: p, life: l, x: x, r: r, writer: newWriter(l.engine.cfg, r), letGo: func() {}, prompt: r.prompt.Tokens()}
+	a.lazy = r.stream && r.room != nil
+	r.reply = a
 	a.rule, a.breaks = r.troubles.breakAt()
 	a.usageAll = r.continuousUsage || l.engine.cfg.ForceUsage || r.troubles.has(UsageAlways)
 	x.CRLF, x.Split = r.troubles.has(CRLF), r.troubles.has(SplitBytes)
@@ -33,7 +42,7 @@ func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
 
 // open sends the headers of a stream.
 func (a *answer) open() bool {
-	if !a.x.Stream(a.r.contentType()) {
+	if a.lazy = false; !a.x.Stream(a.r.contentType()) {
 		return false
 	}
 	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
@@ -48,7 +57,7 @@ func (a *answer) open() bool {
 // waitFor waits for ch or for the client to leave (false), and keeps a silent
 // stream alive with comments.
 func waitFor[T any](a *answer, ch <-chan T) bool {
-	if every := a.life.engine.cfg.CommentInterval; every > 0 && a.r.stream && a.comment == nil {
+	if every := a.life.engine.cfg.CommentInterval; every > 0 && a.r.stream && !a.lazy && a.comment == nil {
 		a.ticker = time.NewTicker(every)
 		a.comment = a.ticker.C
 	}
@@ -72,6 +81,9 @@ func (a *answer) sendComment() bool {
 
 // send writes one event. build appends it.
 func (a *answer) send(build func(dst []byte) []byte) bool {
+	if a.lazy && !a.open() {
+		return false
+	}
 	if rule, hit := a.r.troubles.find(Slow, ""); hit && (rule.Tokens == 0 || a.sent < rule.Tokens) && !a.x.Pause(rule.delay()) {
 		return false
 	}
@@ -82,7 +94,7 @@ func (a *answer) send(build func(dst []byte) []byte) bool {
 }
 
 // relay streams the tokens of a job as the group makes them.
-func (a *answer) relay(j *job) bool {
+func (a *answer) relay(j *group.Job) bool {
 	defer func() {
 		if a.ticker != nil {
 			a.ticker.Stop()
@@ -90,8 +102,8 @@ func (a *answer) relay(j *job) bool {
 	}()
 	opened := false
 	for {
-		end := j.end.Load() // before made: an end is stored after the last token
-		made := int(j.made.Load())
+		end := j.End.Load() // before made: an end is stored after the last token
+		made := int(j.Made.Load())
 		if made > 0 && !opened {
 			opened = true
 			a.countCached(j)
@@ -102,18 +114,18 @@ func (a *answer) relay(j *job) bool {
 				return false
 			}
 		}
-		if made > 0 || end != goingOn {
-			if more, ok := a.catchUp(made, end != goingOn); !more {
+		if made > 0 || end != group.GoingOn {
+			if more, ok := a.catchUp(made, end != group.GoingOn); !more {
 				return ok
 			}
 		}
 		switch end {
-		case finished:
+		case group.Finished:
 			return a.close()
-		case recomputed:
+		case group.Recomputed:
 			return a.giveBack("")
 		}
-		if !waitFor(a, j.wake) {
+		if !waitFor(a, j.Wake) {
 			return false
 		}
 	}
@@ -131,7 +143,7 @@ func (a *answer) catchUp(made int, ended bool) (more, ok bool) {
 			return true, true
 		}
 		finish := ""
-		if to == a.want && !a.r.troubles.has(MissingFinish) {
+		if to == a.want && !a.r.troubles.has(MissingFinish) && (!a.breaks || to < a.rule.AfterTokens || a.heldBack() == "") { // else text follows
 			finish = a.finish
 		}
 		if !a.sendTokens(to, finish) {
@@ -185,6 +197,9 @@ func (a *answer) sendTokens(to int, finish string) bool {
 	if a.r.tool != "" && a.sent >= a.reasoningEnd() {
 		return a.sendToolTokens(to, finish)
 	}
+	if a.sglang() && a.r.chat && finish != "" { // its reason comes after the last token
+		return a.sendTokens(to, "") && a.send(func(dst []byte) []byte { return a.appendFinish(dst, finish, a.stopReason, "") })
+	}
 	defer func() { a.sent = to }()
 	reasoning := a.sent < a.reasoningEnd()
 	if reasoning && a.r.hideReasoning && finish == "" {
@@ -236,6 +251,9 @@ func (a *answer) giveBack(text string) bool {
 
 // breakOff does to the answer what the rule says.
 func (a *answer) breakOff() bool {
+	if a.lazy && !a.open() {
+		return false
+	}
 	switch a.rule.Fault {
 	case Hang:
 		return a.x.Hang()
@@ -290,35 +308,38 @@ func (a *answer) failed(e *apiError, shape ErrorShape) bool {
 	if !a.r.stream {
 		return a.x.failAs(e, shape)
 	}
+	if a.sglang() {
+		shape = ShapeNew // as an event, whatever its bodies look like
+	}
 	body, _ := e.body(shape)
 	return a.send(func(dst []byte) []byte { return append(append(append(dst, "data: "...), body...), "\n\n"...) }) && a.done()
 }
 
 // collect waits for the whole answer of a request that does not stream.
-func (a *answer) collect(j *job) bool {
+func (a *answer) collect(j *group.Job) bool {
 	for {
-		end := j.end.Load()
-		made := int(j.made.Load())
-		if a.breaks && (made >= a.rule.AfterTokens && made > 0 || end != goingOn) {
+		end := j.End.Load()
+		made := int(j.Made.Load())
+		if a.breaks && (made >= a.rule.AfterTokens && made > 0 || end != group.GoingOn) {
 			return a.breakOff()
 		}
 		switch end {
-		case finished:
+		case group.Finished:
 			a.countCached(j)
 			return a.whole(a.want, a.finish, a.stopReason, nil)
-		case recomputed:
+		case group.Recomputed:
 			return a.whole(made, "stop", `"recomputed"`, nil)
 		}
-		if !waitFor(a, j.wake) {
+		if !waitFor(a, j.Wake) {
 			return false
 		}
 	}
 }
 
 // countCached takes over what a request without a hand-off found in the cache.
-func (a *answer) countCached(j *job) {
+func (a *answer) countCached(j *group.Job) {
 	if a.r.leg != LegDecode {
-		a.cached = int(j.cached.Load())
+		a.cached = int(j.Cached.Load())
 	}
 }
 

@@ -56,12 +56,18 @@ func appendList(dst []byte, from, to int, item func(dst []byte, i int) []byte) [
 
 // appendRole is the first chunk of a chat; it comes with the first engine output.
 func (a *answer) appendRole(dst []byte) []byte {
-	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],`...)
-	dst = append(a.appendPromptIDs(dst, a.r.returnIDs), `,"prompt_text":null`...)
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null`...)
+	if a.sglang() {
+		return a.endChunk(append(dst, `,"matched_stop":null}]`...), 0)
+	}
+	dst = append(a.appendPromptIDs(append(dst, "}],"...), a.r.returnIDs), `,"prompt_text":null`...)
 	return a.endChunk(dst, 0)
 }
 
 func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
+	if a.sglang() {
+		return dst[:len(dst)-1] // it has no such member: the comma in front of it goes
+	}
 	if !told {
 		return append(dst, `"prompt_token_ids":null`...)
 	}
@@ -71,18 +77,23 @@ func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
 
 // endChunk closes an event of which made tokens are told so far.
 func (a *answer) endChunk(dst []byte, made int) []byte {
-	if a.usageAll {
+	switch {
+	case a.usageAll && (made > a.sent || !a.sglang()): // of SGLang only chunks with content have it
 		dst = a.appendUsageObject(append(dst, `,"usage":`...), made, false)
+	case a.sglang():
+		dst = append(dst, `,"usage":null`...)
 	}
 	return append(dst, "}\n\n"...)
 }
 
 func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
-	prompt := a.r.prompt.Tokens()
+	prompt := a.prompt
 	dst = appendInt(append(dst, `{"prompt_tokens":`...), prompt)
 	dst = appendInt(append(dst, `,"total_tokens":`...), prompt+made)
 	dst = appendInt(append(dst, `,"completion_tokens":`...), made)
 	switch {
+	case a.sglang():
+		return a.appendSGLangUsage(dst, made, final)
 	case final && a.details && a.r.chat:
 		dst = append(appendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), a.cached), `,"created_cache_tokens":0}`...)
 	case final && a.details:
@@ -96,7 +107,11 @@ func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
 // appendUsage is the last event before [DONE], without choices.
 func (a *answer) appendUsage(dst []byte) []byte {
 	dst = append(append(dst, a.head...), `],"usage":`...)
-	return append(append(a.appendUsageObject(dst, a.sent, true), fingerprint...), "}\n\n"...)
+	dst = a.appendUsageObject(dst, a.sent, true)
+	if !a.sglang() {
+		dst = append(dst, fingerprint...)
+	}
+	return append(dst, "}\n\n"...)
 }
 
 // appendTokens is a chunk with the tokens from sent to to.
@@ -135,7 +150,7 @@ const fingerprint = `,"system_fingerprint":"vllm-reference"`
 // endChoice closes the choice, and with it the list. The fingerprint stands in the last event of a stream.
 func (a *answer) endChoice(dst []byte, finish string) []byte {
 	dst = append(dst, "}]"...)
-	if finish != "" && !a.r.includeUsage {
+	if finish != "" && !a.r.includeUsage && !a.sglang() {
 		dst = append(dst, fingerprint...)
 	}
 	return dst
@@ -143,6 +158,9 @@ func (a *answer) endChoice(dst []byte, finish string) []byte {
 
 // appendReason tells why the answer ends. In the chunks of a chat before the end, there is no stop_reason.
 func (a *answer) appendReason(dst []byte, finish, stopReason string, always bool) []byte {
+	if a.sglang() {
+		return appendSGLangReason(dst, finish, stopReason)
+	}
 	dst = append(dst, `,"finish_reason":`...)
 	if finish == "" {
 		dst = append(dst, "null"...)
@@ -173,7 +191,13 @@ func (a *answer) appendText(dst []byte, from, to int) []byte {
 	return dst
 }
 
-func (a *answer) token(i int) int32 { return reftext.TokenID(a.plan.answer, a.from+i) }
+func (a *answer) token(i int) int32 {
+	key := a.plan.answer
+	if a.spoilt != nil && a.spoilt.Load() {
+		key ^= badKV
+	}
+	return reftext.TokenID(key, a.from+i)
+}
 
 // heldBack is the text that a recomputed request's last chunk flushes.
 func (a *answer) heldBack() string {
@@ -184,6 +208,9 @@ func (a *answer) heldBack() string {
 }
 
 func (a *answer) appendIDs(dst []byte, from, to int) []byte {
+	if a.sglang() {
+		return dst[:len(dst)-1] // as in appendPromptIDs
+	}
 	if !a.r.returnIDs {
 		return append(dst, `"token_ids":null`...)
 	}

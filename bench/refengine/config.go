@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/group"
+	"evenkeel/bench/refengine/prompts"
 )
 
 // Role says which requests an engine takes.
@@ -45,8 +47,10 @@ type Config struct {
 
 	C0              time.Duration // a step's fixed time, default 5 ms
 	C1              time.Duration // a step's time per KV token of the fullest rank, default 200 ns
+	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
+	FirstAtOnce     bool          // a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies before the engine
 	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 
 	PrefillBase        time.Duration // default 9 ms
@@ -59,14 +63,17 @@ type Config struct {
 	KVEventsHWM      int           // batches a subscriber may be behind before it loses some, default 1000
 	KVEventsDelay    time.Duration // of each batch on its way to a subscriber
 
-	Connector      Connector     // shape of hand-offs, default ascend-mooncake-v1
-	FlatBlockIDs   bool          // one flat list of block ids, as versions up to 0.13 sent
-	KVHoldTimeout  time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
-	NoRenewals     bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
-	TransferBase   time.Duration // of a pull, default 1 ms
-	TransferPer    time.Duration // of a pull per prompt token, default 100 ns
-	KVLoadFailure  string        // when the prefill cannot be reached: fail (default), recompute or hang
-	RejectReleases bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
+	Connector        Connector     // shape of hand-offs, default ascend-mooncake-v1
+	FlatBlockIDs     bool          // one flat list of block ids, as versions up to 0.13 sent
+	KVHoldTimeout    time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
+	NoRenewals       bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
+	TransferBase     time.Duration // of a pull, default 1 ms
+	TransferPer      time.Duration // of a pull per prompt token, default 100 ns
+	KVLoadFailure    string        // when the prefill cannot be reached: fail (default), recompute or hang
+	BootstrapTimeout time.Duration // how long a prefill of SGLang waits for its decode engine, default 300 s
+	WaitingTimeout   time.Duration // how long a decode engine of SGLang waits for KV, default 300 s
+	Heartbeat        time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
+	RejectReleases   bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
 
 	PromptTokensDetails bool // report cached_tokens
 	ForceUsage          bool // usage on every chunk though nobody asked
@@ -91,6 +98,11 @@ type Config struct {
 }
 
 const blockSize = cache.BlockSize
+
+// prompts is the part that says how prompts are computed.
+func (c Config) prompts() prompts.Config {
+	return prompts.Config{Blocks: c.KVTokens / blockSize, Cache: c.PrefixCache, Concurrency: c.PrefillConcurrency, Base: c.PrefillBase, PerToken: c.PrefillPerToken}
+}
 
 // WithDefaults fills in what was left zero.
 func (c Config) WithDefaults() Config {
@@ -120,13 +132,21 @@ func (c Config) WithDefaults() Config {
 	c.KVEventsEncoding = cmp.Or(c.KVEventsEncoding, "array")
 	c.KVEventsHWM = cmp.Or(c.KVEventsHWM, 1000)
 	c.Connector = cmp.Or(c.Connector, AscendMooncake)
-	if c.Connector == NIXLPull {
+	if c.Connector == NIXLPull || c.Connector == NIXLPush {
 		c.KVHoldTimeout = cmp.Or(c.KVHoldTimeout, 30*time.Second)
 	}
 	c.KVHoldTimeout = cmp.Or(c.KVHoldTimeout, 480*time.Second)
 	c.TransferBase = cmp.Or(c.TransferBase, time.Millisecond)
 	c.TransferPer = cmp.Or(c.TransferPer, 100*time.Nanosecond)
 	c.KVLoadFailure = cmp.Or(c.KVLoadFailure, "fail")
+	c.BootstrapTimeout = cmp.Or(c.BootstrapTimeout, 300*time.Second)
+	c.WaitingTimeout = cmp.Or(c.WaitingTimeout, 300*time.Second)
+	c.Heartbeat = cmp.Or(c.Heartbeat, 5*time.Second)
+	if c.Connector == SGLang {
+		c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning_content")
+		c.ErrorShape = cmp.Or(c.ErrorShape, ShapeOld)
+		c.NoTokenIDs = true
+	}
 	c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning")
 	c.ErrorShape = cmp.Or(c.ErrorShape, ShapeNew)
 	c.KeepAlive = cmp.Or(c.KeepAlive, 5*time.Second)
@@ -146,7 +166,11 @@ func (c Config) Validate() error {
 	}
 	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both))
 	oneOf("dp mode", c.DPMode, "external", "internal")
-	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque))
+	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque),
+		string(AscendLayerwise), string(SGLang), string(NIXLPush))
+	if c.Connector == SGLang && c.Role == Both {
+		bad("connector %s: an engine is for prefill or for decode, because its requests do not say which leg they are", c.Connector)
+	}
 	oneOf("KV events encoding", c.KVEventsEncoding, "array", "map")
 	oneOf("kv load failure", c.KVLoadFailure, "fail", "recompute", "hang")
 	oneOf("error shape", string(c.ErrorShape), string(ShapeNew), string(ShapeOld), string(ShapeRust))
@@ -167,6 +191,7 @@ func (c Config) Validate() error {
 	atLeast("prefill concurrency", int64(c.PrefillConcurrency), 1)
 	atLeast("prefix cache", int64(c.PrefixCache), 0)
 	atLeast("step log", int64(c.StepLog), 1)
+	atLeast("heartbeat", int64(c.Heartbeat), 1)
 	if c.KVEvents != "" && c.PrefixCache == 0 {
 		bad("KV events without a prefix cache; give it a size")
 	}
@@ -174,7 +199,7 @@ func (c Config) Validate() error {
 		field string
 		value time.Duration
 	}{{"c0", c.C0}, {"c1", c.C1}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
-		{"KV hold timeout", c.KVHoldTimeout}, {"keep-alive", c.KeepAlive}} {
+		{"KV hold timeout", c.KVHoldTimeout}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
@@ -185,6 +210,19 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// group is the part that says how requests are decoded.
+func (c Config) group() group.Config {
+	waits := group.WaitsForBlocks
+	switch c.Connector {
+	case NIXLPull, NIXLPush:
+		waits = group.WaitsForSlot
+	case SGLang:
+		waits = group.WaitsForPlace
+	}
+	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, Phase: c.Phase,
+		FirstAtOnce: c.FirstAtOnce, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits}
 }
 
 // before tells whether the engine is older than a 0.x of vLLM. An engine whose
@@ -203,7 +241,9 @@ func (c Config) namesRequests() bool {
 	return !(c.Connector == AscendMooncake && c.before(14) || c.Connector == NIXLPull && c.before(13))
 }
 
-// keepsEnded: the NIXL connector of 0.32 hands off also what the end of its sequence has ended.
-func (c Config) keepsEnded() bool { return c.Connector == NIXLPull && !c.before(32) }
+// keepsEnded: the NIXL connector of 0.32, and the one that pushes, hand off also what the end of its sequence has ended.
+func (c Config) keepsEnded() bool {
+	return c.Connector == NIXLPull && !c.before(32) || c.Connector == NIXLPush
+}
 
-func blocks(tokens int) int { return (tokens + blockSize - 1) / blockSize }
+func blocks(tokens int) int { return cache.Blocks(tokens) }

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 
+	"evenkeel/bench/refengine/bind"
 	"evenkeel/bench/reftext"
 )
 
@@ -31,9 +33,11 @@ var endpoints = map[string]endpoint{
 	"/reset_prefix_cache":  {http.MethodPost, true, (*life).serveReset},
 	"/query":               {http.MethodGet, true, (*life).serveQuery},
 
-	pullPath: {http.MethodPost, true, (*life).servePull},
-	"/stats": {http.MethodGet, true, (*life).serveStats},
-	"/steps": {http.MethodGet, true, (*life).serveSteps},
+	pullPath:          {http.MethodPost, true, (*life).servePull},
+	bind.RegisterPath: {http.MethodPost, true, func(l *life, x *exchange) bool { return l.bound.serveRegister(x) }},
+	bind.PushPath:     {http.MethodPost, true, func(l *life, x *exchange) bool { return l.bound.servePush(x) }},
+	"/stats":          {http.MethodGet, true, (*life).serveStats},
+	"/steps":          {http.MethodGet, true, (*life).serveSteps},
 }
 
 func (l *life) handle(x *exchange) bool {
@@ -45,6 +49,9 @@ func (l *life) handle(x *exchange) bool {
 		return l.serveFaults(x)
 	}
 	to, ok := endpoints[path]
+	if own, of := sglangEndpoints[path]; of && l.engine.cfg.Connector == SGLang {
+		to, ok = own, own.method != ""
+	}
 	switch {
 	case !ok:
 		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
@@ -115,7 +122,7 @@ func (l *life) serveTokenize(x *exchange) bool {
 
 func (l *life) serveReset(x *exchange) bool {
 	for _, r := range l.prefills {
-		r.cache.Reset()
+		r.Cache.Reset()
 	}
 	return x.answerJSON(map[string]bool{"success": true})
 }
@@ -149,7 +156,7 @@ func (l *life) serveFaults(x *exchange) bool {
 	e := l.engine
 	switch x.Req.Method {
 	case http.MethodGet:
-		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": FaultNames()})
+		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": slices.Concat(faultNames, boundFaultNames)})
 	case http.MethodDelete:
 		_ = e.SetFaults() // no rule, no error
 		return x.answerJSON(map[string]any{"rules": []Rule{}})

@@ -19,7 +19,10 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/group"
 	"evenkeel/bench/refengine/heldport"
+	"evenkeel/bench/refengine/pins"
+	"evenkeel/bench/refengine/prompts"
 	"evenkeel/bench/refengine/steplog"
 	"evenkeel/bench/refengine/wire"
 )
@@ -54,9 +57,10 @@ type life struct {
 	ports       []int
 	kvListeners []net.Listener  // of publishers, then of replays
 	events      []*cache.Events // of the ranks
-	pins        *pins
-	prefills    []*prefillRank
-	group       *group
+	pins        *pins.Pins
+	bound       *bound
+	prefills    []*prompts.Rank
+	group       *group.Group
 	pull        *http.Client
 	frozen      sync.Map // what /metrics last said before it froze, by port
 	blockIDs    atomic.Int64
@@ -188,17 +192,21 @@ func (e *Engine) Revive() error {
 	for _, ln := range l.listeners {
 		l.ports = append(l.ports, ln.Addr().(*net.TCPAddr).Port)
 	}
-	l.pins = newPins(e.cfg, &e.count)
-	l.group = newGroup(e.cfg, &e.count, e.log)
+	c := &e.count
+	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(), pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
+		Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks})
+	caches := make([]*cache.Cache, e.cfg.DPSize)
+	l.group = group.New(e.cfg.group(), group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills, Tokens: &c.Tokens}, e.log, caches)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	l.bound = newBound(l)
 	for rank := range e.cfg.DPSize {
 		var events *cache.Events
 		if len(e.kvAddrs) > 0 {
 			events = &cache.Events{Rank: rank, Maps: e.cfg.KVEventsEncoding == "map", HWM: e.cfg.KVEventsHWM, Delay: e.cfg.KVEventsDelay}
 		}
-		rank := newPrefillRank(e.cfg, events)
+		rank := prompts.New(e.cfg.prompts(), events)
 		l.prefills = append(l.prefills, rank)
-		l.group.caches[len(l.prefills)-1] = rank.cache
+		caches[len(l.prefills)-1] = rank.Cache
 		l.events = append(l.events, events)
 	}
 	l.start()
@@ -221,10 +229,10 @@ func listen(addrs []string) (list []net.Listener, err error) {
 }
 
 func (l *life) start() {
-	l.wg.Go(func() { l.group.run(l.ctx) })
+	l.wg.Go(func() { l.group.Run(l.ctx) })
 	for _, r := range l.prefills {
 		for range l.engine.cfg.PrefillConcurrency {
-			l.wg.Go(func() { r.run(l.ctx) })
+			l.wg.Go(func() { r.Run(l.ctx) })
 		}
 	}
 	for i, ln := range l.listeners {
@@ -307,7 +315,7 @@ func (l *life) end(abrupt bool) {
 		l.pull.CloseIdleConnections()
 	}
 	if l.pins != nil {
-		l.pins.close()
+		l.pins.Close()
 	}
 }
 

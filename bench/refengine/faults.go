@@ -45,6 +45,18 @@ const (
 	WrongHost     Fault = "wrong-host"     // a probe points at 203.0.113.7
 	WrongKey      Fault = "wrong-key"      // the KV pulled is another prompt's
 	LostKV        Fault = "lost-kv"        // a pull finds nothing, and the decode engine computes the prompt without an error
+
+	// Of a request that is bound to its decode engine before the prefill.
+	NoCallback      Fault = "no-callback"       // a layerwise decode engine never calls back
+	CallbackTwice   Fault = "callback-twice"    // it calls back twice
+	CallbackLate    Fault = "callback-late"     // it calls back Delay after it has the blocks
+	CallbackBadHost Fault = "callback-bad-host" // its callback names 203.0.113.7
+	CallbackShortID Fault = "callback-short-id" // its callback's request id lacks its last nine characters
+	CallbackEmpty   Fault = "callback-empty"    // it needs nothing, as if it had the whole prompt: no block ids, and no wait
+	PrefillAbort200 Fault = "prefill-abort-200" // a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
+	DoneLost        Fault = "done-lost"         // the prefill engine's last word that the KV is written gets lost
+	FailedSent      Fault = "failed-sent"       // the prefill engine tells the decode engine that it failed
+	BootstrapSlow   Fault = "bootstrap-slow"    // a prefill engine of SGLang looks for its decode engine after Delay only
 )
 
 // The phases of Hang and Reset.
@@ -62,7 +74,13 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
 	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
-// FaultNames lists every fault.
+var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID),
+	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(BootstrapSlow)}
+
+// BoundFaultNames lists the faults that only requests meet which are bound to their decode engine before the prefill.
+func BoundFaultNames() []string { return slices.Clone(boundFaultNames) }
+
+// FaultNames lists every fault that any request may meet.
 func FaultNames() []string { return slices.Clone(faultNames) }
 
 // The kinds of request a rule can be narrowed to.
@@ -95,8 +113,8 @@ type Rule struct {
 
 // Validate says what is wrong with a rule.
 func (r Rule) Validate() error {
-	if !slices.Contains(faultNames, string(r.Fault)) {
-		return fmt.Errorf("no fault %q; the faults are %s", r.Fault, strings.Join(faultNames, " "))
+	if all := slices.Concat(faultNames, boundFaultNames); !slices.Contains(all, string(r.Fault)) {
+		return fmt.Errorf("no fault %q; the faults are %s", r.Fault, strings.Join(all, " "))
 	}
 	phases := []string{""}
 	switch r.Fault {

@@ -18,6 +18,8 @@ var variants = map[Fault][]Rule{
 	Swallow:       {{AfterTokens: 2, Tokens: 3}},
 	FrozenGauges:  {{Value: 0.97}},
 	SlowPages:     {{DelayMS: 2000}},
+	CallbackLate:  {{DelayMS: 300}, {DelayMS: 3000}},
+	BootstrapSlow: {{DelayMS: 300}, {DelayMS: 3000}},
 }
 
 // Forms are the ways to try a fault, the plain one first if it is one.

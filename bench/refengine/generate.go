@@ -7,6 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"evenkeel/bench/refengine/group"
+	"evenkeel/bench/refengine/pins"
+	"evenkeel/bench/refengine/prompts"
 	"evenkeel/bench/reftext"
 )
 
@@ -18,11 +21,17 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		e.count.DuplicateIDs.Add(1)
 	}
 	e.count.admitted(x.Req.Header.Get("X-Evenkeel-Epoch"))
-	rank, refused := l.rankOf(x)
+	rank, refused := 0, (*apiError)(nil)
+	if e.cfg.Connector != SGLang {
+		rank, refused = l.rankOf(x)
+	}
 	if refused != nil {
 		return x.fail(refused)
 	}
 	r, refused := l.parse(chat, x.Body)
+	if r != nil && r.room != nil && refused == nil {
+		rank, refused = l.bound.rankOfRoom(x, r)
+	}
 	if r != nil {
 		l.identify(x, r, rank)
 	}
@@ -41,13 +50,26 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		e.count.Plain.Add(1)
 	}
 	if done, ok := l.troubleEarly(x, r); done {
+		if r.troubles.has(Busy) || r.troubles.has(Throttle) { // it took nothing, and may be asked again
+			e.seen.forget(x.Req.Header.Get("X-Request-Id"))
+		}
 		return ok
 	}
-	var ok bool
-	if r.leg == LegProbe {
-		ok = l.probe(x, r)
+	serve := l.decode
+	switch {
+	case r.leg != LegProbe:
+	case r.room != nil:
+		serve = l.bound.prefillRoom
+	case e.cfg.Connector == AscendLayerwise:
+		serve = l.bound.prefillLayerwise
+	default:
+		serve = l.probe
+	}
+	ok := false
+	if r.room != nil {
+		ok = l.bound.aborts(x, r, serve)
 	} else {
-		ok = l.decode(x, r)
+		ok = serve(x, r)
 	}
 	switch {
 	case ok: // also when the client closed at once after the last byte
@@ -97,8 +119,18 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	if r.chat {
 		r.id = "chatcmpl-" + id
 	}
-	if r.leg == LegDecode && !l.engine.cfg.namesRequests() {
+	switch {
+	case r.room != nil:
+		if r.id = id; r.room.RID != "" && r.room.RID != id {
+			r.id = r.room.RID
+			if l.engine.seen.repeated(r.id) {
+				l.engine.count.DuplicateIDs.Add(1)
+			}
+		}
+	case r.leg == LegDecode && !l.engine.cfg.namesRequests():
 		r.kv.remote.id = r.id
+	case r.leg == LegDecode && l.engine.cfg.Connector == NIXLPush:
+		r.kv.remote.id = r.baseID()
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
 		return !rule.ofPages() && rule.Phase != PhaseAccept &&
@@ -119,15 +151,20 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 		return true, false
 	}
 	if _, hit := t.find(Reset, PhaseBeforeHeaders); hit {
+		l.bound.writeHalf(r)
 		return true, x.Reset()
 	}
 	if _, hit := t.find(Hang, PhaseBeforeHeaders); hit {
+		l.bound.writeHalf(r)
 		return true, x.Hang()
 	}
 	for _, rule := range t {
 		if e := rule.refusal(); e != nil {
 			if rule.Cleanup || rule.Fault == Reject && cfg.RejectReleases {
 				l.notify(r)
+			}
+			if e.status == 500 {
+				l.bound.writeHalf(r)
 			}
 			return true, x.failAs(e, rule.shape(cfg))
 		}
@@ -188,6 +225,9 @@ func (r *request) crash() string {
 			}
 		}
 	}
+	if r.leg == LegProbe && r.kv.remote.missing != "" {
+		return "KeyError: '" + r.kv.remote.missing + "'"
+	}
 	if r.leg == LegDecode && r.kv.remote.missing == "" && r.kv.remote.named && len(r.kv.remote.blocks) == 0 {
 		return "assert num_external_tokens == 0: do_remote_prefill without blocks"
 	}
@@ -225,8 +265,8 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].add(&prefillJob{ctx: x.Ctx, ids: r.prompt.IDs, salt: r.salt, more: time.Duration(p.want-1) * l.engine.cfg.C0,
-		done: func(cached int, free func()) { // from here on only a pull or the timeout frees
+	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, More: time.Duration(p.want-1) * l.engine.cfg.C0,
+		Done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
 				lost()
@@ -239,7 +279,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		return false
 	case o := <-done:
 		l.engine.count.Tokens.Add(int64(p.want))
-		l.group.ranks[r.rank].gauges.generated.Add(int64(p.want))
+		l.group.Gauges(r.rank).Generated.Add(int64(p.want))
 		a := l.newAnswer(x, r, p)
 		a.cached = o.cached
 		return a.whole(p.want, p.finish, p.stopReason, o.handoff)
@@ -253,25 +293,25 @@ func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 		l.engine.count.NullHandoffs.Add(1)
 		return []byte("null")
 	}
-	n := blocks(r.prompt.Tokens())
-	first := int(l.blockIDs.Add(int64(n))) - n
-	k := &pin{id: r.kv.transferID, engine: l.engineID(r.rank), key: r.prompt.Key, tokens: r.prompt.Tokens(), free: free}
-	if k.id == "" {
-		if k.id = r.id; l.engine.cfg.namesRequests() {
-			k.id += "-" + l.engine.suffix()
+	k := &pins.Pin{ID: r.kv.transferID, Engine: l.engineID(r.rank), Key: r.prompt.Key, Tokens: r.prompt.Tokens(), Free: free, Blocks: l.newBlocks(r.prompt.Tokens())}
+	if l.engine.cfg.Connector == NIXLPush {
+		k.ID = r.baseID()
+		l.bound.keepUntilAsked(r, k, cached)
+		return l.handoffOf(r.rank, r, k, cached, reftext.TokenID(p.answer, p.from))
+	}
+	if k.ID == "" {
+		if k.ID = r.id; l.engine.cfg.namesRequests() {
+			k.ID += "-" + l.engine.suffix()
 		}
 	}
-	for i := range n {
-		k.blocks = append(k.blocks, (first+i)%(1<<20))
-	}
-	l.pins.add(k)
+	l.pins.Add(k)
 	return l.handoffOf(r.rank, r, k, cached, reftext.TokenID(p.answer, p.from))
 }
 
 // decode admits a request to the group, gets its KV and relays its tokens.
 func (l *life) decode(x *exchange, r *request) bool {
 	right := r.prompt.Answer
-	cache := l.prefills[r.rank].cache
+	cache := l.prefills[r.rank].Cache
 	if _, bad := cache.Match(r.salt, r.prompt.IDs); bad { // it decodes on what is there, and pulls the rest
 		l.engine.count.BadHits.Add(1)
 		right ^= badKV
@@ -282,27 +322,31 @@ func (l *life) decode(x *exchange, r *request) bool {
 		l.engine.count.Unknown.Add(1)
 	}
 	a := l.newAnswer(x, r, p)
-	if r.stream && !a.open() { // 200 before the pull starts
+	if r.stream && !a.lazy && !a.open() { // 200 before the pull starts
 		return false
 	}
-	j := newJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
-	j.beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
+	j := group.NewJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
+	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if remote {
 		defer l.renew(x, r, j)()
 	}
 	tokens, from := int64(r.prompt.Tokens()), l.prefills[r.rank]
 	if !remote {
-		from.asked.Add(tokens)
+		from.Asked.Add(tokens)
 	}
-	l.group.inbox.post(message{kind: submit, job: j})
+	l.group.Submit(j)
 	a.letGo = sync.OnceFunc(func() {
-		if j.end.Load() == goingOn {
-			l.group.inbox.post(message{kind: cancel, job: j})
+		if j.End.Load() == group.GoingOn {
+			l.group.Cancel(j)
 		}
 	})
-	defer a.letGo()
+	defer func() { a.letGo() }() // it may be replaced
 	if remote {
-		answer, local, err := l.fetchKV(x, r, j, a, right)
+		fetch := l.fetchKV
+		if l.engine.cfg.Connector.written() {
+			fetch = l.bound.awaitKV
+		}
+		answer, local, err := fetch(x, r, j, a, right)
 		if l.ctx.Err() != nil {
 			return false
 		}
@@ -314,12 +358,12 @@ func (l *life) decode(x *exchange, r *request) bool {
 			return a.failed(err, l.engine.cfg.ErrorShape)
 		}
 		a.plan = r.plan(answer)
-		from.asked.Add(tokens)
+		from.Asked.Add(tokens)
 		if !local { // its blocks are in the prefix cache like any others
-			from.pulled.Add(tokens)
+			from.Pulled.Add(tokens)
 			cache.Add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}
-		l.group.inbox.post(message{kind: landed, job: j, want: a.plan.want, local: local})
+		l.group.Landed(j, a.plan.want, local)
 	}
 	if r.stream {
 		return a.relay(j)

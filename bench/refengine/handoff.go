@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"evenkeel/bench/refengine/pins"
 )
 
 // Connector is the shape of kv_transfer_params.
@@ -18,6 +20,11 @@ const (
 	NIXLPull       Connector = "nixl-pull"
 	VLLMMooncake   Connector = "vllm-mooncake"
 	Opaque         Connector = "opaque"
+
+	// Of these, the decode engine takes part before the prefill ends.
+	AscendLayerwise Connector = "ascend-layerwise"
+	SGLang          Connector = "sglang"
+	NIXLPush        Connector = "nixl-push"
 )
 
 // kvParams is a client's kv_transfer_params, read.
@@ -26,6 +33,8 @@ type kvParams struct {
 	transferID       string
 	remote           remote
 	promptIDs        []int32 // of a resumed request
+	metaserver       string  // of a layerwise decode: where to call back
+	virtual          bool    // do_virtual: the blocks are believed to be filled
 }
 
 // remote says where the KV of a hand-off lies.
@@ -58,7 +67,10 @@ func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 	if p.produce && p.consume {
 		return nil, refuse(400, "kv_transfer_params: do_remote_decode and do_remote_prefill exclude each other")
 	}
-	if p.consume {
+	switch layerwise := cfg.Connector == AscendLayerwise; {
+	case layerwise && p.consume:
+		p.metaserver, p.virtual = f.text("metaserver"), f.boolean("do_virtual")
+	case p.consume || layerwise && p.produce: // of a layerwise prefill it is where the KV goes
 		p.remote = f.remote(cfg)
 	}
 	if p.produce && cfg.Connector == VLLMMooncake && p.transferID == "" {
@@ -81,10 +93,10 @@ func (f *fields) remote(cfg Config) remote {
 		r.need("where", r.address == "", "what", r.id == "")
 		return r
 	}
-	r := remote{named: true, id: f.text("remote_request_id"), engine: f.text("remote_engine_id"), blocks: f.blocks("remote_block_ids")}
+	r := remote{named: !cfg.Connector.written(), id: f.text("remote_request_id"), engine: f.text("remote_engine_id"), blocks: f.blocks("remote_block_ids")}
 	host, port := f.text("remote_host"), f.number("remote_port")
 	r.address = net.JoinHostPort(host, strconv.Itoa(port))
-	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" && cfg.namesRequests())
+	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" && cfg.namesRequests() && cfg.Connector != AscendLayerwise)
 	return r
 }
 
@@ -116,44 +128,49 @@ func (f *fields) blocks(key string) []int {
 }
 
 // handoffOf is what a probe returns.
-func (l *life) handoffOf(rank int, r *request, k *pin, cached int, first int32) json.RawMessage {
+func (l *life) handoffOf(rank int, r *request, k *pins.Pin, cached int, first int32) json.RawMessage {
 	cfg := l.engine.cfg
 	if cfg.Connector == VLLMMooncake || r.troubles.has(NullHandoff) {
 		return json.RawMessage("null")
 	}
 	host, port := cfg.Advertise, l.ports[l.portOf(rank)]
 	if r.troubles.has(WrongHost) {
-		host = "203.0.113.7"
+		host = badHost
 	}
 	if cfg.Connector == Opaque {
 		return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"where":%q,"what":%q,"sealed":[9007199254740993,"é"]}`,
-			net.JoinHostPort(host, strconv.Itoa(port)), k.id)
+			net.JoinHostPort(host, strconv.Itoa(port)), k.ID)
 	}
 	named := ""
 	if cfg.namesRequests() && !r.troubles.has(NoRequestID) {
-		id, _ := json.Marshal(k.id) // a string always marshals
+		full := k.ID
+		if cfg.Connector == NIXLPush { // its pins are known by what both legs have in common
+			full += "-" + l.engine.suffix()
+		}
+		id, _ := json.Marshal(full) // a string always marshals
 		named = fmt.Sprintf(`"remote_request_id":%s,`, id)
 	}
 	engine := l.engineID(rank)
 	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,%s"remote_host":%q,"remote_port":%d`,
-		blockList(k.blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles), engine, named, host, port)
+		blockList(k.Blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles), engine, named, host, port)
 	switch old := !cfg.namesRequests(); {
 	case old && cfg.Connector == NIXLPull:
 		return fmt.Appendf(nil, `{%s,"tp_size":1}`, common)
-	case cfg.Connector == NIXLPull:
+	case cfg.Connector == NIXLPull || cfg.Connector == NIXLPush:
+		mode := strings.TrimPrefix(string(cfg.Connector), "nixl-")
 		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,`+
-			`"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":%d}`,
-			common, k.tokens, cached)
+			`"remote_blocks_expiry_time":null,"transfer_mode":%q,"remote_prefill_cached_tokens":%d}`,
+			common, k.Tokens, mode, cached)
 	case old && cfg.before(12):
 		return fmt.Appendf(nil, `{%s,"last_token_id":%d}`, common, first)
 	case old:
 		return fmt.Appendf(nil, `{%s,"last_token_id":%d,"remote_pcp_size":1,"remote_dcp_size":1,`+
 			`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q}},"num_prompt_blocks":%d}`,
-			common, first, host, engine, len(k.blocks))
+			common, first, host, engine, len(k.Blocks))
 	}
 	return fmt.Appendf(nil, `{%s,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":1,"last_token_id":%d,`+
 		`"remote_multi_nodes_meta_mapping":{"0":{"host":%q,"engine_id":%q,"handshake_port":%d}},"num_prompt_blocks":%d,"remote_block_size":%d,"remote_epoch":9007199254740993}`,
-		common, first, host, engine, port, len(k.blocks), blockSize)
+		common, first, host, engine, port, len(k.Blocks), blockSize)
 }
 
 // blockList is the list of block ids in a hand-off.

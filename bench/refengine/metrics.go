@@ -21,7 +21,11 @@ func (l *life) serveMetrics(x *exchange) bool {
 	if len(hit) > 0 && hit[0].Value > 0 {
 		usage = hit[0].Value
 	}
-	page := l.metrics(first, last, usage)
+	render := l.metrics
+	if l.engine.cfg.Connector == SGLang {
+		render = l.sglangMetrics
+	}
+	page := render(first, last, usage)
 	if len(hit) > 0 { // the first page of a port stays
 		kept, _ := l.frozen.LoadOrStore(x.Port, page)
 		page = kept.([]byte)
@@ -53,15 +57,15 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		return float64(l.rankStats(r).KVUsed) / float64(cfg.KVTokens/blockSize*blockSize)
 	}, "")
 	if !cfg.OldMetricNames {
-		deferred := func(r int) float64 { return float64(l.group.ranks[r].gauges.deferred.Load()) }
+		deferred := func(r int) float64 { return float64(l.group.Gauges(r).Deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
-		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.ranks[r].gauges.generated.Load()) }, "")
+		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.Gauges(r).Generated.Load()) }, "")
 	}
-	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].queries.Load()) }, "")
-	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].hits.Load()) }, "")
+	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].Queries.Load()) }, "")
+	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].Hits.Load()) }, "")
 	if !cfg.OldMetricNames {
-		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].asked.Load()) }, "")
-		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].pulled.Load()) }, "")
+		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].Asked.Load()) }, "")
+		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].Pulled.Load()) }, "")
 	}
 	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
 	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.Preemptions.Load())

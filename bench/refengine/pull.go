@@ -8,6 +8,9 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"evenkeel/bench/refengine/group"
+	"evenkeel/bench/refengine/pins"
 )
 
 // The side channel between decode and prefill engines, on the prefill's own port.
@@ -26,8 +29,8 @@ type pullRequest struct {
 const badKV = 0x2545f4914f6cdd1d
 
 type pullReply struct {
-	State pullState `json:"state"`
-	Key   uint64    `json:"key,string"`
+	State pins.State `json:"state"`
+	Key   uint64     `json:"key,string"`
 }
 
 // servePull is the prefill's end.
@@ -36,14 +39,14 @@ func (l *life) servePull(x *exchange) bool {
 	if err := json.Unmarshal(x.Body, &q); err != nil || q.ID == "" {
 		return x.fail(refuse(400, "pull: needs an id"))
 	}
-	reply := pullReply{State: pullOK}
+	reply := pullReply{State: pins.OK}
 	switch {
 	case q.Renew:
-		l.pins.renew(q.ID)
+		l.pins.Renew(q.ID)
 	case q.Release:
-		l.pins.release(q.ID)
+		l.pins.Release(q.ID)
 	default:
-		reply.State, reply.Key = l.pins.pull(q.ID, q.Engine, q.Blocks, q.Drain)
+		reply.State, reply.Key = l.pins.Pull(q.ID, q.Engine, q.Blocks, q.Drain)
 	}
 	return x.answerJSON(reply)
 }
@@ -52,9 +55,9 @@ func (l *life) servePull(x *exchange) bool {
 // be decoded: another one than the prompt's where the KV was not the prompt's.
 // local: nothing came, the group must prefill. right is the answer of KV that came
 // as it should.
-func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
+func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
-	if !waitFor(a, j.granted) {
+	if !waitFor(a, j.Granted) {
 		return 0, false, nil
 	}
 	if !waitFor(a, time.After(cfg.TransferBase+time.Duration(r.prompt.Tokens())*cfg.TransferPer)) {
@@ -78,16 +81,16 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 				return 0, false, nil
 			}
 			return 0, false, refuse(500, "KV load failure: %v", failure)
-		case reply.State == pullOK && reply.Key == r.prompt.Key && !r.troubles.has(WrongKey):
+		case reply.State == pins.OK && reply.Key == r.prompt.Key && !r.troubles.has(WrongKey):
 			return right, false, nil
-		case reply.State == pullOK:
+		case reply.State == pins.OK:
 			count.KeyMismatches.Add(1)
 			return right ^ reply.Key ^ 0x9e3779b97f4a7c15, false, nil
-		case reply.State == pullUnknown && cfg.Connector == VLLMMooncake: // waits for the prefill to be ready
+		case reply.State == pins.Unknown && cfg.Connector == VLLMMooncake: // waits for the prefill to be ready
 			if !waitFor(a, time.After(20*time.Millisecond)) {
 				return 0, false, nil
 			}
-		case reply.State == pullUnknown:
+		case reply.State == pins.Unknown:
 			count.Unknown.Add(1)
 			return right, true, nil
 		default: // expired or replayed: recycled blocks, and no error anywhere
@@ -99,9 +102,9 @@ func (l *life) fetchKV(x *exchange, r *request, j *job, a *answer, right uint64)
 // renew has the prefill keep the KV of a request that waits in our queue, as NIXL's
 // decode side does: a heartbeat every sixth of the lease, from when the request came
 // until its pull begins.
-func (l *life) renew(x *exchange, r *request, j *job) (stop func()) {
+func (l *life) renew(x *exchange, r *request, j *group.Job) (stop func()) {
 	cfg := l.engine.cfg
-	if cfg.Connector != NIXLPull || cfg.NoRenewals {
+	if cfg.Connector != NIXLPull && cfg.Connector != NIXLPush || cfg.NoRenewals {
 		return func() {}
 	}
 	done := make(chan struct{})
@@ -112,7 +115,7 @@ func (l *life) renew(x *exchange, r *request, j *job) (stop func()) {
 			select {
 			case <-beat.C:
 				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
-			case <-j.granted:
+			case <-j.Granted:
 				return
 			case <-done:
 				return
@@ -151,7 +154,8 @@ func (l *life) sendPull(ctx context.Context, to remote, q pullRequest) (reply pu
 // notify tells the prefill that its KV will not be read: the "empty receive"
 // of a rejected decode request.
 func (l *life) notify(r *request) {
-	if r.leg != LegDecode || r.kv.remote.missing != "" {
+	connector := l.engine.cfg.Connector
+	if r.leg != LegDecode || r.kv.remote.missing != "" || connector == AscendLayerwise || connector == SGLang {
 		return
 	}
 	_, _ = l.sendPull(l.ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Release: true})

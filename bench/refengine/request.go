@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"evenkeel/bench/refengine/bind"
 	"evenkeel/bench/reftext"
 	"evenkeel/rawjson"
 )
@@ -18,7 +19,9 @@ type request struct {
 	rank   int
 	prompt reftext.Prompt
 	kv     *kvParams
-	salt   string // cache_salt: its blocks are its own in prefix caches
+	room   *bind.Room // where the legs meet; nil: not of SGLang
+	reply  *answer    // the one that it gets, once it has begun
+	salt   string     // cache_salt: its blocks are its own in prefix caches
 
 	stream, includeUsage, continuousUsage bool
 	maxTokens, minTokens                  int
@@ -98,7 +101,11 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	if model := f.text("model"); f.err == nil && model != "" && model != cfg.Model {
 		return nil, refuse(404, "The model `%s` does not exist.", model).of("model")
 	}
-	if raw, ok := f.member("kv_transfer_params"); ok {
+	if cfg.Connector == SGLang {
+		if err := r.enter(m, cfg.Role); err != nil {
+			return nil, err
+		}
+	} else if raw, ok := f.member("kv_transfer_params"); ok {
 		kv, err := readKV(cfg, raw)
 		if err != nil {
 			return nil, err
@@ -316,7 +323,7 @@ func (r *request) check(cfg Config) *apiError {
 		return refuse(400, "kv_transfer_params: do_remote_decode on a decode engine")
 	case r.leg == LegDecode && cfg.Role == Prefill:
 		return refuse(400, "kv_transfer_params: do_remote_prefill on a prefill engine")
-	case r.leg == LegProbe && r.stream:
+	case r.leg == LegProbe && r.stream && r.room == nil:
 		return refuse(400, "stream: a probe's hand-off does not come with a stream")
 	}
 	return nil

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+
+	"evenkeel/bench/refengine/pins"
 )
 
 // Events are counted over crashes, each on one engine: what happens to a pin on the
@@ -42,6 +44,18 @@ type Events[N any] struct {
 	CallerTurns   N `json:"caller_turns"`          // decodes with another credential than the one before
 	StaleEpochs   N `json:"stale_epochs"`          // decodes of a proxy that came after those of a later owner: two admit here
 	Epoch         N `json:"epoch"`                 // of the last owner
+	Writes[N]
+}
+
+// Writes are counted where prefill engines write KV to decode engines that were chosen before.
+type Writes[N any] struct {
+	Callbacks    N `json:"callbacks"`     // that were answered, whatever the answer was
+	Pushes       N `json:"pushes"`        // KV that workers of prefill engines wrote for requests that waited for it
+	LostPushes   N `json:"lost_pushes"`   // KV that was written for a request that waits for none
+	MixedPushes  N `json:"mixed_pushes"`  // requests with KV of two prefill engines: wrong text
+	FreedWrites  N `json:"freed_writes"`  // requests whose pages were given to them while another's KV was written into them: wrong text
+	SampledApart N `json:"sampled_apart"` // requests whose legs sample the first token differently: wrong text
+	RoomTimeouts N `json:"room_timeouts"` // legs of SGLang that waited too long for the other one
 }
 
 // counters live as long as the Engine.
@@ -52,11 +66,18 @@ type counters struct {
 
 // read returns the counters as they are now.
 func (c *counters) read() (now Events[int64]) {
-	from, to := reflect.ValueOf(&c.Events).Elem(), reflect.ValueOf(&now).Elem()
+	load(reflect.ValueOf(&c.Events).Elem(), reflect.ValueOf(&now).Elem())
+	return now
+}
+
+func load(from, to reflect.Value) {
 	for i := range to.NumField() {
+		if to.Field(i).Kind() == reflect.Struct {
+			load(from.Field(i), to.Field(i))
+			continue
+		}
 		to.Field(i).SetInt(from.Field(i).Addr().Interface().(*atomic.Int64).Load())
 	}
-	return now
 }
 
 // decoded counts a decode of a caller with that credential: dispatchers that own an
@@ -87,7 +108,16 @@ type RankStats struct {
 	Waiting    int64 `json:"waiting"`
 	KVUsed     int64 `json:"kv_used_tokens"`
 	Concurrent int64 `json:"max_concurrent"`   // most decode requests present at once
+	Stranded   int64 `json:"stranded_tokens"`  // KV kept for requests whose clients left while it was on its way, in whole blocks
 	KVBatches  int64 `json:"kv_event_batches"` // published since the rank started
+}
+
+// Stranded is the KV that the ranks keep for nobody, in whole blocks.
+func (s Stats) Stranded() (tokens int64) {
+	for _, r := range s.Ranks {
+		tokens += r.Stranded
+	}
+	return tokens
 }
 
 // Stats reads the counters now.
@@ -99,7 +129,7 @@ func (e *Engine) Stats() Stats {
 	if l == nil {
 		return s
 	}
-	s.Pins, s.PinnedTokens = l.pins.held()
+	s.Pins, s.PinnedTokens = l.pins.Held()
 	for i := range l.prefills {
 		r := l.rankStats(i)
 		s.Running, s.Waiting, s.KVUsed = s.Running+r.Running, s.Waiting+r.Waiting, s.KVUsed+r.KVUsed
@@ -109,12 +139,13 @@ func (e *Engine) Stats() Stats {
 }
 
 func (l *life) rankStats(rank int) RankStats {
-	p, g := l.prefills[rank], &l.group.ranks[rank].gauges
+	p, g := l.prefills[rank], l.group.Gauges(rank)
 	return RankStats{
-		Running:    p.running.Load() + g.running.Load(),
-		Waiting:    p.waiting.Load() + g.waiting.Load(),
-		KVUsed:     (p.used.Load() + g.kvBlocks.Load()) * blockSize,
-		Concurrent: g.most.Load(),
+		Running:    p.Running.Load() + g.Running.Load(),
+		Waiting:    p.Waiting.Load() + g.Waiting.Load(),
+		KVUsed:     (p.Used.Load() + g.KVBlocks.Load()) * blockSize,
+		Concurrent: g.Most.Load(),
+		Stranded:   g.Stranded.Load() * blockSize,
 		KVBatches:  l.events[rank].Published(),
 	}
 }
@@ -138,36 +169,24 @@ func (c *counters) admitted(header string) {
 	}
 }
 
-// recent remembers the last values by id: the older half is forgotten at times.
-type recent[V any] struct{ last, older map[string]V }
-
-const remembered = 1 << 16
-
-func (r *recent[V]) get(id string) (v V, ok bool) {
-	if v, ok = r.last[id]; !ok {
-		v, ok = r.older[id]
-	}
-	return v, ok
-}
-
-func (r *recent[V]) put(id string, v V) {
-	if r.last == nil || len(r.last) >= remembered {
-		r.older, r.last = r.last, map[string]V{}
-	}
-	r.last[id] = v
-}
-
 // idMemory remembers the last request ids.
 type idMemory struct {
 	mu  sync.Mutex
-	ids recent[struct{}]
+	ids pins.Recent[struct{}]
 }
 
 // repeated keeps an id and says whether it was there.
 func (m *idMemory) repeated(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, there := m.ids.get(id)
-	m.ids.put(id, struct{}{})
+	_, there := m.ids.Get(id)
+	m.ids.Put(id, struct{}{})
 	return there
+}
+
+// forget drops an id.
+func (m *idMemory) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ids.Drop(id)
 }

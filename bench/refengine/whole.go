@@ -25,6 +25,10 @@ func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, hando
 	}
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), 0, n)
 	dst = a.appendReason(dst, finish, stopReason, true)
+	if a.sglang() {
+		dst = a.appendUsageObject(append(dst, `}],"usage":`...), n, true)
+		return append(dst, `,"metadata":{"weight_version":"default"}}`...)
+	}
 	dst = a.appendIDs(append(dst, ','), 0, n)
 	if !a.r.chat {
 		dst = a.appendPromptIDs(append(dst, `,"prompt_logprobs":null,`...), a.r.returnIDs)
@@ -43,7 +47,7 @@ func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, hando
 
 // appendWholeUsage is the usage of an answer without a stream, which has every member.
 func (a *answer) appendWholeUsage(dst []byte, made int) []byte {
-	prompt := a.r.prompt.Tokens()
+	prompt := a.prompt
 	dst = fmt.Appendf(dst, `{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":`, prompt, prompt+made, made)
 	switch {
 	case !a.details:
@@ -63,7 +67,10 @@ func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
 	if a.r.tool == "" {
 		dst = a.appendText(dst, thought, n)
 	}
-	dst = append(dst, `","refusal":null,"annotations":null,"audio":null,"function_call":null`...)
+	dst = append(dst, '"')
+	if !a.sglang() {
+		dst = append(dst, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
+	}
 	if a.r.tool != "" {
 		dst = append(rawjson.AppendEscaped(append(dst, `,"tool_calls":[{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
 		dst = append(rawjson.AppendEscaped(dst, a.r.tool), `","arguments":"`...)

@@ -1,8 +1,9 @@
-package refengine
+package group
 
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,37 +16,38 @@ import (
 )
 
 // clocked runs a group in a bubble, where time stands still until everyone waits.
-func clocked(t *testing.T, cfg Config, f func(g *group)) {
+func clocked(t *testing.T, cfg Config, f func(g *Group)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		cfg.C0 = cmp.Or(cfg.C0, 10*time.Millisecond)
 		cfg.C1 = cmp.Or(cfg.C1, time.Microsecond)
-		cfg = cfg.WithDefaults()
-		require.NoError(t, cfg.Validate())
-		g := newGroup(cfg, &counters{}, steplog.New(1000, "", nil))
+		cfg.Ranks, cfg.Slots, cfg.Blocks, cfg.TokensPerChunk = cmp.Or(cfg.Ranks, 1), cmp.Or(cfg.Slots, 32), cmp.Or(cfg.Blocks, 4096), 1
+		cfg.PrefillBase, cfg.PrefillPer = cmp.Or(cfg.PrefillBase, 9*time.Millisecond), cmp.Or(cfg.PrefillPer, 9*time.Microsecond)
+		var c struct{ overAdmitted, preemptions, localPrefills, tokens atomic.Int64 }
+		g := New(cfg, Counts{&c.overAdmitted, &c.preemptions, &c.localPrefills, &c.tokens}, steplog.New(1000, "", nil), make([]*cache.Cache, cfg.Ranks))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); g.run(ctx) }()
+		go func() { defer close(done); g.Run(ctx) }()
 		f(g)
 		cancel()
 		<-done
 	})
 }
 
-func (g *group) put(rank, prompt, want int) *job {
-	j := newJob(rank, make([]int32, prompt), "", false, want)
-	g.inbox.post(message{kind: submit, job: j})
+func (g *Group) put(rank, prompt, want int) *Job {
+	j := NewJob(rank, make([]int32, prompt), "", false, want)
+	g.Submit(j)
 	synctest.Wait()
 	return j
 }
 
 func TestTheSlowestRankSetsTheStep(t *testing.T) {
-	clocked(t, Config{DPSize: 2, PrefillBase: 1, PrefillPerToken: 1}, func(g *group) {
+	clocked(t, Config{Ranks: 2, PrefillBase: 1, PrefillPer: 1}, func(g *Group) {
 		long, short := g.put(0, 1000, 3), g.put(1, 10, 3)
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
-		require.Equal(t, finished, long.end.Load())
-		require.Equal(t, finished, short.end.Load())
+		require.Equal(t, Finished, long.End.Load())
+		require.Equal(t, Finished, short.End.Load())
 		steps := g.log.All()
 		require.Len(t, steps, 4, "the second came when the first's step had begun")
 		require.Equal(t, []steplog.RankLoad{{Running: 1, KVTokens: 1000}, {}}, steps[0].Ranks)
@@ -62,7 +64,7 @@ func TestTheSlowestRankSetsTheStep(t *testing.T) {
 }
 
 func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
-	clocked(t, Config{DPSize: 2, PrefillBase: time.Second, PrefillPerToken: time.Millisecond}, func(g *group) {
+	clocked(t, Config{Ranks: 2, PrefillBase: time.Second, PrefillPer: time.Millisecond}, func(g *Group) {
 		g.put(0, 500, 2)
 		time.Sleep(10 * time.Second)
 		steps := g.log.All()
@@ -73,25 +75,25 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 }
 
 func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
-	clocked(t, Config{DPSize: 2, PrefillBase: time.Second, PrefillPerToken: time.Millisecond}, func(g *group) {
+	clocked(t, Config{Ranks: 2, PrefillBase: time.Second, PrefillPer: time.Millisecond}, func(g *Group) {
 		g.caches[0] = cache.New(100, nil)
 		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} { // three blocks
 			j := g.put(0, 500, 1)
 			time.Sleep(10 * time.Second)
 			require.Equal(t, want, g.log.All()[i].Length)
-			require.EqualValues(t, 384*i, j.cached.Load())
+			require.EqualValues(t, 384*i, j.Cached.Load())
 		}
 	})
 }
 
 func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
-	clocked(t, Config{Slots: 2}, func(g *group) {
+	clocked(t, Config{Slots: 2}, func(g *Group) {
 		a, b, c, d := g.put(0, 10, 5), g.put(0, 10, 3), g.put(0, 10, 1), g.put(0, 10, 1)
 		require.EqualValues(t, 2, g.count.OverAdmitted.Load(), "two more than slots")
-		require.EqualValues(t, 4, g.ranks[0].gauges.most.Load())
+		require.EqualValues(t, 4, g.ranks[0].gauges.Most.Load())
 		ended := func() (n int) {
-			for _, j := range []*job{b, c, a, d} {
-				if j.end.Load() != finished {
+			for _, j := range []*Job{b, c, a, d} {
+				if j.End.Load() != Finished {
 					break
 				}
 				n++
@@ -111,11 +113,11 @@ func TestSlotsAreGivenInOrderOfArrival(t *testing.T) {
 
 // Whoever sends a request beyond the slots on purpose says so. That is no mistake.
 func TestRequestsSentBeyondTheSlotsAreNotOverAdmitted(t *testing.T) {
-	clocked(t, Config{Slots: 1}, func(g *group) {
+	clocked(t, Config{Slots: 1}, func(g *Group) {
 		g.put(0, 10, 5)
-		on := newJob(0, make([]int32, 10), "", false, 1)
-		on.beyond = true
-		g.inbox.post(message{kind: submit, job: on})
+		on := NewJob(0, make([]int32, 10), "", false, 1)
+		on.Beyond = true
+		g.Submit(on)
 		synctest.Wait()
 		require.Zero(t, g.count.OverAdmitted.Load())
 		g.put(0, 10, 1)
@@ -124,50 +126,50 @@ func TestRequestsSentBeyondTheSlotsAreNotOverAdmitted(t *testing.T) {
 }
 
 func TestPulledKVIsChargedBeforeItHasASlot(t *testing.T) {
-	clocked(t, Config{Slots: 1, KVTokens: 4 * blockSize}, func(g *group) {
+	clocked(t, Config{Slots: 1, Blocks: 4}, func(g *Group) {
 		g.put(0, 100, 1000)
-		second, third := newJob(0, make([]int32, 100), "", true, 1), newJob(0, make([]int32, 300), "", true, 1)
-		g.inbox.post(message{kind: submit, job: second})
-		g.inbox.post(message{kind: submit, job: third})
+		second, third := NewJob(0, make([]int32, 100), "", true, 1), NewJob(0, make([]int32, 300), "", true, 1)
+		g.Submit(second)
+		g.Submit(third)
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
 		select {
-		case <-second.granted:
+		case <-second.Granted:
 		default:
 			require.Fail(t, "there was room for the second")
 		}
 		select {
-		case <-third.granted:
+		case <-third.Granted:
 			require.Fail(t, "the third has no blocks")
 		default:
 		}
-		g.inbox.post(message{kind: landed, job: second, want: 1})
+		g.Landed(second, 1, false)
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
-		require.Equal(t, goingOn, second.end.Load(), "no slot")
+		require.Equal(t, GoingOn, second.End.Load(), "no slot")
 		last := g.log.All()
 		require.Equal(t, 1, last[len(last)-1].Ranks[0].Running, "capacity, not load")
-		g.inbox.post(message{kind: cancel, job: second})
+		g.Cancel(second)
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
-		_, open := <-third.granted
+		_, open := <-third.Granted
 		require.False(t, open)
 	})
 }
 
 func TestOverflowTakesTheLatestAdmitted(t *testing.T) {
 	for _, enabled := range []bool{true, false} {
-		clocked(t, Config{KVTokens: 3 * blockSize, RecomputeEnable: enabled}, func(g *group) {
+		clocked(t, Config{Blocks: 3, Recompute: enabled}, func(g *Group) {
 			first, second := g.put(0, 100, 200), g.put(0, 120, 30)
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
-			require.Equal(t, finished, first.end.Load())
+			require.Equal(t, Finished, first.End.Load())
 			if enabled {
-				require.Equal(t, recomputed, second.end.Load())
+				require.Equal(t, Recomputed, second.End.Load())
 				require.EqualValues(t, 1, g.count.Preemptions.Load())
 			} else {
-				require.Equal(t, finished, second.end.Load(), "recomputed in place, invisible")
-				require.EqualValues(t, 30, second.made.Load())
+				require.Equal(t, Finished, second.End.Load(), "recomputed in place, invisible")
+				require.EqualValues(t, 30, second.Made.Load())
 			}
 		})
 	}
@@ -178,11 +180,11 @@ func TestARankNeverHoldsMoreThanItsKVExceptByOneRequest(t *testing.T) {
 		capacity := rapid.IntRange(2, 8).Draw(rt, "blocks")
 		type ask struct{ prompt, want, gap int }
 		asks := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) ask {
-			return ask{rapid.IntRange(1, capacity*blockSize-1).Draw(t, "prompt"), rapid.IntRange(1, 150).Draw(t, "want"), rapid.IntRange(0, 40).Draw(t, "gap")}
+			return ask{rapid.IntRange(1, capacity*cache.BlockSize-1).Draw(t, "prompt"), rapid.IntRange(1, 150).Draw(t, "want"), rapid.IntRange(0, 40).Draw(t, "gap")}
 		}), 1, 12).Draw(rt, "requests")
 		enabled := rapid.Bool().Draw(rt, "recompute")
-		clocked(t, Config{Slots: 3, KVTokens: capacity * blockSize, RecomputeEnable: enabled, StepLog: 100_000}, func(g *group) {
-			var jobs []*job
+		clocked(t, Config{Slots: 3, Blocks: capacity, Recompute: enabled}, func(g *Group) {
+			var jobs []*Job
 			for _, a := range asks {
 				jobs = append(jobs, g.put(0, a.prompt, a.want))
 				time.Sleep(time.Duration(a.gap) * time.Millisecond)
@@ -190,52 +192,45 @@ func TestARankNeverHoldsMoreThanItsKVExceptByOneRequest(t *testing.T) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
 			for _, j := range jobs {
-				require.NotEqual(t, goingOn, j.end.Load(), "everyone ends")
+				require.NotEqual(t, GoingOn, j.End.Load(), "everyone ends")
 			}
 			for _, s := range g.log.All() {
 				r := s.Ranks[0]
 				require.LessOrEqual(t, r.Running, 3)
 				if r.Running > 1 {
-					require.LessOrEqual(t, r.KVTokens, capacity*blockSize)
+					require.LessOrEqual(t, r.KVTokens, capacity*cache.BlockSize)
 				}
 			}
-			require.Zero(t, g.ranks[0].gauges.kvBlocks.Load())
+			require.Zero(t, g.ranks[0].gauges.KVBlocks.Load())
 		})
 	})
 }
 
-func TestPrefillIsFirstComeFirstServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := Config{PrefillBase: 10 * time.Millisecond, PrefillPerToken: time.Millisecond, KVTokens: 2 * blockSize}.WithDefaults()
-		r := newPrefillRank(cfg, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); r.run(ctx) }()
-		began := time.Now()
-		at := make([]time.Duration, 4)
-		var frees []func()
-		contexts := make([]context.CancelFunc, 4)
-		for i := range at {
-			var jctx context.Context
-			jctx, contexts[i] = context.WithCancel(ctx)
-			r.add(&prefillJob{ctx: jctx, ids: make([]int32, 100), done: func(_ int, free func()) {
-				at[i] = time.Since(began)
-				frees = append(frees, free)
-			}})
-		}
-		time.Sleep(time.Second)
+func TestAFirstTokenMayComeAtOnce(t *testing.T) {
+	clocked(t, Config{FirstAtOnce: true, PrefillBase: 1, PrefillPer: 1}, func(g *Group) {
+		first := g.put(0, 10, 3)
+		require.EqualValues(t, 1, first.Made.Load(), "the group was idle")
+		time.Sleep(4 * time.Millisecond)
+		second, single := g.put(0, 10, 3), g.put(0, 10, 1)
+		require.EqualValues(t, 1, second.Made.Load(), "in the middle of a step")
+		require.Equal(t, Finished, single.End.Load())
+		time.Sleep(7 * time.Millisecond) // the step has ended
 		synctest.Wait()
-		require.Equal(t, []time.Duration{110 * time.Millisecond, 220 * time.Millisecond, 0, 0}, at, "the KV cache holds two prompts")
-		contexts[2]() // its client leaves
-		frees[0]()
-		time.Sleep(time.Second)
+		require.EqualValues(t, 2, first.Made.Load())
+		require.EqualValues(t, 2, second.Made.Load())
+	})
+}
+
+func TestAPhaseSaysWhenStepsEnd(t *testing.T) {
+	clocked(t, Config{FirstAtOnce: true, PrefillBase: 1, PrefillPer: 1, C1: 1, Phase: 3 * time.Millisecond}, func(g *Group) {
+		time.Sleep(5 * time.Millisecond) // the bubble's clock began at a whole second
+		j := g.put(0, 10, 3)
+		require.EqualValues(t, 1, j.Made.Load())
+		time.Sleep(9 * time.Millisecond) // 4 ms after the end of the step that was under way
 		synctest.Wait()
-		require.Zero(t, at[2])
-		require.Equal(t, 1110*time.Millisecond, at[3])
-		for _, stop := range contexts {
-			stop()
-		}
-		cancel()
-		<-done
+		require.EqualValues(t, 2, j.Made.Load())
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		require.EqualValues(t, 3, j.Made.Load())
 	})
 }
