@@ -6,12 +6,13 @@ import (
 	"html/template"
 	"io"
 	"math"
+	"sync"
 )
 
 //go:embed page.html
 var pageText string
 
-var page = template.Must(template.New("page").Parse(pageText))
+var page = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(pageText)) })
 
 // The page as the template reads it.
 type (
@@ -61,7 +62,7 @@ func (r *Report) HTML(w io.Writer) error {
 	if err := r.draw(&v); err != nil {
 		return err
 	}
-	return page.Execute(w, v)
+	return page().Execute(w, v)
 }
 
 // draw makes the plots of the runs that have steps.

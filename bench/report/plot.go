@@ -147,9 +147,9 @@ func newPlot(a axes) *plot.Plot {
 	p.X.Label.Text, p.Y.Label.Text = "seconds", a.label
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, a.until, 0, a.top
 	p.X.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick {
-		return ticks(top, 10, trimmed)
+		return Ticks(top, 10, trimmed)
 	})
-	p.Y.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick { return ticks(top, 4, a.tick) })
+	p.Y.Tick.Marker = plot.TickerFunc(func(_, top float64) []plot.Tick { return Ticks(top, 4, a.tick) })
 	lines := plotter.NewGrid()
 	lines.Vertical.Color = nil
 	lines.Horizontal = StyleAxes(p, grid, muted)
@@ -178,8 +178,8 @@ func StyleText(s *text.Style, size vg.Length, words color.Color) {
 	s.Color = words
 }
 
-// ticks from 0 at round distances, about so many.
-func ticks(top float64, about int, label func(float64) string) (out []plot.Tick) {
+// Ticks from 0 at round distances, about so many.
+func Ticks(top float64, about int, label func(float64) string) (out []plot.Tick) {
 	if !(top > 0) || math.IsInf(top, 0) {
 		return nil
 	}

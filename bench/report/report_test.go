@@ -306,7 +306,7 @@ func TestTicks(t *testing.T) {
 		want []float64
 	}{{23_000, []float64{0, 5000, 10_000, 15_000, 20_000}}, {9.7, []float64{0, 2, 4, 6, 8}}, {0, nil}, {math.Inf(1), nil}} {
 		var got []float64
-		for _, tick := range ticks(tt.top, 4, thousands) {
+		for _, tick := range Ticks(tt.top, 4, thousands) {
 			got = append(got, tick.Value)
 		}
 		require.Equal(t, tt.want, got, "up to %v", tt.top)

@@ -6,6 +6,7 @@ import (
 	"image/color"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Plots are drawn in colours that stand for roles; themed replaces them by
@@ -36,26 +37,31 @@ func seriesVar(i int) string { return fmt.Sprintf("var(--series%d)", i%seriesCol
 
 func hex(c color.RGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.B) }
 
+// Made when the first picture is: this package is also in programs that draw none.
 var (
-	roleColors = func() *strings.Replacer {
+	roleColors = sync.OnceValue(func() *strings.Replacer {
 		pairs := []string{hex(ink), "var(--ink)", hex(muted), "var(--muted)", hex(grid), "var(--grid)", hex(veil), "var(--paper);fill-opacity:0.65"}
 		for i := range seriesColors {
 			pairs = append(pairs, hex(seriesColor(i)), seriesVar(i), hex(bandColor(i)), seriesVar(i)+";fill-opacity:0.28")
 		}
 		return strings.NewReplacer(pairs...)
-	}()
-	svgHead   = regexp.MustCompile(`(?s)^.*?<svg [^>]*?viewBox="([^"]*)"[^>]*>`)
-	fontStyle = regexp.MustCompile(`font-family:[^;"]*;(?:font-(?:variant|weight|style):[^;"]*;)*`)
+	})
+	svgHead   = lazily(`(?s)^.*?<svg [^>]*?viewBox="([^"]*)"[^>]*>`)
+	fontStyle = lazily(`font-family:[^;"]*;(?:font-(?:variant|weight|style):[^;"]*;)*`)
 )
+
+func lazily(pattern string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+}
 
 // themed makes a file of SVG a part of a page: as wide as there is room, in the
 // page's colours and font, with words for those who cannot see it.
 func themed(svg, what string) string {
-	svg = svgHead.ReplaceAllStringFunc(svg, func(head string) string {
-		box := svgHead.FindStringSubmatch(head)[1]
+	svg = svgHead().ReplaceAllStringFunc(svg, func(head string) string {
+		box := svgHead().FindStringSubmatch(head)[1]
 		title := html.EscapeString(what)
 		return `<svg viewBox="` + box + `" role="img" aria-label="` + title + `"><title>` + title + `</title>`
 	})
-	svg = fontStyle.ReplaceAllString(svg, "")
-	return strings.TrimSpace(roleColors.Replace(svg))
+	svg = fontStyle().ReplaceAllString(svg, "")
+	return strings.TrimSpace(roleColors().Replace(svg))
 }
