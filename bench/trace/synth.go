@@ -14,6 +14,9 @@ const Synthetic Format = "synthetic"
 // SynthPrefix stands before a synthetic trace's name where a file could stand.
 const SynthPrefix = "synth:"
 
+// Prefixed is the synthetic trace whose prompts share blocks.
+const Prefixed = "prefix"
+
 // shapes are the synthetic traces. Times have exponential gaps
 // of a second in the mean: a replay at a rate of its own rescales them.
 var shapes = []struct {
@@ -30,6 +33,7 @@ var shapes = []struct {
 	{"mix", func(r *rand.Rand) drawer { return steady(r, func() Request { return tinyAndHuge(r) }) }},
 	{"recurrent", func(r *rand.Rand) drawer { return steady(r, recurrent(r)) }},
 	{"code", func(r *rand.Rand) drawer { return steady(r, completion(r)) }},
+	{Prefixed, talking},
 }
 
 // drawer yields a request and the gap to the one before, in mean gaps.

@@ -94,12 +94,12 @@ func TestCodeCompletionsAreShort(t *testing.T) {
 }
 
 func TestPromptKey(t *testing.T) {
-	long := Request{HashIDs: []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9}}
-	same := Request{HashIDs: []uint64{1, 2, 3, 4, 5, 6, 7, 8, 10, 11}}
-	other := Request{HashIDs: []uint64{1, 2, 3, 4, 5, 6, 7, 9, 9}}
+	ids := []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9}
+	long := Request{Prompt: 4500, HashIDs: ids}
 	require.NotZero(t, long.PromptKey())
-	require.Equal(t, long.PromptKey(), same.PromptKey(), "the first eight blocks decide")
-	require.NotEqual(t, long.PromptKey(), other.PromptKey())
+	require.Equal(t, long.PromptKey(), (&Request{Prompt: 4500, Output: 7, HashIDs: slices.Clone(ids)}).PromptKey())
+	require.NotEqual(t, long.PromptKey(), (&Request{Prompt: 4500, HashIDs: append(slices.Clone(ids[:8]), 10)}).PromptKey(), "another last block is another prompt, as in the server")
+	require.NotEqual(t, long.PromptKey(), (&Request{Prompt: 4501, HashIDs: ids}).PromptKey(), "and so is one that goes on after it")
 	require.Zero(t, (&Request{}).PromptKey(), "nothing known")
-	require.EqualValues(t, 5, (&Request{Key: 5, HashIDs: long.HashIDs}).PromptKey())
+	require.EqualValues(t, 5, (&Request{Key: 5, HashIDs: ids}).PromptKey())
 }
