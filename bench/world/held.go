@@ -14,7 +14,7 @@ import (
 var Books = []string{
 	"evenkeel_requests_open", "evenkeel_bodies_bytes", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running",
 	"evenkeel_prefill_inflight_requests", "evenkeel_handoffs", "evenkeel_prefill_held_tokens", "evenkeel_prefill_queued_new_tokens",
-	"evenkeel_geo_forwards_inflight", "evenkeel_audit_drift", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total",
+	"evenkeel_geo_forwards_inflight", "evenkeel_bind_callbacks_expected", "evenkeel_audit_drift", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total",
 }
 
 // Held lists what of these books is not 0, and slots that are used.
@@ -31,18 +31,30 @@ func Held(who string, all map[string]float64, books ...string) (held []string) {
 
 // HeldBy lists what engines still hold.
 func HeldBy(engines ...*refengine.Engine) (held []string) {
+	held = UsedBy(engines...)
 	for _, e := range engines {
-		s := e.Stats()
-		for _, h := range []struct {
-			what string
-			n    int64
-		}{{"running", s.Running}, {"waiting", s.Waiting}, {"hand-offs", int64(s.Pins)}, {"KV tokens", s.KVUsed}} {
-			if h.n != 0 {
-				held = append(held, fmt.Sprintf("%s engine %s: %d %s", e.Config().Role, e.URLs()[0], h.n, h.what))
-			}
-		}
+		held = append(held, told(e, "KV tokens for nobody", e.Stats().Stranded())...)
 	}
 	return held
+}
+
+// UsedBy lists what engines still hold for requests.
+func UsedBy(engines ...*refengine.Engine) (held []string) {
+	for _, e := range engines {
+		s := e.Stats()
+		held = append(held, told(e, "running", s.Running)...)
+		held = append(held, told(e, "waiting", s.Waiting)...)
+		held = append(held, told(e, "hand-offs", int64(s.Pins))...)
+		held = append(held, told(e, "KV tokens", s.KVUsed-s.Stranded())...)
+	}
+	return held
+}
+
+func told(e *refengine.Engine, what string, n int64) []string {
+	if n == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s engine %s: %d %s", e.Config().Role, e.URLs()[0], n, what)}
 }
 
 // Idle waits until nothing is held any more.

@@ -9,8 +9,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"time"
+
+	"evenkeel/bench/refengine/heldport"
 )
 
 // Process is a program that was started. Its error is set once Gone is closed.
@@ -103,17 +106,34 @@ func (p *Process) Kill() {
 	}
 }
 
-// FreeAddresses are addresses of the loopback interface that nobody listened on a
-// moment ago, none twice. Where no port can be had, they have port 0.
+// heldPorts are the ports that FreeAddresses has given out. Their files are kept,
+// for a file that nobody knows is closed by the collector.
+var heldPorts struct {
+	sync.Mutex
+	files []*os.File
+}
+
+// FreeAddresses are addresses of the loopback interface at which nobody listens,
+// none twice. On Linux the kernel gives them to nobody else while this process
+// lives; elsewhere they were free a moment ago. Where no port can be had, they have
+// port 0.
 func FreeAddresses(n int) (list []string) {
+	heldPorts.Lock()
+	defer heldPorts.Unlock()
 	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			list = append(list, "127.0.0.1:0")
-			continue
+		addr, held, err := heldport.Reserve("127.0.0.1:0")
+		switch {
+		case err != nil:
+			addr = "127.0.0.1:0"
+		case held != nil:
+			heldPorts.files = append(heldPorts.files, held)
+		default:
+			if ln, err := net.Listen("tcp", addr); err == nil {
+				defer func() { _ = ln.Close() }()
+				addr = ln.Addr().String()
+			}
 		}
-		defer func() { _ = ln.Close() }()
-		list = append(list, ln.Addr().String())
+		list = append(list, addr)
 	}
 	return list
 }

@@ -2,11 +2,16 @@ package world
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,7 +41,27 @@ func TestAProcessIsLoggedAndItsEndKnown(t *testing.T) {
 	(*Process)(nil).Kill()
 	_, err = Start(exec.Command("no-such-program"), log)
 	require.Error(t, err)
-	require.NotContains(t, FreeAddresses(1)[0], ":0")
+}
+
+func TestAFreeAddressStaysFree(t *testing.T) {
+	at := FreeAddresses(1)[0]
+	require.NotContains(t, at, ":0")
+	for range 2 { // a program that listens there can be started again
+		ln, err := net.Listen("tcp", at)
+		require.NoError(t, err)
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(c.Close(), ln.Close()))
+	}
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux can hold a port at which nobody listens")
+	}
+	runtime.GC()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, syscall.Close(fd)) }()
+	to := &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(netip.MustParseAddrPort(at).Port())}
+	require.ErrorIs(t, syscall.Bind(fd, to), syscall.EADDRINUSE, "another may have it")
 }
 
 func TestWhetherAProcessAnswers(t *testing.T) {
