@@ -11,7 +11,6 @@ type columns struct {
 	ranks, n int
 	x        []int64 // of rank g in column c at g*n+c
 	level    []int64 // of each rank, all columns together
-	sum      int64   // of all ranks
 	first    ends    // largest of each column
 	second   ends
 	third    ends
@@ -20,7 +19,7 @@ type columns struct {
 	cost     []float32
 	even     bool    // a token costs the same on every rank
 	held     []int64 // KV tokens of each rank, unscaled, as the round began
-	now      []int64 // load of each rank before the round, in what tokens cost
+	now      []int64 // load of each rank before the round, in what tokens cost; what does not decode yet is left out
 
 	mix   *mixed // while objective=mix is sought, nil otherwise
 	mixed mixed
@@ -47,7 +46,7 @@ func (t *columns) build(s *Snapshot, look *lookahead) {
 	t.first.size(t.n)
 	t.second.size(t.n)
 	t.third.size(t.n)
-	t.sum, t.even = 0, true
+	t.even = true
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		t.cost[g] = w.Cost
@@ -56,18 +55,17 @@ func (t *columns) build(s *Snapshot, look *lookahead) {
 		}
 		t.even = t.even && t.cost[g] == t.cost[0]
 		row := t.row(g)
-		t.held[g] = look.project(g, w.Running, row)
+		held, later := look.project(g, w.Running, row)
 		if w.Others > 0 {
-			t.held[g] += w.Others
+			held += w.Others
 			look.addConstant(w.Others, row)
 		}
-		t.now[g] = t.scaled(g, t.held[g])
+		t.held[g], t.now[g] = held, t.scaled(g, held-later)
 		scale(row, t.cost[g])
 		t.level[g] = 0
 		for _, x := range row {
 			t.level[g] += x
 		}
-		t.sum += t.level[g]
 		t.rank(g, row)
 	}
 	t.leads()
@@ -113,6 +111,9 @@ func (t *columns) shift(g int, in, out []int64, sum int64) {
 			continue
 		}
 		row[c] = x
+		if t.mix != nil {
+			t.mix.smooth += t.mix.slope[c] * (eighth(x) - eighth(old))
+		}
 		switch {
 		case first.rank[c] != rank && second.rank[c] != rank && third.rank[c] != rank:
 			if x > third.value[c] {
@@ -124,11 +125,7 @@ func (t *columns) shift(g int, in, out []int64, sum int64) {
 			t.resort(c, rank, x)
 		}
 	}
-	if t.mix != nil {
-		t.mix.rebuild(t)
-	}
 	t.level[g] += sum
-	t.sum += sum
 	t.leads()
 }
 
@@ -177,7 +174,7 @@ func (t *columns) leads() {
 // ceiling is what the objective makes of the largest loads.
 func (t *columns) ceiling() int64 {
 	if t.mix != nil {
-		return t.mix.ceiling
+		return t.mix.ceiling(t.peak, t.mix.smooth)
 	}
 	return t.peak
 }

@@ -24,7 +24,7 @@ type draws struct {
 	size    int     // of a record
 	perRank int     // records
 	made    []int32 // of rank after rank, a record for each request that runs there
-	own     []int32 // a record for entries that wait
+	own     []int32 // a record for requests that do not decode yet
 }
 
 // A record is the id of the request in two halves, the age its ends were drawn
@@ -73,8 +73,10 @@ func (d *draws) of(g int) []int32 {
 	return d.made[g*n:][:n]
 }
 
-// fresh returns the finishing ages of an entry that waits.
-func (d *draws) fresh(e *Entry) []int32 { return d.draw(d.own, e.ID, e.Prompt, e.Key, e.Age) }
+// fresh returns the finishing ages of a request that does not decode yet.
+func (d *draws) fresh(id uint64, prompt int32, key uint64, age int32) []int32 {
+	return d.draw(d.own, id, prompt, key, age)
+}
 
 // draw fills a record and returns its ends. They are drawn at every fourth
 // token; a request that outlived one of them is drawn anew where it did.

@@ -41,7 +41,7 @@ func TestDrawsHoldUntilOneIsOutlived(t *testing.T) {
 
 func TestAnotherTableIsDrawnFromAtOnce(t *testing.T) {
 	s := Snapshot{Workers: []Worker{{Up: true, Free: 1, Running: []Request{{ID: 5, Prompt: 900, Generated: 8, Age: 8}}}}, Pool: entries(10)}
-	p, err := Parse("evenkeel")
+	p, err := Parse("evenkeel:mode=sampled")
 	require.NoError(t, err)
 	for _, n := range []int32{10, 1000, 10} {
 		s.Outlook = outputs(n)

@@ -31,9 +31,10 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		row := e.row(g)
-		e.held[g] = w.KVTokens()
+		held := w.KVTokens()
+		e.held[g] = held
 		if horizon == 0 {
-			row[0] = e.held[g]
+			row[0] = held
 		} else {
 			Project(row, w.Running)
 			if w.Others > 0 {
@@ -110,25 +111,32 @@ func (e *envelope) add(g int, size int64) {
 	e.leastAt[g] = none
 }
 
-// KVTokens is the load of the worker: KV tokens of all it runs.
+// KVTokens are those that the worker holds: of all it runs, and of what is
+// bound to it and does not decode yet.
 func (w *Worker) KVTokens() int64 {
-	sum := w.Others
+	held := w.Others
 	for i := range w.Running {
-		sum += int64(w.Running[i].Prompt) + int64(w.Running[i].Generated)
+		r := &w.Running[i]
+		held += int64(r.Prompt) + int64(r.Generated)
 	}
-	return sum
+	return held
 }
 
 // Project writes the projected KV tokens of the running requests at steps
-// 0..len(dst)-1: each grows by a token a step until its predicted end Rhat; one
-// whose Rhat reaches the horizon, or is unknown, never ends inside it.
+// 0..len(dst)-1: each grows by a token a step, from its start on, until its
+// predicted end Rhat, counted from there; before its start it is as it will be then. One whose Rhat reaches the horizon, or
+// is unknown, never ends inside it.
 func Project(dst []int64, running []Request) {
 	const one = 1 << 40 // a request is counted above the bits of its tokens
 	last := len(dst) - 1
 	clear(dst)
-	horizon := float32(last)
+	horizon, later := float32(last), false
 	for i := range running {
 		r := &running[i]
+		if r.Start > 0 {
+			later = true
+			continue
+		}
 		at := last // the last step at which it is there
 		if r.Rhat < horizon && r.Rhat > 0 {
 			at = int(r.Rhat)
@@ -142,5 +150,26 @@ func Project(dst []int64, running []Request) {
 	for h := last; h >= 0; h-- {
 		sum += dst[h]
 		dst[h] = sum&(one-1) + int64(h)*(sum>>40)
+	}
+	if later {
+		addLater(dst, running)
+	}
+}
+
+// addLater adds the requests that do not decode yet, see lookahead.addLater.
+func addLater(dst []int64, running []Request) {
+	horizon := float32(len(dst) - 1)
+	for i := range running {
+		r := &running[i]
+		if r.Start <= 0 {
+			continue
+		}
+		for h := range dst {
+			since := max(0, h-int(r.Start))
+			if r.Rhat > 0 && r.Rhat < horizon && float32(since) >= r.Rhat {
+				break
+			}
+			dst[h] += r.tokens() + int64(since)
+		}
 	}
 }

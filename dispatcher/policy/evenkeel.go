@@ -25,8 +25,9 @@ type evenkeel struct {
 	placed []placement // in the order of placement
 	spare  []int32     // candidates not placed, oldest first after the overdue ones
 
-	hold []Placed
-	held []heldBack
+	hold  []Placed
+	loads []int64 // at a step of the grid, see loadsAt
+	held  []heldBack
 }
 
 // placement is a candidate on a rank.
@@ -48,8 +49,8 @@ func checkEvenkeel(v *settings) error {
 	switch v.predictor {
 	case "learned", "oracle":
 		return errors.New("want survival, exact or none; who knows the end has mode=oracle")
-	case "exact":
-		if v.mode != modeSampled {
+	case "exact": // with mode=now it does nothing, of which Notes tells
+		if v.mode != modeSampled && v.mode != modeNow {
 			return errors.New("predictor=exact needs mode=sampled")
 		}
 	}
@@ -65,7 +66,7 @@ func (p *evenkeel) needs(Outlook) Needs {
 	switch {
 	case p.set.mode == modeOracle:
 		n.Outlook = "oracle"
-	case p.set.mode != modeNow && p.set.predictor != "none":
+	case p.set.predictor != "none":
 		n.Outlook = p.set.predictor
 	}
 	return n
@@ -73,7 +74,7 @@ func (p *evenkeel) needs(Outlook) Needs {
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held,
+		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held,
 	}
 }
 
@@ -132,7 +133,8 @@ func (p *evenkeel) add(who int32, g int) {
 	c.placed = true
 }
 
-// holdBack drops entries that would lengthen every step by more than their use.
+// holdBack drops entries that would lengthen every step by more than their use. Each is weighed
+// at the step of the grid that is nearest to its start.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	rule := HoldRule{C0Ms: float64(s.C0Ms), C1Ms: float64(s.C1Ms), Share: p.set.hold, Steps: p.set.holdSteps}
 	if rule.Share == 0 || rule.C1Ms <= 0 {
@@ -146,26 +148,70 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 		}
 	}
 	step := p.stepMs(s)
-	p.hold = p.hold[:0]
-	for _, a := range p.placed {
-		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.cols.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, p.patience(s), e)}
-		if step > 0 {
-			h.WaitedSteps = float64(e.WaitMs) / step
+	for at, left := 0, len(p.placed); left > 0; at++ {
+		p.hold = p.hold[:0]
+		for _, a := range p.placed {
+			e := &s.Pool[p.pick.all[a.who].entry]
+			if p.look.nearest(e.Start) != at {
+				continue
+			}
+			h := Placed{Rank: int(a.rank), Tokens: p.cols.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
+			if step > 0 {
+				h.WaitedSteps = float64(e.WaitMs) / step
+			}
+			p.hold = append(p.hold, h)
 		}
-		p.hold = append(p.hold, h)
+		if left -= len(p.hold); len(p.hold) > 0 && rule.Apply(p.loadsAt(s, at), p.hold) > 0 {
+			p.dropHeld(s, at)
+		}
 	}
-	if rule.Apply(p.cols.now, p.hold) == 0 {
-		return
+}
+
+// loadsAt are the loads of all ranks at a step of the grid, without the entries that are weighed there. What starts
+// at once is weighed against what decodes now.
+func (p *evenkeel) loadsAt(s *Snapshot, at int) []int64 {
+	if at == 0 {
+		return p.cols.now
 	}
-	kept := p.placed[:0]
-	for i, a := range p.placed {
-		h := &p.hold[i]
+	n := len(p.look.steps)
+	weight := p.look.weight[at] * int64(p.look.scenarios)
+	p.loads = sized(p.loads, p.cols.ranks)
+	for g := range p.loads {
+		p.loads[g] = 0
+		for c := at; c < p.cols.n; c += n {
+			p.loads[g] += p.cols.row(g)[c]
+		}
+	}
+	for _, a := range p.placed {
+		if p.look.nearest(s.Pool[p.pick.all[a.who].entry].Start) == at {
+			own, _ := p.pick.on(&p.cols, a.who, int(a.rank), p.pick.buffer(0))
+			for c := at; c < p.cols.n; c += n {
+				p.loads[a.rank] -= own[c]
+			}
+		}
+	}
+	for g := range p.loads {
+		p.loads[g] /= weight
+	}
+	return p.loads
+}
+
+// dropHeld takes the placements back that are held, of those that were weighed at a step of the grid.
+func (p *evenkeel) dropHeld(s *Snapshot, at int) {
+	kept, weighed := p.placed[:0], 0
+	for _, a := range p.placed {
+		entry := p.pick.all[a.who].entry
+		if p.look.nearest(s.Pool[entry].Start) != at {
+			kept = append(kept, a)
+			continue
+		}
+		h := &p.hold[weighed]
+		weighed++
 		if !h.Held {
 			kept = append(kept, a)
 			continue
 		}
-		p.held = append(p.held, heldBack{p.pick.all[a.who].entry, h.AddsMs, h.WorthMs})
+		p.held = append(p.held, heldBack{entry, h.AddsMs, h.WorthMs})
 		out, sum := p.pick.on(&p.cols, a.who, int(a.rank), p.pick.buffer(0))
 		p.cols.shift(int(a.rank), p.pick.nothing, out, -sum)
 	}
@@ -179,7 +225,7 @@ func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 	for _, a := range p.placed {
 		c := &p.pick.all[a.who]
 		g := int(a.rank)
-		u, sum := p.pick.on(&p.cols, a.who, g, p.pick.buffer(0))
+		u, _ := p.pick.on(&p.cols, a.who, g, p.pick.buffer(0))
 		without := p.cols.peakWithout(g, u)
 		stage := stageSubset
 		if c.late {
@@ -187,7 +233,7 @@ func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 		}
 		dst = append(dst, Assignment{
 			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage,
-			Score: math.Ldexp(float64(sum-group*(p.cols.peak-without)), -fixedBits),
+			Score: math.Ldexp(float64(c.sum-group*(p.cols.peak-without)), -fixedBits),
 		})
 	}
 	return dst

@@ -46,19 +46,34 @@ func TestUntilItCanLookAheadItLevelsNow(t *testing.T) {
 		l.step()
 	}
 	now := decide(t, "evenkeel:mode=now", &l.s)
-	ahead := decide(t, "evenkeel", &l.s)
+	require.Equal(t, now, decide(t, "evenkeel", &l.s))
+	ahead := decide(t, "evenkeel:mode=sampled", &l.s)
 	require.NotEqual(t, pairs(now), pairs(ahead))
-	require.Equal(t, now, decide(t, "evenkeel:predictor=none", &l.s))
+	require.Equal(t, decide(t, "evenkeel:predictor=none", &l.s), decide(t, "evenkeel:mode=sampled,predictor=none", &l.s))
 	require.Equal(t, now, decide(t, "evenkeel:mode=oracle", &l.s), "nobody knows the ends here")
 
 	s := l.s
 	s.Budget = fewEvaluations
-	require.Equal(t, pairs(decide(t, "evenkeel:budget=500", &l.s)), pairs(decide(t, "evenkeel", &s)))
+	require.Equal(t, pairs(decide(t, "evenkeel:mode=sampled,budget=500", &l.s)), pairs(decide(t, "evenkeel:mode=sampled", &s)))
 	s.Budget--
-	require.Equal(t, pairs(decide(t, "evenkeel:mode=now,budget=499", &s)), pairs(decide(t, "evenkeel", &s)), "ticks are too dear")
+	require.Equal(t, pairs(decide(t, "evenkeel:mode=now,budget=499", &s)), pairs(decide(t, "evenkeel:mode=sampled", &s)), "ticks are too dear")
 	s.Budget = 0
 	s.Outlook = nil
-	require.Equal(t, now, decide(t, "evenkeel", &s), "too few outputs were seen")
+	require.Equal(t, decide(t, "evenkeel:predictor=none", &s), decide(t, "evenkeel:mode=sampled", &s), "too few outputs were seen")
+}
+
+// A rank of many requests grows faster than one of few that holds as much.
+func TestARequestCountsForItsGrowthToo(t *testing.T) {
+	many := Worker{ID: 0, Up: true, Free: 1}
+	for i := range 10 {
+		many.Running = append(many.Running, Request{ID: uint64(i), Prompt: 90, Generated: 1, Age: 1})
+	}
+	few := Worker{ID: 1, Up: true, Free: 1, Running: []Request{{ID: 90, Prompt: 1000, Generated: 1, Age: 1}}}
+	s := &Snapshot{Workers: []Worker{many, few}, Pool: []Entry{{ID: 100, Prompt: 50}}}
+	require.Equal(t, [][2]int{{100, 0}}, pairs(decide(t, "evenkeel", s)))
+	s.Outlook = predictor.NewSurvival([]int32{400})
+	require.Equal(t, [][2]int{{100, 1}}, pairs(decide(t, "evenkeel", s)), "100 tokens each")
+	require.Equal(t, [][2]int{{100, 0}}, pairs(decide(t, "evenkeel:predictor=none", s)))
 }
 
 // known is a table with the true ends.
@@ -203,13 +218,15 @@ func TestEntriesFurtherBackTakeSlotsThatNoCandidateFits(t *testing.T) {
 		s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: 500})
 	}
 	s.Pool = append(s.Pool, Entry{ID: 10, Prompt: 90}, Entry{ID: 11, Prompt: 80})
-	for _, spec := range []string{"evenkeel:candidates=2,watermark=0", "evenkeel:candidates=2,refill=0,watermark=0"} {
-		require.ElementsMatch(t, [][2]int{{0, 0}, {10, 0}, {11, 0}}, pairs(decide(t, spec, s)), spec)
+	for _, refill := range []int{0, 200} {
+		v := joint
+		v.candidates, v.watermark, v.refill = 2, 0, refill
+		require.ElementsMatch(t, [][2]int{{0, 0}, {10, 0}, {11, 0}}, pairs(newEvenkeel("", &v).Decide(s, nil)), "refill %d", refill)
 	}
 }
 
 func TestLookingAheadDoesNotAllocate(t *testing.T) {
-	for _, spec := range []string{"brh", "brh:paper", "evenkeel", "evenkeel:mode=mean", "evenkeel:mode=now", "evenkeel:objective=mix", "evenkeel:pairs=0", "evenkeel:refill=0"} {
+	for _, spec := range []string{"brh", "brh:paper", "evenkeel", "evenkeel:mode=mean", "evenkeel:mode=sampled", "evenkeel:objective=max", "evenkeel:mode=sampled,objective=max"} {
 		t.Run(spec, func(t *testing.T) {
 			l := newClosedLoop(24, 16, 200)
 			p, err := Parse(spec)
@@ -252,36 +269,13 @@ func TestItLevelsBetterThanOneRankAtATime(t *testing.T) {
 	t.Log(report)
 }
 
-func TestAnOverdueEntryMayLookForAGoodPlaceAFifthLonger(t *testing.T) {
-	for _, tc := range []struct {
-		name      string
-		effective float32 // guard age of the snapshot
-		want      float32 // waits from which it is placed first
-	}{
-		{"the policy's own age", 1000, 1200},
-		{"a shorter one", 500, 600},
-		{"one that gave way a little", 1100, 1200},
-		{"one that gave way far", 5000, 5000},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			p, err := Parse("evenkeel:max_age_ms=1000")
-			require.NoError(t, err)
-			s := &Snapshot{MaxAgeMs: tc.effective}
-			require.InDelta(t, tc.want, p.(*evenkeel).patience(s)*tc.effective, 0.01)
-		})
-	}
-	p, err := Parse("evenkeel")
-	require.NoError(t, err)
-	require.EqualValues(t, 1, p.(*evenkeel).patience(&Snapshot{}), "no guard, no patience")
-}
-
 func TestFewerAreLookedAtWhereManyArePlaced(t *testing.T) {
 	for _, tc := range []struct{ allowed, placed, want int }{
 		{128, 0, 128}, {128, 1, 128}, {128, 32, 128}, {128, 64, 64}, {128, 1000, leastBeyond},
 		{8, 1000, 8}, // never more than the settings allow
 	} {
-		p, err := Parse(fmt.Sprintf("evenkeel:candidates=%d", tc.allowed))
-		require.NoError(t, err)
-		require.Equal(t, tc.want, p.(*evenkeel).beyond(tc.placed), "%+v", tc)
+		v := joint
+		v.candidates = tc.allowed
+		require.Equal(t, tc.want, (&evenkeel{set: v}).beyond(tc.placed), "%+v", tc)
 	}
 }

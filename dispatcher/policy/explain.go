@@ -15,6 +15,7 @@ type Left struct {
 type limits struct {
 	watermark             float64
 	extra                 int32 // slots beyond the free ones
+	ahead                 bool  // more slots than are free, where some will be
 	queues                bool  // neither slots nor room count, only what a rank could ever hold
 	reserved, reservedFor int   // indices, or none
 	held                  []heldBack
@@ -24,12 +25,12 @@ type limits struct {
 type limited interface{ limits() limits }
 
 func (p *greedy) limits() limits {
-	return limits{watermark: p.watermark, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
+	return limits{watermark: p.watermark, ahead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
 }
 
 func (p *firstCome) limits() limits {
 	return limits{
-		watermark: p.watermark, extra: p.extra, queues: p.queues,
+		watermark: p.watermark, ahead: p.sendsAhead, extra: p.extra, queues: p.queues,
 		reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
 	}
 }
@@ -41,6 +42,13 @@ func Watermark(p Policy) float64 {
 		return l.limits().watermark
 	}
 	return 0
+}
+
+// SendsAhead says whether the policy may fill slots that are not free yet but will be when
+// the KV of a request is on the rank.
+func SendsAhead(p Policy) bool {
+	l, ok := p.(limited)
+	return ok && l.limits().ahead
 }
 
 // Explain runs one round and says of every entry left why it was. Reasons are

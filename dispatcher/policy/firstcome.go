@@ -23,14 +23,15 @@ const (
 // waits for a rank with a free slot and room. br0:bypass is immediate up to
 // `extra` entries beyond the free slots of a rank.
 type firstCome struct {
-	name      string
-	rule      rule
-	immediate bool
-	queues    bool // free slots and room do not count: the engine queues
-	extra     int32
-	maxAgeMs  float32
-	watermark float64
-	dice      *rand.PCG // of random and p2c; nil: the rule has none
+	name       string
+	rule       rule
+	immediate  bool
+	queues     bool // free slots and room do not count: the engine queues
+	extra      int32
+	maxAgeMs   float32
+	watermark  float64
+	sendsAhead bool
+	dice       *rand.PCG // of random and p2c; nil: the rule has none
 
 	last int32 // id of the rank served last: rr and the ties of jsq go on after it
 
@@ -77,7 +78,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.queues && isOverdue(s, 1, e) {
+			if !p.queues && isOverdue(s, e) {
 				p.ranks.reserve(s, i)
 			}
 			continue

@@ -19,14 +19,15 @@ const groupSize = -1
 // greedy is the round of BR-0 and BR-H: rank after rank takes what scores best
 // for it. Where the score looks ahead, margins are per step and F is BR-H's.
 type greedy struct {
-	name      string
-	window    int   // candidates looked at in the subset stage
-	theta     int64 // free slots up to which subsets are chosen, or groupSize
-	capacity  bool  // queue=capacity: free slots before margin
-	longest   bool  // order=desc
-	guard     bool  // false in the paper's form
-	maxAgeMs  float32
-	watermark float64
+	name       string
+	window     int   // candidates looked at in the subset stage
+	theta      int64 // free slots up to which subsets are chosen, or groupSize
+	capacity   bool  // queue=capacity: free slots before margin
+	longest    bool  // order=desc
+	guard      bool  // false in the paper's form
+	maxAgeMs   float32
+	watermark  float64
+	sendsAhead bool
 
 	ahead *ahead // nil: BR-0
 
@@ -97,7 +98,7 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 
 // serveOverdue is stage 0: entries that waited too long choose their rank.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
-	p.late = overdue(s, 1, p.late[:0])
+	p.late = overdue(s, p.late[:0])
 	for _, w := range p.late {
 		if p.ranks.open == 0 {
 			break

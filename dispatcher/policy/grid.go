@@ -56,6 +56,9 @@ func Cost(loads [][]float64, weights []float64) (cost float64) {
 	return cost
 }
 
+// growthShare of a mean answer is counted as a request's growth.
+const growthShare = 0.25
+
 // mode is how evenkeel sees what is ahead.
 type mode uint8
 
@@ -80,6 +83,10 @@ type lookahead struct {
 	ratios    ratios
 	sums      []float64
 
+	// Where there is only now, so many KV tokens are counted for a request beyond those it holds:
+	// a rank with many short requests grows faster than one with a few long ones.
+	growth int64
+
 	horizon int // those the grid was made for
 	gamma   float64
 }
@@ -97,7 +104,11 @@ func (l *lookahead) resolve(v *settings, s *Snapshot) {
 		l.mode = modeNow
 	}
 	scenarios, horizon, gamma := 1, 0, 1.0
-	if l.mode != modeNow {
+	l.growth = 0
+	switch {
+	case l.mode == modeNow && s.Outlook != nil && v.predictor != "none":
+		l.growth = int64(s.Outlook.MeanOutput() * growthShare)
+	case l.mode != modeNow:
 		horizon, gamma = horizonFor(v.horizon, s.Outlook), gammaFor(v.gamma, s.Outlook)
 	}
 	if l.mode == modeSampled {
@@ -122,29 +133,75 @@ func (l *lookahead) resolve(v *settings, s *Snapshot) {
 	}
 }
 
-// project writes the columns of what a rank runs and returns its KV tokens.
-func (l *lookahead) project(g int, running []Request, row []int64) (held int64) {
+// project writes the columns of what a rank runs. It returns the KV tokens that
+// the rank holds, and how many of them are of requests that do not decode yet.
+// Where there is only now, everything on the rank counts as decoding.
+func (l *lookahead) project(g int, running []Request, row []int64) (held, later int64) {
 	switch l.mode {
 	case modeSampled:
-		return l.projectSampled(l.draws.of(g), running, row)
+		held, later = l.projectSampled(l.draws.of(g), running, row)
 	case modeNow:
 		for i := range running {
-			held += int64(running[i].Prompt) + int64(running[i].Generated)
+			held += running[i].tokens()
 		}
-		row[0] = held << fixedBits
-		return held
+		row[0] = (held + l.growth*int64(len(running))) << fixedBits
+		return held, 0
 	case modeMean:
-		return l.projectMean(running, row)
+		held, later = l.projectMean(running, row)
+	default:
+		clear(row)
+		for i := range running {
+			r := &running[i]
+			tokens := r.tokens()
+			held += tokens
+			if r.Start > 0 {
+				later += tokens
+				continue
+			}
+			row[bucket(l.left(r.ID, r.Age), len(row)-1)] += tokens + counted
+		}
+		l.unfold(row)
 	}
-	clear(row)
+	if later > 0 {
+		l.addLater(running, row)
+	}
+	return held, later
+}
+
+// addLater adds the requests that do not decode yet to the columns. They count from now on, though no step reads them
+// before their start: counted from there, they would meet ranks that seem to be empty by then, because nobody knows
+// what comes into the slots that are free by then. The simulator says that ranks are idle for longer so.
+func (l *lookahead) addLater(running []Request, row []int64) {
 	for i := range running {
 		r := &running[i]
-		tokens := int64(r.Prompt) + int64(r.Generated)
-		held += tokens
-		row[bucket(l.left(r.ID, r.Age), len(row)-1)] += tokens + counted
+		if r.Start <= 0 {
+			continue
+		}
+		n := len(l.steps)
+		switch l.mode {
+		case modeMean:
+			l.addMean(r.tokens(), r.Age, r.Start, row)
+		case modeOracle:
+			l.addResident(r.tokens(), r.Start, l.left(r.ID, r.Age), row)
+		default:
+			ends := l.draws.fresh(r.ID, r.Prompt, r.Key, r.Age)
+			for z, end := range ends {
+				l.addResident(r.tokens(), r.Start, end-r.Age, row[z*n:][:n])
+			}
+		}
 	}
-	l.unfold(row)
-	return held
+}
+
+// tokens are the KV tokens that the request holds.
+func (r *Request) tokens() int64 { return int64(r.Prompt) + int64(r.Generated) }
+
+// nearest is the step of the grid, by index, that is nearest to a start.
+func (l *lookahead) nearest(start int32) int {
+	at := 0
+	for at+1 < len(l.steps) && l.weight[at+1] > 0 && l.steps[at+1]-int64(start) <= int64(start)-l.steps[at] {
+		at++
+	}
+	return at
 }
 
 // addConstant adds tokens that are there at every step.
@@ -156,11 +213,15 @@ func (l *lookahead) addConstant(tokens int64, row []int64) {
 
 // projectSampled is project for one scenario after another: each request is
 // counted in the bucket of its last step, then buckets are summed up.
-func (l *lookahead) projectSampled(records []int32, running []Request, row []int64) (held int64) {
+func (l *lookahead) projectSampled(records []int32, running []Request, row []int64) (held, later int64) {
 	clear(row)
 	size, steps := l.draws.size, len(l.steps)
 	for i := range running {
 		r := &running[i]
+		if r.Start > 0 {
+			held, later = held+r.tokens(), later+r.tokens()
+			continue
+		}
 		m := records[i*size:][:size]
 		if m[recordLow] != int32(r.ID) || m[recordHigh] != int32(r.ID>>32) || uint32(r.Age-m[recordFrom]) >= uint32(m[recordValid]) {
 			l.draws.draw(m, r.ID, r.Prompt, r.Key, r.Age)
@@ -176,7 +237,7 @@ func (l *lookahead) projectSampled(records []int32, running []Request, row []int
 	for at := 0; at < len(row); at += steps {
 		l.unfold(row[at:][:steps])
 	}
-	return held
+	return held, later
 }
 
 // counted is one request in a bucket, above the bits of its tokens.
@@ -196,14 +257,18 @@ func (l *lookahead) unfold(row []int64) {
 	}
 }
 
-func (l *lookahead) projectMean(running []Request, row []int64) (held int64) {
+func (l *lookahead) projectMean(running []Request, row []int64) (held, later int64) {
 	l.sums = sized(l.sums, len(row))
 	sums, steps := l.sums[:len(row)], l.steps[:len(row)]
 	clear(sums)
 	for i := range running {
 		r := &running[i]
-		tokens := int64(r.Prompt) + int64(r.Generated)
+		tokens := r.tokens()
 		held += tokens
+		if r.Start > 0 {
+			later += tokens
+			continue
+		}
 		ratios := l.ratios.at(r.Age)[:len(row)]
 		for c := range sums {
 			sums[c] += float64(tokens+steps[c]) * ratios[c]
@@ -212,36 +277,46 @@ func (l *lookahead) projectMean(running []Request, row []int64) (held int64) {
 	for c, x := range sums {
 		row[c] = int64(math.Round(x * float64(l.weight[c])))
 	}
-	return held
+	return held, later
 }
 
 // project1 writes the columns of a waiting entry.
 func (l *lookahead) project1(e *Entry, row []int64) {
 	tokens, n := int64(e.Prompt), len(l.steps)
+	clear(row)
 	switch l.mode {
 	case modeNow:
-		row[0] = tokens << fixedBits
+		row[0] = (tokens + l.growth) << fixedBits
 	case modeMean:
-		for c, ratio := range l.ratios.at(e.Age) {
-			row[c] = int64(math.Round(float64(tokens+l.steps[c]) * ratio * float64(l.weight[c])))
-		}
+		l.addMean(tokens, e.Age, e.Start, row)
 	case modeOracle:
-		l.resident(tokens, bucket(l.left(e.ID, e.Age), n-1), row)
+		l.addResident(tokens, e.Start, l.left(e.ID, e.Age), row)
 	default:
-		ends := l.draws.fresh(e)
+		ends := l.draws.fresh(e.ID, e.Prompt, e.Key, e.Age)
 		for z, end := range ends {
-			l.resident(tokens, bucket(end-e.Age, n-1), row[z*n:][:n])
+			l.addResident(tokens, e.Start, end-e.Age, row[z*n:][:n])
 		}
 	}
 }
 
-// resident writes tokens that grow up to the last step and are gone after it.
-func (l *lookahead) resident(tokens int64, last int, row []int64) {
-	for i := range row {
-		row[i] = 0
-		if i <= last {
-			row[i] = (tokens + l.steps[i]) * l.weight[i]
+// addMean adds the expected tokens of a request. One that starts later counts in full until then, and grows from there.
+func (l *lookahead) addMean(tokens int64, age, start int32, row []int64) {
+	ratios := l.ratios.at(age)
+	for c, h := range l.steps {
+		ratio := ratios[c]
+		if start > 0 {
+			h = max(0, h-int64(start))
+			ratio = l.outlook.Ratio(int(age), int(h))
 		}
+		row[c] += int64(math.Round(float64(tokens+h) * ratio * float64(l.weight[c])))
+	}
+}
+
+// addResident adds tokens that are there until so many steps from a start are over, and grow with each of these.
+func (l *lookahead) addResident(tokens int64, start, left int32, row []int64) {
+	last := bucket(min(left, math.MaxInt32-start)+start, len(row)-1)
+	for i := range row[:last+1] {
+		row[i] += (tokens + max(0, l.steps[i]-int64(start))) * l.weight[i]
 	}
 }
 

@@ -81,8 +81,8 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		if c.tokens-old.tokens > p.ranks.room[m.g] {
 			continue
 		}
+		gain := c.sum + c.age - old.sum - old.age
 		in, sum := p.pick.on(t, p.spare[i], m.g, p.pick.buffer(1))
-		gain := sum + c.age - m.sum - old.age
 		if !p.mayPay(t.lead[m.g], gain) || !p.pays(p.ceilingWith(in), gain) {
 			continue
 		}
@@ -98,19 +98,22 @@ func (p *evenkeel) replace(a int) (changed bool) {
 
 func (p *evenkeel) ceilingWith(in []int64) int64 {
 	t, m := &p.cols, &p.climb
+	peak := peakWith(m.rest.most, m.base, in)
 	if t.mix != nil {
-		return t.mix.with(t, m.g, m.rest.most, m.base, in)
+		return t.mix.ceiling(peak, t.mix.smooth+t.mix.rise(t.row(m.g), m.base, in, p.pick.nothing))
 	}
-	return peakWith(m.rest.most, m.base, in)
+	return peak
 }
 
 // ceilingWithTwo also changes rank b.
 func (p *evenkeel) ceilingWithTwo(in []int64, b int, back, out []int64) int64 {
 	t, m := &p.cols, &p.climb
+	peak := peakWithTwo(&m.rest, m.base, in, b, t.row(b), back, out)
 	if t.mix != nil {
-		return t.mix.withTwo(t, m.g, &m.rest, m.base, in, b, back, out)
+		row := t.row(b)
+		return t.mix.ceiling(peak, t.mix.smooth+t.mix.rise(t.row(m.g), m.base, in, p.pick.nothing)+t.mix.rise(row, row, back, out))
 	}
-	return peakWithTwo(&m.rest, m.base, in, b, t.row(b), back, out)
+	return peak
 }
 
 // swap tries to exchange a with every later placement on another rank.
@@ -123,11 +126,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		if g == m.g || g == p.ranks.reserved || y.tokens-x.tokens > p.ranks.room[m.g] || x.tokens-y.tokens > p.ranks.room[g] {
 			continue
 		}
-		var gain int64
-		if !t.even {
-			gain = p.swapGain(whoA, whoB, g)
-		}
-		if !p.mayPay(t.lead[m.g]+t.lead[g], gain) {
+		if !p.mayPay(t.lead[m.g]+t.lead[g], 0) {
 			continue
 		}
 		in, inSum := p.pick.on(t, whoB, m.g, p.pick.buffer(1))
@@ -137,7 +136,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 			out, outSum = p.pick.on(t, whoB, g, p.pick.buffer(2))
 			back, backSum = p.pick.on(t, whoA, g, p.pick.buffer(3))
 		}
-		if !p.pays(p.ceilingWithTwo(in, g, back, out), gain) {
+		if !p.pays(p.ceilingWithTwo(in, g, back, out), 0) {
 			continue
 		}
 		t.shift(m.g, in, m.own, inSum-m.sum)
@@ -149,16 +148,6 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		p.without(a)
 	}
 	return changed
-}
-
-// swapGain is what a swap of a and b adds to the sum of the loads, where a token
-// costs differently on the two ranks.
-func (p *evenkeel) swapGain(a, b int32, g int) int64 {
-	t := &p.cols
-	_, in := p.pick.on(t, b, p.climb.g, p.pick.buffer(1))
-	_, out := p.pick.on(t, b, g, p.pick.buffer(1))
-	_, back := p.pick.on(t, a, g, p.pick.buffer(1))
-	return in - p.climb.sum + back - out
 }
 
 // move tries to take a to a free slot of another rank.
@@ -180,8 +169,7 @@ func (p *evenkeel) move(a int) (changed bool) {
 		if !t.even {
 			back, sum = p.pick.on(t, p.placed[a].who, g, p.pick.buffer(3))
 		}
-		gain := sum - m.sum
-		if !p.mayPay(t.lead[m.g], gain) || !p.pays(p.ceilingWithTwo(p.pick.nothing, g, back, p.pick.nothing), gain) {
+		if !p.mayPay(t.lead[m.g], 0) || !p.pays(p.ceilingWithTwo(p.pick.nothing, g, back, p.pick.nothing), 0) {
 			continue
 		}
 		t.shift(m.g, p.pick.nothing, m.own, -m.sum)

@@ -195,7 +195,7 @@ func BenchmarkTick(b *testing.B) {
 		ranks, steps int
 		specs        []string
 	}{
-		{144, 1, []string{"br0", "brh:horizon=80", "evenkeel", "evenkeel:samples=8,candidates=64", "evenkeel:mode=mean", "evenkeel:mode=now"}},
+		{144, 1, []string{"br0", "brh:horizon=80", "evenkeel", "evenkeel:mode=mean", "evenkeel:mode=sampled", "evenkeel:mode=sampled,objective=max"}},
 		{144, 3, []string{"br0", "brh:horizon=80", "evenkeel"}},
 		{1024, 1, []string{"br0", "brh:horizon=80", "evenkeel"}},
 	} {

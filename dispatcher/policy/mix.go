@@ -2,42 +2,41 @@ package policy
 
 import "math"
 
-// mixed is the ceiling of objective=mix: of each column the largest load and, as
-// its share kappa, a mean that heavy ranks dominate. It levels the ranks below
-// the fullest too.
+// mixed is the ceiling of objective=mix: of each column the largest load and, as its share kappa,
+// a mean that heavy ranks dominate: the eighth root of the mean eighth power. It levels the ranks
+// below the fullest too. The root is replaced by its tangent where the search begins, so that what
+// a move changes is a sum over the ranks that it touches.
 type mixed struct {
-	kappa   float64
-	power   []float64 // of each column, the sum of all loads to the eighth
-	ceiling int64
+	kappa  float64
+	slope  []float64 // of each column: by how much its share of the ceiling rises with the power of a load
+	smooth float64   // what the shares make of all columns
 }
 
+// startMix lays the tangents at the loads as they are.
 func (t *columns) startMix(kappa float64) {
-	t.mixed.kappa = kappa
-	t.mix = &t.mixed
-	t.mix.rebuild(t)
+	m := &t.mixed
+	m.kappa, m.smooth = kappa, 0
+	m.slope = sized(m.slope, t.n)
+	clear(m.slope)
+	for g := range t.ranks {
+		for c, x := range t.row(g) {
+			m.slope[c] += eighth(x)
+		}
+	}
+	for c, power := range m.slope {
+		if power > 0 {
+			mean := kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(t.ranks))))
+			m.smooth += mean
+			m.slope[c] = mean / (8 * power)
+		}
+	}
+	t.mix = m
 }
 
 func (t *columns) endMix() { t.mix = nil }
 
-// rebuild sums from scratch: differences of eighth powers would drift.
-func (m *mixed) rebuild(t *columns) {
-	m.power = sized(m.power, t.n)
-	clear(m.power)
-	for g := range t.ranks {
-		for c, x := range t.row(g) {
-			m.power[c] += eighth(x)
-		}
-	}
-	var sum float64
-	for c, most := range t.first.value {
-		sum += m.of(t.ranks, most, m.power[c])
-	}
-	m.ceiling = int64(math.Round(sum))
-}
-
-func (m *mixed) of(ranks int, most int64, power float64) float64 {
-	mean := math.Sqrt(math.Sqrt(math.Sqrt(max(0, power) / float64(ranks))))
-	return (1-m.kappa)*float64(most) + m.kappa*mean
+func (m *mixed) ceiling(peak int64, smooth float64) int64 {
+	return int64(math.Round((1-m.kappa)*float64(peak) + smooth))
 }
 
 func eighth(x int64) float64 {
@@ -47,26 +46,11 @@ func eighth(x int64) float64 {
 	return f * f
 }
 
-// with is peakWith for rank g.
-func (m *mixed) with(t *columns, g int, most, base, in []int64) int64 {
-	var sum float64
-	for c, old := range t.row(g) {
-		x := base[c] + in[c]
-		sum += m.of(t.ranks, max(most[c], x), m.power[c]-eighth(old)+eighth(x))
+// rise is by how much the shares rise when the loads of a rank become base + in less out.
+func (m *mixed) rise(row, base, in, out []int64) (rise float64) {
+	base, in, out, row = base[:len(m.slope)], in[:len(m.slope)], out[:len(m.slope)], row[:len(m.slope)]
+	for c, slope := range m.slope {
+		rise += slope * (eighth(base[c]+in[c]-out[c]) - eighth(row[c]))
 	}
-	return int64(math.Round(sum))
-}
-
-// withTwo is peakWithTwo for ranks a and b.
-func (m *mixed) withTwo(t *columns, a int, r *rest, base, in []int64, b int, back, out []int64) int64 {
-	var sum float64
-	old, row := t.row(a), t.row(b)
-	for c, most := range r.most {
-		if r.owner[c] == int32(b) {
-			most = r.next[c]
-		}
-		x, y := base[c]+in[c], row[c]+back[c]-out[c]
-		sum += m.of(t.ranks, max(most, x, y), m.power[c]-eighth(old[c])+eighth(x)-eighth(row[c])+eighth(y))
-	}
-	return int64(math.Round(sum))
+	return rise
 }

@@ -38,7 +38,7 @@ func TestNeeds(t *testing.T) {
 		{"evenkeel wants the table itself", "evenkeel", nil, Needs{Outlook: "survival", StepModel: true, Holds: true}},
 		{"by key", "evenkeel:predictor=exact,hold=0", nil, Needs{Outlook: "exact", StepModel: true}},
 		{"or the truth", "evenkeel:mode=oracle", nil, Needs{Outlook: "oracle", StepModel: true, Holds: true}},
-		{"or nothing", "evenkeel:mode=now", nil, Needs{StepModel: true, Holds: true}},
+		{"or nothing", "evenkeel:mode=now,predictor=none", nil, Needs{StepModel: true, Holds: true}},
 		{"or nothing, since it may not", "evenkeel:predictor=none", nil, Needs{StepModel: true, Holds: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -10,9 +10,8 @@ type pair struct {
 const never = -1
 
 // bestPair places, one after the other, the candidate of [from, to) on the rank where the
-// cost changes least. An entry's ties go to the lower rank: load packs and room
-// stays for a long prompt. Without a look ahead ties are the rule and would all
-// go there, so then to the one that holds least.
+// cost changes least. An entry's ties go to the rank that holds least: a rank that is filled
+// while others are empty grows into the next fullest one.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := p.cols.ranks
 	pairs := sized(p.start.pairs, (to-from)*ranks)
@@ -49,8 +48,8 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 // that it can have fallen by.
 func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, least int64) {
 	t := &p.cols
-	c, group, leveling := &p.pick.all[who], int64(t.ranks), p.look.mode == modeNow
-	in, sum := p.pick.on(t, who, 0, p.pick.buffer(0))
+	c, group := &p.pick.all[who], int64(t.ranks)
+	in, _ := p.pick.on(t, who, 0, p.pick.buffer(0))
 	best = none
 	for _, rank := range p.ranks.some {
 		g := int(rank)
@@ -59,20 +58,17 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, leas
 		}
 		x := &pairs[g]
 		if x.rise != rise {
-			if bound := x.change - group*(rise-x.rise); x.rise != never && best != none && (bound > least || bound == least && !leveling) {
+			if bound := x.change - group*(rise-x.rise); x.rise != never && best != none && bound > least {
 				continue
 			}
 			if !t.even {
-				in, sum = p.pick.on(t, who, g, p.pick.buffer(0))
+				in, _ = p.pick.on(t, who, g, p.pick.buffer(0))
 			}
-			x.change = group*(peakWith(t.first.value, t.row(g), in)-t.peak) - sum - c.age
+			x.change = group*(peakWith(t.first.value, t.row(g), in)-t.peak) - c.sum - c.age
 			x.rise = rise
 		}
-		if best == none || x.change < least || leveling && x.change == least && t.level[g] < t.level[best] {
+		if best == none || x.change < least || x.change == least && t.level[g] < t.level[best] {
 			best, least = g, x.change
-		}
-		if t.even && !leveling && least == -sum-c.age {
-			break // no overflow: nowhere better
 		}
 	}
 	return best, least

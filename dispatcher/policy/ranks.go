@@ -114,10 +114,10 @@ type wait struct {
 }
 
 // overdue appends the entries the starvation guard takes first: longest wait,
-// then arrival. A policy with patience waits so many guard ages.
-func overdue(s *Snapshot, patience float32, dst []wait) []wait {
+// then arrival.
+func overdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
-		if e := &s.Pool[i]; isOverdue(s, patience, e) {
+		if e := &s.Pool[i]; isOverdue(s, e) {
 			dst = append(dst, wait{e.WaitMs, int32(i)})
 		}
 	}
@@ -127,8 +127,8 @@ func overdue(s *Snapshot, patience float32, dst []wait) []wait {
 	return dst
 }
 
-func isOverdue(s *Snapshot, patience float32, e *Entry) bool {
-	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= patience*s.MaxAgeMs
+func isOverdue(s *Snapshot, e *Entry) bool {
+	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }
 
 // sized returns a slice of length n, on the old array where it is long enough.

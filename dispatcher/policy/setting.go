@@ -18,6 +18,7 @@ type settings struct {
 	longest   bool  // order
 	maxAgeMs  float64
 	watermark float64
+	ahead     bool
 	margin    int32
 	seed      uint64
 
@@ -74,16 +75,13 @@ var allSettings = []key{
 	namedargs.Number("tau", 0, 1, func(v *settings) *float64 { return &v.tau }),
 	namedargs.Whole("every", 1, 1<<20, func(v *settings) *int { return &v.every }),
 	namedargs.Either("decrement_anchor", "false", "true", func(v *settings) *bool { return &v.decrement }),
-	namedargs.Whole("candidates", 0, 1<<16, func(v *settings) *int { return &v.candidates }),
 	namedargs.Whole("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
-	namedargs.Whole("pairs", 0, 1<<10, func(v *settings) *int { return &v.pairs }),
-	namedargs.Whole("refill", 0, 1<<16, func(v *settings) *int { return &v.refill }),
 	namedargs.Either("objective", "max", "mix", func(v *settings) *bool { return &v.mix }),
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
 	namedargs.Number("hold", 0, 100, func(v *settings) *float64 { return &v.hold }),
-	namedargs.Number("hold_steps", 0, 1e6, func(v *settings) *float64 { return &v.holdSteps }),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32, func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
+	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.ahead }),
 	namedargs.Number("watermark", 0, 0.9, func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }
 

@@ -61,8 +61,9 @@ type Worker struct {
 	Running  []Request
 }
 
-// Request is one that holds a slot, decoding or with its KV in flight
-// (Generated 0). Lengths are tokens as the engine counted them.
+// Request is one that holds a slot: it decodes, or its KV is in flight
+// (Generated 0), or it was bound before its prefill and that still runs (Start
+// above 0). Lengths are tokens as the engine counted them.
 type Request struct {
 	Prompt    int32   // of a resumed request: with the tokens already emitted
 	Generated int32   // tokens of this leg
@@ -71,15 +72,18 @@ type Request struct {
 	Key       uint64  // exact-match key, 0 = none
 	ID        uint64
 	Slot      int32 // dense index in the board's slot table, stable while the request runs
+	Start     int32 // predicted steps until its first token; until then no step reads its KV, which has its room already, and policies count it all the same. 0 = it decodes
 }
 
-// Entry is a finished prefill that waits for a rank.
+// Entry is a request that waits for a rank: a finished prefill or, where the
+// rank must be known before the prefill, a request that can be prefilled at once.
 type Entry struct {
 	ID     uint64
 	Prompt int32
 	Age    int32 // > 0 after a recompute
 	WaitMs float32
-	Urgent bool // three quarters of its hold budget have passed
+	Urgent bool  // three quarters of the time it may wait have passed
+	Start  int32 // predicted steps from now to its first token if it is bound now; 0 = its prefill is finished
 	Key    uint64
 }
 

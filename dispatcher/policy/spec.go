@@ -14,12 +14,13 @@ type form struct {
 	name     string
 	presets  []string // keys the preset itself decides
 	keys     []key    // it takes
+	gone     []string // keys that it took once: they are accepted, and do nothing
 	defaults settings
 	check    func(v *settings) error // after every change; nil: each value stands alone
 	build    func(name string, v *settings) Policy
 }
 
-var standard = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, margin: 2, seed: 1}
+var standard = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, ahead: true, margin: 2, seed: 1}
 
 var lookingAhead = with(standard, func(v *settings) {
 	v.horizon, v.alpha, v.beta, v.gamma = auto, 1, 48, 0.9
@@ -27,20 +28,20 @@ var lookingAhead = with(standard, func(v *settings) {
 })
 
 var joint = with(standard, func(v *settings) {
-	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeSampled, 4, 64, auto, "survival"
+	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeNow, 4, 64, auto, "survival"
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
-	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.3, auto, 0.5, 20
+	v.mix, v.kappa, v.ageWeight, v.hold, v.holdSteps = true, 0.6, auto, 0.5, 20
 })
 
 // forms in the order in which they are listed to a user.
 var forms = slices.Concat([]form{
 	{
-		name: "br0", keys: takes("window", "theta", "queue", "order", "max_age_ms", "watermark"),
+		name: "br0", keys: takes("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
 		defaults: standard, build: newBR0,
 	},
 	{
-		name: "br0:paper", keys: takes("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms"},
-		defaults: with(standard, func(v *settings) { v.capacity, v.maxAgeMs = true, 0 }), build: newPaper,
+		name: "br0:paper", keys: takes("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms", "ahead"},
+		defaults: with(standard, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead = true, 0, false }), build: newPaper,
 	},
 	{
 		name: "br0:bypass", keys: takes("margin", "max_age_ms", "watermark"),
@@ -49,15 +50,15 @@ var forms = slices.Concat([]form{
 	{
 		name: "brh",
 		keys: takes("window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
-			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "watermark"),
+			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "ahead", "watermark"),
 		defaults: lookingAhead, build: newBRH,
 	},
 	{
 		name: "brh:paper",
 		keys: takes("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
 			"predictor", "tau", "every", "watermark"),
-		presets:  []string{"queue", "max_age_ms", "decrement_anchor"},
-		defaults: with(lookingAhead, func(v *settings) { v.capacity, v.maxAgeMs, v.decrement, v.horizon = true, 0, true, 80 }),
+		presets:  []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
+		defaults: with(lookingAhead, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead, v.decrement, v.horizon = true, 0, false, true, 80 }),
 		build: func(name string, v *settings) Policy {
 			p := newBRH(name, v).(*greedy)
 			p.guard = false
@@ -66,8 +67,9 @@ var forms = slices.Concat([]form{
 	},
 	{
 		name: "evenkeel",
-		keys: takes("mode", "samples", "horizon", "gamma", "predictor", "candidates", "budget", "pairs", "refill",
-			"objective", "kappa", "age_weight", "hold", "hold_steps", "max_age_ms", "watermark"),
+		keys: takes("mode", "samples", "horizon", "gamma", "predictor", "budget",
+			"objective", "kappa", "age_weight", "hold", "max_age_ms", "ahead", "watermark"),
+		gone:     []string{"candidates", "pairs", "refill", "hold_steps"},
 		defaults: joint, check: checkEvenkeel, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
@@ -81,7 +83,7 @@ func with(v settings, change func(*settings)) settings {
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, capacity: v.capacity, longest: v.longest,
-		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
+		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
 	}
 }
 
@@ -124,11 +126,11 @@ func simpleForms(name string, r rule, keys ...string) []form {
 			},
 		},
 		{
-			name: "p" + name, keys: takes(append(slices.Clone(keys), "max_age_ms", "watermark")...), defaults: standard,
+			name: "p" + name, keys: takes(append(slices.Clone(keys), "max_age_ms", "ahead", "watermark")...), defaults: standard,
 			build: func(name string, v *settings) Policy {
 				return &firstCome{
 					name: name, rule: r, dice: dice(v.seed), last: none,
-					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
+					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
 				}
 			},
 		},
@@ -149,6 +151,7 @@ type Spec struct {
 	form   *form
 	values settings
 	set    []string // keys given
+	gone   []string // of them, those that do nothing any more
 }
 
 // ParseSpec reads one policy in the language of namedargs.
@@ -177,6 +180,10 @@ func (sp Spec) Sets(key string) bool {
 
 // With returns the spec with a key set, in place of what it was.
 func (sp Spec) With(key, value string) (Spec, error) {
+	if slices.Contains(sp.form.gone, key) {
+		sp.gone = append(slices.Clone(sp.gone), key)
+		return sp, nil
+	}
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
 	}
@@ -189,6 +196,21 @@ func (sp Spec) With(key, value string) (Spec, error) {
 		sp.set = append(slices.Clone(sp.set), key)
 	}
 	return sp, nil
+}
+
+// Notes says what of the keys that were given does nothing, a sentence each.
+func (sp Spec) Notes() (notes []string) {
+	for _, key := range sp.gone {
+		notes = append(notes, fmt.Sprintf("policy %s: %s does nothing any more, and the next release refuses it: delete it", sp.form.name, key))
+	}
+	if sp.Takes("mode") && sp.values.mode == modeNow {
+		for _, key := range []string{"predictor", "samples", "horizon", "gamma"} {
+			if slices.Contains(sp.set, key) && (key != "predictor" || sp.values.predictor == "exact") {
+				notes = append(notes, fmt.Sprintf("policy %s: %s does nothing, because the policy looks ahead only in another mode, such as mode=sampled: add that, or delete it", sp.form.name, key))
+			}
+		}
+	}
+	return notes
 }
 
 // String is the canonical form: the name and what differs from its defaults.

@@ -24,10 +24,10 @@ func TestParse(t *testing.T) {
 		{"the paper's form has its own defaults", "brh:paper,horizon=80,gamma=0.8", "brh:paper,gamma=0.8"},
 		{
 			"evenkeel with all that differs", "evenkeel:hold=0,mode=mean,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold_steps=4,samples=2",
-			"evenkeel:mode=mean,samples=2,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold=0,hold_steps=4",
+			"evenkeel:mode=mean,samples=2,horizon=32,gamma=0.9,budget=1000,kappa=0.5,age_weight=0,hold=0",
 		},
 		{
-			"and with its defaults", "evenkeel:mode=sampled,samples=4,horizon=64,gamma=auto,candidates=128,budget=4000,pairs=24,refill=200,objective=max,kappa=0.3,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
+			"and with its defaults", "evenkeel:mode=now,samples=4,horizon=64,gamma=auto,budget=4000,objective=mix,kappa=0.6,ahead=true,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
 			"evenkeel",
 		},
 	} {
@@ -39,13 +39,28 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestKeysThatDoNothingAreTold(t *testing.T) {
+	sp, err := ParseSpec("evenkeel:pairs=3,hold_steps=20,samples=2,predictor=exact,kappa=0.5")
+	require.NoError(t, err)
+	require.Equal(t, "evenkeel:samples=2,predictor=exact,kappa=0.5", sp.String())
+	const gone, ahead = " does nothing any more, and the next release refuses it: delete it", " does nothing, because the policy looks ahead only in another mode, such as mode=sampled: add that, or delete it"
+	require.Equal(t, []string{"policy evenkeel: pairs" + gone, "policy evenkeel: hold_steps" + gone, "policy evenkeel: predictor" + ahead, "policy evenkeel: samples" + ahead}, sp.Notes())
+	for _, text := range []string{"evenkeel", "evenkeel:predictor=none", "evenkeel:mode=sampled,samples=2,predictor=exact", "br0:window=4", "brh:predictor=exact"} {
+		sp, err := ParseSpec(text)
+		require.NoError(t, err)
+		require.Empty(t, sp.Notes(), text)
+	}
+	_, err = ParseSpec("br0:pairs=3")
+	require.ErrorContains(t, err, "unknown key")
+}
+
 func TestParseSaysWhatIsWrong(t *testing.T) {
 	const there = "there are br0, br0:paper, br0:bypass, brh, brh:paper, evenkeel, random, prandom, rr, prr, p2c, pp2c, jsq, pjsq, jsq-kv, pjsq-kv"
 	for _, c := range []struct{ name, spec, want string }{
 		{"an unknown policy", "fifo", `unknown policy "fifo"; ` + there},
 		{"an unknown preset", "br0:papr", `unknown policy "br0:papr"; ` + there},
 		{"nothing", "", `unknown policy ""; ` + there},
-		{"an unknown key", "br0:windw=4", "policy br0: unknown key \"windw\"; it takes window, theta, queue, order, max_age_ms, watermark"},
+		{"an unknown key", "br0:windw=4", "policy br0: unknown key \"windw\"; it takes window, theta, queue, order, max_age_ms, ahead, watermark"},
 		{"a key of another preset", "br0:bypass,window=4", "policy br0:bypass: unknown key \"window\"; it takes margin, max_age_ms, watermark"},
 		{"a key where there are none", "jsq:seed=1", "policy jsq: unknown key \"seed\"; it takes none"},
 		{"a key without value", "br0,window", `policy br0: "window" is no setting; write key=value`},

@@ -19,12 +19,6 @@ type ranked struct {
 	who  int32
 }
 
-// jointPatience is how many guard ages an entry waits before it is placed
-// wherever it does least harm. Until then it is a candidate like the others,
-// only older: with many ranks and few free slots a tick, the next ticks have a
-// better place for it. The longest wait is to stay near the guard age.
-const jointPatience = 1.2
-
 // startEvaluations bounds what the start looks at: entries times slots.
 const startEvaluations = 4096
 
@@ -36,22 +30,13 @@ func (p *evenkeel) beyond(n int) int {
 
 const leastBeyond = 32
 
-// patience is that, less where the guard has given way already because all wait
-// long.
-func (p *evenkeel) patience(s *Snapshot) float32 {
-	if s.MaxAgeMs <= 0 {
-		return 1
-	}
-	return min(jointPatience, max(1, jointPatience*float32(p.set.maxAgeMs)/s.MaxAgeMs))
-}
-
 // place makes the first, good placement of the round:
 // the overdue entries, then as many of the others as there are slots. An overdue
 // entry that fits nowhere keeps a rank closed.
 func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
-	p.late = overdue(s, p.patience(s), p.late[:0])
+	p.late = overdue(s, p.late[:0])
 	p.pick.reset(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	p.pick.choose(s, p.late, &p.ranks, n, p.beyond(n))
 
@@ -161,18 +146,18 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 	t := &p.cols
 	top, row, group := t.first.value, t.row(g), int64(t.ranks)
 	best, least := none, int64(0)
-	room, plain := p.ranks.room[g], t.cost[g] == 1
+	room := p.ranks.room[g]
 	for at := range order {
 		o := &order[at]
-		if best != none && plain && -o.gain > least {
+		if best != none && -o.gain > least {
 			break // even without overflow no better, and so are all that follow
 		}
 		c := &p.pick.all[o.who]
 		if c.tokens > room {
 			continue
 		}
-		in, sum := p.pick.on(t, o.who, g, p.pick.buffer(0))
-		change := group*(peakWith(top, row, in)-t.peak) - sum - c.age
+		in, _ := p.pick.on(t, o.who, g, p.pick.buffer(0))
+		change := group*(peakWith(top, row, in)-t.peak) - o.gain
 		if best == none || change < least || change == least && o.who < order[best].who {
 			best, least = at, change
 		}

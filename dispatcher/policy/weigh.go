@@ -31,16 +31,15 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	without := peakWith(m.rest.most, m.base, p.pick.nothing)
 	for _, rank := range p.ranks.some {
 		g := int(rank)
-		peak, sum := t.peak, m.sum
+		peak := t.peak
 		if g != m.g {
 			if !p.ranks.fits(g, tokens) {
 				continue
 			}
-			var in []int64
-			in, sum = p.pick.on(t, who, g, p.pick.buffer(3))
+			in, _ := p.pick.on(t, who, g, p.pick.buffer(3))
 			peak = peakWithTwo(&m.rest, m.base, p.pick.nothing, g, t.row(g), in, p.pick.nothing)
 		}
-		dst[g] = math.Ldexp(float64(sum-group*(peak-without)), -fixedBits)
+		dst[g] = math.Ldexp(float64(p.pick.all[who].sum-group*(peak-without)), -fixedBits)
 	}
 	return false, true
 }
