@@ -1,0 +1,99 @@
+package step
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// feed gives a Times steps of c0 + c1*load ms with some noise.
+func feed(s *Times, n int, c0, c1, noiseMs float64, spread int64) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	load := int64(100_000)
+	for range n {
+		ms := c0 + c1*float64(load) + noiseMs*rng.NormFloat64()
+		length := time.Duration(ms * float64(time.Millisecond))
+		s.Add(length)
+		s.Teach(load, 1, length)
+		load = 100_000 + rng.Int64N(max(spread, 1))
+	}
+}
+
+func TestTheStepModelIsLearnedFromSteps(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c0, c1 := rapid.Float64Range(5, 100).Draw(t, "c0"), rapid.Float64Range(5e-5, 5e-4).Draw(t, "c1")
+		var s Times
+		feed(&s, 600, c0, c1, c1*10_000, 100_000)
+		m, source, r2 := s.Model()
+		require.Equal(t, Learned, source)
+		require.Greater(t, r2, 0.8)
+		require.InEpsilon(t, c1, m.C1Ms, 0.1)
+		require.InDelta(t, c0+c1*150_000, m.C0Ms+m.C1Ms*150_000, c1*2000)
+		require.InEpsilon(t, c0+c1*150_000, float64(s.Ms(m, 0)), 0.15)
+	})
+}
+
+func TestWhichStepModelIsInForce(t *testing.T) {
+	given := Model{C0Ms: 40, C1Ms: 1e-4}
+	for _, c := range []struct {
+		name       string
+		steps      int
+		c1, noise  float64
+		spread     int64
+		configured Model
+		want       string
+	}{
+		{"enough steps that fit", 250, 2e-4, 1, 100_000, given, Learned},
+		{"too few steps", 199, 2e-4, 1, 100_000, given, Configured},
+		{"noise hides the line", 250, 2e-4, 40, 100_000, given, Configured},
+		{"a step that falls with the load", 250, -2e-4, 1, 100_000, given, Configured},
+		{"a load that never changes", 250, 2e-4, 1, 1, given, Configured},
+		{"nothing to fall back on", 100, 2e-4, 1, 100_000, Model{}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := Times{Configured: c.configured}
+			feed(&s, c.steps, 100, c.c1, c.noise, c.spread)
+			m, source, _ := s.Model()
+			require.Equal(t, c.want, source)
+			if source == Configured {
+				require.Equal(t, given, m)
+			}
+		})
+	}
+}
+
+func TestTheStepModelFollowsAnEngineThatChanged(t *testing.T) {
+	var s Times
+	feed(&s, 2000, 50, 2e-4, 1, 100_000)
+	feed(&s, 3000, 80, 4e-4, 1, 100_000)
+	m, _, _ := s.Model()
+	require.InEpsilon(t, 4e-4, m.C1Ms, 0.1, "six half-lives later")
+}
+
+func TestStallsAreNoSamples(t *testing.T) {
+	var s Times
+	feed(&s, 500, 50, 2e-4, 1, 100_000)
+	n, before := s.n, s.meanMs
+	s.Add(2 * time.Second)
+	s.Teach(120_000, 1, 2*time.Second)
+	require.Equal(t, n, s.n)
+	require.Equal(t, before, s.meanMs)
+	require.EqualValues(t, 501, s.seen, "but the histogram has it")
+	s.Add(75 * time.Millisecond)
+	s.Teach(120_000, 1, 75*time.Millisecond)
+	require.Equal(t, n+1, s.n)
+}
+
+func BenchmarkStepModel(b *testing.B) {
+	var s Times
+	feed(&s, 500, 50, 2e-4, 1, 100_000)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Add(70 * time.Millisecond)
+		s.Teach(110_000, 1, 70*time.Millisecond)
+		s.Model()
+	}
+}
