@@ -1,0 +1,78 @@
+// Package verdict is what the twin tells people of a group.
+package verdict
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Policies are those that the twin replays; the config file may also say off.
+type Policies []string
+
+// UnmarshalYAML reads the list, or off.
+func (t *Policies) UnmarshalYAML(read func(any) error) error {
+	var list []string
+	if err := read(&list); err != nil {
+		var word string
+		if read(&word) != nil || word != "off" {
+			return err
+		}
+	}
+	*t = list
+	return nil
+}
+
+// Auto is a policy that is left to the twin.
+type Auto struct {
+	Policies []string  `json:"policies"` // to choose from
+	On       bool      `json:"on"`       // false: an operator has named one policy since
+	Changes  uint64    `json:"changes"`  // since the start
+	At       time.Time `json:"at"`       // of the last change
+	Why      string    `json:"why"`      // of the last change
+}
+
+// Twin is what the last minutes of a group would have been under other policies.
+type Twin struct {
+	AgeSeconds    float64   `json:"age_seconds"`    // since the end of the window that was replayed
+	WindowSeconds float64   `json:"window_seconds"` // length of that window, without what is only run in
+	Policy        string    `json:"policy"`         // in force at the end of the window
+	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window
+	TwinStepMs    float64   `json:"twin_step_ms"`   // mean step of the window as it is replayed under the policy in force
+	ErrorRatio    float64   `json:"error_ratio"`    // by what share of a step that replay is wrong: in this window, or in the mean of those before if that is more
+	Against       []Against `json:"against"`        // one for each other policy of dispatch.twin
+}
+
+// Against compares the policy in force with one that the twin replayed the same minutes under.
+type Against struct {
+	Policy       string  `json:"policy"`
+	StepMs       float64 `json:"step_ms"`          // mean step of the window as it is replayed under this policy; 0: it cannot be replayed
+	SavedMs      float64 `json:"saved_ms"`         // how much longer that is than the replay under the policy in force; below 0: that one loses
+	Claimed      bool    `json:"claimed"`          // the difference is larger than the twin's error; others count in no sum
+	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
+	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
+	Today        float64 `json:"rank_hours_today"` // saved since midnight UTC, the time of steps times the ranks of the group; below 0: lost
+	Says         string  `json:"says"`             // the same in words
+}
+
+// Say puts a comparison into a sentence. failed is why there is none.
+func (a *Against) Say(t *Twin, failed error) {
+	switch {
+	case failed != nil:
+		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
+		return
+	case !a.Claimed:
+		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's own error of %.1f %% of a step", a.Policy, 100*t.ErrorRatio)
+		return
+	}
+	word := func(v float64) string {
+		if v < 0 {
+			return "lost"
+		}
+		return "saved"
+	}
+	a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, word(a.SavedMs))
+	if math.Abs(a.Today) >= 0.05 {
+		a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), word(a.Today))
+	}
+}

@@ -1,0 +1,29 @@
+package verdict
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestSay(t *testing.T) {
+	for name, c := range map[string]struct {
+		a      Against
+		failed error
+		want   string
+	}{
+		"saved":                       {Against{SavedMs: 3.14, Claimed: true, Today: 2.6}, nil, "against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today"},
+		"lost":                        {Against{SavedMs: -1.2, Claimed: true, Today: -0.31}, nil, "against jsq-kv: 1.2 ms of every 44 ms step lost, 0.3 rank-hours lost today"},
+		"lost lately, saved today":    {Against{SavedMs: -1.2, Claimed: true, Today: 4}, nil, "against jsq-kv: 1.2 ms of every 44 ms step lost, 4.0 rank-hours saved today"},
+		"today is too little to tell": {Against{SavedMs: 3.14, Claimed: true, Today: 0.04}, nil, "against jsq-kv: 3.1 ms of every 44 ms step saved"},
+		"within the error":            {Against{SavedMs: 0.3, Today: 2.6}, nil, "against jsq-kv: no difference beyond the twin's own error of 0.8 % of a step"},
+		"it failed":                   {Against{Claimed: true}, errors.New("the policy failed"), "against jsq-kv: it cannot be replayed: the policy failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.a.Policy = "jsq-kv"
+			c.a.Say(&Twin{StepMs: 43.9, ErrorRatio: 0.008}, c.failed)
+			if c.a.Says != c.want {
+				t.Errorf("Say = %q; want %q", c.a.Says, c.want)
+			}
+		})
+	}
+}
