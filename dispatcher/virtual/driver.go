@@ -1,0 +1,123 @@
+// Package virtual is decode engines in virtual time with the server's own boards before them. The simulator
+// and the twin run it, so that neither has boards or engines of its own.
+package virtual
+
+import (
+	"math"
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
+
+// Driver owns boards on virtual time, as the dispatcher's runner does on the clock: it tells them events
+// about one model, and does what they want done. Rounds take no virtual time, so that a policy always has
+// its whole budget. Times are ms since Began.
+type Driver struct {
+	Boards *board.Boards
+	Began  time.Time
+	Model  string
+	Counts board.Counts
+
+	Bound   func(e *board.Effect)
+	Refused func(e *board.Effect)
+	Other   func(e *board.Effect) // what else they want done
+	Told    func(ms float64)      // an event was told, and what follows from it was decided
+	Timed   func(round func())    // has a round decided, for who wants to know how long that takes; nil: nobody does
+
+	// For who keeps what happens; nil: nobody does.
+	Hears func(e board.Event, now time.Time)   // before the boards are told
+	Does  func(e *board.Effect, now time.Time) // before it is done
+
+	tick    board.Tick
+	decided board.Decided
+	stopped map[string]bool // groups of which nothing runs any more, so that the next step has no length
+}
+
+// NewDriver drives boards.
+func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
+	return &Driver{
+		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, stopped: map[string]bool{},
+		Other: func(*board.Effect) {}, Told: func(float64) {},
+	}
+}
+
+// Instant is the time of so many ms.
+func (d *Driver) Instant(ms float64) time.Time {
+	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
+}
+
+// Apply tells the boards an event, and has them decide what follows from it.
+func (d *Driver) Apply(e board.Event, ms float64) {
+	now := d.Instant(ms)
+	if d.Hears != nil {
+		d.Hears(e, now)
+	}
+	d.carryOut(d.Boards.Apply(e, now), now)
+	for d.Boards.Deciding() {
+		var effects []board.Effect
+		round := func() { effects = d.Boards.Apply(board.Decide{}, now) }
+		if d.Timed != nil {
+			d.Timed(round)
+		} else {
+			round()
+		}
+		d.carryOut(effects, now)
+		d.carryOut(d.Boards.Apply(&d.decided, now), now)
+	}
+	d.Told(ms)
+}
+
+// Look is a tick.
+func (d *Driver) Look(ms float64) {
+	if d.Boards.Looks(d.Model, d.Instant(ms)) {
+		d.Count(ms)
+	}
+	d.Apply(&d.tick, ms)
+}
+
+// Next is when the boards want to look even if nothing happens.
+func (d *Driver) Next() float64 {
+	if at := d.Boards.Next(); !at.IsZero() {
+		return float64(at.Sub(d.Began)) / float64(time.Millisecond)
+	}
+	return Never
+}
+
+// Never is a time that does not come.
+var Never = math.Inf(1)
+
+// Count tells how far the slots are with the event that follows.
+func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
+
+func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
+	for i := range effects {
+		if d.Does != nil {
+			d.Does(&effects[i], now)
+		}
+		switch e := &effects[i]; e.Kind {
+		case board.EffectBind:
+			d.seat(e.Bound.Slot)
+			d.Bound(e)
+		case board.EffectRefuse:
+			d.Refused(e)
+		case board.EffectRest:
+			d.stopped[e.Group.Name] = true
+		default:
+			d.Other(e)
+		}
+	}
+}
+
+// seat makes room for the counts of a slot, which begin at nothing.
+func (d *Driver) seat(slot int32) {
+	c := &d.Counts
+	for int(slot) >= len(c.Tokens) {
+		c.Tokens, c.Began, c.Joined = append(c.Tokens, 0), append(c.Began, false), append(c.Joined, 0)
+	}
+	c.Tokens[slot], c.Began[slot], c.Joined[slot] = 0, false, 0
+}
+
+// progress tells of the tokens of a slot: how many were seen, and with which step the first came.
+func (d *Driver) progress(slot, seen int32, first uint32) {
+	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = seen, true, first
+}

@@ -1,0 +1,214 @@
+package virtual
+
+import (
+	"math"
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
+
+// Engines are the ranks of one model in virtual time. Who drives them says what they serve.
+type Engines struct {
+	*Driver
+	Groups []*Group
+	Now    float64 // ms
+	Stale  int     // boards see the progress of a request so many steps late
+
+	Length    func(g *Group) (ms float64)              // of the step that begins
+	Prefill   func(prompt int32) (ready, took float64) // of one whose KV has room now; nil: its KV is there
+	Token     func(l *Leg)                             // it got one
+	Seated    func(l *Leg)                             // it got its slot
+	Finished  func(g *Group, l Leg)                    // it got its last token, and has left
+	Preempted func(r *Rank, l Leg)                     // it has left for want of KV room
+	Stepped   func(g *Group, tokens int)               // a step is over
+
+	given board.Release // used again and again
+}
+
+// Turn is one instant at which something happens: a step ends, come tells the boards of requests, ranks
+// and whatever else there is now, and the boards look.
+func (e *Engines) Turn(come func()) {
+	for _, g := range e.Groups {
+		if g.Ends <= e.Now {
+			e.finishStep(g)
+		}
+	}
+	come()
+	e.Look(e.Now)
+}
+
+// Begin begins the steps of groups that rest, and says whether a request was preempted for that.
+func (e *Engines) Begin() (preempted bool) {
+	for _, g := range e.Groups {
+		if g.Ends == Never {
+			preempted = e.startStep(g) || preempted
+		}
+	}
+	return preempted
+}
+
+// Due is when the engines or the boards have something to do again, and whether a step is in progress.
+func (e *Engines) Due() (next float64, busy bool) {
+	next = e.Driver.Next()
+	for _, g := range e.Groups {
+		next = min(next, g.Ends)
+		busy = busy || g.Ends < Never
+	}
+	return next, busy
+}
+
+// Place gives a request to the engine that the boards bound it to.
+func (e *Engines) Place(r *Rank, l Leg) {
+	l.Begin = NotBegun
+	r.Legs = append(r.Legs, l)
+	e.pull(r, r.Group.next())
+	e.seat(r)
+}
+
+// Put has a request on a rank from the start, with the tokens that it has got already.
+func (e *Engines) Put(r *Rank, l Leg) {
+	e.Driver.seat(l.Slot)
+	if l.Pulled {
+		r.KV += int64(l.Prompt) + int64(l.Gen)
+	}
+	if l.Joined != 0 {
+		e.progress(l.Slot, l.Gen, l.Joined)
+	}
+	r.Legs = append(r.Legs, l)
+}
+
+// seat gives free slots to those that wait in the engine, or have been prefilled.
+func (e *Engines) seat(r *Rank) {
+	for i := r.Active; i < len(r.Legs) && r.Active < r.Slots; i++ {
+		l := r.Legs[i]
+		if l.Begin == NotBegun {
+			continue
+		}
+		copy(r.Legs[r.Active+1:i+1], r.Legs[r.Active:i])
+		r.Legs[r.Active] = l
+		e.Seated(&r.Legs[r.Active])
+		r.Active++
+	}
+}
+
+// pull gives those that wait without it their room for KV, in order, while there is any. Where ranks are
+// bound before the prefill, that begins now.
+func (e *Engines) pull(r *Rank, step int64) {
+	for i := range r.Legs {
+		l := &r.Legs[i]
+		if !l.Pulled {
+			if !r.fits(int64(l.Prompt)) && r.KV > 0 {
+				return
+			}
+			l.Pulled, l.Ready = true, e.Now
+			r.KV += int64(l.Prompt)
+			if e.Prefill != nil {
+				l.Ready, l.Prefill = e.Prefill(l.Prompt)
+			}
+		}
+		if l.Begin == NotBegun && l.Ready <= e.Now {
+			l.Begin = step + l.Lag
+		}
+	}
+}
+
+// startStep preempts where KV overflows, and says when the step ends. A group in which nothing decodes
+// does not step.
+func (e *Engines) startStep(g *Group) (preempted bool) {
+	holds := false
+	for _, r := range g.Ranks {
+		e.pull(r, g.Step)
+		e.seat(r)
+		for i, over := r.victim(); over; i, over = r.victim() {
+			e.Preempt(r, i)
+			e.Apply(board.Preempted{Worker: r.ID}, e.Now)
+			preempted = true
+		}
+		holds = holds || r.Active > 0
+	}
+	if holds {
+		g.Ends = e.Now + e.Length(g)
+	}
+	return preempted
+}
+
+// Preempt sends the i-th request of a rank back.
+func (e *Engines) Preempt(r *Rank, i int) {
+	l := r.Legs[i]
+	r.Remove(i)
+	e.Release(r.Group, &l, board.Failed)
+	e.Preempted(r, l)
+}
+
+// finishStep gives every running request its token, tells the boards of the step as the streams would, and
+// releases those that have all.
+func (e *Engines) finishStep(g *Group) {
+	tokens, told := 0, false
+	for _, r := range g.Ranks {
+		for i := range r.Active {
+			l := &r.Legs[i]
+			if l.Begin > g.Step {
+				continue
+			}
+			again := l.Joined != 0 && !told // the first stream that speaks again tells of the step
+			if again {
+				g.Number++
+			}
+			l.Gen++
+			l.Left--
+			if l.Joined == 0 {
+				l.Joined = g.Number
+			}
+			e.progress(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined)
+			e.Token(l)
+			r.KV++
+			tokens++
+			if again {
+				told = true
+				e.heard(g)
+			}
+		}
+	}
+	e.Stepped(g, tokens)
+	for _, r := range g.Ranks {
+		for i := 0; i < len(r.Legs); {
+			if r.Legs[i].Left > 0 {
+				i++
+				continue
+			}
+			l := r.Legs[i]
+			r.Remove(i)
+			e.Release(g, &l, board.Finished)
+			e.Finished(g, l)
+		}
+	}
+	g.Step++
+	g.Ends = Never
+}
+
+// heard tells the boards of a step.
+func (e *Engines) heard(g *Group) {
+	if e.stopped[g.Key.Name] {
+		delete(e.stopped, g.Key.Name)
+		g.Since = math.NaN()
+	}
+	told := board.Step{Number: g.Number}
+	if !math.IsNaN(g.Since) {
+		told.Length = time.Duration(math.Round((e.Now - g.Since) * float64(time.Millisecond)))
+	}
+	g.Since = e.Now
+	g.steps.Told = append(g.steps.Told[:0], told)
+	e.Count(e.Now)
+	e.Apply(&g.steps, e.Now)
+}
+
+// Release gives the slot of a request back.
+func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
+	e.given = board.Release{
+		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen)}, Generated: l.Gen, Started: l.Gen > 0, First: l.Joined,
+	}
+	if l.Joined != 0 {
+		e.given.Last = g.Number
+	}
+	e.Apply(&e.given, e.Now)
+}

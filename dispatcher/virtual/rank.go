@@ -1,0 +1,125 @@
+package virtual
+
+import (
+	"math"
+	"slices"
+
+	"evenkeel/dispatcher/board"
+)
+
+// Leg is a request on a rank, as it really is.
+type Leg struct {
+	Job    int32 // whatever whoever drives the engines calls it by
+	Slot   int32 // the board's
+	Prompt int32
+	Gen    int32 // tokens of this leg
+	Left   int32 // tokens until its end
+	Lag    int64 // steps between the first that it could take part in and the one of its first token
+
+	Pulled bool   // its KV is on the rank, or in flight to it
+	Begin  int64  // step of its first token, if it has a slot by then; NotBegun: it is not prefilled yet
+	Joined uint32 // step that the group was told of when it got that token; 0: it has none
+
+	Ready, Prefill float64 // when it is prefilled, and what of the time before it was prefilled in, ms
+}
+
+// NotBegun is the first step of a request that is not prefilled yet.
+const NotBegun = math.MaxInt64
+
+// Rank is one rank's engine. The first Active of its requests decode, the others wait in the engine for a
+// slot, first come first served, or are being prefilled somewhere.
+type Rank struct {
+	ID       int32
+	Slots    int
+	Capacity int64   // KV tokens, 0 = unlimited
+	Cost     float64 // what a KV token costs here, 1 = the group's mean
+	Others   int64   // KV tokens of requests that are nobody's here
+
+	Group  *Group
+	Active int
+	KV     int64 // KV tokens of everything pulled
+	Legs   []Leg // in order of admission
+}
+
+// Group is ranks behind one barrier.
+type Group struct {
+	Key        board.GroupKey
+	C0Ms, C1Ms float64 // a step takes C0Ms and C1Ms for each KV token of the fullest rank, times its Cost
+	Ranks      []*Rank // that are part of it, ascending id
+	Step       int64   // number of the step in progress, else of the next one
+	Ends       float64 // of the step in progress, ms; Never: none
+
+	// What its streams tell: the number of the step whose tokens come, and when that was told, NaN if nothing
+	// ran before.
+	Number uint32
+	Since  float64
+	steps  board.Steps
+}
+
+// NewGroup is one that does not step yet.
+func NewGroup(key board.GroupKey, c0Ms, c1Ms float64) *Group {
+	return &Group{Key: key, C0Ms: c0Ms, C1Ms: c1Ms, Ends: Never, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+}
+
+// Load sums the KV tokens that step k reads, and the requests that decode.
+func (r *Rank) Load(k int64) (tokens int64, running int) {
+	tokens = r.Others
+	for i := range r.Active {
+		if l := &r.Legs[i]; l.Begin <= k {
+			tokens += int64(l.Prompt) + int64(l.Gen)
+			running++
+		}
+	}
+	return tokens, running
+}
+
+// fits says whether there is room for the KV of so many tokens. An idle rank takes anything.
+func (r *Rank) fits(tokens int64) bool {
+	return r.Capacity == 0 || r.Others+r.KV+tokens <= r.Capacity
+}
+
+// victim is the request that KV overflow takes: the last admitted one that holds KV, unless it is the only
+// one. ok is false when nothing is to be done.
+func (r *Rank) victim() (i int, ok bool) {
+	if r.Capacity == 0 || r.Others+r.KV <= r.Capacity {
+		return 0, false
+	}
+	for i = len(r.Legs) - 1; i > 0; i-- {
+		if r.Legs[i].Pulled {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// Remove takes the i-th request off.
+func (r *Rank) Remove(i int) {
+	if l := &r.Legs[i]; l.Pulled {
+		r.KV -= int64(l.Prompt) + int64(l.Gen)
+	}
+	if i < r.Active {
+		r.Active--
+	}
+	r.Legs = slices.Delete(r.Legs, i, i+1)
+}
+
+// FirstReady is when a request of the group is prefilled that is not yet.
+func (g *Group) FirstReady() float64 {
+	next := Never
+	for _, r := range g.Ranks {
+		for i := r.Active; i < len(r.Legs); i++ {
+			if l := &r.Legs[i]; l.Pulled && l.Begin == NotBegun {
+				next = min(next, l.Ready)
+			}
+		}
+	}
+	return next
+}
+
+// next is the first step that a request admitted now can take part in.
+func (g *Group) next() int64 {
+	if g.Ends < Never {
+		return g.Step + 1
+	}
+	return g.Step
+}
