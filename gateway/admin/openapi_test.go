@@ -374,7 +374,7 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway/door", "peers.go")
-	for _, pkg := range []string{"gateway/request", "gateway/prompt", "gateway/openai", "gateway/edge"} {
+	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge"} {
 		client = append(client, codesIn(t, pkg)...)
 	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))
@@ -404,7 +404,7 @@ func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 					}
 				case "Unavailable":
 					all = append(all, c.pairs(status(http.StatusServiceUnavailable), args[0])...)
-				case "streamError":
+				case "Stream":
 					all = append(all, c.pairs(status(http.StatusBadGateway), args[0])...)
 				case "bad":
 					all = append(all, c.pairs(status(http.StatusBadRequest), args[0])...)

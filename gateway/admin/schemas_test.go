@@ -35,7 +35,7 @@ func schemaName(t reflect.Type) string {
 	switch part {
 	case "fleet", "journal", "reload", "service":
 		part = "gateway"
-	case "board":
+	case "board", "verdict":
 		part = "dispatcher"
 	}
 	return upper(part) + upper(t.Name())
