@@ -75,6 +75,7 @@ type Machine struct {
 	stale   bool      // it has been written since
 	changed time.Time // when another Stamp or Term was last seen
 	try     time.Time // no call before
+	bare    bool      // an acquisition of a lease that was not there may still come to pass
 
 	held    bool
 	epoch   int64     // ours, while held
@@ -124,7 +125,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 		return Release, now
 	case m.reclaim:
 		if m.looked && !m.stale && m.mine() {
-			return Acquire, now
+			return m.acquire(), now
 		}
 		return Look, now
 	case m.held:
@@ -135,12 +136,17 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	}
 	switch at, ok := m.mayAcquire(); {
 	case ok && !now.Before(at):
-		return Acquire, now
+		return m.acquire(), now
 	case m.mayAsk(now):
 		m.asking = true
 		return AskBack, now
 	}
 	return Look, now
+}
+
+func (m *Machine) acquire() Call {
+	m.bare = m.bare || m.absent()
+	return Acquire
 }
 
 // until is when the view changes by itself, at most at.
@@ -156,12 +162,19 @@ func (m *Machine) until(now, at time.Time) time.Time {
 }
 
 // released says whether the last holder gave the lease back. It had stopped
-// before. Who finds no lease at all does not know whether one was deleted.
+// before.
 func (m *Machine) released() bool { return m.rec.Holder == "" && m.rec.Epoch > 0 }
+
+// absent says whether there was no lease. Nobody knows then whether one was deleted,
+// and when: another may have acquired it, and admit, between any two looks of ours.
+func (m *Machine) absent() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
+
+// untouched says whether nobody ever held the lease, for all this dispatcher has heard.
+func (m *Machine) untouched() bool { return m.absent() && m.seen == 0 }
 
 // expiry is when the holder that was seen last lost the lease, by this clock.
 func (m *Machine) expiry() time.Time {
-	if m.rec.Term == Over || m.released() {
+	if m.rec.Term == Over || m.released() || m.untouched() {
 		return m.changed
 	}
 	return m.changed.Add(m.duration())
@@ -181,7 +194,7 @@ func (m *Machine) mayAcquire() (at time.Time, ok bool) {
 	}
 	at = m.expiry()
 	if !m.cfg.Home {
-		if m.released() { // its home goes first
+		if m.released() || m.untouched() { // its home goes first
 			at = at.Add(m.cfg.Step)
 		}
 		at = at.Add(time.Duration(m.cfg.Rank) * m.cfg.RankDelay)
@@ -189,10 +202,15 @@ func (m *Machine) mayAcquire() (at time.Time, ok bool) {
 	return later(at, m.promise.until), true
 }
 
-// mayAdmit is when who acquires what was looked at may admit.
-func (m *Machine) mayAdmit() time.Time {
-	if m.released() {
+// mayAdmit is when who acquires now what was looked at may admit. Who creates the
+// lease waits a whole one from then on: until that moment somebody may have renewed
+// one that was deleted.
+func (m *Machine) mayAdmit(now time.Time) time.Time {
+	switch {
+	case m.released():
 		return m.changed
+	case m.absent():
+		return now.Add(m.duration() + m.startDelay())
 	}
 	return m.expiry().Add(m.startDelay())
 }

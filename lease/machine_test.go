@@ -34,15 +34,36 @@ func TestRenewalCountsFromWhenItWasSent(t *testing.T) {
 
 func TestLeaseThatIsNotThereMayHaveBeenDeleted(t *testing.T) {
 	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	m.Heard(3)
 	m.Looked(seconds(0), seconds(0), Record{}, nil)
 	call, _ := m.Next(seconds(14))
-	require.Equal(t, Look, call)
+	require.Equal(t, Look, call, "its holder may renew it by pledges and create it again")
 	m.Looked(seconds(14), seconds(14), Record{}, nil)
 	call, _ = m.Next(seconds(15))
 	require.Equal(t, Acquire, call)
-	m.Acquired(seconds(15), seconds(15), Record{Holder: "us-1_a", Epoch: 1, Stamp: "1"}, nil)
-	require.Equal(t, Starting, m.View(seconds(19.9)).Phase)
-	require.Equal(t, Owner, m.View(seconds(20)).Phase)
+	m.Acquired(seconds(15), seconds(16), Record{Holder: "us-1_a", Epoch: 4, Stamp: "1"}, nil)
+	require.Equal(t, Starting, m.View(seconds(16)).Phase)
+	for s := 17.; s < 36; s += 2 {
+		m.Renewed(seconds(s), seconds(s), nil)
+		require.Equal(t, Starting, m.View(seconds(s)).Phase, "another may have held one that was deleted a moment before")
+	}
+	m.Renewed(seconds(36), seconds(36), nil)
+	require.Equal(t, Owner, m.View(seconds(36)).Phase)
+}
+
+func TestALeaseThatNobodyEverHeldIsTakenAtOnceAndWaitedFor(t *testing.T) {
+	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	m.Looked(seconds(0), seconds(0), Record{}, nil)
+	call, _ := m.Next(seconds(0))
+	require.Equal(t, Acquire, call)
+	m.Acquired(seconds(0), seconds(0), Record{}, errLate)
+	m.Looked(seconds(5), seconds(5), Record{Holder: "us-1_a", Epoch: 1, Stamp: "1"}, nil)
+	for s := 5.; s < 25; s += 2 {
+		m.Renewed(seconds(s), seconds(s), nil)
+		require.Equal(t, Starting, m.View(seconds(s)).Phase, "it came to pass at any moment until now")
+	}
+	m.Renewed(seconds(25), seconds(25), nil)
+	require.Equal(t, Owner, m.View(seconds(25)).Phase)
 }
 
 func TestAcquisitionWhoseAnswerWasLostIsOursOnceRenewed(t *testing.T) {

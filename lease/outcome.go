@@ -25,7 +25,11 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	case m.reclaim:
 		m.lose(now)
 	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held: // an acquisition whose answer was lost
-		m.hold(sent, now.Add(m.startDelay()), rec.Epoch)
+		start := now.Add(m.startDelay())
+		if m.bare { // perhaps nothing was there when it came to pass
+			start = start.Add(m.duration())
+		}
+		m.hold(sent, start, rec.Epoch)
 		m.renewed, m.lasts = time.Time{}, time.Time{} // nothing is known of its age before it is renewed
 		m.try = now
 	}
@@ -67,7 +71,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		}
 		return
 	}
-	start := m.mayAdmit()
+	start := m.mayAdmit(now)
 	if m.reclaim && now.Before(m.lasts) { // nobody else has admitted since we did
 		start = m.start
 	}
@@ -77,7 +81,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 }
 
 func (m *Machine) hold(sent, start time.Time, epoch int64) {
-	m.held, m.reclaim, m.epoch, m.start = true, false, epoch, start
+	m.held, m.reclaim, m.bare, m.epoch, m.start = true, false, false, epoch, start
 	m.renewed, m.lasts = sent, sent.Add(m.cfg.RenewDeadline)
 	m.giveBy, m.claimed = time.Time{}, 0
 	clear(m.pledges)

@@ -421,6 +421,30 @@ func TestHigherEpochStopsAtOnceUntilItIsProvenFalse(t *testing.T) {
 	require.True(t, n.m.View(now).Admits, "a false word is not believed twice")
 }
 
+// Somebody deletes a lease right after it was acquired, before the next in order looks:
+// for that one it was never there, and the first cannot know.
+func TestALeaseThatIsDeletedBeforeItWasSeenMakesNoSecondOwner(t *testing.T) {
+	for name, ttl := range stores {
+		t.Run(name, func(t *testing.T) {
+			for deleted := range 60 { // half a second each
+				w := newWorld(ttl)
+				home, next := w.join("us-1", 1), w.join("eu-1", 1)
+				at := time.Duration(deleted) * time.Second / 2
+				next.shut = []span{{at - 2*time.Second, at}}
+				for w.t < 2*time.Minute {
+					if w.t == at {
+						w.rec = Record{}
+						home.shut = []span{{at, at + 20*time.Second}} // and does not hear of it
+					}
+					w.step()
+					require.NotContains(t, w.owners(), "and", "at %v, deleted at %v", w.t, at)
+				}
+				require.Equal(t, "us-1", w.owners())
+			}
+		})
+	}
+}
+
 // With a lease never two admit, whatever the network does and however the clocks
 // run, as long as none is twice as fast as another; and when the trouble is over
 // the home owns its area.
