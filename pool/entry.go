@@ -1,5 +1,6 @@
-// Package pool holds finished prefills until a decode rank takes them: their
-// order, their age, and the instant at which each has waited too long.
+// Package pool holds finished prefills, and requests that need a rank before
+// theirs, until a decode rank takes them: their order, their age, and the
+// instant at which each has waited too long.
 //
 // A Pool has one owner and no lock; Places is the concurrent count of how many
 // prefills may be on their way into it.
@@ -12,17 +13,26 @@ import (
 
 // Why an entry left the pool without a rank.
 var (
+	ErrUnbound = errors.New("pool: no decode rank had room for the request within pool.ttl, and its connector needs one before the prefill; nothing was prefilled yet; retry later or add decode capacity")
 	ErrTimeout = errors.New("pool: no decode rank had room within pool.ttl; retry later or add decode capacity")
 	ErrExpired = errors.New("pool: the hand-off passed its deadline while it waited for a decode rank; prefill again")
 )
 
-// Entry is one finished prefill that waits for a decode rank. Whoever hands it
-// over fills the exported fields and changes none of them afterwards.
+// Entry is one finished prefill that waits for a decode rank, or a request whose
+// connector needs the rank before the prefill. Whoever hands it over fills the
+// exported fields and changes none of them afterwards.
 type Entry struct {
 	ID    uint64 // unique among the entries that wait
 	Model string
 
-	Prefiller string // engine that holds its KV; empty = nobody counts what fails with it
+	Prefiller string // engine that holds its KV, or will; empty = nobody counts what fails with it
+
+	// Early: nothing is prefilled before it has a rank. So no hand-off of it perishes, and Deadline,
+	// if there is one, is its client's. The pool's TTL counts from Arrival, of a resumed request from Entered.
+	Early bool
+	// Lead is how long after it is bound the first token of an early entry is predicted to come;
+	// 0: nobody knows, and policies see it as if it were prefilled.
+	Lead time.Duration
 
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
@@ -83,12 +93,19 @@ func (e *Entry) GuardWait(now time.Time) time.Duration {
 func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 
 func (e *Entry) arm(ttl time.Duration) {
-	e.expires, e.why = e.Deadline, ErrExpired
-	if end := e.Entered.Add(ttl); ttl > 0 && !e.Discard && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
-		e.expires, e.why = end, ErrTimeout
+	from, late, tooLong := e.Entered, ErrExpired, ErrTimeout
+	if e.Early {
+		late, tooLong = ErrUnbound, ErrUnbound
+		if e.Age == 0 { // else its answer has run since
+			from = e.Arrival
+		}
+	}
+	e.expires, e.why = e.Deadline, late
+	if end := from.Add(ttl); ttl > 0 && !e.Discard && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
+		e.expires, e.why = end, tooLong
 	}
 	if !e.expires.IsZero() {
-		e.urgentAt = e.expires.Add(-e.expires.Sub(e.Entered) / 4)
+		e.urgentAt = e.expires.Add(-e.expires.Sub(from) / 4)
 	}
 	if soon := e.Entered.Add(discardPatience); e.Discard && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
 		e.urgentAt = soon

@@ -17,7 +17,7 @@ type Pool struct {
 }
 
 // New returns an empty pool. An entry may wait for ttl, or until its
-// hand-off's deadline if that is earlier; ttl 0 leaves only the deadline.
+// deadline if that is earlier; ttl 0 leaves only the deadline.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
 // Clone copies the pool with its entries.

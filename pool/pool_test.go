@@ -158,3 +158,40 @@ func TestPoolAgainstAList(t *testing.T) {
 		})
 	})
 }
+
+func TestAnEarlyEntryWaitsFromItsArrivalOn(t *testing.T) {
+	arrival := at(0)
+	early := func(deadline time.Time) *Entry {
+		return &Entry{ID: 1, Arrival: arrival, Entered: arrival.Add(3 * time.Second), Deadline: deadline, Early: true}
+	}
+	for _, c := range []struct {
+		name     string
+		deadline time.Time
+		ttl, end time.Duration
+	}{
+		{"the pool's time counts from its arrival", time.Time{}, 8 * time.Second, 8 * time.Second},
+		{"its client's limit comes first", arrival.Add(4 * time.Second), 8 * time.Second, 4 * time.Second},
+		{"only its client has a limit", arrival.Add(12 * time.Second), 0, 12 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, e := New(c.ttl), early(c.deadline)
+			p.Add(e, e.Entered)
+			require.False(t, e.Urgent(arrival.Add(c.end*3/4-1)))
+			require.True(t, e.Urgent(arrival.Add(c.end*3/4)))
+			require.Empty(t, p.Expire(arrival.Add(c.end-1), nil))
+			require.Equal(t, []*Entry{e}, p.Expire(arrival.Add(c.end), nil))
+			_, why := e.Expiry()
+			require.ErrorIs(t, why, ErrUnbound)
+		})
+	}
+	p, e := New(8*time.Second), early(time.Time{})
+	e.Arrival, e.Age = arrival.Add(-time.Hour), 40
+	p.Add(e, e.Entered)
+	require.False(t, e.Urgent(e.Entered.Add(time.Second)), "its answer has run since its arrival")
+	require.Empty(t, p.Expire(e.Entered.Add(8*time.Second-1), nil))
+	require.Equal(t, []*Entry{e}, p.Expire(e.Entered.Add(8*time.Second), nil))
+	p, e = New(0), early(time.Time{})
+	p.Add(e, e.Entered)
+	require.Empty(t, p.Expire(arrival.Add(time.Hour), nil), "nothing of it perishes")
+	require.False(t, e.Urgent(arrival.Add(time.Hour)))
+}
