@@ -53,6 +53,7 @@ type past struct {
 	next             int     // in order: the first that had not finished
 	window           window
 	outputs, prompts *recent
+	online           *Online // is told of them as well; nil: nobody
 }
 
 func newPast(reqs []Sample, step time.Duration) *past {
@@ -79,6 +80,9 @@ func (p *past) until(t time.Duration) {
 		p.window.push(r.Output)
 		p.outputs.push(r.Output)
 		p.prompts.push(r.Prompt)
+		if p.online != nil {
+			p.online.Finished(r.Prompt, r.Output, r.Key)
+		}
 	}
 }
 

@@ -151,11 +151,10 @@ func (t *trial) fit(k Kind) (*Fit, error) {
 		f.Trees = m.export(p.outputs, p.prompts)
 		rows = t.replay(m)
 	} else {
-		p, _, err := f.Build(t.opt.Horizon)
-		if err != nil {
+		var err error
+		if rows, err = t.ask(k, f.PromptQuantiles); err != nil {
 			return nil, err
 		}
-		rows = t.ask(p)
 	}
 	f.Holdout = Holdout{Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10)}
 	return f, nil
@@ -195,19 +194,31 @@ func (t *trial) buckets() (edges []int32, buckets []Bucket) {
 	return edges, buckets
 }
 
-// ask predicts the held-out rows from what the file holds.
-func (t *trial) ask(p Predictor) []Row {
-	q, out := make([]Query, len(t.points)), make([]Prediction, len(t.points))
+// ask predicts the held-out rows with tables, each from what had finished by then, as the server would
+// have them: rebuilt after so many requests or a second.
+func (t *trial) ask(k Kind, edges []int32) ([]Row, error) {
+	o, err := NewOnline(OnlineConfig{Kind: k, Horizon: t.opt.Horizon})
+	if err != nil {
+		return nil, err
+	}
+	if len(edges) > 0 {
+		o.edges, o.fitEdges = edges, true
+	}
+	p := newPast(t.reqs, t.opt.Step)
+	p.online = o
+	rows := make([]Row, len(t.points))
+	var table Predictor
+	var out [1]Prediction
 	for i, at := range t.points {
+		p.until(at.time)
+		if built, _, due := o.Rebuild(time.Time{}.Add(at.time)); due {
+			table = built
+		}
 		r := &t.reqs[at.request]
-		q[i] = Query{Prompt: r.Prompt, Age: at.age, Key: r.Key}
+		table.Predict(t.opt.Horizon, []Query{{Prompt: r.Prompt, Age: at.age, Key: r.Key}}, out[:])
+		rows[i] = t.row(at, out[0])
 	}
-	p.Predict(t.opt.Horizon, q, out)
-	rows := make([]Row, len(out))
-	for i := range out {
-		rows[i] = t.row(t.points[i], out[i])
-	}
-	return rows
+	return rows, nil
 }
 
 // replay predicts the held-out rows with the trees, each from what had

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
 )
 
 // recurrent is traffic in which templates recur and long prompts get long answers.
@@ -87,6 +89,7 @@ func TestHeldOutRequestsDoNotTrain(t *testing.T) {
 }
 
 func TestTrainingIsDeterministic(t *testing.T) {
+	race.Alone(t)
 	again, err := Train("learned", recurrent(1200), Options{})
 	require.NoError(t, err)
 	require.Equal(t, learnedFit(t), again)
@@ -182,8 +185,36 @@ func TestTrainSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestADrawOfRowsIsEnough(t *testing.T) {
+	race.Alone(t)
 	f, err := Train("learned", recurrent(1200), Options{MaxRows: 4000})
 	require.NoError(t, err)
 	require.NotEqual(t, learnedFit(t).Trees, f.Trees)
 	require.InDelta(t, float64(learnedFit(t).Holdout.Brier), float64(f.Holdout.Brier), 0.02)
+}
+
+// Tables are scored as they would serve, and as the trees' features are: they go on learning from what
+// finishes.
+func TestTablesLearnWhileTheyAreScored(t *testing.T) {
+	race.Alone(t)
+	reqs := recurrent(1600)
+	for i := 1200; i < len(reqs); i++ { // the traffic changes with the held-out part
+		reqs[i].Output += 600
+	}
+	f, err := Train(Auto, reqs, Options{})
+	require.NoError(t, err)
+	frozen, err := Train("survival", reqs, Options{})
+	require.NoError(t, err)
+	asFitted, _, err := frozen.Build(80)
+	require.NoError(t, err)
+	var rows []Row
+	for _, at := range agePoints(reqs, 1200, 20, 55*time.Millisecond) {
+		rest := int(reqs[at.request].Output - at.age)
+		said := ask(asFitted, 80, Query{Age: at.age})
+		rows = append(rows, Row{P: said.P, Mu: said.Mu, Remaining: float64(rest), Ended: rest <= 80})
+	}
+	was := Score(rows)
+	for _, c := range f.Compared[:2] {
+		require.Equal(t, was.Rows, c.Rows)
+		require.Less(t, float64(c.Brier), 0.9*float64(was.Brier), "%s", c.Kind)
+	}
 }
