@@ -130,4 +130,6 @@ func TestNothingOnARequestsWayAllocates(t *testing.T) {
 	prompt := json.RawMessage(`[1,2,3,40000]`)
 	room := make([]int32, 0, 8)
 	require.Zero(t, testing.AllocsPerRun(20, func() { room, _ = PromptTokens(room[:0], prompt) }))
+	messages = json.RawMessage(`[{"role":"user","content":"a long text"}]`)
+	require.Zero(t, testing.AllocsPerRun(20, func() { PromptTokens(nil, messages) }), "which are no token ids")
 }

@@ -3,8 +3,8 @@ package index
 import (
 	"encoding/binary"
 	"encoding/json"
+	"math"
 	"math/bits"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/cespare/xxhash/v2"
@@ -226,8 +226,8 @@ func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	}
 	ids = dst
 	for element := range rawjson.Elements(prompt) {
-		id, err := strconv.ParseInt(string(element), 10, 32) // does not allocate: the text does not escape
-		if err != nil || id < 0 {
+		id, ok := rawjson.Int(element, 0, len(element)) // an error of strconv has a copy of the element, a whole message
+		if !ok || id > math.MaxInt32 {
 			return dst, false
 		}
 		ids = append(ids, int32(id))
