@@ -281,7 +281,6 @@ func (s *Stream) apply(payload []byte) {
 		}
 	})
 	s.garbled.Store(err != nil)
-	s.count.batches.Add(1)
 	s.answered.Store(0)
 	switch {
 	case err != nil:
@@ -291,6 +290,7 @@ func (s *Stream) apply(payload []byte) {
 		s.cold()
 	}
 	s.count.known.Store(int64(len(s.mirror.known)))
+	s.count.batches.Add(1) // last, so that a batch that is counted shows in the blocks
 	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
 		s.count.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
