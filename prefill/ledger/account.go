@@ -74,6 +74,7 @@ type Account struct {
 	AnsweredAt time.Time // the last of our probes
 
 	ledger     *Ledger
+	freed      freed
 	capacity   int64     // KV tokens it is configured to have, 0: the scrape says
 	unanswered []*Charge // probes, in the order in which they were sent
 }
@@ -116,6 +117,9 @@ func (a *Account) SetShared(s Share, now time.Time) {
 
 // answer takes a probe off the unanswered ones, and off the scraped queue.
 func (a *Account) answer(c *Charge, now time.Time) {
+	if c.sent.IsZero() {
+		return
+	}
 	i := slices.Index(a.unanswered, c)
 	a.unanswered = slices.Delete(a.unanswered, i, i+1)
 	a.AnsweredAt = now
@@ -129,6 +133,17 @@ func (a *Account) OldestSent() time.Time {
 		return time.Time{}
 	}
 	return a.unanswered[0].sent
+}
+
+// NextSent is when the oldest unanswered probe beside a charge was sent; zero: there is
+// none.
+func (a *Account) NextSent(c *Charge) time.Time {
+	for _, o := range a.unanswered[:min(2, len(a.unanswered))] {
+		if o != c {
+			return o.sent
+		}
+	}
+	return time.Time{}
 }
 
 // running is the oldest unanswered probe, and when the engine can have begun with
@@ -158,8 +173,7 @@ func (a *Account) StallsAt() (time.Time, bool) {
 	if oldest == nil {
 		return since, false
 	}
-	predicted := time.Duration(oldest.Weight.PredictedUs) * time.Microsecond
-	return since.Add(stallFactor*predicted + stallSlack), true
+	return since.Add(stallFactor*oldest.Predicted() + stallSlack), true
 }
 
 // Stalled reports whether that moment has come.
@@ -177,6 +191,38 @@ func (a *Account) Backlog(now time.Time) float64 {
 		return waiting
 	}
 	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000, float64(now.Sub(since))/float64(time.Millisecond))
+}
+
+// Ends is when all that was sent is predicted to be answered; false: nobody knows. What is charged and not sent yet
+// has no end.
+func (a *Account) Ends() (at time.Time, known bool) {
+	oldest, since := a.running()
+	if oldest == nil || a.PredictedUs == 0 || len(a.unanswered) < a.Leases[Probing] {
+		return at, false
+	}
+	return since.Add(time.Duration(a.PredictedUs) * time.Microsecond), true
+}
+
+// Foresee is how the end of a charged prompt's prefill comes about: at a time what the engine is at ends, unless
+// that is late, and what follows up to that end takes so much more. took is what becomes of the prediction for a
+// prompt. What is not sent yet comes last.
+func (a *Account) Foresee(c *Charge, took func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
+	oldest, since := a.running()
+	if oldest != nil {
+		current = since.Add(took(oldest.Predicted()))
+	}
+	if c == oldest {
+		return current, 0
+	}
+	for _, o := range a.unanswered {
+		if o == c {
+			break
+		}
+		if o != oldest {
+			rest += took(o.Predicted())
+		}
+	}
+	return current, rest + took(c.Predicted())
 }
 
 // OthersBacklog is the part of backlog_ms that other dispatchers and strangers
@@ -206,6 +252,25 @@ func (a *Account) Batch(now time.Time) float64 {
 		others = max(others, a.Foreign)
 	}
 	return float64(a.Leases[Probing]+a.Waiting.Leases[Probing]) + others
+}
+
+// Beside is how many requests run there that are not our probes, as a current sample
+// shows.
+func (a *Account) Beside(now time.Time) float64 {
+	if !a.Current(now) {
+		return 0
+	}
+	return a.Foreign - a.foreignQueue
+}
+
+// Crowded says whether prompts of others are there, as they say or a current sample
+// shows. On an engine that also decodes, running requests are taken for decodes.
+func (a *Account) Crowded(decodes bool, now time.Time) bool {
+	prompts := a.Foreign
+	if decodes {
+		prompts = a.foreignQueue
+	}
+	return a.Shared.Unanswered > 0 || prompts > 0 && a.Current(now)
 }
 
 // Ahead is how many requests would be before one more probe: our unanswered ones,

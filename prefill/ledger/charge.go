@@ -57,6 +57,7 @@ func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_07
 //
 //	Charge ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
+// One that is Reserved is Probing, too, and its probe goes out with Send.
 // From each of them Release ends it and Orphan leaves it to the engine's own
 // timeout. Its owner settles before the last call on it. A call after that is a
 // counted bug.
@@ -67,38 +68,60 @@ type Charge struct {
 	settled bool // its owner made the last call
 	renewed bool // by the decode engine that has the request
 	holder  *Holder
-	sent    time.Time // when it was charged
+	sent    time.Time // when its probe was; zero: it was not yet
 	since   time.Time // when it got into this phase
 	expires time.Time // when the engine frees the KV by itself; zero while probing
 	place   int       // in the heap of expiries
 }
 
-// Charge books a prompt. c must not move.
+// Charge books a prompt whose probe is sent now. c must not move.
 func (a *Account) Charge(c *Charge, w Weight, h *Holder, now time.Time) {
+	a.Reserve(c, w, h, now)
+	c.Send(now)
+}
+
+// Reserve books a prompt whose probe is sent later. c must not move.
+func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 	if h != nil {
 		h.charges++
 		if h.ended {
 			a.ledger.unheld++
 		}
 	}
-	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, sent: now, since: now}
+	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, since: now}
 	a.book(Probing, w, 1)
+	a.freed.to(now) // its first charge begins the time
+	a.ledger.charged++
+	a.UpdateGate(now)
+}
+
+// Send says that the probe is sent now, once.
+func (c *Charge) Send(now time.Time) {
+	if c.settled || c.phase != Probing || !c.sent.IsZero() {
+		c.account.ledger.misuses++
+		return
+	}
+	a := c.account
+	c.sent = now
 	a.unanswered = append(a.unanswered, c)
 	a.sends++
 	a.engineWaits++
-	a.ledger.charged++
-	a.UpdateGate(now)
 }
 
 // Phase is where the prompt's KV is now.
 func (c *Charge) Phase() Phase { return c.phase }
 
-// Sent is when the prompt was charged.
+// Predicted is how long its prefill takes by itself, as predicted when it was charged.
+func (c *Charge) Predicted() time.Duration {
+	return time.Duration(c.Weight.PredictedUs) * time.Microsecond
+}
+
+// Sent is when the probe was sent; zero: it was not yet.
 func (c *Charge) Sent() time.Time { return c.sent }
 
 // MayAnswer reports whether the probe is not answered yet; else it counts a misuse.
 func (c *Charge) MayAnswer() bool {
-	if c.settled || c.phase != Probing {
+	if c.settled || c.phase != Probing || c.sent.IsZero() {
 		c.account.ledger.misuses++
 		return false
 	}
@@ -162,6 +185,9 @@ func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
 func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	a := c.account
 	a.book(c.phase, c.Weight, -1)
+	if to == Ended {
+		a.freed.add(c.Weight.Tokens, now)
+	}
 	if c.phase == Probing {
 		a.answer(c, now)
 	} else {

@@ -24,18 +24,19 @@ type Gauges struct {
 	RTT     time.Duration // 0: not measured
 	Sampled time.Time     // when the last good scrape was sent
 
-	usage        float64 // of the KV cache, NaN: none
-	scraped      int64   // capacity in KV tokens
-	foreignQueue float64 // of Foreign, those that certainly wait
-	waits        float64 // at the last scrape, ours too
-	engineWaits  float64 // requests the engine holds back and runs, ours that
-	engineRuns   float64 // came and went since the scrape included
-	sends        int     // of ours, ever
-	answers      int
-	startTime    float64
-	asked        time.Time     // when the scrape under way was sent; zero: none is
-	took         time.Duration // by the last scrape, failed or not
-	idle         idle
+	usage         float64 // of the KV cache, NaN: none
+	sampledTokens float64 // of ours that it counts
+	scraped       int64   // capacity in KV tokens
+	foreignQueue  float64 // of Foreign, those that certainly wait
+	waits         float64 // at the last scrape, ours too
+	engineWaits   float64 // requests the engine holds back and runs, ours that
+	engineRuns    float64 // came and went since the scrape included
+	sends         int     // of ours, ever
+	answers       int
+	startTime     float64
+	asked         time.Time     // when the scrape under way was sent; zero: none is
+	took          time.Duration // by the last scrape, failed or not
+	idle          idle
 }
 
 // idle is where an account stood when a scrape found nobody waiting.
@@ -107,12 +108,14 @@ type Mark struct {
 	sent           time.Time
 	unanswered     int
 	sends, answers int
+	tokens         float64 // of ours
+	probing        float64 // of those, of probes that were not answered
 }
 
 // Ask says that a scrape is sent.
 func (a *Account) Ask(now time.Time) Mark {
 	a.asked = now
-	return Mark{now, a.Leases[Probing], a.sends, a.answers}
+	return Mark{now, len(a.unanswered), a.sends, a.answers, float64(a.KVTokens()), float64(a.Tokens[Probing])}
 }
 
 // Unasked says that nobody waits for the scrape any more.
@@ -147,6 +150,10 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 		a.RTT = s.RTT
 	}
 	a.usage = s.KVUsage
+	a.sampledTokens = at.tokens
+	if at.unanswered > 0 && s.Waiting > 0 { // it has not begun with these
+		a.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
+	}
 	a.Foreign, a.foreignQueue, a.waits = 0, 0, 0
 	if there := s.Running + s.Waiting; !math.IsNaN(there) {
 		a.Foreign = max(0, there-float64(at.unanswered))
