@@ -104,12 +104,19 @@ func unit(text []byte) (r rune) {
 	return r
 }
 
-// Key returns the text of a key that stands between its quotes. Keys that chat
-// and completion requests commonly have are not allocated.
-func Key(inside []byte) string {
+// KeyText returns what a key says that stands between its quotes: the same bytes, but for
+// one with escapes.
+func KeyText(inside []byte) []byte {
 	if bytes.IndexByte(inside, '\\') >= 0 {
-		return string(AppendUnescaped(nil, inside))
+		return AppendUnescaped(nil, inside)
 	}
+	return inside
+}
+
+// Key is KeyText as a string. Keys that requests, their answers and hand-offs commonly
+// have are not allocated.
+func Key(inside []byte) string {
+	inside = KeyText(inside)
 	if known, ok := commonKeys[string(inside)]; ok {
 		return known
 	}
@@ -127,7 +134,11 @@ var commonKeys = func() map[string]string {
 		"role", "content", "name", "type", "text", "image_url", "url", "detail", "tool_calls", "tool_call_id", "function",
 		"arguments", "id", "object", "created", "choices", "usage", "index", "message", "finish_reason", "stop_reason",
 		"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "cached_tokens", "prompt_token_ids",
-		"include_usage", "continuous_usage_stats",
+		"include_usage", "continuous_usage_stats", "service_tier", "system_fingerprint", "refusal", "annotations", "audio", "function_call",
+		"reasoning", "token_ids", "routed_experts", "prompt_logprobs", "prompt_text", "ec_transfer_params", "metrics", "completion_tokens_details",
+		"created_cache_tokens", "multimodal_tokens", "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id",
+		"remote_request_id", "remote_host", "remote_port", "remote_pcp_size", "remote_dcp_size", "remote_ptp_size", "remote_block_size",
+		"remote_num_tokens", "tp_size", "last_token_id", "num_prompt_blocks", "remote_multi_nodes_meta_mapping", "host", "engine_id", "handshake_port",
 	} {
 		keys[k] = k
 	}
