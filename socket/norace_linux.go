@@ -1,0 +1,7 @@
+//go:build !race
+
+package socket
+
+func written() {}
+
+func received(uintptr) {}
