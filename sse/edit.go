@@ -19,24 +19,24 @@ const (
 // edit returns the event as the client gets it. All bytes but those of the
 // members that change stay as the engine wrote them, order and numbers included.
 func (m *Mirror) edit(e Event, dst []byte) []byte {
-	var gone [3]struct{ open, n int } // members removed so far of the current object of each level
+	var gone [3]struct{ open, n int32 } // members removed so far of the current object of each level
 	b, cur, edited := e.Data, 0, false
 	for i := range m.marks {
 		k := &m.marks[i]
-		if k.val < cur {
+		if int(k.val) < cur {
 			continue // inside a member that is gone
 		}
 		act := m.act(k, b)
 		if act == keep {
 			continue
 		}
-		from, to := k.val, k.end
+		from, to := int(k.val), int(k.end)
 		if act == remove {
 			g := &gone[k.level]
 			if g.open != k.open {
 				g.open, g.n = k.open, 0
 			}
-			from, to = rawjson.Cut(b, k.comma, k.quote, k.end, k.nth == g.n)
+			from, to = rawjson.Cut(b, int(k.comma), int(k.quote), to, k.nth == g.n)
 			g.n++
 		}
 		if !edited {

@@ -14,7 +14,7 @@ const DefaultMaxEvent = 8 << 20
 
 // keepBuffer is the largest buffer kept once it is empty: the one event that
 // carried a long prompt's token ids does not stay in memory with its stream.
-const keepBuffer = 256 << 10
+const keepBuffer = 4 << 10
 
 // Kind says what an event holds.
 type Kind uint8
@@ -41,7 +41,9 @@ type Event struct {
 // not ready: use NewFramer.
 type Framer struct {
 	max     int
-	buf     []byte
+	buf     []byte // what is being framed: the caller's bytes while lent, else a part of own
+	own     []byte // the memory for an event that has come in part
+	lent    bool
 	scratch []byte // joined data of the events returned since the last Feed
 
 	start int // the event being read starts here in buf
@@ -65,19 +67,38 @@ func NewFramer(maxEvent int) *Framer {
 	return &Framer{max: maxEvent}
 }
 
-// Feed takes bytes in; p can be reused. Slices of earlier events die here.
+// Feed takes bytes in. They are framed where they are, and p must not change until
+// Next has none left; only the beginning of an event that has not ended is copied.
+// Slices of earlier events die here.
 func (f *Framer) Feed(p []byte) {
-	if f.start > 0 {
-		f.buf = f.buf[:copy(f.buf, f.buf[f.start:])]
-		f.line -= f.start
-		f.scan -= f.start
-		f.start = 0
-	}
-	if len(f.buf) == 0 && cap(f.buf) > keepBuffer {
-		f.buf = nil
+	f.settle()
+	f.scratch = f.scratch[:0]
+	if len(f.buf) == 0 {
+		if cap(f.own) > keepBuffer {
+			f.own = nil
+		}
+		f.buf, f.lent = p, true
+		return
 	}
 	f.buf = append(f.buf, p...)
-	f.scratch = f.scratch[:0]
+	f.own = f.buf
+}
+
+// settle moves the beginning of an unfinished event to the start of our own memory.
+func (f *Framer) settle() {
+	rest := f.buf[f.start:]
+	if len(rest) > 0 && f.start == 0 && !f.lent {
+		return // it stands there; to copy it for each of its reads would cost the square of its length
+	}
+	f.line -= f.start
+	f.scan -= f.start
+	f.start = 0
+	if len(rest) == 0 {
+		f.buf, f.lent = nil, false
+		return
+	}
+	f.own = append(f.own[:0], rest...) // a rest in our own memory moves within it
+	f.buf, f.lent = f.own, false
 }
 
 // Next returns the next complete event. Its slices are valid until the next Feed.
@@ -109,14 +130,14 @@ func (f *Framer) held() int { return len(f.buf) - f.start }
 
 // Reset makes the framer ready for another stream.
 func (f *Framer) Reset() {
-	buf, scratch := f.buf[:0], f.scratch[:0]
-	if cap(buf) > keepBuffer {
-		buf = nil
+	own, scratch := f.own[:0], f.scratch[:0]
+	if cap(own) > keepBuffer {
+		own = nil
 	}
 	if cap(scratch) > keepBuffer {
 		scratch = nil
 	}
-	*f = Framer{max: f.max, buf: buf, scratch: scratch}
+	*f = Framer{max: f.max, own: own, scratch: scratch}
 }
 
 // lineEnd finds where the current line ends and the next one starts.
@@ -192,6 +213,9 @@ func (f *Framer) piece() (Event, bool) {
 		end = f.scan // a CR that waits for its LF
 	}
 	if f.Buffered() <= f.max || end == f.start {
+		if f.lent {
+			f.settle()
+		}
 		return Event{}, false
 	}
 	e := Event{Raw: f.buf[f.start:end:end], Kind: KindOpaque}

@@ -39,6 +39,10 @@ type Ask struct {
 	Seam  *Seam  // the leg goes on with an answer; nil: it begins one
 }
 
+// Found says what the prefill engine has found in its prefix cache, of a prompt whose decode began before
+// that was known.
+func (m *Mirror) Found(cached int) { m.ask.Cached = cached }
+
 // OwnCached leaves cached_tokens as decode counts them.
 const OwnCached = -2
 

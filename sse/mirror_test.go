@@ -1,8 +1,10 @@
 package sse
 
 import (
+	"bytes"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -331,6 +333,28 @@ func BenchmarkFramerAlone(b *testing.B) {
 		n++
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+}
+
+// BenchmarkFramerGathers is one event that comes in many reads: what a byte costs must
+// not grow with the length of the event.
+func BenchmarkFramerGathers(b *testing.B) {
+	for _, reads := range []int{16, 1024} {
+		b.Run(strconv.Itoa(reads*4)+"KiB", func(b *testing.B) {
+			f := NewFramer(0)
+			read := bytes.Repeat([]byte("x"), 4<<10)
+			b.SetBytes(int64(reads * len(read)))
+			for b.Loop() {
+				for range reads {
+					f.Feed(read)
+					f.Next()
+				}
+				f.Feed([]byte("\n\n"))
+				if _, whole := f.Next(); !whole {
+					b.Fatal("the event has not ended")
+				}
+			}
+		})
+	}
 }
 
 func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {

@@ -59,20 +59,21 @@ const (
 )
 
 // mark is a member that may have to change. Marks are in the order of their
-// keys, so one inside another's value follows it.
+// keys, so one inside another's value follows it. They are small because every
+// stream has some; no event has more than 1 GiB.
 type mark struct {
 	what              what
 	level             uint8 // 0 top, 1 a choice or usage, 2 usage's details
-	open              int   // its object's brace
-	nth               int   // members before it in that object
-	comma, quote, val int
-	end               int // of its value
-	n                 int // members of its value, where that matters
+	open              int32 // its object's brace
+	nth               int32 // members before it in that object
+	comma, quote, val int32
+	end               int32 // of its value
+	n                 int32 // members of its value, where that matters
 }
 
 // mark keeps the current member of o, with the end of its value as far as o knows it.
 func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{what: w, level: level, open: o.Open, nth: o.N - 1, comma: o.Comma, quote: o.Quote, val: o.Val, end: o.Pos})
+	m.marks = append(m.marks, mark{what: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma), quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
 // marked is mark for a plain value, whose end it finds.
@@ -83,7 +84,7 @@ func (m *Mirror) marked(w what, level uint8, o *rawjson.Object) {
 
 // insert marks the place behind the last member of an object that was walked.
 func (m *Mirror) insert(w what, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{what: w, open: o.Open, val: o.Pos - 1, end: o.Pos - 1, n: o.N})
+	m.marks = append(m.marks, mark{what: w, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), n: int32(o.N)})
 }
 
 // read scans an event's JSON into m.f and m.marks; false if it is not an object.
@@ -265,7 +266,7 @@ func (m *Mirror) readUsage(top *rawjson.Object) {
 	} else {
 		top.Pos = rawjson.ValueEnd(top.Text, top.Val)
 	}
-	m.marks[k].end = top.Pos
+	m.marks[k].end = int32(top.Pos)
 }
 
 func (m *Mirror) readCounts(b []byte, i int) int {
@@ -328,7 +329,7 @@ func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	}
 	usage.Pos = o.Pos
 	m.f.details, m.f.detailsEnd = usage.Val, o.Pos
-	m.marks[k].end, m.marks[k].n = o.Pos, o.N-cached
+	m.marks[k].end, m.marks[k].n = int32(o.Pos), int32(o.N-cached)
 	if cached == 0 {
 		m.marks[k].n = 1 // nothing in it is ours to remove
 		if m.ask.Cached >= 0 && o.Pos > 0 {

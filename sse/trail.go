@@ -1,10 +1,6 @@
 package sse
 
-import (
-	"bytes"
-
-	"evenkeel/rawjson"
-)
+import "evenkeel/rawjson"
 
 // Trail is what is kept of a leg so that another can go on with its answer.
 // The mirror adds what reaches the client, event by event; it
@@ -99,18 +95,26 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 	}
 }
 
+// readHead copies the head of an event into one piece of memory.
 func readHead(b []byte) (h Head) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "id":
-			h.ID = bytes.Clone(o.Value())
+			h.ID = o.Value()
 		case "created":
-			h.Created = bytes.Clone(o.Value())
+			h.Created = o.Value()
 		case "model":
-			h.Model = bytes.Clone(o.Value())
+			h.Model = o.Value()
 		case "system_fingerprint":
-			h.Fingerprint = bytes.Clone(o.Value())
+			h.Fingerprint = o.Value()
+		}
+	}
+	own := make([]byte, 0, len(h.ID)+len(h.Created)+len(h.Model)+len(h.Fingerprint))
+	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint} {
+		if from := len(own); *v != nil {
+			own = append(own, *v...)
+			*v = own[from:len(own):len(own)]
 		}
 	}
 	return h

@@ -1,0 +1,114 @@
+package sse
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// answered drives an answer through arrivals that all come in the same memory, as from a socket, and says
+// what the client got, how many tokens it has, and how it ended.
+func answered(ask Ask, arrivals [][]byte) (client string, tokens int, end End) {
+	var a Answer
+	a.Reset(ask)
+	var dst, memory []byte
+	for _, p := range arrivals {
+		memory = append(memory[:0], p...)
+		var fx Effects
+		dst, fx = a.Feed(dst, memory, noon)
+		if fx.Events > 0 {
+			tokens = fx.Tokens
+		}
+		for i := range memory { // the next arrival overwrites it
+			memory[i] = 'X'
+		}
+		if end == Runs {
+			end = fx.End
+		}
+	}
+	if end == Runs {
+		end = a.Closed()
+	}
+	return string(dst), tokens, end
+}
+
+// However an answer is cut on its way, and although the memory that it came in is used again, the client
+// gets the same bytes, and the same is told.
+func TestAnAnswerIsTheSameHoweverItArrives(t *testing.T) {
+	const head, tail = `data: {"id":"a","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"`, `}]}`
+	end := head + `!","finish_reason":"stop"` + tail + "\n\n"
+	rapid.Check(t, func(t *rapid.T) {
+		var b strings.Builder
+		for range rapid.IntRange(1, 8).Draw(t, "events") {
+			b.WriteString(head + rapid.StringMatching(`[a-z ]{0,40}`).Draw(t, "text") + `","finish_reason":null` + tail)
+			b.WriteString(rapid.SampledFrom([]string{"\n\n", "\r\n\r\n", "\n\n: still there\n\n"}).Draw(t, "line ends"))
+		}
+		b.WriteString(rapid.SampledFrom([]string{end + Done, end, Done, "", `data: {"error":{"message":"no","code":500}}` + "\n\n", `data: {"error":{"message":"no","code":500}}` + "\n\n" + end + Done}).Draw(t, "end"))
+		whole := []byte(b.String())
+		client, tokens, ended := answered(nothing, [][]byte{whole})
+
+		var cut [][]byte
+		for rest := whole; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "arrival")
+			cut, rest = append(cut, rest[:n]), rest[n:]
+		}
+		gotClient, gotTokens, gotEnded := answered(nothing, cut)
+		require.Equal(t, client, gotClient)
+		require.Equal(t, tokens, gotTokens)
+		require.Equal(t, ended, gotEnded)
+	})
+}
+
+func TestHowAnAnswerEnds(t *testing.T) {
+	const text = `data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
+	const last = `data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}` + "\n\n"
+	for _, tt := range []struct {
+		name, stream string
+		end          End
+		client       string
+	}{
+		{"as it should", text + last + Done, Whole, text + last},
+		{"without [DONE]", text + last, Whole, text + last},
+		{"in the middle", text, Short, text},
+		{"in the middle, as if it were whole", text + Done, Short, text},
+		{"in the middle of an event", text + last + "data: {", Short, text + last},
+		{"with a failure", text + `data: {"error":{"message":"no","type":"x","code":500}}` + "\n\n", Refused, text},
+		{"because its KV memory is gone", text + `data: {"choices":[{"index":0,"text":"","stop_reason":"recomputed","finish_reason":"stop"}]}` + "\n\n", GivenBack, text},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			client, _, end := answered(nothing, [][]byte{[]byte(tt.stream)})
+			require.Equal(t, tt.end, end)
+			require.Equal(t, tt.client, client)
+		})
+	}
+	t.Run("with more tokens than it may have", func(t *testing.T) {
+		var a Answer
+		a.Reset(Ask{Choice: -1, Cached: -1, MaxTokens: 1})
+		_, fx := a.Feed(nil, []byte(`data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1000,"total_tokens":1001}}`+"\n\n"), noon)
+		require.Equal(t, Broken, fx.End)
+		require.ErrorIs(t, a.Err(), ErrBadCount)
+	})
+}
+
+func TestAnArrivalCostsNoAllocation(t *testing.T) {
+	for _, ask := range []Ask{nothing, {Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}} {
+		var a Answer
+		a.Reset(ask)
+		a.Reader.Reset(Limits{Bytes: 1 << 40, First: time.Second, Gap: time.Second})
+		dst, now := make([]byte, 0, 4096), noon
+		arrival := bytes.Repeat(chunk, 3)
+		one := func() {
+			a.Reader.Wait(now)
+			now = now.Add(time.Millisecond)
+			if _, fx := a.Feed(dst[:0], arrival, now); fx.End != Runs {
+				t.Fatal("it ended")
+			}
+		}
+		one()
+		require.Zero(t, testing.AllocsPerRun(100, one))
+	}
+}
