@@ -2,6 +2,7 @@ package stats
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,4 +32,28 @@ func TestALineGoesThroughItsPoints(t *testing.T) {
 	require.InDelta(t, 1, l.R2, 1e-12)
 	require.InDelta(t, 23, l.At(10), 1e-12)
 	require.Equal(t, Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, LeastSquares([]Point{{X: 3, Y: 5}, {X: 3, Y: 7}}), "no spread, no slope")
+}
+
+func TestABootstrapCoversTheMean(t *testing.T) {
+	held := 0
+	for seed := range uint64(200) {
+		dice := rand.New(rand.NewPCG(seed, 7))
+		values := make([]float64, 40)
+		for i := range values {
+			values[i] = 3 + dice.NormFloat64()
+		}
+		low, high := Bootstrap(len(values), 0.95, func(drawn []int) float64 {
+			sum := 0.0
+			for _, i := range drawn {
+				sum += values[i]
+			}
+			return sum / float64(len(drawn))
+		})
+		require.Less(t, low, high)
+		require.InDelta(t, 2*1.96/math.Sqrt(40), high-low, 0.35)
+		if low <= 3 && 3 <= high {
+			held++
+		}
+	}
+	require.InDelta(t, 0.95, float64(held)/200, 0.05)
 }
