@@ -11,59 +11,87 @@ import (
 
 	"evenkeel/bench/load"
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// eachDriver plays a scene with event loops and with a goroutine per answer, both at the same time.
+func eachDriver(t *testing.T, s scenario, seed uint64, judge func(t *testing.T, r *report)) {
+	if testing.Short() {
+		t.Skip("takes 10 to 20 s")
+	}
+	w, err := world.New(t.Context(), "chaos", world.Options{Keep: t.TempDir()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close(true)) })
+	for name, loops := range map[string]int{"event loops": 1, "goroutines": -1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := play(t.Context(), s, options{Options: world.Options{Bin: w.Binary}, seed: seed, loops: loops})
+			require.NoError(t, err)
+			require.NoError(t, r.writeTable(t.Output()))
+			require.Empty(t, r.Breaches)
+			judge(t, r)
+		})
+	}
+}
+
 // TestAWhileOfEverything is `make chaos`, short: every kind of trouble, and no
 // invariant broken.
 func TestAWhileOfEverything(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 20 s")
-	}
 	s, err := scenarioOf("mixed")
 	require.NoError(t, err)
 	s.duration, s.streams, s.wide, s.lag, s.hold = 8*time.Second, 40, 2, 1, 4*time.Second
 	s.rate = 0.03
-	r, err := play(t.Context(), s, options{seed: 4})
+	eachDriver(t, s, 4, func(t *testing.T, r *report) {
+		require.NotEmpty(t, r.Actions)
+		require.NotEmpty(t, r.Struck)
+		require.Positive(t, r.Clients.Left)
+	})
+}
+
+// Requests that are bound before their prefill are as safe as the others.
+func TestLivesOfBoundRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 20 s")
+	}
+	w, err := world.New(t.Context(), "chaos", world.Options{Keep: t.TempDir()})
 	require.NoError(t, err)
-	require.NoError(t, r.writeTable(t.Output()))
-	require.Empty(t, r.Breaches)
-	require.NotEmpty(t, r.Actions)
-	require.NotEmpty(t, r.Struck)
-	require.Positive(t, r.Clients.Left)
+	t.Cleanup(func() { require.NoError(t, w.Close(true)) })
+	for _, c := range []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush} {
+		t.Run(string(c), func(t *testing.T) {
+			t.Parallel()
+			s, err := scenarioOf("lives")
+			require.NoError(t, err)
+			s.connector, s.count, s.streams, s.wide, s.lag, s.hold = c, 150, 30, 1, 1, 4*time.Second
+			r, err := play(t.Context(), s, options{Options: world.Options{Bin: w.Binary}, seed: 9})
+			require.NoError(t, err)
+			require.NoError(t, r.writeTable(t.Output()))
+			require.Empty(t, r.Breaches)
+			require.NotEmpty(t, r.Struck)
+			require.Positive(t, r.Clients.Left)
+		})
+	}
 }
 
 // The default retry budget and its attempts are enough for engines that refuse a
 // fifth of what they are asked.
 func TestPrefillEnginesThatRefuseFailFewRequests(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 10 s")
-	}
 	s, err := scenarioOf("busy-prefill")
 	require.NoError(t, err)
 	s.count = 400
-	r, err := play(t.Context(), s, options{seed: 6})
-	require.NoError(t, err)
-	require.NoError(t, r.writeTable(t.Output()))
-	require.Empty(t, r.Breaches)
-	require.Greater(t, r.Struck["busy"], 40)
+	eachDriver(t, s, 6, func(t *testing.T, r *report) { require.Greater(t, r.Struck["busy"], 40) })
 }
 
 func TestStrangersHarmNoOtherCaller(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 15 s")
-	}
 	s, err := scenarioOf("strangers")
 	require.NoError(t, err)
 	s.count = 200
-	r, err := play(t.Context(), s, options{seed: 5})
-	require.NoError(t, err)
-	require.NoError(t, r.writeTable(t.Output()))
-	require.Empty(t, r.Breaches)
-	require.Equal(t, 200, r.Clients.Right)
-	require.Len(t, r.TTFT, 2)
-	require.NotEmpty(t, r.Actions)
+	eachDriver(t, s, 5, func(t *testing.T, r *report) {
+		require.Equal(t, 200, r.Clients.Right)
+		require.Len(t, r.TTFT, 2)
+		require.NotEmpty(t, r.Actions)
+	})
 }
 
 func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
@@ -131,12 +159,18 @@ func TestReadTellsAClearErrorFromASilentEnd(t *testing.T) {
 
 // Whatever the rate, it is the share of requests that meet a fault.
 func TestRatesAddUp(t *testing.T) {
-	sum, kinds := 0.0, map[refengine.Fault]bool{}
-	for _, r := range faultRules(0.01) {
-		require.NoError(t, r.Validate())
-		sum += r.Probability
-		kinds[r.Fault] = true
+	all := map[refengine.Fault]bool{}
+	for _, c := range spoken {
+		sum, kinds := 0.0, map[refengine.Fault]bool{}
+		for _, r := range faultRules(0.01, c) {
+			require.NoError(t, r.Validate())
+			sum += r.Probability
+			kinds[r.Fault], all[r.Fault] = true, true
+		}
+		require.InDelta(t, 0.01, sum, 1e-9)
+		if c == refengine.AscendMooncake {
+			require.Len(t, kinds, len(refengine.FaultNames())-1, "all but KV of another prompt")
+		}
 	}
-	require.InDelta(t, 0.01, sum, 1e-9)
-	require.Len(t, kinds, len(refengine.FaultNames())-1, "all but KV of another prompt")
+	require.Len(t, all, len(refengine.FaultNames())+len(refengine.BoundFaultNames())-1, "and each of those that bound requests meet")
 }

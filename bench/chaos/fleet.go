@@ -33,7 +33,7 @@ type member struct {
 var claims sync.Mutex // of all members' claimed
 
 func startFleet(w *world.World, s scenario, seed uint64, books *ledger) (*fleet, error) {
-	f := &fleet{rules: faultRules(s.rate)}
+	f := &fleet{rules: faultRules(s.rate, s.connector)}
 	slots := s.streams*4/(3*max(1, s.decode-1)*s.ranks) + 2*s.wide + s.lag + 2 // enough with one engine down
 	if s.slots > 0 {
 		slots = s.slots
@@ -43,9 +43,7 @@ func startFleet(w *world.World, s scenario, seed uint64, books *ledger) (*fleet,
 			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond,
 			PrefixCache: 4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
 		}
-		if s.leases {
-			c.Connector = refengine.NIXLPull
-		}
+		c = shortened(c, s)
 		role := "prefill"
 		if i >= s.prefill {
 			role, c.Role, c.DPSize, c.Slots, c.C0, c.C1 = "decode", refengine.Decode, s.ranks, slots, s.step, time.Nanosecond
@@ -112,14 +110,23 @@ func (m *member) free() {
 // faultRules are all faults in all their forms, each as likely as the others,
 // so that rate is the share of requests that meet one. Left out is KV of
 // another prompt: only the engine could tell.
-func faultRules(rate float64) (rules []refengine.Rule) {
+func faultRules(rate float64, c refengine.Connector) (rules []refengine.Rule) {
 	if rate == 0 {
 		return nil
 	}
 	var kinds [][]refengine.Rule
 	for _, name := range refengine.FaultNames() {
-		if fault := refengine.Fault(name); fault != refengine.WrongKey {
+		if fault := refengine.Fault(name); fault != refengine.WrongKey && !foreign(c, fault) {
 			kinds = append(kinds, fault.Forms())
+		}
+	}
+	for leg, faults := range ownFaults[c] {
+		for _, fault := range faults {
+			forms := fault.Forms()
+			for i := range forms {
+				forms[i].Leg = leg
+			}
+			kinds = append(kinds, forms)
 		}
 	}
 	for _, forms := range kinds {
@@ -131,12 +138,15 @@ func faultRules(rate float64) (rules []refengine.Rule) {
 	return rules
 }
 
-// busy lists what the engines still hold.
-func (f *fleet) busy() (held []string) {
+// busy lists what the engines still hold for requests, and held what they hold.
+func (f *fleet) busy() []string { return world.UsedBy(f.engines()...) }
+func (f *fleet) held() []string { return world.HeldBy(f.engines()...) }
+
+func (f *fleet) engines() (list []*refengine.Engine) {
 	for _, m := range f.all {
-		held = append(held, world.HeldBy(m.Engine)...)
+		list = append(list, m.Engine)
 	}
-	return held
+	return list
 }
 
 // harm is what no proxy may make an engine do, by name.
@@ -147,7 +157,8 @@ func (f *fleet) harm() map[string]int64 {
 		for name, n := range map[string]int64{
 			"hand-offs used twice": s.Replays, "hand-offs used after their deadline": s.ExpiredPulls, "pulls of the wrong blocks": s.WrongBlocks,
 			"KV of another prompt": s.KeyMismatches, "request ids used twice": s.DuplicateIDs, "requests at the wrong rank": s.RankMismatch,
-			"requests that kill a real engine": s.Crashes,
+			"requests that kill a real engine": s.Crashes, "KV of two prefill engines in one request": s.MixedPushes,
+			"pages written after they were given away": s.FreedWrites, "legs that sample differently": s.SampledApart,
 		} {
 			sum[name] += n
 		}

@@ -40,13 +40,13 @@ func (l *ledger) reset() {
 // answer that is lost after it cannot go on by its ids.
 var harmless = []refengine.Fault{
 	refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
-	refengine.UsageAlways, refengine.EOSFirst,
+	refengine.UsageAlways, refengine.EOSFirst, refengine.CallbackTwice, refengine.CallbackShortID, refengine.CallbackEmpty,
 }
 
 // final tells faults that say no to the request itself: the answer is the
-// client's, no other engine is asked.
+// client's, no other engine is asked. A callback that sends the KV to a stranger is one of them.
 func final(r refengine.Rule) bool {
-	return r.Fault == refengine.Reject || r.Fault == refengine.Status && (r.Value < 500 || r.Value == 501)
+	return r.Fault == refengine.Reject || r.Fault == refengine.CallbackBadHost || r.Fault == refengine.Status && (r.Value < 500 || r.Value == 501)
 }
 
 // saved counts the requests that a retry could save, and those of them that it

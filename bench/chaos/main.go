@@ -26,8 +26,11 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	flags := o.Flags("chaos")
 	name := flags.String("scenario", "mixed", "one of "+strings.Join(names(), ", "))
 	flags.DurationVar(&o.duration, "duration", 0, "of the trouble; 0: as the scenario has it")
+	flags.IntVar(&o.count, "count", 0, "of requests, instead of a duration; 0: as the scenario has it")
 	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "of the plan")
 	flags.Float64Var(&o.rate, "rate", 0, "share of the engines' requests that a fault strikes; 0: as the scenario has it")
+	flags.Func("connector", "of the engines, instead of the scenario's: "+strings.Join(connectors(), ", "), o.speak)
+	flags.IntVar(&o.loops, "event-loops", 0, "the proxy's event_loops; -1: each answer has a goroutine")
 	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
 	asJSON := flags.Bool("json", false, "print the report as JSON")
 	if err := flags.Parse(args); err != nil {
@@ -40,11 +43,17 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if o.duration > 0 {
 		s.duration = o.duration
 	}
+	if o.count > 0 {
+		s.count = o.count
+	}
 	if o.rate > 0 {
 		s.rate = o.rate
 	}
+	if o.connector != "" {
+		s.connector = o.connector
+	}
 	if !*asJSON {
-		fmt.Fprintf(out, "scenario %s, seed %d\n", s.name, o.seed)
+		fmt.Fprintf(out, "scenario %s, connector %s, seed %d\n", s.name, s.connector, o.seed)
 	}
 	r, err := play(ctx, s, o)
 	if err != nil {

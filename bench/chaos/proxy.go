@@ -17,10 +17,10 @@ type proxy struct {
 	reloads  bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
-func startProxy(ctx context.Context, w *world.World, s scenario, f *fleet) (*proxy, error) {
+func startProxy(ctx context.Context, w *world.World, s scenario, loops int, f *fleet) (*proxy, error) {
 	p := &proxy{Proxy: w.Proxies("evenkeel")[0]}
 	p.settings = settings{
-		world: w, proxy: p.Proxy, hold: s.hold, pool: 4 * s.streams, fleet: f, geo: s.strangers,
+		world: w, proxy: p.Proxy, loops: loops, callbacks: world.FreeAddresses(1)[0], hold: s.hold, pool: 4 * s.streams, fleet: f, geo: s.strangers,
 		budget: max(prefill.Default().Retry.Budget, 3*s.rate, 3*s.heads), slots: f.of("decode")[0].Config().Slots,
 	}
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers), p.Serve()); err != nil {
@@ -34,7 +34,7 @@ func startProxy(ctx context.Context, w *world.World, s scenario, f *fleet) (*pro
 	return p, nil
 }
 
-// idle waits until neither the proxy nor an engine holds anything.
+// idle waits until neither the proxy nor an engine holds anything, but for blocks that only a restart frees.
 func (p *proxy) idle(ctx context.Context, f *fleet, patience time.Duration) error {
 	return world.Idle(ctx, patience, func() []string { return append(p.Held(p.Name), f.busy()...) })
 }

@@ -18,6 +18,7 @@ import (
 // report is what a run showed.
 type report struct {
 	Scenario string             `json:"scenario"`
+	Speaks   string             `json:"connector"`
 	Seed     uint64             `json:"seed"`
 	Started  time.Time          `json:"started"`
 	Seconds  float64            `json:"seconds"`
@@ -27,6 +28,7 @@ type report struct {
 	Struck   map[string]int     `json:"struck"`  // faults, by name
 	Actions  map[string]int     `json:"actions"` // of operators and machines
 	Leaks    int64              `json:"handoffs_left_to_timeouts"`
+	Lost     *lost              `json:"lost,omitempty"`        // nil: no engine of this connector loses blocks
 	TTFT     map[string]float64 `json:"ttft_p50_ms,omitempty"` // of the same load
 	Before   vitals             `json:"before"`
 	After    vitals             `json:"after"`
@@ -177,6 +179,9 @@ func (r *report) writeTable(out io.Writer) error {
 	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n", r.Saved.Struck, r.Saved.Final,
 		r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
 	fmt.Fprintf(w, "hand-offs\t%d left to an engine's timeout\n", r.Leaks)
+	if r.Lost != nil {
+		fmt.Fprintf(w, "KV of nobody\t%d tokens in decode engines until their restart, %d on the proxy's account\n", r.Lost.Stranded, r.Lost.Orphans)
+	}
 	if len(r.TTFT) > 0 {
 		fmt.Fprintf(w, "first token\t")
 		for i, when := range slices.Sorted(maps.Keys(r.TTFT)) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,14 +10,16 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
 	"evenkeel/bench/world"
 )
 
 // scenario is what is done to the proxy. Zero means none of it.
 type scenario struct {
-	name     string
-	duration time.Duration
-	count    int // requests after which it ends, instead of duration
+	name      string
+	connector refengine.Connector // empty: that of most engines, ascend-mooncake-v1
+	duration  time.Duration
+	count     int // requests after which it ends, instead of duration
 
 	streams   int     // in the system at once
 	stream    float64 // share that is streamed
@@ -24,7 +27,6 @@ type scenario struct {
 	rate      float64 // share of an engine's requests that a fault strikes, all kinds equally
 	busy      float64 // share of the prefill engines' probes that are answered 503
 	heads     float64 // share of the decode engines' requests that are reset before the head of the answer
-	leases    bool    // hand-offs live for a lease that decode engines renew in their own queues
 	slots     int     // of a rank; 0: enough with one engine down
 	wide, lag int     // clients that ask for several answers at once, and that hardly read
 	operators bool    // kills, restarts, drains, reloads, policies, keys
@@ -47,6 +49,10 @@ var scenarios = []scenario{
 		prefill: 3, decode: 3, ranks: 2, step: 15 * time.Millisecond, output: [2]int{1, 80}, hold: 8 * time.Second, settle: 20 * time.Second,
 	},
 	{
+		name: "lives", count: 10_000, streams: 80, stream: 0.7, cancel: 0.25, rate: 0.2, wide: 4, lag: 3, operators: true,
+		prefill: 4, decode: 4, ranks: 2, step: 5 * time.Millisecond, output: [2]int{1, 60}, hold: 8 * time.Second, settle: 30 * time.Second,
+	},
+	{
 		name: "faults", duration: 2 * time.Minute, streams: 500, stream: 1, rate: 0.01,
 		prefill: 3, decode: 3, ranks: 2, step: 60 * time.Millisecond, output: [2]int{8, 64}, hold: 8 * time.Second, settle: 20 * time.Second,
 	},
@@ -67,7 +73,7 @@ var scenarios = []scenario{
 		prefill: 3, decode: 3, ranks: 2, step: 10 * time.Millisecond, output: [2]int{4, 32}, hold: 20 * time.Second, settle: 30 * time.Second,
 	},
 	{
-		name: "lease", count: 2000, streams: 320, stream: 0.7, leases: true, slots: 16,
+		name: "lease", connector: refengine.NIXLPull, count: 2000, streams: 320, stream: 0.7, slots: 16,
 		prefill: 2, decode: 3, ranks: 2, step: 100 * time.Millisecond, output: [2]int{100, 200}, hold: 30 * time.Second, settle: 40 * time.Second,
 	},
 	{
@@ -89,7 +95,9 @@ func names() (list []string) {
 
 func scenarioOf(name string) (scenario, error) {
 	if i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == name }); i >= 0 {
-		return scenarios[i], nil
+		s := scenarios[i]
+		s.connector = cmp.Or(s.connector, refengine.AscendMooncake)
+		return s, nil
 	}
 	return scenario{}, fmt.Errorf("no scenario %q; there are %s", name, strings.Join(names(), ", "))
 }
@@ -97,10 +105,13 @@ func scenarioOf(name string) (scenario, error) {
 // options are the command line's.
 type options struct {
 	world.Options
-	seed     uint64
-	duration time.Duration
-	rate     float64
-	race     bool
+	connector refengine.Connector
+	seed      uint64
+	duration  time.Duration
+	rate      float64
+	count     int
+	race      bool
+	loops     int
 }
 
 // warmUp is how long the proxy serves in peace before its memory is taken for
@@ -113,14 +124,14 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &report{Scenario: s.name, Seed: o.seed, Folder: w.Dir}
+	r := &report{Scenario: s.name, Speaks: string(s.connector), Seed: o.seed, Folder: w.Dir}
 	defer func() { _ = w.Close(len(r.Breaches) == 0) }()
 	books := newLedger()
 	f, err := startFleet(w, s, o.seed, books)
 	if err != nil {
 		return nil, err
 	}
-	p, err := startProxy(ctx, w, s, f)
+	p, err := startProxy(ctx, w, s, o.loops, f)
 	if err != nil {
 		return nil, err
 	}
@@ -172,6 +183,9 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	}
 	f.misbehave("") // no more
 	idle := p.idle(ctx, f, s.settle)
+	if idle == nil {
+		idle = r.restart(ctx, s, f, p)
+	}
 	r.judge(ctx, s, f, p, books, seen, before, idle)
 	if err := p.End(20 * time.Second); err != nil {
 		r.breach("the proxy's end", "%v", err)

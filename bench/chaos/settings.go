@@ -19,9 +19,11 @@ const bodiesBytes = 256 << 20
 type settings struct {
 	world       *world.World
 	proxy       *world.Proxy
-	geo         bool // there are other proxies
+	callbacks   string // where decode engines call back
+	geo         bool   // there are other proxies
 	hold        time.Duration
 	pool, slots int
+	loops       int     // that carry answers, as event_loops has it
 	budget      float64 // of retries: enough for the faults there are
 	fleet       *fleet
 }
@@ -55,38 +57,24 @@ func (s *settings) write() error {
 admin: {listen: %q}
 keys_file: %q
 self_test: false
-profiles:
-  ascend:
-    kv_hold_timeout: %v
-    connector: %[10]s
-    chat_resume: vllm_prompt_token_ids
-    first_event_timeout: 6s
-    reject_releases: true
-  internal:
-    kv_hold_timeout: %[4]v
-    connector: %[10]s
-    chat_resume: vllm_prompt_token_ids
-    first_event_timeout: 6s
-    reject_releases: true
-    dp_mode: internal
-pool: {size: %[5]d}
+event_loops: %[10]d
+%[4]spool: {size: %[5]d}
 prefill:
   scrape: {interval: 200ms}
   retry: {base: 20ms, budget: %[7]v}
 limits: {bodies_bytes: %[9]d, connect_timeout: 1s, probe_timeout: 6s, event_timeout: 6s, write_timeout: 3s, drain_timeout: 10s}
 log: {level: info, requests: %[6]q}
-%[8]s`, s.proxy.Clients, s.proxy.Address, s.world.File("keys.yaml"), s.hold, s.pool, s.world.File("requests.jsonl"), s.budget, s.others(), bodiesBytes,
-		s.fleet.all[0].Config().Connector)
+%[8]s`, s.proxy.Clients, s.proxy.Address, s.world.File("keys.yaml"), s.profiles(), s.pool, s.world.File("requests.jsonl"), s.budget, s.others(), bodiesBytes, s.loops)
 	var prefill, decode []string
 	for _, m := range s.fleet.of("prefill") {
-		prefill = append(prefill, world.EnginesAt(m.urls, "")...)
+		prefill = append(prefill, world.EnginesAt(m.urls, ", profile: %s", m.profile())...)
 	}
 	for _, m := range s.fleet.of("decode") {
 		ranks := ""
 		if m.internal {
-			ranks = fmt.Sprintf(", ranks: %d, profile: internal", m.Config().DPSize)
+			ranks = fmt.Sprintf(", ranks: %d", m.Config().DPSize)
 		}
-		decode = append(decode, world.EnginesAt(m.urls, ", group: %s, slots: %d%s", m.Config().Group, s.slots, ranks)...)
+		decode = append(decode, world.EnginesAt(m.urls, ", group: %s, slots: %d, profile: %s%s", m.Config().Group, s.slots, m.profile(), ranks)...)
 	}
 	return s.world.Write(s.proxy.Config(), config+world.Engines(prefill, decode))
 }

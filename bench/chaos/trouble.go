@@ -131,13 +131,9 @@ func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *ra
 }
 
 func (t *trouble) revive(m *member) {
-	for range 100 { // until its ports are free again
-		if m.Revive() == nil {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !m.revive() {
+		t.count("an engine could not start again")
 	}
-	t.count("an engine could not start again")
 }
 
 func hostPort(url string) string { return strings.TrimPrefix(url, "http://") }
@@ -153,12 +149,12 @@ func (t *trouble) remove(ctx context.Context, m *member, span time.Duration, _ *
 
 func (t *trouble) add(m *member) {
 	for _, u := range m.urls {
-		body := map[string]any{"role": m.role, "url": u, "profile": "ascend"}
+		body := map[string]any{"role": m.role, "url": u, "profile": m.profile()}
 		if m.role == "decode" {
 			body["group"], body["slots"] = m.Config().Group, t.p.settings.slots
 		}
 		if m.internal {
-			body["ranks"], body["profile"] = m.Config().DPSize, "internal"
+			body["ranks"] = m.Config().DPSize
 		}
 		t.asked("added an engine", http.MethodPost, "/workers", body)
 	}
@@ -189,9 +185,13 @@ func (t *trouble) drain(ctx context.Context, m *member, span time.Duration, rng 
 
 // surge has an engine refuse most of what it gets, for a moment.
 func (t *trouble) surge(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
-	rule := []refengine.Rule{
+	rules := []refengine.Rule{
 		{Fault: refengine.Busy}, {Fault: refengine.Throttle}, {Fault: refengine.Internal}, {Fault: refengine.Slow, DelayMS: 100}, {Fault: refengine.Recomputed, AfterTokens: 2},
-	}[rng.IntN(5)]
+	}
+	rule := rules[rng.IntN(len(rules))]
+	if foreign(m.Config().Connector, rule.Fault) {
+		rule = rules[0]
+	}
 	rule.Probability = 0.7
 	t.count("surge of " + string(rule.Fault))
 	_ = m.SetFaults(rule) // valid, as listed
