@@ -46,11 +46,15 @@ func fresh(t *testing.T) (all []labels.Labels) {
 	}
 	engines := "engines:\n"
 	for _, role := range []refengine.Role{refengine.Prefill, refengine.Decode} {
-		e, err := refengine.Start(refengine.Config{Role: role, Slots: 16, DPSize: 1, C0: time.Millisecond, C1: time.Nanosecond})
-		require.NoError(t, err)
-		t.Cleanup(e.Close)
-		engines += fmt.Sprintf("  %s: [{url: %q}]\n", role, e.URLs()[0])
+		engines += fmt.Sprintf("  %s:\n", role)
+		for profile, connector := range map[string]refengine.Connector{"late": "", "early": refengine.AscendLayerwise} {
+			e, err := refengine.Start(refengine.Config{Role: role, Model: profile, Connector: connector, Slots: 16, DPSize: 1, C0: time.Millisecond, C1: time.Nanosecond})
+			require.NoError(t, err)
+			t.Cleanup(e.Close)
+			engines += fmt.Sprintf("    - {url: %q, profile: %s}\n", e.URLs()[0], profile)
+		}
 	}
+	engines += "profiles: {late: {}, early: {connector: ascend-layerwise}}\nbind: {listen: \"127.0.0.1:0\"}\n"
 	cert, key := certtest.New(t).Issue(t, "localhost", time.Now().Add(time.Hour))
 	peers := "geo: {mode: distributed, self: {id: us-1, region: us}, listen: \"127.0.0.1:0\", hmac: {keys_file: " + write("peers.key", "a 0123456789abcdef0123456789abcdef\n") + "}, "
 	for name, text := range map[string]string{
@@ -73,7 +77,7 @@ ha: {mode: shard, engine: etcd, etcd: {endpoints: ["http://127.0.0.1:9"]}}
 		var page string
 		err = world.Await(t.Context(), time.Minute, name+" sees its engines and has looked at them", func() bool {
 			page = ask(t, "http://"+admin+"/metrics")
-			return world.Sum([]byte(page), "evenkeel_engine_up{") == 2 && strings.Contains(page, "evenkeel_rank_slots{") &&
+			return world.Sum([]byte(page), "evenkeel_engine_up{") == 4 && strings.Contains(page, "evenkeel_rank_slots{") &&
 				(name == "shared" || strings.Contains(page, "evenkeel_advice{"))
 		})
 		if err != nil {

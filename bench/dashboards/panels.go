@@ -21,6 +21,7 @@ type panel struct {
 	lines       []line
 	idle        string // why it may be empty though all is well; empty: it may not
 	zero        bool   // anything but 0 is red
+	signed      bool   // a share that may be below 0, and is small
 }
 
 type kind string
@@ -127,8 +128,13 @@ var decodeBoard = dashboard{
 			{title: "Imbalance", says: "Sum over ranks of the largest load less their own.", kind: graph, unit: "short", lines: one(`evenkeel_imbalance_tokens`, "{{group}}")},
 			{title: "Idle share of a step", kind: graph, unit: "percentunit",
 				lines: []line{{`evenkeel_idle_share_ratio`, "{{group}} by load"}, {`evenkeel_step_lost_ratio`, "{{group}} by the step model"}}},
-			{title: "Imbalance by policy", says: "Right after admission; the policy in force is among them.", kind: graph, unit: "short",
+			{title: "Imbalance by policy", says: "Right after admission; the policy in force is among them. Shadows start every round from the real ranks: this is not what a policy is worth.", kind: graph, unit: "short",
 				lines: one(`evenkeel_shadow_imbalance_tokens`, "{{group}} {{policy}}")},
+			{title: "Saved by the policy, against others", says: "Share of the time of steps, as replays of the last minutes tell; below 0 it is lost. Differences no larger than the error of the replay are not counted.", kind: graph, unit: "percentunit", signed: true,
+				lines: []line{
+					{`sum by (group, against) (rate(evenkeel_twin_saved_seconds_total[15m]) - rate(evenkeel_twin_lost_seconds_total[15m])) / on (group) group_left () sum by (group) (rate(evenkeel_step_seconds_sum[15m]))`, "{{group}} against {{against}}"},
+					{`max by (group) (evenkeel_twin_error_ratio)`, "{{group}} error of the replay"},
+				}, idle: "it comes with the first verdicts, after some minutes"},
 			{title: "Shadows that disagree", kind: graph, unit: "percentunit",
 				lines: one(`sum by (group, policy) (rate(evenkeel_shadow_disagreements_total[$rate])) / sum by (group, policy) (rate(evenkeel_shadow_rounds_total[$rate]))`,
 					"{{group}} {{policy}}")},
@@ -164,6 +170,12 @@ var decodeBoard = dashboard{
 			{title: "Outages", kind: graph, unit: "short", lines: one(`sum by (engine, reason) (increase(evenkeel_engine_outages_total[$rate]))`, "{{engine}} {{reason}}"),
 				idle: "none was"},
 			{title: "Prefilled where it is decoded", kind: graph, unit: "reqps", lines: one(`sum by (reason) (rate(evenkeel_local_prefill_requests_total[$rate]))`, "{{reason}}")},
+			{title: "Bound before their prefill", says: "Requests that wait for their first token there, and KV tokens that are kept for prefills which will not come, in thousands.", kind: graph, unit: "short", lines: []line{
+				{`sum by (rank) (evenkeel_rank_bound)`, "{{rank}} bound"}, {`sum by (rank) (evenkeel_bind_orphan_tokens) / 1000 > 0`, "{{rank}} thousand orphan tokens"},
+			}, idle: "only where the connector wants the rank so early"},
+			{title: "Callbacks and lost ranks", says: "Of requests that are bound before their prefill.", kind: graph, unit: "reqps", lines: []line{
+				{`sum by (result) (rate(evenkeel_bind_callbacks_total[$rate])) > 0`, "callback {{result}}"}, {`sum by (cause) (rate(evenkeel_bind_rebinds_total[$rate])) > 0`, "bound anew: {{cause}}"},
+			}, idle: "only where the connector wants the rank so early"},
 			{title: "Drains of hand-offs", kind: graph, unit: "short", lines: one(`sum by (outcome) (increase(evenkeel_drains_total[$rate]))`, "{{outcome}}")},
 		}},
 	},
