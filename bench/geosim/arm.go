@@ -22,20 +22,19 @@ type arm struct {
 	push     policy.Push
 	central  bool    // one dispatcher, in the first region, with the replicas of all
 	alone    bool    // dispatchers know no peers
-	blind    bool    // a balancer of another kind: it hears nothing of engines' memory, and watches no hotspots
 	probeMs  float64 // 0: the scenario's
 	replicas int     // of all regions; 0: the scenario's
-	blindTo  string  // what the costs of peers leave out
+	blindTo  string  // what it is not told
 }
 
 // others are the arms that are no policy of the server. Where all replicas are one
 // dispatcher's, prefill.policy chooses among them, and the policy between regions
 // says only whether there is room for one more request.
 var others = []arm{
-	{name: "rr", policy: "round-robin", prefill: "round-robin", push: policy.Blind, central: true, blind: true},
-	{name: "central-least-load", policy: "least-load", prefill: "least-load", push: policy.Blind, central: true, blind: true},
-	{name: "ch", policy: "skylb-ch", prefill: "sticky-ring", push: policy.Blind, central: true, blind: true},
-	{name: "prefix-blind", policy: "skylb", prefill: "sglang", push: policy.Blind, central: true, blind: true},
+	{name: "rr", policy: "round-robin", prefill: "round-robin", push: policy.Blind, central: true},
+	{name: "central-least-load", policy: "least-load", prefill: "least-load", push: policy.Blind, central: true},
+	{name: "ch", policy: "skylb-ch", prefill: "sticky-ring", push: policy.Blind, central: true},
+	{name: "prefix-blind", policy: "skylb", prefill: "sglang", push: policy.Blind, central: true},
 	{name: "central-queue", policy: "skylb", prefill: longest, push: policy.SPP, central: true},
 	{name: "central-gorgo", policy: "gorgo", prefill: "gorgo", push: policy.SPE, central: true},
 	{name: "region-local", policy: "local-only", push: policy.SPE, alone: true},
@@ -74,8 +73,14 @@ var simKeys = []namedargs.Key[arm]{
 	namedargs.Words("without", func(a *arm) *string { return &a.blindTo }, func(i int) string { return blindnesses[i] }, blindnesses...),
 }
 
-// blindnesses are what `without` leaves out of the costs of peers.
-var blindnesses = []string{"wait", "rtt"}
+// blindnesses are what `without` keeps from an arm: of the costs of peers their wait or
+// their round trip, or the guard of its own replicas, which is the KV gates and the
+// detector of hotspots. A balancer of another kind has no such guard.
+var blindnesses = []string{"wait", "rtt", "guard"}
+
+// unguarded says that the arm hears nothing of the engines' memory, and watches no
+// hotspots.
+func (a *arm) unguarded() bool { return a.blindTo == "guard" }
 
 // parseArm reads an arm in the language of the policies.
 func parseArm(text string) (*arm, error) {

@@ -76,24 +76,24 @@ func (d *dispatcher) start() error {
 	return nil
 }
 
-// local is prefill.policy where an engine prefills and decodes, unless the config says
+// local is prefill.policy where there are regions and an engine prefills and decodes, unless the config says
 // otherwise.
 const local = "lmetric"
 
-// queue is the configuration of the tier: the server's defaults, but for its time,
-// for the limits of the queue, since clients wait for each other, and for the times
-// of prefills, which an operator who knows them sets.
+// queue is the configuration of the tier: the server's defaults, but for its clock and for the
+// limits of the queue, since clients wait for each other.
 func (d *dispatcher) queue() prefill.Config {
 	cfg := prefill.Default()
 	cfg.Policy, cfg.Policies = cmp.Or(d.s.arm.prefill, local), definitions
-	cfg.Hotspot.Enabled = !d.s.arm.blind
-	cfg.Calibration.TPMs, cfg.Calibration.T0Ms, cfg.Calibration.Known = d.s.scenario.Engine.TPMs, d.s.scenario.Engine.T0Ms, true
+	cfg.Hotspot.Enabled = !d.s.arm.unguarded()
+	// What a prefill takes is learned, as in a server, from half of the truth on.
+	cfg.Calibration.TPMs, cfg.Calibration.T0Ms = d.s.scenario.Engine.TPMs/2, d.s.scenario.Engine.T0Ms/2
 	cfg.Queue.Max, cfg.Queue.Timeout = math.MaxInt32, forever
 	cfg.Scrape.Interval = time.Duration(d.s.scenario.ScrapeMs * float64(time.Millisecond))
 	cfg.Clock = d.s.time
 	cfg.Scraper = func(_ context.Context, c prefill.Candidate) (prefill.Sample, error) {
 		sample := d.replicas[d.at(c.ID)].sample()
-		if d.s.arm.blind {
+		if d.s.arm.unguarded() {
 			sample.KVUsage = math.NaN()
 		}
 		return sample, nil
@@ -110,7 +110,7 @@ func (d *dispatcher) candidates() (all []prefill.Candidate) {
 		if r.region != d.region {
 			c.Region = d.s.scenario.Regions[r.region].Name
 		}
-		if d.s.arm.blind {
+		if d.s.arm.unguarded() {
 			c.CapacityTokens = 0
 		}
 		all = append(all, c)

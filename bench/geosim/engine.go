@@ -25,12 +25,12 @@ type Engine struct {
 }
 
 // presets of the sources. SkyLB measures 300 ms for 512 tokens on an L4, all of it
-// for tokens; GORGO's table 1 has the line of an A100. GORGO's t0 is what a client
-// sees; how much of it keeps the engine busy no source says.
+// for tokens; GORGO's table 1 has the line of an A100. All of its t0 keeps the engine
+// busy.
 var presets = map[string]Engine{
 	"l4-llama8b":     {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 32_000},
 	"l4-llama8b-24k": {TPMs: 0.586, StepMs: 55, StepPer: 0.5, KVTokens: 24_000},
-	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 50, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000},
+	"a100-mistral7b": {TPMs: 0.0938, T0Ms: 150.72, BusyMs: 150.72, StepMs: 11.5, StepPer: 0.06, KVTokens: 80_000},
 }
 
 // Validate says what no engine is like.

@@ -14,9 +14,9 @@ const (
 	mostOutput = 2048
 	mostTurns  = 12
 
-	// Medians of what a turn says and of its answer, 90 tokens in the mean. No
-	// source gives them; docs/geo.md has what others do to the claims.
-	said, answered = 80, 60
+	// Medians of what a turn says and of its answer. An answer has 240 tokens in the
+	// mean, as in published chats.
+	said, answered = 80, 160
 )
 
 // client runs one program after the other.
@@ -25,6 +25,7 @@ type client struct {
 	region int
 	number int // in its region
 	rng    *rand.Rand
+	user   uint64 // its key, another one under another seed
 	tree   *tree
 	chat   *chat
 	live   int // requests not yet ended
@@ -90,7 +91,7 @@ func (c *client) nextProgram() {
 	}
 	app := c.rng.IntN(appsPerRegion)
 	id := uint64(c.region+1)<<32 | uint64(app)
-	system := text{}.grow(reftext.Mix(id), 80+70*app)
+	system := text{}.grow(reftext.Mix(c.s.salt^id), 80+70*app)
 	c.chat = &chat{history: system, turns: 1}
 	for c.chat.turns < mostTurns && c.rng.Float64() < 1-1/w.Turns {
 		c.chat.turns++
@@ -105,8 +106,7 @@ func (c *client) sendTurn() {
 	c.chat.history = c.chat.history.grow(c.rng.Uint64(), logNormal(c.rng, w.Prompt, 1, mostPrompt/4))
 	prompt := c.chat.history
 	c.chat.history = prompt.grow(c.rng.Uint64(), logNormal(c.rng, w.Output, 0.9, mostOutput))
-	user := uint64(c.region)<<32 | uint64(c.number)
-	c.ask(prompt, c.chat.history, reftext.Mix(user), func(ok bool) {
+	c.ask(prompt, c.chat.history, c.user, func(ok bool) {
 		if ok && c.chat.turns > 0 && c.number < w.active(c.s.now, c.s.scenario) && c.chat.history.tokens < mostPrompt-mostOutput {
 			c.s.after(w.ThinkMs*c.rng.ExpFloat64(), c.sendTurn)
 			return
@@ -117,7 +117,7 @@ func (c *client) sendTurn() {
 
 // think asks the questions of one tree.
 func (c *client) think(w *Load) {
-	question := text{}.grow(reftext.Mix(7), fewShot).grow(c.rng.Uint64(), logNormal(c.rng, 90, 0.4, 400))
+	question := text{}.grow(reftext.Mix(c.s.salt), fewShot).grow(c.rng.Uint64(), logNormal(c.rng, 90, 0.4, 400))
 	c.tree = &tree{key: c.rng.Uint64()}
 	c.node(c.tree, question, w, w.Depth, c.rng.Uint64())
 }

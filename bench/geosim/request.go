@@ -65,7 +65,7 @@ func (v *visit) current() bool { return v.state != over && v.attempt == v.r.atte
 // send lets a client ask the nearest dispatcher that takes clients.
 func (s *simulation) send(r *request) {
 	s.requests++
-	r.id = requestID(s.requests)
+	r.id = s.requestID()
 	r.sentAt = s.now
 	r.client.live++
 	s.meter.sent++
@@ -99,10 +99,10 @@ func (s *simulation) nearest(region int) *dispatcher {
 	return best
 }
 
-func requestID(n int) string {
+func (s *simulation) requestID() string {
 	const digits = "0123456789abcdef"
 	var id [8]byte
-	x := reftext.Mix(uint64(n))
+	x := reftext.Mix(s.salt ^ uint64(s.requests))
 	for i := range id {
 		id[i] = digits[x&15]
 		x >>= 4

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
+	"evenkeel/bench/reftext"
 	"evenkeel/bench/report"
 )
 
@@ -18,6 +20,7 @@ type simulation struct {
 	arm      *arm
 	probeMs  float64
 	rng      *rand.Rand // of probes: clients have their own
+	salt     uint64     // of the names of prompts and requests, so that no two seeds share any
 
 	replicas    []*replica
 	dispatchers []*dispatcher
@@ -39,7 +42,7 @@ var replicaNames = func() (names [512]string) {
 }()
 
 func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
-	s := &simulation{scenario: sc, arm: a, probeMs: sc.ProbeMs, rng: rand.New(rand.NewPCG(seed, 77)), cut: map[[2]int]bool{}}
+	s := &simulation{scenario: sc, arm: a, probeMs: sc.ProbeMs, rng: rand.New(rand.NewPCG(seed, 77)), salt: reftext.Mix(seed), cut: map[[2]int]bool{}}
 	if a.probeMs > 0 {
 		s.probeMs = a.probeMs
 	}
@@ -74,7 +77,8 @@ func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
 	}
 	for i := range sc.Regions {
 		for n := range sc.Regions[i].Load.most() {
-			c := &client{s: s, region: i, number: n, rng: rand.New(rand.NewPCG(seed, uint64(i)<<32|uint64(n)))}
+			rng := rand.New(rand.NewPCG(s.salt, uint64(i)<<32|uint64(n)))
+			c := &client{s: s, region: i, number: n, rng: rng, user: rng.Uint64()}
 			s.clients = append(s.clients, c)
 			s.after(2000*c.rng.Float64(), c.nextProgram)
 		}
@@ -177,8 +181,22 @@ type Plan struct {
 	Progress func(done, total int)
 }
 
-// Run runs all arms, each with the same seeds, on all processors.
+// Run runs all arms and sums up what each gave.
 func (p *Plan) Run(ctx context.Context) ([]report.Run, error) {
+	samples, err := p.Samples(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(p.Arms))
+	for i, text := range p.Arms {
+		names[i] = strings.TrimSpace(text)
+	}
+	return report.RunsOf(names, samples), nil
+}
+
+// Samples runs all arms, each with the same seeds, on all processors. What each gave
+// stands under its arm, in the order of the seeds.
+func (p *Plan) Samples(ctx context.Context) ([][]report.Sample, error) {
 	if p.Seeds < 1 {
 		return nil, fmt.Errorf("%d seeds: at least 1", p.Seeds)
 	}
@@ -192,17 +210,9 @@ func (p *Plan) Run(ctx context.Context) ([]report.Run, error) {
 			return nil, err
 		}
 	}
-	samples, err := report.Trials(ctx, len(arms), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
+	return report.Trials(ctx, len(arms), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
 		return runOnce(ctx, p.Scenario, arms[i], seed)
 	})
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, len(arms))
-	for i, a := range arms {
-		names[i] = a.name
-	}
-	return report.RunsOf(names, samples), nil
 }
 
 func runOnce(ctx context.Context, sc *Scenario, a *arm, seed uint64) (report.Sample, error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 )
 
@@ -42,7 +43,35 @@ func TestASeedGivesTheSameRun(t *testing.T) {
 	require.NotEqual(t, a[0].Metrics, a[1].Metrics)
 }
 
+func TestTwoSeedsHaveNoUserPromptOrRequestInCommon(t *testing.T) {
+	drawn := func(seed uint64) (all []string) {
+		a, err := parseArm("finish")
+		require.NoError(t, err)
+		s, err := newSimulation(short(t, "multi-turn"), a, seed)
+		require.NoError(t, err)
+		require.True(t, s.next(5000))
+		for range 500 {
+			s.next(5000)
+		}
+		for _, d := range s.dispatchers {
+			for _, v := range d.live {
+				all = append(all, v.r.id, fmt.Sprint(v.r.key))
+				for _, k := range v.r.keys {
+					all = append(all, fmt.Sprint(k.Hash))
+				}
+			}
+		}
+		require.NotEmpty(t, all)
+		return all
+	}
+	first, second := drawn(1), drawn(2)
+	for _, x := range first {
+		require.NotContains(t, second, x)
+	}
+}
+
 func TestEveryArmRunsEveryScenarioAndKeepsTheInvariants(t *testing.T) {
+	race.Alone(t)
 	for _, name := range Names() {
 		for _, r := range compare(t, short(t, name), 1, Arms()...) {
 			at := fmt.Sprintf("%s on %s", r.Policy, name)
@@ -112,7 +141,7 @@ func TestArmsAreRefusedWithAReason(t *testing.T) {
 		{"a key that is nobody's", "finish:x=1", `unknown key "x"`},
 		{"replicas of none", "finish:replicas=0", "replicas=0: want a whole number from 1 to 512"},
 		{"a probe without time", "finish:probe_ms=1", "probe_ms=1: want a number from 10 to 100000"},
-		{"without what", "finish:without=hope", "without=hope: want wait or rtt"},
+		{"without what", "finish:without=hope", "without=hope: want wait, rtt, guard"},
 	} {
 		_, err := parseArm(row.text)
 		require.ErrorContains(t, err, row.want, row.name)
@@ -154,7 +183,7 @@ func TestAScenarioIsReadFromAFile(t *testing.T) {
 	s, err := Read(path, "")
 	require.NoError(t, err)
 	require.Equal(t, []Region{
-		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 60}},
+		{Name: "us", Replicas: 2, Load: Load{Clients: 8, Turns: 5, Prompt: 80, Output: 160}},
 		{Name: "eu", Replicas: 1, Load: Load{Kind: treeOfThoughts, Clients: 2, Turns: 5, Prompt: 80, Output: 100, Branches: 3, Depth: 2}},
 	}, s.Regions)
 	want := presets["a100-mistral7b"]

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,16 +34,15 @@ func main() {
 
 var blocks = []report.Block[*book]{
 	{Name: "geo-default", Title: "Our default", Tables: (*book).defaults},
-	{Name: "geo-model", Title: "What the sources leave open", Tables: (*book).models},
+	{Name: "geo-grid", Title: "Our default on a grid", Tables: (*book).grid},
 	{Name: "geo-claims", Title: "Claims", Tables: (*book).claims},
-	{Name: "geo-arms", Title: "Every policy", Tables: (*book).arms},
 	{Name: "geo-sweeps", Title: "Parameters", Tables: (*book).sweeps},
 	{Name: "geo-cost", Title: "Replicas", Tables: (*book).cost},
 	{Name: "geo-faults", Title: "Faults", Tables: (*book).faults},
 }
 
-// target is what `make` calls the tables.
-const target = "reproduce-geo"
+// makes is what `make` calls the tables.
+const makes = "reproduce-geo"
 
 func run(ctx context.Context, path string, seeds int, only string) error {
 	if seeds < 1 {
@@ -56,7 +56,7 @@ func run(ctx context.Context, path string, seeds int, only string) error {
 	if err != nil {
 		return fmt.Errorf("-only %w", err)
 	}
-	return report.Fill(path, target, &book{ctx: ctx, seeds: seeds, runs: map[key]report.Metrics{}}, chosen)
+	return report.Fill(path, makes, &book{ctx: ctx, seeds: seeds, runs: map[key][]report.Sample{}}, chosen)
 }
 
 // book has all that was simulated, each once. After its first error it simulates
@@ -64,7 +64,7 @@ func run(ctx context.Context, path string, seeds int, only string) error {
 type book struct {
 	ctx   context.Context
 	seeds int
-	runs  map[key]report.Metrics
+	runs  map[key][]report.Sample // by seed
 	err   error
 }
 
@@ -95,24 +95,29 @@ func (b *book) need(scenario, preset string, arms ...string) {
 		}
 	}
 	began := time.Now()
-	runs, err := (&geosim.Plan{Scenario: sc, Arms: missing, Seeds: b.seeds}).Run(b.ctx)
+	samples, err := (&geosim.Plan{Scenario: sc, Arms: missing, Seeds: b.seeds}).Samples(b.ctx)
 	if err != nil {
 		b.err = err
 		return
 	}
-	for i, r := range runs {
-		b.runs[key{scenario, preset, missing[i]}] = r.Metrics
+	for i, arm := range missing {
+		b.runs[key{scenario, preset, arm}] = samples[i]
 	}
 	fmt.Fprintf(os.Stderr, "%s on %s: %d arms in %.1f s\n", scenario, preset, len(missing), time.Since(began).Seconds())
 }
 
 // of is a mean, 0 after an error; what nobody needed before is a bug.
 func (b *book) of(scenario, preset, arm string, m report.Metric) float64 {
-	metrics, ok := b.runs[key{scenario, preset, arm}]
+	return report.Summarize(b.samples(scenario, preset, arm)...)[m].Mean
+}
+
+// samples are what every seed gave.
+func (b *book) samples(scenario, preset, arm string) []report.Sample {
+	samples, ok := b.runs[key{scenario, preset, arm}]
 	if !ok && b.err == nil {
 		panic("not simulated: " + scenario + " " + preset + " " + arm)
 	}
-	return metrics[m].Mean
+	return samples
 }
 
 // ratio of a metric under one arm to that under another.
@@ -137,6 +142,15 @@ func table(head string, rows [][]string) string {
 	t := report.Markdown{Head: strings.Split(head, " | "), Rows: rows}
 	t.Text = len(t.Head)
 	return t.String()
+}
+
+// atLeast and atMost hold a ratio, as it is printed with two digits, against a limit.
+func atLeast(v, limit float64) bool { return printed(v) >= limit }
+func atMost(v, limit float64) bool  { return printed(v) <= limit }
+
+func printed(v float64) float64 {
+	shown, _ := strconv.ParseFloat(fmt.Sprintf("%.2f", v), 64) // of what was just printed: never fails
+	return shown
 }
 
 // verdict in words.

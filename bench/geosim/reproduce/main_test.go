@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 )
 
@@ -15,7 +16,7 @@ func TestTheDocumentHasAPlaceForEveryTable(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "geo.md"))
 	require.NoError(t, err)
 	for _, name := range report.Names(blocks) {
-		opening, closing := report.Markers(name, target)
+		opening, closing := report.Markers(name, makes)
 		_, rest, found := strings.Cut(string(text), opening)
 		require.True(t, found, name)
 		require.Contains(t, rest, closing)
@@ -31,6 +32,7 @@ func TestRunWritesWhatItIsAskedFor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("simulates")
 	}
+	race.Alone(t)
 	require.NoError(t, run(t.Context(), path, 1, "geo-faults"))
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -38,4 +40,13 @@ func TestRunWritesWhatItIsAskedFor(t *testing.T) {
 		require.Contains(t, string(text), "| "+fault+" | `finish` |")
 	}
 	require.NotContains(t, string(text), "NaN")
+}
+
+func TestAVerdictComparesThePrintedFigureWithThePrintedLimit(t *testing.T) {
+	limits := target{mostTTFT: 0.75, leastTokens: 1.05}
+	require.True(t, limits.met(0.7549, 1.0451), "they are printed as 0.75 and 1.05")
+	require.False(t, limits.met(0.7551, 1.0451))
+	require.False(t, limits.met(0.7549, 1.0449))
+	require.Equal(t, "≤ 0.75, ≥ 1.05", limits.String())
+	require.Equal(t, "0.97 to 1.03, any", target{leastTTFT: 0.97, mostTTFT: 1.03}.String())
 }
