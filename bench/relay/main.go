@@ -1,108 +1,174 @@
-// Command relay measures what a proxy costs: evenkeel beside a bare net/http
-// reverse proxy, and nginx where it is installed, on the same engines under the
-// same load in one run. It prints CPU time a chunk and resident memory; compare
-// the ratios, machines are noisy.
+//go:build linux
+
+// Command relay measures what a proxy costs: evenkeel beside nginx, a bare net/http
+// reverse proxy and vLLM's router, on the same engines under the same load in one
+// run. It prints CPU time a chunk, memory a stream and what is added to the times
+// that clients see; compare the ratios, machines are noisy.
 //
-// The bare proxies send each request to one engine, which prefills for itself;
-// evenkeel does all it does: parse, probe, pool, decide, count, edit.
+// nginx and the bare proxy send each request to one engine, which prefills for
+// itself. vLLM's router and evenkeel send it to a prefill engine and then to a
+// decode engine, and evenkeel does all it does: parse, probe, pool, decide, count,
+// edit.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"runtime"
-	"slices"
-	"text/tabwriter"
+	"regexp"
 	"time"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/trace"
 	"evenkeel/bench/world"
 )
 
 type options struct {
-	streams, tokens, prompt, rounds, ranks int
-	step                                   time.Duration
+	world.Options
+	out     io.Writer
+	rows    *regexp.Regexp
+	proxies *regexp.Regexp
+	rounds  int
+	window  time.Duration
+	before  string
+	cache   string
+	samples string
+	page    string
 }
 
 func main() { world.Main("relay", run) }
 
-func run(ctx context.Context, args []string, out io.Writer) (err error) {
-	if len(args) > 0 && args[0] == "bare-proxy" {
-		return bareProxy(args[1], args[2:])
+func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) > 0 {
+		switch args[0] { // helpers and a peer, as processes of their own
+		case "bare-proxy":
+			return runBare(args[1], args[2:])
+		case "clients":
+			return runClients()
+		case "engines":
+			return runEngines()
+		}
 	}
-	var o options
-	flags := flag.NewFlagSet("relay", flag.ContinueOnError)
-	flags.IntVar(&o.streams, "streams", 1000, "concurrent streams")
-	flags.IntVar(&o.tokens, "tokens", 150, "tokens, and so chunks, a stream")
-	flags.IntVar(&o.prompt, "prompt", 64, "tokens a prompt")
-	flags.IntVar(&o.rounds, "rounds", 3, "runs of each proxy, in turn")
-	flags.IntVar(&o.ranks, "ranks", 8, "decode ranks")
-	flags.DurationVar(&o.step, "step", 60*time.Millisecond, "time between two chunks of a stream")
+	o := options{out: out}
+	flags := o.Flags("relay")
+	rows := flags.String("rows", ".*", "rows to run: a pattern of their names, such as 1000 or 1000/2, with two cores for the proxy")
+	proxies := flags.String("proxies", ".*", "proxies to run: a pattern of their names")
+	flags.IntVar(&o.rounds, "rounds", 2, "times that each proxy is measured, in turn")
+	flags.DurationVar(&o.window, "window", 5*time.Second, "how long a measurement lasts")
+	flags.StringVar(&o.before, "before", "", "another evenkeel that is measured as well, such as that of the last release")
+	flags.StringVar(&o.cache, "cache", "", "folder for vllm-router; empty: evenkeel/relay in the user's cache folder")
+	flags.StringVar(&o.samples, "samples", "", "file to which measurements are added; the page is made from all that it holds")
+	flags.StringVar(&o.page, "page", "", "page to write; its plots go to ../img")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	w, err := world.New(ctx, "relay", world.Options{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.Close(true)) }()
-	prefill := refengine.Config{Role: refengine.Prefill, PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64}
-	decode := prefill
-	decode.Role, decode.DPSize, decode.Slots, decode.C0, decode.C1 = refengine.Both, o.ranks, o.slots(), o.step, time.Nanosecond
-	engines, err := w.Engines(prefill, decode)
-	if err != nil {
-		return err
-	}
-	proxies, err := start(ctx, w, o, engines[0].URLs(), engines[1].URLs())
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "%d streams of %d chunks, one every %v each; %s, %d CPUs, %d rounds, engines and load share the CPUs\n",
-		o.streams, o.tokens, o.step, runtime.Version(), runtime.NumCPU(), o.rounds)
-	samples := map[string][]world.Wave{}
-	for round := range o.rounds {
-		for _, p := range proxies {
-			s, err := world.Measure(ctx, p.pids, load.Config{
-				URLs: []string{p.url}, Model: "ref", Requests: slices.Repeat([]trace.Request{{Prompt: o.prompt, Output: o.tokens}}, o.streams), Seed: uint64(round),
-				Timeout: 2 * time.Minute,
-			})
-			if err != nil {
-				err = fmt.Errorf("%s: %w", p.name, err)
-				if s.Result == nil || p.name == evenkeelName || s.OK < o.streams*99/100 {
-					return err
-				}
-				fmt.Fprintf(out, "  %v\n", err)
-			}
-			samples[p.name] = append(samples[p.name], s)
-			fmt.Fprintf(out, "  round %d  %-9s %6.1f µs CPU a chunk  %6.1f MiB resident  TTFT p50 %.0f ms\n",
-				round+1, p.name, world.Micros(s.Chunk), world.MiB(s.RSS), s.All.TTFT.P50)
+	var err error
+	for _, p := range []struct {
+		text string
+		to   **regexp.Regexp
+	}{{*rows, &o.rows}, {*proxies, &o.proxies}} {
+		if *p.to, err = regexp.Compile("^(?:" + p.text + `)(?:/\d)?$`); err != nil {
+			return err
 		}
 	}
-	return report(out, proxies, samples)
+	return o.run(ctx)
 }
 
-// slots of a rank.
-func (o options) slots() int { return (o.streams + o.ranks - 1) / o.ranks }
-
-// report prints medians and their ratio to the bare Go proxy, round by round so
-// that a machine that slowed down slowed both.
-func report(out io.Writer, proxies []*proxy, samples map[string][]world.Wave) error {
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "proxy\tCPU µs/chunk\tto bare\tRSS MiB\tto bare\t")
-	for _, p := range proxies {
-		var cpu, rss, cpuRatio, rssRatio []float64
-		for i, s := range samples[p.name] {
-			base := samples[bareName][i]
-			cpu, rss = append(cpu, world.Micros(s.Chunk)), append(rss, world.MiB(s.RSS))
-			cpuRatio = append(cpuRatio, float64(s.Chunk)/float64(base.Chunk))
-			rssRatio = append(rssRatio, float64(s.RSS)/float64(base.RSS))
-		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.1f\t%.2f\t\n", p.name, world.Median(cpu), world.Median(cpuRatio), world.Median(rss), world.Median(rssRatio))
+func (o options) run(ctx context.Context) (err error) {
+	b := &bench{options: o}
+	if b.cores, err = allCores(); err != nil {
+		return err
 	}
-	return w.Flush()
+	if b.files, err = fileLimit(); err != nil {
+		return err
+	}
+	if b.world, err = world.New(ctx, "relay", o.Options); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.world.Close(err == nil)) }()
+	kinds := b.kinds(ctx, o)
+	s, err := openStore(o.samples)
+	if err != nil {
+		return err
+	}
+	for _, k := range kinds {
+		s.Peers[k.name] = peer{k.version, k.missing}
+	}
+	for _, r := range rows {
+		for _, n := range r.cores {
+			if !o.rows.MatchString(fmt.Sprintf("%s/%d", r.name, n)) {
+				continue
+			}
+			if err := b.row(ctx, r, n, kinds, s); err != nil {
+				return fmt.Errorf("row %s: %w", r.name, err)
+			}
+			if err := s.save(); err != nil {
+				return err
+			}
+		}
+	}
+	return s.report(b)
+}
+
+// row measures all proxies under a row, in turn.
+func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) error {
+	_, rest := share(b.cores, n)
+	// A proxy that cannot have all streams is measured with fewer, and before as many engines as that wants.
+	sites := map[int]*site{}
+	defer func() {
+		for _, at := range sites {
+			at.end()
+		}
+	}()
+	fmt.Fprintf(b.out, "\n%s, %d %s for the proxy\n", r.title(), n, map[bool]string{true: "core", false: "cores"}[n == 1])
+	first := s.next(r.name, n)
+	for round := first; round < first+b.rounds; round++ {
+		for _, k := range kinds {
+			if k.version == "" || !b.proxies.MatchString(k.name) {
+				continue
+			}
+			streams, workers := b.allowed(k, r.streams)
+			if m, ok := s.same(r, k.name, n, round, streams); ok { // the limit of files makes two rows one
+				s.Samples = append(s.Samples, m)
+				continue
+			}
+			at := sites[streams]
+			if at == nil {
+				var err error
+				if at, err = b.engines(r, streams, rest); err != nil {
+					return err
+				}
+				sites[streams] = at
+			}
+			var m Sample
+			for range tries {
+				var err error
+				if m, err = b.measure(ctx, r, k, at, streams, workers, n, round); err != nil {
+					return err
+				}
+				fmt.Fprintf(b.out, "  %d %-18s %s\n", round+1, k.name, m)
+				if m.Others <= mostOthers {
+					break
+				}
+			}
+			s.Samples = append(s.Samples, m)
+		}
+	}
+	return nil
+}
+
+// A measurement beside which other programs used more than this share of the CPUs is made again, as
+// often as there are tries: then the last one stands, and the page says how much they used.
+const (
+	mostOthers = 0.10
+	tries      = 4
+)
+
+func (m Sample) String() string {
+	text := fmt.Sprintf("%5d streams  %6.1f µs a chunk  %6.0f µs a request  %7.0f chunks/s  %6.0f requests/s  %6.1f MiB (%.1f idle)  TTFT %.1f %.1f  gaps %.1f %.1f %.1f ms  load %.0f %%, others %.0f %%",
+		m.Streams, world.Micros(m.Chunk), world.Micros(m.Request), m.Chunks, m.Requests, world.MiB(m.RSS), world.MiB(m.Idle),
+		m.TTFT.P50/1e3, m.TTFT.P99/1e3, m.Gaps.P50/1e3, m.Gaps.P99/1e3, m.Gaps.P999/1e3, m.Load*100, m.Others*100)
+	if m.Failed > 0 {
+		text += fmt.Sprintf("  %d of %d failed: %v", m.Failed, m.Failed+m.Whole, m.Why)
+	}
+	return text
 }

@@ -1,74 +1,152 @@
+//go:build linux
+
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"evenkeel/bench/pyenv"
 	"evenkeel/bench/world"
 )
 
-// proxy is a process under measurement.
-type proxy struct {
-	name string
-	url  string
-	pids func() []int // that do the work
-}
-
+// Names of what is measured. Direct and twoLegs are no proxy: clients ask a decode engine, or a
+// prefill engine and then a decode engine.
 const (
-	evenkeelName = "evenkeel"
-	bareName     = "net/http"
+	direct       = "no proxy"
+	twoLegs      = "no proxy, two legs"
 	nginxName    = "nginx"
+	bareName     = "net/http"
+	routerName   = "vllm-router"
+	evenkeelName = "evenkeel"
+	beforeName   = "evenkeel before"
 )
 
-// start starts every proxy there is.
-func start(ctx context.Context, w *world.World, o options, prefill, decode []string) (list []*proxy, err error) {
-	own := w.Proxies(evenkeelName)[0]
-	if err := own.ServeWith(ctx, fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\n", own.Clients, own.Address)+
-		world.Engines(world.EnginesAt(prefill, ""), world.EnginesAt(decode, ", slots: %d", o.slots())), "--log-level", "warn"); err != nil {
-		return nil, err
-	}
-	add := func(name, address string, p *world.Process) {
-		list = append(list, &proxy{name, "http://" + address, func() []int { return append(children(p.Pid), p.Pid) }})
-	}
-	add(evenkeelName, own.Clients, own.Process)
-	free := world.FreeAddresses(2)
-	others := map[string]*exec.Cmd{bareName: exec.Command(os.Args[0], append([]string{"bare-proxy", free[0]}, decode...)...)}
-	if path, err := exec.LookPath("nginx"); err != nil {
-		fmt.Println("nginx is not installed: left out")
-	} else {
-		if err := w.Write("nginx.conf", nginxConfig(free[1], decode)); err != nil {
-			return nil, err
-		}
-		others[nginxName] = exec.Command(path, "-c", w.File("nginx.conf"), "-p", w.Dir)
-	}
-	for i, name := range []string{bareName, nginxName} {
-		if others[name] == nil {
-			continue
-		}
-		p, err := w.Start(filepath.Base(name), others[name])
-		if err != nil {
-			return nil, err
-		}
-		if err := p.Answers(ctx, 10*time.Second, "http://"+free[i]+"/health"); err != nil {
-			return nil, err
-		}
-		add(name, free[i], p)
-	}
-	return list, nil
+// place is what a proxy is started before.
+type place struct {
+	prefill, decode []string // URLs
+	slots           int      // of a decode engine
+	streams         int      // that will come
+	on              cores
+	workers         int // of nginx
 }
 
-// bareProxy is what net/http gives: ReverseProxy, flushing at once, round robin.
-func bareProxy(listen string, engines []string) error {
+// kind is a proxy that can be measured.
+type kind struct {
+	name    string
+	legs    int    // requests to engines for each of a client
+	version string // empty: it is not there
+	missing string // why
+	// start starts it; clients find it at an address, and ask says when it is ready.
+	start func(b *bench, at string, p place) (process *world.Process, ready string, err error)
+}
+
+// proxy is one that runs.
+type proxy struct {
+	kind    *kind
+	targets []string
+	prefill []string       // that clients ask before them
+	process *world.Process // nil: there is none
+}
+
+func (p *proxy) pids() []int {
+	if p.process == nil {
+		return nil
+	}
+	return family(p.process.Pid)
+}
+
+func (p *proxy) end() {
+	if p.process != nil && p.process.End(3*time.Second) != nil {
+		p.process.Kill()
+	}
+}
+
+// run starts a proxy of this kind and waits until it answers.
+func (k *kind) run(ctx context.Context, b *bench, p place) (*proxy, error) {
+	if k.start == nil {
+		without := &proxy{kind: k, targets: addresses(p.decode)}
+		if k.legs == 2 {
+			without.prefill = addresses(p.prefill)
+		}
+		return without, nil
+	}
+	at := world.FreeAddresses(1)[0]
+	process, ready, err := k.start(b, at, p)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", k.name, err)
+	}
+	run := &proxy{kind: k, targets: []string{at}, process: process}
+	if err := process.Answers(ctx, 60*time.Second, ready); err != nil {
+		run.end()
+		return nil, fmt.Errorf("%s: %w; %s has its log", k.name, err, b.world.Dir)
+	}
+	return run, nil
+}
+
+func addresses(urls []string) (list []string) {
+	for _, u := range urls {
+		list = append(list, strings.TrimPrefix(u, "http://"))
+	}
+	return list
+}
+
+// kinds are all proxies, those that are missing too.
+func (b *bench) kinds(ctx context.Context, o options) []*kind {
+	list := []*kind{
+		{name: direct, legs: 1, version: "-"}, {name: twoLegs, legs: 2, version: "-"}, findNginx(ctx),
+		{name: bareName, legs: 1, version: runtime.Version(), start: (*bench).startBare}, b.findRouter(ctx, o.cache),
+	}
+	if o.before != "" {
+		list = append(list, &kind{name: beforeName, legs: 2, version: versionOf(ctx, o.before), start: startEvenkeel(o.before)})
+	}
+	return append(list, &kind{name: evenkeelName, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary)})
+}
+
+func versionOf(ctx context.Context, binary string) string {
+	said, err := exec.CommandContext(ctx, binary, "version").Output()
+	if err != nil {
+		return "of an unknown version"
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(string(said), "evenkeel "), "\n")
+	return first
+}
+
+func startEvenkeel(binary string) func(b *bench, at string, p place) (*world.Process, string, error) {
+	return func(b *bench, at string, p place) (*world.Process, string, error) {
+		admin := world.FreeAddresses(1)[0]
+		err := b.world.Write("evenkeel.yaml", fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\nprefill: {push: {max_unanswered: %d}}\n", at, admin, prefills)+
+			world.Engines(world.EnginesAt(p.prefill, ""), world.EnginesAt(p.decode, ", slots: %d", p.slots)))
+		if err != nil {
+			return nil, "", err
+		}
+		cmd := exec.Command(binary, "serve", "--config", b.world.File("evenkeel.yaml"), "--log-level", "warn")
+		cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", len(p.on)))
+		process, err := b.start("evenkeel", cmd, p.on)
+		return process, "http://" + admin + "/readyz", err
+	}
+}
+
+func (b *bench) startBare(at string, p place) (*world.Process, string, error) {
+	cmd := exec.Command(os.Args[0], append([]string{"bare-proxy", at}, p.decode...)...)
+	cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", len(p.on)))
+	process, err := b.start("bare-proxy", cmd, p.on)
+	return process, "http://" + at + "/health", err
+}
+
+// runBare is what net/http gives: ReverseProxy, flushing at once, round robin.
+func runBare(listen string, engines []string) error {
 	targets := make([]*url.URL, len(engines))
 	for i, e := range engines {
 		u, err := url.Parse(e)
@@ -81,23 +159,49 @@ func bareProxy(listen string, engines []string) error {
 	rp := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(targets[next.Add(1)%uint64(len(targets))]) },
 		FlushInterval: -1,
-		Transport:     &http.Transport{MaxIdleConnsPerHost: 1024, IdleConnTimeout: 4 * time.Second},
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 1024, IdleConnTimeout: 60 * time.Second},
 	}
 	server := &http.Server{Addr: listen, Handler: rp, ReadHeaderTimeout: 10 * time.Second}
 	return server.ListenAndServe()
 }
 
-// nginxConfig passes requests on to the engines in turn.
-func nginxConfig(listen string, engines []string) string {
-	servers := ""
-	for _, e := range engines {
+func findNginx(ctx context.Context) *kind {
+	k := &kind{name: nginxName, legs: 1, missing: "not installed; Debian's package is nginx-light"}
+	path, err := exec.LookPath("nginx")
+	if err != nil {
+		return k
+	}
+	said, err := exec.CommandContext(ctx, path, "-v").CombinedOutput()
+	if err != nil {
+		k.missing = err.Error()
+		return k
+	}
+	_, k.version, _ = strings.Cut(strings.TrimSpace(string(said)), "nginx/")
+	k.start = func(b *bench, at string, p place) (*world.Process, string, error) {
+		if err := b.world.Write("nginx.conf", nginxConfig(at, p, b.files)); err != nil {
+			return nil, "", err
+		}
+		process, err := b.start(nginxName, exec.Command(path, "-c", b.world.File("nginx.conf"), "-p", b.world.Dir), p.on)
+		return process, "http://" + at + "/health", err
+	}
+	return k
+}
+
+// nginxConfig passes requests on to the engines in turn. Workers that share the
+// streams evenly need a socket each.
+func nginxConfig(listen string, p place, files int) string {
+	servers, reuse := "", ""
+	for _, e := range p.decode {
 		servers += fmt.Sprintf("    server %s;\n", strings.TrimPrefix(e, "http://"))
 	}
+	if p.workers > 1 {
+		reuse = " reuseport"
+	}
 	return fmt.Sprintf(`daemon off;
-worker_processes 1;
+worker_processes %d;
 error_log stderr error;
 pid nginx.pid;
-events { worker_connections 8192; }
+events { worker_connections %d; }
 http {
   access_log off;
   client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;
@@ -105,7 +209,7 @@ http {
     keepalive 1024;
 %s  }
   server {
-    listen %s;
+    listen %s backlog=4096%s;
     client_max_body_size 32m;
     location / {
       proxy_pass http://engines;
@@ -116,25 +220,46 @@ http {
     }
   }
 }
-`, servers, listen)
+`, p.workers, files-spare/2, servers, listen, reuse)
 }
 
-// children are the processes whose parent is pid: nginx's workers.
-func children(pid int) (list []int) {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+// routerVersion is the one that is installed and measured.
+const routerVersion = "0.1.17"
+
+// findRouter installs vllm-router into a cache folder, unless it is there.
+func (b *bench) findRouter(ctx context.Context, cache string) *kind {
+	k := &kind{name: routerName, legs: 2}
+	env, err := pyenv.At(cache, "relay")
+	if err == nil && !env.Has(ctx, routerName, routerVersion) {
+		fmt.Fprintf(b.out, "%s %s is being installed into %s: 130 MB\n", routerName, routerVersion, env.Dir)
+		err = errors.Join(env.Create(ctx), env.Run(ctx, "python", "-m", "pip", "-q", "install", routerName+"=="+routerVersion))
+	}
 	if err != nil {
-		return nil
+		k.missing = fmt.Sprintf("not installed, and it cannot be: %v", err)
+		return k
 	}
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
+	k.version = routerVersion
+	k.start = func(b *bench, at string, p place) (*world.Process, string, error) {
+		host, port, err := net.SplitHostPort(at)
 		if err != nil {
-			continue
+			return nil, "", err
 		}
-		for _, f := range strings.Fields(string(text)) {
-			if n, err := strconv.Atoi(f); err == nil {
-				list = append(list, n)
-			}
+		_, metrics, err := net.SplitHostPort(world.FreeAddresses(1)[0])
+		if err != nil {
+			return nil, "", err
 		}
+		args := []string{"--host", host, "--port", port, "--vllm-pd-disaggregation", "--policy", "round_robin", "--log-level", "warning",
+			"--prometheus-port", metrics, "--worker-startup-check-interval", "1"}
+		for _, u := range p.prefill {
+			args = append(args, "--prefill", u)
+		}
+		for _, u := range p.decode {
+			args = append(args, "--decode", u)
+		}
+		cmd := exec.Command(env.Bin(routerName), args...)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("TOKIO_WORKER_THREADS=%d", len(p.on)))
+		process, err := b.start(routerName, cmd, p.on)
+		return process, "http://" + at + "/health", err
 	}
-	return list
+	return k
 }

@@ -1,0 +1,286 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/world"
+)
+
+// Sample is one measurement of one proxy under one row.
+type Sample struct {
+	Row     string
+	Cores   int
+	Proxy   string
+	Round   int
+	Streams int // of the row, or what the limit of files allows
+
+	Chunk, Request time.Duration // of CPU
+	Chunks         float64       // a second
+	Requests       float64       // a second
+	Idle, RSS      int64         // bytes
+	TTFT, Gaps     Times
+	Whole, Failed  int
+	Load           float64        // share of their CPUs that engines and clients used
+	Others         float64        // share of all CPUs that others used
+	Why            map[string]int `json:",omitempty"`
+}
+
+// Times are in microseconds.
+type Times struct{ N, P50, P99, P999 float64 }
+
+func timesOf(all []uint32) (t Times) {
+	if len(all) == 0 {
+		return t
+	}
+	slices.Sort(all)
+	at := func(share float64) float64 { return float64(all[min(len(all)-1, int(share*float64(len(all))))]) }
+	return Times{float64(len(all)), at(0.5), at(0.99), at(0.999)}
+}
+
+// bench is a run.
+type bench struct {
+	options
+	world *world.World
+	cores cores
+	files int // that a process may open
+}
+
+// spare is how many files a process has open beside its streams.
+const spare = 600
+
+// allowed is how many streams a proxy can have: it needs two sockets for each.
+func (b *bench) allowed(k *kind, streams int) (most, workers int) {
+	perProcess := (b.files - spare) / 2
+	switch k.name {
+	case direct, twoLegs:
+		return streams, 0
+	case nginxName: // its workers share the streams evenly, but for chance
+		if workers = 1; streams > perProcess {
+			workers = 1 + streams/(perProcess*9/10)
+		}
+		return streams, workers
+	}
+	if streams > perProcess {
+		streams = perProcess / 100 * 100
+	}
+	return streams, 1
+}
+
+// site is the engines of a row.
+type site struct {
+	prefill, decode []string
+	helpers         []*helper
+}
+
+func (s *site) end() {
+	for _, h := range s.helpers {
+		h.end()
+	}
+}
+
+// processes is how many are needed for so many sockets.
+func (b *bench) processes(sockets int) int { return 1 + sockets/(b.files-5*spare) }
+
+// engines starts the engines of a row for so many streams.
+func (b *bench) engines(r row, streams int, on cores) (s *site, err error) {
+	s = &site{}
+	start := func(j engineJob) (urls []string, err error) {
+		h, err := b.help("engines", on)
+		if err != nil {
+			return nil, err
+		}
+		s.helpers = append(s.helpers, h)
+		if err := h.send.Encode(j); err != nil {
+			return nil, err
+		}
+		return urls, h.receive.Decode(&urls)
+	}
+	if s.prefill, err = start(engineJob{Role: refengine.Prefill, Count: 1, Listen: "127.0.0.20:0", Slots: 1}); err != nil {
+		s.end()
+		return nil, fmt.Errorf("prefill engines: %w", err)
+	}
+	n, all := b.processes(streams), ranks(streams)
+	for i := range n {
+		list, err := start(engineJob{Role: refengine.Both, First: all * i / n, Count: all*(i+1)/n - all*i/n, All: all,
+			Listen: fmt.Sprintf("127.0.0.%d:0", 21+i), Slots: b.slots(streams), Step: r.step(streams)})
+		if err != nil {
+			s.end()
+			return nil, fmt.Errorf("decode engines: %w", err)
+		}
+		s.decode = append(s.decode, list...)
+	}
+	return s, nil
+}
+
+// slots of a rank: more than its share, so that nobody waits for one.
+func (*bench) slots(streams int) int { return streams/ranks(streams)*5/4 + 8 }
+
+// measure measures a proxy once.
+func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, streams, workers, n, round int) (m Sample, err error) {
+	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Round: round, Streams: streams}
+	on, rest := share(b.cores, n)
+	p, err := k.run(ctx, b, place{s.prefill, s.decode, b.slots(streams), streams, on, max(n, workers)})
+	if err != nil {
+		return m, err
+	}
+	defer p.end()
+	if err := world.Pause(ctx, time.Second); err != nil {
+		return m, err
+	}
+	idle, err := usageOf(p.pids())
+	if err != nil {
+		return m, err
+	}
+	m.Idle = idle.rss
+	pids := p.pids()
+	most := world.PeakRSS(func() []int { return pids })
+	defer func() { m.RSS = most() }()
+	job := r.job(streams, b.window)
+	job.Targets, job.Prefill = p.targets, p.prefill
+	c, err := b.clients(job, rest)
+	if err != nil {
+		return m, err
+	}
+	defer c.end()
+	var load []int
+	for _, h := range append(slices.Clone(c), s.helpers...) {
+		load = append(load, h.process.Pid)
+	}
+	if _, err := c.told(); err != nil { // all streams are there
+		return m, err
+	}
+	if err := world.Pause(ctx, settle); err != nil {
+		return m, err
+	}
+	allBefore, err := machine()
+	if err != nil {
+		return m, err
+	}
+	loadBefore, err := usageOf(load)
+	if err != nil {
+		return m, err
+	}
+	before, from, began, err := c.mark(p)
+	if err != nil {
+		return m, err
+	}
+	if err := world.Pause(ctx, b.window); err != nil {
+		return m, err
+	}
+	after, to, ended, err := c.mark(p)
+	if err != nil {
+		return m, err
+	}
+	loadAfter, err := usageOf(load)
+	if err != nil {
+		return m, err
+	}
+	allAfter, err := machine()
+	if err != nil {
+		return m, err
+	}
+	lasted, loaded := time.Since(began).Seconds(), (loadAfter.cpu - loadBefore.cpu).Seconds()
+	m.Load = loaded / lasted / float64(len(rest))
+	m.Others = max(0, (allAfter-allBefore).Seconds()-loaded-(after.cpu-before.cpu).Seconds()) / lasted / float64(len(b.cores))
+	if err := c.order(stop); err != nil {
+		return m, err
+	}
+	last, err := c.told()
+	if err != nil {
+		return m, err
+	}
+	seconds := ended.Sub(began).Seconds()
+	chunks, requests := to.Events-from.Events, to.Requests-from.Requests
+	m.Chunks, m.Requests = float64(chunks)/seconds, float64(requests)/seconds
+	if chunks == 0 {
+		return m, fmt.Errorf("%s: no chunk came in %v; failed: %v", k.name, b.window, last.Result.Failed)
+	}
+	m.Chunk = (after.cpu - before.cpu) / time.Duration(chunks)
+	m.Request = (after.cpu - before.cpu) / time.Duration(max(1, requests))
+	m.TTFT, m.Gaps = timesOf(last.Result.TTFT), timesOf(last.Result.Gaps)
+	m.Whole, m.Why = last.Result.Whole, last.Result.Failed
+	for _, n := range m.Why {
+		m.Failed += n
+	}
+	return m, nil
+}
+
+// crowd is the processes of clients.
+type crowd []*helper
+
+func (c crowd) end() {
+	for _, h := range c {
+		h.end()
+	}
+}
+
+// clients starts the clients of a job.
+func (b *bench) clients(j Job, on cores) (c crowd, err error) {
+	n := b.processes(j.Streams)
+	all := j.Streams
+	j.Rate /= float64(n)
+	for i := range n {
+		j.First, j.Streams = all*i/n, all*(i+1)/n-all*i/n
+		h, err := b.help("clients", on)
+		if err != nil {
+			c.end()
+			return nil, err
+		}
+		c = append(c, h)
+		if err := h.send.Encode(j); err != nil {
+			c.end()
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// told adds up what the clients tell next.
+func (c crowd) told() (sum Told, err error) {
+	for _, h := range c {
+		var t Told
+		if err := h.receive.Decode(&t); err != nil {
+			return sum, fmt.Errorf("clients: %w", err)
+		}
+		sum.Events += t.Events
+		sum.Requests += t.Requests
+		if t.Result == nil {
+			continue
+		}
+		if sum.Result == nil {
+			sum.Result = &Result{Failed: map[string]int{}}
+		}
+		r := sum.Result
+		r.TTFT, r.Gaps, r.Whole = append(r.TTFT, t.Result.TTFT...), append(r.Gaps, t.Result.Gaps...), r.Whole+t.Result.Whole
+		for why, n := range t.Result.Failed {
+			r.Failed[why] += n
+		}
+	}
+	return sum, nil
+}
+
+func (c crowd) order(o Order) (err error) {
+	for _, h := range c {
+		err = errors.Join(err, h.send.Encode(o))
+	}
+	return err
+}
+
+// mark reads what was used and what came.
+func (c crowd) mark(p *proxy) (u usage, t Told, at time.Time, err error) {
+	if err := c.order(mark); err != nil {
+		return u, t, at, err
+	}
+	if t, err = c.told(); err != nil {
+		return u, t, at, err
+	}
+	u, err = usageOf(p.pids())
+	return u, t, time.Now(), err
+}

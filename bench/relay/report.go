@@ -1,0 +1,264 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"evenkeel/bench/report"
+	"evenkeel/bench/world"
+)
+
+const head = `# What a relayed token costs
+
+This page is written by ` + "`make bench-relay`" + `. It compares evenkeel with other proxies on the same engines under the same load, on one machine that they share with engines and clients: compare the ratios, not the times. [Testing](../testing.md) says how to run it.
+
+**nginx** copies bytes and **net/http** is Go's own reverse proxy; both send a request to one engine, which prefills for itself. **vllm-router** and **evenkeel** send it to a prefill engine and then to a decode engine. evenkeel also reads each event of an answer, counts its tokens and can go on with it elsewhere.
+
+Engines are reference engines: each decode rank is a clock of its own that gives all its requests a token every step, the first one at once; the prefill engine computes 64 prompts at once, which evenkeel is told (` + "`prefill.push.max_unanswered`" + `). Clients read on one thread and check each answer: status 200, as many events as tokens, and ` + "`[DONE]`" + `. A row with one core gives the proxy a core of its own, and engines and clients the others; with two cores on a machine of two, all share both.
+
+CPU time is user and system time of all the proxy's processes while all streams are there, for each event. Memory is the most that was resident; a stream's is what is beyond the process before its first request. What is added to the time to the first token and to the gaps between events is a percentile behind the proxy less the same percentile without one, in the same round, as clients see it. Without a proxy, clients ask a decode engine; beside a proxy that makes two requests of each, they make the two themselves, one after the other, so that engines have the same work. A measurement beside which other programs used more than a tenth of the CPUs is made again. Figures are medians over rounds; ratios are made in each round, and stand with the least and the most of the rounds.
+`
+
+// report prints what is in the store, and writes the page and its plots if wanted.
+func (s *store) report(b *bench) error {
+	if len(s.Samples) == 0 {
+		return nil
+	}
+	s.write(b.out, b)
+	if b.page == "" {
+		return nil
+	}
+	var page bytes.Buffer
+	page.WriteString(head + "\n")
+	s.write(&page, b)
+	pictures := filepath.Join(filepath.Dir(b.page), "..", "img")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(b.page), 0o755), os.MkdirAll(pictures, 0o755)); err != nil {
+		return err
+	}
+	for _, f := range figures {
+		picture, err := s.draw(f)
+		if err != nil {
+			return err
+		}
+		if err := report.Replace(filepath.Join(pictures, f.file), picture); err != nil {
+			return err
+		}
+		fmt.Fprintf(&page, "\n![%s](../img/%s)\n", f.title, f.file)
+	}
+	return report.Replace(b.page, page.Bytes())
+}
+
+// measured are the proxies of which there is a sample, direct left out.
+func (s *store) measured() (list []string) {
+	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {
+		if slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Proxy == name }) {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+func (s *store) write(out io.Writer, b *bench) {
+	rounds, others := 0, 0.0
+	for _, m := range s.Samples {
+		rounds, others = max(rounds, m.Round+1), max(others, m.Others)
+	}
+	fmt.Fprintf(out, "%d CPUs, %s, Linux on %s, %d rounds of %v. A process may open %s files here, and a proxy needs two a stream. Other programs used at most %.0f %% of the CPUs during a measurement.\n\n",
+		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, grouped(b.files), others*100)
+	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
+	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {
+		if p, ok := s.Peers[name]; ok {
+			if p.Version == "" {
+				p.Version = "not measured: " + p.Missing
+			}
+			fmt.Fprintf(out, "| %s | %s |\n", name, p.Version)
+		}
+	}
+	s.writeVerdicts(out)
+	s.writeCPU(out)
+	s.writeMemory(out)
+	s.writeTimes(out)
+	s.writeRequests(out)
+}
+
+// each calls f for every row and number of cores that was measured.
+func (s *store) each(f func(r row, cores int)) {
+	for _, r := range rows {
+		for _, n := range r.cores {
+			if slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name && m.Cores == n }) {
+				f(r, n)
+			}
+		}
+	}
+}
+
+// table begins a table.
+func table(out io.Writer, title, first string, columns ...string) {
+	fmt.Fprintf(out, "\n## %s\n\n| %s | %s |\n|---|%s\n", title, first, strings.Join(columns, " | "), strings.Repeat("--:|", len(columns)))
+}
+
+// streams says with how many streams a proxy was measured, where it is not the row's,
+// and that it was so late that some had ended by then.
+func (s *store) streams(r row, cores int, proxy string) (text string) {
+	n, _ := s.median(r.name, cores, proxy, func(m Sample) float64 { return float64(m.Streams) })
+	if int(n) != r.streams && n > 0 {
+		text = fmt.Sprintf(" (the limit of files allows %s streams)", grouped(int(n)))
+	}
+	if late := s.values(r.name, cores, proxy, func(m Sample) float64 { return m.Requests }); r.shape == standing && len(late) > 0 && slices.Max(late) > 0 {
+		text += " (overloaded: streams ended before all were open)"
+	}
+	return text
+}
+
+func (s *store) writeCPU(out io.Writer) {
+	proxies := s.measured()
+	table(out, "CPU time a chunk, µs", "streams", append(append([]string{"cores"}, proxies...), "evenkeel to nginx", "to net/http", "to vllm-router")...)
+	s.each(func(r row, n int) {
+		if r.shape == single || r.shape == turning {
+			return
+		}
+		cells := []string{fmt.Sprint(n)}
+		for _, p := range proxies {
+			v, ok := s.median(r.name, n, p, chunkCPU)
+			cells = append(cells, cell(ok, "%.1f%s", v, s.streams(r, n, p)))
+		}
+		for _, p := range []string{nginxName, bareName, routerName} {
+			v, ok := s.compare(r.name, n, evenkeelName, p, chunkCPU, ratio)
+			cells = append(cells, v.cell(ok))
+		}
+		fmt.Fprintf(out, "| %s | %s |\n", r.title(), strings.Join(cells, " | "))
+	})
+}
+
+func cell(ok bool, format string, args ...any) string {
+	if !ok {
+		return "–"
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+func (v spread) cell(ok bool) string {
+	return cell(ok, "× %.2f (%.2f to %.2f)", v.median, v.low, v.high)
+}
+
+func (s *store) writeMemory(out io.Writer) {
+	proxies := s.measured()
+	table(out, "Resident memory, MiB (KiB a stream)", "streams", append([]string{"cores"}, proxies...)...)
+	s.each(func(r row, n int) {
+		if r.shape != standing && r.shape != turning {
+			return
+		}
+		cells := []string{fmt.Sprint(n)}
+		for _, p := range proxies {
+			v, ok := s.median(r.name, n, p, resident)
+			one, _ := s.median(r.name, n, p, perStream)
+			cells = append(cells, cell(ok, "%.0f (%.1f)%s", v, one, s.streams(r, n, p)))
+		}
+		fmt.Fprintf(out, "| %s | %s |\n", r.title(), strings.Join(cells, " | "))
+	})
+	fmt.Fprintf(out, "\nBefore the first request, with one core:")
+	for i, p := range proxies {
+		var idle []float64
+		for _, m := range s.Samples {
+			if m.Proxy == p && m.Cores == 1 {
+				idle = append(idle, world.MiB(m.Idle))
+			}
+		}
+		if len(idle) > 0 {
+			fmt.Fprintf(out, "%s %s %.0f MiB", map[bool]string{true: ",", false: ""}[i > 0], p, world.Median(idle))
+		}
+	}
+	fmt.Fprintln(out, ".")
+}
+
+// writeTimes has a line for each proxy and row.
+func (s *store) writeTimes(out io.Writer) {
+	table(out, "What is added to what clients see, ms: p50 / p99 / p99.9", "streams", "cores", "proxy", "to the first token", "to gaps", "failed streams", "CPUs of engines and clients in use")
+	s.each(func(r row, n int) {
+		if r.shape != standing && r.shape != turning {
+			return
+		}
+		for _, p := range append([]string{direct, twoLegs}, s.measured()...) {
+			if _, ok := s.median(r.name, n, p, chunkCPU); !ok {
+				continue
+			}
+			added := func(of func(Sample) Times) string {
+				var parts []string
+				for _, at := range []func(Times) float64{func(t Times) float64 { return t.P50 }, func(t Times) float64 { return t.P99 }, func(t Times) float64 { return t.P999 }} {
+					figure := func(m Sample) float64 { return at(of(m)) / 1e3 }
+					v, _ := s.median(r.name, n, p, figure)
+					ok := true
+					if base := without(p); base != p {
+						var d spread
+						d, ok = s.compare(r.name, n, p, base, figure, difference)
+						v = d.median
+					}
+					parts = append(parts, cell(ok, "%.1f", v))
+				}
+				return strings.Join(parts, " / ")
+			}
+			name := p + s.streams(r, n, p)
+			if without(p) == p {
+				name += ", the times themselves"
+			}
+			load, _ := s.median(r.name, n, p, func(m Sample) float64 { return m.Load * 100 })
+			fmt.Fprintf(out, "| %s | %d | %s | %s | %s | %s | %.0f %% |\n", r.title(), n, name, added(func(m Sample) Times { return m.TTFT }),
+				added(func(m Sample) Times { return m.Gaps }), s.failures(r, n, p), load)
+		}
+	})
+}
+
+// without is what a proxy's times are compared with: clients that make as many requests themselves.
+func without(proxy string) string {
+	switch proxy {
+	case direct, nginxName, bareName:
+		return direct
+	}
+	return twoLegs
+}
+
+// failures says how many streams failed of how many.
+func (s *store) failures(r row, cores int, proxy string) string {
+	failed, all := 0, 0
+	for _, m := range s.Samples {
+		if m.Row == r.name && m.Cores == cores && m.Proxy == proxy {
+			failed, all = failed+m.Failed, all+m.Failed+m.Whole
+		}
+	}
+	return fmt.Sprintf("%d of %s", failed, grouped(all))
+}
+
+func (s *store) writeRequests(out io.Writer) {
+	proxies := s.measured()
+	table(out, "Requests, and streams without a pace", "load", append(append([]string{"cores"}, proxies...), "evenkeel to vllm-router")...)
+	s.each(func(r row, n int) {
+		if r.shape != single && r.shape != unpaced {
+			return
+		}
+		cells := []string{fmt.Sprint(n)}
+		of, what := requestCPU, "requests"
+		if r.shape == unpaced {
+			of, what = chunkCPU, "streams"
+		}
+		for _, p := range proxies {
+			v, ok := s.median(r.name, n, p, of)
+			rate, _ := s.median(r.name, n, p, func(m Sample) float64 { return m.Requests })
+			format := "%.0f µs a request, %.0f %s/s"
+			if r.shape == unpaced {
+				format = "%.1f µs a token, %.0f %s/s"
+			}
+			cells = append(cells, cell(ok, format, v, rate, what))
+		}
+		v, ok := s.compare(r.name, n, evenkeelName, routerName, of, ratio)
+		fmt.Fprintf(out, "| %s | %s | %s |\n", r.title(), strings.Join(cells, " | "), v.cell(ok))
+	})
+}

@@ -1,0 +1,132 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"evenkeel/bench/world"
+)
+
+// store is what was measured, in a file if it has one.
+type store struct {
+	Samples []Sample
+	Peers   map[string]peer
+
+	path string
+}
+
+type peer struct{ Version, Missing string }
+
+func openStore(path string) (*store, error) {
+	s := &store{Peers: map[string]peer{}, path: path}
+	if path == "" {
+		return s, nil
+	}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, json.Unmarshal(text, s)
+}
+
+func (s *store) save() error {
+	if s.path == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(s, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(s.path, text, 0o600)
+}
+
+// next is the first round of a row that was not measured yet.
+func (s *store) next(row string, cores int) (round int) {
+	for _, m := range s.Samples {
+		if m.Row == row && m.Cores == cores {
+			round = max(round, m.Round+1)
+		}
+	}
+	return round
+}
+
+// same finds a measurement of another row that is this one's, too.
+func (s *store) same(r row, proxy string, cores, round, streams int) (m Sample, ok bool) {
+	for _, other := range rows {
+		if other.name == r.name || other.shape != r.shape || other.rate != r.rate {
+			continue
+		}
+		for _, m := range s.Samples {
+			if m.Row == other.name && m.Proxy == proxy && m.Cores == cores && m.Round == round && m.Streams == streams {
+				m.Row = r.name
+				return m, true
+			}
+		}
+	}
+	return m, false
+}
+
+// values are what each round says of a proxy under a row; nil: it was not measured.
+func (s *store) values(row string, cores int, proxy string, of func(Sample) float64) (list []float64) {
+	for _, m := range s.Samples {
+		if m.Row == row && m.Cores == cores && m.Proxy == proxy {
+			list = append(list, of(m))
+		}
+	}
+	return list
+}
+
+// median is that of all rounds; ok is false where there are none.
+func (s *store) median(row string, cores int, proxy string, of func(Sample) float64) (v float64, ok bool) {
+	list := s.values(row, cores, proxy, of)
+	if len(list) == 0 {
+		return 0, false
+	}
+	return world.Median(list), true
+}
+
+// spread is a median with the least and the most of the rounds.
+type spread struct{ median, low, high float64 }
+
+// compare joins what each round says of two proxies: a machine that slowed down
+// slowed both.
+func (s *store) compare(row string, cores int, a, b string, of func(Sample) float64, join func(a, b float64) float64) (r spread, ok bool) {
+	var list []float64
+	for _, x := range s.Samples {
+		if x.Row != row || x.Cores != cores || x.Proxy != a {
+			continue
+		}
+		for _, y := range s.Samples {
+			if y.Row == row && y.Cores == cores && y.Proxy == b && y.Round == x.Round {
+				list = append(list, join(of(x), of(y)))
+			}
+		}
+	}
+	if len(list) == 0 {
+		return r, false
+	}
+	return spread{world.Median(list), slices.Min(list), slices.Max(list)}, true
+}
+
+func ratio(a, b float64) float64 { return a / b }
+
+func difference(a, b float64) float64 { return a - b }
+
+func chunkCPU(m Sample) float64   { return world.Micros(m.Chunk) }
+func requestCPU(m Sample) float64 { return world.Micros(m.Request) }
+func resident(m Sample) float64   { return world.MiB(m.RSS) }
+
+// perStream is the memory of a stream in KiB, beyond the process that idles.
+func perStream(m Sample) float64 { return float64(m.RSS-m.Idle) / 1024 / float64(m.Streams) }
