@@ -88,6 +88,7 @@ type requestJSON struct {
 	Key       uint64  `json:"key"`
 	ID        *uint64 `json:"id"`
 	Slot      *int32  `json:"slot"`
+	Start     int32   `json:"start"` // steps until its first token, 0 = it decodes
 }
 
 type entryJSON struct {
@@ -97,6 +98,7 @@ type entryJSON struct {
 	WaitMs float32 `json:"age_ms"`
 	Urgent bool    `json:"urgent"`
 	Key    uint64  `json:"key"`
+	Start  int32   `json:"start"` // steps from now to its first token, 0 = its prefill is finished
 }
 
 // ErrSeveral is a text with more than one JSON value, such as a whole log.
@@ -171,13 +173,16 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			if r.Prompt < 0 || r.Generated < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)
 			}
+			if r.Start < 0 {
+				return s, fmt.Errorf("worker %d, running[%d]: start cannot be negative", w.ID, i)
+			}
 			age := r.Generated // what it generated here is all there is, unless the snapshot says more
 			if r.Age != nil {
 				age = *r.Age
 			}
 			q := policy.Request{
 				Prompt: r.Prompt, Generated: r.Generated, Age: age, Rhat: r.Rhat, Key: r.Key,
-				ID: deref(r.ID), Slot: deref(r.Slot),
+				ID: deref(r.ID), Slot: deref(r.Slot), Start: r.Start,
 			}
 			if r.ID == nil { // policies tell requests apart by these two
 				q.ID = 1<<63 | uint64(running)
@@ -194,8 +199,11 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if e.Prompt < 0 {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
 		}
+		if e.Start < 0 {
+			return s, fmt.Errorf("pool entry %d: start cannot be negative", e.ID)
+		}
 		s.Pool = append(s.Pool, policy.Entry{
-			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
+			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key, Start: e.Start,
 		})
 	}
 	slices.SortStableFunc(s.Workers, func(a, b policy.Worker) int { return cmp.Compare(a.ID, b.ID) })
