@@ -28,7 +28,7 @@ type body struct {
 
 // open prepares b for the body behind head.
 func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHeader) {
-	*b = body{br: br, chunks: chunked{br: br}}
+	*b = body{br: br}
 	code, length := head.StatusCode(), head.ContentLength()
 	switch {
 	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified:
@@ -46,7 +46,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 func (b *body) Read(p []byte) (int, error) {
 	switch b.framing {
 	case byChunks:
-		return b.chunks.Read(p)
+		return b.chunks.read(b.br, p)
 	case byLength:
 		if b.left == 0 {
 			return 0, io.EOF
@@ -65,7 +65,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 // arrived reports whether a Read would return data without waiting.
 func (b *body) arrived() bool {
-	if b.framing == byChunks && (b.chunks.settle() || b.chunks.next != chunkData) {
+	if b.framing == byChunks && (b.chunks.settle(b.br) || b.chunks.next != chunkData) {
 		return false
 	}
 	return b.framing != noBody && b.br.Buffered() > 0
@@ -76,7 +76,7 @@ func (b *body) arrived() bool {
 func (b *body) finished() bool {
 	switch b.framing {
 	case byChunks:
-		return b.chunks.settle()
+		return b.chunks.settle(b.br)
 	case byLength:
 		return b.left == 0
 	default:

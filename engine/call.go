@@ -203,6 +203,7 @@ func (k *Call) Abort() {
 	}
 	if k.conn != nil {
 		k.conn.close()
+		k.conn.touch()
 	}
 }
 
@@ -213,6 +214,7 @@ func (k *Call) Expire() {
 	defer k.mu.Unlock()
 	if k.conn != nil {
 		k.conn.hurry(0)
+		k.conn.touch()
 	}
 }
 
@@ -230,6 +232,7 @@ func (k *Call) Leave(limit time.Duration) {
 	}
 	if k.conn != nil {
 		k.conn.leave(limit)
+		k.conn.touch()
 	}
 }
 

@@ -15,8 +15,16 @@ import (
 )
 
 func read(raw io.Reader) ([]byte, error) {
-	return io.ReadAll(&chunked{br: bufio.NewReaderSize(raw, 4096)})
+	return io.ReadAll(&chunkedBody{br: bufio.NewReaderSize(raw, 4096)})
 }
+
+// chunkedBody is a chunked body on a connection.
+type chunkedBody struct {
+	chunked
+	br *bufio.Reader
+}
+
+func (b *chunkedBody) Read(p []byte) (int, error) { return b.read(b.br, p) }
 
 // arrivals hands its pieces out one a Read, as a socket would.
 type arrivals struct{ pieces [][]byte }
@@ -50,7 +58,7 @@ func TestChunkedReadsWhatNetHTTPWrites(t *testing.T) {
 			in.pieces, rest = append(in.pieces, rest[:n]), rest[n:]
 		}
 		br := bufio.NewReaderSize(&in, 64)
-		c := &chunked{br: br}
+		c := &chunkedBody{br: br}
 		var got bytes.Buffer
 		for {
 			p := make([]byte, rapid.IntRange(1, 200).Draw(t, "room"))
@@ -121,7 +129,7 @@ func TestChunkedNeverWaitsWithBytesInHand(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			silence := errors.New("read would block")
-			c := &chunked{br: bufio.NewReader(io.MultiReader(strings.NewReader(tt.arrived), iotest.ErrReader(silence)))}
+			c := &chunkedBody{br: bufio.NewReader(io.MultiReader(strings.NewReader(tt.arrived), iotest.ErrReader(silence)))}
 			p := make([]byte, 100)
 			n, err := c.Read(p)
 			require.NoError(t, err)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"evenkeel/socket"
 )
 
 const (
@@ -25,7 +27,12 @@ const (
 	tlsRecord  = 16 << 10
 )
 
-var past = time.Unix(1, 0) // a deadline that interrupts at once
+var (
+	past       = time.Unix(1, 0) // a deadline that interrupts at once
+	noDeadline time.Time
+)
+
+const noSocket = -1
 
 // conn is one connection and what an exchange on it needs, kept for the next.
 // One call owns it at a time; only raw may be touched by another goroutine.
@@ -34,7 +41,8 @@ type conn struct {
 	nc     net.Conn      // raw, or TLS over it
 	br     *bufio.Reader // nil while parked: an idle connection holds no buffer
 	bw     *bufio.Writer // TLS only: few large records; a plain socket gets one writev
-	probe  *prober       // nil where the socket cannot be asked
+	sock   socket.Socket // of raw; its zero value if it has none
+	plain  bool          // the socket carries no TLS
 	key    key
 	spare  *sync.Pool // of readers, shared by the client's connections
 	reused bool
@@ -50,20 +58,31 @@ type conn struct {
 	got    bool        // a response byte came
 	failed error       // last read error: fasthttp's header parser hides it
 
+	fd      int    // of the socket while an event loop reads it, else noSocket; the call's lock guards it
+	touched func() // is called then when the call is touched
+
 	mu   sync.Mutex
 	by   time.Time     // reads end by then while the head is awaited
 	last bool          // we have left: by is for all that is still read
 	idle time.Duration // then each read may wait this long
-	set  time.Time     // idle's end as the socket has it; zero: it has another
+	set  time.Time     // the deadline that the socket has; zero: it is to have another
 }
 
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
-	c := &conn{raw: raw, nc: nc, key: k, probe: newProber(raw), spare: spare}
+	c := &conn{key: k, spare: spare, fd: noSocket}
+	c.over(raw, nc)
 	c.wake()
 	if raw != nc {
 		c.bw = bufio.NewWriterSize(c, tlsRecord)
 	}
 	return c
+}
+
+// over makes c a connection over raw, or over TLS on it.
+func (c *conn) over(raw, nc net.Conn) {
+	c.raw, c.nc = raw, nc
+	c.sock = socket.Of(raw)
+	c.plain = raw == nc && c.sock.Exists()
 }
 
 // newReaders returns a pool of readers of a size in bytes.
@@ -95,11 +114,17 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 		size += len(b)
 	}
 	var unsent error
-	if size <= inlineWrite {
+	switch {
+	case size > inlineWrite:
+		c.limitWrite()
+		unsent, err = c.sendListening()
+	case c.plain:
+		unsent = c.ask(size)
+		err = c.readHead()
+	default:
+		c.limitWrite()
 		unsent = c.send()
 		err = c.readHead()
-	} else {
-		unsent, err = c.sendListening()
 	}
 	switch {
 	case err == nil:
@@ -136,8 +161,38 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	if d.FirstByte > 0 {
 		c.by = time.Now().Add(d.FirstByte)
 	}
-	// Here and not where it is written: it must not undo sendListening's past.
-	_ = c.raw.SetWriteDeadline(c.by) // fails only on a closed socket, and so will the write
+}
+
+// limitWrite has the request written by the time that its answer is due. send does not call
+// it: beside sendListening, which stops a send by a deadline in the past, it would undo that.
+func (c *conn) limitWrite() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.last {
+		_ = c.raw.SetWriteDeadline(c.by) // fails only on a closed socket, and so will the write
+	}
+}
+
+// ask is send on a plain socket. It returns when there is something to read, or nothing will come.
+func (c *conn) ask(size int) error {
+	if err := c.armRead(); err != nil {
+		return err
+	}
+	n, err := c.sock.Ask(c.vec, c.onSent)
+	c.wrote = int64(n)
+	switch {
+	case err != nil:
+		c.hurry(parting)
+		return err
+	case n == size:
+		return nil
+	}
+	c.limitWrite() // the engine has not read what was sent before
+	for i, b := range c.vec {
+		k := min(n, len(b))
+		c.vec[i], n = b[k:], n-k
+	}
+	return c.send()
 }
 
 // send writes all of vec. When it fails, the answer that may have been the
@@ -157,7 +212,7 @@ func (c *conn) write() error {
 	if c.bw == nil {
 		c.queue = c.vec
 		n, err := c.queue.WriteTo(c.nc)
-		c.wrote = n
+		c.wrote += n
 		return err
 	}
 	c.bw.Reset(c)
@@ -182,7 +237,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		c.failed = err
 		return 0, err
 	}
-	n, err := c.nc.Read(p)
+	n, err := c.receive(p)
 	c.read += int64(n)
 	c.got = c.got || n > 0
 	if err != nil {
@@ -191,22 +246,32 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+func (c *conn) receive(p []byte) (int, error) {
+	if c.plain {
+		return c.sock.Read(p)
+	}
+	return c.nc.Read(p)
+}
+
 // armRead sets the deadline of the next read. That between two reads is moved
 // only when less than 3/4 of it is left: a stream reads hundreds of small events
 // in that time, and setting one costs a lock in the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.by.IsZero() || c.idle <= 0 {
-		c.set = time.Time{}
-		return c.raw.SetReadDeadline(c.by)
+	by := c.by
+	if by.IsZero() && c.idle > 0 {
+		now := time.Now()
+		if c.set.Sub(now) >= c.idle/4*3 {
+			return nil
+		}
+		by = now.Add(c.idle)
 	}
-	now := time.Now()
-	if c.set.Sub(now) >= c.idle/4*3 {
+	if !by.IsZero() && by.Equal(c.set) {
 		return nil
 	}
-	c.set = now.Add(c.idle)
-	return c.raw.SetReadDeadline(c.set)
+	c.set = by
+	return c.raw.SetReadDeadline(by)
 }
 
 // hurry shortens the wait for a response head, also one that has begun.
@@ -220,16 +285,19 @@ func (c *conn) hurry(d time.Duration) {
 func (c *conn) hurryLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.by.IsZero() || by.Before(c.by) {
-		c.by, c.set = by, time.Time{}
-		_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
+		c.by, c.set = by, by
+		if c.raw != nil { // else it is lifted, and by holds once it is not any more
+			_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
+		}
 	}
 }
 
 // leave closes our half of the connection; what still comes is read for at most
 // limit. It is never used again.
 func (c *conn) leave(limit time.Duration) {
-	half, ok := c.raw.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil {
+	if c.fd != noSocket {
+		c.shutdown(false)
+	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		c.close()
 		return
 	}
@@ -308,7 +376,7 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 // quiet reports that nothing has come, neither bytes nor the end, since the
 // last exchange was complete.
 func (c *conn) quiet() bool {
-	return (c.br == nil || c.br.Buffered() == 0) && (c.probe == nil || c.probe.quiet())
+	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
 }
 
 // drained reports that TLS holds no decrypted byte back that bufio had no room for.
@@ -316,7 +384,11 @@ func (c *conn) drained() bool {
 	if c.bw == nil {
 		return true
 	}
-	if c.raw.SetReadDeadline(past) != nil {
+	c.mu.Lock()
+	c.set = noDeadline
+	err := c.raw.SetReadDeadline(past)
+	c.mu.Unlock()
+	if err != nil {
 		return false
 	}
 	var b [1]byte
@@ -324,5 +396,18 @@ func (c *conn) drained() bool {
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
+// touch tells an event loop that reads the socket that something has changed.
+func (c *conn) touch() {
+	if c.touched != nil {
+		c.touched()
+	}
+}
+
 // close ends the connection without a word: it never blocks.
-func (c *conn) close() { _ = c.raw.Close() }
+func (c *conn) close() {
+	if c.fd != noSocket {
+		c.shutdown(true)
+		return
+	}
+	_ = c.raw.Close()
+}

@@ -75,7 +75,8 @@ type Monitor struct {
 	cfg     MonitorConfig
 	metrics *metrics
 	wg      sync.WaitGroup
-	signal  chan struct{} // something is in changed
+	signal  chan struct{}              // something is in changed
+	sampled func(id string, s *Sample) // nil: nobody asks
 
 	mu       sync.Mutex
 	ctx      context.Context // Start's; nil before and after it
@@ -171,6 +172,10 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 	defer m.mu.Unlock()
 	m.onChange = f
 }
+
+// OnSample has f see what is read of an engine's metrics, of every engine that is watched for its
+// gauges. Call it before Start; f must not block.
+func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 
 // Report tells how a call to an instance failed. If no connection could be
 // made the instance is down from now to its next good check, which is made at

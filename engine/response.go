@@ -100,11 +100,18 @@ func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body
 
 // ReadAll returns the rest of the body, or an *Error around ErrTooLarge once it
 // is over limit bytes.
-func (r *Response) ReadAll(limit int) ([]byte, error) {
+func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
+
+// ReadInto is ReadAll into a buffer, from its beginning; one that is too small is
+// replaced. The body is in what it returns.
+func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
 		return nil, r.tooLarge(limit)
 	}
-	buf := make([]byte, 0, min(r.expected(), limit, 1<<20)+1)
+	if n := min(r.expected(), limit, 1<<20) + 1; cap(buf) < n {
+		buf = make([]byte, 0, n)
+	}
+	buf = buf[:0]
 	for {
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]

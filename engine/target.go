@@ -18,6 +18,13 @@ type Target struct {
 	TLS    *tls.Config
 }
 
+// Unranked is the same engine for requests whose body names the rank.
+func (t *Target) Unranked() *Target {
+	u := *t
+	u.Rank = -1
+	return &u
+}
+
 // Header is one request header. Those that frame the message or carry our own
 // credential or rank cannot be set by a caller: see reserved.
 type Header struct{ Name, Value string }

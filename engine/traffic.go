@@ -133,6 +133,9 @@ func (w *watch) feel(s *Sample) {
 	if len(w.in.Canaries) == 0 {
 		return
 	}
+	if f := w.m.sampled; f != nil {
+		f(w.in.ID, s)
+	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	p, now, busy := &w.pulse, vitalsOf(s), w.traffic.running.Load() > 0
