@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"evenkeel/socket"
 )
 
 const (
@@ -27,16 +29,19 @@ const (
 type Conn struct {
 	net.Conn
 	*Departure
-	ln *Listener
-	id uint64 // the watcher's name for it; file descriptors are reused, ids are not
-	ip netip.Addr
+	sock socket.Socket // of Conn, if it has one
+	ln   *Listener
+	id   uint64 // the watcher's name for it; file descriptors are reused, ids are not
+	ip   netip.Addr
 
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
 	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
 	readTimedOut atomic.Bool  // errors may hide the timeout that caused them
 	linger       atomic.Bool
+	idle         atomic.Bool // it waits for a request behind an Outlet's answer
 	closed       atomic.Bool
+	counted      atomic.Bool // among those cut
 }
 
 // ConnOf returns the connection a request came in on, also below TLS. It is
@@ -57,15 +62,37 @@ func (c *Conn) timedOut() bool {
 
 // Read notes the errors that end the connection.
 func (c *Conn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if err != nil {
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			c.readTimedOut.Store(true)
-		} else {
-			c.Leave()
-		}
-	}
+	n, err := c.receive(p)
+	c.observe(err)
 	return n, err
+}
+
+func (c *Conn) receive(p []byte) (int, error) {
+	if c.sock.Exists() {
+		return c.sock.Read(p)
+	}
+	return c.Conn.Read(p)
+}
+
+// Await waits until Read has something to tell. It may return before, where the connection has no socket.
+func (c *Conn) Await() error {
+	if !c.sock.Exists() {
+		return nil
+	}
+	err := c.sock.Await()
+	c.observe(err)
+	return err
+}
+
+// observe is told of what ends the connection.
+func (c *Conn) observe(err error) {
+	switch {
+	case err == nil:
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		c.readTimedOut.Store(true)
+	default:
+		c.Leave()
+	}
 }
 
 // Write gives every 64 KiB a deadline of its own, so that a client that never
@@ -77,7 +104,7 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 		if err := c.renewWriteDeadline(began); err != nil {
 			return n, err
 		}
-		k, err := c.Conn.Write(p[n:min(len(p), n+writePiece)])
+		k, err := c.send(p[n:min(len(p), n+writePiece)])
 		n += k
 		took := time.Since(began)
 		if took > blocked {
@@ -92,6 +119,13 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 			return n, nil
 		}
 	}
+}
+
+func (c *Conn) send(p []byte) (int, error) {
+	if c.sock.Exists() {
+		return c.sock.Write(p)
+	}
+	return c.Conn.Write(p)
 }
 
 // blocked is a write that waited for the client: into a buffer that has room
@@ -128,12 +162,19 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // by the kernel, to which a full window is silence, too
-		c.ln.cutStalled.Add(1)
+		c.countCut(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
 	case took < c.ln.opt.WriteTimeout/4*3:
-		c.ln.cutLagging.Add(1)
+		c.countCut(&c.ln.cutLagging)
 	default:
-		c.ln.cutStalled.Add(1)
+		c.countCut(&c.ln.cutStalled)
+	}
+}
+
+// countCut counts a client once: behind a write that failed others may follow, and the watcher may see it, too.
+func (c *Conn) countCut(reason *atomic.Uint64) {
+	if !c.counted.Swap(true) {
+		reason.Add(1)
 	}
 }
 

@@ -15,6 +15,8 @@ const (
 // whatever runs may finish until ctx ends. What is left then is cut, handlers
 // see Gone, and the error says how many there were. Call it once a server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
+	s.stopping.Store(true)
+	l.closeIdle()
 	// One call only: a second Shutdown answers nil at once although connections are open.
 	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("drain: %w", err)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/socket"
 )
 
 const (
@@ -177,7 +179,7 @@ var (
 
 // admit checks the limits, books the connection and starts watching it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
-	c := &Conn{Conn: raw, Departure: NewDeparture(l.log), ln: l, ip: addrOf(raw)}
+	c := &Conn{Conn: raw, sock: socket.Of(raw), Departure: NewDeparture(l.log), ln: l, ip: addrOf(raw)}
 	if err := l.book(c); err != nil {
 		l.turnAway(raw, err)
 		return nil, err
@@ -261,7 +263,7 @@ func (l *Listener) fire(id uint64) {
 	l.mu.Unlock()
 	if c != nil { // else closed between the event and now
 		if c.timedOut() {
-			l.cutStalled.Add(1)
+			c.countCut(&l.cutStalled)
 		}
 		c.Leave()
 	}
@@ -310,6 +312,19 @@ func (l *Listener) CloseConns() int {
 		c.cut()
 	}
 	return len(open)
+}
+
+// closeIdle closes the connections that wait for a request behind an Outlet's answer.
+// fasthttp closes the others.
+func (l *Listener) closeIdle() {
+	l.mu.Lock()
+	open := slices.Collect(maps.Values(l.conns))
+	l.mu.Unlock()
+	for _, c := range open {
+		if c.idle.Load() {
+			c.cut()
+		}
+	}
 }
 
 // Stats returns the counts as they are now.

@@ -27,31 +27,42 @@ var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 // A Read that fails with anything but io.EOF ends the connection without the
 // last chunk: the client sees a truncated answer, never a whole one.
 type Pull struct {
-	src     io.Reader
-	pending func() int // how much Read has without waiting
-	end     func(err error)
-	log     *zap.Logger
-	conn    io.Writer // the client's; nil: fasthttp writes everything
-	head    bool      // the answer's head is out, so that conn may be written to
-	err     error     // why reading ended; nil: not yet
-	once    sync.Once
+	src   io.Reader
+	ahead interface{ Pending() int } // src, if it knows how much Read has without waiting
+	ends  interface{ Ended() bool }  // src, if it knows that behind what Read has nothing comes
+	end   func(err error)
+	log   *zap.Logger
+	conn  io.Writer // the client's; nil: fasthttp writes everything
+	wire  *wire     // keeps back what fasthttp writes at the end; nil: nothing does
+	head  bool      // the answer's head is out, so that conn may be written to
+	err   error     // why reading ended; nil: not yet
+	once  sync.Once
 }
 
 // NewPull returns a Pull of src, whose Pending() int, if it has one, is how much
-// Read has without waiting. end is called exactly once, when fasthttp is
+// Read has without waiting, and whose Ended() bool, if it has one, says that nothing
+// comes behind that. end is called exactly once, when fasthttp is
 // through with the answer or has given it up: err is nil after src's io.EOF,
 // the error src gave, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
-	p := &Pull{src: src, pending: func() int { return 0 }, end: end, log: log}
-	if s, ok := src.(interface{ Pending() int }); ok {
-		p.pending = s.Pending
-	}
+	p := &Pull{src: src, end: end, log: log}
+	p.ahead, _ = src.(interface{ Pending() int })
+	p.ends, _ = src.(interface{ Ended() bool })
 	return p
 }
 
+func (p *Pull) pending() int {
+	if p.ahead == nil {
+		return 0
+	}
+	return p.ahead.Pending()
+}
+
+func (p *Pull) ended() bool { return p.ends != nil && p.ends.Ended() }
+
 // Answer makes p the body of ctx's answer.
 func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
-	p.conn = ctx.Conn()
+	p.conn, p.wire = ctx.Conn(), wireOf(ctx)
 	p.head = p.pending() > smallChunk // it leaves by itself, so that nothing stands before the first chunk
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
@@ -78,6 +89,9 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 		}
 	}()
 	n, err = p.src.Read(b)
+	if p.wire != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares
+		p.wire.hold()
+	}
 	switch {
 	case err != nil || p.conn == nil:
 	case !p.head:
@@ -112,6 +126,7 @@ func (p *Pull) write(begun []byte) error {
 // failure of an answer that is already out.
 func (p *Pull) Close() error {
 	p.once.Do(func() {
+		defer p.complete()
 		defer func() {
 			if v := recover(); v != nil {
 				_ = p.panicked("ending an answer", v) // logged; there is nobody to tell
@@ -127,6 +142,17 @@ func (p *Pull) Close() error {
 		}
 	})
 	return nil
+}
+
+// complete has the end of the answer written, which fasthttp is about to do if there was no error.
+func (p *Pull) complete() {
+	switch {
+	case p.wire == nil || p.wire.held == nil:
+	case p.err == io.EOF: //nolint:errorlint // as fasthttp compares
+		p.wire.complete()
+	default:
+		_ = p.wire.release() // the connection ends, whatever becomes of these bytes
+	}
 }
 
 func (p *Pull) panicked(doing string, v any) error {

@@ -1,12 +1,18 @@
 package edge
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
+	"errors"
+	"io"
+	"net"
 	"runtime/debug"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 )
 
@@ -58,6 +64,59 @@ func TestAnArrivalLeavesAsOneWrite(t *testing.T) {
 	require.LessOrEqual(t, len(out[0]), writePiece)
 	require.Empty(t, read())
 	require.Equal(t, "fc1\r\n"+strings.Repeat("c", smallChunk+1)+"\r\n", out[2])
+}
+
+// whole is an answer that is there in whole, or breaks off behind its text.
+type whole struct {
+	text   string
+	broken error
+}
+
+func (w *whole) Read(p []byte) (int, error) {
+	if w.text == "" {
+		return 0, cmp.Or(w.broken, io.EOF)
+	}
+	n := copy(p, w.text)
+	w.text = w.text[n:]
+	return n, nil
+}
+
+func (w *whole) Pending() int { return len(w.text) }
+func (w *whole) Ended() bool  { return true }
+
+// sink is a connection that is written to.
+type sink struct {
+	net.Conn
+	written
+}
+
+func (c *sink) Write(p []byte) (int, error) { return c.written.Write(p) }
+
+func TestAWholeAnswerLeavesAsOneWrite(t *testing.T) {
+	for _, broken := range []error{nil, errors.New("the engine is gone")} {
+		c := &sink{}
+		w := &wire{Conn: c}
+		var ended []error
+		p := NewPull(&whole{"data: x\n\n", broken}, func(err error) {
+			ended = append(ended, err)
+			require.Empty(t, c.written)
+		}, zap.NewNop())
+		p.wire = w
+		var r fasthttp.Response
+		r.SetBodyStream(p, -1)
+		out := bufio.NewWriter(w)
+		err := r.Write(out)
+		require.Equal(t, []error{broken}, ended)
+		if broken == nil {
+			require.NoError(t, err)
+			require.NoError(t, out.Flush())
+		}
+		require.Len(t, c.written, 1)
+		require.Contains(t, c.written[0], "\r\n\r\n9\r\ndata: x\n\n\r\n")
+		require.Equal(t, broken == nil, strings.HasSuffix(c.written[0], "\r\n0\r\n\r\n"))
+		_, _ = w.Write([]byte("the next answer"))
+		require.Len(t, c.written, 2, "nothing else is kept back")
+	}
 }
 
 // The collector is held meanwhile, for it empties the pool of buffers. The race detector drops one

@@ -76,16 +76,19 @@ func (o Options) withDefaults() Options {
 // long streams; the Listener has one per write.
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
-	return &Server{&fasthttp.Server{
-		Handler:           o.guard,
-		HeaderReceived:    withoutBody,
-		ErrorHandler:      o.unread,
-		ReadBufferSize:    o.MaxHead,
-		ReadTimeout:       o.ReadTimeout,
-		IdleTimeout:       o.IdleTimeout,
-		Concurrency:       o.Concurrency,
-		CloseOnShutdown:   true,
-		ReduceMemoryUsage: true, // a stream holds no 16 KiB read buffer while it runs
+	return &Server{Server: &fasthttp.Server{
+		Handler:        o.guard,
+		HeaderReceived: withoutBody,
+		ErrorHandler:   o.unread,
+		ReadBufferSize: o.MaxHead,
+		ReadTimeout:    o.ReadTimeout,
+		IdleTimeout:    o.IdleTimeout,
+		Concurrency:    o.Concurrency,
+
+		MaxIdleWorkerDuration: time.Second, // else ten: a goroutine, and its stack, for each connection of a burst whose answers loops carry since
+		CloseOnShutdown:       true,
+		KeepHijackedConns:     true, // an Outlet has them
+		ReduceMemoryUsage:     true, // a stream holds no 16 KiB read buffer while it runs
 
 		NoDefaultServerHeader:        true,
 		SecureErrorLogMessage:        true, // without it errors quote request heads, keys included
@@ -148,6 +151,9 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}()
 	if w.client != nil {
 		w.client.lagged.Store(0)
+	}
+	if w.server.stopping.Load() {
+		ctx.SetConnectionClose() // fasthttp does so only while it waits for connections of its own
 	}
 	o.Handler(ctx)
 }

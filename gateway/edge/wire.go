@@ -5,26 +5,35 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/valyala/fasthttp"
 )
 
 // Server is a fasthttp server that reads heads only: the edge reads the bodies,
 // because it can bound and charge them as they arrive, and fasthttp cannot.
-type Server struct{ *fasthttp.Server }
+type Server struct {
+	*fasthttp.Server
+	stopping atomic.Bool // Drain was called
+}
 
 // Serve serves a Listener, or tls.NewListener of one, until it is closed.
-func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(wires{ln}) }
+func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(wires{ln, s}) }
 
 // wires hands out connections that fasthttp gets heads from.
-type wires struct{ net.Listener }
+type wires struct {
+	net.Listener
+	server *Server
+}
 
 func (l wires) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	w := wire{Conn: c}
+	w := wire{Conn: c, server: l.server}
 	if t, ok := c.(*tls.Conn); ok {
 		w.client, _ = t.NetConn().(*Conn)
 		return &tlsWire{w, t}, nil
@@ -38,11 +47,15 @@ func (l wires) Accept() (net.Conn, error) {
 // body's reader or as the beginning of the next request.
 type wire struct {
 	net.Conn
+	server *Server
 	client *Conn // the connection below; nil: it did not come through a Listener
 	head   headEnd
 	rest   []byte
-	charge *Charge // of the request being served; nil: it has no body
-	taken  bool    // the handler has the body, and gives its charge back
+	first  *[firstRead]byte // where rest is, if not in memory of its own
+	held   *[]byte          // written and kept back; nil: nothing is kept back
+	last   bool             // the next piece that is written is the last to be kept back
+	charge *Charge          // of the request being served; nil: it has no body
+	taken  bool             // the handler has the body, and gives its charge back
 }
 
 // tlsWire lets fasthttp see that a connection is TLS, by these two methods.
@@ -55,6 +68,52 @@ func (w *tlsWire) Handshake() error                     { return w.tls.Handshake
 func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.ConnectionState() }
 
 func (w *wire) self() *wire { return w }
+
+// again returns the connection for another ServeConn. fasthttp may not be quite done with w itself.
+func (w *wire) again() *wire {
+	return &wire{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
+}
+
+// serve waits for the next request and serves it, and those behind it.
+func (w *wire) serve() {
+	if !w.await() {
+		_ = w.client.Close() // it was idle
+		return
+	}
+	_ = w.server.ServeConn(w) // closes the connection; what was wrong with it went to the log
+}
+
+// await waits for the first byte of a request. fasthttp would answer 408 to a client that sends
+// none, because it takes the request for the connection's first.
+func (w *wire) await() bool {
+	w.client.idle.Store(true)
+	defer w.client.idle.Store(false)
+	switch {
+	case w.server.stopping.Load():
+		return false
+	case len(w.rest) > 0:
+		return true
+	case w.SetReadDeadline(time.Now().Add(w.server.IdleTimeout)) != nil:
+		return false
+	}
+	return w.hear() == nil
+}
+
+// firstRead is how much is read of a request at first: the head, and most bodies.
+const firstRead = 4 << 10
+
+var firsts = sync.Pool{New: func() any { return new([firstRead]byte) }}
+
+// hear waits for a request, and keeps what has come of it. It holds no memory while it waits.
+func (w *wire) hear() error {
+	if err := w.client.Await(); err != nil {
+		return err
+	}
+	w.first = firsts.Get().(*[firstRead]byte)
+	n, err := w.client.Read(w.first[:])
+	w.keep(w.first[:n])
+	return err
+}
 
 // wireOf returns the connection of a request; nil: our Serve did not accept it.
 func wireOf(ctx *fasthttp.RequestCtx) *wire {
@@ -72,6 +131,11 @@ func (w *wire) Read(p []byte) (int, error) {
 	if w.head.ended {
 		return 0, errBeyondHead
 	}
+	if len(p) == 1 && len(w.rest) == 0 && w.Conn == net.Conn(w.client) { // fasthttp waits for a request so
+		if err := w.hear(); err != nil {
+			return 0, err
+		}
+	}
 	if len(w.rest) > 0 {
 		n := w.head.find(w.rest[:min(len(w.rest), len(p))])
 		copy(p, w.rest[:n])
@@ -86,12 +150,49 @@ func (w *wire) Read(p []byte) (int, error) {
 	return end, err
 }
 
-// keep leaves b for later and lets go of the memory when there is nothing in it.
+// keep leaves b for later and lets go of the memory when there is nothing in it, or only a body.
 func (w *wire) keep(b []byte) {
-	if len(b) == 0 {
-		b = nil
+	if w.rest = b; len(b) == 0 {
+		w.rest = nil
 	}
-	w.rest = b
+	if w.first != nil && (len(b) == 0 || w.head.ended) {
+		w.rest = bytes.Clone(w.rest)
+		firsts.Put(w.first)
+		w.first = nil
+	}
+}
+
+// hold keeps back what is written until complete: fasthttp writes the end of an answer in three pieces.
+func (w *wire) hold() {
+	if w.held == nil {
+		w.held, w.last = chunks.Get().(*[]byte), false
+		*w.held = (*w.held)[:0]
+	}
+}
+
+// complete says that the next piece is the last, and leaves with what was kept back.
+func (w *wire) complete() { w.last = true }
+
+func (w *wire) Write(p []byte) (int, error) {
+	if w.held == nil {
+		return w.Conn.Write(p)
+	}
+	*w.held = append(*w.held, p...)
+	if !w.last {
+		return len(p), nil
+	}
+	return len(p), w.release()
+}
+
+// release writes what was kept back.
+func (w *wire) release() error {
+	held := w.held
+	w.held = nil
+	_, err := w.Conn.Write(*held)
+	if cap(*held) <= writePiece {
+		chunks.Put(held)
+	}
+	return err
 }
 
 // body reads what follows the head.

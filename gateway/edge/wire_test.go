@@ -56,6 +56,24 @@ func FuzzHeadEnd(f *testing.F) {
 	})
 }
 
+// A request that has come with its body costs one read beside the wait for it, and the body keeps no memory of the head.
+func TestARequestIsReadAtOnce(t *testing.T) {
+	in := post + "Content-Length: 2\r\n\r\nab"
+	c := &Conn{Conn: &pieces{in: []byte(in), size: firstRead}}
+	w := &wire{Conn: c, client: c}
+	var first [1]byte
+	n, err := w.Read(first[:])
+	require.NoError(t, err)
+	require.Equal(t, in[:1], string(first[:n]))
+	require.NotNil(t, w.first)
+	head := make([]byte, 100)
+	n, err = w.Read(head)
+	require.NoError(t, err)
+	require.Equal(t, in[1:len(in)-2], string(head[:n]))
+	require.Equal(t, "ab", string(w.rest))
+	require.Nil(t, w.first)
+}
+
 // What we take for a chunked body, net/http takes for the same.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte("2\r\nab\r\n0\r\n\r\n"))
