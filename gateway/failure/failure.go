@@ -1,0 +1,206 @@
+// Package failure has what a client sees of a request that an engine, a queue or this proxy
+// did not serve.
+package failure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/geo"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+// Gone stands for an answer that no client reads any more.
+func Gone() *openai.Error {
+	return openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
+}
+
+// Leaving ends what the proxy has no time for any more.
+func Leaving() *openai.Error {
+	return openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
+}
+
+// NotOurs is the end of a request whose decode group another proxy has.
+func NotOurs() *openai.Error {
+	return openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
+}
+
+// BadGateway says that an engine failed and no retry is left.
+func BadGateway(side, why string) *openai.Error {
+	return openai.NewError(http.StatusBadGateway, side+"_failed", "the "+side+" engine failed: "+why)
+}
+
+// Transport is BadGateway for a call that broke, 504 where the engine was
+// silent and 503 where it could not be reached at all.
+func Transport(side string, err error) *openai.Error {
+	var ee *engine.Error
+	switch isCall := errors.As(err, &ee); {
+	case isCall && ee.Phase == engine.PhaseConnect:
+		return openai.Unavailable(side+"_unavailable", "the "+side+" engine cannot be reached; retry later", 1)
+	case isCall && ee.Timeout, errors.Is(err, sse.ErrSilent):
+		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", "the "+side+" engine was silent for too long")
+	}
+	return BadGateway(side, cause(err))
+}
+
+// Stream ends an answer whose engine broke it off.
+func Stream(code string, err error) *openai.Error {
+	return openai.NewError(http.StatusBadGateway, code, "the decode engine's answer broke off: "+cause(err))
+}
+
+// Told is what an engine said in an event, as a client sees it in place
+// of an answer: only a refusal of the request keeps its status.
+func Told(f sse.Failure) *openai.Error {
+	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
+	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
+		e.Status = http.StatusBadGateway
+	}
+	if e.Status == http.StatusTooManyRequests {
+		e.RetryAfter = 1
+	}
+	return e
+}
+
+// cause says how a call failed in words for a client; addresses stay in the
+// log.
+func cause(err error) string {
+	var ee *engine.Error
+	switch isCall := errors.As(err, &ee); {
+	case !isCall:
+		return err.Error()
+	case ee.Timeout:
+		return "silence for too long"
+	case errors.Is(err, engine.ErrTooLarge):
+		return "more bytes than allowed"
+	case errors.Is(err, engine.ErrMalformed):
+		return "not valid HTTP"
+	}
+	return "the connection was lost"
+}
+
+// Relayed is an engine's own answer, byte for byte.
+func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
+	e := &openai.Error{
+		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
+		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
+	}
+	if e.Raw == nil { // an empty answer is still an answer
+		e.Raw = []byte{}
+	}
+	if status == http.StatusTooManyRequests {
+		e.RetryAfter = max(1, RetryAfter(resp))
+	}
+	return e
+}
+
+// Body reads the body of an error status. Its beginning says what is wrong, and
+// the status says the rest: neither its length nor its pace may hold the request.
+func Body(resp *engine.Response) []byte {
+	resp.SetDeadline(time.Now().Add(refusalTime))
+	return resp.ReadUpTo(maxErrorBody)
+}
+
+const (
+	maxErrorBody = 1 << 20
+	refusalTime  = 5 * time.Second
+)
+
+// Refused maps an engine's error status: its 4xx reach the client as they came,
+// our own credential's failure and its 5xx do not. final says that no other engine would
+// answer otherwise.
+func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byte) (answer *openai.Error, final bool) {
+	switch status := resp.StatusCode(); {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		return BadGateway(side, "it refused the proxy's credential"), true
+	case status/100 == 4:
+		return Relayed(status, resp, body), status != http.StatusTooManyRequests
+	case status == http.StatusServiceUnavailable:
+		return openai.Unavailable(side+"_unavailable", "the "+side+" engine is overloaded; retry later", max(1, RetryAfter(resp))), false
+	default:
+		return BadGateway(side, fmt.Sprintf("it answered %d", status)), false
+	}
+}
+
+// Queue maps what the prefill tier says.
+func Queue(err error, model string) *openai.Error {
+	switch {
+	case errors.Is(err, prefill.ErrQueueFull):
+		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1}
+	case errors.Is(err, prefill.ErrKVExhausted):
+		return openai.Unavailable("prefill_kv_exhausted", "every prefill engine's KV memory is taken; retry later", 2)
+	case errors.Is(err, prefill.ErrQueueTimeout):
+		return openai.Unavailable("queue_timeout", "the request waited too long for a prefill engine; retry later", 2)
+	case errors.Is(err, prefill.ErrModelNotFound):
+		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no prefill engine serves %q", model)}
+	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
+		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
+	case errors.Is(err, context.Canceled):
+		return Leaving()
+	case errors.Is(err, prefill.ErrElsewhere):
+		return NotOurs()
+	}
+	return openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
+}
+
+// Pool maps what the dispatcher says of an entry it could not place.
+func Pool(err error, prompt int) *openai.Error {
+	switch {
+	case errors.Is(err, board.ErrTooLarge):
+		return &openai.Error{
+			Status: http.StatusBadRequest, Code: "prompt_too_long",
+			Message: fmt.Sprintf("the prompt's %d tokens are more than any decode rank's whole KV memory", prompt),
+		}
+	case errors.Is(err, pool.ErrUnbound):
+		return openai.Unavailable("queue_timeout", "the request waited too long for engines to serve it; retry later", 2)
+	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
+		return openai.Unavailable("pool_timeout", "no decode rank had room in time; retry later", 2)
+	case errors.Is(err, board.ErrDraining):
+		return Leaving()
+	}
+	return openai.Unavailable("decode_unavailable", "no healthy decode engine serves the model", 1)
+}
+
+// RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A
+// client that waited for more than an hour would be lost, and no engine can plan
+// that far ahead.
+func RetryAfter(resp *engine.Response) int {
+	n, err := strconv.Atoi(string(resp.Header("Retry-After")))
+	if errors.Is(err, strconv.ErrSyntax) || n < 0 {
+		return 0
+	}
+	return min(n, mostRetryAfter)
+}
+
+const mostRetryAfter = 3600
+
+// Broken is the end of a request that panicked.
+func Broken() *openai.Error {
+	return openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
+}
+
+// KindOf is a content type in words of ours: an engine may write anything
+// there.
+func KindOf(contentType []byte) string {
+	kind, _, _ := strings.Cut(string(contentType), ";")
+	switch kind = strings.TrimSpace(kind); kind {
+	case "":
+		return "no content type"
+	case "application/json", "text/html", "text/plain":
+		return "content type " + kind
+	}
+	return "a content type that we do not know"
+}
