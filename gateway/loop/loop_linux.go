@@ -1,0 +1,287 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"evenkeel/socket"
+)
+
+// A Loop is one goroutine and the sockets that it is told of.
+type Loop struct {
+	Buffer [64 << 10]byte // for handlers: nothing in it outlasts a call
+	Out    []byte         // the same
+
+	log    *zap.Logger
+	base   time.Time
+	fd     int // of ep, whose Fd would make it block
+	ep     *os.File
+	raw    syscall.RawConn
+	events [256]unix.EpollEvent
+
+	watches []*Watch // by slot; nil: free
+	free    []uint32
+	ages    uint32
+	wheel   wheel
+	expired []*Watch
+	armed   int64 // when Go's poller ends the wait, ns since base; 0: it does not
+
+	mu     sync.Mutex
+	posted []func()
+	closed bool
+	done   chan struct{}
+}
+
+// A Watch is a socket in a loop. It belongs to the loop's goroutine.
+type Watch struct {
+	loop    *Loop
+	handler Handler
+	fd      int
+	index   uint32
+	age     uint32 // tells it from an earlier watch in the same place
+
+	at         int64 // ns since the loop's base; 0: never
+	tick       int64 // of the slot it is in; 0: in none
+	prev, next *Watch
+}
+
+// New starts a loop.
+func New(log *zap.Logger) (*Loop, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make an epoll instance: %w; raise the limit of open files", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // else os.NewFile would not give it to Go's poller
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	l := &Loop{log: log, base: time.Now(), fd: fd, ep: os.NewFile(uintptr(fd), "epoll"), done: make(chan struct{})}
+	l.wheel.cursor = 1
+	if l.raw, err = l.ep.SyscallConn(); err != nil {
+		return nil, errors.Join(err, l.ep.Close())
+	}
+	if err := l.ep.SetReadDeadline(time.Time{}); err != nil {
+		return nil, errors.Join(fmt.Errorf("an epoll instance cannot be watched by Go's poller: %w", err), l.ep.Close())
+	}
+	go l.run()
+	return l, nil
+}
+
+// Post has f called on the loop's goroutine. It never blocks. After Close it is false, and f
+// is not called.
+func (l *Loop) Post(f func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.posted = append(l.posted, f)
+	if len(l.posted) == 1 {
+		_ = l.ep.SetReadDeadline(past) // ends the wait; the file is open until closed is set
+	}
+	return true
+}
+
+var past = time.Unix(1, 0)
+
+// Close ends the loop. Its handlers are called no more; sockets stay open.
+func (l *Loop) Close() {
+	l.mu.Lock()
+	closed := l.closed
+	l.closed = true
+	if !closed {
+		_ = l.ep.SetReadDeadline(past)
+	}
+	l.mu.Unlock()
+	<-l.done
+}
+
+func (l *Loop) run() {
+	defer close(l.done)
+	defer func() { _ = l.ep.Close() }() // nothing waits in it any more
+	for {
+		l.arm() // before the queue is read: whoever posts after that ends the wait that follows
+		if !l.drain() {
+			return
+		}
+		err := l.raw.Read(l.poll)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			panic("loop: wait for sockets: " + err.Error()) // the file is ours alone
+		}
+		l.expire()
+	}
+}
+
+// drain calls what was posted; false: the loop is closed.
+func (l *Loop) drain() bool {
+	l.mu.Lock()
+	todo, closed := l.posted, l.closed
+	l.posted = nil
+	l.mu.Unlock()
+	for _, f := range todo {
+		l.guard(f)
+	}
+	l.rearm()
+	return !closed
+}
+
+// arm has Go's poller end the wait when the next watch is due.
+func (l *Loop) arm() {
+	l.wheel.find()
+	l.armed = l.wheel.due()
+	var at time.Time
+	if l.armed != 0 {
+		at = l.base.Add(time.Duration(l.armed))
+	}
+	_ = l.ep.SetReadDeadline(at) // the file is open
+}
+
+// rearm is arm where a watch is due earlier than the wait ends.
+func (l *Loop) rearm() {
+	due := l.wheel.due()
+	if due == 0 || l.armed != 0 && l.armed <= due {
+		return
+	}
+	l.mu.Lock() // not over the end that a Post has set
+	defer l.mu.Unlock()
+	if len(l.posted) == 0 && !l.closed {
+		l.armed = due
+		_ = l.ep.SetReadDeadline(l.base.Add(time.Duration(due)))
+	}
+}
+
+// poll asks which sockets are ready, and calls their handlers. It is through if there may be more: what was posted, and
+// what is due, has its turn before them.
+func (l *Loop) poll(uintptr) bool {
+	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
+	if errno != 0 && errno != unix.EINTR {
+		panic("loop: epoll_wait: " + errno.Error()) // the descriptor is ours alone: a bug
+	}
+	if errno != 0 {
+		return true // it is asked again
+	}
+	n, now := int(ready), time.Now()
+	for i := range l.events[:n] {
+		ev := &l.events[i]
+		if w := l.watches[uint32(ev.Fd)]; w != nil && w.age == uint32(ev.Pad) {
+			l.ready(w, ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0, now)
+		}
+	}
+	if n > len(l.events)/8 {
+		runtime.Gosched() // many sockets are busy: the rest of the program has its turn between two rounds
+	}
+	l.rearm()
+	return n == len(l.events)
+}
+
+func (l *Loop) ready(w *Watch, ended bool, now time.Time) {
+	defer l.recovered()
+	w.handler.Ready(w, ended, now)
+}
+
+// expire calls the handlers of watches whose time has come.
+func (l *Loop) expire() {
+	now := time.Now()
+	l.expired = l.wheel.expire(l.expired[:0], int64(now.Sub(l.base)))
+	for i, w := range l.expired {
+		l.expired[i] = nil
+		if w.loop != nil { // else another handler has removed it
+			l.guard(func() { w.handler.Expired(w, now) })
+		}
+	}
+}
+
+func (l *Loop) guard(f func()) {
+	defer l.recovered()
+	f()
+}
+
+// recovered keeps what one handler does to itself away from the others.
+func (l *Loop) recovered() {
+	if v := recover(); v != nil {
+		l.log.Error("loop: panic in a handler", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+	}
+}
+
+// Add watches a socket, which must not block, for bytes to read, or for room to write.
+func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
+	w := &Watch{loop: l, handler: h, fd: fd}
+	if n := len(l.free); n > 0 {
+		w.index = l.free[n-1]
+		l.free = l.free[:n-1]
+	} else {
+		w.index = uint32(len(l.watches))
+		l.watches = append(l.watches, nil)
+	}
+	l.ages++
+	w.age = l.ages
+	if err := w.control(unix.EPOLL_CTL_ADD, interest(write)); err != nil {
+		l.free = append(l.free, w.index)
+		return nil, err
+	}
+	l.watches[w.index] = w
+	return w, nil
+}
+
+func interest(write bool) uint32 {
+	if write {
+		return unix.EPOLLOUT
+	}
+	return unix.EPOLLIN | unix.EPOLLRDHUP
+}
+
+func (w *Watch) control(op int, events uint32) error {
+	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(w.index), Pad: int32(w.age)}
+	return unix.EpollCtl(w.loop.fd, op, w.fd, &ev)
+}
+
+// Loop is where the socket is watched.
+func (w *Watch) Loop() *Loop { return w.loop }
+
+// Pause has Ready called no more, until Resume. What comes meanwhile stays in the kernel.
+func (w *Watch) Pause() error { return w.control(unix.EPOLL_CTL_MOD, 0) }
+
+// Resume undoes Pause. Ready is called at once if bytes are there.
+func (w *Watch) Resume() error { return w.control(unix.EPOLL_CTL_MOD, interest(false)) }
+
+// Wake has Expired called at a time, once, or soon after; it replaces what was set before.
+// The zero time is never.
+func (w *Watch) Wake(at time.Time) {
+	if w.at = 0; at.IsZero() {
+		return // the wheel finds that out by itself
+	}
+	w.at = max(1, int64(at.Sub(w.loop.base)))
+	w.loop.wheel.set(w)
+}
+
+// Remove ends the watch. The socket is open still.
+func (w *Watch) Remove() {
+	if w.loop != nil {
+		_ = w.control(unix.EPOLL_CTL_DEL, 0) // it is there
+		w.Forget()
+	}
+}
+
+// Forget is Remove where the socket was closed, by which the kernel has ended the watch.
+func (w *Watch) Forget() {
+	l := w.loop
+	if l == nil {
+		return
+	}
+	l.wheel.remove(w)
+	l.watches[w.index] = nil
+	l.free = append(l.free, w.index)
+	w.loop = nil
+}
+
+// Read reads from the socket. It is 0 without an error if nothing is there, and io.EOF at the end.
+func (w *Watch) Read(p []byte) (int, error) { return socket.Read(uintptr(w.fd), p) }

@@ -1,0 +1,45 @@
+//go:build !linux
+
+package loop
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// A Loop is not there on this system: sockets have a goroutine each.
+type Loop struct {
+	Buffer [1]byte
+	Out    []byte
+}
+
+// A Watch is never made on this system.
+type Watch struct {
+	at         int64
+	tick       int64
+	prev, next *Watch
+}
+
+// New fails.
+func New(*zap.Logger) (*Loop, error) { return nil, errors.ErrUnsupported }
+
+// Post is never called.
+func (l *Loop) Post(func()) bool { return false }
+
+// Close is never called.
+func (l *Loop) Close() {}
+
+// Add fails.
+func (l *Loop) Add(int, Handler, bool) (*Watch, error) { return nil, errors.ErrUnsupported }
+
+// These are never called.
+func (w *Watch) Loop() *Loop              { return nil }
+func (w *Watch) Pause() error             { return errors.ErrUnsupported }
+func (w *Watch) Resume() error            { return errors.ErrUnsupported }
+func (w *Watch) Wake(time.Time)           {}
+func (w *Watch) Remove()                  {}
+func (w *Watch) Forget()                  {}
+func (w *Watch) Read([]byte) (int, error) { return 0, io.EOF }

@@ -1,0 +1,54 @@
+package loop
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// most is how many loops there are by default, however many processors. One carries some ten
+// thousand arrivals a second.
+const most = 8
+
+// Default is how many loops suit the machine: half of the processors, because the rest of the
+// program needs some, too.
+func Default() int { return min(most, (runtime.GOMAXPROCS(0)+1)/2) }
+
+// A Set is the loops of a program.
+type Set struct {
+	loops []*Loop
+	turns atomic.Uint64
+}
+
+// Start starts n loops. Where the system has none, the set stays empty.
+func (s *Set) Start(n int, log *zap.Logger) error {
+	for range n {
+		l, err := New(log)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		}
+		if err != nil {
+			s.Close()
+			return err
+		}
+		s.loops = append(s.loops, l)
+	}
+	return nil
+}
+
+// Next is one of the loops, each in turn; nil: there are none.
+func (s *Set) Next() *Loop {
+	if s == nil || len(s.loops) == 0 {
+		return nil
+	}
+	return s.loops[s.turns.Add(1)%uint64(len(s.loops))]
+}
+
+// Close ends all loops.
+func (s *Set) Close() {
+	for _, l := range s.loops {
+		l.Close()
+	}
+}
