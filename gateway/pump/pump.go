@@ -1,0 +1,342 @@
+// Package pump carries a streamed answer from its engine's socket to its client's. As long as the answer only
+// flows, an event loop drives it: an arrival is one read, and one write to the client. Whatever
+// else happens (the end, an engine that fails or is silent, a drain, a client that leaves) is a goroutine's,
+// which drives the same stream by waiting, and may hand it to the loop again.
+package pump
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/loop"
+	"evenkeel/sse"
+)
+
+// A Stream is an answer under way. It belongs to the loop or to a goroutine at a time: each passes it on and
+// does not look back.
+type Stream interface {
+	// Next waits for events and returns those that have come; io.EOF is the end. They are valid until the
+	// next call of any method.
+	Next() (events []byte, err error)
+	// Ended says that behind what Next has returned nothing comes.
+	Ended() bool
+	// Flow returns the response whose bytes the answer is made of, and drops the stream's buffers; nil if more
+	// than that is to be done now.
+	Flow() *engine.Response
+
+	// Wait begins the wait for the engine, and says how long it may last; 0: for ever.
+	Wait(now time.Time) time.Duration
+	// Arrive takes in data of the response, and appends to dst what the client gets for it. Behind an end only
+	// the end of the body is read.
+	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
+	// Err is why nothing more is taken from the engine.
+	Err() error
+
+	// GoBack goes on without a loop: Next returns events first, and then what follows an end.
+	GoBack(events []byte, end sse.End)
+	// Close settles the request, however it ended.
+	Close()
+	// Panicked is Close where this package's caller panicked.
+	Panicked(v any)
+}
+
+type pump struct {
+	Stream
+	out  *edge.Outlet
+	resp *engine.Response // of the source that flows, or flowed last
+
+	loop  *loop.Loop
+	leave int         // how often the loop has passed the stream on; touches from before mean nothing
+	in    *loop.Watch // of the engine's socket; nil: a goroutine drives
+	room  *loop.Watch // of the client's, while it is blocked
+	rest  []byte      // what the blocked client has not taken
+}
+
+// Start has the answer of ctx carried without fasthttp, once the handler has returned, if there are loops and
+// the client's connection allows it.
+func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
+	l := loops.Next()
+	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
+		p := &pump{Stream: s, out: o, loop: l}
+		p.guard(p.carry)
+	})
+}
+
+// carry drives the stream by waiting, until its end or until the loop can take it over.
+func (p *pump) carry() {
+	for {
+		events, err := p.Next()
+		if err == nil {
+			err = p.out.Send(events, p.Ended())
+		}
+		if err == nil && !p.Ended() {
+			if p.lift() {
+				return
+			}
+			continue
+		}
+		if errors.Is(err, io.EOF) {
+			err = p.out.Send(nil, true)
+		}
+		p.Close()
+		p.out.End(err == nil)
+		return
+	}
+}
+
+// guard ends the stream if f panics.
+func (p *pump) guard(f func()) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.Panicked(v)
+			p.out.End(false)
+		}
+	}()
+	f()
+}
+
+// lift passes the stream to the loop, if it just flows.
+func (p *pump) lift() bool {
+	if p.out.Smooth() != nil {
+		return false
+	}
+	resp := p.Flow()
+	if resp == nil {
+		return false
+	}
+	turn := p.leave
+	p.resp = resp
+	fd, ok := resp.Lift(func() { p.loop.Post(func() { p.touched(turn) }) })
+	if !ok {
+		return false
+	}
+	// The stream is the loop's from here on: a touch may have passed it to another goroutine already.
+	if !p.loop.Post(func() { p.enter(fd, turn) }) {
+		resp.Lower(nil)
+		return false
+	}
+	return true
+}
+
+// enter begins on the loop.
+func (p *pump) enter(fd, turn int) {
+	defer p.recovered()
+	if turn != p.leave {
+		return // touched before
+	}
+	in, err := p.loop.Add(fd, p, false)
+	if err != nil {
+		p.pass(arrival{})
+		return
+	}
+	p.in = in
+	p.await(time.Now())
+}
+
+// touched is what an abort, a drain or a client that left comes to here: the goroutine finds out which it is.
+func (p *pump) touched(turn int) {
+	if turn == p.leave {
+		p.pass(arrival{})
+	}
+}
+
+// await begins the wait for the engine.
+func (p *pump) await(now time.Time) {
+	if wait := p.Wait(now); wait > 0 {
+		p.in.Wake(now.Add(wait))
+	}
+}
+
+// arrival is what came of one read.
+type arrival struct {
+	end    sse.End
+	frame  []byte // for the client, behind edge.ChunkRoom
+	failed error  // the socket's error
+	over   bool   // nothing more is read: the body has ended, or is malformed
+	gone   bool   // nothing can be written to the client any more
+}
+
+// Ready reads what has come from the engine, or writes what the client has room for.
+func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
+	defer p.recovered()
+	if w != p.in {
+		p.flush(now)
+		return
+	}
+	for p.in != nil && p.room == nil {
+		buf := p.loop.Buffer[:]
+		n, err := p.in.Read(buf)
+		if err != nil {
+			a := arrival{failed: err}
+			if errors.Is(err, io.EOF) {
+				a.failed = nil // the next read says so again, and what it means
+			}
+			p.pass(a)
+			return
+		}
+		if n == 0 {
+			return
+		}
+		p.arrive(buf[:n], now)
+		if n < len(buf) && !ended {
+			return
+		}
+	}
+}
+
+// arrive takes in what one read brought, and passes it on to the client.
+func (p *pump) arrive(b []byte, now time.Time) {
+	a := p.unpack(b, now)
+	if a.end != sse.Runs || a.over || p.Err() != nil {
+		p.pass(a)
+		return
+	}
+	if len(a.frame) > edge.ChunkRoom {
+		frame := p.out.Frame(a.frame)
+		n, err := p.out.Try(frame, now)
+		if err != nil {
+			p.pass(arrival{gone: true})
+			return
+		}
+		if n < len(frame) {
+			p.block(frame[n:])
+			return
+		}
+	}
+	p.await(now)
+}
+
+// unpack finds the events in what has come.
+func (p *pump) unpack(b []byte, now time.Time) arrival {
+	var a arrival
+	out := p.loop.Out[:0]
+	out = append(out, make([]byte, edge.ChunkRoom)...)
+	for len(b) > 0 && !a.over {
+		data, used, err := p.resp.Unframe(b)
+		b = b[used:]
+		if len(data) > 0 {
+			var end sse.End
+			if out, end = p.Arrive(out, data, now); a.end == sse.Runs {
+				a.end = end
+			}
+		}
+		a.over = err != nil
+	}
+	a.frame = out
+	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
+		p.loop.Out = nil
+	}
+	return a
+}
+
+// block keeps what the client did not take, and reads no more from the engine until it has.
+func (p *pump) block(rest []byte) {
+	p.rest = append([]byte(nil), rest...)
+	err := p.in.Pause()
+	if err == nil {
+		err = p.out.Socket(func(fd int) { p.room, err = p.loop.Add(fd, p, true) })
+	}
+	if err != nil || p.room == nil {
+		p.pass(arrival{})
+		return
+	}
+	p.in.Wake(p.out.Patience())
+}
+
+// flush writes to a client that has room again.
+func (p *pump) flush(now time.Time) {
+	n, err := p.out.Try(p.rest, now)
+	if p.rest = p.rest[n:]; len(p.rest) > 0 && err == nil {
+		return
+	}
+	p.unblock()
+	if err != nil || p.in.Resume() != nil {
+		p.pass(arrival{gone: err != nil})
+		return
+	}
+	p.rest = nil
+	p.await(now)
+}
+
+// unblock ends the watch of the client's socket.
+func (p *pump) unblock() {
+	if p.room == nil {
+		return
+	}
+	room := p.room
+	p.room = nil
+	if p.out.Socket(func(int) { room.Remove() }) != nil {
+		room.Forget() // the socket is closed, and its number may be another's
+	}
+}
+
+// Expired gives up a client that does not take its answer, or has the goroutine look at an engine that is silent.
+func (p *pump) Expired(_ *loop.Watch, now time.Time) {
+	defer p.recovered()
+	switch by := p.out.Patience(); {
+	case p.room == nil:
+		p.pass(arrival{})
+	case by.IsZero() || by.After(now):
+		p.in.Wake(by)
+	default:
+		p.out.Cut(now)
+		p.pass(arrival{gone: true})
+	}
+}
+
+// pass hands the stream to a goroutine, with what came last.
+func (p *pump) pass(a arrival) {
+	p.depart()
+	if len(a.frame) > edge.ChunkRoom {
+		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // the loop's memory is used again
+	} else {
+		a.frame = nil
+	}
+	rest := p.rest
+	p.rest = nil
+	go p.guard(func() { p.goBack(a, rest) })
+}
+
+// goBack goes on where the loop has stopped.
+func (p *pump) goBack(a arrival, rest []byte) {
+	p.resp.Lower(a.failed)
+	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
+		p.Close()
+		p.out.End(false)
+		return
+	}
+	p.GoBack(a.frame, a.end)
+	p.carry()
+}
+
+// depart ends what the loop has of the stream.
+func (p *pump) depart() {
+	p.leave++
+	p.unblock()
+	if p.in != nil {
+		p.in.Remove()
+		p.in = nil
+	}
+}
+
+// recovered ends the stream if its turn on the loop panics. The loop goes on.
+func (p *pump) recovered() {
+	v := recover()
+	if v == nil {
+		return
+	}
+	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
+	p.depart()
+	go p.guard(func() {
+		p.resp.Lower(nil)
+		panic(v)
+	})
+}

@@ -1,0 +1,150 @@
+package pump
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/loop"
+	"evenkeel/sse"
+)
+
+// bytes is a stream that hands on what the engine sends, and panics on the loop when it is told to.
+type bytes struct {
+	resp     *engine.Response
+	panics   string // where on the loop
+	panicked chan any
+	events   []byte // that the loop gave back
+}
+
+func (b *bytes) Next() ([]byte, error) {
+	if events := b.events; len(events) > 0 {
+		b.events = nil
+		return events, nil
+	}
+	p := make([]byte, 100)
+	n, err := b.resp.Read(p)
+	if n > 0 {
+		err = nil // it comes again
+	}
+	return p[:n], err
+}
+
+func (b *bytes) Ended() bool { return false }
+
+func (b *bytes) Flow() *engine.Response { return b.resp }
+
+func (b *bytes) Wait(time.Time) time.Duration {
+	if b.panics == "enter" {
+		panic("of Wait")
+	}
+	return time.Minute
+}
+
+func (b *bytes) Arrive(dst, data []byte, _ time.Time) ([]byte, sse.End) {
+	if b.panics == "arrival" {
+		panic("of Arrive")
+	}
+	return append(dst, data...), sse.Runs
+}
+
+func (b *bytes) Err() error { return nil }
+
+func (b *bytes) GoBack(events []byte, _ sse.End) { b.events = events }
+
+func (b *bytes) Close() { b.resp.Close() }
+
+func (b *bytes) Panicked(v any) {
+	b.resp.Close()
+	b.panicked <- v
+}
+
+// A panic on the loop ends one stream: its connections are closed, and the loop serves the next.
+func TestAPanicOnALoopEndsOneStream(t *testing.T) {
+	next := make(chan struct{})
+	decoder, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	engineServer := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, part := range []string{"one", "two"} {
+			_, _ = io.WriteString(w, part)
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})}
+	go func() { _ = engineServer.Serve(decoder) }()
+	defer engineServer.Close()
+
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	var loops loop.Set
+	require.NoError(t, loops.Start(1, zap.NewNop()))
+	defer loops.Close()
+	panicked := make(chan any, 1)
+	u, err := url.Parse("http://" + decoder.Addr().String())
+	require.NoError(t, err)
+	server := edge.NewServer(edge.Options{Handler: func(ctx *fasthttp.RequestCtx) {
+		r, err := client.NewCall(&engine.Target{ID: "e", URL: u, Rank: -1}).Do(http.MethodPost, "/", nil, nil, engine.Deadlines{})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if !Start(ctx, zap.NewNop(), &loops, &bytes{resp: r, panics: string(ctx.QueryArgs().Peek("panics")), panicked: panicked}) {
+			t.Error("not released")
+		}
+	}})
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
+	require.NoError(t, err)
+	go func() { _ = server.Serve(ln) }()
+	defer func() { require.NoError(t, edge.Drain(context.Background(), server, ln)) }()
+
+	ask := func(panics string) (body []byte, err error) {
+		conn, err := net.Dial("tcp", ln.Addr().String())
+		require.NoError(t, err)
+		defer conn.Close()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+		_, err = io.WriteString(conn, "GET /?panics="+panics+" HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		first := make([]byte, 3)
+		_, err = io.ReadFull(r.Body, first)
+		require.NoError(t, err)
+		if panics != "enter" {
+			next <- struct{}{}
+			if panics == "" {
+				next <- struct{}{}
+			}
+		}
+		rest, err := io.ReadAll(r.Body)
+		return slices.Concat(first, rest), err
+	}
+	for _, where := range []string{"enter", "arrival"} {
+		_, err := ask(where)
+		require.Error(t, err, "never as if the answer were whole")
+		select {
+		case v := <-panicked:
+			require.Contains(t, v, "on a loop", where)
+		case <-time.After(20 * time.Second):
+			t.Fatal("the stream was not ended")
+		}
+		body, err := ask("")
+		require.NoError(t, err)
+		require.Equal(t, "onetwo", string(body))
+	}
+}
