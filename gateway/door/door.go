@@ -15,6 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -185,7 +186,7 @@ func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomi
 	if fail := d.steer(ctx, in, m, &req.Body); fail != nil {
 		return fail
 	}
-	in.locate(ctx)
+	in.locate(ctx, d.host.Node != nil)
 	legs := req.Legs()
 	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
 		return fail
@@ -205,7 +206,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
 	if d.host.Service.Refusing() {
-		return nil, fleet.Route{}, request.ErrLeaving()
+		return nil, fleet.Route{}, failure.Leaving()
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.Body = charge

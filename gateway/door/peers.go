@@ -6,6 +6,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -26,7 +27,7 @@ func (d *Door) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo
 // busy refuses a request of another dispatcher for whose model too many wait here already.
 func (d *Door) busy(from *geo.Hop, m fleet.Route) *openai.Error {
 	if from.N >= from.Max && !d.host.Fleet.Begins(m.Board) { // it could only wait here
-		return request.ErrNotOurs()
+		return failure.NotOurs()
 	}
 	if d.host.Node.Accepts(from.Sender(), d.host.Tier.Waiting(m.Name)) {
 		return nil

@@ -76,11 +76,13 @@ func (d *Door) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *opena
 	return nil
 }
 
-// locate reads where a request comes from, whether it may leave, and how long its
-// client waits.
-func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
-	r.Address = ctx.RemoteIP().String()
-	r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+// locate reads how long a request's client waits, and, where there are other regions,
+// where it comes from and whether it may leave.
+func (r *incoming) locate(ctx *fasthttp.RequestCtx, far bool) {
+	if far {
+		r.Address = ctx.RemoteIP().String()
+		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+	}
 	r.Patience = patienceOf(&ctx.Request.Header, r.Told.Arrival)
 }
 
@@ -88,7 +90,11 @@ func (r *incoming) locate(ctx *fasthttp.RequestCtx) {
 // OpenAI libraries tell in seconds; zero if it did not.
 func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
-		if s, err := strconv.ParseFloat(string(h.Peek(name)), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
+		said := h.Peek(name)
+		if len(said) == 0 {
+			continue
+		}
+		if s, err := strconv.ParseFloat(string(said), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
 			return arrive.Add(time.Duration(s * float64(time.Second)))
 		}
 	}
