@@ -17,6 +17,8 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -25,7 +27,8 @@ import (
 // of a field is its default where one is named.
 type Config struct {
 	board.Config `yaml:",inline"`
-	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: none is written
+	DecisionLog  DecisionLogConfig `yaml:"log"`        // zero: none is written
+	TwinShare    float64           `yaml:"twin_share"` // of one core, that the twin may use; 0 = DefaultTwinShare
 
 	Registerer prometheus.Registerer `yaml:"-"`
 	// Places are those the entries hold, all but drains: Enqueue takes the
@@ -40,20 +43,36 @@ type Config struct {
 
 // Default is what an empty config file says.
 func Default() Config {
-	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}}
+	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}, TwinShare: DefaultTwinShare}
 }
 
 // Check tells bad of every setting of the config file that cannot work, as that of the
 // boards does.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
-	c.Config.Check(bad)
+	plain, left := c.leftToTwin()
+	if left != nil {
+		for _, spec := range left.specs[1:] {
+			each := plain.Config
+			each.Policy, each.Twin, each.Shadow = spec, nil, nil
+			each.Check(func(key, format string, args ...any) {
+				if key == "dispatch.policy" {
+					bad(key, format, args...)
+				}
+			})
+		}
+		plain.Twin = c.Twin
+	}
+	plain.Config.Check(bad)
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
+	}
+	if !(c.TwinShare > 0 && c.TwinShare <= 1) {
+		bad("dispatch.twin_share", "%v of a core; write a number above 0, at most 1, or dispatch.twin: off", c.TwinShare)
 	}
 }
 
 func (c Config) withDefaults() Config {
-	c.Config, c.Log = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop())
+	c.Config, c.Log, c.TwinShare = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop()), cmp.Or(c.TwinShare, DefaultTwinShare)
 	return c
 }
 
@@ -77,12 +96,15 @@ type Dispatcher struct {
 // Start runs a dispatcher until ctx is cancelled. Then every waiting entry
 // gets ErrDraining; slots may still be released.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
-	cfg = cfg.withDefaults()
+	cfg, left := cfg.withDefaults().leftToTwin()
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
 	r, err := newRunner(cfg, d, d.inbox.push)
 	if err != nil {
 		return nil, err
+	}
+	if r.auto = left; left != nil {
+		r.twins.choices = func(c twin.Choice) { d.inbox.push(func(r *runner) { r.choose(c) }) }
 	}
 	if err := d.metrics.register(cfg.Registerer, d); err != nil {
 		return nil, err
@@ -90,6 +112,7 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
+	noteKeys(cfg.Log, cfg.Policy, slices.Concat(cfg.Shadow, cfg.Twin)...)
 	go d.run(ctx, r)
 	return d, nil
 }
@@ -145,7 +168,17 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(r *runner) error { return r.set(board.SetPolicy{Spec: spec}) })
+	noteKeys(d.cfg.Log, spec)
+	return d.ask(func(r *runner) error {
+		now, err := r.auto.named(spec)
+		if err == nil && now != "" {
+			err = r.set(board.SetPolicy{Spec: now})
+		}
+		if err == nil {
+			r.auto.turn(spec)
+		}
+		return err
+	})
 }
 
 // SetFit has predictors start anew from a fit, and learn on from there. One that
@@ -202,21 +235,97 @@ func (d *Dispatcher) Counted(s *Slot, prompt int) {
 	d.inbox.push(func(r *runner) { r.recount(s, prompt) })
 }
 
+// Shunned are the prefillers from which no KV should go to a slot's rank now, because it lately did not arrive.
+func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
+	if s.owner.pace.watched.Load() == 0 {
+		return nil
+	}
+	_ = d.ask(func(r *runner) error { // after the end nothing is avoided any more
+		if s.held() {
+			prefillers = r.boards.Shunned(s.owner.model, s.Slot, time.Now())
+		}
+		return nil
+	})
+	return prefillers
+}
+
+// Blocked are the prefillers from which no KV should go to some rank of a board now.
+func (d *Dispatcher) Blocked(board string) (prefillers []string) {
+	if p, ok := d.paces.Load(board); !ok || p.(*published).watched.Load() == 0 {
+		return nil
+	}
+	_ = d.ask(func(r *runner) error { // after the end nothing is avoided any more
+		prefillers = r.boards.Shunned(board, -1, time.Now())
+		return nil
+	})
+	return prefillers
+}
+
+// Rerouted tells that the KV of a slot, which was bound before its prefill, comes from another prefiller.
+func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
+	d.inbox.push(func(r *runner) {
+		if s.held() {
+			r.apply(board.Rerouted{Model: s.owner.model, Slot: s.Slot, Prefiller: prefiller})
+		}
+	})
+}
+
 // Preempted tells that the engine of a worker ran out of KV room and gave a
 // request back.
 func (d *Dispatcher) Preempted(worker int32) {
 	d.inbox.push(func(r *runner) { r.apply(board.Preempted{Worker: worker}) })
 }
 
+// Gauged tells how many KV tokens are in use on a worker by its engine's gauges, read just now.
+// It is of interest only where there are orphans.
+func (d *Dispatcher) Gauged(worker int32, kvTokens int64) {
+	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: time.Now()}
+	d.inbox.push(func(r *runner) {
+		r.countAll()
+		r.apply(g)
+	})
+}
+
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
 func (d *Dispatcher) Configure(s board.Settings) error {
-	return d.ask(func(r *runner) error { return r.set(s) })
+	noteKeys(d.cfg.Log, s.Policy)
+	return d.ask(func(r *runner) error {
+		now, err := r.auto.named(s.Policy)
+		if err != nil {
+			return err
+		}
+		named := s.Policy
+		s.Policy = now
+		if err := r.set(s); err != nil {
+			return err
+		}
+		r.auto.turn(named)
+		return nil
+	})
 }
 
 // Accepts says what Configure would, and changes nothing.
 func (d *Dispatcher) Accepts(s board.Settings) error {
-	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
+	return d.ask(func(r *runner) (err error) {
+		if s.Policy, err = r.auto.named(s.Policy); err != nil {
+			return err
+		}
+		return r.boards.Accepts(s)
+	})
+}
+
+// noteKeys warns of keys of policies that do nothing.
+func noteKeys(log *zap.Logger, spec string, more ...string) {
+	for _, text := range append([]string{spec}, more...) {
+		sp, err := policy.ParseSpec(text)
+		if err != nil {
+			continue // that is told elsewhere
+		}
+		for _, note := range sp.Notes() {
+			log.Warn("dispatcher: " + note)
+		}
+	}
 }
 
 // ask has the loop run a command and waits for its answer.

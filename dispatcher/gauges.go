@@ -17,12 +17,15 @@ type gauges struct{ d *Dispatcher }
 var (
 	rankLabels     = []string{"group", "rank"}
 	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by its own count. A rank whose engine is down has no series.", rankLabels, nil)
+	descCapacity   = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens", "KV tokens that the rank has room for, as configured or as its engine says. A rank of which nobody knows has no series.", rankLabels, nil)
 	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state: used by requests of this proxy, and free for more. A rank that takes nothing new has no free slots.", append(rankLabels, "state"), nil)
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event this proxy has seen.", rankLabels, nil)
-	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine, bound at their hand-offs' deadlines although the rank had no slot or no KV room for them.", rankLabels, nil)
+	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine: sent ahead of a slot that comes free, or bound at their hand-offs' deadlines although the rank had no slot or no KV room for them.", rankLabels, nil)
+	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks that are bound so early have the series.", rankLabels, nil)
+	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them, which its engine may keep until it restarts. Only ranks that are bound before the prefill have the series.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the ranks of the group whose engine is not down: the largest KV load less their own.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance divided by the number of ranks whose engine is not down, times the largest load: the share of a step that ranks wait for the fullest one.", rankLabels[:1], nil)
-	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Finished prefills that wait for a decode rank.", nil, nil)
+	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank: their prefill has finished, or waits for the rank.", nil, nil)
 	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that any finished prefill in the pool has waited.", nil, nil)
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
@@ -37,6 +40,12 @@ var (
 
 	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of prefiller and decode engine whose hand-offs fail though both serve others.", nil, nil)
 
+	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes as they are replayed under a policy; the policy in force is among them.", shadowLabels, nil)
+	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "How far the replay under the policy in force is from the steps that the engines really made, as a share of a step; no smaller difference is counted as saved or lost.", rankLabels[:1], nil)
+	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that were replayed last.", rankLabels[:1], nil)
+	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
+	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
+
 	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished outputs that predictions come from.", predictorLabels, nil)
 	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities used: will the request end within the horizon.", predictorLabels, nil)
 	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
@@ -48,6 +57,7 @@ var (
 var (
 	modelLabels     = []string{"group", "source"}
 	predictorLabels = []string{"model", "kind"}
+	againstLabels   = []string{"group", "against"}
 )
 
 // describeDrift fixes the kind, because the prefill tier exports the same
@@ -59,8 +69,8 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descSlots, descRunning, descBeyond, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs,
+		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinStep, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -99,10 +109,17 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			}
 			group, rank := names.group(m.Model, w.Group), names.rank(w)
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
+			if w.Capacity > 0 {
+				gauge(descCapacity, float64(w.Capacity), group, rank)
+			}
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
+			if w.Early {
+				gauge(descBound, float64(w.Bound), group, rank)
+				gauge(descOrphans, float64(w.Orphans), group, rank)
+			}
 		}
 		for _, q := range m.Groups {
 			if !q.Barrier {
@@ -115,6 +132,18 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBudget, float64(q.Budget), group)
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
+			if t := q.Twin; t != nil {
+				gauge(descTwinStep, t.TwinStepMs/1000, group, t.Policy)
+				gauge(descTwinError, t.ErrorRatio, group)
+				gauge(descTwinAge, t.AgeSeconds, group)
+				for _, a := range t.Against {
+					if a.StepMs > 0 { // else it could not be replayed
+						gauge(descTwinStep, a.StepMs/1000, group, a.Policy)
+					}
+					ch <- prometheus.MustNewConstMetric(descTwinSaved, prometheus.CounterValue, a.SavedSeconds, group, a.Policy)
+					ch <- prometheus.MustNewConstMetric(descTwinLost, prometheus.CounterValue, a.LostSeconds, group, a.Policy)
+				}
+			}
 			if q.Step.Source != "" {
 				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
 				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)

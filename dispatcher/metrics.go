@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/effort"
 )
 
 // metrics are what the loop counts as it goes. Everything that is a state and
@@ -19,6 +20,7 @@ type metrics struct {
 	invalid        *prometheus.CounterVec
 	doubleReleases prometheus.Counter
 	beyond         prometheus.Counter
+	startErrors    prometheus.Histogram
 	budgetChanges  *prometheus.CounterVec
 
 	quarantines *prometheus.CounterVec
@@ -35,6 +37,8 @@ type metrics struct {
 	shadowDisagreements *prometheus.CounterVec
 	shadowFailures      *prometheus.CounterVec
 	shadowMissed        prometheus.Counter
+
+	twinWork prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -60,6 +64,11 @@ func newMetrics() *metrics {
 			"Slots released a second time; a bug, without effect on the books."),
 		beyond: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadline to an engine's own queue, which renews their hold, because no rank had a slot and KV room."),
+		startErrors: own.NewHistogram(prometheus.HistogramOpts{
+			Name:    "evenkeel_bind_start_error_steps",
+			Help:    "Steps to the first event of a request that was bound before its prefill, as predicted then, less those that it took.",
+			Buckets: []float64{-100, -30, -10, -3, -1, 0, 1, 3, 10, 30, 100},
+		}),
 		budgetChanges: counters("evenkeel_tick_budget_changes_total",
 			"Times the evaluations a tick may spend were cut, a tick having taken over 1 ms, or raised again.", "direction"),
 		quarantines: counters("evenkeel_pair_quarantines_total",
@@ -85,6 +94,8 @@ func newMetrics() *metrics {
 			"Rounds in which a shadow policy failed.", "policy"),
 		shadowMissed: counter("evenkeel_shadow_missed_total",
 			"Rounds the shadows did not see, because they were still at the last one."),
+		twinWork: counter("evenkeel_twin_work_seconds_total",
+			"Time for which the last minutes were being replayed under other policies."),
 	}
 	m.createSeries()
 	return m
@@ -99,7 +110,7 @@ func (m *metrics) createSeries() {
 	for _, fault := range []string{board.FaultEntry, board.FaultWorker, board.FaultDown, board.FaultSlot, board.FaultRoom} {
 		m.invalid.WithLabelValues(fault)
 	}
-	for _, change := range []string{board.BudgetDown, board.BudgetUp} {
+	for _, change := range []string{effort.Down, effort.Up} {
 		m.budgetChanges.WithLabelValues(change)
 	}
 	for _, outcome := range []string{board.SteerMoved, board.SteerSwapped, board.SteerLeft, board.SteerKept} {

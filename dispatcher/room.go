@@ -8,8 +8,9 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// published is the pace of a board as any goroutine may read it.
+// published is what any goroutine may read of a board: its pace, and whether it suspects any pair.
 type published struct {
+	watched              atomic.Int32 // suspected pairs: what arrives is of interest only while there are some
 	slots, free, waiting atomic.Int64
 	seconds              atomic.Uint64 // bits
 }

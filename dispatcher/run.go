@@ -6,9 +6,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
@@ -30,6 +30,8 @@ type runner struct {
 	metrics  *metrics
 	learner  *learner
 	shadows  *shadows     // nil: none
+	twins    *twins       // nil: none
+	auto     *auto        // nil: the policy is not left to the twin
 	declog   *decisionLog // nil: off
 	waiting  map[*pool.Entry]waiting
 	owned    map[string]*owned // by model
@@ -43,6 +45,7 @@ type runner struct {
 	decided board.Decided
 	steps   board.Steps
 	release board.Release
+	arrival board.Enqueue
 }
 
 // waiting is an entry with what its caller is answered with. The caller makes the slot, so that
@@ -56,14 +59,17 @@ type waiting struct {
 
 // owned is what the runner keeps of a board.
 type owned struct {
-	model   string
-	slots   []*Slot      // by index; nil: free
-	beyond  int          // of these, bound to their engines' own queues
-	counts  board.Counts // of these, as they were read last
-	tick    board.Tick
-	watched atomic.Int32 // suspected pairs: what arrives is of interest only while there are some
-	arrive  func(*Slot)
-	pace    *published
+	model  string
+	slots  []*Slot      // by index; nil: free
+	beyond int          // of these, bound to their engines' own queues
+	early  bool         // some were bound before their prefill
+	counts board.Counts // of these, as they were read last
+	tick   board.Tick
+	arrive func(*Slot)
+	pace   *published
+
+	since       time.Time // what the slots' times count from
+	startErrors prometheus.Observer
 }
 
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
@@ -73,7 +79,7 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	}
 	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
-		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics),
+		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics), twins: newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, students: map[board.Subject]*student{},
 		pulses: map[board.GroupKey]*pulse{}, shadowed: map[board.GroupKey]*shadowed{},
 	}
@@ -119,6 +125,9 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	if r.shadows != nil {
 		beside.Go(func() { r.shadows.run(ctx) })
 	}
+	if r.twins != nil {
+		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
+	}
 	if r.declog != nil {
 		beside.Go(func() { r.declog.run(ctx) })
 	}
@@ -137,16 +146,23 @@ func (r *runner) advance(queue []command, now time.Time) {
 		}
 		r.apply(&o.tick)
 	}
+	r.record()
 }
 
 // apply tells the boards an event, has them decide what follows from it, and carries out what
 // they want done.
 func (r *runner) apply(e board.Event) {
+	if r.twins != nil {
+		r.twins.tape.Hear(e, r.now)
+	}
 	r.carryOut(r.boards.Apply(e, r.now), 0)
 	for r.boards.Deciding() {
 		start := time.Now()
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
+		if r.twins != nil && r.decided.Took > r.boards.Config().TickLimit/2 {
+			r.twins.late.Store(time.Now().UnixNano())
+		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
 	}
@@ -173,6 +189,15 @@ func (r *runner) count(o *owned) {
 			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		}
 	}
+	if o.early {
+		c.First = append(c.First, make([]time.Duration, len(c.Tokens)-len(c.First))...)
+		for i, s := range o.slots {
+			c.First[i] = 0
+			if s != nil {
+				c.First[i] = s.foreseen(r.now.Sub(o.since))
+			}
+		}
+	}
 	r.boards.Apply(c, r.now) // has no effects
 }
 
@@ -189,7 +214,9 @@ func (r *runner) enqueue(w waiting) {
 		r.count(o)
 	}
 	r.waiting[w.entry] = w
-	r.apply(board.Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds})
+	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds}
+	r.apply(&r.arrival)
+	r.arrival = board.Enqueue{} // it may be garbage before the next one comes
 }
 
 // giveBack gives a slot back.
@@ -211,7 +238,7 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 
 // recount corrects what a slot is charged with, unless it has been given back.
 func (r *runner) recount(s *Slot, prompt int) {
-	if s.owner.slots[s.Slot] == s {
+	if s.held() {
 		r.apply(board.Recount{Model: s.owner.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
@@ -235,11 +262,13 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 func (r *runner) status(now time.Time) board.Status {
 	r.countAll()
 	s := r.boards.Status(now)
+	s.Auto = r.auto.status()
 	for i := range s.Models {
 		m := &s.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			g.Compared = r.shadows.compared(r.shadowed[board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}])
+			key := board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}
+			g.Compared, g.Twin = r.shadows.compared(r.shadowed[key]), r.twins.status(key, now)
 		}
 	}
 	return s
@@ -260,6 +289,9 @@ func (r *runner) loads() board.Loads {
 // effects come from.
 func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
+		if r.twins != nil {
+			r.twins.tape.Done(&effects[i], r.now)
+		}
 		r.do(&effects[i], took)
 	}
 }
@@ -309,7 +341,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			r.cfg.OnRoom()
 		}
 	case board.EffectWatch:
-		r.own(e.Group.Model).watched.Store(int32(e.Count))
+		r.own(e.Group.Model).pace.watched.Store(int32(e.Count))
 	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
@@ -320,7 +352,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectEnding:
 		r.learner.hear(e.Ending)
 	case board.EffectGroup:
-		r.follow(e.Group)
+		r.follow(e.Group, e.Early)
 	case board.EffectRest:
 		if p := r.pulses[e.Group]; p != nil {
 			p.pause()
@@ -331,6 +363,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		}
 	case board.EffectGroupGone:
 		r.shadows.handOver(r.shadowed[e.Group])
+		r.twins.gone(e.Group)
 		delete(r.shadowed, e.Group)
 		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
 	case board.EffectGone:
@@ -354,10 +387,11 @@ func (r *runner) show(e *board.Effect) {
 func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
-		o = &owned{model: model, pace: newPublished(), counts: board.Counts{Model: model}, tick: board.Tick{Model: model}}
+		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}, since: r.now, startErrors: r.metrics.startErrors}
+		o.counts = board.Counts{Model: model, Since: o.since}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {
-				if o.slots[s.Slot] == s { // else it has been given back
+				if s.held() {
 					r.apply(board.Reached{Model: model, Slot: s.Slot})
 				}
 			})
@@ -377,7 +411,7 @@ func (r *runner) disown(model string) {
 }
 
 // follow listens to a group from its beginning.
-func (r *runner) follow(key board.GroupKey) {
+func (r *runner) follow(key board.GroupKey, early bool) {
 	r.own(key.Model)
 	if !key.Barrier {
 		return
@@ -386,7 +420,7 @@ func (r *runner) follow(key board.GroupKey) {
 	r.pulses[key] = newPulse(func() { r.wake(heard) })
 	if r.shadows != nil {
 		cfg := r.boards.Config()
-		r.shadowed[key] = r.shadows.follow(func(n policy.Needs) *student {
+		r.shadowed[key] = r.shadows.follow(early, func(n policy.Needs) *student {
 			if s, ok := cfg.Predictor.Subject(key.Model, n); ok {
 				return r.students[s]
 			}
@@ -417,7 +451,8 @@ func (r *runner) hear(key board.GroupKey) {
 func (r *runner) bind(e *board.Effect, took time.Duration) {
 	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
 	s.Bound, s.Decide = e.Bound, took
-	s.owner, s.pulse = o, r.pulses[e.Group]
+	s.owner, s.pulse, s.bound = o, r.pulses[e.Group], r.now
+	o.early = o.early || e.Entry.Early
 	s.waits.Store(s.Beyond)
 	if s.Beyond {
 		o.beyond++

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/forecast"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -52,7 +53,7 @@ type shadow struct {
 	policy   policy.Policy
 	spec     string
 	name     string
-	forecast board.Forecast
+	forecast forecast.Running
 	level    level
 	assign   []policy.Assignment
 }
@@ -108,9 +109,12 @@ func newShadows(cfg Config, m *metrics) *shadows {
 }
 
 // follow starts the shadows of a group.
-func (s *shadows) follow(source func(policy.Needs) *student) *shadowed {
+func (s *shadows) follow(early bool, source func(policy.Needs) *student) *shadowed {
 	g := &shadowed{waiting: &board.Round{}, current: &board.Round{}}
 	for _, spec := range s.specs {
+		if early {
+			spec = board.HoldsNothing(spec)
+		}
 		p := s.make(spec)
 		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
 		s.metrics.shadowFailures.WithLabelValues(p.Name()) // an alert needs the zero before the first
@@ -248,7 +252,7 @@ func (s *shadow) decide(r *board.Round, source *student) (err error) {
 	if source != nil {
 		tables = source.tables.Load()
 	}
-	s.forecast.Look(&r.Snapshot, s.policy, tables)
+	tables.Look(&r.Snapshot, s.policy, &s.forecast)
 	r.Snapshot.Budget = 0 // it has the time
 	if r.Snapshot.MaxAgeMs = s.policy.MaxAgeMs(); r.Snapshot.MaxAgeMs > 0 {
 		r.Snapshot.MaxAgeMs = max(r.Snapshot.MaxAgeMs, r.GuardMs)

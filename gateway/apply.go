@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"reflect"
 	"time"
 
@@ -46,7 +47,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		return nil, err
 	}
 	d := &next.Dispatch
-	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel, Predictor: next.Predictor}
+	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel, BindAhead: d.BindAhead, Predictor: next.Predictor}
 	decide.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
 		decide.Policy = "" // as above
@@ -76,7 +77,9 @@ func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	if c.Policy == "least-tokens" && c.Work != "" {
 		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
+	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // they wait for a decode rank
 	c.Calibration.Known = c.Calibration.TPMs > 0
+	c.Push.Lead = s.Bind.Lead
 	c.Explain, c.Places = s.Explains(), g.places
 	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log

@@ -39,12 +39,15 @@ func dishonest(t *testing.T, offer string, serve http.HandlerFunc) string {
 const honest = `{"replicas":4,"n_avail":4,"free":30,"queue":0,"queue_wait_ms":0,"queued_new_tokens":0,"running":0,"load":0,"tp_ms":0.001,"t0_ms":0.1}`
 
 // toStub is us-1 alone, whose requests all go to a peer of that kind.
-func toStub(t *testing.T, offer string, serve http.HandlerFunc) *cluster {
+func toStub(t *testing.T, offer string, serve http.HandlerFunc, more ...func(*config.Config)) *cluster {
 	t.Helper()
 	peer := dishonest(t, offer, serve)
 	us := start(t, options{configure: func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", peer)
 		remote(cfg)
+		for _, f := range more {
+			f(cfg)
+		}
 	}})
 	us.hasEngines()
 	return us
@@ -146,6 +149,48 @@ func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
 	us.eventually("it is accounted", func() bool { return len(us.receipts()) == 1 })
 	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
 	require.Equal(t, []string{"peer_lost"}, us.outcomes())
+}
+
+func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
+	t.Parallel()
+	eachDriver(t, func(t *testing.T, driver func(*config.Config)) {
+		const events = 6
+		read := make(chan struct{})
+		us := toStub(t, honest, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for n := range events {
+				_, _ = io.WriteString(w, event(n))
+				w.(http.Flusher).Flush()
+				select {
+				case <-read:
+				case <-r.Context().Done():
+					return
+				}
+			}
+			_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		}, driver)
+		us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+		conn, br := us.wire()
+		for range 2 { // the second on the same connections
+			body := chat("one", `"stream":true,`)
+			_, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			require.NoError(t, err)
+			answer, err := http.ReadResponse(br, nil)
+			require.NoError(t, err)
+			for n := range events {
+				got := make([]byte, len(event(n)))
+				_, err := io.ReadFull(answer.Body, got)
+				require.NoError(t, err)
+				require.Equal(t, event(n), string(got))
+				read <- struct{}{}
+			}
+			rest, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.Equal(t, "data: [DONE]\n\n", string(rest))
+		}
+		us.eventually("both are accounted", func() bool { return len(us.receipts()) == 2 })
+		require.Equal(t, []string{"ok", "ok"}, us.outcomes())
+	})
 }
 
 func TestAPeerThatLiesHarmsNobody(t *testing.T) {

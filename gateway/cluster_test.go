@@ -25,6 +25,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/engine/discover"
@@ -37,7 +38,7 @@ import (
 
 func TestMain(m *testing.M) {
 	parallel := "24" // these tests wait more than they compute
-	if raceEnabled {
+	if race.Enabled {
 		parallel = "6" // not so here: more at once would run into each other's deadlines
 	}
 	if err := flag.Set("test.parallel", parallel); err != nil {
@@ -63,6 +64,7 @@ type options struct {
 	token     string                             // of the admin listener
 	ca        *certtest.Authority                // of the listeners' certificates; nil: clear text
 	debug     bool                               // keep debug lines, too
+	partly    bool                               // not all engines come up at the start
 	dirty     bool                               // the engines may end with pins or counted faults: the test says which
 }
 
@@ -98,7 +100,8 @@ func quick(c refengine.Config) refengine.Config {
 	return c
 }
 
-// start starts everything and waits until the proxy is ready. At the end of the
+// start starts everything and waits until the proxy is ready and all engines are up: the
+// proxy is ready as soon as one of each role is. At the end of the
 // test it holds that nothing was leaked, replayed or left charged.
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
@@ -204,6 +207,10 @@ func start(t *testing.T, o options) *cluster {
 		}
 	})
 	c.eventually("the proxy is ready", func() bool { return c.get("/readyz").status == http.StatusOK })
+	if !o.partly {
+		engines := len(cfg.Engines.Prefill) + len(cfg.Engines.Decode)
+		c.eventually("all engines are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(engines) })
+	}
 	return c
 }
 
@@ -272,6 +279,7 @@ func (c *cluster) busy(dirty bool) (held []string) {
 			held = append(held, fmt.Sprintf("%s %d", what, n))
 		}
 	}
+	note("callbacks expected", int64(c.gw.Callbacks().Expected()))
 	s := c.gw.Status(context.Background())
 	note("open requests", s.Open)
 	note("places", int64(s.PoolUsed))

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -25,6 +26,8 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/loop"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
@@ -51,9 +54,11 @@ type Gateway struct {
 	locals     *local.Ranks
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
-	owner      *owner.Set    // nil: everything is ours
-	peers      *abroad.Peers // nil: there are no others
+	owner      *owner.Set         // nil: everything is ours
+	peers      *abroad.Peers      // nil: there are no others
+	meta       *metaserver.Server // nil: no decode engine calls back
 	journal    *journal.Journal
+	loops      loop.Set // that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
 
@@ -104,12 +109,15 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Client: g.client, Registerer: g.reg, Log: log,
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
+	g.meta = g.metaserver()
 	g.fleet = fleet.New(fleet.Host{
 		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
-		Publish:  g.publish,
+		Publish:  g.publish, Callbacks: g.meta,
+		Gauged: func(worker int32, kvTokens int64) { g.dispatcher.Gauged(worker, kvTokens) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
+	g.monitor.OnSample(g.fleet.OnSample)
 	if g.tier, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
 		return nil, err
 	}
@@ -161,8 +169,28 @@ func (g *Gateway) env() request.Env {
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Node: g.peers.Node(),
+		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Loops: &g.loops,
 	}
+}
+
+// Callbacks is where decode engines call back; nil: none does.
+func (g *Gateway) Callbacks() *metaserver.Server { return g.meta }
+
+func (g *Gateway) metaserver() *metaserver.Server {
+	cfg := g.conf()
+	if cfg.Bind.Listen == "" {
+		return nil
+	}
+	return metaserver.New(metaserver.Config{
+		Listen: cfg.Bind.Listen, Advertise: func() string { return g.conf().Bind.Advertise }, Connections: cfg.Limits.Connections,
+		Allowed: func(a netip.Addr) bool {
+			if b := &g.conf().Bind; len(b.Allow) > 0 {
+				return b.Allows(a)
+			}
+			return g.fleet.CallsBack(a)
+		},
+		Registerer: g.reg, Log: g.log,
+	})
 }
 
 // publish tells all that binds requests which engines there are.
@@ -203,6 +231,19 @@ func (g *Gateway) Start(admin http.Handler) error {
 		if err := g.peers.Start(); err != nil {
 			return err
 		}
+	}
+	if err := g.meta.Start(); err != nil {
+		return err
+	}
+	if g.meta != nil {
+		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.meta.URL()), zap.Strings("decode", g.conf().Callers()))
+	}
+	n := g.conf().EventLoops
+	if n == 0 {
+		n = loop.Default()
+	}
+	if err := g.loops.Start(max(0, n), g.log); err != nil {
+		return fmt.Errorf("event_loops: %w", err)
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
@@ -289,7 +330,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.service.Close()
 	g.fleet.StopTimers()
 	wait()
+	g.meta.Close() // requests that are over may still have waited for a callback
 	g.background.Wait()
+	g.loops.Close()
 	err = errors.Join(err, g.journal.Close())
 	g.owner.Close()
 	g.client.Close()
@@ -332,6 +375,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case unowned != "":
 		return false, unowned
+	case !g.meta.Listening():
+		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
 	case p == 0:
 		return false, "no healthy prefill engine" + g.discovery.Failure()

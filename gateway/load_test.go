@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/race"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/bench/trace"
@@ -33,7 +34,7 @@ func TestThousandStreams(t *testing.T) {
 		t.Skip("needs some seconds of two cores")
 	}
 	streams, step := 1000, 60*time.Millisecond
-	if raceEnabled {
+	if race.Enabled {
 		streams, step = 200, 100*time.Millisecond
 	}
 	const ranks = 8

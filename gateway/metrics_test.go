@@ -57,6 +57,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.Discovery.Files = []string{filepath.Join(t.TempDir(), "none.yaml")}
+		cfg.Bind.Listen = "127.0.0.1:0"
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
 		cfg.Geo.Ownership.Engine = geo.OwnStatic
 	}})

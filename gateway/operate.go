@@ -100,6 +100,9 @@ func (g *Gateway) Geo() *geo.Node { return g.peers.Node() }
 // GeoAddr is where other dispatchers connect; empty without others.
 func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
 
+// BindAddr is where decode engines call back; empty: none does.
+func (g *Gateway) BindAddr() string { return g.meta.Addr() }
+
 // Owners lists the regions whose engines this proxy may serve; none without
 // ownership.
 func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus() }

@@ -132,7 +132,8 @@ func TestATrustedCallerChoosesTheEngines(t *testing.T) {
 	}
 	for _, s := range c.candidates() {
 		for range 3 {
-			require.Equal(t, s.ID, ask("ek-ops", "X-Evenkeel-Target-Prefill", s.ID).header.Get("X-Evenkeel-Prefill"))
+			r := ask("ek-ops", "X-Evenkeel-Target-Prefill", s.ID)
+			require.Equal(t, s.ID, r.header.Get("X-Evenkeel-Prefill"), r.body)
 		}
 	}
 	for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {

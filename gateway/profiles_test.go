@@ -27,6 +27,7 @@ func TestConnectors(t *testing.T) {
 		{"vllm-ascend 0.13.0, whose hand-offs name no request", refengine.Config{Connector: refengine.AscendMooncake, Version: "0.13.0"}, mooncake.AscendMooncakeV1},
 		{"nixl-pull 0.11.0, whose hand-offs name no request", refengine.Config{Connector: refengine.NIXLPull, Version: "0.11.0"}, mooncake.NIXLPull},
 		{"nixl-pull", refengine.Config{Connector: refengine.NIXLPull}, mooncake.NIXLPull},
+		{"nixl-push", refengine.Config{Connector: refengine.NIXLPush}, mooncake.NIXLPush},
 		{"vllm-mooncake", refengine.Config{Connector: refengine.VLLMMooncake}, mooncake.VLLMMooncake},
 		{"opaque", refengine.Config{Connector: refengine.Opaque}, mooncake.Opaque},
 		{"opaque takes what ascend-mooncake-v1 answers", refengine.Config{Connector: refengine.AscendMooncake}, mooncake.Opaque},

@@ -34,7 +34,7 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	}))
 	t.Cleanup(page.Close)
 	gone := vacant(t)
-	c := start(t, options{configure: func(cfg *config.Config) {
+	c := start(t, options{partly: true, configure: func(cfg *config.Config) {
 		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: page.URL}, config.Engine{URL: gone})
 	}})
 	of := func(message, engine string) (errors []string) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
@@ -406,7 +407,7 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 				return up == 4
 			})
 			streams := 200
-			if raceEnabled {
+			if race.Enabled {
 				streams = 100
 			}
 			var wg sync.WaitGroup

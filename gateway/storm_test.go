@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/race"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
@@ -32,7 +33,7 @@ func disconnects(t *testing.T) (n int, proof bool) {
 		n, err := strconv.Atoi(s)
 		require.NoError(t, err)
 		return n, true
-	case raceEnabled || testing.Short():
+	case race.Enabled || testing.Short():
 		return 800, false
 	}
 	return 1500, false
@@ -114,8 +115,11 @@ func (l leaver) run(addr string) error {
 // Clients leave at random, in every phase and in every way, beside others that
 // stay and whose every token is checked. Meanwhile answers are given back, so that some are in their second leg. At the end the
 // engines' own books are empty, and no rank ever had more than its slots.
-func TestDisconnectsStrandNothing(t *testing.T) {
+func TestDisconnectsStrandNothing(t *testing.T) { eachDriver(t, disconnectsStrandNothing) }
+
+func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	n, proof := disconnects(t)
+	n /= 2 // for each driver
 	// Engines that cut streams would cut drains as well: those hand-offs stay on
 	// the budget, as they must.
 	lossy := []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 3, Probability: 0.15}}
@@ -125,6 +129,7 @@ func TestDisconnectsStrandNothing(t *testing.T) {
 		prefill: []refengine.Config{p, p, p}, decode: []refengine.Config{d, d},
 		profile: mooncake.Profile{RecomputeMax: new(20)}, // one in 2000 is given back four times in a row, and goes on all the same
 		configure: func(cfg *config.Config) {
+			driver(cfg)
 			cfg.Prefill.Scrape.Interval = 500 * time.Millisecond
 			cfg.Prefill.Queue.Timeout = time.Hour // a slow machine takes long, and refuses nobody for it
 		},

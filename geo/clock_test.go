@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/geo/policy"
+	"evenkeel/prefill"
 )
 
 // handClock is time that a test moves on.
@@ -61,6 +62,7 @@ func (c *handClock) pass(d time.Duration) {
 type handLink struct {
 	clock *handClock
 	well  bool
+	near  bool // it answers at once
 	asked []time.Time
 	ended bool
 }
@@ -75,6 +77,10 @@ func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answ
 	var q question
 	_ = json.Unmarshal(text, &q)
 	reply, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 1}}})
+	if l.near {
+		answered(Echo{Text: reply})
+		return
+	}
 	l.clock.After(80*time.Millisecond, func() { answered(Echo{Text: reply, Trip: l.clock.now.Sub(sent)}) })
 }
 
@@ -119,4 +125,37 @@ func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
 	n.Close()
 	require.True(t, link.ended)
 	require.Empty(t, clock.due)
+}
+
+func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
+	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
+	link := &handLink{clock: clock, well: true, near: true}
+	n, _ := node(t, func(c *Config) {
+		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 25*time.Millisecond
+	}, entry(t, "eu-1", "http://nowhere"))
+	clock.pass(time.Second)
+	round := uint64(0)
+	forward := func(late time.Duration) *Forward {
+		clock.pass(200 * time.Millisecond) // a probe has counted the one before
+		round++
+		q := n.Question(Ask{ID: "r", Model: "m"})
+		require.Equal(t, prefill.ToThere, q.Where(&prefill.Here{Model: "m", Round: round, Now: clock.now, Since: clock.now, Tokens: 100}))
+		f := q.Forward()
+		f.Written()
+		clock.pass(time.Duration(f.predicted.Known()*float64(time.Millisecond)) + late)
+		f.Begun(false, 0)
+		f.End(OutcomeOK)
+		return f
+	}
+	require.Zero(t, forward(30*time.Millisecond).predicted.Residual)
+	for range 40 {
+		forward(30 * time.Millisecond)
+	}
+	require.InDelta(t, 26, forward(0).predicted.Residual, 3, "it is not believed at once")
+	for range 300 {
+		forward(-30 * time.Millisecond)
+	}
+	require.InDelta(t, -26, forward(0).predicted.Residual, 4)
+	clock.pass(10 * time.Minute)
+	require.InDelta(t, 0, forward(0).predicted.Residual, 0.1, "what was learned fades")
 }

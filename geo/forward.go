@@ -51,8 +51,7 @@ type Forward struct {
 	firstAt time.Time
 	reader  *sse.Reader
 	idle    time.Duration // how long the peer may be silent, as the connection has it
-	read    [8 << 10]byte
-	out     []byte // events the client has not taken yet
+	out     []byte        // events the client has not taken yet
 	events  int
 	over    error // of Read: why nothing more comes
 }

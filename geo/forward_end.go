@@ -100,6 +100,7 @@ func (f *Forward) Begun(whole bool, cached int) {
 		p.trust.Answered(at, took, predicted)
 		if predicted > 0 { // there was a prediction
 			p.distrust.Add(at, took-predicted)
+			p.residual.Add(took, f.predicted.Known(), f.firstAt)
 			n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}

@@ -3,42 +3,53 @@ package geo
 import (
 	"errors"
 	"io"
+	"sync"
 	"time"
 
+	"evenkeel/engine"
 	"evenkeel/sse"
 )
+
+var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 
 // fill reads one arrival; event tells whether a data event is in it. Events are
 // handed on whole, but for those that come in pieces: what comes after one that broke
 // off could not be told apart.
 func (f *Forward) fill() (event bool, err error) {
-	err = f.receive()
-	for {
-		e, ok := f.reader.Next()
-		if !ok {
-			break
-		}
-		f.out = append(f.out, e.Raw...)
-		if e.Kind == sse.KindData {
-			f.events++
-		}
-		event = event || e.Kind != sse.KindComment
-	}
+	buf := readPool.Get().(*[8 << 10]byte)
+	defer readPool.Put(buf)
+	err = f.receive(buf[:])
+	f.out, event = f.appendEvents(f.out)
 	if err == nil {
 		err = f.reader.Err()
 	}
 	return event, err
 }
 
+// appendEvents appends those that have come.
+func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
+	for {
+		e, ok := f.reader.Next()
+		if !ok {
+			return dst, event
+		}
+		dst = append(dst, e.Raw...)
+		if e.Kind == sse.KindData {
+			f.events++
+		}
+		event = event || e.Kind != sse.KindComment
+	}
+}
+
 // receive reads what has arrived, and waits for it as long as the peer may be
 // silent.
-func (f *Forward) receive() error {
+func (f *Forward) receive(buf []byte) error {
 	if wait := f.reader.Wait(time.Now()); wait != f.idle {
 		f.idle = wait
 		f.resp.SetIdle(wait)
 	}
-	n, err := f.resp.Read(f.read[:])
-	f.reader.Feed(f.read[:n], time.Now())
+	n, err := f.resp.Read(buf)
+	f.reader.Feed(buf[:n], time.Now())
 	return err
 }
 
@@ -58,11 +69,8 @@ func (f *Forward) FirstAt() time.Time { return f.firstAt }
 // A peer that is lost is an event that says so, no [DONE], and ErrPeerLost, so
 // that the connection is closed.
 func (f *Forward) Read(p []byte) (int, error) {
-	for len(f.out) == 0 {
-		if f.over != nil {
-			return 0, f.over
-		}
-		f.more()
+	if err := f.await(); err != nil {
+		return 0, err
 	}
 	k := copy(p, f.out)
 	f.out = f.out[:copy(f.out, f.out[k:])]
@@ -72,18 +80,82 @@ func (f *Forward) Read(p []byte) (int, error) {
 // Pending is how much more Read has without waiting.
 func (f *Forward) Pending() int { return len(f.out) }
 
+// Next is Read of all that has come, which is valid until the next call of any method.
+func (f *Forward) Next() ([]byte, error) {
+	if err := f.await(); err != nil {
+		return nil, err
+	}
+	events := f.out
+	f.out = f.out[:0]
+	return events, nil
+}
+
+// Ended says that behind what was read nothing comes.
+func (f *Forward) Ended() bool { return f.reader.Done() && len(f.out) == 0 }
+
+// await waits until there is something to hand out.
+func (f *Forward) await() error {
+	for len(f.out) == 0 {
+		if f.over != nil {
+			return f.over
+		}
+		f.more()
+	}
+	return nil
+}
+
 // more reads on until there is something to hand out, or nothing more.
 func (f *Forward) more() {
 	if f.reader.Done() { // even if the connection has failed
 		f.over = io.EOF
 		return
 	}
-	if _, err := f.fill(); err != nil && !f.reader.Done() {
-		f.over = ErrPeerLost
-		if f.reader.Torn() {
-			f.out = append(f.out, sse.BlankLine...)
-		}
-		f.out = sse.ErrorEvent(f.out, "upstream region lost", "server_error", "peer_lost")
+	if _, err := f.fill(); err != nil {
+		f.broke()
+	}
+}
+
+// broke tells the client, if the answer is not whole.
+func (f *Forward) broke() {
+	if f.reader.Done() {
+		return
+	}
+	f.over = ErrPeerLost
+	if f.reader.Torn() {
+		f.out = append(f.out, sse.BlankLine...)
+	}
+	f.out = sse.ErrorEvent(f.out, "upstream region lost", "server_error", "peer_lost")
+}
+
+// Flow returns the peer's response, for a caller that reads it by itself and tells of what came by Wait and
+// Arrive, until GoBack; nil: something else is to be done first.
+func (f *Forward) Flow() *engine.Response {
+	if f.over != nil || f.resp.Arrived() {
+		return nil
+	}
+	f.out = nil
+	return f.resp
+}
+
+// Wait begins a wait for the peer, and says how long it may last; 0: for ever.
+func (f *Forward) Wait(now time.Time) time.Duration { return f.reader.Wait(now) }
+
+// Arrive takes in data of the peer's answer, and appends the whole events to dst.
+func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
+	f.reader.Feed(data, now)
+	if dst, _ = f.appendEvents(dst); f.reader.Done() {
+		return dst, sse.Whole
+	}
+	return dst, sse.Runs
+}
+
+// Err is why nothing more is taken from the peer.
+func (f *Forward) Err() error { return f.reader.Err() }
+
+// GoBack has Next read the response again. It returns events first.
+func (f *Forward) GoBack(events []byte, _ sse.End) {
+	if f.out = events; f.reader.Err() != nil {
+		f.broke()
 	}
 }
 
@@ -96,7 +168,8 @@ func (f *Forward) finish() {
 	if wait {
 		n.running.Go(func() {
 			defer f.resp.Close()
-			for f.reader.Err() == nil && f.receive() == nil {
+			var buf [1 << 10]byte
+			for f.reader.Err() == nil && f.receive(buf[:]) == nil {
 			}
 		})
 	}

@@ -81,7 +81,7 @@ func kept[V vector](all *[]vector, v V) V {
 	return v
 }
 
-// createSeries makes the series of the peer listener, and beginPeer those of a peer. A
+// createSeries makes the series of the peer listener, and createPeerSeries those of a peer. A
 // counter that begins to exist with its first event has not increased, so no alert
 // would see that event.
 func (m *metrics) createSeries() {

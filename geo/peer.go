@@ -7,6 +7,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/geo/policy"
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 )
 
@@ -46,6 +47,7 @@ type peer struct {
 	reserved policy.Reservations
 	circuit  circuit.Circuit
 	distrust policy.Distrust
+	residual fit.Residual
 	trust    policy.Trust
 	open     int // requests that it has not answered
 	spent    spending
@@ -123,7 +125,7 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
 		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
-		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), ResidualMs: p.residual.Ms(now), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
 	}
 }
 

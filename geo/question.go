@@ -219,6 +219,7 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 		left, why := set.Replica(&x)
 		dst = append(dst, policy.Place{
 			ID: f.ID, Why: why, Left: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
+			ResidualMs: f.ResidualMs, RoomMs: f.Room.InMs, TokenMs: f.Room.TokenMs,
 			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
 		})
 	}
@@ -230,7 +231,7 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 // each first token.
 func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
-		Healthy: f.Live, GateOpen: f.Open, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
+		Healthy: f.Live, GateOpen: f.Open, Filled: f.Filled, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
 		Pending: f.Pending, Credit: min(set.Credit(f.Ran, f.Pending, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
 	}
 }

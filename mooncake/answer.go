@@ -35,7 +35,6 @@ const (
 
 // ProbeAnswer is what a prefill engine answered.
 type ProbeAnswer struct {
-	ID             string
 	KV             json.RawMessage // the handoff, byte for byte; a copy
 	PromptTokens   int             // 0: not reported; may be one less than decode's count
 	CachedTokens   int             // -1: not reported
@@ -43,10 +42,13 @@ type ProbeAnswer struct {
 	FinishReason   string
 	EngineID       string // of the engine that has the blocks; empty: not told
 
-	// ByProbeID: the handoff does not say which request made it, so the decode
-	// request must have the probe's X-Request-Id. A decode engine of such a version
-	// reports a finished pull under its own request's id, and the prefill engine
-	// keeps the blocks until the hold timeout if it does not know that id.
+	Coordinates *Coordinates // of a prefill engine that pushes; nil: not told
+
+	// ByProbeID: the decode request must have the probe's X-Request-Id, because the
+	// handoff does not say which request made it, or because the prefill engine does not
+	// look there. A decode engine tells of its pull, or of the blocks that are to be
+	// written, under its own request's id. A prefill engine that does not know that id
+	// keeps the blocks until the hold timeout, and one that pushes writes nothing.
 	ByProbeID bool
 }
 
@@ -58,14 +60,14 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
 	}
-	b, err := ScanBody(answer, 0)
+	got, err := scanAnswer(answer)
 	if err != nil {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
-	if e, ok := b.Get("error"); ok && string(e) != "null" { // some routes send an error with status 200
+	if got.err != nil && !rawjson.IsNull(got.err) { // some routes send an error with status 200
 		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrBadHandoff) // not quoted: it may repeat the prompt
 	}
-	a := readAnswer(&b)
+	a := got.read()
 	if p.Connector == VLLMMooncake {
 		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
 			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first", ErrBadHandoff)
@@ -76,82 +78,191 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		a.KV, a.EngineID = x.handoff(), x.EngineID
 		return a, nil
 	}
-	kv, ok := b.Get("kv_transfer_params")
-	if !ok || string(kv) == "null" {
+	kv := got.kv
+	if kv == nil || rawjson.IsNull(kv) {
 		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer or kv_both",
 			ErrNoHandoff, reasonOf(a.FinishReason))
 	}
-	if a.ByProbeID, err = p.checkHandoff(kv, knownHost); err != nil {
+	if len(kv) > maxHandoff {
+		return a, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
+	}
+	h, ok := readHandoff(kv)
+	if !ok {
+		return a, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
+	}
+	if a.ByProbeID, err = p.checkHandoff(&h, knownHost); err != nil {
 		return a, err
 	}
-	a.KV = bytes.Clone(kv)
-	if h, ok := object(kv, true); ok {
-		a.EngineID, _ = text(&h, "remote_engine_id")
+	a.KV, a.EngineID = bytes.Clone(kv), text(h.engineID)
+	if p.Connector == NIXLPush {
+		a.Coordinates = h.coordinates()
 	}
 	return a, nil
 }
 
-func readAnswer(b *Body) ProbeAnswer {
-	a := ProbeAnswer{CachedTokens: -1}
-	a.ID, _ = text(b, "id")
-	a.PromptTokenIDs = tokenList(b.Get("prompt_token_ids")) // chat; completions have it in the choice
-	if usage, ok := object(b.Get("usage")); ok {
-		a.PromptTokens, _ = number(&usage, "prompt_tokens")
-		if details, ok := object(usage.Get("prompt_tokens_details")); ok {
-			if n, ok := number(&details, "cached_tokens"); ok {
-				a.CachedTokens = n
+// scanned is the values of an answer that count; what it lacks is nil.
+type scanned struct{ err, kv, usage, choices, ids json.RawMessage }
+
+// scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
+// value counts, as in Body.Get.
+func scanAnswer(answer []byte) (s scanned, err error) {
+	members := 0
+	_, err = rawjson.Scan(answer, 0, func(at rawjson.Place) string {
+		if members++; members > maxMembers {
+			return tooManyMembers
+		}
+		value := json.RawMessage(answer[at.Val:at.ValEnd:at.ValEnd])
+		switch string(rawjson.KeyText(answer[at.Key+1 : at.KeyEnd-1])) {
+		case "error":
+			s.err = value
+		case "kv_transfer_params":
+			s.kv = value
+		case "usage":
+			s.usage = value
+		case "choices":
+			s.choices = value
+		case "prompt_token_ids": // of a chat; completions have it in the choice
+			s.ids = value
+		}
+		return ""
+	})
+	return s, err
+}
+
+func (s *scanned) read() ProbeAnswer {
+	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
+	for key, value := range rawjson.Members(s.usage) {
+		switch key {
+		case "prompt_tokens":
+			a.PromptTokens, _ = rawjson.Int(value, 0, len(value))
+		case "prompt_tokens_details":
+			a.CachedTokens = -1
+			for key, value := range rawjson.Members(value) {
+				if key != "cached_tokens" {
+					continue
+				}
+				a.CachedTokens = -1
+				if n, ok := rawjson.Int(value, 0, len(value)); ok {
+					a.CachedTokens = n
+				}
 			}
 		}
 	}
-	if choice, ok := object(first(b.Get("choices"))); ok {
-		a.FinishReason, _ = text(&choice, "finish_reason")
+	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // a probe has one
+		ids := json.RawMessage(nil)
+		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
+			switch string(rawjson.KeyText(o.Key)) {
+			case "finish_reason":
+				a.FinishReason = finishReason(o.Value())
+			case "prompt_token_ids":
+				ids = tokenList(o.Value())
+			}
+		}
 		if a.PromptTokenIDs == nil {
-			a.PromptTokenIDs = tokenList(choice.Get("prompt_token_ids"))
+			a.PromptTokenIDs = ids
 		}
 	}
 	return a
 }
 
+// finishReason is what a value says, without a copy where an engine hits the limit
+// of a probe, as nearly all do.
+func finishReason(value json.RawMessage) string {
+	if string(value) == `"length"` {
+		return "length"
+	}
+	return text(value)
+}
+
+// handoff is a kv_transfer_params: how many members it has, and the values of those
+// that a decode engine acts on. What it lacks is nil.
+type handoff struct {
+	raw     json.RawMessage
+	members int
+
+	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize json.RawMessage
+}
+
+// readHandoff finds the members of a value that is valid JSON, for it stands in an answer
+// that is. Of a key that is repeated the last value counts, as in Body.Get.
+func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
+	h.raw = kv
+	for o := rawjson.ObjectAt(kv, 0); o.NextValue(); {
+		h.members++
+		value := o.Value()
+		switch string(rawjson.KeyText(o.Key)) {
+		case "do_remote_prefill":
+			h.doPrefill = value
+		case "remote_block_ids":
+			h.blockIDs = value
+		case "remote_engine_id":
+			h.engineID = value
+		case "remote_host":
+			h.host = value
+		case "remote_request_id":
+			h.requestID = value
+		case "transfer_mode":
+			h.mode = value
+		case "remote_port":
+			h.port = value
+		case "tp_size":
+			h.tpSize = value
+		case "pp_size":
+			h.ppSize = value
+		}
+	}
+	return h, kv[0] == '{' && h.members <= maxMembers
+}
+
 // checkHandoff checks the parts a decode engine would act on.
-func (p *Profile) checkHandoff(kv json.RawMessage, knownHost func(string) bool) (byProbeID bool, err error) {
-	if len(kv) > maxHandoff {
-		return false, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
-	}
-	h, ok := object(kv, true)
-	if !ok {
-		return false, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
-	}
-	if len(h.members) == 0 {
+func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
+	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
 	}
 	if p.Connector == Opaque {
 		return false, nil
 	}
-	if v, _ := h.Get("do_remote_prefill"); string(v) != "true" {
-		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, kindOf(v))
+	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // the decode engine would wait for ever
+		is, use := "NixlConnector", NIXLPull
+		if pushes {
+			is, use = "NixlPushConnector", NIXLPush
+		}
+		return false, fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, is, use)
 	}
-	ids, _ := h.Get("remote_block_ids")
-	switch n, ok := countBlocks(ids); {
+	if string(h.doPrefill) != "true" {
+		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, kindOf(h.doPrefill))
+	}
+	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
-		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, kindOf(ids))
+		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, kindOf(h.blockIDs))
 	case n == 0: // the blocks were preempted; with it the decode engine would crash
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
-	names := []string{"remote_engine_id", "remote_host", "remote_request_id"}
-	if _, named := h.Get("remote_request_id"); !named { // vllm-ascend before 0.14, vLLM's NIXL before 0.13
-		names, byProbeID = names[:2], true
+	byProbeID = h.requestID == nil // vllm-ascend before 0.14, vLLM's NIXL before 0.13
+	switch {
+	case !isName(h.engineID):
+		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, kindOf(h.engineID))
+	case !isName(h.host):
+		return false, fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, kindOf(h.host))
+	case !byProbeID && !isName(h.requestID):
+		return false, fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, kindOf(h.requestID))
 	}
-	for _, key := range names {
-		if s, ok := text(&h, key); !ok || s == "" || len(s) > maxName {
-			v, _ := h.Get(key)
-			return false, fmt.Errorf("%w: %s is %s, not a name", ErrBadHandoff, key, kindOf(v))
-		}
+	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
+		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, kindOf(h.port))
 	}
-	if port, ok := number(&h, "remote_port"); !ok || port < 1 || port > 65535 {
-		v, _ := h.Get("remote_port")
-		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, kindOf(v))
+	return byProbeID || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
+}
+
+// isName says whether a value is a string that is neither empty nor longer than any name.
+func isName(raw json.RawMessage) bool {
+	if len(raw) <= len(`""`) || raw[0] != '"' {
+		return false
 	}
-	return byProbeID, p.checkHosts(kv, knownHost)
+	n := len(raw) - len(`""`)
+	if bytes.IndexByte(raw, '\\') >= 0 {
+		n = len(rawjson.Unquote(raw))
+	}
+	return n <= maxName
 }
 
 // countBlocks counts the block numbers in a list or in a list of lists, one
@@ -189,45 +300,18 @@ func isBlock(raw json.RawMessage) bool {
 	return true
 }
 
-// first, object, text, number and tokenList read parts of an answer; what has another
-// type is as good as missing.
+// text and tokenList read parts of an answer; what has another type is as good as
+// missing.
 
-func first(list json.RawMessage, ok bool) (json.RawMessage, bool) {
-	if ok {
-		for raw := range rawjson.Elements(list) {
-			return raw, true
-		}
+func text(raw json.RawMessage) string {
+	if len(raw) == 0 || raw[0] != '"' {
+		return ""
 	}
-	return nil, false
+	return rawjson.Unquote(raw)
 }
 
-func object(raw json.RawMessage, ok bool) (Body, bool) {
-	if !ok || len(raw) == 0 || raw[0] != '{' {
-		return Body{}, false
-	}
-	b, err := ScanBody(raw, 0)
-	return b, err == nil
-}
-
-func text(b *Body, key string) (string, bool) {
-	raw, ok := b.Get(key)
-	if !ok || raw[0] != '"' {
-		return "", false
-	}
-	return rawjson.Unquote(raw), true
-}
-
-func number(b *Body, key string) (int, bool) {
-	raw, ok := b.Get(key)
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.Atoi(string(raw))
-	return n, err == nil && n >= 0
-}
-
-func tokenList(raw json.RawMessage, ok bool) json.RawMessage {
-	if !ok || raw[0] != '[' {
+func tokenList(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 || raw[0] != '[' {
 		return nil
 	}
 	return raw

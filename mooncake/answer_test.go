@@ -19,7 +19,7 @@ func TestReadProbeKeepsTheHandoffByteForByte(t *testing.T) {
 	a, err := p.ReadProbe(raw, nil, known)
 	require.NoError(t, err)
 	require.Equal(t, ProbeAnswer{
-		ID: "chatcmpl-ek-1-p1", KV: json.RawMessage(handoffJSON), PromptTokens: 3, CachedTokens: 2,
+		KV: json.RawMessage(handoffJSON), PromptTokens: 3, CachedTokens: 2,
 		PromptTokenIDs: json.RawMessage("[1,15,2047]"), FinishReason: "length", EngineID: "e1",
 	}, a)
 	clear(raw)
@@ -87,6 +87,10 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 		{"hosts in a list", AscendMooncakeV1, with(`"odd"`, `"hosts":["10.0.0.5","evil.example"],"odd"`), ErrUnknownHost, "a name of 12 bytes under hosts"},
 		{"nodes in a list", AscendMooncakeV1, with(`"odd"`, `"remote_multi_nodes_meta_mapping":[[{"host":"10.6.6.6"}]],"odd"`), ErrUnknownHost, `"10.6.6.6" under host`},
 		{"a node below others", AscendMooncakeV1, with(`"odd"`, `"remote_multi_nodes_meta_mapping":{"0":{"1":{"host":["evil"]}}},"odd"`), ErrUnknownHost, "under host"},
+		{"NIXL that pulls says so", NIXLPull, with(`"odd"`, `"transfer_mode":"pull","odd"`), nil, ""},
+		{"NIXL that pushes says so", NIXLPush, with(`"odd"`, `"transfer_mode":"push","odd"`), nil, ""},
+		{"a push, where a pull is expected", NIXLPull, with(`"odd"`, `"transfer_mode":"push","odd"`), ErrBadHandoff, "the engine runs NixlPushConnector; set connector: nixl-push in the profile of both engines"},
+		{"a pull, where a push is expected", NIXLPush, with(`"odd"`, `"transfer_mode":"pull","odd"`), ErrBadHandoff, "the engine runs NixlConnector; set connector: nixl-pull"},
 		{"a bootstrap server", NIXLPull, with(`"odd"`, `"remote_bootstrap_addr":"http://evil:8998","odd"`), ErrUnknownHost, "under remote_bootstrap_addr"},
 		{"an ip", NIXLPull, with(`"odd"`, `"meta":{"nodeIp":"evil"},"odd"`), ErrUnknownHost, "a name of 4 bytes under a key that we do not know"},
 		{"a host twice, the known one last", AscendMooncakeV1, with(`"remote_host"`, `"remote_host":"10.6.6.6","remote_host"`), ErrUnknownHost, "10.6.6.6"},
@@ -113,6 +117,7 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 				require.Nil(t, a.KV)
 			} else {
 				require.Equal(t, tc.kv, string(a.KV))
+				require.Equal(t, tc.connector == NIXLPush || tc.connector != Opaque && !strings.Contains(tc.kv, "remote_request_id"), a.ByProbeID)
 			}
 		})
 	}
@@ -174,4 +179,22 @@ func FuzzReadProbe(f *testing.F) {
 		kv, _ := b.Get("kv_transfer_params")
 		require.Equal(t, string(kv), string(a.KV))
 	})
+}
+
+func TestReadProbeReadsTheLastOfARepeatedKey(t *testing.T) { // as Python's json does, and so the decode engine
+	p := Profile{}.WithDefaults()
+	repeated := strings.TrimSuffix(handoffJSON, "}") + `,"remote_host":"10.6.6.6"}`
+	_, err := p.ReadProbe([]byte(strings.Replace(chatAnswer, "KV", repeated, 1)), nil, known)
+	require.ErrorIs(t, err, ErrUnknownHost)
+	_, err = p.ReadProbe([]byte(strings.Replace(chatAnswer, "KV", handoffJSON+`,"kv_transfer_params":null`, 1)), nil, known)
+	require.ErrorIs(t, err, ErrNoHandoff)
+}
+
+func TestReadProbeBoundsTheMembers(t *testing.T) {
+	p := Profile{}.WithDefaults()
+	many := strings.Repeat(`,"k":0`, maxMembers)
+	_, err := p.ReadProbe([]byte(strings.Replace(chatAnswer, "KV", strings.TrimSuffix(handoffJSON, "}")+many+"}", 1)), nil, known)
+	require.ErrorIs(t, err, ErrBadHandoff)
+	_, err = p.ReadProbe([]byte(strings.Replace(chatAnswer, "KV", handoffJSON+many, 1)), nil, known)
+	require.ErrorIs(t, err, ErrBadHandoff)
 }

@@ -2,8 +2,8 @@ package mooncake
 
 import (
 	"encoding/json"
-	"fmt"
 	"iter"
+	"math"
 
 	"evenkeel/rawjson"
 )
@@ -20,8 +20,8 @@ type Body struct {
 
 type member struct {
 	key        string
-	from, to   int // its text between the commas, white space included
-	val, valTo int
+	from, to   int32 // its text between the commas, white space included
+	val, valTo int32
 }
 
 // Member is a key and its JSON value, to be set by Splice.
@@ -34,11 +34,16 @@ type Member struct {
 // input cost a whole member record.
 const maxMembers = 1024
 
+const tooManyMembers = "more than 1024 keys"
+
 // ScanBody validates raw and finds its top-level members, in one pass. Beyond
 // what JSON itself forbids it refuses text that is not UTF-8, anything but an
-// object, more than maxDepth levels (0: rawjson.DefaultMaxDepth) and more than 1024
-// members; every refusal is a *rawjson.SyntaxError.
+// object, more than maxDepth levels (0: rawjson.DefaultMaxDepth), more than 1024
+// members and more than 2 GiB; every refusal is a *rawjson.SyntaxError.
 func ScanBody(raw []byte, maxDepth int) (Body, error) {
+	if len(raw) > math.MaxInt32 {
+		return Body{}, &rawjson.SyntaxError{Offset: math.MaxInt32, Msg: "more than 2 GiB"}
+	}
 	b := Body{raw: raw}
 	var err error
 	b.closing, err = rawjson.Scan(raw, maxDepth, func(at rawjson.Place) string {
@@ -46,9 +51,9 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 			b.members = make([]member, 0, 16)
 		}
 		if len(b.members) == maxMembers {
-			return fmt.Sprintf("more than %d keys", maxMembers)
+			return tooManyMembers
 		}
-		b.members = append(b.members, member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), at.From, at.To, at.Val, at.ValEnd})
+		b.members = append(b.members, member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), int32(at.From), int32(at.To), int32(at.Val), int32(at.ValEnd)})
 		return ""
 	})
 	if err != nil {
@@ -93,6 +98,9 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	}
 }
 
+// usualSegments is how many segments most bodies come to at most.
+const usualSegments = 8
+
 // inlineValue is the size up to which a set value is copied beside its key;
 // a larger one becomes a segment of its own.
 const inlineValue = 128
@@ -100,12 +108,15 @@ const inlineValue = 128
 // Splice appends to dst the segments of a new body: the old text in its order,
 // byte for byte, less the members whose key drop reports or set replaces, then
 // the members of set. The segments point into the body and into set's values;
-// the only allocations are dst's growth and one buffer for the keys of set.
+// the only allocations are dst's room and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
-	kept := false    // a member stands before what comes next
-	var from, to int // the stretch that is kept as it is
+	if dst == nil {
+		dst = make([][]byte, 0, usualSegments)
+	}
+	kept := false      // a member stands before what comes next
+	var from, to int32 // the stretch that is kept as it is
 	if len(b.members) == 0 {
-		to = b.closing
+		to = int32(b.closing)
 	} else {
 		to = b.members[0].from // through the '{'
 	}

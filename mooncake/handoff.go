@@ -26,8 +26,8 @@ type Handoff struct {
 // NewHandoff owns params from now on. The deadline is the time of the probe's
 // response headers plus HoldBudget, expires the same plus the engine's whole
 // hold timeout.
-func NewHandoff(params json.RawMessage, deadline, expires time.Time) *Handoff {
-	return &Handoff{params: params, deadline: deadline, expires: expires}
+func NewHandoff(params json.RawMessage, deadline, expires time.Time) Handoff {
+	return Handoff{params: params, deadline: deadline, expires: expires}
 }
 
 // Deadline is the instant from which Take refuses.

@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -34,7 +35,12 @@ type hostCheck struct {
 func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
-		for member, val := range rawjson.Members(raw) {
+		for o := rawjson.ObjectAt(raw, 0); o.NextValue(); {
+			val := o.Value()
+			if bytes.IndexByte(val, '"') < 0 && !maybeAddress(o.Key) { // no string stands there that could be one
+				continue
+			}
+			member := rawjson.Key(o.Key)
 			if slices.Contains(w.plain, member) {
 				continue
 			}
@@ -52,16 +58,30 @@ func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 			}
 		}
 	case '"':
-		return w.text(key, rawjson.Unquote(raw), address)
+		if address || maybeAddress(raw) {
+			return w.text(key, rawjson.Unquote(raw), address)
+		}
 	}
 	return nil
 }
 
+// maybeAddress says whether a string, as it is written, may hold what is written like a
+// URL or an IP address.
+func maybeAddress(written []byte) bool {
+	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
+}
+
 // text checks each part of a string that may be a list.
 func (w *hostCheck) text(key, s string, address bool) error {
-	for _, part := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
+	if !address && !strings.ContainsAny(s, ".:") { // no part of it is written like an address
+		return nil
+	}
+	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
+		if w.known(part) { // most hosts are written so, and no parser need look at them
+			continue
+		}
 		host, written := hostIn(part)
-		if !address && !written || w.known(host) || w.known(part) {
+		if !address && !written || w.known(host) {
 			continue
 		}
 		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile, and the key to kv_plain_keys if it is no address at all",
@@ -76,14 +96,13 @@ func (w *hostCheck) text(key, s string, address bool) error {
 func namesAddress(key string) bool {
 	start := 0
 	word := func(end int) bool {
-		w := strings.ToLower(key[start:end])
-		for _, plural := range []string{"", "s", "es"} {
-			if slices.Contains(addressWords, strings.TrimSuffix(w, plural)) {
-				return true
-			}
+		if end-start < len("ip") {
+			return false
 		}
-		w = strings.TrimSuffix(w, "s")
-		return strings.HasSuffix(w, "addr") || strings.HasSuffix(w, "host") || strings.HasSuffix(w, "hostname")
+		w := strings.ToLower(key[start:end])
+		one := strings.TrimSuffix(w, "s")
+		return isAddressWord(w) || isAddressWord(one) || isAddressWord(strings.TrimSuffix(w, "es")) ||
+			strings.HasSuffix(one, "addr") || strings.HasSuffix(one, "host") || strings.HasSuffix(one, "hostname")
 	}
 	for i := range len(key) {
 		c := key[i]
@@ -101,12 +120,21 @@ func namesAddress(key string) bool {
 	return word(len(key))
 }
 
-// addressWords are in the singular.
-var addressWords = []string{"host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint"}
+// isAddressWord knows them in the singular.
+func isAddressWord(w string) bool {
+	switch w {
+	case "host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint":
+		return true
+	}
+	return false
+}
 
 // hostIn returns the host of what may be a host, a host with a port or a URL, and
 // whether it is written like a URL or an IP address.
 func hostIn(s string) (host string, written bool) {
+	if !strings.ContainsAny(s, ".:") {
+		return s, false // a name, and no parser need say so
+	}
 	if _, rest, ok := strings.Cut(s, "://"); ok {
 		written = true
 		s = rest
@@ -114,8 +142,10 @@ func hostIn(s string) (host string, written bool) {
 			s = s[:end]
 		}
 	}
-	if at, err := netip.ParseAddrPort(s); err == nil {
-		return at.Addr().String(), true
+	if strings.Contains(s, ":") { // else there is no port, and the parser would allocate an error
+		if at, err := netip.ParseAddrPort(s); err == nil {
+			return at.Addr().String(), true
+		}
 	}
 	bare := strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
 	if ip, err := netip.ParseAddr(bare); err == nil {

@@ -52,11 +52,11 @@ func Reserved(key string) bool {
 	switch key {
 	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-		"disagg_prefill_dp_rank", "rid", "return_hidden_states", "logits_processors", "prompt_embeds",
+		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors", "prompt_embeds",
 		"prompt_token_ids": // instead of the messages, past the chat template (vLLM PR 55771)
 		return true
 	}
-	return strings.HasPrefix(key, "_vllm_ascend_")
+	return strings.HasPrefix(key, "_vllm_ascend_") || strings.HasPrefix(key, "pd_")
 }
 
 // dropOnDecode: each leg asks for one answer, so n goes as well.
@@ -98,10 +98,15 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
 	}
+	return p.probeWith(b, leg, params, dst)
+}
+
+// probeWith is ProbeBody with those kv_transfer_params.
+func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]byte) [][]byte {
 	params = leg.resume().params(params)
 	members := make([]Member, 0, 12)
 	members = oneToken(b, leg, members)
-	if p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "" {
+	if (p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "") && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
 	}
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg != nil && leg.IgnoreEOS {
@@ -119,9 +124,17 @@ func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]
 // client did not ask for. A nil kv makes the engine prefill by itself, which
 // only a profile with AllowLocalPrefill should let happen.
 func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
-	members := make([]Member, 0, 10)
-	members = legMembers(b, leg, members)
-	drop := dropOnDecode
+	members, drop := p.answer(b, leg, stream)
+	if kv != nil {
+		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
+	}
+	return b.Splice(dst, leg.resume().drop(drop), members)
+}
+
+// answer returns what is set and what is dropped for an answer that the client gets.
+func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop func(key string) bool) {
+	members = legMembers(b, leg, make([]Member, 0, 14))
+	drop = dropOnDecode
 	if !p.stopTokensSafe(b) {
 		drop = dropOnDecodeStops
 	}
@@ -139,10 +152,7 @@ func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, 
 		inner := drop
 		drop = func(key string) bool { return key == "stream_options" || inner(key) }
 	}
-	if kv != nil {
-		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
-	}
-	return b.Splice(dst, leg.resume().drop(drop), members)
+	return members, drop
 }
 
 // DiscardBody appends the segments of a request that only makes a decode engine

@@ -30,6 +30,7 @@ const kitchenSink = `{
   "stream_interval": 9, "bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 2, "bootstrap_pair_key": "k",
   "routed_dp_rank": 1, "data_parallel_rank": 2, "disagg_prefill_dp_rank": 3, "rid": "r", "return_hidden_states": true,
   "logits_processors": [], "prompt_embeds": "AAAA", "_vllm_ascend_recompute_token_ids": [1],
+  "metaserver": "http://evil", "do_virtual": true, "batch_kv_transfer_params": {"evil":1}, "pd_room": "evil",
   "ec_transfer_params": {}, "kv_transfer_params": {"do_remote_prefill":true,"evil":1}, "user": "u"
 }
 `

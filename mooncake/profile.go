@@ -3,26 +3,51 @@ package mooncake
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
 )
 
-// Connectors that leave the choice of the decode rank until after the prefill.
+// Connectors: how KV gets from a prefill engine to a decode engine.
 const (
 	AscendMooncakeV1 = "ascend-mooncake-v1"
 	NIXLPull         = "nixl-pull"
+	NIXLPush         = "nixl-push" // the prefill engine writes to the decode engine that has registered its blocks with it
 	VLLMMooncake     = "vllm-mooncake"
 	Opaque           = "opaque"
+	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to where the decode engine's callback said
+	SGLang           = "sglang"           // both engines get the request at once, and meet in a room
 )
 
-// tooEarly are connectors that need the decode rank before or with the
-// prefill, so that nothing can wait in a pool.
-var tooEarly = map[string]string{
-	"ascend-layerwise": "its decode rank allocates blocks before the prefill starts; start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
-	"nixl-push":        "its decode rank registers blocks before the prefill ends; start the engines with NixlConnector (pull) and use " + NIXLPull,
-	"sglang":           "both its engines must get the request at once; it has no handoff to keep",
+// Connectors lists those that a profile may name.
+func Connectors() []string {
+	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang}
 }
+
+// When a request is bound to its decode rank.
+const (
+	BindLate    = "late"    // after its prefill
+	BindArrival = "arrival" // before its prefill
+)
+
+// alwaysEarly are the connectors that cannot bind late, and why.
+var alwaysEarly = map[string]string{
+	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
+	SGLang:          "both its engines must get the request at once, and there is no hand-off that could wait",
+}
+
+// Early tells whether a request is bound to its decode rank before its prefill.
+func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() }
+
+// HandsOff tells whether a prefill engine returns a hand-off, which a decode rank that is
+// chosen afterwards can use.
+func (p *Profile) HandsOff() bool { return !p.alwaysEarly() }
+
+func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
+
+// nixl says whether the hand-off is vLLM's NIXL, whose hold is a lease that the queue of a decode engine renews.
+func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
 // How a probe makes sure that the end-of-sequence token does not end it: such
 // an end returns no handoff.
@@ -61,6 +86,7 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 type Profile struct {
 	Name              string        `yaml:"name"`
 	Connector         string        `yaml:"connector"`
+	Bind              string        `yaml:"bind"`            // late or arrival; only nixl-push has the choice
 	KVHoldTimeout     time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the blocks of a handoff
 	HoldMargin        time.Duration `yaml:"hold_margin"`     // of it, what decode may queue and pull; 0: see HoldBudget
 	ProbeMinTokens    string        `yaml:"probe_min_tokens"`
@@ -85,12 +111,12 @@ type Profile struct {
 	CertFile          string        `yaml:"cert_file"`         // PEM; what engines that ask for a certificate get
 	KeyFile           string        `yaml:"key_file"`          // its key
 	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
-	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine keeps the hold of what waits in its own queue; nil: nixl-pull with a hold that is a lease
+	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine keeps the hold of what waits in its own queue; nil: nixl-pull and nixl-push with a hold that is a lease
 	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
 	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
 	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
-	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake only
+	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the
@@ -109,12 +135,17 @@ const oldHold = 480 * time.Second
 func (p Profile) WithDefaults() Profile {
 	set(&p.Connector, AscendMooncakeV1)
 	set(&p.Name, p.Connector)
-	hold := oldHold
-	if p.Connector == NIXLPull {
-		hold = 30 * time.Second // the lease of vLLM since mid 2026
+	if p.alwaysEarly() { // nothing is held, and the prefill's token is either thrown away unseen or the client's own
+		set(&p.Bind, BindArrival)
+	} else {
+		set(&p.Bind, BindLate)
+		hold := oldHold
+		if p.nixl() {
+			hold = 30 * time.Second // the lease of vLLM since mid 2026
+		}
+		set(&p.KVHoldTimeout, hold)
+		set(&p.ProbeMinTokens, MinTokensOne)
 	}
-	set(&p.KVHoldTimeout, hold)
-	set(&p.ProbeMinTokens, MinTokensOne)
 	set(&p.ChatResume, ChatResumeNone)
 	set(&p.DPMode, DPExternal)
 	set(&p.NonStream, NonStreamAssemble)
@@ -124,13 +155,13 @@ func (p Profile) WithDefaults() Profile {
 		p.ContinuousUsage = new(true)
 	}
 	if p.ReturnTokenIDs == nil {
-		p.ReturnTokenIDs = new(true)
+		p.ReturnTokenIDs = new(p.Connector != SGLang) // its streams have none
 	}
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
 	if p.QueueRenews == nil { // vLLM whose NIXL held for 480 s had no leases yet
-		p.QueueRenews = new(p.Connector == NIXLPull && p.KVHoldTimeout < oldHold)
+		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < oldHold)
 	}
 	return p
 }
@@ -159,12 +190,20 @@ func (p Profile) Validate() error {
 			bad("%s is %d; it cannot be negative", field, n)
 		}
 	}
-	if reason, ok := tooEarly[p.Connector]; ok {
-		bad("connector %s cannot wait for a decode rank: %s", p.Connector, reason)
-	} else {
-		oneOf("connector", p.Connector, AscendMooncakeV1, NIXLPull, VLLMMooncake, Opaque)
+	oneOf("connector", p.Connector, Connectors()...)
+	oneOf("bind", p.Bind, BindLate, BindArrival)
+	switch {
+	case p.alwaysEarly():
+		if p.Bind == BindLate {
+			bad("bind is late, and connector %s cannot wait for a decode rank: %s", p.Connector, alwaysEarly[p.Connector])
+		}
+		p.refuseMeaningless(bad)
+	case p.Bind == BindArrival && p.Connector != NIXLPush:
+		bad("bind is arrival, and connector %s gets its decode rank after the prefill; only %s has the choice", p.Connector, NIXLPush)
+		fallthrough
+	default:
+		oneOf("probe_min_tokens", p.ProbeMinTokens, MinTokensOne, MinTokensOmit, MinTokensIgnoreEOS)
 	}
-	oneOf("probe_min_tokens", p.ProbeMinTokens, MinTokensOne, MinTokensOmit, MinTokensIgnoreEOS)
 	oneOf("chat_resume", p.ChatResume, chatResumes...)
 	oneOf("dp_mode", p.DPMode, DPExternal, DPHybrid, DPInternal)
 	oneOf("nonstream", p.NonStream, NonStreamAssemble, NonStreamPassthrough)
@@ -194,6 +233,30 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
+// refuseMeaningless reports what a connector that always binds early cannot heed.
+func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
+	for _, key := range []struct {
+		name string
+		set  bool
+		why  string
+	}{
+		{"kv_hold_timeout", p.KVHoldTimeout != 0, "its prefill engine keeps nothing for us"},
+		{"hold_margin", p.HoldMargin != 0, "its prefill engine keeps nothing for us"},
+		{"queue_renews", p.Renews(), "its prefill engine keeps nothing for us"},
+		{"reject_releases", p.RejectReleases != nil, "no hand-off can be released"},
+		{"probe_min_tokens", p.ProbeMinTokens != "", "it does not matter which token ends the prefill"},
+		{"probe_ignore_eos", p.ProbeIgnoreEOS, "it does not matter which token ends the prefill"},
+		{"allow_local_prefill", p.AllowLocalPrefill && p.Connector == SGLang, "its decode engines compute no prompts"},
+	} {
+		if key.set {
+			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)
+		}
+	}
+	if p.Connector == SGLang && (p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend) {
+		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector, ChatResumeNone, ChatResumeContinue)
+	}
+}
+
 // maxHoldMargin caps the margin that is used when none is configured.
 const maxHoldMargin = 120 * time.Second
 
@@ -205,6 +268,8 @@ const maxHoldMargin = 120 * time.Second
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
+	case p.alwaysEarly():
+		return math.MaxInt64, nil
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time the prefill engine keeps a finished request's blocks", timeout)
 	case margin < 0:
@@ -214,6 +279,9 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	}
 	if margin >= timeout {
 		return 0, fmt.Errorf("hold_margin %v leaves nothing of kv_hold_timeout %v; lower it or raise the engine's timeout", margin, timeout)
+	}
+	if p.Early() {
+		return math.MaxInt64, nil
 	}
 	return timeout - margin, nil
 }

@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -41,12 +42,14 @@ func TestHoldBudget(t *testing.T) {
 func TestDefaultsOfProfiles(t *testing.T) {
 	for connector, hold := range map[string]time.Duration{
 		AscendMooncakeV1: 480 * time.Second, NIXLPull: 30 * time.Second, VLLMMooncake: 480 * time.Second, Opaque: 480 * time.Second,
+		NIXLPush: 30 * time.Second, AscendLayerwise: 0, SGLang: 0,
 	} {
 		p := Profile{Connector: connector}.WithDefaults()
 		require.NoError(t, p.Validate(), connector)
 		require.Equal(t, hold, p.KVHoldTimeout, connector)
 		require.Equal(t, connector, p.Name)
 		require.Equal(t, p, p.WithDefaults(), "%s: defaults are filled in once", connector)
+		require.Equal(t, hold == 0, p.Early(), "%s: what keeps nothing is bound before its prefill", connector)
 	}
 	p := Profile{}.WithDefaults()
 	require.Equal(t, AscendMooncakeV1, p.Connector)
@@ -69,10 +72,7 @@ func TestValidateSaysWhatToChange(t *testing.T) {
 		change func(*Profile)
 		err    string
 	}{
-		{"layerwise cannot wait", func(p *Profile) { p.Connector = "ascend-layerwise" }, "start the engines with MooncakeConnectorV1"},
-		{"push cannot wait", func(p *Profile) { p.Connector = "nixl-push" }, "start the engines with NixlConnector (pull)"},
-		{"SGLang cannot wait", func(p *Profile) { p.Connector = "sglang" }, "it has no handoff to keep"},
-		{"an unknown connector", func(p *Profile) { p.Connector = "lmcache" }, `connector is "lmcache"; use one of: ascend-mooncake-v1, nixl-pull`},
+		{"an unknown connector", func(p *Profile) { p.Connector = "lmcache" }, `connector is "lmcache"; use one of: ascend-mooncake-v1, nixl-pull, nixl-push, vllm-mooncake, opaque, ascend-layerwise, sglang`},
 		{"an unknown way to keep EOS away", func(p *Profile) { p.ProbeMinTokens = "2" }, `probe_min_tokens is "2"; use one of: 1, omit, ignore_eos`},
 		{"an unknown way to resume", func(p *Profile) { p.ChatResume = "retry" }, `chat_resume is "retry"`},
 		{"an unknown way to address ranks", func(p *Profile) { p.DPMode = "auto" }, `dp_mode is "auto"`},
@@ -89,6 +89,71 @@ func TestValidateSaysWhatToChange(t *testing.T) {
 			tc.change(&p)
 			require.ErrorContains(t, p.Validate(), tc.err)
 			require.ErrorContains(t, p.Validate(), `profile "mine"`)
+		})
+	}
+}
+
+func TestWhichConnectorsBindWhen(t *testing.T) {
+	for _, tc := range []struct {
+		connector, bind string
+		early           bool
+		err             string
+	}{
+		{NIXLPush, "", false, ""},
+		{NIXLPush, BindLate, false, ""},
+		{NIXLPush, BindArrival, true, ""},
+		{AscendLayerwise, "", true, ""},
+		{AscendLayerwise, BindArrival, true, ""},
+		{AscendLayerwise, BindLate, true, "bind is late, and connector ascend-layerwise cannot wait for a decode rank: its decode rank allocates blocks before the prefill starts"},
+		{SGLang, "", true, ""},
+		{SGLang, BindArrival, true, ""},
+		{SGLang, BindLate, true, "both its engines must get the request at once"},
+		{AscendMooncakeV1, BindLate, false, ""},
+		{AscendMooncakeV1, BindArrival, true, "only nixl-push has the choice"},
+		{NIXLPull, BindArrival, true, "only nixl-push has the choice"},
+		{NIXLPush, "soon", false, `bind is "soon"; use one of: late, arrival`},
+	} {
+		t.Run(tc.connector+" "+tc.bind, func(t *testing.T) {
+			p := Profile{Connector: tc.connector, Bind: tc.bind}.WithDefaults()
+			if tc.err == "" {
+				require.NoError(t, p.Validate())
+			} else {
+				require.ErrorContains(t, p.Validate(), tc.err)
+			}
+			require.Equal(t, tc.early, p.Early())
+			budget, err := p.HoldBudget()
+			require.NoError(t, err)
+			require.Equal(t, tc.early, budget == math.MaxInt64, "nothing that was bound early can be held too long")
+		})
+	}
+}
+
+func TestKeysThatAConnectorCannotHeedAreRefused(t *testing.T) {
+	for _, tc := range []struct {
+		key    string
+		change func(*Profile)
+		both   bool
+	}{
+		{"kv_hold_timeout", func(p *Profile) { p.KVHoldTimeout = time.Minute }, true},
+		{"hold_margin", func(p *Profile) { p.HoldMargin = time.Second }, true},
+		{"queue_renews", func(p *Profile) { p.QueueRenews = new(true) }, true},
+		{"reject_releases", func(p *Profile) { p.RejectReleases = new(false) }, true},
+		{"probe_min_tokens", func(p *Profile) { p.ProbeMinTokens = MinTokensOne }, true},
+		{"probe_ignore_eos", func(p *Profile) { p.ProbeIgnoreEOS = true }, true},
+		{"allow_local_prefill", func(p *Profile) { p.AllowLocalPrefill = true }, false},
+		{"chat_resume", func(p *Profile) { p.ChatResume = ChatResumeVLLM }, false},
+	} {
+		t.Run(tc.key, func(t *testing.T) {
+			for _, connector := range []string{SGLang, AscendLayerwise} {
+				p := Profile{Name: "mine", Connector: connector}
+				tc.change(&p)
+				err := p.WithDefaults().Validate()
+				if connector == SGLang || tc.both {
+					require.ErrorContains(t, err, `profile "mine": `+tc.key)
+				} else {
+					require.NoError(t, err)
+				}
+			}
 		})
 	}
 }

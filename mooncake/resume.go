@@ -95,3 +95,24 @@ func (r *Resume) drop(inner func(string) bool) func(string) bool {
 		return key == "echo" || key == "truncate_prompt_tokens" && r.How != ChatResumeContinue || inner(key)
 	}
 }
+
+// CountIDs counts the elements of a list of numbers.
+func CountIDs(list json.RawMessage) int {
+	if len(list) <= len("[]") {
+		return 0
+	}
+	return bytes.Count(list, []byte{','}) + 1
+}
+
+// JoinIDs makes one list of the prompt's ids and the answer's.
+func JoinIDs(prompt json.RawMessage, answer []int32) json.RawMessage {
+	list := make([]byte, 0, len(prompt)+8*len(answer))
+	list = append(list, bytes.TrimRight(prompt[:len(prompt)-1], " \t\r\n")...)
+	for _, id := range answer {
+		if len(list) > 1 {
+			list = append(list, ',')
+		}
+		list = strconv.AppendInt(list, int64(id), 10)
+	}
+	return append(list, ']')
+}

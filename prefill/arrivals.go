@@ -73,32 +73,36 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 
 // mayWait makes room in the queue for n requests like this one.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
-	if !a.now.Before(r.Arrival.Add(a.cfg.Queue.Timeout)) {
+	if !a.now.Before(r.Arrival.Add(a.bounds(m).Timeout)) {
 		return a.timeout(m)
 	}
 	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
-		return a.full(r.Model)
+		return a.full(m)
 	}
 	return nil
 }
 
-func (a *arrivals) full(model string) error {
-	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise prefill.queue.max", ErrQueueFull, a.cfg.Queue.Max, model)
+func (a *arrivals) full(m *model) error {
+	key := "prefill.queue.max"
+	if m.early() {
+		key = "pool.size"
+	}
+	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise %s", ErrQueueFull, a.bounds(m).Max, m.name, key)
 }
 
 // makeRoom displaces those that yield to n requests like this one, none unless
 // there is room for all then.
 func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, a.cfg.Queue.Max)
+	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
-		e.Of.conclude(nil, a.full(r.Model))
+		e.Of.conclude(nil, a.full(m))
 	}
 	return ok
 }
 
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
-	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.cfg.Queue.Timeout), done: make(chan struct{})}
+	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.bounds(m).Timeout), done: make(chan struct{})}
 	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Reserved: r.Reserved}
 	m.line.Add(&w.entry)
 	a.moved(m, &w.Request, true)
@@ -107,18 +111,19 @@ func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 
 // timeout says what a request waited for in vain.
 func (a *arrivals) timeout(m *model) error {
+	timeout := a.bounds(m).Timeout
 	if len(m.servers) == 0 {
-		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, a.cfg.Queue.Timeout)
+		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
-		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), a.cfg.Queue.Timeout)
+		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed() {
-			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, a.cfg.Queue.Timeout)
+			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
-	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, a.cfg.Queue.Timeout)
+	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
 }
 
 // serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take
@@ -204,6 +209,9 @@ func (a *arrivals) wakeAt() (next time.Time) {
 			sooner(at)
 		}
 		if at, ok := c.account.StallsAt(); ok {
+			sooner(at)
+		}
+		if at, ok := a.leadsAt(c); ok {
 			sooner(at)
 		}
 	}

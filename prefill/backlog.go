@@ -24,7 +24,7 @@ func (t *Tier) Backlogs() map[string]Backlog {
 		}
 		requests, prompts := m.line.Backlog()
 		tokens := float64(prompts)
-		line, _ := t.fit.Line(name, m.servers[0].Hardware)
+		line, _ := t.line(name, m.servers[0])
 		each := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
 		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * each / 1000}
 	}
@@ -41,7 +41,7 @@ func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known boo
 		return line, 0, false
 	}
 	for _, c := range m.servers {
-		next, told := t.fit.Line(name, c.Hardware)
+		next, told := t.line(name, c)
 		if told && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
 			line, rtt, known = next, c.rtt(), true
 		}

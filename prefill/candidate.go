@@ -3,10 +3,13 @@ package prefill
 import (
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
 	"evenkeel/prefill/cache"
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/ledger"
 )
 
@@ -40,8 +43,12 @@ type candidate struct {
 	account    ledger.Account
 	ring       []uint64
 	cache      cache.Holdings
+	stretch    fit.Stretch
+	residual   fit.Residual
 	circuit    circuit.Circuit
-	unbounded  bool // said that its capacity is not known
+	followed   []*Lease            // whose first events are foreseen
+	unbounded  bool                // said that its capacity is not known
+	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
 }
 
 // word is the candidate's state, in one word for metrics and status.

@@ -134,7 +134,7 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 	block := r.Prompt.BlockSize(tokens)
 	d.found = d.cache.Match(&r.Prompt, &r.seen.cache, d.now)
 	for i, c := range eligible {
-		line, fitted := d.fit.Line(m.name, c.Hardware)
+		line, fitted := d.line(m.name, c)
 		known = known && fitted
 		d.measure(&d.view[i], c, line)
 		d.view[i].Fit(float64(tokens), math.Floor(block*float64(c.cache.Blocks(d.found, &r.Prompt))))
@@ -197,7 +197,7 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 	if watch == steer.Filter {
 		d.metrics.hotFiltered.Inc()
 	}
-	d.metrics.decisions.WithLabelValues(l.Policy, reason).Inc()
+	d.metrics.decided(l.Policy, reason)
 	d.metrics.queueWait.Observe(l.Wait.Seconds())
 	return reason
 }
@@ -205,13 +205,31 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 // canStart says whether a probe would be taken up soon: an engine gets so many
 // that it never waits for the next, and no more, for what it has been given
 // cannot go elsewhere any more. A request that could have gone to
-// another region is told by the same rule that kept it here.
+// another region is told by the same rule that kept it here. One that is bound before its
+// prefill may come a little earlier, for its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if r.Elsewhere != nil {
 		p := d.prefiller(c)
 		return r.Elsewhere.Takes(&p)
 	}
-	return c.account.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered)
+	if c.account.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
+		return true
+	}
+	_, known := d.fit.Law(r.Model, c.Hardware)
+	at, leads := d.leadsAt(c)
+	return known && leads && !at.After(d.now)
+}
+
+// leadsAt is from when on a candidate may be given a prompt that is bound before its prefill, although it cannot
+// begin yet; false: nobody knows, or it has no such prompts. Where decode engines call back, it would stand idle until
+// one has, so it is given one so much earlier at least.
+func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
+	if c.Profile == nil || !c.Profile.Early() || c.account.Stalled(s.now) {
+		return at, false
+	}
+	lead := max(s.cfg.Push.Lead, s.fit.Way(c.Profile.Name).Callback())
+	at, known = c.account.Ends()
+	return at.Add(-lead), known && lead > 0
 }
 
 // drop drops, in place, the candidates that are unwanted while enough says that one of
@@ -330,11 +348,19 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 		number:    d.lastLease,
 		canary:    canary,
 		model:     r.Model,
-		alone:     c.account.Batch(d.now) == 0,
+		crowded:   c.account.Crowded(c.Decodes, d.now),
+	}
+	if _, known := d.fit.Law(r.Model, c.Hardware); known {
+		l.predicted = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(l.number, d.now)
 	d.fit.Computes(weight.NewTokens)
-	c.account.Charge(&l.charge, weight, r.Holder, d.now)
+	if c.Profile != nil && c.Profile.Early() { // its probe goes out once a decode rank is bound
+		l.asked = r.again()
+		c.account.Reserve(&l.charge, weight, r.Holder, d.now)
+	} else {
+		c.account.Charge(&l.charge, weight, r.Holder, d.now)
+	}
 	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, d.found, c.account.Capacity(), d.now)
 	return l
 }

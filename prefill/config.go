@@ -19,7 +19,7 @@ import (
 // zero field takes its value from Default, except Scrape.Interval, where 0 means
 // never, and what is switched off.
 type Config struct {
-	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists
+	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists and there are other regions
 	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend
 	KVThreshold float64 `yaml:"kv_threshold"`
 	// Policies of the user, in expressions over the indicators.
@@ -38,9 +38,11 @@ type Config struct {
 	Queue  QueueConfig  `yaml:"queue"`
 	Retry  RetryConfig  `yaml:"retry"`
 
-	Explain bool             `yaml:"-"` // leases say what their candidate was chosen on
-	Clock   func() time.Time `yaml:"-"` // of a simulation; nil: the real one
-	Places  Places           `yaml:"-"` // room in the pool; nil: unlimited
+	Explain bool `yaml:"-"` // leases say what their candidate was chosen on
+	// Early bounds the arrival queues of models whose requests are bound before their prefill. Zero: as Queue.
+	Early  QueueConfig      `yaml:"-"`
+	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real one
+	Places Places           `yaml:"-"` // room in the pool; nil: unlimited
 	// Decode tells how many hand-offs more than wait for the ranks of a board would get a slot within a time; nil: all. It
 	// is called under the tier's lock.
 	Decode  func(board string, within time.Duration) int `yaml:"-"`
@@ -53,6 +55,9 @@ type Config struct {
 // PushConfig bounds what is sent before an engine has answered.
 type PushConfig struct {
 	MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
+	// Lead is how long before an engine can begin a prompt it may be given one whose connector wants a decode
+	// rank before that.
+	Lead time.Duration `yaml:"-"`
 }
 
 // ScrapeConfig says how often a candidate's gauges are read.
@@ -171,6 +176,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Scrape.Timeout, c.Scrape.Misses = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout), cmp.Or(c.Scrape.Misses, d.Scrape.Misses)
 	c.Queue.Max, c.Queue.Timeout = cmp.Or(c.Queue.Max, d.Queue.Max), cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
+	c.Early.Max, c.Early.Timeout = cmp.Or(c.Early.Max, c.Queue.Max), cmp.Or(c.Early.Timeout, c.Queue.Timeout)
 	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base), cmp.Or(c.Retry.Budget, d.Retry.Budget)
 	if c.Log == nil {
 		c.Log = zap.NewNop()

@@ -26,7 +26,7 @@ func (t *Tier) Configure(c Config) error {
 	t.cfg.Hotspot, t.cfg.Affinity = c.Hotspot, c.Affinity
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	t.fit.Configure(c.Calibration)
-	t.cfg.Scrape, t.cfg.Queue, t.cfg.Retry = c.Scrape, c.Queue, c.Retry
+	t.cfg.Scrape, t.cfg.Queue, t.cfg.Early, t.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
 	t.ledger.Configure(t.cfg.ledger())
 	for _, c := range t.candidates {
 		c.account.UpdateGate(t.now)

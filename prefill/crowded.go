@@ -53,7 +53,8 @@ func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	d.countOnTheWay(m)
 	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed() && !d.crowded(m, c) }) {
 		for i, c := range m.servers {
-			all[i].Open = all[i].Open && !d.crowded(m, c)
+			full := d.crowded(m, c)
+			all[i].Open, all[i].Filled = all[i].Open && !full, all[i].Filled && !full
 		}
 	}
 }
@@ -74,7 +75,7 @@ func (d *chooser) decodeFull(c *candidate) bool {
 // slot before its engine drops it, because too many are on their way already. Who
 // waits for that is looked at again when Config.Decode has grown, see Wake.
 func (d *chooser) hopeless(c *candidate) bool {
-	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() { // nothing is handed off early
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()

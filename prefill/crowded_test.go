@@ -65,6 +65,14 @@ func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) {
 	require.Equal(t, "a", acquire(t, tier, request(3)).Candidate.ID, "the next in turn, for the slot is free by the last count")
 }
 
+// What has its slot before the prefill waits for none after it.
+func TestSlotsAreNotAskedForWhereTheyAreBoundBefore(t *testing.T) {
+	candidates := up("a")
+	candidates[0].Board, candidates[0].Profile = "m", &mooncake.Profile{Connector: mooncake.SGLang}
+	tier := newTier(t, candidates, func(c *Config) { c.Decode = func(string, time.Duration) int { return 0 } })
+	acquire(t, tier, request(0))
+}
+
 func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 	room := 2
 	candidates := up("a", "b", "c")

@@ -62,17 +62,20 @@ type Local struct {
 // Prefiller is one candidate as it was measured.
 type Prefiller struct {
 	policy.Candidate
-	Region     string // empty: ours
-	Live       bool   // and not out for its failures
-	Open       bool   // its KV gate, the pool has room, and so has the decode side of its region
-	Unanswered int    // our probes
-	Held       int    // the same, and prompts that it still holds
-	Foreign    int    // requests of others that wait there
-	Pending    int    // all that waited there at the last scrape
-	Ran        int    // all that ran there at the last scrape at which none waited
-	Answered   int    // our probes that were answered since, less those sent
-	MaxSeqs    int    // it runs at once; 0: nobody says
-	Samples    int    // prefills that its line was learned from
+	Region     string      // empty: ours
+	Live       bool        // and not out for its failures
+	Open       bool        // its KV gate, the pool has room, and so has the decode side of its region
+	Unanswered int         // our probes
+	Held       int         // the same, and prompts that it still holds
+	Foreign    int         // requests of others that wait there
+	Pending    int         // all that waited there at the last scrape
+	Ran        int         // all that ran there at the last scrape at which none waited
+	Answered   int         // our probes that were answered since, less those sent
+	MaxSeqs    int         // it runs at once; 0: nobody says
+	Samples    int         // prefills that its line was learned from
+	Filled     bool        // only its KV gate keeps it from prompts, and the gate is predicted to open
+	Room       ledger.Room // zero: nobody knows
+	ResidualMs float64     // that its probes, and one more, take beyond what is predicted; below 0: less
 }
 
 // elsewhere asks where a request goes, if there is a choice.
@@ -97,6 +100,10 @@ func (d *chooser) local(m *model, r *Request) Local {
 		open, _ := c.account.Passes(d.now)
 		p := d.prefiller(c)
 		p.Candidate, p.Live, p.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && room
+		if r, known := c.account.Room(d.now); known {
+			p.Room, p.Filled = r, !open && room
+		}
+		p.ResidualMs = float64(p.Unanswered+1) * c.residual.Ms(d.now)
 		p.Samples = d.fit.Samples(m.name, c.Hardware)
 		l.Prefillers = append(l.Prefillers, p)
 	}

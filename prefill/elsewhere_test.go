@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -98,6 +99,37 @@ func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) {
 	require.NoError(t, <-held)
 	require.True(t, full, "a pool without room is no place to go")
 	require.Equal(t, []int{1, 0}, stay.moves[:2])
+}
+
+func TestAnotherRegionIsToldWhenAClosedGateOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		var seen Prefiller
+		r := &region{offers: true, where: func(h *Here) Where {
+			seen = h.Prefillers[0]
+			return ToThere
+		}}
+		look := func(n int) Prefiller {
+			_, err := tier.Acquire(t.Context(), r.ask(n))
+			require.ErrorIs(t, err, ErrElsewhere)
+			return seen
+		}
+		full := hold(t, tier, "a", pooled, 95_000)
+		require.False(t, look(0).Open || look(1).Filled, "nothing was freed yet: nobody knows when it opens")
+		full[0].Release()
+		for range 30 {
+			time.Sleep(time.Second)
+			hold(t, tier, "a", pooled, 2000)[0].Release()
+		}
+		require.True(t, look(2).Open)
+		full = hold(t, tier, "a", pooled, 95_000)
+		require.True(t, look(3).Filled)
+		require.InDelta(t, 7000*seen.Room.TokenMs, seen.Room.InMs, 1, "7,000 tokens have to go")
+		tier.SetSlots(testModel, map[string]int{"": 0})
+		require.True(t, look(4).Filled, "no decode slot is free, nor is there one elsewhere")
+		full[0].Release()
+		requireIdle(t, tier)
+	})
 }
 
 func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) {

@@ -27,6 +27,36 @@ func (c *candidate) rtt() time.Duration { return cmp.Or(c.account.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
+// beside is how many requests of others, such as decodes, run on the candidate beside
+// prefills. An engine that only prefills has none: what others sent there waits in turn.
+func (c *candidate) beside(now time.Time) float64 {
+	if !c.Decodes {
+		return 0
+	}
+	return c.account.Beside(now)
+}
+
+// line is how long prefills of the model take on the candidate as it is now. known is
+// false while it is only where learning starts from.
+func (s *state) line(model string, c *candidate) (line policy.Line, known bool) {
+	law, known := s.fit.Law(model, c.Hardware)
+	return law.Among(c.beside(s.now)), known
+}
+
+// backlog is how long the candidate is predicted to need for what it has, ms, and how much of
+// that others sent. What its prefills lately took beyond their prediction is added for each of
+// ours, and for more of them that may come, but a quarter of the prediction always counts.
+func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others float64) {
+	a := &c.account
+	others = a.OthersBacklog(line, s.fit.Usual(), c.Decodes, s.now)
+	ms = a.Backlog(s.now) + others
+	ours := float64(a.Leases[ledger.Probing] + a.Waiting.Leases[ledger.Probing] + more)
+	return max(ms*leastOfBacklog, ms+ours*c.residual.Ms(s.now)), others
+}
+
+// leastOfBacklog is what of a predicted backlog counts however fast an engine lately was.
+const leastOfBacklog = 0.25
+
 // measure sets all of a candidate's indicators that do not depend on the
 // request. What waits for it counts like what it runs.
 func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
@@ -34,7 +64,7 @@ func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(a.NewTokens + a.Waiting.NewTokens + a.Shared.NewTokens)
-	v.BacklogMs = a.Backlog(d.now) + a.OthersBacklog(line, d.fit.Usual(), c.Decodes, d.now)
+	v.BacklogMs, _ = d.backlog(c, line, 1)
 	v.BS = a.Batch(d.now)
 	v.Waiting, v.Running = a.Queue()
 	v.Waiting += float64(a.Waiting.Leases[ledger.Probing])

@@ -7,6 +7,7 @@ import (
 
 	"evenkeel/engine/circuit"
 	"evenkeel/prefill/cache"
+	"evenkeel/prefill/fit"
 	"evenkeel/prefill/ledger"
 )
 
@@ -15,6 +16,7 @@ import (
 //
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
+// Where the connector wants the decode rank before the prefill, the probe goes out later, with Send.
 // from each of which one of three calls, the last on the lease, ends it:
 // Release (the KV is free: first decode event, discarded, or never written),
 // Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
@@ -28,14 +30,17 @@ type Lease struct {
 	Grounds   *Grounds      // what it was chosen on; nil without Config.Explain
 	Others    int           // probes of ours the candidate had not answered when this one was charged
 
-	tier     *Tier
-	c        *candidate
-	number   uint64
-	canary   bool
-	alone    bool // nothing else was on the candidate when it was charged
-	model    string
-	charge   ledger.Charge
-	expected cache.Expectation // of what it finds and leaves in the prefix cache
+	tier      *Tier
+	c         *candidate
+	number    uint64
+	canary    bool
+	predicted float64 // ms that its prefill will take; 0: no law is known yet
+	crowded   bool    // prompts of others were on the candidate when it was charged
+	model     string
+	charge    ledger.Charge
+	asked     *Request // the same, while it may still be another candidate's; nil: it may not
+	follower  follower
+	expected  cache.Expectation // of what it finds and leaves in the prefix cache
 }
 
 // defaultHold is how long an engine holds a hand-off whose profile does not
@@ -44,6 +49,15 @@ const defaultHold = 480 * time.Second
 
 // Usage is what an engine says it did for a probe.
 type Usage = cache.Usage
+
+// Send says that the probe is sent now, of a lease whose connector wants the decode rank before that.
+func (l *Lease) Send() {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	l.charge.Send(t.now)
+	t.foresee(l.c)
+}
 
 // Answered says that the probe came back with a hand-off. expires is when the
 // engine frees the blocks by itself, its whole hold timeout from the response
@@ -84,23 +98,28 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	found := l.expected.Answered(u, l.c.account.Capacity(), l.c.blockTokens(), t.now)
 	t.metrics.predicted(found)
 	l.charge.Answer(tokens, expires, t.now)
+	t.foresee(l.c)
 	return found.Suspected
 }
 
-// learn takes what a probe's answer shows about times. Only a probe that had
-// the engine to itself from its start tells how long its prefill takes. The way to the
-// engine is no part of that: costs add it, and engines of one kind may be near and far.
+// learn takes what a probe's answer shows about times. The way to the engine is no part
+// of that: costs add it, and engines of one kind may be near and far. What prompts of others
+// take of an engine's time is not known.
 func (l *Lease) learn(u Usage) {
-	t := l.tier
-	if !l.alone || u.PromptTokens <= 0 {
-		return
-	}
+	t, a := l.tier, &l.c.account
 	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
 	if u.CachedTokens >= 0 {
 		hit = int64(u.CachedTokens)
 	}
-	ms := float64(t.now.Sub(l.charge.Sent())-l.c.rtt()) / float64(time.Millisecond)
-	t.fit.Learn(l.model, l.c.Hardware, float64(int64(u.PromptTokens)-hit), float64(hit), ms)
+	for _, s := range l.c.stretch.Answered(fit.Answer{
+		Sent: l.charge.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || a.Crowded(l.c.Decodes, t.now),
+		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hit), Hit: float64(hit), Beside: l.c.beside(t.now), Predicted: l.predicted},
+	}, a.NextSent(&l.charge), t.now) {
+		t.fit.Learn(l.model, l.c.Hardware, s)
+		if s.Predicted > 0 {
+			l.c.residual.Add(s.Ms, s.Predicted, t.now)
+		}
+	}
 }
 
 // tellSuspected logs a change of what is thought of a capacity.
@@ -155,6 +174,7 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 // where it did not, or was out already and failed its trial.
 func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	t := l.tier
+	defer t.foresee(l.c)
 	if !l.charge.Settle() {
 		return 0
 	}
@@ -195,6 +215,7 @@ func (l *Lease) Orphan() {
 		l.c.circuit.Neutral(l.number)
 	}
 	l.charge.Orphan(l.hold(), t.now)
+	t.foresee(l.c)
 }
 
 // Release says that the prefiller has the KV back: the first decode event
@@ -217,6 +238,7 @@ func (l *Lease) Release() {
 
 func (l *Lease) release() {
 	l.charge.Release(l.tier.now)
+	l.tier.foresee(l.c)
 	l.tier.forget(l.c)
 }
 
@@ -245,9 +267,21 @@ func (t *Tier) Ended(h *Holder) {
 
 // answered counts the end of the probe.
 func (l *Lease) answered(outcome string) {
-	m := l.tier.metrics
-	m.attempts.WithLabelValues(outcome).Inc()
-	m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(l.tier.now.Sub(l.charge.Sent()).Seconds())
+	m, sent := l.tier.metrics, l.charge.Sent()
+	took := l.tier.now.Sub(sent).Seconds()
+	if outcome == probeAnswered {
+		if l.c.answered == nil {
+			l.c.answered = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
+		}
+		l.c.answered.Observe(took)
+		m.answered.Inc()
+	} else {
+		if !sent.IsZero() {
+			l.c.stretch.Dropped(l.tier.now)
+			m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(took)
+		}
+		m.attempts.WithLabelValues(outcome).Inc()
+	}
 	if l.canary {
 		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
 	}

@@ -8,15 +8,18 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Ticket is the turn of one leg of a request, or what it was served at once.
+// Ticket is the turn of a request, or of one leg of it, or what it was served at once.
 type Ticket struct {
 	tier  *Tier
 	lease *Lease
 	w     *waiter // nil: served
 }
 
+// Served is the lease of a request that did not have to wait; nil: call Wait.
+func (k *Ticket) Served() *Lease { return k.lease }
+
 // Wait is Acquire for a request that has entered already. It must be called
-// once.
+// once, unless Served returned a lease.
 func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	if k.w == nil {
 		return k.lease, nil

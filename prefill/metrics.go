@@ -34,6 +34,12 @@ type metrics struct {
 
 	shadowDisagreements *prometheus.CounterVec
 	shadowRegret        *prometheus.HistogramVec
+
+	answered prometheus.Counter // of attempts, as nearly all of them end
+	last     struct {           // choice: most are alike, so its series need not be looked up
+		policy, reason string
+		count          prometheus.Counter
+	}
 }
 
 // newMetrics makes the metrics of a tier with these policies.
@@ -89,6 +95,7 @@ func (m *metrics) createSeries(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)
 	}
+	m.answered = m.attempts.WithLabelValues(probeAnswered)
 	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot, filterPolicy} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
@@ -122,6 +129,15 @@ const (
 	filterHotspot  = "hotspot"
 	filterPolicy   = "policy"
 )
+
+// decided counts a choice of a prefiller. The tier's lock is held.
+func (m *metrics) decided(policy, reason string) {
+	l := &m.last
+	if l.count == nil || l.policy != policy || l.reason != reason {
+		l.policy, l.reason, l.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
+	}
+	l.count.Inc()
+}
 
 // predicted counts how far a prediction of a prefix hit was off.
 func (m *metrics) predicted(v cache.Verdict) {
@@ -315,7 +331,7 @@ func (s series) learned(of *state, now time.Time) {
 		s.gauge(ratioDesc, ratio.BytesPerToken(), model)
 	}
 	for _, l := range of.fit.All() {
-		if line, known := l.Line(); known {
+		if line, known := l.Law(); known {
 			s.gauge(tpDesc, line.TPMs/1000, l.Model, l.Hardware)
 			s.gauge(t0Desc, line.T0Ms/1000, l.Model, l.Hardware)
 			s.gauge(r2Desc, l.R2(), l.Model, l.Hardware)

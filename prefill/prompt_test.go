@@ -1,6 +1,8 @@
 package prefill
 
 import (
+	"context"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/ledger"
+	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
 )
 
@@ -119,7 +123,7 @@ func TestTheLengthOfATokenIsLearned(t *testing.T) {
 	require.Equal(t, 1234, tier.choose.tokensOf(&r))
 }
 
-func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
+func TestTheLineIsLearnedFromProbesThatAreAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"), withPolicy("finish"))
 		require.Equal(t, "lmetric", acquire(t, tier, request(0)).Policy, "no line is known")
@@ -131,7 +135,7 @@ func TestTheLineIsLearnedFromProbesThatWereAlone(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		line, known := tier.fit.Line(testModel, "")
+		line, known := tier.fit.Law(testModel, "")
 		require.True(t, known)
 		require.InDelta(t, 0.1, line.TPMs, 1e-6)
 		require.InDelta(t, 100, line.T0Ms, 1e-3)
@@ -158,7 +162,88 @@ func TestTheWayToAnEngineIsNoPartOfItsLine(t *testing.T) {
 	})
 }
 
-func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
+// Engines that are never idle, and that also decode, teach as much: the next prompt is sent
+// before the last is answered, and decodes run beside it.
+func TestTheLineIsLearnedBesideProbesAndDecodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		both := up("a")
+		both[0].Decodes, both[0].CapacityTokens = true, 0
+		tier := newTier(t, both, withPolicy("finish"))
+		decodes := 0
+		tier.ledger.Configure(ledger.Config{Interval: 500 * time.Millisecond, KVThreshold: 1})
+		tier.cfg.Scraper = func(context.Context, Candidate) (Sample, error) {
+			return Sample{KVUsage: math.NaN(), Running: float64(decodes + 1), Waiting: 1}, nil // 1 and 1: ours
+		}
+		next := acquire(t, tier, Request{ID: "r", PromptTokens: 1000, Counted: true})
+		for n := range 200 {
+			running := next
+			next = acquire(t, tier, Request{ID: "r", PromptTokens: 1000 * (1 + n%7), Counted: true})
+			decodes = n * 13 % 40
+			tier.Scrape(t.Context(), "a")
+			prompt := int(running.charge.Weight.Tokens)
+			time.Sleep(100*time.Millisecond + time.Duration(prompt)*(100+time.Duration(decodes))*time.Microsecond)
+			running.Answered(Usage{PromptTokens: prompt, CachedTokens: 0}, time.Time{})
+			running.Release()
+		}
+		law, known := tier.fit.Law(testModel, "")
+		require.True(t, known)
+		require.InDelta(t, 100, law.T0Ms, 1e-3)
+		require.InDelta(t, 100, law.T0Ms, 1e-3)
+		require.InDelta(t, 0.1, law.TPMs, 1e-6)
+		require.InDelta(t, 0.001, law.BesideTPMs, 1e-6, "a microsecond per token and decode")
+		line, _ := tier.line(testModel, tier.candidates["a"])
+		require.InDelta(t, 0.1+0.001*float64(decodes), line.TPMs, 1e-6, "as many as run now")
+		require.Equal(t, "finish", acquire(t, tier, request(1)).Policy)
+	})
+}
+
+func TestABacklogIsCorrectedByWhatTheEngineTook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a", "b"), withPolicy("finish"), func(c *Config) {
+			c.Calibration = CalibrationConfig{TPMs: 0.1, T0Ms: 100, Known: true}
+		})
+		took := map[string]time.Duration{"a": 300 * time.Millisecond, "b": 100 * time.Millisecond}
+		for range 19 { // too few for a law of their own; all should take 200 ms
+			for _, id := range []string{"a", "b"} {
+				l := acquire(t, tier, Request{ID: "r", PromptTokens: 1000, Counted: true, Target: id})
+				time.Sleep(took[id])
+				l.Answered(Usage{PromptTokens: 1000, CachedTokens: 0}, time.Time{})
+				l.Release()
+			}
+		}
+		a, b := tier.Status()[0], tier.Status()[1]
+		require.InDelta(t, 75, a.ResidualMs, 10)
+		require.InDelta(t, -75, b.ResidualMs, 10)
+		require.Zero(t, a.BacklogMs, "it has nothing to do")
+		next := func(c string) float64 {
+			ms, _ := tier.backlog(tier.candidates[c], policy.Line{}, 1)
+			return ms
+		}
+		require.InDelta(t, a.ResidualMs, next("a"), 1e-6, "for the next one")
+		require.Zero(t, next("b"), "nothing is shorter than no backlog")
+		hold(t, tier, "b", probing, 1000, 1000, 1000)
+		b = tier.Status()[1]
+		require.InDelta(t, 600+3*b.ResidualMs, b.BacklogMs, 1e-6, "for each there is")
+	})
+}
+
+func TestPromptsOfOthersTeachNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := newTier(t, up("a"))
+		for n := range 30 {
+			tokens := 1000 * (1 + n%4)
+			tier.SetShares(map[string]Share{"a": {Unanswered: 1, NewTokens: 500}})
+			l := acquire(t, tier, Request{ID: "r", PromptTokens: tokens, Counted: true})
+			tier.SetShares()
+			time.Sleep(time.Duration(100+tokens/10) * time.Millisecond)
+			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
+			l.Release()
+		}
+		require.Zero(t, tier.fit.Samples(testModel, ""))
+	})
+}
+
+func TestProbesThatOvertakeTeachNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"))
 		acquire(t, tier, request(0)) // for ever
@@ -169,7 +254,7 @@ func TestProbesThatShareTheirEngineTeachNothing(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		_, known := tier.fit.Line(testModel, "")
+		_, known := tier.fit.Law(testModel, "")
 		require.False(t, known)
 	})
 }

@@ -62,11 +62,17 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	w, lease, err := t.enter(r)
-	if w == nil {
-		return lease, err
+	k, err := t.Enter(r)
+	if err != nil {
+		return nil, err
 	}
-	return t.await(ctx, w)
+	return k.Wait(ctx)
+}
+
+// Enter is the first half of Acquire: the ticket has been served, or must be waited for.
+func (t *Tier) Enter(r Request) (Ticket, error) {
+	w, lease, err := t.enter(r)
+	return Ticket{tier: t, lease: lease, w: w}, err
 }
 
 func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {

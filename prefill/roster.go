@@ -80,6 +80,19 @@ func (s *state) configure(c *candidate, given Candidate, order int) {
 	c.account.SetCapacity(given.CapacityTokens, s.now)
 }
 
+// early says whether the model's requests are bound to a decode rank before their prefill.
+func (m *model) early() bool {
+	return slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
+}
+
+// bounds are those of a model's arrival queue.
+func (s *state) bounds(m *model) *QueueConfig {
+	if m.early() {
+		return &s.cfg.Early
+	}
+	return &s.cfg.Queue
+}
+
 // cursors returns, for each model, its candidates up to the one round-robin
 // chose last, that one first.
 func (s *state) cursors() map[string][]*candidate {

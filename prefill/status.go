@@ -35,6 +35,7 @@ type CandidateStatus struct {
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
 	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
+	ResidualMs  float64  `json:"residual_ms"`       // that its prefills lately took beyond their prediction; below 0: less
 	Waiting     float64  `json:"waiting"`           // in the engine's queue and running, ours since the scrape included
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
@@ -94,11 +95,12 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 }
 
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
-	a, others := &c.account, 0.0
+	a := &c.account
+	line := policy.Line{}
 	if len(c.Models) > 0 {
-		line, _ := d.fit.Line(c.Models[0], c.Hardware)
-		others = a.OthersBacklog(line, d.fit.Usual(), c.Decodes, d.now)
+		line, _ = d.line(c.Models[0], c)
 	}
+	backlog, others := d.backlog(c, line, 0)
 	waiting, running := a.Queue()
 	return CandidateStatus{
 		ID:              c.ID,
@@ -121,8 +123,9 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		ScrapeMisses:    a.Misses,
 		Failures:        c.circuit.Failures(),
 		Batch:           a.Batch(d.now),
-		BacklogMs:       a.Backlog(d.now) + others,
+		BacklogMs:       backlog,
 		OthersMs:        others,
+		ResidualMs:      c.residual.Ms(d.now),
 		Waiting:         waiting,
 		Running:         running,
 		HeldTokens:      a.KVTokens() - a.Tokens[ledger.Probing],
@@ -167,8 +170,13 @@ type LineStatus struct {
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
-	R2       float64 `json:"r2"`
-	Samples  int     `json:"samples"`
+
+	// What each request of others that runs beside adds, such as a decode.
+	BesideTPMs float64 `json:"beside_tp_ms"`
+	BesideT0Ms float64 `json:"beside_t0_ms"`
+
+	R2      float64 `json:"r2"`
+	Samples int     `json:"samples"`
 }
 
 // IndexStatus is how much the prefix index remembers.
@@ -187,8 +195,8 @@ func (t *Tier) Overview() Overview {
 	defer t.unlock()
 	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()
 	for _, of := range t.fit.All() {
-		line, known := t.fit.Line(of.Model, of.Hardware)
-		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, line.TPMs, line.T0Ms, line.Beta2, of.R2(), of.Samples()})
+		law, known := t.fit.Law(of.Model, of.Hardware)
+		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, law.TPMs, law.T0Ms, law.Beta2, law.BesideTPMs, law.BesideT0Ms, of.R2(), of.Samples()})
 	}
 	stats, tokens := t.cache.Stats(), &t.cache.Totals
 	o.Index = IndexStatus{stats.Bytes, stats.Entries, tokens.Prompt, tokens.Predicted, tokens.Actual}

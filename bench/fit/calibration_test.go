@@ -22,11 +22,11 @@ func TestTheProxyLearnsTheLineThatALogShows(t *testing.T) {
 		took := (150 + 0.09*float64(prompt-cached)) * (0.95 + 0.1*rng.Float64())
 		r := Request{Model: "m", Prefill: "p0/0", Prompt: prompt, Cached: cached, ProbeMs: took, Attempts: 1}
 		log.Requests = append(log.Requests, r)
-		learned.Add(float64(prompt-cached), float64(cached), took)
+		learned.Add(prefillfit.Sample{New: float64(prompt - cached), Hit: float64(cached), Ms: took})
 	}
 	shown, err := PrefillLines(log)
 	require.NoError(t, err)
-	line, known := learned.Line()
+	line, known := learned.Law()
 	require.True(t, known)
 	require.Empty(t, shown.Fits[0].Refused)
 	require.InEpsilon(t, float64(shown.Fits[0].B), line.TPMs, 1e-3)

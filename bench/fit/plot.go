@@ -1,9 +1,7 @@
 package fit
 
 import (
-	"bytes"
 	"fmt"
-	"image/color"
 	"io"
 	"math"
 	"path/filepath"
@@ -13,19 +11,9 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"evenkeel/bench/report"
 	"evenkeel/predictor"
-)
-
-// The plot is a file of its own, so its colours are too: those of the reports
-// on white.
-var (
-	ink    = color.RGBA{R: 0x1f, G: 0x23, B: 0x28, A: 0xff}
-	muted  = color.RGBA{R: 0x5f, G: 0x68, B: 0x72, A: 0xff}
-	grid   = color.RGBA{R: 0xe3, G: 0xe6, B: 0xea, A: 0xff}
-	series = color.RGBA{R: 0x1f, G: 0x6f, B: 0xb4, A: 0xff}
 )
 
 const (
@@ -47,32 +35,21 @@ func plotPath(out string) (string, error) {
 // reliabilityPlot draws the observed share over the predicted probability. A
 // point's area is its share of the rows; on the dashed line predictions hold.
 func reliabilityPlot(f *predictor.Fit) ([]byte, error) {
-	p := plot.New()
-	p.BackgroundColor = color.White
+	p := report.NewFigure("predicted probability to end within the horizon", "share that did", true)
 	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Horizon, figure(f.Holdout.Brier), figure(f.Holdout.Base.Brier))
-	report.StyleText(&p.Title.TextStyle, 10.5, muted)
+	report.StyleText(&p.Title.TextStyle, 10.5, report.Muted)
 	p.Title.Padding = 8
-	p.X.Label.Text, p.Y.Label.Text = "predicted probability to end within the horizon", "share that did"
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Min, axis.Max = 0, 1
 		axis.Tick.Marker = plot.TickerFunc(fifths)
 	}
-	lines := plotter.NewGrid()
-	lines.Vertical = report.StyleAxes(p, grid, muted)
-	lines.Horizontal = lines.Vertical
-	perfect := &plotter.Line{XYs: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}}, LineStyle: draw.LineStyle{Color: ink, Width: 1.1, Dashes: []vg.Length{4, 2.5}}}
+	perfect := &plotter.Line{XYs: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}}, LineStyle: draw.LineStyle{Color: report.Ink, Width: 1.1, Dashes: []vg.Length{4, 2.5}}}
 	var points plotter.XYs
 	for _, r := range f.Holdout.Reliability {
 		points = append(points, plotter.XY{X: r.P, Y: r.Ended})
 	}
-	p.Add(lines, perfect, &plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: series, Width: 1.6}}, marks(f.Holdout.Reliability, points))
-	canvas := vgsvg.New(plotSide, plotSide)
-	p.Draw(draw.Crop(draw.New(canvas), 8, -12, 8, -8))
-	var b bytes.Buffer
-	if _, err := canvas.WriteTo(&b); err != nil {
-		return nil, fmt.Errorf("drawing the reliability plot: %w", err)
-	}
-	return b.Bytes(), nil
+	p.Add(perfect, &plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: report.Blue, Width: 1.6}}, marks(f.Holdout.Reliability, points))
+	return report.SVG(p, plotSide, plotSide)
 }
 
 func marks(bins []predictor.Reliability, points plotter.XYs) *plotter.Scatter {
@@ -82,7 +59,7 @@ func marks(bins []predictor.Reliability, points plotter.XYs) *plotter.Scatter {
 	}
 	return &plotter.Scatter{XYs: points, GlyphStyleFunc: func(i int) draw.GlyphStyle {
 		radius := largestMark * vg.Length(math.Sqrt(float64(bins[i].Rows)/float64(rows)))
-		return draw.GlyphStyle{Color: series, Radius: max(leastMark, radius), Shape: draw.CircleGlyph{}}
+		return draw.GlyphStyle{Color: report.Blue, Radius: max(leastMark, radius), Shape: draw.CircleGlyph{}}
 	}}
 }
 

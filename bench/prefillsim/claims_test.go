@@ -48,6 +48,23 @@ func TestFinishBeatsTheProductOnPurePrefillers(t *testing.T) {
 	}
 }
 
+// An engine that also decodes is never alone with a probe.
+func TestFinishLearnsBesideDecodes(t *testing.T) {
+	p := mooncake(0.7, "lmetric", "finish")
+	p.Requests = 4000
+	p.Engines.Decode = &Decode{C0: 55 * time.Millisecond, C1: 200 * time.Nanosecond, Chunk: 2048}
+	means := of(t, p, report.TTFTMean)
+	require.LessOrEqual(t, means[1], 0.95*means[0])
+}
+
+// All engines share a law. What one of them takes beyond it is what finish mispredicted there.
+func TestFinishKeepsOffAnEngineThatIsSlowerThanItsKind(t *testing.T) {
+	p := mooncake(0.7, "ttft-sim", "finish")
+	p.Engines.Slow = 3
+	means := of(t, p, report.TTFTMean)
+	require.LessOrEqual(t, means[1], 0.9*means[0])
+}
+
 func TestTheDetectorHelpsWhoFollowsHits(t *testing.T) {
 	on := mooncake(0.75, "bailian", "lmetric", "finish")
 	on.Requests = 6000

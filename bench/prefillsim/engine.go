@@ -16,6 +16,7 @@ type Engines struct {
 	Line     policy.Line // how long a prefill takes
 	Hold     time.Duration
 	Decode   *Decode // nil: they only prefill
+	Slow     float64 // times as long as it should is what the first of several takes; 0: once
 }
 
 // Decode makes engines decode what they prefilled, in the steps in which they
@@ -40,7 +41,8 @@ type engine struct {
 	ends    time.Duration
 	steps   int64
 	decodes decodes
-	kv      int64 // tokens that are decoded over
+	slow    float64 // what a step takes, in times of what it should
+	kv      int64   // tokens that are decoded over
 }
 
 // admit queues a request.
@@ -76,7 +78,7 @@ func (e *engine) start(now time.Duration) {
 	if e.Decode != nil {
 		length += e.Decode.C0 + e.Decode.C1*time.Duration(e.kv)
 	}
-	e.running, e.ends = true, now+length
+	e.running, e.ends = true, now+time.Duration(e.slow*float64(length))
 }
 
 // startPrefill takes up a prompt, unless its KV has no room yet.

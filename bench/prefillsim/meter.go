@@ -8,7 +8,7 @@ import (
 	"evenkeel/stats"
 )
 
-// meter measures what arrived after the first eighth, until the last arrival.
+// meter measures what arrived after a warm-up, until the last arrival.
 type meter struct {
 	jobs     []*job
 	from     int // the first that is measured
@@ -20,8 +20,7 @@ type meter struct {
 	unevenly float64
 }
 
-func newMeter(jobs []*job, ranks int) *meter {
-	from := len(jobs) / 8
+func newMeter(jobs []*job, from, ranks int) *meter {
 	return &meter{jobs: jobs, from: from, first: jobs[from].arrived, last: jobs[len(jobs)-1].arrived, ranks: ranks}
 }
 

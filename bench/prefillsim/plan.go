@@ -23,19 +23,25 @@ type Plan struct {
 	Requests int // the first of the trace; 0: all
 	Engines  Engines
 	Policies []string // as a user writes them
-	Seeds    int
+
+	// Seeds share what follows the first eighth of the trace: each measures a block that
+	// no other has, and plays an eighth of the trace before it, to fill the caches.
+	Seeds int
 
 	// Load is the share of time in which engines prefill under the reference
-	// policy: the trace is played so fast, or slowly.
-	Load float64
+	// policy: the trace is played so fast, or slowly. Pace is what an earlier result says of that; 0: it
+	// is looked for.
+	Load, Pace float64
 
 	Definitions    map[string]policy.Definition // of the user
 	Push           int                          // unanswered probes of an engine; 0: the server's default
 	CapacityFactor float64                      // the tier is told so many times the engines' capacity; 0: the truth
-	Learn          bool                         // the line is learned from answers; else known
 	Burst          float64                      // share of one class in the second third of the trace
 	NoHotspots     bool                         // without the detector
 	Affinity       bool                         // sessions go back where they were
+
+	// TellLine tells the tier what a prefill takes, which it learns otherwise as in the server.
+	TellLine bool
 
 	// Progress, if set, is told how many runs are done, one call at a time.
 	Progress func(done, total int)
@@ -63,8 +69,8 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d requests: take at least 16, or 0 for all", p.Requests)
 	case e.Ranks < 1 || e.Ranks > 1024:
 		return fmt.Errorf("%d prefill engines: from 1 to 1024", e.Ranks)
-	case p.Seeds < 1:
-		return fmt.Errorf("%d seeds: at least 1", p.Seeds)
+	case p.Seeds < 1 || p.Seeds > len(p.requests())/16:
+		return fmt.Errorf("%d seeds: from 1 to one per 16 requests of the trace, for each has a block of its own", p.Seeds)
 	case !(p.Load > 0 && p.Load < 1):
 		return fmt.Errorf("a load of %v: want a share of time above 0 and below 1, like 0.7", p.Load)
 	case !(p.Burst >= 0 && p.Burst <= 1):
@@ -73,6 +79,8 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("a capacity told %v times too large: from 0.001 to 1000", p.CapacityFactor)
 	case e.Line.TPMs <= 0 || e.Line.T0Ms < 0 || e.Line.Beta2 < 0:
 		return fmt.Errorf("prefills that take %v + %v·N ms: the second number must be above 0, none below", e.Line.T0Ms, e.Line.TPMs)
+	case !(cmp.Or(e.Slow, 1) >= 0.1 && cmp.Or(e.Slow, 1) <= 100):
+		return fmt.Errorf("an engine that takes %v times as long as the others: from 0.1 to 100", e.Slow)
 	case e.Hold < 0:
 		return fmt.Errorf("a hold of %v: from 0", e.Hold)
 	case e.Decode != nil && (e.Decode.C0 <= 0 || e.Decode.C1 < 0 || e.Decode.Chunk < 1):
@@ -110,8 +118,10 @@ func (p *Plan) requests() []trace.Request {
 
 // Result is what a plan gave.
 type Result struct {
-	Runs    []report.Run // one a policy, in the plan's order
-	PerHour float64      // requests, at the load
+	Runs    []report.Run      // one a policy, in the plan's order
+	Seeds   [][]report.Sample // what each seed gave, a policy after the other
+	PerHour float64           // requests, at the load
+	Pace    float64           // how many times longer the trace was played
 }
 
 // Run finds the pace of the load and runs every policy on every seed, as many
@@ -121,12 +131,15 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	pr := newPrompts(p.requests())
-	stretch, err := p.pace(ctx, pr)
-	if err != nil {
-		return nil, err
+	stretch := p.Pace
+	if stretch == 0 {
+		var err error
+		if stretch, err = p.pace(ctx, pr); err != nil {
+			return nil, err
+		}
 	}
 	samples, err := report.Trials(ctx, len(p.Policies), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
-		s, err := p.try(ctx, pr, p.Policies[i], pr.draw(seed, stretch, p.Burst))
+		s, err := p.try(ctx, pr, p.Policies[i], pr.draw(pr.block(int(seed), p.Seeds), seed, stretch, p.Burst), pr.warmUp())
 		if err != nil {
 			return nil, fmt.Errorf("%s, seed %d: %w", p.Policies[i], seed, err)
 		}
@@ -135,15 +148,15 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Result{Runs: report.RunsOf(p.Policies, samples), PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}, nil
+	return &Result{Runs: report.RunsOf(p.Policies, samples), Seeds: samples, Pace: stretch, PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}, nil
 }
 
 func (p *prompts) span(stretch float64) time.Duration {
 	return time.Duration(stretch * float64(p.requests[len(p.requests)-1].at+p.quantum))
 }
 
-func (p *Plan) try(ctx context.Context, pr *prompts, spec string, jobs []*job) (report.Sample, error) {
-	r, err := newRun(p, spec, pr, jobs)
+func (p *Plan) try(ctx context.Context, pr *prompts, spec string, jobs []*job, warmUp int) (report.Sample, error) {
+	r, err := newRun(p, spec, pr, jobs, warmUp)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +181,7 @@ func (p *Plan) pace(ctx context.Context, pr *prompts) (float64, error) {
 	}
 	slow, fast := 0.0, 0.0 // the nearest that are known to be so; 0: none
 	for range paceRounds {
-		s, err := p.try(ctx, pr, reference, pr.draw(1, stretch, 0))
+		s, err := p.try(ctx, pr, reference, pr.draw(pr.block(1, 1), 1, stretch, 0), pr.warmUp())
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", reference, err)
 		}

@@ -1,6 +1,7 @@
 package prefillsim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -35,14 +36,18 @@ type run struct {
 // start of virtual time: not the zero time, which means never.
 var start = time.Unix(1_000_000_000, 0)
 
-// newRun makes a tier as the server does, but for its time.
-func newRun(p *Plan, spec string, pr *prompts, jobs []*job) (*run, error) {
+// newRun makes a tier as the server does, but for its time. The first jobs warm it up.
+func newRun(p *Plan, spec string, pr *prompts, jobs []*job, warmUp int) (*run, error) {
 	r := &run{jobs: jobs, scrape: prefill.Default().Scrape.Interval}
 	blocks := int(p.Engines.Capacity / blockTokens)
 	told := int64(float64(p.Engines.Capacity) * p.capacityFactor())
 	var candidates []prefill.Candidate
 	for i := range p.Engines.Ranks {
-		r.engines = append(r.engines, &engine{Engines: &p.Engines, cache: newCache(blocks, pr.blockNames())})
+		e := &engine{Engines: &p.Engines, cache: newCache(blocks, pr.blockNames()), slow: 1}
+		if i == 0 {
+			e.slow = cmp.Or(p.Engines.Slow, 1)
+		}
+		r.engines = append(r.engines, e)
 		name := "p" + strconv.Itoa(i)
 		candidates = append(candidates, prefill.Candidate{
 			ID: name + "/0", Instance: name, Models: []string{model}, CapacityTokens: told, BlockTokens: blockTokens, Live: true, Decodes: p.Engines.Decode != nil,
@@ -60,7 +65,7 @@ func newRun(p *Plan, spec string, pr *prompts, jobs []*job) (*run, error) {
 		return nil, err
 	}
 	r.tier.SetCandidates(candidates)
-	r.meter = newMeter(jobs, p.Engines.Ranks)
+	r.meter = newMeter(jobs, warmUp, p.Engines.Ranks)
 	return r, nil
 }
 
@@ -195,8 +200,10 @@ func (p *Plan) tier(spec string) prefill.Config {
 	if p.Push > 0 {
 		cfg.Push.MaxUnanswered = p.Push
 	}
-	line := p.Engines.Line
-	cfg.Calibration.TPMs, cfg.Calibration.T0Ms, cfg.Calibration.Beta2, cfg.Calibration.Known = line.TPMs, line.T0Ms, line.Beta2, !p.Learn
+	c, line := &cfg.Calibration, p.Engines.Line
+	if c.TPMs, c.T0Ms = line.TPMs/2, line.T0Ms/2; p.TellLine { // else it learns, from far off
+		c.TPMs, c.T0Ms, c.Beta2, c.Known = line.TPMs, line.T0Ms, line.Beta2, true
+	}
 	cfg.Hotspot.Enabled, cfg.Affinity.Enabled = !p.NoHotspots, p.Affinity
 	return cfg
 }

@@ -18,7 +18,7 @@ var line = policy.Line{T0Ms: 100, TPMs: 1}
 
 // simple is engines without surprises.
 func simple(ranks int) *Plan {
-	return &Plan{Load: 0.7, Seeds: 1, Policies: []string{"finish"}, Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: line, Hold: 50 * time.Millisecond}}
+	return &Plan{Load: 0.7, Seeds: 1, Policies: []string{"finish"}, TellLine: true, Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: line, Hold: 50 * time.Millisecond}}
 }
 
 // ask is a request at a time, with its blocks and tokens behind them.
@@ -37,7 +37,7 @@ func play(t require.TestingT, p *Plan, jobs ...*job) *run {
 	for i, j := range jobs {
 		j.number = i
 	}
-	r, err := newRun(p, p.Policies[0], &prompts{names: 100}, jobs)
+	r, err := newRun(p, p.Policies[0], &prompts{names: 100}, jobs, 0)
 	require.NoError(t, err)
 	require.NoError(t, r.all(noContext))
 	return r
@@ -175,5 +175,22 @@ func TestTheSameSeedGivesTheSameRun(t *testing.T) {
 	two, err := p.Run(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, one, two)
+	p.Pace = one.Pace
+	two, err = p.Run(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, one, two, "at a pace that is known")
 	require.Positive(t, one.Runs[0].Metrics[report.TTFTMean].SD, "another seed is another run")
+}
+
+func TestASeedIsABlockThatNoOtherMeasures(t *testing.T) {
+	pr := newPrompts(poisson(1000, 900).Requests)
+	var measured []request
+	for seed := 1; seed <= 7; seed++ {
+		block := pr.block(seed, 7)
+		require.GreaterOrEqual(t, len(block), pr.warmUp()+125)
+		measured = append(measured, block[pr.warmUp():]...)
+	}
+	require.Equal(t, pr.requests[pr.warmUp():], measured)
+	jobs := pr.draw(pr.block(7, 7), 7, 2, 0)
+	require.Less(t, jobs[0].arrived, 2*pr.quantum, "a block begins at once")
 }

@@ -143,16 +143,28 @@ func (s *sessions) of(blocks []int32) uint64 {
 	return talk
 }
 
-// draw makes a seed's jobs: arrivals spread over the quantum and stretched, in
-// the second third a share of them of one class.
-func (p *prompts) draw(seed uint64, stretch, burst float64) []*job {
+// warmUp is how many requests a seed plays before those that it measures.
+func (p *prompts) warmUp() int { return len(p.requests) / 8 }
+
+// block is what a seed plays, the first of which is 1: the warm-up and then the requests that
+// no other seed measures.
+func (p *prompts) block(seed, seeds int) []request {
+	before := p.warmUp()
+	measured := len(p.requests) - before
+	return p.requests[measured*(seed-1)/seeds : before+measured*seed/seeds]
+}
+
+// draw makes jobs of a block: arrivals spread over the quantum and stretched, in the second
+// third of what is measured a share of them of one class.
+func (p *prompts) draw(block []request, seed uint64, stretch, burst float64) []*job {
 	rng := rand.New(rand.NewPCG(seed, 0x70726566696c6c))
-	jobs := make([]*job, len(p.requests))
-	for i := range p.requests {
-		r := &p.requests[i]
-		at := r.at + time.Duration(rng.Float64()*float64(p.quantum))
+	jobs := make([]*job, len(block))
+	measured := len(block) - p.warmUp()
+	for i := range block {
+		r := &block[i]
+		at := r.at - block[0].at + time.Duration(rng.Float64()*float64(p.quantum))
 		j := &job{request: r, arrived: time.Duration(float64(at) * stretch)}
-		if third := 3 * i / len(jobs); rng.Float64() < burst && third == 1 {
+		if at := i - p.warmUp(); rng.Float64() < burst && at >= 0 && 3*at/measured == 1 {
 			j.request, j.hot = p.heat(r), true
 		}
 		j.nameless = (j.prompt+blockTokens-1)/blockTokens - len(j.blocks)

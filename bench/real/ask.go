@@ -26,8 +26,8 @@ type answer struct {
 // asked anew.
 var caller = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// askPatience bounds one question.
-const askPatience = 4 * time.Minute
+// askPatience bounds one question. An idle machine answers the longest in a minute.
+const askPatience = 15 * time.Minute
 
 // ask sends a request and reads the whole answer. A nil body has none.
 func ask(ctx context.Context, method, url string, body any) answer {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/pyenv"
 )
 
 //go:embed client/client.mjs
@@ -69,7 +69,7 @@ func nodeExamples(ctx context.Context, w *site) (outcome, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return outcome{}, err
 		}
-		if err := vllm.Tool(ctx, w.cache, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, nodeClient); err != nil {
+		if err := pyenv.Tool(ctx, w.cache, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, nodeClient); err != nil {
 			return failed("this row needs npm's package index: %v", err), nil
 		}
 	}

@@ -3,10 +3,14 @@ package main
 import (
 	"errors"
 	"net/http"
+	"os"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
 )
 
 // said is an answer with this body.
@@ -104,8 +108,10 @@ func TestWhatThePlainEngineDoesNotDoTwice(t *testing.T) {
 
 func TestRowsAreChosenByNameAndNamedOnce(t *testing.T) {
 	seen := map[string]bool{}
+	rows := rowsOf(mooncake.NIXLPush)
 	for _, r := range rows {
 		require.False(t, seen[r.name], "%s stands twice", r.name)
+		require.NotContains(t, r.name, "|", "a row's name is a cell of a table")
 		seen[r.name] = true
 		for _, e := range r.engines {
 			require.Contains(t, []string{"plain", "p0", "d0", "d1", "dp"}, e)
@@ -124,9 +130,27 @@ func TestATableWithAFailureHasFailed(t *testing.T) {
 	require.False(t, table.failed())
 	table.add(row{name: "b"}, failed("a | b"))
 	require.True(t, table.failed())
+}
+
+func TestATableReplacesTheRowsThatRan(t *testing.T) {
 	file := t.TempDir() + "/results/real.md"
-	require.NoError(t, table.save(file))
-	require.FileExists(t, file)
+	ran := func(connector string, part bool, o outcome, names ...string) string {
+		table := &table{connector: connector, part: part}
+		for _, name := range names {
+			table.add(row{name: name}, o)
+		}
+		require.NoError(t, table.save(file))
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		return string(text)
+	}
+	ran(mooncake.NIXLPull, false, passed("3 fields"), "chat, greedy", "chat, n")
+	ran(mooncake.NIXLPush, true, failed("a | b\nc"), "40 at once", boundEarly+"chat, greedy")
+	text := ran(mooncake.NIXLPush, true, passed("4 fields"), boundEarly+"chat, greedy", "chat, greedy")
+	require.Equal(t, 1, strings.Count(text, "\n| chat, greedy | pass | 3 fields |\n| chat, n | pass | 3 fields |\n"), text)
+	require.Equal(t, 1, strings.Count(text, "\n| chat, greedy | pass | 4 fields |\n| 40 at once | FAIL | a \\| b c |\n| "+boundEarly+"chat, greedy | pass | 4 fields |\n\n3 rows: 2 pass, 1 FAIL,"), text)
+	text = ran(mooncake.NIXLPush, false, passed("5 fields"), "chat, greedy")
+	require.NotContains(t, text, "40 at once")
 }
 
 func TestOutputsOfClientsAreComparedWithoutWhatIsTheirOwn(t *testing.T) {

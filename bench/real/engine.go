@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/world"
+	"evenkeel/mooncake"
 )
 
 // What the rows reckon with.
@@ -24,8 +25,8 @@ const (
 )
 
 // startPatience is how long an engine may take to start. On two idle cores four
-// engines take about two minutes.
-const startPatience = 10 * time.Minute
+// engines take about two minutes; beside other programs they take many more.
+const startPatience = 30 * time.Minute
 
 // engine is a vLLM, which may be started again at its address.
 type engine struct {
@@ -35,17 +36,22 @@ type engine struct {
 	side         int // the port of NIXL's side channel
 	flags        []string
 	installed    *vllm.Installation
+	answered     bool // since its last start
 }
 
-// connector is the flag that makes an engine hand KV over.
-func connector(role string) []string {
-	return []string{"--kv-transfer-config", `{"kv_connector":"NixlConnector","kv_role":"` + role + `","kv_buffer_device":"cpu"}`}
+// connectors are those that rows run before, by what a profile calls them and by what vLLM does.
+var connectors = map[string]string{mooncake.NIXLPull: "NixlConnector", mooncake.NIXLPush: "NixlPushConnector"}
+
+// handsOver is the flag that makes an engine hand KV over.
+func (o *options) handsOver(role string) []string {
+	return []string{"--kv-transfer-config", `{"kv_connector":"` + connectors[o.connector] + `","kv_role":"` + role + `","kv_buffer_device":"cpu"}`}
 }
 
 func (e *engine) url() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port) }
 
 // start starts the engine and does not wait for it.
 func (e *engine) start() (err error) {
+	e.answered = false
 	e.Engine, err = e.installed.Serve(filepath.Join(e.installed.Dir, "tiny"), e.port, e.log,
 		[]string{
 			"PYTHONPATH=" + filepath.Join(e.installed.Dir, "plugin"), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
@@ -66,6 +72,7 @@ func (e *engine) ready(ctx context.Context) error {
 	if err := e.Ready(ctx, startPatience); err != nil {
 		return fmt.Errorf("engine %s: %w", e.name, err)
 	}
+	e.answered = true
 	return nil
 }
 
@@ -89,4 +96,6 @@ func gauge(series map[string]float64, name string) (sum float64) {
 }
 
 // held are the gauges that are 0 while an engine has nothing to do.
-var held = []string{"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
+var held = []string{"num_requests_running", "num_requests_waiting", kvUsage}
+
+const kvUsage = "kv_cache_usage_perc" // a share of 1

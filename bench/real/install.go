@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"evenkeel/bench/pyenv"
 	"evenkeel/bench/real/vllm"
 )
 
@@ -69,7 +70,7 @@ func makeModel(ctx context.Context, i *vllm.Installation) error {
 	if err := os.WriteFile(script, modelScript, 0o600); err != nil {
 		return err
 	}
-	return i.Run(ctx, "bin/python", script, "tiny")
+	return i.Run(ctx, "python", script, "tiny")
 }
 
 // writePlugin puts the plugin where PYTHONPATH points to.
@@ -86,12 +87,12 @@ func writePlugin(dir string) error {
 // fetchExamples unpacks the source distribution of the Python client, which has
 // examples that the installed package lacks.
 func fetchExamples(ctx context.Context, i *vllm.Installation) error {
-	if err := i.Run(ctx, "bin/pip", "download", "--quiet", "--no-deps", "--no-binary", "openai", "--dest", "sdist", "openai=="+vllm.OpenAI); err != nil {
+	if err := i.Run(ctx, "pip", "download", "--quiet", "--no-deps", "--no-binary", "openai", "--dest", "sdist", "openai=="+vllm.OpenAI); err != nil {
 		return fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 	}
 	archive := "openai-" + vllm.OpenAI
 	sources := filepath.Join(i.Dir, "sdist")
-	if err := vllm.Tool(ctx, sources, "tar", "-xzf", archive+".tar.gz"); err != nil {
+	if err := pyenv.Tool(ctx, sources, "tar", "-xzf", archive+".tar.gz"); err != nil {
 		return err
 	}
 	return os.Rename(filepath.Join(sources, archive, "examples"), filepath.Join(i.Dir, "examples"))

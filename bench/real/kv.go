@@ -15,6 +15,10 @@ import (
 var caches = []row{
 	usually("KV events against cached_tokens", eventsAgainstCached),
 	usually("KV tokens of each rank against vLLM's gauges", kvAgainstGauges),
+}
+
+// handoffs are rows about hand-offs that a decode engine pulls.
+var handoffs = []row{
 	scene("what the drain of a consumed hand-off leaves in a prefix cache", everyone, drainLeavesNothing),
 }
 
@@ -42,7 +46,11 @@ func cached(a answer) (counted, predicted int, err error) {
 // eventsAgainstCached asks for prompts whose beginnings the prefill engine has
 // cached, and for some that it has dropped since.
 func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
-	first, other := ids(1000, 9000), ids(900, 9001)
+	seed := uint64(9000) // of prompts that no row before had on these engines
+	if w.bind != "" {
+		seed = 9500
+	}
+	first, other := ids(1000, seed), ids(900, seed+1)
 	type step struct {
 		name   string
 		prompt []int
@@ -51,12 +59,12 @@ func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 	steps := []step{
 		{"new", first, 0},
 		{"the same again", first, 992},
-		{"longer by 300", append(append([]int{}, first...), ids(300, 9002)...), 992},
+		{"longer by 300", append(append([]int{}, first...), ids(300, seed+2)...), 992},
 		{"600 in common", append(append([]int{}, first[:600]...), other[:300]...), 576},
 		{"one block", first[:33], 32},
 	}
 	for i := range blocks*blockSize/1900 + 2 { // as much as the cache holds
-		steps = append(steps, step{"filler", ids(1900, 9010+uint64(i)), 0})
+		steps = append(steps, step{"filler", ids(1900, seed+10+uint64(i)), 0})
 	}
 	steps = append(steps, step{"after the cache was filled with others", first, -1})
 	var seen []string
@@ -138,7 +146,7 @@ const slack = 4
 // blocksUsed is what vLLM's gauge says, a share of all blocks but the one that
 // stands for none.
 func blocksUsed(series map[string]float64) float64 {
-	return math.Round(gauge(series, "kv_cache_usage_perc") * (blocks - 1))
+	return math.Round(gauge(series, kvUsage) * (blocks - 1))
 }
 
 // twoRanks has one decode engine with two data-parallel ranks behind one address.

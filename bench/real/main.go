@@ -15,12 +15,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"regexp"
 	"time"
 
-	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/pyenv"
 	"evenkeel/bench/world"
+	"evenkeel/mooncake"
 )
 
 func main() { world.Main("real", world.Judged(run)) }
@@ -32,6 +32,7 @@ const cacheVariable = "EVENKEEL_REAL_CACHE"
 type options struct {
 	world.Options
 	cache, out string
+	connector  string
 	row        *regexp.Regexp
 	port       int
 	record     bool
@@ -41,9 +42,10 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags := o.Flags("real")
 	flags.SetOutput(out)
 	flags.StringVar(&o.cache, "cache", os.Getenv(cacheVariable), "folder for vLLM, the model and the clients; empty: evenkeel/real in the user's cache folder")
-	flags.StringVar(&o.out, "out", "", "the file that the table is written to as well")
+	flags.StringVar(&o.out, "out", "", "the file in which the connector's table is written anew as well; rows that do not run stay in it")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
+	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush)
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -51,15 +53,17 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("there is an argument too many: %s", flags.Arg(0))
 	}
+	if connectors[o.connector] == "" {
+		return o, fmt.Errorf("-connector is %q; use %s or %s", o.connector, mooncake.NIXLPull, mooncake.NIXLPush)
+	}
+	if o.record && o.connector != mooncake.NIXLPull {
+		return o, fmt.Errorf("-record: the recordings are of %s", mooncake.NIXLPull)
+	}
 	if o.row, err = regexp.Compile(*row); err != nil {
 		return o, fmt.Errorf("-row: %w", err)
 	}
-	if o.cache == "" {
-		if o.cache, err = vllm.DefaultDir(); err != nil {
-			return o, err
-		}
-	}
-	o.cache, err = filepath.Abs(o.cache)
+	env, err := pyenv.At(o.cache, "real")
+	o.cache = env.Dir
 	return o, err
 }
 
@@ -69,6 +73,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
+	rows := rowsOf(o.connector)
 	chosen := choose(rows, o.row)
 	if len(chosen) == 0 {
 		return false, fmt.Errorf("no row is called %q; these are there: %s", o.row, names(rows))
@@ -85,7 +90,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	t := &table{}
+	t := &table{connector: o.connector, part: len(chosen) < len(rows)}
 	defer func() { err = errors.Join(err, w.Close(err == nil && !t.failed())) }()
 	for i, r := range chosen {
 		fmt.Fprintf(out, "%3.0f s  %d/%d  %s\n", time.Since(started).Seconds(), i+1, len(chosen), r.name)
@@ -93,10 +98,10 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 		if o.verdict != pass {
 			fmt.Fprintf(out, "       %s: %s\n", o.verdict, o.seen)
 		}
-		t.add(r, o)
 		if ctx.Err() != nil {
-			return false, ctx.Err()
+			break // of a row that was interrupted nothing is known
 		}
+		t.add(r, o)
 	}
 	t.took, t.version, t.command = time.Since(started), w.version, command(o)
 	t.write(out)
@@ -106,13 +111,17 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if o.out != "" {
 		err = t.save(o.out)
 	}
-	return !t.failed(), err
+	return !t.failed(), errors.Join(err, ctx.Err())
 }
 
 // command is how this table is made again.
 func command(o options) string {
-	if pattern := o.row.String(); pattern != "" {
-		return "make real ROW='" + pattern + "'"
+	text := "make real"
+	if o.row != nil && o.row.String() != "" {
+		text += " ROW='" + o.row.String() + "'"
 	}
-	return "make real"
+	if o.connector != mooncake.NIXLPull {
+		text += " CONNECTOR=" + o.connector
+	}
+	return text
 }

@@ -46,14 +46,14 @@ func record(ctx context.Context, o options, installed *vllm.Installation, out io
 	}
 	plain.Stop()
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, o.port+10, o.port+11)
-	prefill, err := start("prefill", 1, 90, append(connector("kv_producer"), "--kv-events-config", events)...)
+	prefill, err := start("prefill", 1, 90, append(o.handsOver("kv_producer"), "--kv-events-config", events)...)
 	if prefill != nil {
 		defer prefill.Stop()
 	}
 	if err != nil {
 		return err
 	}
-	decode, err := start("decode", 2, 2000, connector("kv_consumer")...)
+	decode, err := start("decode", 2, 2000, o.handsOver("kv_consumer")...)
 	if decode != nil {
 		defer decode.Stop()
 	}

@@ -1,13 +1,36 @@
 package main
 
-import "slices"
+import (
+	"context"
+	"slices"
 
-// rows are all rows, in an order that needs few restarts.
-var rows = allRows()
+	"evenkeel/mooncake"
+)
 
-func allRows() (all []row) {
+// boundEarly begins the names of the rows in which decode ranks are bound before the prefill.
+const boundEarly = "bound at arrival: "
+
+// rowsOf are all rows of a connector, in an order that needs few restarts. With nixl-push they run
+// twice: with decode ranks that are bound after the prefill, and before it.
+func rowsOf(connector string) (all []row) {
 	for _, s := range shapes {
 		all = append(all, s.row())
 	}
-	return slices.Concat(all, clients, caches, loads, troubles, promptLogprobs, dataParallel)
+	all = slices.Concat(all, clients, caches, loads, troubles, promptLogprobs)
+	if connector != mooncake.NIXLPush {
+		return slices.Concat(all, handoffs, dataParallel)
+	}
+	return slices.Concat(all, atArrival(all), dataParallel, atArrival(dataParallel))
+}
+
+// atArrival are the same rows before a proxy that binds decode ranks at arrival.
+func atArrival(all []row) (bound []row) {
+	for _, r := range all {
+		bound = append(bound, row{name: boundEarly + r.name, engines: r.engines, run: func(ctx context.Context, w *site) outcome {
+			w.bind = mooncake.BindArrival
+			defer func() { w.bind = "" }()
+			return r.run(ctx, w)
+		}})
+	}
+	return bound
 }

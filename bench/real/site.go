@@ -24,7 +24,10 @@ type site struct {
 	engines map[string]*engine
 	version string // of the engines
 	proxy   *world.Proxy
+	bind    string  // of the profile; empty: the default
 	now     setting // what the proxy runs with
+
+	kept map[string]string // of the row that runs: what engines keep for ever and the proxy counts as lost, by engine
 }
 
 // setting is what differs between the proxies of the rows.
@@ -32,6 +35,7 @@ type setting struct {
 	decode []string // engines by name, or addresses before them
 	slots  int
 	ranks  int // of each decode engine, behind one address; 0: one
+	bind   string
 }
 
 // usual is the setting of most rows.
@@ -40,7 +44,7 @@ func (w *site) usual() setting {
 }
 
 func newSite(ctx context.Context, o options, installed *vllm.Installation, said io.Writer) (_ *site, err error) {
-	w := &site{options: o, said: said}
+	w := &site{options: o, said: said, kept: map[string]string{}}
 	if w.World, err = world.New(ctx, "real", o.Options); err != nil {
 		return nil, err
 	}
@@ -49,10 +53,10 @@ func newSite(ctx context.Context, o options, installed *vllm.Installation, said 
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://127.0.0.1:%d","replay_endpoint":"tcp://127.0.0.1:%d"}`, w.at(50), w.at(51))
 	w.engines = map[string]*engine{
 		"plain": {port: w.at(10), side: w.at(60)},
-		"p0":    {port: w.at(11), side: w.at(62), flags: append(connector("kv_producer"), "--kv-events-config", events)},
-		"d0":    {port: w.at(12), side: w.at(64), flags: connector("kv_consumer")},
-		"d1":    {port: w.at(13), side: w.at(66), flags: connector("kv_consumer")},
-		"dp":    {port: w.at(14), side: w.at(68), flags: append(connector("kv_consumer"), "--data-parallel-size", "2")},
+		"p0":    {port: w.at(11), side: w.at(62), flags: append(o.handsOver("kv_producer"), "--kv-events-config", events)},
+		"d0":    {port: w.at(12), side: w.at(64), flags: o.handsOver("kv_consumer")},
+		"d1":    {port: w.at(13), side: w.at(66), flags: o.handsOver("kv_consumer")},
+		"dp":    {port: w.at(14), side: w.at(68), flags: append(o.handsOver("kv_consumer"), "--data-parallel-size", "2")},
 	}
 	for name, e := range w.engines {
 		e.name, e.installed, e.log = name, installed, w.File(name+".log")
@@ -88,10 +92,13 @@ func (w *site) portsFree() error {
 func (w *site) need(ctx context.Context, names ...string) error {
 	began, missing := time.Now(), []string{}
 	for _, name := range names {
-		if e := w.engines[name]; !e.Running() {
+		e := w.engines[name]
+		if !e.Running() {
 			if err := e.start(); err != nil {
 				return err
 			}
+		}
+		if !e.answered {
 			missing = append(missing, name)
 		}
 	}
@@ -116,7 +123,8 @@ func (w *site) need(ctx context.Context, names ...string) error {
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
-	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.ranks == w.now.ranks {
+	s.bind = w.bind
+	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.ranks == w.now.ranks {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {
@@ -136,16 +144,20 @@ func (w *site) config(s setting) string {
 	if s.ranks > 1 {
 		mode, ranks = ", dp_mode: internal", fmt.Sprintf(", ranks: %d", s.ranks)
 	}
+	if s.bind != "" {
+		mode += ", bind: " + s.bind
+	}
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}
 profiles:
-  nixl: {connector: nixl-pull, kv_hold_timeout: 30s, chat_resume: vllm_prompt_token_ids%s}
+  nixl: {connector: %s, kv_hold_timeout: 30s, chat_resume: vllm_prompt_token_ids%s}
 prefill:
   kv_events: {enabled: true, port: %d, replay_port: %d}
   index: {tokenize: engine, tokenize_timeout: 2s}
   scrape: {timeout: 5s}
+  queue: {timeout: 5m}
 expose_route_headers: true
-%s`, w.proxy.Clients, w.proxy.Address, mode, w.at(50), w.at(51), world.Engines(
+%s`, w.proxy.Clients, w.proxy.Address, w.connector, mode, w.at(50), w.at(51), world.Engines(
 		world.EnginesAt([]string{w.engines["p0"].url()}, ", profile: nixl"),
 		world.EnginesAt(s.decode, ", profile: nixl, group: main, slots: %d%s", s.slots, ranks)))
 }
@@ -178,6 +190,8 @@ func (w *site) books() map[string]float64 {
 // KV that was not fetched, so what is free was given back.
 func (w *site) idle(ctx context.Context, engines ...string) error {
 	return world.Idle(ctx, 20*time.Second, func() (left []string) {
+		clear(w.kept)
+		books := w.books()
 		for _, name := range engines {
 			series, err := w.engines[name].series(ctx)
 			if err != nil {
@@ -185,14 +199,36 @@ func (w *site) idle(ctx context.Context, engines ...string) error {
 				continue
 			}
 			for _, g := range held {
-				if v := gauge(series, g); v != 0 {
+				v := gauge(series, g)
+				if g == kvUsage && v != 0 && w.lost(name, series, books) {
+					continue
+				}
+				if v != 0 {
 					left = append(left, fmt.Sprintf("%s %s %v", name, g, v))
 				}
 			}
 		}
-		return append(left, world.Held("evenkeel", w.books(),
+		return append(left, world.Held("evenkeel", books,
 			"evenkeel_audit_drift", "evenkeel_rank_kv_tokens", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total")...)
 	})
+}
+
+// lost says whether the proxy counts what an engine keeps of its KV cache as lost, and notes it. It
+// counts prompts; the engine's blocks are whole, so that each of at most as many requests as there are
+// slots may have a block more.
+func (w *site) lost(name string, series, books map[string]float64) bool {
+	tokens := 0.0
+	for key, v := range books {
+		if strings.HasPrefix(key, "evenkeel_bind_orphan_tokens{") && strings.Contains(key, strings.TrimPrefix(w.engines[name].url(), "http://")) {
+			tokens += v
+		}
+	}
+	held := blocksUsed(series)
+	if tokens == 0 || held > tokens/blockSize+slots {
+		return false
+	}
+	w.kept[name] = fmt.Sprintf("%s keeps %.0f blocks for ever, of which evenkeel's books say %.0f tokens", name, held, tokens)
+	return true
 }
 
 // stopEngines ends all engines at once.

@@ -3,15 +3,21 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"evenkeel/bench/real/vllm"
+	"evenkeel/bench/report"
+	"evenkeel/mooncake"
 )
 
 // verdict is what became of a row.
@@ -61,20 +67,31 @@ func names(all []row) string {
 	return strings.Join(list, "; ")
 }
 
-// play runs a row. An engine that does not start is a failure of the row.
+// play runs a row. An engine that does not start is a failure of the row. One that keeps blocks for
+// ever is at fault, and has them back for the next row by being started again.
 func play(ctx context.Context, w *site, r row) outcome {
 	if err := w.need(ctx, r.engines...); err != nil {
 		return failed("%v", err)
 	}
-	return r.run(ctx, w)
+	clear(w.kept)
+	o := r.run(ctx, w)
+	for _, name := range slices.Sorted(maps.Keys(w.kept)) {
+		w.engines[name].Stop()
+		if o.seen += "; " + w.kept[name]; o.verdict == pass {
+			o.verdict = fault
+		}
+	}
+	return o
 }
 
 // table is the rows that were run.
 type table struct {
+	connector        string
 	rows             []row
 	outcomes         []outcome
 	version, command string
 	took             time.Duration
+	part             bool // there are rows that were not chosen
 }
 
 func (t *table) add(r row, o outcome) { t.rows, t.outcomes = append(t.rows, r), append(t.outcomes, o) }
@@ -93,8 +110,12 @@ func (t *table) count(v verdict) (n int) {
 // write prints the table as Markdown.
 func (t *table) write(out io.Writer) {
 	fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin "+
-		"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s` in %.1f minutes.\n\n", t.version, vllm.NIXL, t.command,
-		t.took.Minutes())
+		"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s`", t.version, vllm.NIXL, t.command)
+	if t.part {
+		fmt.Fprintf(out, ", where several runs of some rows each may have made it.\n\n")
+	} else {
+		fmt.Fprintf(out, " in %.1f minutes.\n\n", t.took.Minutes())
+	}
 	fmt.Fprintf(out, "| row | | seen |\n|---|---|---|\n")
 	for i, r := range t.rows {
 		fmt.Fprintf(out, "| %s | %s | %s |\n", r.name, t.outcomes[i].verdict, strings.NewReplacer("|", `\|`, "\n", " ").Replace(t.outcomes[i].seen))
@@ -102,26 +123,73 @@ func (t *table) write(out io.Writer) {
 	fmt.Fprintf(out, "\n%d rows: %d pass, %d FAIL, %d not deterministic, %d engine's fault.\n", len(t.rows), t.count(pass), t.count(fail), t.count(unsteady), t.count(fault))
 }
 
+// keep puts the rows of an earlier table, which were not run now, where they belong.
+func (t *table) keep(earlier string) {
+	then := map[string]outcome{}
+	for line := range strings.Lines(earlier) {
+		if cells := strings.SplitN(strings.Trim(strings.TrimSpace(line), "| "), " | ", 3); len(cells) == 3 {
+			then[cells[0]] = outcome{verdict(cells[1]), strings.ReplaceAll(cells[2], `\|`, "|")}
+		}
+	}
+	for i, r := range t.rows {
+		then[r.name] = t.outcomes[i]
+	}
+	t.rows, t.outcomes = nil, nil
+	for _, r := range rowsOf(t.connector) {
+		if o, ok := then[r.name]; ok {
+			t.add(r, o)
+		}
+	}
+}
+
 // head stands above the table in the file.
 const head = `# Real engines
 
-This page is written by the command that stands below. It shows what evenkeel did before real engines: vLLM on a CPU, with the NIXL connector that GPUs use as well. [Testing](../testing.md) says how to run it.
+This page is written by the commands that stand below. It shows what evenkeel did before real engines: vLLM on a CPU, with the NIXL connectors that GPUs use as well. [Testing](../testing.md) says how to run it.
 
 The answers are compared with those of a plain engine, which has no connector and is asked directly: status, content type, and every field of the parsed documents. The events of a stream are joined first.
 The plain engine is asked twice. *Not deterministic* is a row where its two answers differ, and evenkeel's differs from them by no more. *Engine's fault* is what the engine does without evenkeel, too.
 `
 
-// save writes the table into a file of docs.
+// sections are the tables of the file, by connector.
+var sections = []struct{ connector, title, text string }{
+	{mooncake.NIXLPull, "The decode engine pulls", ""},
+	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with *" + strings.TrimSpace(boundEarly) +
+		"* have `bind: arrival`: the decode rank is chosen before the prefill, and both engines get the request at once. In the others it is chosen after the prefill.\n"},
+}
+
+// save writes the table into a file of docs. What stands there for other connectors stays, and so do rows
+// of this one that were not run.
 func (t *table) save(file string) error {
+	was, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	var b bytes.Buffer
 	b.WriteString(head)
-	t.write(&b)
-	b.WriteString("\nThese fields may differ:\n\n| field | because |\n|---|---|\n")
+	for _, s := range sections {
+		opening, closing := report.Markers(s.connector, "real CONNECTOR="+s.connector)
+		_, rest, _ := strings.Cut(string(was), opening)
+		earlier, _, _ := strings.Cut(rest, closing)
+		if s.connector == t.connector {
+			var now bytes.Buffer
+			if t.part {
+				t.keep(earlier)
+				t.command = command(options{connector: t.connector}) // which makes all rows
+			}
+			t.write(&now)
+			earlier = now.String()
+		}
+		if earlier = strings.TrimSpace(earlier); earlier != "" {
+			fmt.Fprintf(&b, "\n## %s\n\n%s%s%s\n%s", s.title, s.text, opening, earlier, closing)
+		}
+	}
+	b.WriteString("\n## What may differ\n\n| field | because |\n|---|---|\n")
 	for _, m := range mayDiffer {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", strings.ReplaceAll(m.path.String(), "|", `\|`), m.why)
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(file, b.Bytes(), 0o644)
+	return report.Replace(file, b.Bytes())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"evenkeel/bench/report"
@@ -25,12 +26,23 @@ var blocks = []report.Block[*book]{
 	{Name: "claims", Title: "What should be seen", Tables: (*book).claims},
 }
 
-// compared are the policies of every table.
-var compared = []string{
-	"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0:paper", "br0",
-	"brh", "brh:predictor=exact", "brh:predictor=oracle",
-	"evenkeel:mode=now", "evenkeel", "evenkeel:predictor=exact", "evenkeel:mode=oracle",
-}
+// compared are the policies of every table. Some tables have more: what only one of them is to show is
+// not simulated for the others.
+var compared = []string{"jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "evenkeel"}
+
+var (
+	widest = []string{ // the first table
+		"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "brh:predictor=exact", "brh:predictor=oracle",
+		"evenkeel", "evenkeel:mode=sampled", "evenkeel:mode=sampled,predictor=exact", "evenkeel:mode=oracle",
+	}
+	several    = with("brh:predictor=oracle", "evenkeel:mode=sampled", "evenkeel:mode=oracle")
+	foreseeing = with("brh:predictor=oracle")                  // more ranks, short answers: what looking ahead could gain
+	recurring  = with("evenkeel:mode=sampled,predictor=exact") // drawn traces: prompts may come again
+	hindered   = with("evenkeel:mode=sampled")                 // KV limits, late telemetry
+)
+
+// with is the policies of every table and others.
+func with(others ...string) []string { return slices.Concat(compared, others) }
 
 // The policies that others are measured by, and the product's default.
 const (
@@ -48,6 +60,7 @@ type book struct {
 // A quick run has one seed, of requests that fill 64 ranks of 16 slots twice.
 const (
 	fullSeeds     = 5
+	prefillSeeds  = 10 // blocks of a trace
 	quickRequests = 2500
 )
 
@@ -57,6 +70,9 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 		return nil, err
 	}
 	b := &book{traces: traces, opts: o, simulations: simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[fmt.Stringer]*outcome{}}}
+	if o.tier == "prefill" {
+		b.seeds = prefillSeeds
+	}
 	if o.quick {
 		b.seeds, b.most = 1, quickRequests
 	}
@@ -127,11 +143,7 @@ func (b *book) sizes() []int {
 }
 
 // full is the widest table: a line a policy, in one scenario.
-func (b *book) full(sc scenario) string {
-	return b.fullOf(sc, compared)
-}
-
-func (b *book) fullOf(sc scenario, policies []string) string {
+func (b *book) full(sc scenario, policies []string) string {
 	o := b.run(sc, policies)
 	if o.refused != "" {
 		return leftOut(sc, o.refused)
@@ -164,11 +176,11 @@ func bound(o *outcome) string {
 }
 
 func (b *book) closedLoop() string {
-	sources := append([]*source(nil), b.traces.real...)
+	first, others := b.traces.real[:1], slices.Clone(b.traces.real[1:])
 	if b.traces.azure200 != nil {
-		sources = append(sources, b.traces.azure200)
+		others = append(others, b.traces.azure200)
 	}
-	return b.fullTables(sources)
+	return b.fullTables(first, widest) + "\n" + b.fullTables(others, several)
 }
 
 func (b *book) drawnTraces() string {
@@ -181,12 +193,12 @@ func (b *book) drawnTraces() string {
 	if sources == nil {
 		return notAsked
 	}
-	return b.fullTables(sources)
+	return b.fullTables(sources, recurring)
 }
 
-func (b *book) fullTables(sources []*source) string {
+func (b *book) fullTables(sources []*source, policies []string) string {
 	return joined(sources, func(s *source) string {
-		return s.describe() + ".\n\n" + b.full(closed(s, 8))
+		return s.describe() + ".\n\n" + b.full(closed(s, 8), policies)
 	})
 }
 
@@ -200,7 +212,7 @@ func (b *book) scale(on *source) string {
 	)
 	text := ""
 	for _, g := range b.sizes() {
-		o := b.run(closed(on, g), compared)
+		o := b.run(closed(on, g), foreseeing)
 		if o.refused != "" {
 			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
 			continue
@@ -212,7 +224,7 @@ func (b *book) scale(on *source) string {
 	}
 	for _, c := range []column{imbalance, idle, throughput} {
 		t := report.Markdown{Head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
-		for _, p := range compared {
+		for _, p := range foreseeing {
 			row, worst := []string{"`" + p + "`"}, 0.0
 			for _, o := range outcomes {
 				row = append(row, c.show(o.of(p, c.metric)))
@@ -222,7 +234,7 @@ func (b *book) scale(on *source) string {
 		}
 		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.title, &t)
 	}
-	if line := b.command(closed(on, 8), compared); line != "" {
+	if line := b.command(closed(on, 8), foreseeing); line != "" {
 		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
 		text += fmt.Sprintf("```\nfor G in %s; do %s; done\n```\n", strings.Trim(fmt.Sprint(b.sizes()), "[]"), line)
 	}
@@ -284,7 +296,7 @@ func (b *book) shortAnswers() string {
 	if on == nil {
 		return notAsked
 	}
-	return b.fullTables([]*source{on}) + "\n" + b.openTable(on)
+	return b.fullTables([]*source{on}, foreseeing) + "\n" + b.openTable(on)
 }
 
 // sweeps go through the two weights of BR-H, crosswise around the defaults.
@@ -314,7 +326,7 @@ func (b *book) sweepOf(on *source) string {
 	if t.Rows = rows; len(t.Head) > 1 {
 		text += t.String()
 	}
-	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), sweep())))
+	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), policies)))
 }
 
 func (b *book) sweepSizes() []int {
@@ -343,13 +355,12 @@ func sweep() []string {
 // limits shows what makes deciding harder: KV that runs out, and progress that is
 // seen late.
 func (b *book) limits() string {
-	policies := []string{"jsq", baseline, "pjsq-kv", "br0:paper", "br0", "brh", "evenkeel:mode=now", "evenkeel"}
 	on := b.traces.real[0]
 	tight := closed(on, 8)
 	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
-	return joined([]scenario{tight, late}, func(sc scenario) string { return b.fullOf(sc, policies) })
+	return joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, hindered) })
 }
 
 // tightness is a rank's KV memory in mean loads of a rank.

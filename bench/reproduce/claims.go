@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ const (
 // claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
 func (b *book) claims() string {
-	items := []func() string{b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, b.baselinesStand, b.defaultHolds}
+	items := []func() string{b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds}
 	return joined(items, func(item func() string) string { return item() })
 }
 
@@ -65,9 +66,9 @@ func (b *book) openLoops() []scenario {
 	return all
 }
 
-// ratioOf is a metric's mean under one policy over that under another.
+// ratioOf is a metric's mean under one policy over that under another, as it is written.
 func (o *outcome) ratioOf(policy, other string, m report.Metric) float64 {
-	return o.of(policy, m).Mean / o.of(other, m).Mean
+	return rounded(o.of(policy, m).Mean/o.of(other, m).Mean, hundredths)
 }
 
 // shortestQueueLoses is line 1: BR-0 against the shortest queue.
@@ -122,44 +123,47 @@ func (b *book) lookingAheadHelps() string {
 	for _, sc := range scenarios {
 		add(sc, judges[sc])
 	}
-	return "**2. BR-H that knows every end beats BR-0 where answers are short against the horizon, or ranks many.** (Reference: 0.79 and 0.72.)\n\n" + t.String()
+	return "**2. BR-H that knows every end has less imbalance than BR-0 on Azure's long answers, and wherever ranks are many.** (Reference: 0.79 and 0.72.) " +
+		"It need not with few ranks, where its figures are shown without a verdict.\n\n" + t.String()
 }
 
-// imbalanceGrows is the first half of line 3.
+// imbalanceGrows is the first half of line 3. The sum over more ranks grows by itself, so a rank's share
+// of it is judged.
 func (b *book) imbalanceGrows() string {
-	t := report.Markdown{Head: []string{"trace", "policies whose imbalance grows with every size", "exceptions", "verdict"}, Text: 2}
+	sizes := b.sizes()
+	t := report.Markdown{Head: []string{"trace", "ranks", "grows least", "grows most", "verdict"}, Text: 2}
 	for _, s := range b.traces.real {
-		grows, but := 0, []string(nil)
-		for _, p := range compared {
-			last, steady := 0.0, true
-			for _, g := range b.sizes() {
-				o := b.run(closed(s, g), compared)
-				if o.refused != "" {
-					continue
-				}
-				x := o.of(p, report.Imbalance).Mean
-				steady = steady && x > last
-				last = x
-			}
-			if steady {
-				grows++
-			} else {
-				but = append(but, "`"+p+"`")
+		var fits []int
+		for _, g := range sizes {
+			if b.run(closed(s, g), foreseeing).refused == "" {
+				fits = append(fits, g)
 			}
 		}
-		if but == nil {
-			but = []string{"none"}
+		if len(fits) < 2 {
+			continue
 		}
-		t.Add(s.name, fmt.Sprintf("%d of %d", grows, len(compared)), strings.Join(but, ", "), verdict(grows == len(compared)))
+		few, many := fits[0], fits[len(fits)-1]
+		growth := func(policy string) float64 {
+			rankOf := func(g int) float64 {
+				return imbalance.shown(b.run(closed(s, g), foreseeing).of(policy, report.Imbalance)) / float64(g)
+			}
+			return rounded(rankOf(many)/rankOf(few), hundredths)
+		}
+		byGrowth := func(p, q string) int { return cmp.Compare(growth(p), growth(q)) }
+		least, most := slices.MinFunc(foreseeing, byGrowth), slices.MaxFunc(foreseeing, byGrowth)
+		t.Add(s.name, fmt.Sprintf("%d to %d", few, many), fmt.Sprintf("%.2f times, `%s`", growth(least), least),
+			fmt.Sprintf("%.2f times, `%s`", growth(most), most), verdict(growth(least) > 1))
 	}
-	return fmt.Sprintf("**3a. Imbalance of every policy grows with the number of ranks**, here %s.\n\n%s",
-		strings.ReplaceAll(strings.Trim(fmt.Sprint(b.sizes()), "[]"), " ", ", "), &t)
+	return "**3a. Imbalance grows faster than the number of ranks**: a rank's share of it is larger with many ranks than with few, under every policy. (Paper: JSQ 2.3 times, BR-0 5.5, from 4 " +
+		"to 16 ranks.)\n\n" + t.String()
 }
 
-// weightsMatterLittle is the second half of line 3. Little means that no setting
-// costs half of what the policy brings.
+// pointsOfSweep is how far idle time may move over the sweep.
+const pointsOfSweep = 1
+
+// weightsMatterLittle is the second half of line 3.
 func (b *book) weightsMatterLittle() string {
-	t := report.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
+	t := report.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
 	for _, s := range b.traces.real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
@@ -174,18 +178,17 @@ func (b *book) weightsMatterLittle() string {
 				lo.Mean, hi.Mean = min(lo.Mean, x.Mean), max(hi.Mean, x.Mean)
 				slow.Mean, fast.Mean = min(slow.Mean, y.Mean), max(fast.Mean, y.Mean)
 			}
-			t.Add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), throughput.alone(slow)+" to "+throughput.alone(fast),
-				idle.show(o.of(baseline, idle.metric)), verdict(hi.Mean <= o.of(baseline, report.IdleShare).Mean/2))
+			points := rounded(idle.shown(hi)-idle.shown(lo), idle.digits)
+			t.Add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), fmt.Sprintf("%.*f", idle.digits, points), throughput.alone(slow)+" to "+throughput.alone(fast),
+				idle.show(o.of(baseline, idle.metric)), verdict(points < pointsOfSweep))
 		}
 	}
-	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: with every setting it is less than half of that of `jsq-kv`.\n\n" + t.String()
+	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: by less than one point.\n\n" + t.String()
 }
 
-// baselinesStand is line 4.
-func (b *book) baselinesStand() string {
-	ok := slices.Contains(compared, baseline) && slices.Contains(compared, "p"+baseline) &&
-		slices.Contains(referenceRows, baseline) && slices.Contains(referenceRows, "p"+baseline)
-	return fmt.Sprintf("**4. `jsq-kv` and `pjsq-kv` stand in every table, whatever the sign:** %s.\n", verdict(ok))
+// baselinesStand is line 4, which cannot fail: a test holds it.
+func baselinesStand() string {
+	return "**4. `jsq-kv` and `pjsq-kv` stand in every table of policies**, whatever the sign. The tables are made so; there is nothing to judge.\n"
 }
 
 // rivals are what the default must not lose to.
@@ -230,7 +233,7 @@ func (b *book) defaultHolds() string {
 		t.Add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
 			idle.show(o.of(j.rivals[0], idle.metric)), idle.show(o.of(j.rivals[1], idle.metric)),
 			fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[0], report.Imbalance)), fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[1], report.Imbalance)),
-			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(report.Value{Mean: j.waitBound()}), j.faults())
+			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(j.waitBound()), j.faults())
 	}
 	for _, sc := range slices.Concat(b.closedLoops(), b.openLoops()) {
 		add(sc, 0)
@@ -242,8 +245,8 @@ func (b *book) defaultHolds() string {
 	}
 	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; " +
 		"at G = 64 at most 0.75 of their imbalance. " +
-		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within 1.2 times the guard's age (30 s, or six mean waits) and a " +
-		"mean service time.\n\n" + t.String()
+		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within the guard's age (30 s, or six mean waits) and a mean service " +
+		"time. All of that is judged on the figures as they stand here.\n\n" + t.String()
 }
 
 // manyRanks is from where on imbalance must be clearly lower.
@@ -254,9 +257,10 @@ func (j *judged) faults() string {
 	var found []string
 	mine := j.o.of(j.ours, report.IdleShare)
 	theirs := j.o.of(baseline, report.IdleShare)
+	share := rounded(idle.shown(mine)/idle.shown(theirs), hundredths)
 	switch {
-	case j.sc.rho == 0 && mine.Mean > 0.7*theirs.Mean:
-		found = append(found, fmt.Sprintf("idle %.2f of `%s`", mine.Mean/theirs.Mean, baseline))
+	case j.sc.rho == 0 && share > 0.7:
+		found = append(found, fmt.Sprintf("idle %.2f of `%s`", share, baseline))
 	case j.sc.rho > 0 && above(mine, theirs):
 		found = append(found, "idles above `"+baseline+"`")
 	}
@@ -268,7 +272,7 @@ func (j *judged) faults() string {
 			found = append(found, fmt.Sprintf("imbalance %.2f of `%s`", x, rivals[i]))
 		}
 	}
-	if j.o.of(j.ours, report.WaitMax).Mean > j.waitBound() {
+	if longestWait.shown(j.o.of(j.ours, report.WaitMax)) > longestWait.shown(j.waitBound()) {
 		found = append(found, "waits too long")
 	}
 	if found == nil {
@@ -277,8 +281,10 @@ func (j *judged) faults() string {
 	return verdict(false) + ": " + strings.Join(found, "; ")
 }
 
-// above is by more than a deviation.
-func above(x, y report.Value) bool { return x.Mean > y.Mean+max(x.SD, y.SD) }
+// above is to idle by more than a deviation.
+func above(x, y report.Value) bool {
+	return idle.shown(x) > rounded(idle.shown(y)+max(idle.deviation(x), idle.deviation(y)), idle.digits)
+}
 
 // The guard's age: max_age_ms by default, or so many mean waits where those are
 // longer.
@@ -288,7 +294,7 @@ const (
 )
 
 // waitBound is how long a request may wait at most, in ms, where KV is plenty.
-func (j *judged) waitBound() float64 {
+func (j *judged) waitBound() report.Value {
 	guard := max(j.guardMs, guardWaits*j.o.of(j.ours, report.WaitMean).Mean)
-	return 1.2*guard + j.sc.on.mean*j.o.of(j.ours, report.StepMean).Mean
+	return report.Value{Mean: guard + j.sc.on.mean*j.o.of(j.ours, report.StepMean).Mean}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
@@ -85,6 +86,7 @@ func parts(t *testing.T, doc string, blocks []report.Block[*book]) (prose string
 }
 
 func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
+	race.Alone(t)
 	ours := text(t, filepath.Join("..", "..", document))
 	path := written(t, "policies.md", ours)
 	b, says := small(t, options{})

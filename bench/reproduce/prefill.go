@@ -8,13 +8,17 @@ import (
 
 	"evenkeel/bench/prefillsim"
 	"evenkeel/bench/report"
+	"evenkeel/bench/trace"
 	"evenkeel/prefill/policy"
+	"evenkeel/stats"
 )
 
 // prefillBlocks are the tables of docs/prefill.md.
 var prefillBlocks = []report.Block[*book]{
 	{Name: "prefill-claims", Title: "What should be seen", Tables: (*book).prefillClaims},
-	{Name: "prefill-loads", Title: "Every policy at four loads", Tables: (*book).prefillLoads},
+	{Name: "prefill-loads", Title: "Policies at four loads", Tables: (*book).prefillLoads},
+	{Name: "prefill-curve", Title: "Attention over long prompts", Tables: (*book).prefillCurve},
+	{Name: "prefill-slow", Title: "An engine that is slower than its kind", Tables: (*book).prefillSlow},
 	{Name: "prefill-caches", Title: "Caches of other sizes, and told wrongly", Tables: (*book).prefillCaches},
 	{Name: "prefill-burst", Title: "A burst of one class", Tables: (*book).prefillBurst},
 	{Name: "prefill-both", Title: "Engines that also decode", Tables: (*book).prefillBoth},
@@ -32,6 +36,8 @@ type prefillScenario struct {
 	unwatch  bool // no hotspot detector
 	both     bool
 	push     int
+	beta2    float64
+	slow     float64
 }
 
 const (
@@ -45,6 +51,9 @@ const (
 	bothC1    = 200 * time.Nanosecond
 	bothChunk = 2048
 )
+
+// curve is what attention adds, ms for each pair of tokens: 32 layers of width 4,096 at 150 TFLOPS.
+const curve = 3.5e-6
 
 // own is a policy as users write them, in the tables beside the built-in ones.
 const (
@@ -74,9 +83,9 @@ func (b *book) prefill(sc prefillScenario, policies ...string) *outcome {
 		return out
 	}
 	plan := prefillsim.Plan{
-		Policies: lacking, Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
+		Policies: lacking, Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, Pace: out.pace, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
 		Engines: prefillsim.Engines{
-			Ranks: prefillEngines, Capacity: prefillCapacity, Hold: 500 * time.Millisecond, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938},
+			Ranks: prefillEngines, Capacity: prefillCapacity, Hold: 500 * time.Millisecond, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
 		},
 		Definitions: map[string]policy.Definition{own: {Score: ownScore}},
 	}
@@ -98,8 +107,9 @@ func (b *book) prefill(sc prefillScenario, policies ...string) *outcome {
 		out.refused = b.fails(fmt.Errorf("%s: %w", sc, err))
 		return out
 	}
-	for _, r := range result.Runs {
-		out.metrics[r.Policy] = r.Metrics
+	out.pace = result.Pace
+	for i, r := range result.Runs {
+		out.metrics[r.Policy], out.seeds[r.Policy] = r.Metrics, result.Seeds[i]
 	}
 	fmt.Fprintf(b.progress, "%s: %.0f s\n", sc, time.Since(began).Seconds())
 	return out
@@ -113,6 +123,8 @@ func (sc prefillScenario) String() string {
 	s.Add(sc.unwatch, "no detector")
 	s.Add(sc.both, "engines that also decode")
 	s.Add(sc.push > 0, "%d probes an engine", sc.push)
+	s.Add(sc.beta2 > 0, "attention of %g ms per pair of tokens", sc.beta2)
+	s.Add(sc.slow > 0, "one engine takes %g times as long", sc.slow)
 	return s.Text
 }
 
@@ -126,37 +138,72 @@ func (b *book) prefillCommand(sc prefillScenario, policies []string) string {
 	line.Add(sc.unwatch, "--no-hotspots")
 	line.Add(sc.both, "--both --c0 %v --c1 %v --chunk %d", bothC0, bothC1, bothChunk)
 	line.Add(sc.push > 0, "--push %d", sc.push)
+	line.Add(sc.beta2 > 0, "--beta2 %g", sc.beta2)
+	line.Add(sc.slow > 0, "--slow %g", sc.slow)
 	line.Add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
 	line.Add(slices.Contains(policies, own), "--define '%s=%s'", own, ownScore)
 	return line.Text
 }
 
-// prefillSources are the traces whose prompts share blocks.
+// prefillSources are the traces of the widest tables.
 func (b *book) prefillSources() []*source {
-	var out []*source
-	for _, s := range b.traces.real {
-		for _, r := range s.from.Trace.Requests {
-			if len(r.HashIDs) > 0 {
-				out = append(out, s)
-				break
-			}
-		}
+	if b.traces.prefixed == nil {
+		return b.traces.real
 	}
-	return out
+	return append(slices.Clone(b.traces.real), b.traces.prefixed)
 }
 
-// eachPrefill makes a part of a block for each trace.
-func (b *book) eachPrefill(part func(*source) string) string {
-	sources := b.prefillSources()
-	if sources == nil {
+// sharing are the public traces whose prompts share blocks, or a user's.
+func (b *book) sharing() []*source {
+	return slices.DeleteFunc(slices.Clone(b.traces.real), func(s *source) bool { return !s.shares() })
+}
+
+func (s *source) shares() bool {
+	return slices.ContainsFunc(s.from.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })
+}
+
+// eachSharing makes a part of a block for each trace whose prompts share blocks.
+func (b *book) eachSharing(part func(*source) string) string {
+	sources := b.sharing()
+	if len(sources) == 0 {
 		return "No trace says which prompts share blocks."
 	}
 	return joined(sources, part)
 }
 
-// beside is a mean, and its ratio to another.
+// prefillPolicies are those of the widest tables: all on Mooncake's trace, and on a user's. The
+// others show what holds there, too, for one of each sort.
+func (b *book) prefillPolicies(s *source) []string {
+	if s == b.traces.azure || s == b.traces.prefixed {
+		return slices.Clone(ofEachSort)
+	}
+	return append(prefillsim.Policies(), own)
+}
+
+var ofEachSort = []string{"lmetric", "least-tokens", "vllm-queue", "bailian", "ttft-sim", "finish"}
+
+// versus is the ratio of two policies' mean TTFT, and where it lies at 95 %, over the seeds, which
+// are blocks that no two of them share. All three are as they are written.
+func (o *outcome) versus(p, reference string) (ratio, low, high float64) {
+	mine, theirs := o.seeds[p], o.seeds[reference]
+	low, high = stats.Bootstrap(len(mine), 0.95, func(drawn []int) float64 {
+		var x, y float64
+		for _, i := range drawn {
+			x, y = x+mine[i][report.TTFTMean], y+theirs[i][report.TTFTMean]
+		}
+		return x / y
+	})
+	return o.ratioOf(p, reference, report.TTFTMean), rounded(low, hundredths), rounded(high, hundredths)
+}
+
+// beside is a mean, and its ratio to another with the interval.
 func beside(o *outcome, p, reference string) string {
-	return fmt.Sprintf("%s (%.2f)", prefillMean.show(o.of(p, report.TTFTMean)), o.ratioOf(p, reference, report.TTFTMean))
+	mean := prefillMean.show(o.of(p, report.TTFTMean))
+	if p == reference {
+		return mean
+	}
+	ratio, low, high := o.versus(p, reference)
+	return fmt.Sprintf("%s (%.2f; %.2f to %.2f)", mean, ratio, low, high)
 }
 
 // prefillTable is a line a policy; the first is what others are measured by.

@@ -17,7 +17,8 @@ type figures struct{ idle, throughput float64 }
 // them.
 var referenceRows = []string{
 	"jsq", "jsq-kv", "pjsq-kv", "br0:paper", "br0", "brh:horizon=80", "brh:horizon=80,predictor=oracle",
-	"evenkeel:mode=now,hold=0", "evenkeel:hold=0", "evenkeel:mode=oracle,hold=0", "evenkeel",
+	"evenkeel:mode=now,objective=max,predictor=none,hold=0", "evenkeel:mode=sampled,objective=max,hold=0", "evenkeel:mode=oracle,objective=max,hold=0",
+	"evenkeel:mode=sampled,objective=max",
 }
 
 // referenceRun is a scenario with the figures of an independent simulator of the

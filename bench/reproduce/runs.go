@@ -79,8 +79,10 @@ func (b *book) command(sc scenario, policies []string) string {
 
 // outcome is what policies did in a scenario.
 type outcome struct {
-	metrics map[string]report.Metrics // by policy
-	refused string                    // why it cannot be simulated: the trace is too short for the fleet
+	metrics map[string]report.Metrics  // by policy
+	seeds   map[string][]report.Sample // of a prefill scenario, by policy
+	pace    float64                    // of a prefill scenario, once it is known
+	refused string                     // why it cannot be simulated: the trace is too short for the fleet
 }
 
 func (o *outcome) of(policy string, m report.Metric) report.Value { return o.metrics[policy][m] }
@@ -123,7 +125,7 @@ func (s *simulations) requests(on *source) int {
 // known is what a scenario gave so far, and those of the policies that can be simulated in it and were not yet.
 func (s *simulations) known(sc fmt.Stringer, policies []string) (out *outcome, lacking []string) {
 	if out = s.done[sc]; out == nil {
-		out = &outcome{metrics: map[string]report.Metrics{}}
+		out = &outcome{metrics: map[string]report.Metrics{}, seeds: map[string][]report.Sample{}}
 		s.done[sc] = out
 	}
 	for _, p := range policies {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strconv"
+
 	"evenkeel/bench/report"
 )
 
@@ -49,3 +51,18 @@ func (c column) places(v report.Value) int {
 	}
 	return 0
 }
+
+// shown and deviation are mean and deviation as numbers, as show writes them. Verdicts are on these, so
+// that whoever reads a table comes to the same.
+func (c column) shown(v report.Value) float64 { return rounded(v.Mean*c.scale, c.places(v)) }
+
+func (c column) deviation(v report.Value) float64 { return rounded(v.SD*c.scale, c.places(v)) }
+
+// rounded is a number with so many digits after the point.
+func rounded(x float64, digits int) float64 {
+	y, _ := strconv.ParseFloat(strconv.FormatFloat(x, 'f', digits, 64), 64)
+	return y
+}
+
+// hundredths is how ratios are written.
+const hundredths = 2

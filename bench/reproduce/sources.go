@@ -26,6 +26,8 @@ type bookSources struct {
 	drawn []*source // none beside traces that a user gave
 	code  *source   // the drawn one of short answers
 
+	prefixed *source // the drawn one whose prompts share blocks
+
 	moon, azure, azure200 *source // nil beside traces that a user gave
 }
 
@@ -52,6 +54,11 @@ func newSources(paths []string) (*bookSources, error) {
 		}
 		flag := trace.SynthPrefix + name
 		d := &source{name: flag, title: "`" + flag + "`", flag: flag, from: sim.Source{Synth: name}, mean: t.Summary().Output.Mean}
+		if name == trace.Prefixed { // of the prefill tables
+			d.from = sim.Source{Trace: t}
+			s.prefixed = d
+			continue
+		}
 		s.drawn = append(s.drawn, d)
 		if name == "code" {
 			s.code = d

@@ -140,13 +140,20 @@ func (g *Group) slots() (n int) {
 	return n
 }
 
-// tokensPerMs is what the group generates with every slot taken and the load
-// level; a running request holds so many KV tokens in the mean.
+// tokensPerMs is what the group generates with every slot, or all room for KV, taken
+// and the load level; a running request holds so many KV tokens in the mean.
 func (g *Group) tokensPerMs(resident float64) float64 {
-	slots, capacity := float64(g.slots()), 0.0
+	slots, capacity := 0.0, 0.0
 	for i := range g.Ranks {
-		if !g.Ranks[i].Join.set() {
-			capacity += 1 / g.Ranks[i].Cost
+		r := &g.Ranks[i]
+		if r.Join.set() {
+			continue
+		}
+		capacity += 1 / r.Cost
+		if full := float64(r.Capacity) / resident; full > 0 {
+			slots += min(float64(r.Slots), max(1, full)) // its KV is full before its slots are
+		} else {
+			slots += float64(r.Slots)
 		}
 	}
 	if slots == 0 {

@@ -27,10 +27,10 @@ func TestGroupsStepOnTheirOwn(t *testing.T) {
 	}
 	var got []at
 	for over := false; !over; {
-		now := r.now
+		now := r.Now
 		over, err = r.instant()
 		require.NoError(t, err)
-		got = append(got, at{now, len(r.workers[0].legs), len(r.workers[1].legs)})
+		got = append(got, at{now, len(r.workers[0].Legs), len(r.workers[1].Legs)})
 	}
 	require.Equal(t, []at{
 		{0, 1, 1}, {10, 1, 1}, {20, 1, 1},
@@ -60,8 +60,8 @@ func TestTheGroupWithFewerKVTokensARankChoosesFirst(t *testing.T) {
 	_, err = r.instant()
 	require.NoError(t, err)
 	ids := func(w *worker) (ids []uint64) {
-		for i := range w.legs {
-			ids = append(ids, uint64(w.legs[i].job)+1)
+		for i := range w.Legs {
+			ids = append(ids, uint64(w.Legs[i].Job)+1)
 		}
 		return ids
 	}
@@ -92,15 +92,15 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	_, err = r.instant()
 	require.NoError(t, err)
 	pulled := func() (out []bool) {
-		for _, l := range r.workers[0].legs {
-			out = append(out, l.pulled)
+		for _, l := range r.workers[0].Legs {
+			out = append(out, l.Pulled)
 		}
 		return out
 	}
 	require.Equal(t, []bool{true, true, false, false}, pulled(), "900 are there; 300 do not fit, and 50 wait their turn behind them")
-	require.EqualValues(t, 900, r.workers[0].kv)
-	require.Equal(t, 1, r.workers[0].active)
-	for len(r.workers[0].legs) == 4 {
+	require.EqualValues(t, 900, r.workers[0].KV)
+	require.Equal(t, 1, r.workers[0].Active)
+	for len(r.workers[0].Legs) == 4 {
 		_, err = r.instant()
 		require.NoError(t, err)
 	}

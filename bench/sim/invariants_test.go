@@ -6,6 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/bench/race"
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -67,7 +69,22 @@ func drawWorkload(t *rapid.T, load Load, f *Fleet) *workload {
 	return w
 }
 
+// drawBind draws when ranks are bound, and what prefills take.
+func drawBind(t *rapid.T, load *Load) {
+	if rapid.Bool().Draw(t, "prefill") {
+		load.Prefill = &Prefill{
+			Ms: rapid.Float64Range(0, 500).Draw(t, "prefill ms"), PerTokenMs: rapid.Float64Range(0, 1).Draw(t, "prefill ms per token"),
+			Engines: rapid.IntRange(0, 4).Draw(t, "prefillers"),
+		}
+	}
+	if load.AtArrival = rapid.Bool().Draw(t, "at arrival"); load.AtArrival {
+		load.Untold, load.Ahead = rapid.Bool().Draw(t, "untold"), rapid.SampledFrom([]int{0, 0, 2, board.AheadAuto}).Draw(t, "ahead")
+		load.Misjudged = rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "misjudged")
+	}
+}
+
 func TestNothingIsLostWhateverHappens(t *testing.T) {
+	race.Alone(t)
 	for _, spec := range forms() {
 		t.Run(spec, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
@@ -77,16 +94,17 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 				if rapid.Bool().Draw(t, "open") {
 					load = Load{Rho: rapid.Float64Range(0.2, 1.5).Draw(t, "rho")}
 				}
+				drawBind(t, &load)
 				w := drawWorkload(t, load, &f)
 				r, err := newRun(&f, load, w, by(spec))
 				require.NoError(t, err)
 				r.meter.warm, r.meter.over, r.meter.measuring = 0, true, true // all of it is measured
 				for turns, over := 0, false; !over; turns++ {
 					require.Less(t, turns, 200_000, "no end")
-					before := r.now
+					before := r.Now
 					over, err = r.instant()
 					require.NoError(t, err)
-					require.GreaterOrEqual(t, r.now, before)
+					require.GreaterOrEqual(t, r.Now, before)
 					checkRun(t, r)
 				}
 				checkEnd(t, r, w)
@@ -105,41 +123,42 @@ func checkRun(t *rapid.T, r *run) {
 		}
 	}
 	for _, g := range r.groups {
-		for _, w := range g.workers {
-			must(w.active <= w.Slots, "%d requests in %d slots", w.active, w.Slots)
-			must(r.immediate() || len(w.legs) == w.active, "a pooled policy sends into free slots only")
+		for _, w := range g.Ranks {
+			must(w.Active <= w.Slots, "%d requests in %d slots", w.Active, w.Slots)
+			must(r.immediate() || r.load.AtArrival || len(w.Legs) == w.Active, "a pooled policy sends into free slots only")
+			must(r.immediate() || r.load.Ahead != 0 || len(w.Legs) <= w.Slots, "%d requests bound for %d slots", len(w.Legs), w.Slots)
 			kv, pulled := int64(0), 0
-			for i, l := range w.legs {
-				q := &r.jobs[l.job]
-				must(q.state == jobPlaced && l.prompt == q.prompt, "request %d of %d tokens is in state %d with %d", l.job, q.prompt, q.state, l.prompt)
-				must(r.counts.Tokens[l.slot] == max(0, l.gen-int32(r.fleet.Stale)), "%d tokens generated, told %d", l.gen, r.counts.Tokens[l.slot])
-				must(q.output == q.age+l.gen+l.left && l.left > 0, "%d of %d tokens, %d left", q.age+l.gen, q.output, l.left)
-				must(!slots[l.slot], "slot %d twice", l.slot)
-				slots[l.slot] = true
-				seen[w.id] += int64(l.prompt) + int64(r.counts.Tokens[l.slot])
-				must(l.pulled || i >= w.active, "no slot without KV")
-				if l.pulled {
+			for i, l := range w.Legs {
+				q := &r.jobs[l.Job]
+				must(q.state == jobPlaced && l.Prompt == q.prompt, "request %d of %d tokens is in state %d with %d", l.Job, q.prompt, q.state, l.Prompt)
+				must(r.Counts.Tokens[l.Slot] == max(0, l.Gen-int32(r.fleet.Stale)), "%d tokens generated, told %d", l.Gen, r.Counts.Tokens[l.Slot])
+				must(q.output == q.age+l.Gen+l.Left && l.Left > 0, "%d of %d tokens, %d left", q.age+l.Gen, q.output, l.Left)
+				must(!slots[l.Slot], "slot %d twice", l.Slot)
+				slots[l.Slot] = true
+				seen[w.ID] += int64(l.Prompt) + int64(r.Counts.Tokens[l.Slot])
+				must(l.Pulled || i >= w.Active, "no slot without KV")
+				if l.Pulled {
 					pulled++
-					kv += int64(q.prompt) + int64(l.gen)
+					kv += int64(q.prompt) + int64(l.Gen)
 				}
 				placed++
 			}
-			must(kv == w.kv, "%d KV tokens charged for %d", w.kv, kv)
+			must(kv == w.KV, "%d KV tokens charged for %d", w.KV, kv)
 			must(w.Capacity == 0 || kv <= w.Capacity || pulled == 1, "%d KV tokens on a rank for %d", kv, w.Capacity)
 		}
 	}
-	r.count(r.now)
-	loads := r.boards.Loads()
+	r.Count(r.Now)
+	loads := r.Boards.Loads()
 	for _, l := range loads.Ranks {
 		must(l.KVTokens == seen[l.Worker], "the board holds %d KV tokens on rank %d, requests that are told have %d", l.KVTokens, l.Worker, seen[l.Worker])
 	}
 	must(loads.Pool == r.waits, "%d wait on the board, %d here", loads.Pool, r.waits)
-	must(r.inside == placed+r.waits+len(r.back), "%d inside, of whom %d+%d+%d are somewhere", r.inside, placed, r.waits, len(r.back))
+	must(r.inside == placed+r.waits+len(r.back)+len(r.line), "%d inside, of whom %d+%d+%d+%d are somewhere", r.inside, placed, r.waits, len(r.back), len(r.line))
 }
 
 // immediate says whether the policy sends everything on at once.
 func (r *run) immediate() bool {
-	p, err := policy.Parse(r.boards.Policy())
+	p, err := policy.Parse(r.Boards.Policy())
 	return err == nil && p.Immediate()
 }
 

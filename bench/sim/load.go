@@ -5,28 +5,60 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"time"
 
 	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/board"
 )
 
 // Source is where the requests of a run come from.
 type Source struct {
 	Trace *trace.Trace // a real trace, or
-	Synth string       // the name of a synthetic one
+	Synth string       // the name of a synthetic one, or
+	Drawn *Drawn       // requests that somebody else drew
+}
+
+// Drawn are the same requests for every seed.
+type Drawn struct {
+	Before   []trace.Request // predictors learn from them first
+	Requests []trace.Request
+	Ages     []int // tokens that the first requests have generated when the run begins; they wait from then on
+	Warm     int   // requests to be done before anything is measured
 }
 
 // Load is how requests arrive.
 type Load struct {
 	Rho  float64 // open loop: share of what a level fleet could serve; 0: closed loop
 	Pool int     // closed loop: requests in the system beyond the slots
+
+	Prefill *Prefill // nil: DefaultPrefill. In a closed loop only what is prefilled again takes it, unless AtArrival
+
+	// AtArrival: a request gets its rank when it arrives, with a slot and room for its KV, and is prefilled then.
+	AtArrival bool
+	Untold    bool // policies are not told when such a request starts to decode
+	Ahead     int  // requests a rank may have beyond its slots then, or board.AheadAuto
+
+	// Misjudged is by what policies err in when such a request starts: each time is off by a factor of its
+	// own, log-normal with this deviation of its logarithm, which knows the request and no policy.
+	Misjudged float64
 }
 
-// Prefill time of a request.
-const (
-	prefillMs         = 50
-	prefillPerTokenMs = 0.05
-)
+func (l *Load) validate() error {
+	switch {
+	case !(l.Rho >= 0 && l.Rho <= 100):
+		return fmt.Errorf("a load of %v; want closed, or a share of what the fleet can serve, like 0.9", l.Rho)
+	case l.Pool < 0:
+		return fmt.Errorf("a pool of %d requests", l.Pool)
+	case l.Ahead < board.AheadAuto || l.Ahead > mostSlots:
+		return fmt.Errorf("%d requests ahead of the slots", l.Ahead)
+	case !(l.Misjudged >= 0 && l.Misjudged <= 10):
+		return fmt.Errorf("starts misjudged by %v, as the deviation of a logarithm", l.Misjudged)
+	case l.Prefill != nil:
+		return l.Prefill.validate()
+	}
+	return nil
+}
 
 // synthRequests are replayed of a synthetic trace where nobody says how many.
 const synthRequests = 12_000
@@ -39,45 +71,76 @@ type workload struct {
 	past    []trace.Request // what predictors learn from first, oldest first
 	history []arrival       // the same
 	jobs    []arrival
+	running int // the first jobs that are there from the start
+	warm    int // jobs to be done before anything is measured; 0: an eighth, and as many as there are slots
 }
 
 type arrival struct {
 	at             float64 // ms; of history: unused
 	prompt, output int32
 	key            uint64
+	age            int32 // generated before the run
 }
 
-// size is how many requests are replayed, and how many before those are history.
-func (s *Source) size(want int) (replay, history int, err error) {
-	if s.Synth != "" {
-		want = cmp.Or(want, synthRequests)
-		return want, min(mostHistory, want/4), nil
+// enough is how often a run replaces all that is in the system once it is measured, unless the trace is
+// too short for that. Where a policy cannot keep up with the arrivals, its queue is long only after a while.
+const enough = 30
+
+// size is how many requests a seed replays, and how many before those are history. Of a trace it replays
+// its block, and where that is too little for the fleet, more, but no more than a seed that is alone.
+func (p *Plan) size() (replay, history int, err error) {
+	if d := p.Source.Drawn; d != nil {
+		return len(d.Requests), len(d.Before), nil
 	}
-	n := len(s.Trace.Requests)
+	if p.Source.Synth != "" {
+		replay = cmp.Or(p.Requests, synthRequests)
+		return replay, min(mostHistory, replay/4), nil
+	}
+	n := len(p.Source.Trace.Requests)
+	if p.Seeds > n {
+		return 0, 0, fmt.Errorf("%d seeds: each replays a block of the trace, which has %d requests", p.Seeds, n)
+	}
 	history = min(mostHistory, n/4)
-	want = cmp.Or(want, n-history)
-	if want > n-history {
-		return 0, 0, fmt.Errorf("%d requests: the trace has %d, of which predictors learn from the %d before those replayed", want, n, history)
+	from, to := blockOf(1, p.Seeds, n, history)
+	replay = cmp.Or(p.Requests, min(max(to-from, p.least()), n-history))
+	if replay > n-history {
+		return 0, 0, fmt.Errorf("%d requests: the trace has %d, of which predictors learn from the %d before those replayed", replay, n, history)
 	}
-	return want, history, nil
+	return replay, history, nil
 }
 
-// draw makes the requests of a seed: it rotates a real trace and draws a
-// synthetic one anew.
-func (s *Source) draw(seed uint64, want int) (*workload, error) {
-	replay, before, err := s.size(want)
+// inSystem is how many requests are in the system at least when none is lacking.
+func (p *Plan) inSystem() int {
+	if p.Load.Rho > 0 {
+		return p.Fleet.slots()
+	}
+	return p.Fleet.slots() + p.Load.Pool
+}
+
+// least is how many requests make a run long enough for its fleet, the warm-up counted.
+func (p *Plan) least() int {
+	measured := enough * p.inSystem()
+	return measured + max(p.Fleet.slots(), measured/(warmShare-1)+1)
+}
+
+// draw makes the requests of a seed: its block of a real trace, or a synthetic trace of its own.
+func (p *Plan) draw(seed int) (*workload, error) {
+	replay, before, err := p.size()
 	if err != nil {
 		return nil, err
 	}
 	var all []trace.Request
-	if s.Synth != "" {
-		t, err := trace.Synth(s.Synth, before+replay, seed)
+	if d := p.Source.Drawn; d != nil {
+		all = slices.Concat(d.Before, d.Requests)
+	} else if p.Source.Synth != "" {
+		t, err := trace.Synth(p.Source.Synth, before+replay, uint64(seed))
 		if err != nil {
 			return nil, err
 		}
 		all = t.Requests
 	} else {
-		all = rotate(s.Trace, startOf(seed, len(s.Trace.Requests)), before+replay)
+		from, to := blockOf(seed, p.Seeds, len(p.Source.Trace.Requests), before)
+		all = unroll(p.Source.Trace, from, to, before, replay)
 	}
 	w := &workload{past: all[:before]}
 	for i := range all {
@@ -93,23 +156,68 @@ func (s *Source) draw(seed uint64, want int) (*workload, error) {
 			w.jobs = append(w.jobs, a)
 		}
 	}
+	if d := p.Source.Drawn; d != nil {
+		w.running, w.warm = len(d.Ages), d.Warm
+		for i, age := range d.Ages {
+			w.jobs[i].age = int32(age)
+		}
+	}
 	return w, nil
 }
 
-// startOf is where in n requests a seed begins. Steps of the golden ratio spread
-// even a few seeds evenly over a trace whose traffic changes from hour to hour.
-func startOf(seed uint64, n int) int {
-	const golden = 0x9e3779b97f4a7c15 // of 2^64
-	high, _ := bits.Mul64(seed*golden, uint64(n))
-	return int(high)
+// blockOf is the part of n requests that is a seed's, the first of which is 1: seeds have equal parts,
+// in order, and no request is of two. A seed that is alone has all but what predictors learn from.
+func blockOf(seed, seeds, n, history int) (from, to int) {
+	from, to = n*(seed-1)/seeds, n*seed/seeds
+	return max(from, to-(n-history)), to
 }
 
 // mooncakeTick is what Mooncake's times are rounded to.
 const mooncakeTick = 3 * time.Second
 
-// rotate returns n requests of the trace from one on, the beginning after the
-// end. Requests that Mooncake's clock shows at one time are spread over its tick.
-func rotate(t *trace.Trace, first, n int) []trace.Request {
+// unroll returns the requests before a block of the trace, the end before the beginning, and then n of
+// the block, over and over; the first of all arrives at 0. When a block comes again its prompts are others
+// of the same lengths, so that no predictor has seen them before.
+func unroll(t *trace.Trace, from, to, before, n int) []trace.Request {
+	all, times := t.Requests, spread(t)
+	period, again := lasts(times), lasts(times[from:to])
+	out := make([]trace.Request, 0, before+n)
+	add := func(i int, later time.Duration) {
+		q := all[i]
+		q.At = times[i] + later
+		out = append(out, q)
+	}
+	for i := from - before; i < from; i++ {
+		if i < 0 {
+			add(i+len(all), -period)
+		} else {
+			add(i, 0)
+		}
+	}
+	for i := range n {
+		turn := i / (to - from)
+		add(from+i%(to-from), again*time.Duration(turn))
+		if q := &out[before+i]; turn > 0 && q.PromptKey() != 0 {
+			q.Key = bits.RotateLeft64(q.PromptKey(), turn)
+		}
+	}
+	first := out[0].At
+	for i := range out {
+		out[i].At -= first
+	}
+	return out
+}
+
+// lasts is how long it is from the first of some times until they could come again: to the last, and a
+// mean gap.
+func lasts(times []time.Duration) time.Duration {
+	span := times[len(times)-1] - times[0]
+	return span + span/time.Duration(max(1, len(times)-1))
+}
+
+// spread returns when requests arrive. Those that Mooncake's clock shows at one time are spread over its
+// tick.
+func spread(t *trace.Trace) []time.Duration {
 	all := t.Requests
 	times := make([]time.Duration, len(all))
 	for i := 0; i < len(all); {
@@ -129,38 +237,48 @@ func rotate(t *trace.Trace, first, n int) []trace.Request {
 		}
 		i = same
 	}
-	period := times[len(times)-1] // and the mean gap, from the last to the first
-	period += period / time.Duration(max(1, len(times)-1))
-	out := make([]trace.Request, n)
-	for i := range out {
-		at := (first + i) % len(all)
-		out[i] = all[at]
-		out[i].At = times[at] - times[first] + period*time.Duration((first+i)/len(all))
-	}
-	return out
+	return times
 }
 
 // pace sets arrival times so that a level fleet would be busy to the share rho.
 func (w *workload) pace(rho float64, f *Fleet) {
+	coming := w.jobs[w.running:]
 	outputs, held := 0.0, 0.0 // tokens; KV tokens over steps
-	for i := range w.jobs {
-		s, o := float64(w.jobs[i].prompt), float64(w.jobs[i].output)
-		outputs += o
-		held += o*s + o*(o-1)/2
+	for i := range coming {
+		outputs, held = add(outputs, held, float64(coming[i].prompt), float64(coming[i].output))
 	}
+	gaps := float64(max(1, len(coming)-1))
+	gap := f.gap(rho, outputs, held, len(coming))
+	first := coming[0].at
+	span := coming[len(coming)-1].at - first
+	for i := range coming {
+		if span >= 1 {
+			coming[i].at = (coming[i].at - first) / span * gaps * gap
+		} else { // all at once in the trace
+			coming[i].at = gap * float64(i)
+		}
+	}
+}
+
+// add counts a request: its tokens, and its KV tokens over the steps that it runs for.
+func add(outputs, held, prompt, output float64) (float64, float64) {
+	return outputs + output, held + output*prompt + output*(output-1)/2
+}
+
+// gap is the mean time between requests, in ms, at which a level fleet is busy to the share rho.
+func (f *Fleet) gap(rho, outputs, held float64, requests int) float64 {
 	perMs := 0.0
 	for i := range f.Groups {
 		perMs += f.Groups[i].tokensPerMs(held / outputs)
 	}
-	gaps := float64(max(1, len(w.jobs)-1))
-	gap := outputs / float64(len(w.jobs)) / (rho * perMs) // ms, in the mean
-	first := w.jobs[0].at
-	span := w.jobs[len(w.jobs)-1].at - first
-	for i := range w.jobs {
-		if span >= 1 {
-			w.jobs[i].at = (w.jobs[i].at - first) / span * gaps * gap
-		} else { // all at once in the trace
-			w.jobs[i].at = gap * float64(i)
-		}
+	return outputs / float64(requests) / (rho * perMs)
+}
+
+// Rate is how many such requests a second keep a level fleet busy to the share rho.
+func (f *Fleet) Rate(rho float64, requests []trace.Request) float64 {
+	outputs, held := 0.0, 0.0
+	for i := range requests {
+		outputs, held = add(outputs, held, float64(requests[i].Prompt), float64(requests[i].Output))
 	}
+	return 1000 / f.gap(rho, outputs, held, len(requests))
 }

@@ -10,42 +10,73 @@ import (
 	"evenkeel/bench/trace"
 )
 
-func TestASeedRotatesATrace(t *testing.T) {
-	tr := &trace.Trace{Format: trace.AzureCSV}
-	for i := range 100 {
-		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Second, Prompt: 1000 + i, Output: 1 + i})
-	}
-	src := Source{Trace: tr}
-	w, err := src.draw(1, 0)
+// drawn is what the only seed of a plan replays.
+func drawn(t testing.TB, from Source, requests int) *workload {
+	t.Helper()
+	w, err := (&Plan{Source: from, Requests: requests, Seeds: 1, Fleet: Uniform(8, 16, 0)}).draw(1)
 	require.NoError(t, err)
-	require.Len(t, w.history, 25, "a quarter")
-	require.Len(t, w.jobs, 75, "and all others")
-	first := int(w.history[0].prompt)
-	for i, a := range append(w.history, w.jobs...) {
-		require.EqualValues(t, 1000+(first-1000+i)%100, a.prompt, "in the trace's order, the beginning after the end")
-		require.InDelta(t, float64(i-25)*1000, a.at, 0.1, "the gap from the end to the beginning is a mean one")
-	}
-	other, err := src.draw(2, 0)
-	require.NoError(t, err)
-	require.NotEqual(t, w.jobs, other.jobs)
-
-	few, err := src.draw(1, 10)
-	require.NoError(t, err)
-	require.Equal(t, w.jobs[:10], few.jobs)
-	_, err = src.draw(1, 76)
-	require.ErrorContains(t, err, "the trace has 100")
+	return w
 }
 
-func TestFewSeedsBeginAllOverTheTrace(t *testing.T) {
-	for _, seeds := range []int{3, 5, 8, 20} {
-		tenths := map[int]int{}
-		for seed := range seeds {
-			at := startOf(uint64(seed)+1, 1000)
-			require.Less(t, at, 1000)
-			tenths[at*seeds/1000]++
-		}
-		require.Greater(t, len(tenths), seeds/2, "%d seeds", seeds)
+// numbered is a trace of n requests, one a second, whose prompts tell which is which.
+func numbered(n int) *trace.Trace {
+	tr := &trace.Trace{Format: trace.AzureCSV}
+	for i := range n {
+		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Second, Prompt: 1000 + i, Output: 1 + i, Key: uint64(1 + i)})
 	}
+	return tr
+}
+
+func TestASeedIsABlockOfATrace(t *testing.T) {
+	p := &Plan{Source: Source{Trace: numbered(200)}, Fleet: Uniform(1, 1, 0), Seeds: 4}
+	next := 0
+	for seed := range 4 {
+		w, err := p.draw(seed + 1)
+		require.NoError(t, err)
+		require.Len(t, w.jobs, 50)
+		for i, a := range w.jobs {
+			require.EqualValues(t, 1000+next, a.prompt, "in the trace's order, and in no other block")
+			require.InDelta(t, float64(i)*1000, a.at, 0.1)
+			next++
+		}
+		require.Len(t, w.history, 50, "a quarter")
+		for i, q := range w.past {
+			require.Equal(t, 1000+(50*seed+150+i)%200, q.Prompt, "what comes before the block, the end before the beginning")
+			require.Equal(t, time.Duration(i)*time.Second, q.At, "a mean gap is between the end and the beginning")
+		}
+	}
+	require.Equal(t, 200, next, "all of the trace")
+}
+
+func TestASeedThatIsAloneHasAllButTheHistory(t *testing.T) {
+	w := drawn(t, Source{Trace: numbered(2000)}, 0)
+	require.Len(t, w.history, 500)
+	require.Len(t, w.jobs, 1500)
+	require.EqualValues(t, 1000, w.history[0].prompt)
+	require.EqualValues(t, 1500, w.jobs[0].prompt)
+	require.Equal(t, w.jobs[:10], drawn(t, Source{Trace: numbered(2000)}, 10).jobs)
+}
+
+func TestABlockComesAgainUntilTheFleetHasEnough(t *testing.T) {
+	p := &Plan{Source: Source{Trace: numbered(100)}, Fleet: Uniform(1, 1, 0), Load: Load{Pool: 1}, Seeds: 5}
+	replay, _, err := p.size()
+	require.NoError(t, err)
+	require.Equal(t, 69, replay)
+	require.GreaterOrEqual(t, replay-max(replay/8, 1), 30*(1+1), "thirty times what is in the system, after the warm-up")
+	w, err := p.draw(2)
+	require.NoError(t, err)
+	require.Len(t, w.jobs, replay)
+	seen := map[uint64]bool{}
+	for i, a := range w.jobs {
+		require.EqualValues(t, 1020+i%20, a.prompt)
+		require.InDelta(t, float64(i)*1000, a.at, 0.1, "arrivals go on after a mean gap")
+		require.False(t, seen[a.key], "the same prompt again would be known by its key")
+		seen[a.key] = true
+	}
+	p.Fleet = Uniform(2, 2, 0)
+	replay, _, err = p.size()
+	require.NoError(t, err)
+	require.Equal(t, 75, replay, "at most as many as a seed that is alone has")
 }
 
 func TestMooncakesTimesAreSpreadOverTheirTick(t *testing.T) {
@@ -54,12 +85,14 @@ func TestMooncakesTimesAreSpreadOverTheirTick(t *testing.T) {
 		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(s) * time.Second})
 	}
 	var got []float64
-	for _, q := range rotate(tr, 0, 7) {
-		got = append(got, q.At.Seconds())
+	for _, at := range spread(tr) {
+		got = append(got, at.Seconds())
 	}
 	require.Equal(t, []float64{0, 1, 2, 3, 4, 5.5, 9}, got, "three in 3 s; one; two until the next, but 3 s at most; one")
 	tr.Format = trace.AzureCSV
-	require.Equal(t, tr.Requests, rotate(tr, 0, 7), "another clock is taken as it is")
+	for i, at := range spread(tr) {
+		require.Equal(t, tr.Requests[i].At, at, "another clock is taken as it is")
+	}
 }
 
 func TestAnOpenLoopIsPacedByWhatALevelFleetServes(t *testing.T) {
@@ -87,19 +120,21 @@ func TestAnOpenLoopIsPacedByWhatALevelFleetServes(t *testing.T) {
 }
 
 func TestADrawnTraceIsAnotherForEverySeed(t *testing.T) {
-	src := Source{Synth: "mix"}
-	a, err := src.draw(1, 400)
+	p := &Plan{Source: Source{Synth: "mix"}, Requests: 400, Fleet: Uniform(8, 16, 0), Load: Load{Pool: 32}, Seeds: 5}
+	a, err := p.draw(1)
 	require.NoError(t, err)
 	require.Len(t, a.history, 100)
 	require.Len(t, a.jobs, 400)
 	require.Zero(t, a.jobs[0].at)
-	b, err := src.draw(2, 400)
+	b, err := p.draw(2)
 	require.NoError(t, err)
 	require.NotEqual(t, a.jobs, b.jobs)
-	replay, history, err := src.size(0)
+	p.Requests = 0
+	replay, history, err := p.size()
 	require.NoError(t, err)
 	require.Equal(t, 12_000, replay)
 	require.Equal(t, 2000, history)
-	_, err = (&Source{Synth: "none"}).draw(1, 10)
+	p.Source.Synth, p.Requests = "none", 10
+	_, err = p.draw(1)
 	require.Error(t, err)
 }

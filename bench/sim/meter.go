@@ -1,18 +1,19 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 
 	"evenkeel/bench/report"
+	"evenkeel/dispatcher/virtual"
 	"evenkeel/stats"
 )
 
 // ticksKnown bounds how many rounds are timed.
 const ticksKnown = 1 << 20
 
-// meter measures from when the fleet was filled once, and an eighth of the
-// requests done, until the last request has arrived: then the load is no longer
+// meter measures from when so many requests are done until the last request has arrived: then the load is no longer
 // held up. Waits are counted to their end, or starvation would be invisible.
 type meter struct {
 	warm      int // requests to be done first
@@ -35,7 +36,8 @@ type meter struct {
 	kept []report.Step
 }
 
-func (m *meter) warmUp(jobs, slots int) { m.warm = max(jobs/8, slots) }
+// warmShare is of how many requests one is done before anything is measured.
+const warmShare = 8
 
 // phase follows the run: arrived says that no request is still to come.
 func (m *meter) phase(now float64, arrived bool) {
@@ -49,6 +51,13 @@ func (m *meter) phase(now float64, arrived bool) {
 
 // warmed says whether waits count already.
 func (m *meter) warmed() bool { return m.done >= m.warm }
+
+// timed measures how long a round takes on this machine.
+func (m *meter) timed(round func()) {
+	start := time.Now()
+	round()
+	m.tick(time.Since(start))
+}
 
 func (m *meter) tick(took time.Duration) {
 	if len(m.ticks) < ticksKnown {
@@ -88,20 +97,21 @@ func (m *meter) finished(now float64, q *job) {
 		return
 	}
 	m.e2e = append(m.e2e, now-q.arrival)
-	if q.output > 1 {
+	if q.output > 1 && !math.IsNaN(q.first) { // those that were there from the start have no first token
 		m.tpot = append(m.tpot, (now-q.first)/float64(q.output-1))
 	}
 }
 
 // step measures the step that begins and returns how long it takes.
-func (m *meter) step(g *group, now float64) float64 {
+func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	m.loads = m.loads[:0]
-	running, largest, sumCost := 0, 0.0, 0.0
-	for _, w := range g.workers {
-		tokens, n := w.load(g.step)
+	running, largest, costly, sumCost := 0, 0.0, 0.0, 0.0 // KV tokens times what they cost
+	for _, w := range g.Ranks {
+		tokens, n := w.Load(g.Step)
 		m.loads = append(m.loads, tokens)
 		running += n
 		largest = max(largest, float64(tokens)*w.Cost)
+		costly += float64(tokens) * w.Cost
 		sumCost += 1 / w.Cost
 	}
 	most, least, sum := slices.Max(m.loads), slices.Min(m.loads), int64(0)
@@ -111,7 +121,7 @@ func (m *meter) step(g *group, now float64) float64 {
 	imbalance := float64(int64(len(m.loads))*most - sum)
 	kvMs := g.C1Ms * largest
 	ms := g.C0Ms + kvMs
-	if m.keep && g.index == 0 {
+	if m.keep && first {
 		m.keepStep(g, now, ms)
 	}
 	if !m.measuring {
@@ -121,7 +131,7 @@ func (m *meter) step(g *group, now float64) float64 {
 	m.imbalance += imbalance
 	m.spread += float64(most - least)
 	if most > 0 {
-		m.idle += imbalance / float64(int64(len(m.loads))*most)
+		m.idle += 1 - costly/(float64(len(m.loads))*largest)
 	}
 	m.held += float64(sum)
 	m.running += float64(running)
@@ -131,10 +141,10 @@ func (m *meter) step(g *group, now float64) float64 {
 	return ms
 }
 
-func (m *meter) keepStep(g *group, now, ms float64) {
+func (m *meter) keepStep(g *virtual.Group, now, ms float64) {
 	s := report.Step{Start: millis(now), Length: millis(ms)}
-	for i, w := range g.workers {
-		_, n := w.load(g.step)
+	for i, w := range g.Ranks {
+		_, n := w.Load(g.Step)
 		s.Running = append(s.Running, n)
 		s.KVTokens = append(s.KVTokens, int(m.loads[i]))
 	}

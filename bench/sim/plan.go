@@ -14,12 +14,13 @@ import (
 
 	"evenkeel/bench/report"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/twin"
 )
 
 // Plan is policies side by side on the same requests.
 type Plan struct {
 	Source   Source
-	Requests int // of a seed; 0: all but those that predictors learn from
+	Requests int // of a seed; 0: its block of the trace, or as many as its fleet needs
 	Fleet    Fleet
 	Load     Load
 	Policies []string // as a user writes them
@@ -56,7 +57,7 @@ func (p *Plan) Validate() error {
 		return err
 	}
 	switch {
-	case (p.Source.Trace == nil) == (p.Source.Synth == ""):
+	case p.Source.Drawn == nil && (p.Source.Trace == nil) == (p.Source.Synth == ""):
 		return errors.New("want a trace or a synthetic one")
 	case p.Source.Trace != nil && len(p.Source.Trace.Requests) == 0:
 		return errors.New("the trace is empty")
@@ -64,22 +65,18 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d requests; 0 is all", p.Requests)
 	case p.Seeds < 1:
 		return fmt.Errorf("%d seeds; want at least 1", p.Seeds)
-	case !(p.Load.Rho >= 0 && p.Load.Rho <= 100):
-		return fmt.Errorf("a load of %v; want closed, or a share of what the fleet can serve, like 0.9", p.Load.Rho)
-	case p.Load.Pool < 0:
-		return fmt.Errorf("a pool of %d requests", p.Load.Pool)
 	case len(p.Policies) == 0:
 		return errors.New("no policy")
 	}
-	replay, _, err := p.Source.size(p.Requests)
+	if err := p.Load.validate(); err != nil {
+		return err
+	}
+	replay, _, err := p.size()
 	if err != nil {
 		return err
 	}
-	full := p.Fleet.slots()
-	if p.Load.Rho == 0 {
-		full += p.Load.Pool
-	}
-	if least := max(full, replay/8) + p.Fleet.slots(); replay < least {
+	full := p.inSystem()
+	if least := max(full, replay/warmShare) + p.Fleet.slots(); p.Source.Drawn == nil && replay < least {
 		return fmt.Errorf("%d requests are too few: nothing is measured before %d of them are in the system and as many are done as there are slots, %d; take at least %d "+
 			"requests, or fewer ranks and slots",
 			replay, full, p.Fleet.slots(), least)
@@ -95,7 +92,11 @@ func (p *Plan) Validate() error {
 
 // config is that of the board for a policy and a seed: what is drawn is drawn anew for each.
 func (p *Plan) config(text string, seed uint64) board.Config {
-	return board.Config{Policy: text, Window: p.Window, Predictor: p.Predictor, Seed: seed * 1_000_003}
+	cfg := board.Config{Policy: text, Window: p.Window, Predictor: p.Predictor, Seed: seed * 1_000_003}
+	if specs, auto := twin.Auto(text); auto {
+		cfg.Policy, cfg.Twin = specs[0], specs
+	}
+	return cfg
 }
 
 // name is that of a policy's run in tables. It says where more is told than a server knows.
@@ -125,7 +126,7 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	out := &Result{}
-	out.Requests, out.History, _ = p.Source.size(p.Requests)
+	out.Requests, out.History, _ = p.size()
 	told := &counter{total: out.Requests * len(p.Policies) * p.Seeds, tell: p.Progress}
 	trials, err := report.Trials(ctx, len(p.Policies), p.Seeds, nil, func(ctx context.Context, policy int, seed uint64) (*trial, error) {
 		t, err := p.try(ctx, p.Policies[policy], seed, told)
@@ -152,8 +153,20 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	return out, nil
 }
 
+// RunAlone runs the first policy on one seed, the first of which is 1, on the goroutine that asks.
+func (p *Plan) RunAlone(ctx context.Context, seed int) (report.Metrics, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	t, err := p.try(ctx, p.Policies[0], uint64(seed), &counter{})
+	if err != nil {
+		return nil, err
+	}
+	return report.Summarize(t.run), nil
+}
+
 func (p *Plan) try(ctx context.Context, policy string, seed uint64, told *counter) (*trial, error) {
-	w, err := p.Source.draw(seed, p.Requests)
+	w, err := p.draw(int(seed))
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +176,9 @@ func (p *Plan) try(ctx context.Context, policy string, seed uint64, told *counte
 	r, err := newRun(&p.Fleet, p.Load, w, p.config(policy, seed))
 	if err != nil {
 		return nil, err
+	}
+	if specs, auto := twin.Auto(policy); auto {
+		r.chooses(specs)
 	}
 	r.law = p.TellLaw
 	r.ended = told.add

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/fit"
+	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/board"
@@ -98,8 +100,7 @@ func TestWhatIsToldStandsInTheTable(t *testing.T) {
 func TestPoliciesLearnWhatAStepTakes(t *testing.T) {
 	for _, told := range []bool{false, true} {
 		f := Uniform(4, 8, 0)
-		w, err := (&Source{Trace: azure(2000)}).draw(1, 1200)
-		require.NoError(t, err)
+		w := drawn(t, Source{Trace: azure(2000)}, 1200)
 		r, err := newRun(&f, Load{Pool: 16}, w, by("evenkeel"))
 		require.NoError(t, err)
 		r.law = told
@@ -113,7 +114,7 @@ func TestPoliciesLearnWhatAStepTakes(t *testing.T) {
 			}
 		}
 		require.NoError(t, r.all(context.Background()))
-		step := r.boards.Status(instant(r.now)).Models[0].Groups[0].Step
+		step := r.Boards.Status(instant(r.Now)).Models[0].Groups[0].Step
 		require.InEpsilon(t, DefaultC0Ms, step.C0Ms, 0.05)
 		require.InEpsilon(t, DefaultC1Ms, step.C1Ms, 0.2)
 		require.Equal(t, map[bool]string{false: "unknown", true: "known"}[told], first)
@@ -134,6 +135,7 @@ func TestAPlanThatCannotBeRun(t *testing.T) {
 		{"more requests than there are", func(p *Plan) { p.Requests = 4501 }, "4501 requests: the trace has 6000"},
 		{"too few to measure", func(p *Plan) { p.Requests = 79 }, "take at least 80"},
 		{"no seeds", func(p *Plan) { p.Seeds = 0 }, "0 seeds"},
+		{"more seeds than blocks of a request", func(p *Plan) { p.Seeds = 6001 }, "6001 seeds: each replays a block of the trace"},
 		{"no policies", func(p *Plan) { p.Policies = nil }, "no policy"},
 		{"a policy nobody knows", func(p *Plan) { p.Policies = []string{"jsqq"} }, "unknown policy"},
 		{"a predictor nobody knows", func(p *Plan) { p.Predictor.Kind, p.Policies = "psychic", []string{"brh"} }, "predictor"},
@@ -162,6 +164,7 @@ func TestARunCanBeEnded(t *testing.T) {
 }
 
 func TestPredictorsComeFromTheHistoryOrAFile(t *testing.T) {
+	race.Alone(t)
 	samples := make([]predictor.Sample, 400)
 	for i := range samples {
 		samples[i] = predictor.Sample{At: time.Duration(i) * time.Second, Prompt: 100, Output: int32(10 + i%7)}
@@ -191,8 +194,28 @@ func TestPredictorsComeFromTheHistoryOrAFile(t *testing.T) {
 	}
 }
 
+// Trees are fitted to a part of the history; the rest of it they learn as the tables do, so that all know
+// of the same requests when a run begins.
+func TestPredictorsKnowTheSameHistory(t *testing.T) {
+	f, w := Uniform(4, 8, 0), drawn(t, Source{Trace: azure(1200)}, 900)
+	for spec, fitted := range map[string]int{"brh": 0, "brh:predictor=exact": 0, "brh:predictor=learned": 225} {
+		r, err := newRun(&f, Load{Pool: 16}, w, by(spec))
+		require.NoError(t, err)
+		require.Equal(t, w.history[fitted:], r.history, spec)
+	}
+	cfg := by("brh:predictor=learned")
+	n, err := cfg.Needs()
+	require.NoError(t, err)
+	cfg.Predictor.Fit, err = fit.Trees(w.past, n)
+	require.NoError(t, err)
+	r, err := newRun(&f, Load{Pool: 16}, w, cfg)
+	require.NoError(t, err)
+	require.Empty(t, r.history, "a fit stands in for all of it")
+}
+
 // What balance is worth, where a small run shows it without doubt.
 func TestWhatBalanceIsWorth(t *testing.T) {
+	race.Alone(t)
 	imbalance := func(p *Plan) map[string]float64 {
 		r, err := p.Run(context.Background())
 		require.NoError(t, err)
@@ -206,13 +229,13 @@ func TestWhatBalanceIsWorth(t *testing.T) {
 	slice := func(ranks int, policies ...string) *Plan {
 		return &Plan{Source: Source{Trace: azure(6000)}, Requests: 3000, Fleet: Uniform(ranks, 16, 0), Load: Load{Pool: 4 * ranks}, Policies: policies, Seeds: 2}
 	}
-	drawn := func(name string, policies ...string) *Plan {
+	synth := func(name string, policies ...string) *Plan {
 		return &Plan{Source: Source{Synth: name}, Requests: 2000, Fleet: Uniform(8, 16, 0), Load: Load{Pool: 32}, Policies: policies, Seeds: 2}
 	}
 	t.Run("br0 against jsq in a closed loop, on every trace", func(t *testing.T) {
 		plans := []*Plan{slice(8, "jsq", "br0")}
 		for _, name := range trace.SynthNames() {
-			plans = append(plans, drawn(name, "jsq", "br0"))
+			plans = append(plans, synth(name, "jsq", "br0"))
 		}
 		for _, p := range plans {
 			got := imbalance(p)
@@ -229,7 +252,7 @@ func TestWhatBalanceIsWorth(t *testing.T) {
 	t.Run("the default idles less than jsq-kv", func(t *testing.T) {
 		got := imbalance(slice(8, "jsq-kv", "evenkeel"))
 		require.Less(t, got["evenkeel idle"], 0.7*got["jsq-kv idle"])
-		p := drawn("code", "jsq-kv", "evenkeel") // answers of 28 tokens
+		p := synth("code", "jsq-kv", "evenkeel") // answers of 28 tokens
 		got = imbalance(p)
 		require.Less(t, got["evenkeel idle"], 0.7*got["jsq-kv idle"])
 	})
@@ -238,9 +261,8 @@ func TestWhatBalanceIsWorth(t *testing.T) {
 func BenchmarkRun(b *testing.B) {
 	for _, spec := range []string{"jsq", "br0", "brh", "evenkeel"} {
 		b.Run(spec, func(b *testing.B) {
-			src, f := Source{Trace: trace.Azure()}, Uniform(8, 16, 0)
-			w, err := src.draw(1, 0)
-			require.NoError(b, err)
+			f := Uniform(8, 16, 0)
+			w := drawn(b, Source{Trace: trace.Azure()}, 0)
 			b.ReportAllocs()
 			for b.Loop() {
 				r, err := newRun(&f, Load{Pool: 32}, w, by(spec))

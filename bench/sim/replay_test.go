@@ -16,9 +16,8 @@ import (
 func TestAPolicyAgreesWithItsOwnLog(t *testing.T) {
 	for _, spec := range []string{"jsq", "pjsq", "prr", "br0:window=4,theta=0", "br0:paper", "brh:horizon=30", "brh", "evenkeel:mode=mean", "evenkeel:mode=now,hold=0", "evenkeel"} {
 		t.Run(spec, func(t *testing.T) {
-			src, f := Source{Trace: azure(1200)}, Uniform(4, 4, 20_000)
-			w, err := src.draw(1, 150)
-			require.NoError(t, err)
+			f := Uniform(4, 4, 20_000)
+			w := drawn(t, Source{Trace: azure(1200)}, 150)
 			r, err := newRun(&f, Load{Pool: 12}, w, by(spec))
 			require.NoError(t, err)
 			var log []byte

@@ -12,6 +12,7 @@ import (
 	"evenkeel/bench/fit"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/virtual"
 )
 
 // run is one policy on the requests of one seed: engines in virtual time, and the server's own
@@ -25,83 +26,125 @@ type run struct {
 	ready []int // open loop: jobs that have not arrived, by the end of their prefill
 	back  []int // preempted jobs in prefill, by its end
 
+	prefill prefillers
+	early   bool    // ranks are bound before the prefill
+	coming  []int   // open loop: jobs whose prefill waits for their arrival, where engines are few
+	line    []int   // jobs that have arrived and wait outside the pool for an engine, in order of arrival
+	stepMs  float64 // of the last step of any group
+
 	groups  []*group
-	workers []*worker
-	now     float64
-	inside  int // jobs in the system
-	waits   int // of them, in the pool
+	workers []*worker // by id
+	inside  int       // jobs in the system
+	waits   int       // of them, in the pool
 	law     bool
 	meter   meter
-	given   board.Release
 	err     error  // a policy broke a limit
 	stalled int    // turns in which nothing happened
 	ended   func() // a request is done
+	auto    *auto  // nil: the policy stays
 }
 
 // never is the end of a step that is not in progress.
-var never = math.Inf(1)
+var never = virtual.Never
 
 // stallTurns is how often an idle fleet may look at a pool that its policy does
 // not serve before that is an error.
 const stallTurns = 100_000
 
 func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error) {
-	r := &run{fleet: fleet, load: load, ended: func() {}}
+	r := &run{fleet: fleet, load: load, prefill: newPrefillers(&load), stepMs: fleet.Groups[0].C0Ms, ended: func() {}}
 	r.jobs = make([]job, len(w.jobs))
 	for i, a := range w.jobs {
-		r.jobs[i] = job{prompt: a.prompt, output: a.output, key: a.key, arrival: a.at, first: math.NaN()}
+		r.jobs[i] = job{prompt: a.prompt + a.age, output: a.output, age: a.age, key: a.key, arrival: a.at, first: math.NaN()}
 	}
 	if load.Rho > 0 {
-		r.ready = make([]int, len(r.jobs))
-		for i := range r.ready {
-			r.ready[i] = i
-			r.jobs[i].entered = r.jobs[i].arrival + prefillTime(r.jobs[i].prompt)
+		for i := range r.jobs {
+			q := &r.jobs[i]
+			switch {
+			case i < w.running:
+			case load.AtArrival:
+				q.entered = q.arrival
+			case r.prefill.Engines > 0:
+				r.coming = append(r.coming, i)
+				continue
+			default:
+				q.entered = q.arrival + r.prefill.time(q.prompt)
+			}
+			r.ready = append(r.ready, i)
 		}
-		r.sortByPrefill(r.ready)
+		slices.SortFunc(r.ready, r.byPrefill)
 	}
 	for i := range fleet.Groups {
-		g := &group{Group: fleet.Groups[i], index: i, ends: never, number: 1, since: math.NaN()}
-		g.key = board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true}
-		g.steps.Group = g.key
-		for k := range g.Ranks {
-			w := &worker{Rank: g.Ranks[k], id: int32(len(r.workers)), group: g}
+		plan := &fleet.Groups[i]
+		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true}, plan.C0Ms, plan.C1Ms), index: i}
+		for _, p := range plan.Ranks {
+			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
 			r.workers = append(r.workers, w)
 			g.later = append(g.later, w)
 		}
 		r.groups = append(r.groups, g)
 	}
-	cfg.Predictor.Told = true // it is up to policies to ask
-	err := grow(&cfg, w.past)
+	cfg.Predictor.Told, cfg.BindAhead = true, load.Ahead                      // it is up to policies to ask
+	r.early = load.AtArrival && (r.prefill.time(1) > 0 || fleet.Transfer > 0) // else binding at arrival is binding late
+	history := w.history
+	if cfg.Predictor.Fit != nil {
+		history = nil // the fit stands in for it
+	}
+	grown, err := grow(&cfg, w.past)
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", cfg.Policy, err)
 	}
-	if r.driver, err = newDriver(cfg, w.history); err != nil {
+	if r.driver, err = newDriver(cfg, history[grown:]); err != nil {
 		return nil, err
 	}
-	r.bound, r.refused, r.broken, r.decides = r.placed, r.turnedAway, r.breaks, r.meter.tick
-	r.meter.warmUp(len(r.jobs), fleet.slots())
+	r.Bound, r.Refused, r.broken, r.Timed = r.placed, r.turnedAway, r.breaks, r.meter.timed
+	r.serve()
+	r.meter.warm = cmp.Or(w.warm, max(len(r.jobs)/warmShare, fleet.slots()))
 	return r, nil
 }
 
-// grow trains the trees of predictor learned on what came before the run, unless a fit has them.
-func grow(cfg *board.Config, past []trace.Request) error {
-	n, err := cfg.Needs()
-	if err == nil && n.Predictor == learned && cfg.Predictor.Fit == nil {
-		cfg.Predictor.Fit, err = fit.Trees(past, n)
+// serve has the engines serve the jobs.
+func (r *run) serve() {
+	r.Stale = r.fleet.Stale
+	for _, g := range r.groups {
+		r.Groups = append(r.Groups, g.Group)
 	}
-	return err
+	r.Length = func(g *virtual.Group) float64 {
+		r.stepMs = r.meter.step(g, g == r.Groups[0], r.Now)
+		return r.stepMs
+	}
+	if r.load.AtArrival {
+		r.Prefill = func(prompt int32) (ready, took float64) { return r.prefill.run(r.Now, prompt), r.prefill.time(prompt) }
+	}
+	r.Token, r.Seated, r.Finished, r.Preempted = r.token, r.seated, r.finished, r.preempted
+	r.Stepped = func(_ *virtual.Group, tokens int) { r.meter.generated(tokens) }
+}
+
+// grow trains the trees of predictor learned on what came before the run, unless a fit has them. It
+// returns how many requests, the oldest, are in them; the others are learned as all predictors learn.
+func grow(cfg *board.Config, past []trace.Request) (trained int, err error) {
+	n, err := cfg.Needs()
+	if err != nil || n.Predictor != learned || cfg.Predictor.Fit != nil {
+		return 0, err
+	}
+	if cfg.Predictor.Fit, err = fit.Trees(past, n); err != nil {
+		return 0, err
+	}
+	return cfg.Predictor.Fit.Outputs.Len(), nil
 }
 
 // learned is the predictor that trees are for.
 const learned = "learned"
 
-func prefillTime(prompt int32) float64 { return prefillMs + prefillPerTokenMs*float64(prompt) }
+// byPrefill orders jobs by the end of their prefill, then by arrival.
+func (r *run) byPrefill(a, b int) int {
+	return cmp.Or(cmp.Compare(r.jobs[a].entered, r.jobs[b].entered), cmp.Compare(a, b))
+}
 
-// sortByPrefill orders jobs by the end of their prefill, then by arrival.
-func (r *run) sortByPrefill(jobs []int) {
-	slices.SortFunc(jobs, func(a, b int) int {
-		return cmp.Or(cmp.Compare(r.jobs[a].entered, r.jobs[b].entered), cmp.Compare(a, b))
-	})
+// insert adds a job to those that are in the order of byPrefill.
+func (r *run) insert(jobs []int, job int) []int {
+	at, _ := slices.BinarySearchFunc(jobs, job, r.byPrefill)
+	return slices.Insert(jobs, at, job)
 }
 
 // all runs until every request is done.
@@ -120,25 +163,20 @@ func (r *run) all(ctx context.Context) error {
 // instant is one instant at which something happens: a step ends, a request arrives, or the board
 // wants to look again. All of that is told, and then it ticks.
 func (r *run) instant() (over bool, err error) {
-	for _, g := range r.groups {
-		if g.ends <= r.now {
-			r.finishStep(g)
-		}
-	}
-	r.comeAndGo()
-	r.arrive()
-	r.look(r.now)
+	r.Turn(func() {
+		r.comeAndGo()
+		r.prefillComing()
+		r.arrive()
+		r.due(r.Now)
+	})
 	if r.err != nil {
 		return false, r.err
 	}
-	preempted := r.meter.preempted
-	for _, g := range r.groups {
-		if g.ends == never {
-			r.startStep(g)
-		}
+	if r.Begin() {
+		r.look(r.Now)
 	}
-	if r.meter.preempted > preempted {
-		r.look(r.now)
+	if r.auto != nil {
+		r.judge()
 	}
 	if r.inside == 0 && r.next == len(r.jobs) {
 		return true, nil
@@ -148,24 +186,36 @@ func (r *run) instant() (over bool, err error) {
 
 // wait moves the clock to the next turn.
 func (r *run) wait() error {
-	next, busy := r.driver.next(), false
-	looks := next
-	for _, g := range r.groups {
-		next = min(next, g.ends)
-		busy = busy || g.ends < never
-	}
+	looks := r.Driver.Next()
+	next, busy := r.Due()
 	if len(r.ready) > 0 {
 		next = min(next, r.jobs[r.ready[0]].entered)
 	}
 	if len(r.back) > 0 {
 		next = min(next, r.jobs[r.back[0]].entered)
 	}
+	if len(r.coming) > 0 {
+		next = min(next, r.jobs[r.coming[0]].arrival)
+	}
+	if len(r.line) > 0 {
+		next = min(next, r.prefill.next(r.Now))
+	}
+	if r.offers() {
+		next = r.Now
+	}
+	if r.load.AtArrival {
+		for _, g := range r.groups {
+			if g.Ends == never {
+				next = min(next, g.FirstReady())
+			}
+		}
+	}
 	if busy {
 		next = min(next, r.builds)
 	} else {
 		for _, w := range r.workers {
-			for _, m := range []Moment{w.Join, w.Leave} {
-				if m.Ms > r.now {
+			for _, m := range []Moment{w.plan.Join, w.plan.Leave} {
+				if m.Ms > r.Now {
 					next = min(next, m.Ms)
 				}
 			}
@@ -177,13 +227,13 @@ func (r *run) wait() error {
 	}
 	switch {
 	case r.stalled > stallTurns, next == never && r.waits > 0:
-		return fmt.Errorf("policy %s leaves %d requests waiting though every rank is idle", r.boards.Policy(), r.waits)
+		return fmt.Errorf("policy %s leaves %d requests waiting though every rank is idle", r.Boards.Policy(), r.waits)
 	case next == never:
 		return fmt.Errorf("%d requests are left and no rank will ever take them", r.inside+len(r.jobs)-r.next)
-	case next <= r.now && next == looks:
+	case next <= r.Now && next == looks:
 		return errors.New("the board wants to look at what it has looked at")
 	}
-	r.now = max(r.now, next)
+	r.Now = max(r.Now, next)
 	return nil
 }
 
@@ -192,22 +242,23 @@ func (r *run) comeAndGo() {
 	changed := false
 	for _, g := range r.groups {
 		g.later = slices.DeleteFunc(g.later, func(w *worker) bool {
-			if w.Join.set() && !w.Join.due(g.step, r.now) {
+			if w.plan.Join.set() && !w.plan.Join.due(g.Step, r.Now) {
 				return false
 			}
 			w.up, changed = true, true
-			at, _ := slices.BinarySearchFunc(g.workers, w.id, func(o *worker, id int32) int { return cmp.Compare(o.id, id) })
-			g.workers = slices.Insert(g.workers, at, w)
+			at, _ := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
+			g.Ranks = slices.Insert(g.Ranks, at, w.Rank)
 			return true
 		})
-		g.workers = slices.DeleteFunc(g.workers, func(w *worker) bool {
-			if w.up && w.Leave.set() && w.Leave.due(g.step, r.now) {
+		g.Ranks = slices.DeleteFunc(g.Ranks, func(e *virtual.Rank) bool {
+			w := r.workers[e.ID]
+			if w.up && w.plan.Leave.set() && w.plan.Leave.due(g.Step, r.Now) {
 				w.up, changed = false, true
-				for w.Fails && len(w.legs) > 0 {
-					r.preempt(w, len(w.legs)-1)
+				for w.plan.Fails && len(w.Legs) > 0 {
+					r.Preempt(w.Rank, len(w.Legs)-1)
 				}
 			}
-			w.gone = !w.up && len(w.legs) == 0
+			w.gone = !w.up && len(w.Legs) == 0
 			changed = changed || w.gone
 			return w.gone
 		})
@@ -217,53 +268,55 @@ func (r *run) comeAndGo() {
 	}
 	var ws []board.Worker
 	for _, g := range r.groups {
-		for _, w := range g.workers {
+		for _, w := range g.Ranks {
 			ws = append(ws, board.Worker{
-				ID: w.id, Name: strconv.Itoa(int(w.id)), Model: model, Group: g.key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity, Cost: float32(w.Cost), Up: w.up,
+				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity, Cost: float32(w.Cost),
+				Up: r.workers[w.ID].up, Early: r.early,
 			})
 		}
 	}
-	r.count(r.now)
-	r.apply(board.SetWorkers{Workers: ws}, r.now)
+	r.Count(r.Now)
+	r.Apply(board.SetWorkers{Workers: ws}, r.Now)
 	for _, g := range r.groups {
-		if r.law && !g.told && len(g.workers) > 0 {
+		if r.law && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.apply(board.Law{Group: g.key, StepModel: board.StepModel{C0Ms: g.C0Ms, C1Ms: g.C1Ms}}, r.now)
+			r.Apply(board.Law{Group: g.Key, StepModel: board.StepModel{C0Ms: g.C0Ms, C1Ms: g.C1Ms}}, r.Now)
 		}
 	}
 }
 
-// arrive tells the board of what has been prefilled by now.
+// arrive tells the board of what has been prefilled by now, or has arrived where that comes first.
 func (r *run) arrive() {
 	if r.load.Rho > 0 {
-		for len(r.ready) > 0 && r.jobs[r.ready[0]].entered <= r.now {
+		for len(r.ready) > 0 && r.jobs[r.ready[0]].entered <= r.Now {
 			r.inside++
-			r.enter(r.ready[0])
+			r.come(r.ready[0])
 			r.ready = r.ready[1:]
 			r.next++
 		}
 	} else {
 		slots := 0
 		for _, g := range r.groups {
-			for _, w := range g.workers {
-				if w.up {
+			for _, w := range g.Ranks {
+				if r.workers[w.ID].up {
 					slots += w.Slots
 				}
 			}
 		}
 		for r.next < len(r.jobs) && r.inside < slots+r.load.Pool {
 			q := &r.jobs[r.next]
-			q.arrival, q.entered = r.now, r.now
+			q.arrival, q.entered = r.Now, r.Now
 			r.inside++
-			r.enter(r.next)
+			r.come(r.next)
 			r.next++
 		}
 	}
-	for len(r.back) > 0 && r.jobs[r.back[0]].entered <= r.now {
-		r.enter(r.back[0])
+	for len(r.back) > 0 && r.jobs[r.back[0]].entered <= r.Now {
+		r.come(r.back[0])
 		r.back = r.back[1:]
 	}
-	r.meter.phase(r.now, r.next == len(r.jobs))
+	r.offer()
+	r.meter.phase(r.Now, r.next == len(r.jobs))
 }
 
 // enter hands a job to the board.
@@ -271,36 +324,42 @@ func (r *run) enter(at int) {
 	q := &r.jobs[at]
 	q.state = jobWaiting
 	r.waits++
-	r.apply(board.Enqueue{Output: q.output, Entry: &board.Entry{
+	r.Apply(board.Enqueue{Output: q.output, Entry: &board.Entry{
 		ID: uint64(at) + 1, Model: model, Prompt: int(q.prompt), Age: int(q.age), Key: q.key, Arrival: instant(q.arrival), Entered: instant(q.entered),
-	}}, r.now)
+		Early: r.early, Lead: millis(r.lead(at)),
+	}}, r.Now)
 }
 
 // placed gives a request to the engine that the board bound it to.
 func (r *run) placed(e *board.Effect) {
-	q, w := &r.jobs[e.Entry.ID-1], r.workers[e.Bound.Worker]
+	q := &r.jobs[e.Entry.ID-1]
 	q.state = jobPlaced
 	r.waits--
-	r.meter.admitted(r.now - q.entered)
-	w.legs = append(w.legs, leg{job: int32(e.Entry.ID - 1), slot: e.Bound.Slot, prompt: q.prompt, left: q.output - q.age})
-	w.pull(r.firstStep(w.group), r.fleet.Transfer)
-	r.seat(w)
+	r.meter.admitted(r.Now - q.entered)
+	r.Place(r.workers[e.Bound.Worker].Rank, virtual.Leg{
+		Job: int32(e.Entry.ID - 1), Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output - q.age, Lag: int64(r.fleet.Transfer),
+	})
 }
 
-// firstStep is the first one that a request admitted now can take part in.
-func (r *run) firstStep(g *group) int64 {
-	if g.ends < never {
-		return g.step + 1
-	}
-	return g.step
+func (r *run) seated(l *virtual.Leg) {
+	r.meter.seated(r.Now - r.jobs[l.Job].entered - l.Prefill)
 }
 
-// seat gives free slots to those that wait in the engine.
-func (r *run) seat(w *worker) {
-	for w.active < min(w.Slots, len(w.legs)) && w.legs[w.active].pulled {
-		r.meter.seated(r.now - r.jobs[w.legs[w.active].job].entered)
-		w.active++
+// token is one of a request.
+func (r *run) token(l *virtual.Leg) {
+	if q := &r.jobs[l.Job]; l.Gen == 1 && q.age == 0 {
+		q.first = r.Now
+		r.meter.firstToken(r.Now - q.arrival)
 	}
+}
+
+// finished books a request out whose last token came.
+func (r *run) finished(_ *virtual.Group, l virtual.Leg) {
+	q := &r.jobs[l.Job]
+	q.state = jobDone
+	r.inside--
+	r.meter.finished(r.Now, q)
+	r.ended()
 }
 
 // turnedAway fails a request that no rank can take.
@@ -330,25 +389,22 @@ func (r *run) breaks(e *board.Effect) {
 		what = fmt.Errorf("entry %d was sent to worker %d, which has no free slot", e.ID, e.Worker)
 	default:
 		w := r.workers[e.Worker]
-		what = fmt.Errorf("entry %d of %d tokens was sent to worker %d, which holds %d of %d", e.ID, r.jobs[e.ID-1].prompt, e.Worker, w.kv, w.Capacity)
+		what = fmt.Errorf("entry %d of %d tokens was sent to worker %d, which holds %d of %d", e.ID, r.jobs[e.ID-1].prompt, e.Worker, w.KV, w.Capacity)
 	}
-	r.err = fmt.Errorf("policy %s, at %.0f ms: %w", r.boards.Policy(), r.now, what)
+	r.err = fmt.Errorf("policy %s, at %.0f ms: %w", r.Boards.Policy(), r.Now, what)
 }
 
-// preempt sends the i-th request of a worker back: it is prefilled again with
-// what it has generated, and keeps its place in the order of arrival.
-func (r *run) preempt(w *worker, i int) {
-	l := w.legs[i]
-	w.remove(i)
-	r.release(w.group, l, board.Failed)
-	q := &r.jobs[l.job]
-	q.prompt += l.gen
-	q.age += l.gen
+// preempted has a request prefilled again with what it has generated, before it waits for a rank or after
+// it has one. It keeps its place in the order of arrival.
+func (r *run) preempted(_ *virtual.Rank, l virtual.Leg) {
+	q := &r.jobs[l.Job]
+	q.prompt += l.Gen
+	q.age += l.Gen
 	q.state = jobAhead
-	q.entered = r.now + prefillTime(q.prompt)
-	at, _ := slices.BinarySearchFunc(r.back, int(l.job), func(x, job int) int {
-		return cmp.Or(cmp.Compare(r.jobs[x].entered, q.entered), cmp.Compare(x, job))
-	})
-	r.back = slices.Insert(r.back, at, int(l.job))
+	q.entered = r.Now
+	if !r.load.AtArrival {
+		q.entered = r.prefill.run(r.Now, q.prompt)
+	}
+	r.back = r.insert(r.back, int(l.Job))
 	r.meter.preempted++
 }

@@ -161,7 +161,7 @@ func TestProgressIsSeenLate(t *testing.T) {
 			over, err := r.instant()
 			require.NoError(t, err)
 			require.False(t, over)
-			got = append(got, r.counts.Tokens[r.workers[0].legs[0].slot])
+			got = append(got, r.Counts.Tokens[r.workers[0].Legs[0].Slot])
 		}
 		require.Equal(t, want, got, "%d steps late", stale)
 	}
@@ -180,7 +180,7 @@ func TestAPreemptedRequestKeepsItsPlaceAndItsTokens(t *testing.T) {
 	require.EqualValues(t, 2, q.age)
 	var next policy.Entry // that a round saw once it was back
 	r.round = func(round *board.Round) {
-		if r.now >= q.entered && next.ID == 0 {
+		if r.Now >= q.entered && next.ID == 0 {
 			next = round.Snapshot.Pool[0]
 		}
 	}
@@ -200,7 +200,7 @@ func TestTheBoardHearsOfPreemptions(t *testing.T) {
 		over, err = r.instant()
 		require.NoError(t, err)
 	}
-	require.True(t, r.boards.Status(instant(r.now)).Models[0].Workers[0].Tight, "two within ten seconds")
+	require.True(t, r.Boards.Status(instant(r.Now)).Models[0].Workers[0].Tight, "two within ten seconds")
 }
 
 func TestWhatFitsNowhereFails(t *testing.T) {

@@ -122,7 +122,7 @@ func (c *checkCmd) look(found *checked) error {
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg)...)
+		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, nil)...)
 	}
 	return nil
 }

@@ -217,7 +217,7 @@ func valuesOf(f *kong.Flag, begun string) []string {
 		done := begun[:strings.LastIndexByte(begun, ',')+1]
 		return under(done, starting(begun[len(done):], policy.Names()))
 	case "connector":
-		list = []string{mooncake.AscendMooncakeV1, mooncake.NIXLPull, mooncake.VLLMMooncake, mooncake.Opaque}
+		list = mooncake.Connectors()
 	case "log-level":
 		list = []string{"debug", "info", "warn", "error"}
 	case "preset":

@@ -34,6 +34,7 @@ type demoCmd struct {
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Which part of the trace is sent, and the text of its prompts (default: ${default})."`
 
+	Connector       string        `enum:"ascend-mooncake-v1,nixl-pull,nixl-push,vllm-mooncake,ascend-layerwise,sglang" default:"ascend-mooncake-v1" placeholder:"NAME" help:"How the engines hand KV over (default: ${default}); ascend-layerwise and sglang want the decode rank before the prefill."`
 	C0              time.Duration `name:"c0" default:"5ms" help:"Fixed time of a decode step (default: ${default})."`
 	C1              time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
 	Prefills        int           `default:"2" placeholder:"N" help:"Prefill engines (default: ${default})."`

@@ -53,8 +53,8 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	specs, audits := make([]string, len(trials)), make([]string, len(trials))
 	for i, t := range trials {
 		specs[i] = t.policy.spec
-		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d leaked, %d still pinned, %d pulls of other KV, drift of the proxy's books %d",
-			t.policy.name, t.audit.pulls, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of the proxy's books %d",
+			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
 	}
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()

@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,6 +23,7 @@ import (
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 )
 
 // trial is what one policy did.
@@ -34,7 +37,7 @@ type trial struct {
 
 // audit is what must be zero after a run, by the books of engines and proxy.
 type audit struct {
-	pulls              int64 // hand-offs decoded; not an error
+	pulls, writes      int64 // hand-offs decoded, and parts of KV that prefill engines wrote; no errors
 	leaks, pins, wrong int64 // prefilled KV nobody pulled, or still pinned; pulls that read other KV
 	drift              int64 // charged less released less held
 }
@@ -98,7 +101,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	for i := range c.Prefills {
 		e, err := refengine.Start(refengine.Config{
-			Role: refengine.Prefill, Model: "demo", PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken,
+			Role: refengine.Prefill, Model: "demo", Connector: refengine.Connector(c.Connector), PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken,
 			PromptTokensDetails: true, Seed: c.Seed + uint64(i),
 		})
 		if err != nil {
@@ -107,7 +110,7 @@ func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Eng
 		prefills = append(prefills, e)
 	}
 	decode, err = refengine.Start(refengine.Config{
-		Role: refengine.Decode, Model: "demo", DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
+		Role: refengine.Decode, Model: "demo", Connector: refengine.Connector(c.Connector), DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
 		PromptTokensDetails: true, Seed: c.Seed, StepLog: 1 << 20, // an hour and a half of 5 ms
 	})
 	return prefills, decode, err
@@ -121,9 +124,7 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	cfg.Pool.Size = c.concurrency() // all may wait at once, at the start
 	cfg.Log.Requests = logFile
 	cfg.Predictor.File = fitFile
-	for _, e := range prefills {
-		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0]})
-	}
+	c.connect(cfg, prefills)
 	for _, url := range decode.URLs() {
 		cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 	}
@@ -156,6 +157,25 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	return g, nil
 }
 
+// connect tells the proxy how its engines hand KV over, and where its prefill engines are. A reference engine has its
+// bootstrap server at its own port, so each has a profile of its own.
+func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
+	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
+	if c.Connector == mooncake.AscendLayerwise {
+		cfg.Bind.Listen = "127.0.0.1:0"
+	}
+	for i, e := range prefills {
+		name, at := fmt.Sprintf("prefill-%d", i), e.URLs()[0]
+		p := mooncake.Profile{Connector: c.Connector}
+		if c.Connector == mooncake.SGLang || c.Connector == mooncake.VLLMMooncake {
+			_, port, _ := strings.Cut(strings.TrimPrefix(at, "http://"), ":")
+			p.BootstrapPort, _ = strconv.Atoi(port) // the engine listens there
+		}
+		cfg.Profiles[name] = p
+		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: at, Profile: name})
+	}
+}
+
 // ready waits until every engine is up: with fewer the load would not be the same.
 func ready(ctx context.Context, g *gateway.Gateway, engines int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -186,9 +206,10 @@ func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
 		a.pulls += s.Pulls
+		a.writes += s.Pushes
 		a.leaks += s.Leaks
 		a.pins += int64(s.Pins)
-		a.wrong += s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown
+		a.wrong += s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes + s.FreedWrites + s.SampledApart
 	}
 }
 

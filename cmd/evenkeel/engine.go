@@ -48,12 +48,14 @@ type engineCmd struct {
 	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, of rank i at i above; replays are as many ports above as there are ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Shape of KV events: array or map."`
 
-	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque" default:"ascend-mooncake-v1" help:"Shape of hand-offs: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque."`
-	FlatBlockIDs   bool          `name:"flat-block-ids" help:"One flat list of block ids, as old versions."`
-	KVHoldTimeout  time.Duration `name:"kv-hold-timeout" help:"How long a prefill keeps KV that nobody pulls (default: 480s; nixl-pull 30s)."`
-	RejectReleases bool          `help:"A decode request that fails validation frees the prefill's KV."`
-	ErrorShape     string        `enum:"new,old,rust" default:"new" help:"Shape of error bodies: new, old or rust."`
-	OldMetricNames bool          `help:"Metric names of old versions."`
+	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"How KV is handed over: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine."`
+	FlatBlockIDs     bool          `name:"flat-block-ids" help:"One flat list of block ids, as old versions."`
+	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"How long a prefill keeps KV that nobody pulls (default: 480s; nixl-pull and nixl-push 30s)."`
+	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: how long a prefill waits for its decode engine (default: 300s)."`
+	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: how long a decode engine waits for KV (default: 300s)."`
+	RejectReleases   bool          `help:"A decode request that fails validation frees the prefill's KV."`
+	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Shape of error bodies: new (default), old (default with sglang) or rust."`
+	OldMetricNames   bool          `help:"Metric names of old versions."`
 
 	Fault     []string `sep:"none" placeholder:"JSON" help:"A fault rule, as POST /faults takes it; may be repeated. Faults: ${faults}."`
 	StepTrace string   `placeholder:"FILE" help:"Write a JSON line for every rank and step."`
@@ -94,7 +96,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
 		C0: c.C0, C1: c.C1, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
 		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
-		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout, RejectReleases: c.RejectReleases,
+		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
+		BootstrapTimeout: c.BootstrapTimeout, WaitingTimeout: c.WaitingTimeout, RejectReleases: c.RejectReleases,
 		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
 	}
 	if c.KVEvents != 0 {

@@ -66,6 +66,9 @@ func (c *serveCmd) Run(streams) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
+	reloads := make(chan os.Signal, 1)
+	signal.Notify(reloads, syscall.SIGHUP) // one that comes while the proxy starts would end it
+	defer signal.Stop(reloads)
 
 	g, err := gateway.New(cfg, log)
 	if err != nil {
@@ -82,10 +85,16 @@ func (c *serveCmd) Run(streams) error {
 		return err
 	}
 	tell(log, daemon.SdNotifyReady)
+	boundGarbage()
 	endSelfTest := startSelfTest(g, cfg, log)
-	reloads := make(chan os.Signal, 1)
-	signal.Notify(reloads, syscall.SIGHUP)
-	defer signal.Stop(reloads)
+	forget := func() {
+		if err := forgetProgram(); err != nil {
+			log.Debug("pages of the program that only its start needed stay in memory", zap.Error(err))
+		}
+	}
+	forget()
+	again := time.NewTicker(forgetEvery)
+	defer again.Stop()
 	var s os.Signal
 	for s == nil {
 		select {
@@ -93,6 +102,8 @@ func (c *serveCmd) Run(streams) error {
 			tell(log, daemon.SdNotifyReloading)
 			g.Reloader().Reload(false) // it logs what came of it
 			tell(log, daemon.SdNotifyReady)
+		case <-again.C:
+			forget()
 		case s = <-signals:
 		}
 	}
@@ -111,6 +122,10 @@ func (c *serveCmd) Run(streams) error {
 	log.Info("ended: every request had finished")
 	return nil
 }
+
+// forgetEvery is how long a page of the program stays in memory that is needed once,
+// as by the self-test or by a burst of requests.
+const forgetEvery = 10 * time.Second
 
 // cutTime is how long the end may take once nothing is waited for any more.
 const cutTime = 15 * time.Second

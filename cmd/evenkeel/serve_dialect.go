@@ -33,7 +33,8 @@ type dialect struct {
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
 	Slots                   *int   `group:"engines" placeholder:"B" help:"Requests a decode rank runs at once, its --max-num-seqs (default: 32, with a warning)."`
-	Connector               string `group:"engines" placeholder:"NAME" help:"KV connector of the engines: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
+	Connector               string `group:"engines" placeholder:"NAME" help:"KV connector of the engines: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
+	Metaserver              string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise: where decode engines call back, and must reach us (default: --host, and --port + 1)."`
 	PrefillDataParallelSize int    `group:"engines" placeholder:"N" help:"DP ranks behind each prefill address, told apart by header (default: one, without a header)."`
 	DecodeDataParallelSize  int    `group:"engines" placeholder:"N" help:"DP ranks behind each decode address, told apart by header (default: one, without a header)."`
 }
@@ -71,6 +72,9 @@ func (d *dialect) asConfig() (*config.Config, error) {
 		}
 		cfg.Flag("prefill.retry.base", "--retry-delay")
 	}
+	if err := d.listenForCallbacks(cfg, host, port); err != nil {
+		return nil, err
+	}
 	profile := mooncake.Profile{Connector: d.Connector}
 	if os.Getenv(engineKeyEnv) != "" {
 		profile.APIKeyEnv = engineKeyEnv
@@ -99,6 +103,28 @@ func (d *dialect) asConfig() (*config.Config, error) {
 		cfg.Flag(fmt.Sprintf("engines.decode[%d].ranks", i), "--decode-data-parallel-size")
 	}
 	return cfg, nil
+}
+
+// listenForCallbacks says where decode engines call back that do so. vllm-ascend's layerwise
+// example has them call its only port, which its clients call, too.
+func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) error {
+	switch bare := strings.Trim(host, "[]"); {
+	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
+		return usageError{fmt.Errorf("--metaserver: only engines with --connector %s call back; remove it", mooncake.AscendLayerwise)}
+	case d.Connector != mooncake.AscendLayerwise:
+	case d.Metaserver != "":
+		cfg.Bind.Listen = d.Metaserver
+		cfg.Flag("bind.listen", "--metaserver")
+	case config.Wildcard(bare):
+		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of this machine that they reach", host)}
+	default:
+		if port > 0 {
+			port++
+		}
+		cfg.Bind.Listen = net.JoinHostPort(bare, strconv.Itoa(port))
+		cfg.Flag("bind.listen", "--host, --port")
+	}
+	return nil
 }
 
 // engineList pairs hosts with ports.

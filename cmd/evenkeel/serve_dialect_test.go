@@ -145,12 +145,17 @@ func TestServeRefuses(t *testing.T) {
 		{"a port that is none", "--decoder-ports 0", 2, []string{"--decoder-ports: \"0\" is no port", "1 to 65535"}},
 		{"an engine listed twice", "--decoder-hosts a a --decoder-ports 1 1", 2, []string{"--decoder-hosts, --decoder-ports: engines.decode[1].url: a:1 is listed twice"}},
 		{"an unknown policy", "--policy fastest", 2, []string{"--policy: dispatch.policy: unknown policy \"fastest\"; there are br0"}},
-		{"a connector that cannot wait", "--connector ascend-layerwise", 2, []string{"--connector: ", "use ascend-mooncake-v1"}},
 		{"an admin listener for all", "--admin 0.0.0.0:9090", 2, []string{"--admin: admin.listen", "set admin.token_file"}},
 		{"no attempts", "--max-retries 0", 2, []string{"--max-retries: prefill.retry.attempts: 0; at least 1"}},
 		{"a negative delay", "--retry-delay=-1", 2, []string{"--retry-delay: prefill.retry.base"}},
 		{"negative slots", "--slots=-1", 2, []string{"--slots: engines.decode[0].slots"}},
 		{"a level nobody knows", "--log-level trace", 2, []string{"--log-level: log.level: \"trace\""}},
+		{"a wildcard that decode engines are to call", "--connector ascend-layerwise --host 0.0.0.0", 2, []string{"--host: \"0.0.0.0\" is no host that decode engines can call back; write --metaserver HOST:PORT"}},
+		{"another wildcard", "--connector ascend-layerwise --metaserver :8010", 2, []string{"--metaserver: bind.listen", "no host that decode engines can call"}},
+		{"loopback for decode engines elsewhere", "--connector ascend-layerwise --decoder-hosts d1 --decoder-ports 1", 2, []string{"--host, --port: bind.listen: \"localhost\" is the decode engine itself for d1"}},
+		{"callbacks that nobody makes", "--metaserver 127.0.0.1:1", 2, []string{"--metaserver: only engines with --connector ascend-layerwise call back"}},
+		{"a metaserver at the clients' address", "--connector ascend-layerwise --metaserver localhost:8000", 2, []string{"--metaserver: bind.listen", "an address of their own"}},
+		{"an unknown connector", "--connector lmcache", 2, []string{"--connector: ", "use one of"}},
 		{"a file and its replacement", "--config " + file + " --port 9000 --decoder-hosts a --max-retries 3", 2, []string{"--config and --port, --decoder-hosts, --max-retries together; write what they say into " + file}},
 		{"a file that is not there", "--config none.yaml", 1, []string{"none.yaml"}},
 		{"a file that is wrong", "--config " + write(t, "pool: {size: 0}"), 1, []string{"evenkeel.yaml:1:14: pool.size"}},
@@ -166,6 +171,28 @@ func TestServeRefuses(t *testing.T) {
 				require.Contains(t, errs, want)
 			}
 		})
+	}
+}
+
+// The flags of vllm-ascend's layerwise example, as its users type them.
+func TestServeInPlaceOfTheLayerwiseExample(t *testing.T) {
+	for _, tc := range []struct{ line, listen string }{
+		{"--host 10.0.0.2 --port 9000 --prefiller-hosts 10.0.0.3 --prefiller-ports 8100 --decoder-hosts 10.0.0.4 --decoder-ports 8200 --max-retries 2 --retry-delay 0.1", "10.0.0.2:9001"},
+		{"", "localhost:8001"},
+		{"--host ::1", "[::1]:8001"},
+		{"--host localhost --port 0", "localhost:0"},
+		{"--host 0.0.0.0 --metaserver 10.0.0.2:8010 --decoder-hosts d1 --decoder-ports 1", "10.0.0.2:8010"},
+	} {
+		cfg, err := flags(t, "serve --connector ascend-layerwise "+tc.line).config()
+		require.NoError(t, err, tc.line)
+		require.Equal(t, tc.listen, cfg.Bind.Listen)
+		require.True(t, cfg.EarlyOnly())
+	}
+	for _, connector := range []string{"sglang", "nixl-push"} {
+		cfg, err := flags(t, "serve --connector "+connector).config()
+		require.NoError(t, err)
+		require.Empty(t, cfg.Bind.Listen)
+		require.Equal(t, connector == "sglang", cfg.EarlyOnly())
 	}
 }
 

@@ -38,10 +38,15 @@ type simulateCmd struct {
 	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
 	Policies  string        `placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
 	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
-	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy; a seed begins elsewhere in a trace, or draws another (default: ${default})."`
-	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Requests of a run (default: all but those that predictors learn from; 12000 drawn ones)."`
+	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy, each on a part of the trace of its own, or on another drawn one (default: ${default})."`
+	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Requests of a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Policies see the progress of requests N steps late."`
 	Transfer  int           `tier:"decode" placeholder:"N" help:"Steps between an admission and the first token, slot and KV taken meanwhile."`
+	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"When a request gets its rank: late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
+	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"Fixed time of a prefill. In a closed loop with --bind late only requests that are prefilled again spend it: the others wait in the pool and are prefilled already (default: ${default})."`
+	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"Time of a prefill per token of the prompt (default: ${default})."`
+	Prefills  *int          `tier:"decode,prefill" placeholder:"P" help:"Prefill engines, each of which has one prompt at a time, first come first served (default: as many as are asked for; --tier prefill: 8)."`
+	Ahead     string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival: requests that a rank may have beyond its slots, because one that is being prefilled needs none; auto: as many as are on their way to their first token in the mean, a quarter of the slots at most (default: ${default})."`
 	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers. --tier geo: a file with regions, or one of ${geoscenarios} (default: skew)."`
 	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
 	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
@@ -166,6 +171,9 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 	if plan.Load, err = c.load(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
+	if err := c.bind(&plan.Load); err != nil {
+		return nil, "", err
+	}
 	if err := c.predictor(plan); err != nil {
 		return nil, "", err
 	}
@@ -202,6 +210,29 @@ func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
 	}
 	return sim.Load{Rho: rho}, nil
 }
+
+// bind reads when requests get their ranks, and what prefills take.
+func (c *simulateCmd) bind(l *sim.Load) error {
+	l.AtArrival = c.Bind == bindArrival
+	l.Prefill = &sim.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
+	if c.Prefills != nil {
+		if l.Prefill.Engines = *c.Prefills; l.Prefill.Engines < 1 {
+			return fmt.Errorf("--prefills %d: at least 1, or leave it out", *c.Prefills)
+		}
+	}
+	if c.Ahead == "auto" {
+		l.Ahead = board.AheadAuto
+		return nil
+	}
+	n, err := strconv.Atoi(c.Ahead)
+	if err != nil || n < 0 {
+		return fmt.Errorf("--ahead %q: want a number of requests, or auto", c.Ahead)
+	}
+	l.Ahead = n
+	return nil
+}
+
+const bindArrival = "arrival"
 
 // predictor reads the flag: a kind, or a fit file.
 func (c *simulateCmd) predictor(plan *sim.Plan) error {
@@ -302,6 +333,13 @@ func (c *simulateCmd) commandLine() string {
 	line.Add(c.Requests != 0, "requests %d", c.Requests)
 	line.Add(c.Stale != 0, "stale %d", c.Stale)
 	line.Add(c.Transfer != 0, "transfer %d", c.Transfer)
+	line.Add(c.Bind == bindArrival, "bind %s", c.Bind)
+	line.Add(c.PrefillMs != sim.DefaultPrefill.Ms, "prefill-ms %v", c.PrefillMs)
+	line.Add(c.PerToken != sim.DefaultPrefill.PerTokenMs, "prefill-per-token %v", c.PerToken)
+	if c.Prefills != nil {
+		line.Add(true, "prefills %d", *c.Prefills)
+	}
+	line.Add(c.Ahead != "0", "ahead %s", c.Ahead)
 	line.Add(true, "c0 %v", c.C0)
 	line.Add(true, "c1 %v", c.C1)
 	line.Add(c.Window != board.DefaultWindow, "window %v", c.Window)
@@ -324,8 +362,22 @@ func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, b
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
 		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), c.Law)},
+		{Name: "prefill", Value: c.prefillWords(&plan.Load)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}
+}
+
+// prefillWords describe what prefills, and when requests get their ranks.
+func (c *simulateCmd) prefillWords(l *sim.Load) string {
+	engines := "as many engines as are asked for"
+	if l.Prefill.Engines > 0 {
+		engines = fmt.Sprintf("%d engines", l.Prefill.Engines)
+	}
+	words := fmt.Sprintf("%g + %g·N ms for N tokens on %s", l.Prefill.Ms, l.Prefill.PerTokenMs, engines)
+	if !l.AtArrival {
+		return words + ", before a request gets its rank"
+	}
+	return words + fmt.Sprintf(", after a request has its rank; a rank may have %s requests beyond its slots meanwhile", c.Ahead)
 }
 
 // notes say how far the numbers carry.
@@ -339,7 +391,14 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	if c.Load != "closed" {
 		notes = append(notes, "In an open loop tokens per second follow the arrivals, unless a policy cannot keep up with them.")
 	}
+	short := ""
+	if c.Prefills == nil {
+		short = ", and prefill is never short"
+	}
+	if c.Bind == bindArrival {
+		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a closed loop too. Policies that name no hold hold nothing back.")
+	}
 	return append(notes,
 		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived; the longest wait also counts those that still waited then. ± is the deviation between seeds.",
-		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says, never fail, and prefill is never short.")
+		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says and never fail"+short+".")
 }

@@ -44,7 +44,7 @@ func TestSimulateTheGeoTierSaysWhatIsWrong(t *testing.T) {
 		{"a load", "--load 0.7 --requests 100", "--load, --requests with --tier geo: only --tier decode and prefill has that"},
 		{"decode ranks", "--workers 8 --slots 16 --pool 3 --capacity 1 --stale 1 --transfer 1 --predictor none", "--workers, --slots, --pool, --capacity, --stale, --transfer, --predictor with --tier geo"},
 		{"decode steps", "--c0 55ms --c1 200ns", "--c0, --c1 with --tier geo"},
-		{"prefill engines", "--prefills 2 --both --define a=b", "--prefills, --both, --define with --tier geo: only --tier prefill has that"},
+		{"prefill engines", "--prefills 2 --both --define a=b", "--prefills, --both, --define with --tier geo: only --tier decode and prefill has that"},
 	} {
 		status, _, errs := line(append([]string{"simulate", "--tier", "geo"}, strings.Fields(row.flags)...)...)
 		require.NotZero(t, status, row.name)

@@ -19,15 +19,15 @@ import (
 )
 
 // prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,
-// capacity and requests it shares with the decode tier.
+// capacity, requests and prefills it shares with the decode tier.
 type prefillFlags struct {
-	Prefills      int               `tier:"prefill" default:"8" placeholder:"P" help:"Prefill engines (default: ${default})."`
 	Tp            float64           `tier:"prefill" default:"0.0938" placeholder:"MS" help:"Time of a prefill per token that is not cached, ms (default: ${default})."`
 	T0            float64           `tier:"prefill" name:"t0" default:"150.72" placeholder:"MS" help:"Fixed time of a prefill, ms (default: ${default})."`
 	Beta2         float64           `tier:"prefill" name:"beta2" placeholder:"MS" help:"Time per pair of tokens that attention looks at, ms: times N*(H+N/2) for N new tokens behind H cached ones (default: 0)."`
-	Learn         bool              `tier:"prefill" help:"The tier learns the line of prefill times from answers; else it knows it."`
+	Learn         bool              `tier:"prefill" default:"true" negatable:"" help:"The tier learns what a prefill takes from answers, as in the server; else it is told, which the table says (default: yes)."`
 	Hold          time.Duration     `tier:"prefill" default:"500ms" help:"From the end of a prefill until a decode rank has fetched its KV (default: ${default})."`
 	WrongCapacity float64           `tier:"prefill" default:"1" placeholder:"FACTOR" help:"Tell the tier so many times the engines' capacity (default: ${default})."`
+	Slow          float64           `tier:"prefill" placeholder:"FACTOR" help:"The first engine takes so many times as long as the others; nobody is told."`
 	Push          int               `tier:"prefill" placeholder:"N" help:"Unanswered probes that an engine may have (default: as in the config file)."`
 	Both          bool              `tier:"prefill" help:"Engines decode what they prefilled, too: in steps of --c0 and --c1 with a chunk of a prompt in front."`
 	Chunk         int               `tier:"prefill" default:"2048" placeholder:"TOKENS" help:"Tokens of that chunk (default: ${default})."`
@@ -84,14 +84,22 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	return err
 }
 
+// prefills is how many engines prefill with --tier prefill.
+func (c *simulateCmd) prefills() int {
+	if c.Prefills == nil {
+		return 8
+	}
+	return *c.Prefills
+}
+
 // prefillPlan checks the flags.
 func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
 	f := &c.Prefill
 	plan := &prefillsim.Plan{
-		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, Learn: f.Learn,
+		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, TellLine: !f.Learn,
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
 		Engines: prefillsim.Engines{
-			Ranks: f.Prefills, Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold,
+			Ranks: c.prefills(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
 			Line: prefillpolicy.Line{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
 		},
 		Definitions: map[string]prefillpolicy.Definition{},
@@ -146,9 +154,12 @@ func (c *simulateCmd) loads() ([]float64, error) {
 
 func (c *simulateCmd) enginesWords() string {
 	f := &c.Prefill
-	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", f.Prefills, cmp.Or(c.Capacity, defaultCapacity), f.T0, f.Tp)
+	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefills(), cmp.Or(c.Capacity, defaultCapacity), f.T0, f.Tp)
 	if f.Beta2 > 0 {
 		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
+	}
+	if f.Slow > 0 {
+		words += fmt.Sprintf(", on the first %g times as long", f.Slow)
 	}
 	if f.Both {
 		return words + fmt.Sprintf("; they decode too, in steps of %s + %s per KV token, with at most %d tokens of a prompt", millis(c.C0), millis(c.C1), f.Chunk)
@@ -162,15 +173,16 @@ func (c *simulateCmd) prefillLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
 	line.Add(c.Trace != "", "--trace %s", c.Trace)
 	line.Add(c.Load != "closed", "--load %s", c.Load)
-	line.Add(true, "--prefills %d --seeds %d", f.Prefills, c.Seeds)
+	line.Add(true, "--prefills %d --seeds %d", c.prefills(), c.Seeds)
 	line.Add(c.Policies != "", "--policies %s", c.Policies)
 	line.Add(c.Requests > 0, "--requests %d", c.Requests)
 	line.Add(c.Capacity > 0, "--capacity %d", c.Capacity)
 	line.Add(true, "--t0 %g --tp %g", f.T0, f.Tp)
 	line.Add(f.Beta2 > 0, "--beta2 %g", f.Beta2)
-	line.Add(f.Learn, "--learn")
+	line.Add(!f.Learn, "--no-learn")
 	line.Add(!f.Both, "--hold %v", f.Hold)
 	line.Add(f.WrongCapacity != 1, "--wrong-capacity %g", f.WrongCapacity)
+	line.Add(f.Slow > 0, "--slow %g", f.Slow)
 	line.Add(f.Push > 0, "--push %d", f.Push)
 	line.Add(f.Both, "--both --c0 %v --c1 %v --chunk %d", c.C0, c.C1, f.Chunk)
 	line.Add(f.Burst > 0, "--burst %g", f.Burst)
@@ -188,8 +200,11 @@ func (c *simulateCmd) prefillNotes(p *prefillsim.Plan) []string {
 	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look for hits have none to look for.")
 	}
+	if p.TellLine {
+		notes = append(notes, "The tier is told what a prefill takes, which no server knows.")
+	}
 	return append(notes,
 		"A load is the share of time in which an engine prefills under lmetric; the trace is stretched until it is that. All policies get the same arrivals; busy is what each of them made of it.",
-		"TTFT is from arrival to the end of the prefill. Measured are the requests after the first eighth. ± is the deviation between seeds, which spread arrivals over the trace's clock.",
+		"TTFT is from arrival to the end of the prefill. Seeds share the requests after the first eighth of the trace: each measures a block of its own, after an eighth of the trace that fills the caches. ± is the deviation between them.",
 		"The server's own tier chose; engines take prompts first come, first served, drop the least recent blocks of their caches, and never fail.")
 }

@@ -29,6 +29,7 @@ func TestSimulate(t *testing.T) {
 		{"a closed loop", smallSim + "--policies jsq,br0:window=4,theta=0,evenkeel --out " + dir},
 		{"an open loop on a drawn trace", smallSim + "--trace synth:mix --load 0.8 --stale 3 --transfer 1 --policies jsq,brh:horizon=20,evenkeel --predictor exact"},
 		{"tight KV", smallSim + "--capacity 9000 --policies jsq-kv,pjsq-kv,br0"},
+		{"ranks bound before the prefill", smallSim + "--policies jsq-kv,br0,evenkeel --bind arrival --prefill-ms 200 --prefill-per-token 0.1 --prefills 20 --ahead auto"},
 		{"groups of unequal ranks that come and go", strings.TrimPrefix(smallSim, "--workers 4 ") + "--scenario " + scenario + " --policies jsq,br0,evenkeel --pool 20 --c0 20ms --c1 1us"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -108,11 +109,14 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"a log that is not there", "--log none.jsonl", 1, "none.jsonl"},
 		{"too few requests", "--requests 3", 1, "take at least"},
 		{"another tier", "--tier moon", 2, "--tier"},
-		{"flags of another tier", "--prefills 3 --t0 1 --preset l4-llama8b", 2, "--prefills, --t0, --preset with --tier decode: only --tier geo and prefill has that"},
+		{"flags of another tier", "--tp 3 --t0 1 --preset l4-llama8b", 2, "--tp, --t0, --preset with --tier decode: only --tier geo and prefill has that"},
 		{"a switch of another tier", "--no-hotspots", 2, "--hotspots with --tier decode"},
 		{"a flag of another tier with its default", "--hold 500ms", 2, "--hold with --tier decode"},
 		{"what a log has", "--log x.jsonl --slots 3", 2, "--slots with --log: the log has what happened; a replay takes --policies, --out, --json"},
 		{"ranks that the scenario has", "--scenario none.yaml --workers 3", 2, "--workers with --scenario"},
+		{"slots ahead of what is prefilled", "--ahead 3", 2, "--ahead without --bind arrival"},
+		{"so many slots ahead as nobody counts", "--bind arrival --ahead all", 1, `--ahead "all"`},
+		{"no engine that prefills", "--prefills 0", 1, "--prefills 0"},
 		{"the format of no file", "--format azure --trace synth:mix", 2, "--format without a file"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -73,7 +73,7 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 		watermark := policy.Watermark(p.Policy)
 		for _, r := range g.ranks {
 			fits := p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now), watermark)
-			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.cost() < best.cost()) {
+			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || r.weigh(r.kv) < best.weigh(best.kv)) {
 				best = r
 			}
 		}

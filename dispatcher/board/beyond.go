@@ -44,7 +44,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 // rank is limited, others' requests may be there or the engine is fresh in service: then
 // none of ours may wait in its queue.
 func (r *rank) queues(prompt int64) bool {
-	if !r.Up || r.Beyond == 0 || r.Capacity > 0 && prompt > r.Capacity {
+	if !r.Up || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room() {
 		return false
 	}
 	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond
@@ -53,7 +53,7 @@ func (r *rank) queues(prompt int64) bool {
 // startsAtOnce says whether the rank's engine would begin with a prompt at once: it has a slot
 // and the KV room, and nobody is ahead in its queue.
 func (r *rank) startsAtOnce(prompt int64) bool {
-	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.Capacity)
+	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.room())
 }
 
 // queue is how many requests are in the engine's queue. Policies that send everything on
@@ -73,7 +73,7 @@ func (r *rank) sooner(other *rank, prompt int64) bool {
 	if x, y := r.free()*theirs, other.free()*mine; x != y {
 		return x > y
 	}
-	return r.cost() < other.cost()
+	return r.weigh(r.kv) < other.weigh(other.kv)
 }
 
 // promote tells the oldest requests in the engine's queue that a slot and KV room have
@@ -103,7 +103,7 @@ func (b *board) promote(r *rank) {
 			return
 		}
 		c := &table[oldest]
-		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+int64(c.prompt) > r.Capacity) {
+		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+int64(c.prompt) > r.room()) {
 			return
 		}
 		slots, kv = slots+1, kv+int64(c.prompt)
@@ -163,5 +163,5 @@ func (r *rank) open(tokens float64) int {
 	if r.Capacity == 0 || tokens == 0 {
 		return free
 	}
-	return int(min(float64(free), float64(max(0, r.Capacity-r.kv))/tokens))
+	return int(min(float64(free), float64(max(0, r.room()-r.kv))/tokens))
 }

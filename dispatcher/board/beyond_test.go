@@ -79,7 +79,7 @@ func TestAnEntryAtItsDeadlineGoesToAQueueThatRenews(t *testing.T) {
 	}
 	require.Equal(t, 3, waits, "the oldest there has the slot now")
 	require.Nil(t, taken(t, late), "and nobody else")
-	slots, kv := h.boards["m"].ledger.drift()
+	slots, kv := h.boards["m"].drift()
 	require.Zero(t, slots)
 	require.Zero(t, kv)
 }

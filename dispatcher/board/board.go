@@ -4,7 +4,12 @@ import (
 	"errors"
 	"time"
 
+	"evenkeel/dispatcher/ahead"
+	"evenkeel/dispatcher/effort"
+	"evenkeel/dispatcher/forecast"
+	"evenkeel/dispatcher/grounds"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -19,6 +24,8 @@ type board struct {
 	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
 	groups []*group        // with a present rank, ascending lowest ID
 	up     int             // present ranks that take work
+	early  bool            // the ranks are, as told last
+	starts forecast.Starts // what predictions of first tokens are worth
 	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
 	largest int64
@@ -73,9 +80,9 @@ type went struct {
 // entrant is an entry that waits.
 type entrant struct {
 	entry   *pool.Entry
-	local   *Local   // it has no hand-off, and does not wait; nil: it has one
-	output  int32    // that was told; 0: it was not
-	grounds *Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
+	local   *Local           // it has no hand-off, and does not wait; nil: it has one
+	output  int32            // that was told; 0: it was not
+	grounds *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
@@ -89,6 +96,11 @@ type rank struct {
 	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound and released since
 	queued  int              // of the slots, those that wait in the engine's own queue, as of the last refresh; never too few
 	left    []departed       // released since the last step that is known whole
+	early   int              // of the slots, those that are not prefilled yet, as of the last refresh
+	later   int64            // KV tokens of these, in kv
+
+	orphans  []orphan
+	orphaned int64 // KV tokens of these, not in kv
 
 	group    *group // while present
 	pressure pressure
@@ -108,13 +120,15 @@ type group struct {
 	kv   int64 // KV tokens of all ranks, as of the last refresh
 	most int64 // of the fullest, by what they cost
 
-	forecast Forecast
-	budget   budget
-	held     int     // entries the last round held back though they had a slot
-	steps    stepper // what its streams told
-	last     Step    // of these; the requests it was made for are known with the next
-	gone     int64   // tokens of all requests that were released
-	tokens   int64   // these, and of those that run, when the last step was told
+	forecast forecast.Running
+	budget   effort.Budget
+	held     int        // entries the last round held back though they had a slot
+	steps    step.Times // what its streams told
+	last     Step       // of these; the requests it was made for are known with the next
+	gone     int64      // tokens of all requests that were released
+	lag      ahead.Lag
+	lead     ahead.Lead
+	tokens   int64 // these, and of those that run, when the last step was told
 }
 
 func newBoard(model string, r *rules) *board {
@@ -233,7 +247,7 @@ func (b *board) outage(now time.Time) {
 // opens the window at whose end all are decided together.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	c := &b.ledger.table[slot]
-	r := c.rank
+	r, left := c.rank, *c
 	c.started = c.started || started
 	b.learn(c, o)
 	delete(b.lengths, c.id)
@@ -242,14 +256,15 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}
 	b.discharge(slot)
+	if o.Orphaned && left.early && r.present {
+		b.orphan(r, &left, now)
+	}
 	b.promote(r)
 	b.rest(r.group)
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
 	if !r.present {
-		if len(r.slots) == 0 {
-			delete(b.ranks, r.ID)
-		}
+		b.leave(r)
 		return
 	}
 	switch {
@@ -294,6 +309,14 @@ func (c *Counts) step(slot int32) uint32 {
 
 func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Began) && c.Began[slot] }
 
+// first is when the first token of a slot is predicted, if that was told since it was bound.
+func (c *Counts) first(slot int32) (at time.Time) {
+	if c != nil && int(slot) < len(c.First) && c.First[slot] != 0 {
+		at = c.Since.Add(c.First[slot])
+	}
+	return at
+}
+
 // refresh takes the counts of the rank's slots in. Without counts, what was told last stands.
 func (b *board) refresh(r *rank) {
 	kv := r.Others
@@ -307,6 +330,9 @@ func (b *board) refresh(r *rank) {
 		kv += int64(q.Prompt) + int64(q.Generated)
 	}
 	r.kv = kv
+	if r.Early || r.early > 0 {
+		b.seeStarts(r)
+	}
 	if r.queued == 0 {
 		return
 	}

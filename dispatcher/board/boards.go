@@ -23,7 +23,6 @@ type Boards struct {
 	boards   map[string]*board // by model
 	inOrder  []*board          // the same, by name
 	round    *board            // whose round was decided, until it is told how long that took
-	now      time.Time         // of the last event
 	draining bool
 }
 
@@ -39,7 +38,8 @@ type rules struct {
 	fit      *predictor.Fit     // what predictors start from; nil: from nothing
 	subjects map[Subject]*known // outlive the boards
 
-	effects []Effect // to be carried out
+	effects []Effect  // to be carried out
+	now     time.Time // of the last event
 }
 
 // New returns boards without ranks.
@@ -58,7 +58,7 @@ func New(cfg Config) (*Boards, error) {
 	if _, err := cfg.Parse(FallbackSpec); err != nil {
 		return nil, err
 	}
-	for _, spec := range cfg.Shadow {
+	for _, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
 		l.shadows = append(l.shadows, policy.NeedsOf(l.make(spec).Policy, nil))
 	}
 	return l, l.setPolicy(cfg.Policy)
@@ -136,7 +136,11 @@ func (l *Boards) Next() time.Time {
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // nobody waits for its end
 		}
-		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.wakeShy, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
+		held := b.heldUntil
+		if !b.windowEnds.IsZero() {
+			held = time.Time{} // the window ends soon, and held entries are not looked at before
+		}
+		for _, t := range [...]time.Time{b.windowEnds, held, b.wakeShy, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}
@@ -231,6 +235,8 @@ type decider struct {
 	policy.Policy
 	spec   string
 	name   string
+	rules  *rules
+	ahead  bool   // it sends requests ahead of the slots they will have
 	source *known // of what it wants to know of the future; nil: nothing
 }
 
@@ -239,6 +245,9 @@ func (b *board) choose(barrier bool) decider {
 	spec := b.cfg.DensePolicy
 	if barrier {
 		spec = b.spec
+	}
+	if b.early {
+		spec = HoldsNothing(spec)
 	}
 	p := b.make(spec)
 	p.source = b.source(policy.NeedsOf(p.Policy, nil))
@@ -276,5 +285,5 @@ func (r *rules) make(spec string) decider {
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return decider{Policy: p, spec: spec, name: p.Name()}
+	return decider{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p)}
 }

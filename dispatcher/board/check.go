@@ -32,6 +32,11 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad(fmt.Sprintf("dispatch.shadow[%d]", i), "%v", err)
 		}
 	}
+	for i, spec := range c.Twin {
+		if _, err := c.decider(spec); err != nil {
+			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
+		}
+	}
 }
 
 // check reports the numbers that cannot work, zero fields aside.
@@ -50,6 +55,9 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	}
 	if c.TTL < 0 {
 		bad("pool.ttl", "%v is negative; write 0s for the hold budget of the hand-off", c.TTL)
+	}
+	if c.BindAhead < AheadAuto {
+		bad("bind.ahead", "%d; write how many requests a rank may have beyond its slots, or auto", c.BindAhead)
 	}
 	for key, v := range map[string]float64{"c0_ms": c.StepModel.C0Ms, "c1_ms": c.StepModel.C1Ms} {
 		if !(v >= 0) {

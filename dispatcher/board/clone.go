@@ -19,11 +19,24 @@ func (l *Boards) Clone() *Boards {
 		r.subjects[key] = &copied
 	}
 	r.effects = nil
-	c := &Boards{rules: &r, boards: make(map[string]*board, len(l.boards)), now: l.now, draining: l.draining}
+	c := &Boards{rules: &r, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
 	for _, b := range l.inOrder {
+		b.recall()
 		c.add(b.clone(&r))
 	}
 	return c
+}
+
+// recall takes in what was counted for the event that comes next.
+func (b *board) recall() {
+	for _, r := range b.ranks {
+		if b.counts != nil {
+			b.refresh(r)
+		}
+		for _, slot := range r.slots {
+			b.started(slot)
+		}
+	}
 }
 
 func (b *board) clone(r *rules) *board {
@@ -39,6 +52,7 @@ func (b *board) clone(r *rules) *board {
 	for id, old := range b.ranks {
 		next := *old
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
+		next.orphans = slices.Clone(old.orphans)
 		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
@@ -80,7 +94,7 @@ func (g *group) clone(r *rules) *group {
 	c := *g
 	c.members, c.ranks = nil, nil
 	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
-	c.forecast = Forecast{rules: g.forecast.rules, reads: g.forecast.reads, era: g.forecast.era, lives: slices.Clone(g.forecast.lives)}
+	c.forecast = g.forecast.Clone()
 	return &c
 }
 

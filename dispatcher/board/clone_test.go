@@ -43,7 +43,9 @@ func (w *twin) copied() *twin {
 			c.entries[e.ID] = e
 		}
 	}
-	c.counts = Counts{"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined)}
+	c.counts = Counts{
+		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined), slices.Clone(w.counts.First), w.counts.Since,
+	}
 	return c
 }
 
@@ -77,7 +79,8 @@ func (w *twin) write(effects []Effect) {
 			for int(e.Bound.Slot) >= len(w.counts.Tokens) {
 				w.counts.Tokens, w.counts.Began, w.counts.Joined = append(w.counts.Tokens, 0), append(w.counts.Began, false), append(w.counts.Joined, 0)
 			}
-			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot] = 0, false, 0
+			w.counts.First = append(w.counts.First, make([]time.Duration, len(w.counts.Tokens)-len(w.counts.First))...)
+			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot], w.counts.First[e.Bound.Slot] = 0, false, 0, 0
 			delete(w.entries, e.Entry.ID)
 		case EffectRefuse:
 			line += fmt.Sprint(e.Entry.ID)
@@ -101,6 +104,11 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 		both := []*twin{newTwin(t, cfg), newTwin(t, cfg)}
 		now, ids, steps := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), uint64(0), uint32(1)
 		fleet := ranks(4, 3, 4000)
+		if rapid.Bool().Draw(t, "early") {
+			early(fleet)
+			cfg.BindAhead = rapid.IntRange(AheadAuto, 2).Draw(t, "ahead")
+			both = []*twin{newTwin(t, cfg), newTwin(t, cfg)}
+		}
 		all := func(event func(w *twin) Event, took time.Duration) {
 			for i, w := range both {
 				if e := event(w); e != nil {
@@ -124,6 +132,9 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				e := pool.Entry{
 					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Discard: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now,
+				}
+				if e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early"); e.Early {
+					e.Lead = time.Duration(rapid.IntRange(0, 500).Draw(t, "lead")) * time.Millisecond
 				}
 				if rapid.Bool().Draw(t, "deadline") {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
@@ -151,9 +162,18 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					}
 				}
 			},
+			"foresee": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					in := time.Duration(rapid.IntRange(0, 500).Draw(t, "in")) * time.Millisecond
+					for _, w := range both {
+						w.counts.Since = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+						w.counts.First[w.slots[id]] = max(1, now.Sub(w.counts.Since)+in)
+					}
+				}
+			},
 			"release": func(t *rapid.T) {
 				if id, ok := one(); ok {
-					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost")}
+					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Orphaned: rapid.Bool().Draw(t, "orphaned")}
 					all(func(w *twin) Event {
 						slot := w.slots[id]
 						delete(w.slots, id)
@@ -183,6 +203,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					ws[i].Slots, ws[i].Up = rapid.IntRange(1, 4).Draw(t, "slots"), rapid.IntRange(0, 5).Draw(t, "up") > 0
 					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
 					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
+					ws[i].Process = rapid.Uint64Range(0, 2).Draw(t, "process")
 				}
 				all(func(*twin) Event { return SetWorkers{ws} }, 0)
 			},
@@ -218,6 +239,10 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			"preempted": func(t *rapid.T) {
 				rank := rapid.Int32Range(0, 3).Draw(t, "rank")
 				all(func(*twin) Event { return Preempted{rank} }, 0)
+			},
+			"gauged": func(t *rapid.T) {
+				g := Gauged{rapid.Int32Range(0, 3).Draw(t, "rank"), rapid.Int64Range(0, 4000).Draw(t, "in use"), now}
+				all(func(*twin) Event { return g }, 0)
 			},
 			"tick": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(0, 400).Draw(t, "ms")) * time.Millisecond)
@@ -267,8 +292,8 @@ func TestTheBoardsArePure(t *testing.T) {
 			require.NoError(t, err)
 			for _, i := range file.Imports {
 				pure := []string{
-					"cmp", "errors", "fmt", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
-					"evenkeel/dispatcher/policy", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
+					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/grounds", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
+	"evenkeel/dispatcher/verdict"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -51,7 +53,17 @@ type Worker struct {
 	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
 	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
 	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
+
+	// Early: its connector wants to know the rank before the prefill, so that entries are bound while they wait
+	// for theirs. All ranks of a model are early, or none is.
+	Early bool
+	// Process is another number for another process of its engine, which has nothing of what the one
+	// before had; 0: nobody knows.
+	Process uint64
 }
+
+// StepModel is how long a step of a barrier group takes.
+type StepModel = step.Model
 
 // Config is `dispatch` of the config file, without its log, and what New needs beside it.
 // The zero value of a field is its default where one is named.
@@ -62,8 +74,9 @@ type Config struct {
 	StepModel StepModel     `yaml:"step_model"` // of every barrier group until one is learned; zero: unknown
 	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room.
 	// Whoever lists the workers gives it to those whose queue renews their hold.
-	Beyond int      `yaml:"beyond_slots"`
-	Shadow []string `yaml:"shadow"` // policies that decide the same rounds without effect, to be compared
+	Beyond int              `yaml:"beyond_slots"`
+	Shadow []string         `yaml:"shadow"` // policies that decide the same rounds without effect, to be compared
+	Twin   verdict.Policies `yaml:"twin"`   // policies under which the last minutes are replayed, to be compared
 
 	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
 	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
@@ -73,12 +86,16 @@ type Config struct {
 	// Seed is that of policies that draw and name none; 0: their own.
 	Seed uint64 `yaml:"-"`
 
+	// BindAhead is how many requests a rank that is early may have beyond its slots, since one
+	// that is being prefilled needs none; or AheadAuto.
+	BindAhead int `yaml:"-"`
+
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"` // a test's own policies; nil = policy.Parse
 }
 
 // Default is what an empty config file says.
 func Default() Config {
-	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond}
+	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond, Twin: verdict.Policies{DefaultDense}}
 }
 
 // WithDefaults fills in what is left out.

@@ -15,6 +15,7 @@ type Settings struct {
 	TickLimit time.Duration // 0 = DefaultTickLimit
 	TTL       time.Duration // of entries that come from now on
 	StepModel StepModel
+	BindAhead int             // of ranks that are early; AheadAuto: as has been learned
 	Predictor PredictorConfig // Fit nil: what was learned stays
 }
 
@@ -34,7 +35,7 @@ func (l *Boards) Accepts(s Settings) error {
 
 func (l *Boards) examine(s Settings) (*examined, error) {
 	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
-	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL, s.StepModel
+	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel, e.cfg.BindAhead = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL, s.StepModel, s.BindAhead
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
 		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
 		e.cfg.Parse = e.cfg.parser()
@@ -66,7 +67,7 @@ func (l *Boards) configure(s Settings) error {
 		b.pool.SetTTL(l.cfg.TTL)
 		for _, g := range b.groups {
 			if g.barrier {
-				g.steps.configured = l.cfg.StepModel
+				g.steps.Configured = l.cfg.StepModel
 			} else if e.decides {
 				g.chosen = b.choose(false)
 			}

@@ -23,6 +23,7 @@ type Effect struct {
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Bound
 	Slot  int32 // EffectBegins
+	Early bool  // EffectGroup: its ranks are
 
 	Round *Round // EffectRound: valid until the next event
 
@@ -98,10 +99,4 @@ const (
 	SteerSwapped = "swapped"
 	SteerLeft    = "left" // in the pool
 	SteerKept    = "kept"
-)
-
-// How the budget of a tick changed.
-const (
-	BudgetDown = "down"
-	BudgetUp   = "up"
 )

@@ -3,6 +3,7 @@ package board
 import (
 	"time"
 
+	"evenkeel/dispatcher/grounds"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -15,9 +16,9 @@ type Event interface{ apply(b *Boards) }
 // to the board until then.
 type Enqueue struct {
 	Entry   *pool.Entry
-	Local   *Local   // it has no hand-off, and does not wait; nil: it has one
-	Grounds *Grounds // room for what its rank is chosen on; nil: nobody asks
-	Output  int32    // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
+	Local   *Local           // it has no hand-off, and does not wait; nil: it has one
+	Grounds *grounds.Grounds // room for what its rank is chosen on; nil: nobody asks
+	Output  int32            // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
 }
 
 func (e Enqueue) apply(b *Boards) {
@@ -52,6 +53,10 @@ type Outcome struct {
 	// Lost: the engine took the request, and its first event did not come. Where
 	// both ends serve others it is the way between them that fails.
 	Lost bool
+	// Orphaned: the engine may keep the KV of a request that was bound before its prefill for ever, since
+	// a prefill that will not end was to write it. Its room is taken until the engine's process is another
+	// one, or its gauges show that the KV is not there (Gauged).
+	Orphaned bool
 }
 
 // Kind is how a request left its rank.
@@ -72,6 +77,15 @@ type Recount struct {
 }
 
 func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
+
+// Rerouted tells that the KV of a slot comes from another prefiller than was known when it was bound.
+type Rerouted struct {
+	Model     string
+	Slot      int32
+	Prefiller string
+}
+
+func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
 
 // Reached tells that the first event of a slot has come: the way of its KV works.
 type Reached struct {
@@ -110,7 +124,7 @@ type Law struct {
 
 func (e Law) apply(b *Boards) {
 	if _, g := b.group(e.Group); g != nil {
-		g.steps.law = e.StepModel
+		g.steps.Law = e.StepModel
 	}
 }
 
@@ -159,6 +173,11 @@ type Counts struct {
 	Tokens []int32  // generated
 	Began  []bool   // the first event has come
 	Joined []uint32 // the group's step that the first tokens came with; 0: none has come
+
+	// First is when the first token of a request that was bound before its prefill is predicted now,
+	// since an instant; 0: as it was when it was bound.
+	First []time.Duration
+	Since time.Time
 }
 
 func (e *Counts) apply(b *Boards) {

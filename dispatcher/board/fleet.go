@@ -5,12 +5,18 @@ import (
 	"maps"
 	"slices"
 
+	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/policy"
 )
 
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
+	}
+	if b.prefillsLater(ws) {
+		for _, g := range b.groups {
+			g.chosen = b.choose(g.barrier)
+		}
 	}
 	for _, w := range ws {
 		r := b.ranks[w.ID]
@@ -23,6 +29,10 @@ func (b *board) setWorkers(ws []Worker) {
 			continue
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
+		if r.restarted(&w) {
+			b.forgetOrphans(r, all)
+		}
+		w.Process = cmp.Or(w.Process, r.Process)
 		r.Worker, r.present = w, true
 		b.refresh(r)
 		b.promote(r)
@@ -33,10 +43,8 @@ func (b *board) setWorkers(ws []Worker) {
 			r.left = slices.Grow(r.left, grow)
 		}
 	}
-	for id, r := range b.ranks {
-		if !r.present && len(r.slots) == 0 {
-			delete(b.ranks, id)
-		}
+	for _, r := range b.ranks {
+		b.leave(r)
 	}
 	b.regroup()
 	b.recheck()
@@ -45,12 +53,12 @@ func (b *board) setWorkers(ws []Worker) {
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
 	if barrier {
-		g.steps.configured = b.cfg.StepModel
+		g.steps.Configured = b.cfg.StepModel
 		for _, needs := range b.shadows {
 			b.source(needs)
 		}
 	}
-	b.emit(Effect{Kind: EffectGroup, Group: b.key(g)})
+	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Early: b.early})
 	return g
 }
 
@@ -105,7 +113,7 @@ func (b *board) regroup() {
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
-			g.chosen, g.slow, g.budget = b.choose(true), 0, budget{}
+			g.chosen, g.slow, g.budget = b.choose(true), 0, effort.Budget{}
 		}
 	}
 	b.recheck()

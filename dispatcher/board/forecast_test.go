@@ -2,7 +2,6 @@ package board
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -208,67 +207,6 @@ func TestLiveScoresAreOfThePredictionsUsed(t *testing.T) {
 			require.InDelta(t, (ended*(1-want[0].P)*(1-want[0].P)+(40-ended)*want[0].P*want[0].P)/40, float64(p.Scores.Brier), 1e-9)
 		})
 	}
-}
-
-func TestFollowingDoesNotAllocate(t *testing.T) {
-	f, workers := manyRunning()
-	p := predictor.NewSurvival(lengths(4000))
-	f.follow(workers, p)
-	require.Zero(t, testing.AllocsPerRun(50, func() {
-		age(workers)
-		f.follow(workers, p)
-	}))
-}
-
-// manyRunning are 144 ranks with 40 requests each.
-func manyRunning() (*Forecast, []policy.Worker) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	workers := make([]policy.Worker, 144)
-	slot := int32(0)
-	for g := range workers {
-		for range 40 {
-			n := rng.Int32N(200)
-			workers[g].Running = append(workers[g].Running, policy.Request{ID: uint64(slot) + 1, Slot: slot, Prompt: 100, Generated: n, Age: n})
-			slot++
-		}
-	}
-	f := &Forecast{}
-	f.demand(policy.Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20})
-	f.score()
-	return f, workers
-}
-
-func age(workers []policy.Worker) {
-	for g := range workers {
-		for i := range workers[g].Running {
-			workers[g].Running[i].Age++
-			workers[g].Running[i].Generated++
-		}
-	}
-}
-
-func BenchmarkFollow(b *testing.B) {
-	f, workers := manyRunning()
-	p := predictor.NewSurvival(lengths(4000))
-	f.follow(workers, p)
-	b.ReportAllocs()
-	for b.Loop() {
-		age(workers)
-		f.follow(workers, p)
-	}
-}
-
-func TestPredictionsOfRemovedRequestsAreNotReused(t *testing.T) {
-	f := &Forecast{}
-	f.demand(policy.Needs{Predictor: "survival", Horizon: 80, Tau: 0, Every: 20})
-	p := predictor.NewSurvival([]int32{10, 50})
-	one := []policy.Worker{{Running: []policy.Request{{ID: 1, Slot: 3, Age: 5, Generated: 5}}}}
-	f.follow(one, p)
-	require.EqualValues(t, 25, one[0].Running[0].Rhat)
-	one[0].Running[0] = policy.Request{ID: 2, Slot: 3, Age: 20, Generated: 20}
-	f.follow(one, p)
-	require.EqualValues(t, 30, one[0].Running[0].Rhat, "another request in the same slot")
-	require.True(t, slices.ContainsFunc(f.lives, func(l life) bool { return l.id == 2 }))
 }
 
 func TestLengthsThatAreToldAreKnown(t *testing.T) {

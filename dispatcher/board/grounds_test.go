@@ -3,13 +3,13 @@ package board
 import (
 	"fmt"
 	"math"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
+	"evenkeel/dispatcher/effort"
+	"evenkeel/dispatcher/grounds"
 	"evenkeel/pool"
 )
 
@@ -37,33 +37,8 @@ func TestWithoutExplainASlotHasNoGrounds(t *testing.T) {
 	h := newHand(t, realConfig("br0"))
 	h.fleet(ranks(2, 2, 0))
 	require.Nil(t, h.put(pool.Entry{Prompt: 900}).slotNow(t).Grounds)
-	var none *Grounds
+	var none *grounds.Grounds
 	require.Empty(t, none.Best())
-}
-
-func TestGroundsNameTheBestAndTheChosen(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		all := make([]Weighed, rapid.IntRange(1, 40).Draw(t, "ranks"))
-		for i := range all {
-			all[i] = Weighed{Worker: int32(i), Score: float64(rapid.IntRange(-5, 5).Draw(t, "score")), KVTokens: int64(i)}
-		}
-		chosen := int32(rapid.IntRange(0, len(all)-1).Draw(t, "chosen"))
-		g := &Grounds{Less: rapid.Bool().Draw(t, "less")}
-		for _, c := range all {
-			g.keep(c, chosen)
-		}
-		slices.SortStableFunc(all, func(a, b Weighed) int {
-			if g.before(&a, &b) {
-				return -1
-			}
-			return 1
-		})
-		want := all[:min(len(all), mostWeighed)]
-		if at := slices.IndexFunc(all, func(c Weighed) bool { return c.Worker == chosen }); at >= mostWeighed {
-			want = append(slices.Clone(all[:mostWeighed-1]), all[at])
-		}
-		require.Equal(t, want, g.Best())
-	})
 }
 
 func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
@@ -95,7 +70,7 @@ func explained(tb testing.TB, spec string) *hand {
 	h := saturated(tb, spec)
 	h.cfg.Explain = true
 	for id, w := range h.boards["m"].waiting {
-		w.grounds = &Grounds{}
+		w.grounds = &grounds.Grounds{}
 		h.waiting[w.entry].slot.Grounds = w.grounds
 		h.boards["m"].waiting[id] = w
 	}
@@ -123,7 +98,7 @@ func BenchmarkExplain(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					h.generate()
-					board.groups[0].budget = budget{}
+					board.groups[0].budget = effort.Budget{}
 					var d time.Duration
 					admitted, d = h.cycle(admitted)
 					sum += d

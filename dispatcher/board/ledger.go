@@ -18,6 +18,10 @@ type charge struct {
 	started     bool // its first event has come, as was told last
 	waits       bool // in the engine's queue, beyond the rank's slots or KV room
 	since       time.Time
+	bound       uint32        // number of the step that was told last before it
+	early       bool          // it was bound before its prefill
+	first       time.Time     // predicted, of its first token; zero: it has come, or nobody knows
+	lead        time.Duration // until then, as predicted at the bind; 0: nobody knew
 }
 
 // ledger is every charge by its dense index, and what was charged and
@@ -42,6 +46,9 @@ func (t *tally) add(c *charge) {
 func (b *board) charge(r *rank, c charge) (slot int32) {
 	l := &b.ledger
 	c.rank, c.pos = r, len(r.slots)
+	if r.group != nil {
+		c.bound = r.group.last.Number
+	}
 	if n := len(l.unused); n > 0 {
 		slot = l.unused[n-1]
 		l.unused = l.unused[:n-1]
@@ -54,6 +61,11 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 	r.slots = append(r.slots, slot)
 	r.running = append(r.running, policy.Request{Prompt: c.prompt, Age: c.age, Key: c.key, ID: c.id, Slot: slot})
 	r.kv += int64(c.prompt)
+	if !c.first.IsZero() {
+		r.early++
+		r.later += int64(c.prompt)
+		r.running[c.pos].Start = 1
+	}
 	return slot
 }
 
@@ -62,6 +74,9 @@ func (b *board) recount(slot, prompt int32) {
 	c := &b.ledger.table[slot]
 	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
 	c.rank.kv += int64(prompt - c.prompt)
+	if !c.first.IsZero() {
+		c.rank.later += int64(prompt - c.prompt)
+	}
 	c.prompt, c.rank.running[c.pos].Prompt = prompt, prompt
 }
 
@@ -73,6 +88,10 @@ func (b *board) discharge(slot int32) {
 	l.released.add(&c)
 	r, last := c.rank, len(c.rank.slots)-1
 	r.kv -= int64(c.prompt) + int64(r.running[c.pos].Generated)
+	if !c.first.IsZero() {
+		r.early--
+		r.later -= int64(c.prompt)
+	}
 	r.slots[c.pos], r.running[c.pos] = r.slots[last], r.running[last]
 	if c.pos < last {
 		l.table[r.slots[c.pos]].pos = c.pos
@@ -80,10 +99,16 @@ func (b *board) discharge(slot int32) {
 	r.slots, r.running = r.slots[:last], r.running[:last]
 }
 
-// drift is what the totals say is charged less what the table holds: zero,
-// or the bookkeeping is wrong.
-func (l *ledger) drift() (slots, kvTokens int64) {
+// drift is what the totals say is charged less what the table holds, and what
+// orphans have: zero, or the bookkeeping is wrong.
+func (b *board) drift() (slots, kvTokens int64) {
 	var held tally
+	for _, r := range b.ranks {
+		for _, o := range r.orphans {
+			held.kvTokens += o.tokens
+		}
+	}
+	l := &b.ledger
 	for i := range l.table {
 		if l.table[i].rank != nil {
 			held.add(&l.table[i])

@@ -112,7 +112,7 @@ func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]
 		require.Empty(rt, held)
 		return
 	}
-	slots, kvTokens := b.ledger.drift()
+	slots, kvTokens := b.drift()
 	require.Zero(rt, slots)
 	require.Zero(rt, kvTokens)
 	require.EqualValues(rt, len(held), b.ledger.charged.slots-b.ledger.released.slots)

@@ -170,7 +170,7 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			require.Empty(t, b.waiting)
 		}
 		h.release(held...)
-		s, kv := h.boards["m"].ledger.drift()
+		s, kv := h.boards["m"].drift()
 		require.Zero(t, s)
 		require.Zero(t, kv)
 	})

@@ -148,6 +148,32 @@ func (p *pairs) send(s *charge, now time.Time) {
 	}
 }
 
+// rerouted notes that a hand-off of a rank comes from another prefiller.
+func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
+	s := &b.ledger.table[slot]
+	if sus := b.pairs.suspects[s.pair()]; sus != nil {
+		sus.circuit.Neutral(s.id)
+	}
+	s.prefiller = prefiller
+	if b.pairs.out > 0 {
+		b.pairs.send(s, now)
+	}
+}
+
+// Shunned are the prefillers whose KV should not go to the rank of a slot now; below slot 0, to some rank of the model.
+func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []string) {
+	b := l.boards[model]
+	if b == nil {
+		return nil
+	}
+	for key, sus := range b.pairs.suspects {
+		if (slot < 0 || key.Engine == b.ledger.table[slot].rank.Engine) && !sus.circuit.Allows(now) {
+			prefillers = append(prefillers, key.Prefiller)
+		}
+	}
+	return prefillers
+}
+
 // vetoed says whether an entry should not go to a rank now.
 func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
 	sus := p.suspects[Pair{e.Prefiller, r.Engine}]

@@ -243,7 +243,7 @@ func TestALimitHoldsBackSlots(t *testing.T) {
 	require.Equal(t, 3, h.status(h.at).Models[0].Workers[0].Used)
 	h.release(slots...)
 	require.Equal(t, "d0", last.slotNow(t).WorkerName)
-	drift, _ := h.board().ledger.drift()
+	drift, _ := h.board().drift()
 	require.Zero(t, drift)
 }
 
@@ -303,7 +303,7 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 				for _, w := range h.status(h.at).Models[0].Workers {
 					require.Equal(t, want[w.ID], w.KVTokens)
 				}
-				slots, kv := h.board().ledger.drift()
+				slots, kv := h.board().drift()
 				require.Zero(t, slots)
 				require.Zero(t, kv)
 			},
@@ -324,4 +324,20 @@ func TestAPairThatNobodyTriesAgainIsForgotten(t *testing.T) {
 	h.arrive(h.from("p1").slotNow(t))
 	require.Empty(t, h.status(h.at).Models[0].Pairs)
 	require.Zero(t, h.board().pairs.out)
+}
+
+// The KV of a request that was bound before its prefill may come from another prefiller in the end.
+func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
+	h := twoEngines(t, 8)
+	h.quarantine(t)
+	s, other := h.from("p1").slotNow(t), h.put(pool.Entry{Prompt: 10, Prefiller: "p1", Only: []int32{2}}).slotNow(t)
+	require.Equal(t, []string{"p0"}, h.Shunned("m", s.Slot, h.at))
+	require.Equal(t, []string{"p0"}, h.Shunned("m", -1, h.at))
+	require.Empty(t, h.Shunned("another", -1, h.at))
+	require.Empty(t, h.Shunned("m", other.Slot, h.at))
+	h.apply(Rerouted{Model: "m", Slot: other.Slot, Prefiller: "p2"})
+	h.lose(other)
+	require.Contains(t, h.board().pairs.suspects, Pair{"p2", "d1"})
+	require.NotContains(t, h.board().pairs.suspects, Pair{"p1", "d1"})
+	h.release(s)
 }

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
+	"evenkeel/dispatcher/forecast"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
@@ -73,18 +75,22 @@ func (c *PredictorConfig) serves(p policy.Policy, fit *predictor.Fit) error {
 	return nil
 }
 
-// checkShadows refuses what cannot be compared.
+// checkShadows refuses what cannot be compared, by shadows and by the twin.
 func checkShadows(cfg Config, fit *predictor.Fit) error {
-	for _, spec := range cfg.Shadow {
+	for i, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
+		who := "shadow"
+		if i >= len(cfg.Shadow) {
+			who = "twin"
+		}
 		p, err := cfg.Parse(spec)
 		if err != nil {
-			return fmt.Errorf("dispatcher: shadow: %w", err)
+			return fmt.Errorf("dispatcher: %s: %w", who, err)
 		}
-		if err := inPool(p); err != nil {
+		if err := inPool(p); err != nil && who == "shadow" {
 			return fmt.Errorf("dispatcher: shadow %w", err)
 		}
 		if err := cfg.Predictor.serves(p, fit); err != nil {
-			return fmt.Errorf("dispatcher: shadow: %w", err)
+			return fmt.Errorf("dispatcher: %s: %w", who, err)
 		}
 	}
 	return nil
@@ -175,11 +181,11 @@ func (b *board) source(n policy.Needs) *known {
 }
 
 // Look writes what a policy that only looks on wants to know of the future into a snapshot.
-func (f *Forecast) Look(s *policy.Snapshot, p policy.Policy, t *Tables) {
+func (t *Tables) Look(s *policy.Snapshot, p policy.Policy, f *forecast.Running) {
 	s.Outlook = t.outlook()
 	if n := policy.NeedsOf(p, s.Outlook); n.Predictor != "" {
-		f.demand(n)
-		f.follow(s.Workers, t.predictor)
+		f.Demand(n)
+		f.Follow(s.Workers, t.predictor)
 	}
 }
 
@@ -204,13 +210,13 @@ func (b *board) foresee(g *group, p *decider) {
 		return
 	}
 	f := &g.forecast
-	f.demand(n)
+	f.Demand(n)
 	if predictor.Kind(n.Predictor) == predictor.KindOracle {
 		b.foretell(s.Workers, int32(n.Horizon))
 		return
 	}
-	f.score()
-	f.follow(s.Workers, t.predictor)
+	f.Score()
+	f.Follow(s.Workers, t.predictor)
 }
 
 // foresight is an outlook that knows the ends of requests whose lengths were told.
@@ -240,7 +246,7 @@ func (b *board) learn(s *charge, o Outcome) {
 		return
 	}
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
-	s.rank.group.forecast.ended(s.rank.slots[s.pos], s.id, finished, output)
+	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosen.source != nil {
 		b.emit(Effect{Kind: EffectEnding, Ending: Ending{b.model, finished, s.prompt - s.age, output, s.key}})
 	}

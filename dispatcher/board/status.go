@@ -7,12 +7,15 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
+	"evenkeel/dispatcher/verdict"
 	"evenkeel/predictor"
 )
 
 // Status is a copy of the boards for people and metrics.
 type Status struct {
 	Policy string        `json:"policy"` // of barrier groups
+	Auto   *verdict.Auto `json:"auto,omitempty"`
 	Models []ModelStatus `json:"models"`
 	Drift  DriftStatus   `json:"audit_drift"`
 }
@@ -72,6 +75,7 @@ type GroupStatus struct {
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
 	Compared []ComparedPolicy `json:"compared,omitempty"` // nil without shadows, and before their first round
+	Twin     *verdict.Twin    `json:"twin,omitempty"`     // nil without dispatch.twin, and before its first verdict
 
 	Steps StepHistogram `json:"-"`
 }
@@ -106,11 +110,7 @@ type StepStatus struct {
 }
 
 // StepHistogram is evenkeel_step_seconds.
-type StepHistogram struct {
-	Count   uint64
-	Seconds float64
-	Buckets map[float64]uint64 // cumulative
-}
+type StepHistogram = step.Histogram
 
 // WorkerStatus is one decode rank.
 type WorkerStatus struct {
@@ -128,9 +128,12 @@ type WorkerStatus struct {
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
-	Others       int64  `json:"others_kv_tokens"` // of requests that are not ours, while this proxy has just taken the rank over
-	Capacity     int64  `json:"capacity"`         // KV tokens, 0 = unlimited
-	Tight        bool   `json:"tight"`            // its engine preempted: kept emptier for a while
+	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
+	Capacity     int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
+	Tight        bool   `json:"tight"`                      // its engine preempted: kept emptier for a while
+	Early        bool   `json:"early,omitempty"`            // its requests are bound before their prefill
+	Bound        int    `json:"bound,omitempty"`            // of these, those without an event yet
+	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
 }
 
 // ComparedPolicy is how level a group is right after each round under one
@@ -170,7 +173,7 @@ func (l *Boards) Status(now time.Time) Status {
 	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
 	for _, b := range l.inOrder {
 		s.Models = append(s.Models, b.status(now))
-		slots, kvTokens := b.ledger.drift()
+		slots, kvTokens := b.drift()
 		s.Drift.Slots += slots
 		s.Drift.KVTokens += kvTokens
 	}
@@ -236,6 +239,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Early: r.Early, Orphans: r.orphaned,
 	}
 	if w.Up {
 		w.Limit = r.usable()
@@ -243,6 +247,8 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	for _, slot := range r.slots {
 		if b.started(slot) {
 			w.Running++
+		} else if b.ledger.table[slot].early {
+			w.Bound++
 		}
 	}
 	w.Transferring = w.Used - w.Running
@@ -251,26 +257,27 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 
 // status expects the ranks refreshed.
 func (g *group) status() GroupStatus {
-	s := GroupStatus{Held: g.held, Budget: g.budget.evaluations()}
+	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
 	for _, r := range g.ranks {
-		kv.Add(r.kv)
+		kv.Add(r.decoding())
 		cost.Add(r.cost())
+		s.KVTokens += r.kv
 	}
-	s.SteppingRanks, s.KVTokens, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Sum, kv.Mean(), kv.Min, kv.Max
+	s.SteppingRanks, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Mean(), kv.Min, kv.Max
 	if g.barrier {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
-		s.Step, s.Steps = g.stepStatus(cost), g.steps.histogram()
+		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
 	}
 	return s
 }
 
 // stepStatus expects the loads as the ranks' steps feel them.
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
-	m, source, r2 := g.steps.model()
+	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.stepMs(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.n, R2: r2,
+		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source != "" {
 		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)
@@ -278,16 +285,6 @@ func (g *group) stepStatus(b policy.Balance) *StepStatus {
 		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)
 	}
 	return s
-}
-
-func (s *stepper) histogram() StepHistogram {
-	h := StepHistogram{Count: s.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(stepBuckets))}
-	var below uint64
-	for i, most := range stepBuckets {
-		below += s.buckets[i]
-		h.Buckets[most] = below
-	}
-	return h
 }
 
 // predictors reports every kind learned for the model; scores stand with the
@@ -304,8 +301,8 @@ func (b *board) predictors() []PredictorStatus {
 			Drift: driftReport(t.drift), DriftFromFit: driftReport(t.fromFit),
 		}
 		for _, g := range b.groups {
-			if g.chosen.source == s && g.forecast.live != nil {
-				p.rows = append(p.rows, g.forecast.live.Rows()...)
+			if g.chosen.source == s {
+				p.rows = append(p.rows, g.forecast.Rows()...)
 			}
 		}
 		all = append(all, p)

@@ -33,8 +33,12 @@ func (b *board) watchHeld(now time.Time) {
 
 // step is how long one of the group takes, 0 where nobody knows.
 func (b *board) step(g *group) time.Duration {
-	m, _, _ := g.steps.model()
-	return time.Duration(g.steps.stepMs(m, g.most) * float32(time.Millisecond))
+	return time.Duration(g.stepMs() * float32(time.Millisecond))
+}
+
+func (g *group) stepMs() float32 {
+	m, _, _ := g.steps.Model()
+	return g.steps.Ms(m, g.most)
 }
 
 // hear takes in the steps of a group that its streams told of. Which requests a
@@ -53,15 +57,15 @@ func (b *board) hear(g *group, told []Step) {
 	for _, s := range told {
 		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
 			load, requests := b.inStep(g)
-			g.steps.teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)
+			g.steps.Teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)
 		}
 		g.last = s
-		g.steps.add(s.Length)
+		g.steps.Add(s.Length)
 	}
 	for _, r := range g.ranks {
 		r.forget(g.last.Number)
 	}
-	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Lasts: max(LeastStep, time.Duration(tooShort*float64(g.steps.typical)))})
+	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Lasts: max(LeastStep, g.steps.Least())})
 	b.stepped = b.stepped || g.held > 0
 }
 
@@ -115,8 +119,13 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 		return // it was in no step
 	}
 	c := &b.ledger.table[slot]
-	if c.rank.group != nil {
-		c.rank.group.gone += int64(generated)
+	if g := c.rank.group; g != nil {
+		g.gone += int64(generated)
+		if c.early {
+			g.lead.Ended(c.bound, first, last)
+		} else {
+			g.lag.Ended(c.bound, first, last)
+		}
 	}
 	if r := c.rank; len(r.left) == cap(r.left) {
 		r.left = r.left[:0]
@@ -141,7 +150,10 @@ func (b *board) rest(g *group) {
 		return
 	}
 	for _, r := range g.ranks {
-		if len(r.slots) > 0 {
+		if r.early > 0 {
+			b.seeStarts(r)
+		}
+		if len(r.slots) > r.early {
 			return
 		}
 	}
@@ -152,9 +164,12 @@ func (b *board) rest(g *group) {
 	}
 }
 
-// cost is what the rank holds as its group's barrier feels it: KV tokens, more
+// decoding are the KV tokens that the rank's steps read: not those that only have their room.
+func (r *rank) decoding() int64 { return r.kv - r.later }
+
+// cost is what the rank decodes as its group's barrier feels it: KV tokens, more
 // on a rank that is slower than the others.
-func (r *rank) cost() int64 { return r.weigh(r.kv) }
+func (r *rank) cost() int64 { return r.weigh(r.decoding()) }
 
 func (r *rank) weigh(kv int64) int64 {
 	if r.Cost == 0 || r.Cost == 1 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 )
 
@@ -57,6 +58,18 @@ func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
 	require.Zero(t, h.Next())
 }
 
+func TestNothingIsLookedAtBeforeAWindowEnds(t *testing.T) {
+	h, s, _ := holding(t)
+	b := h.boards["m"]
+	b.cfg.Window = time.Second
+	h.at = h.Next().Add(-time.Millisecond)
+	h.release(s)
+	ticks := b.ticks
+	require.Equal(t, b.windowEnds, h.Next(), "though the held entry's timer is over sooner")
+	h.pass(2 * time.Millisecond)
+	require.Equal(t, ticks, b.ticks)
+}
+
 func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
 	h, _, long := holding(t)
 	h.do(func(l *hand) { l.withdraw(long.entry) })
@@ -105,4 +118,28 @@ func TestWhoHasLeftIsForgotten(t *testing.T) {
 	}
 	h.release(s)
 	require.Empty(t, r.left, "nothing runs")
+}
+
+func TestWhatImbalanceCostsIsSaid(t *testing.T) {
+	cfg := realConfig("br0")
+	cfg.StepModel = StepModel{C0Ms: 50, C1Ms: 5e-4}
+	h := newHand(t, cfg)
+	fleet := ranks(2, 2, 0)
+	h.fleet(fleet)
+	h.put(pool.Entry{Prompt: 100_000}).slotNow(t)
+	s := h.boards["m"].snapshot
+	require.EqualValues(t, float32(50), s.C0Ms)
+	require.EqualValues(t, float32(5e-4), s.C1Ms)
+	require.EqualValues(t, 50, s.StepMs, "as the model says of an empty group")
+
+	told := h.status(h.at).Models[0].Groups[0].Step
+	require.Equal(t, step.Configured, told.Source)
+	require.InDelta(t, 0.25, told.LostShare, 1e-9, "100 ms a step, 75 if both ranks held half")
+	require.InDelta(t, 25, told.LostMs, 1e-9)
+	require.Equal(t, "this imbalance costs you 25.0 % of every step", told.Says)
+
+	fleet[1].Cost = 2
+	h.fleet(fleet)
+	h.put(pool.Entry{Prompt: 10_000}).slotNow(t)
+	require.InDelta(t, (100_000.-60_000)*5e-4/100, h.status(h.at).Models[0].Groups[0].Step.LostShare, 1e-9, "a KV token on a slow rank weighs more")
 }

@@ -110,9 +110,9 @@ func (g *group) inForce() *decider {
 
 // open says whether the policy in force may admit anything to the group now.
 func (g *group) open() bool {
-	immediate := g.inForce().Immediate()
+	p := g.inForce()
 	for _, r := range g.ranks {
-		if r.Up && (immediate || r.free() > 0) {
+		if r.Up && (p.Immediate() || r.admits(p) > 0) {
 			return true
 		}
 	}
@@ -179,7 +179,7 @@ func (b *board) judge(g *group, took time.Duration) {
 		g.slow--
 		return
 	}
-	if change := g.budget.spent(took); change != "" {
+	if change := g.budget.Spent(took); change != "" {
 		b.emit(Effect{Kind: EffectBudget, Label: change})
 	}
 	switch {
@@ -233,8 +233,14 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
 	watermark := policy.Watermark(p.Policy)
 	largest := g.largest(watermark, now)
+	model, _, _ := g.steps.Model()
+	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
+	s.StepMs = g.steps.Ms(model, g.most)
 	for _, r := range g.ranks {
-		free := r.free()
+		if r.early > 0 {
+			b.foreseeStarts(r, s.StepMs, now)
+		}
+		free := r.admits(p)
 		if !r.Up {
 			free = min(free, 0)
 		}
@@ -246,23 +252,24 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
-		s.Pool = append(s.Pool, policyEntry(e, now))
+		s.Pool = append(s.Pool, b.policyEntry(e, s.StepMs, now))
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
 	}
-	model, _, _ := g.steps.model()
-	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs = g.steps.stepMs(model, g.most)
-	s.Budget = g.budget.evaluations()
+	s.Budget = g.budget.Evaluations()
 }
 
 // policyEntry is what policies see of an entry.
-func policyEntry(e *pool.Entry, now time.Time) policy.Entry {
+func (b *board) policyEntry(e *pool.Entry, stepMs float32, now time.Time) policy.Entry {
+	lead := e.Lead
+	if lead > 0 {
+		lead = b.starts.Correct(lead)
+	}
 	return policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
-		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
+		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Start: stepsIn(lead, stepMs),
 	}
 }
 
@@ -289,13 +296,16 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	case !r.Up:
 		return FaultDown
 	case p.Immediate(): // the engine queues what is beyond the limits below
-	case r.free() <= 0:
+	case r.admits(p) <= 0:
 		return FaultSlot
-	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.Capacity:
+	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room():
 		return FaultRoom
 	}
 	b.pool.Remove(w.entry)
-	how := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score}
+	how := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
+	if how.Beyond { // it is sent ahead
+		r.queued++
+	}
 	if w.local != nil {
 		how.NewTokens = int32(b.least)
 	}
@@ -313,16 +323,37 @@ type Bound struct {
 	Stage      uint8  // policy.Assignment's: 0 the starvation guard, 1 singles, 2 subsets
 	Score      float64
 	Wait       time.Duration // in the pool
-	Beyond     bool          // though the rank has no slot or no KV room for it
+	Beyond     bool          // though the rank has no slot or no KV room for it yet
 	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
+	Step       uint32        // of its group, that was told last; 0: none was
+
+	// Of an entry that is bound before its prefill.
+	Start  int32   // steps until its first token, as predicted; 0: nobody knew
+	StepMs float32 // a step of the group then; 0: unknown
+}
+
+// StartError is by how many steps the first token was predicted too late, below 0 too early, if it
+// came so long after the bind.
+func (b *Bound) StartError(after time.Duration) (steps int, known bool) {
+	if b.Start == 0 || b.StepMs == 0 {
+		return 0, false
+	}
+	return int(b.Start) - int(stepsIn(max(1, after), b.StepMs)), true
 }
 
 // admit charges an entry that has left the pool, and has its caller told.
 func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
-	how.Slot = b.charge(r, charge{
+	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
-	})
+		early: e.Early,
+	}
+	if e.Lead > 0 {
+		c.first, c.lead, how.StepMs = now.Add(e.Lead), e.Lead, r.group.stepMs()
+		how.Start = stepsIn(e.Lead, how.StepMs)
+	}
+	how.Slot = b.charge(r, c)
+	how.Step = b.ledger.table[how.Slot].bound
 	if b.pairs.out > 0 {
 		b.pairs.send(&b.ledger.table[how.Slot], now)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
@@ -340,7 +341,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 }
 
 // tickPolicies are what ticks are measured with.
-var tickPolicies = []string{"pjsq-kv", "br0", "brh", "evenkeel"}
+var tickPolicies = []string{"pjsq-kv", "br0", "brh", "evenkeel", "evenkeel:mode=sampled,objective=max"}
 
 // saturated is a board whose next tick fills 64 slots from a pool of 1000, by a
 // policy that knows how long outputs are and how long a step takes.
@@ -360,9 +361,9 @@ func (h *hand) generate() {
 	for _, s := range h.slots {
 		if s != nil && s.generated.Add(1) > 300 {
 			s.generated.Store(0)
-			if lives := s.charge().rank.group.forecast.lives; int(s.index) < len(lives) {
-				lives[s.index].id = 0
-			}
+			c := s.charge()
+			c.id += 1 << 32
+			c.rank.running[c.pos].ID = c.id
 		}
 	}
 }
@@ -412,7 +413,7 @@ func BenchmarkTick(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				h.generate()
-				board.groups[0].budget = budget{} // the whole of it, however busy the machine
+				board.groups[0].budget = effort.Budget{} // the whole of it, however busy the machine
 				var d time.Duration
 				admitted, d = h.cycle(admitted)
 				if len(took) < cap(took) {

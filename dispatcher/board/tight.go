@@ -35,11 +35,11 @@ func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 // watermark's share of it empty keeps what a doubled one would of the true one.
 func (r *rank) capacity(watermark float64, now time.Time) int64 {
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
-		return r.Capacity
+		return r.room()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))
-	left := int64(math.Ceil(float64(r.Capacity) * (1 - doubled) / (1 - watermark)))
-	return min(max(left, 1), r.Capacity) // 0 would be unlimited
+	left := int64(math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark)))
+	return min(max(left, 1), r.room()) // 0 would be unlimited
 }
 
 func (l *Boards) preempted(worker int32) {

@@ -29,7 +29,7 @@ func (c *Config) finish() {
 	if c.Prefill.Policy == "" {
 		c.Prefill.Policy = "finish"
 		switch {
-		case c.aggregated():
+		case c.aggregated() && c.Geo.On(): // finish was not measured with other regions
 			c.Prefill.Policy = "lmetric"
 		case c.Geo.Leads(): // it looks at round trips
 			c.Prefill.Policy = "gorgo"
@@ -44,8 +44,7 @@ func (c *Config) finish() {
 	c.Discovery.finish()
 }
 
-// aggregated says whether some engine both prefills and decodes: what it has to
-// do is not told by its prefills alone then.
+// aggregated says whether some engine both prefills and decodes.
 func (c *Config) aggregated() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
@@ -107,8 +106,10 @@ func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 func (c *Config) checkOne(role string, e Engine) error {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems
-	one.checkEngine("$", role, &e, func(path, format string, args ...any) {
+	bad := func(path, format string, args ...any) {
 		found = append(found, one.source.at(path, format, args...))
-	})
+	}
+	one.checkEngine("$", role, &e, bad)
+	c.checkCaller(role, &e, bad)
 	return found.join()
 }

@@ -86,7 +86,8 @@ func TestTarget(t *testing.T) {
 func TestTheDefaultPrefillPolicyDependsOnWhoDecodes(t *testing.T) {
 	for _, tt := range []struct{ name, yaml, want string }{
 		{"prefill engines that only prefill", "engines: {prefill: [{url: http://p0:1}], decode: [{url: http://d0:1}]}", "finish"},
-		{"an engine in both lists", "engines: {prefill: [{url: http://p0:1}, {url: http://b0:1}], decode: [{url: http://b0:1}]}", "lmetric"},
+		{"an engine in both lists", "engines: {prefill: [{url: http://p0:1}, {url: http://b0:1}], decode: [{url: http://b0:1}]}", "finish"},
+		{"an engine in both lists, and other regions", "engines: {prefill: [{url: http://b0:1}], decode: [{url: http://b0:1}]}\ngeo: {mode: distributed, hmac: {keys_file: keys}, self: {id: e1, region: east}, peers: [{id: w1, region: west, url: http://w:1}]}", "lmetric"},
 		{"but what is written counts", "engines: {prefill: [{url: http://b0:1}], decode: [{url: http://b0:1}]}\nprefill: {policy: finish}", "finish"},
 	} {
 		c, err := Parse("x.yaml", []byte(tt.yaml))

@@ -23,6 +23,7 @@ type Config struct {
 	Profiles map[string]mooncake.Profile `yaml:"profiles"`
 	Engines  Engines                     `yaml:"engines"`
 	Dispatch dispatcher.Config           `yaml:"dispatch"`
+	Bind     Bind                        `yaml:"bind"`
 	Pool     Pool                        `yaml:"pool"`
 	Prefill  prefill.Config              `yaml:"prefill"`
 	Health   Health                      `yaml:"health"`
@@ -32,6 +33,8 @@ type Config struct {
 	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
 	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
+
+	EventLoops int `yaml:"event_loops"` // that carry streamed answers; 0: as many as suit the machine; -1: none, each answer has a goroutine
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
 	Geo       geo.Config            `yaml:"geo"`
@@ -97,6 +100,12 @@ type Engine struct {
 	// Prefill only.
 	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, where prefill.kv_events.port is not its own; 0: it is
 	KVReplayPort int `yaml:"kv_replay_port"`
+	// Of nixl-push with bind: arrival, where decode engines reach it; empty: its first answer tells.
+	KVEngineID string `yaml:"kv_engine_id"`
+	KVHost     string `yaml:"kv_host"`
+	KVPort     int    `yaml:"kv_port"` // of its side channel
+	TPSize     int    `yaml:"tp_size"` // 0: 1
+	PPSize     int    `yaml:"pp_size"` // 0: 1
 	// Decode only.
 	Group   string  `yaml:"group"`
 	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks
@@ -120,10 +129,11 @@ type Advice struct {
 	Target   float64       `yaml:"target"`   // share of what ranks can do that is to be used
 }
 
-// Pool holds finished prefills that wait for a rank.
+// Pool holds what waits for a rank: finished prefills, or requests that are bound before
+// their prefill.
 type Pool struct {
 	Size int           `yaml:"size"`
-	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off
+	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off; before the prefill: prefill.queue.timeout
 }
 
 // Health is how engines are watched, and what one that comes back gets at once.
@@ -175,6 +185,7 @@ func Default() *Config {
 		HA:        geo.DefaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
 		Discovery: Discovery{Probe: true},
+		Bind:      defaultBind(),
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
 		Limits: Limits{
@@ -210,7 +221,7 @@ func Default() *Config {
 // Decision is `dispatch` with what other keys say of the dispatcher.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
-	d.Predictor, d.TTL = c.Predictor, c.Pool.TTL
+	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.Beyond()
 	return d
 }
 

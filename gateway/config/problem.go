@@ -104,6 +104,13 @@ func (s *source) at(path, format string, args ...any) *Error {
 	return e
 }
 
+// has says whether a value was written down, in the file or by a flag.
+func (s *source) has(path string) bool {
+	_, written := s.places[path]
+	_, flag := s.flags[path]
+	return written || flag
+}
+
 // line is a line of the text, counted from 1; empty where there is none.
 func (s *source) line(n int) string {
 	lines := bytes.Split(s.text, []byte("\n"))

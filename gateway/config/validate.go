@@ -27,6 +27,7 @@ func (c *Config) Validate() error {
 	c.checkProfiles(bad)
 	c.checkEngines(bad)
 	c.checkPool(bad)
+	c.checkBind(bad)
 	c.Prefill.Check(func(key, format string, args ...any) { bad("$.prefill."+key, format, args...) })
 	decision := c.Decision()
 	decision.Check(func(key, format string, args ...any) { bad("$."+key, format, args...) })
@@ -117,12 +118,18 @@ func (c *Config) checkProfiles(bad report) {
 	}
 }
 
-// checkAlone tries every key of a bad profile alone, beside defaults, so that
-// the report can point at the key. It is false when they are bad only together.
+// checkAlone tries the connector of a bad profile alone, and then every other key beside
+// it and defaults, so that the report can point at the key. It is false when they are bad
+// only together.
 func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
+	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
+	if err := beside.WithDefaults().Validate(); err != nil {
+		bad(path+".connector", "%v", err)
+		return true
+	}
 	all := reflect.ValueOf(p)
 	for i := range all.NumField() {
-		alone := mooncake.Profile{Name: p.Name}
+		alone := beside
 		reflect.ValueOf(&alone).Elem().Field(i).Set(all.Field(i))
 		if err := alone.WithDefaults().Validate(); err != nil {
 			bad(path+"."+all.Type().Field(i).Tag.Get("yaml"), "%v", err)
@@ -187,6 +194,9 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		if role == "decode" && port != 0 {
 			bad(path+"."+key, "only the events of prefill engines are followed; remove it")
 		}
+	}
+	if known {
+		e.checkCoordinates(path, role, &profile, bad)
 	}
 	if role == "prefill" {
 		for key, set := range map[string]bool{
@@ -283,7 +293,13 @@ func (c *Config) checkNumbers(bad report) {
 		least("$.limits.bodies_bytes", c.Limits.Bodies, c.Limits.Body)
 	}
 	least("$.limits.client_backlog_bytes", c.Limits.ClientBacklog, 0)
+	if most := 64; c.EventLoops < -1 || c.EventLoops > most {
+		bad("$.event_loops", "%d; write 0 for as many as suit the machine, 1 to %d, or -1 for a goroutine per answer", c.EventLoops, most)
+	}
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
+	if most := 1 << 30; c.Limits.EventBytes > most {
+		bad("$.limits.event_bytes", "%d; %d is the most", c.Limits.EventBytes, most)
+	}
 	least("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
 	least("$.limits.connections", c.Limits.Connections, 1)

@@ -136,7 +136,7 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 		full := f.full(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
-	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners)
+	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, f.host.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
 			f.host.Log.Warn("discovered engine", zap.String("engine", found.Engine), zap.String("finding", found.Msg))

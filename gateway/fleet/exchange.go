@@ -31,8 +31,8 @@ func (f *Fleet) forgetExchanges(engine string) {
 const exchangeLife = 5 * time.Second
 
 // Exchange is what the proxy brings to a probe itself: nothing for connectors whose
-// prefiller answers with the hand-off.
-func (f *Fleet) Exchange(c prefill.Candidate, transfer string) (*mooncake.Exchange, error) {
+// prefiller answers with the hand-off. The caller gives it a new TransferID.
+func (f *Fleet) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
@@ -54,6 +54,5 @@ func (f *Fleet) Exchange(c prefill.Candidate, transfer string) (*mooncake.Exchan
 		f.exchanges.Store(c.ID, known)
 	}
 	x := known.x
-	x.TransferID = transfer
 	return &x, nil
 }

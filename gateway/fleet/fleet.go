@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -36,23 +37,25 @@ type Fleet struct {
 
 	publishing sync.Mutex // serialises Publish, so that the last list published is the newest one
 
-	mu        sync.RWMutex
-	instances map[string]*instance    // by role and host:port
-	order     []string                // as configured, then as added
-	ranks     map[int32]*Rank         // those of engines that are gone for a while, too: assignments may be on their way
-	ids       map[string]int32        // rank name → worker id, never reused
-	numbers   int32                   // given out
-	bygone    map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
-	dead      map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
-	differing map[[2]string][2]string // pairs of a prefill and a decode engine of which only the first knew a model, and their versions then
-	routes    map[string]Route        // model or LoRA name → board
-	hosts     map[string]trust        // from which a prefiller's KV may be pulled
-	stops     map[string]*stopped     // engines and ranks that drain, by role and id
-	added     int                     // engines that ever were
-	asked     int                     // times a prefill engine was asked for token ids
-	again     *time.Timer             // publishes while an engine gets its load step by step
-	exchanges sync.Map                // of learned: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
-	runs      runs
+	mu          sync.RWMutex
+	instances   map[string]*instance    // by role and host:port
+	order       []string                // as configured, then as added
+	ranks       map[int32]*Rank         // those of engines that are gone for a while, too: assignments may be on their way
+	ids         map[string]int32        // rank name → worker id, never reused
+	numbers     int32                   // given out
+	bygone      map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
+	dead        map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
+	differing   map[[2]string][2]string // pairs of a prefill and a decode engine of which only the first knew a model, and their versions then
+	routes      map[string]Route        // model or LoRA name → board
+	ready       tally                   // that take requests, of which tier and dispatcher know it
+	hosts       map[string]trust        // from which a prefiller's KV may be pulled
+	stops       map[string]*stopped     // engines and ranks that drain, by role and id
+	added       int                     // engines that ever were
+	asked       int                     // times a prefill engine was asked for token ids
+	again       *time.Timer             // publishes while an engine gets its load step by step
+	coordinates sync.Map                // of placed, by candidate
+	exchanges   sync.Map                // of learned: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
+	runs        runs
 }
 
 // Roles of an engine.
@@ -79,6 +82,8 @@ type Host struct {
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
+	Callbacks  *metaserver.Server                                      // hears decode engines that call back; nil: none does
+	Gauged     func(worker int32, kvTokens int64)                      // hears what is in use on ranks that bind early; it must not block
 }
 
 // instance is one engine's API server.
@@ -175,9 +180,7 @@ func (f *Fleet) Add(role string, e config.Engine) error {
 
 // enter takes one engine in.
 func (f *Fleet) enter(in *instance) {
-	if in.role == Prefill {
-		f.learnHosts(in) // before its hand-offs come
-	}
+	f.learnHosts(in) // before its hand-offs come
 	f.mu.Lock()
 	if f.instances[in.key()] == nil {
 		f.order = append(f.order, in.key())

@@ -16,6 +16,7 @@ type standing struct {
 	start   float64 // of the process that serves
 	fresh   time.Time
 	share   float64 // of its slots that may be used now; below 1 while it is fresh
+	odd     string  // why it cannot serve beside the others of its model; empty: it can
 }
 
 // appraise decides for every engine whether it takes requests and how many.
@@ -25,9 +26,10 @@ type standing struct {
 // serves its model: a request that may fail beats one that must, and the canary
 // will tell which it is.
 func (f *Fleet) appraise(now time.Time) {
+	f.refuseOdd()
 	others := map[string]int{} // engines in full service by role and model
 	for _, in := range f.instances {
-		if in.status.Up && in.status.Out == nil && in.status.Accused == nil && len(in.status.Models) > 0 {
+		if in.odd == "" && in.status.Up && in.status.Out == nil && in.status.Accused == nil && len(in.status.Models) > 0 {
 			others[in.kind()]++
 		}
 	}
@@ -36,7 +38,7 @@ func (f *Fleet) appraise(now time.Time) {
 	for _, k := range f.order {
 		in := f.instances[k]
 		s := &in.standing
-		serving := in.status.Up && (in.status.Out == nil || !in.status.Wedged && len(in.status.Models) > 0 && others[in.kind()] == 0)
+		serving := in.odd == "" && in.status.Up && (in.status.Out == nil || !in.status.Wedged && len(in.status.Models) > 0 && others[in.kind()] == 0)
 		returned := serving && (!s.serving || s.start != 0 && in.status.StartTime != s.start)
 		switch {
 		case !serving || slow == 0:

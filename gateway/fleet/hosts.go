@@ -3,10 +3,13 @@ package fleet
 import (
 	"context"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/mooncake"
 )
 
 // trust is why a hand-off may point decode engines at a host.
@@ -15,22 +18,33 @@ type trust struct {
 	until time.Time // and after the last of them
 }
 
+// callsBack says whether a decode engine tells where the KV of a request goes.
+func (i *instance) callsBack() bool {
+	return i.role == Decode && i.profile.Connector == mooncake.AscendLayerwise
+}
+
 // learnHosts finds the names and addresses a prefiller's hand-offs may point
 // decode engines at, and trusts them while the engine is there. Any other host
-// in a hand-off is refused.
+// in a hand-off is refused. What a decode engine tells may name its own hosts.
 func (f *Fleet) learnHosts(in *instance) {
+	if in.role == Decode && !in.callsBack() {
+		return
+	}
 	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
 	ctx, cancel := context.WithTimeout(f.host.Context, 2*time.Second)
 	defer cancel()
 	for _, h := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
 		if err != nil {
-			f.host.Log.Warn("name of a prefill engine does not resolve; its hand-offs are accepted by name only", zap.String("host", h), zap.Error(err))
+			f.host.Log.Warn("name of an engine does not resolve; hand-offs are accepted by this name only, and callbacks not at all unless bind.allow has its address", zap.String("engine", in.key()), zap.String("host", h), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
 	}
 	slices.Sort(hosts)
 	in.hosts = slices.Compact(hosts)
+	if in.role == Decode {
+		return
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, h := range in.hosts {
@@ -44,6 +58,9 @@ func (f *Fleet) learnHosts(in *instance) {
 // engine is known to be no more, else once its last probe can have answered. It
 // is called with f.mu held.
 func (f *Fleet) distrust(in *instance, dead bool) {
+	if in.role == Decode {
+		return
+	}
 	now := time.Now()
 	for _, h := range in.hosts {
 		t := f.hosts[h]
@@ -58,6 +75,31 @@ func (f *Fleet) distrust(in *instance, dead bool) {
 			delete(f.hosts, h)
 		}
 	}
+}
+
+// HostsOf returns which hosts are those of an engine: what it calls back may name no other.
+func (f *Fleet) HostsOf(key string) func(host string) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	in := f.instances[key]
+	if in == nil {
+		return func(string) bool { return false }
+	}
+	hosts := in.hosts // never changed
+	return func(host string) bool { return slices.Contains(hosts, host) }
+}
+
+// CallsBack says whether a decode engine that calls back has an address.
+func (f *Fleet) CallsBack(a netip.Addr) bool {
+	address := a.Unmap().WithZone("").String()
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, in := range f.instances {
+		if in.callsBack() && slices.Contains(in.hosts, address) {
+			return true
+		}
+	}
+	return false
 }
 
 // KnownHost says whether a hand-off may point decode engines at a host.

@@ -166,29 +166,36 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 		zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 
-// Up counts the engines that take requests now.
+// Up counts the engines that take requests now, and of which tier and dispatcher know it.
 func (f *Fleet) Up() (prefills, decodes int) {
-	return f.tally(func(in *instance) bool { return in.serving && f.accepts(in, -1) && len(in.status.Models) > 0 })
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.ready.prefills, f.ready.decodes
 }
 
 // Count counts the engines that there are.
 func (f *Fleet) Count() (prefills, decodes int) {
-	return f.tally(func(*instance) bool { return true })
-}
-
-func (f *Fleet) tally(of func(*instance) bool) (prefills, decodes int) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
+	t := f.tally(func(*instance) bool { return true })
+	return t.prefills, t.decodes
+}
+
+// tally is how many engines there are of each role.
+type tally struct{ prefills, decodes int }
+
+// tally is called with f.mu held.
+func (f *Fleet) tally(of func(*instance) bool) (t tally) {
 	for _, in := range f.instances {
 		switch {
 		case !of(in):
 		case in.role == Prefill:
-			prefills++
+			t.prefills++
 		default:
-			decodes++
+			t.decodes++
 		}
 	}
-	return prefills, decodes
+	return t
 }
 
 // clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt

@@ -87,9 +87,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 // run; those that stay keep their state, load and drains.
 func (f *Fleet) Apply(p *Plan) {
 	for _, in := range p.set {
-		if in.role == Prefill {
-			f.learnHosts(in) // before its hand-offs come
-		}
+		f.learnHosts(in) // before its hand-offs come
 	}
 	var fresh []string
 	f.mu.Lock()

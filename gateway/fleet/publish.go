@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +17,8 @@ import (
 )
 
 // Publish derives what prefill tier, dispatcher and API need from the engines'
-// present state.
+// present state. The tier and the dispatcher hear first: a request that the API lets
+// in finds there what it was let in for.
 func (f *Fleet) Publish() {
 	f.publishing.Lock()
 	defer f.publishing.Unlock()
@@ -44,10 +46,13 @@ func (f *Fleet) Publish() {
 		}
 	}
 	onlyWhereDecoded(candidates, workers)
-	f.routes = routes
+	ready := f.tally(func(in *instance) bool { return in.serving && f.accepts(in, -1) && len(in.status.Models) > 0 })
 	f.forgetRanks(time.Now())
 	f.mu.Unlock()
 	f.host.Publish(candidates, locals, workers)
+	f.mu.Lock()
+	f.routes, f.ready = routes, ready
+	f.mu.Unlock()
 }
 
 // onlyWhereDecoded takes out of service the prefillers of other regions in
@@ -138,7 +143,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
-		Down: !in.status.Up || in.status.Wedged,
+		Down: !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(),
 	}
 	if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -65,4 +66,22 @@ func (f *Fleet) residents(ctx context.Context, engines []*instance) (found []geo
 		}
 	}
 	return found, silent
+}
+
+// OnSample passes on how many KV tokens are in use on ranks that may keep blocks for requests whose prefill never
+// ended: their engines' gauges tell when they do no more.
+func (f *Fleet) OnSample(key string, s *engine.Sample) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	in := f.instances[key]
+	if in == nil || in.role != Decode || !in.profile.Early() {
+		return
+	}
+	for _, r := range ranksOf(in) {
+		usage, told := s.KVUsage(max(0, r))
+		capacity := cmp.Or(in.conf.KV, capacityOf(in, r))
+		if id, known := f.ids[in.target(r).ID]; known && told && capacity > 0 {
+			f.host.Gauged(id, int64(usage*float64(capacity)))
+		}
+	}
 }

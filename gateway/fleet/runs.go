@@ -3,14 +3,18 @@ package fleet
 import (
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"evenkeel/engine"
 )
 
 // Run is a call to an engine that a drain's deadline may end.
 type Run struct {
-	at    Place
-	end   func()
-	moved atomic.Bool // it has to go on elsewhere
-	safe  atomic.Bool // it may be aborted: no pull of KV is under way
+	at     Place
+	call   *engine.Call
+	notice time.Duration // the engine has so long to close its side
+	moved  atomic.Bool   // it has to go on elsewhere
+	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
 // Moved says whether the call has to go on elsewhere.
@@ -20,7 +24,7 @@ func (r *Run) Moved() bool { return r.moved.Load() }
 func (r *Run) move() {
 	r.moved.Store(true)
 	if r.safe.Load() {
-		r.end()
+		r.call.Leave(r.notice)
 	}
 }
 
@@ -28,7 +32,7 @@ func (r *Run) move() {
 func (r *Run) Settle() {
 	r.safe.Store(true)
 	if r.moved.Load() {
-		r.end()
+		r.call.Leave(r.notice)
 	}
 }
 
@@ -39,10 +43,9 @@ type runs struct {
 }
 
 // Track keeps a call among those that may be moved, until Untrack. The deadline of its
-// place, or the proxy's own, may have passed since the place was chosen. end ends the call;
-// it may be called more than once, and must not block.
-func (f *Fleet) Track(at Place, end func(), safe bool) *Run {
-	r := &Run{at: at, end: end}
+// place, or the proxy's own, may have passed since the place was chosen.
+func (f *Fleet) Track(at Place, call *engine.Call, notice time.Duration, safe bool) *Run {
+	r := &Run{at: at, call: call, notice: notice}
 	r.safe.Store(safe)
 	f.runs.mu.Lock()
 	f.runs.all[r] = struct{}{}

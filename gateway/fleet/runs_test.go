@@ -28,7 +28,7 @@ func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})
-			r := &Run{end: func() { call.Leave(time.Second) }}
+			r := &Run{call: call, notice: time.Second}
 			for _, step := range row.steps {
 				step(r)
 			}

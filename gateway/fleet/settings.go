@@ -39,7 +39,8 @@ func (s *Settings) HoldTimeout() (longest time.Duration) {
 }
 
 // PoolTTL is the configured one, else the shortest hold budget of the prefill
-// engines in use.
+// engines in use. What waits before its prefill is held nowhere: it may wait as long as
+// requests may for a prefill engine.
 func (s *Settings) PoolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL
@@ -47,6 +48,9 @@ func (s *Settings) PoolTTL() time.Duration {
 	shortest := time.Duration(math.MaxInt64)
 	for _, name := range s.ProfilesInUse(Prefill) {
 		p := s.Profiles[name]
+		if p.Early() {
+			shortest = min(shortest, s.Prefill.Queue.Timeout)
+		}
 		if b, err := p.HoldBudget(); err == nil && b < shortest {
 			shortest = b
 		}

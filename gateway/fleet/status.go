@@ -24,7 +24,7 @@ type EngineStatus struct {
 	Group    string    `json:"group,omitempty"`
 	Profile  string    `json:"profile"`
 	Up       bool      `json:"up"`    // answers its health check
-	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down; error says why
+	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down, odd (another connector than its model's); error says why
 	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool      `json:"draining"`
 	Source   string    `json:"source,omitempty"` // that discovered it
@@ -55,6 +55,9 @@ func (f *Fleet) Statuses() []EngineStatus {
 		}
 		if why != nil {
 			s.Error = why.Error()
+		}
+		if in.odd != "" && in.status.Up {
+			s.State, s.Error, s.Draining = "odd", in.odd, false
 		}
 		for _, m := range in.status.Models {
 			s.Models = append(s.Models, m.ID)

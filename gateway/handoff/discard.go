@@ -130,6 +130,10 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
+// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
+// or no KV room for it. An engine may ignore it; it helps to read logs.
+const BeyondHeader = "X-Evenkeel-Beyond-Slots"
+
 // discardOn has the rank of a slot decode one token. again: it failed, and another
 // rank may still do it. One that was silent all its time is the last: if the hand-off
 // is the cause, the next decode would hold its slot as long.
@@ -160,7 +164,13 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	call.OnWritten(sent)
 	call.Guard(rank.Area.Ours)
 	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
-	resp, err := call.Do(http.MethodPost, h.Endpoint.Path(), rank.Area.Mark(h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))), body, engine.Deadlines{
+	headers := engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try))
+	if slot.Beyond {
+		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
+		rank.Traffic.Beyond(1)
+		defer rank.Traffic.Beyond(-1)
+	}
+	resp, err := call.Do(http.MethodPost, h.Endpoint.Path(), rank.Area.Mark(h.Identify(headers)), body, engine.Deadlines{
 		Connect: d.Settings().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
 	})
 	if err == nil {

@@ -17,7 +17,7 @@ import (
 
 // A Handoff is a prefilled prompt with everything that must be settled with it.
 type Handoff struct {
-	*mooncake.Handoff
+	mooncake.Handoff
 	Origin
 	Lease *prefill.Lease
 	Born  fleet.Birth

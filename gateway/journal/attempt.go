@@ -155,6 +155,7 @@ func (r *Request) tellPrefilled(got *mooncake.ProbeAnswer) {
 }
 
 func (r *Request) tellBound(s *dispatcher.Slot) {
+	defer func() { s.Grounds = nil }() // as long as the answer runs only the receipt has them
 	if !r.watched() {
 		return
 	}
@@ -184,10 +185,12 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = g.Tick, g.Waiting, g.KVTokens, g.Fullest, g.Able
 	best := g.Best()
 	d.Best = make([]receipt.Choice, len(best))
+	scores := make([]float64, len(best))
 	for i, w := range best {
 		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
 		if !math.IsNaN(w.Score) {
-			c.Score = &w.Score
+			scores[i] = w.Score
+			c.Score = &scores[i]
 			d.Better = "more"
 			if g.Less {
 				d.Better = "less"

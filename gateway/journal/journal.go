@@ -27,6 +27,7 @@ type Journal struct {
 	log      *zap.Logger
 
 	requests   *prometheus.CounterVec
+	whole      prometheus.Counter // of requests: ok
 	spans      *prometheus.CounterVec
 	stages     [stages]prometheus.Observer
 	ttft, tpot prometheus.Observer
@@ -56,6 +57,7 @@ func New(c Config) (*Journal, error) {
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
 		g.requests.WithLabelValues(outcome)
 	}
+	g.whole = g.requests.WithLabelValues("ok")
 	g.spans = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_trace_spans_total", Help: "Spans of sampled requests that ended, by what became of them: exported, dropped because the queue was full, or failed because the collector did not take them.",
 	}, []string{"outcome"})

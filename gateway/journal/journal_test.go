@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/grounds"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
@@ -99,7 +100,7 @@ func BenchmarkWatch(b *testing.B) {
 	for _, name := range []string{"off", "receipts", "traces, not sampled", "traces"} {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
-			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Grounds: &board.Grounds{}}
+			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Grounds: &grounds.Grounds{}}
 			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {

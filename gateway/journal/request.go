@@ -114,7 +114,22 @@ func (r *Request) Placed(s *dispatcher.Slot, took time.Duration) {
 	r.journal.stage(decide, s.Decide)
 	r.Rank, r.Policy = s.WorkerName, s.Policy
 	r.WaitMs += ms(took)
+	r.Bind = Late
 	r.tellBound(s)
+}
+
+// BoundEarly records that the rank which it got was bound before the prefill.
+func (r *Request) BoundEarly() {
+	r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
+}
+
+// Coupled records how the legs of a request came together that was bound before its prefill: when its decode
+// engine had said where the KV goes, 0 where none says that, and how well its first token was predicted.
+func (r *Request) Coupled(callback time.Duration, s *dispatcher.Slot) {
+	r.CallbackMs = ms(callback)
+	if steps, known := s.StartError(); known {
+		r.StartError = &steps
+	}
 }
 
 // PlacedLocally records which decode rank computes the prompt itself, and how much
@@ -167,7 +182,11 @@ func (r *Request) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))
 	r.tellEnd(fail)
-	r.journal.requests.WithLabelValues(r.Outcome).Inc()
+	if fail == nil {
+		r.journal.whole.Inc()
+	} else {
+		r.journal.requests.WithLabelValues(r.Outcome).Inc()
+	}
 	r.journal.recent.end(fail)
 	r.journal.lines.write(&r.Facts)
 }

@@ -46,7 +46,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 	}
 	ranks := newRankStates(&s)
 	for i := range s.Dispatch.Models {
-		d.Models = append(d.Models, model(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds()))
+		d.Models = append(d.Models, model(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds(), len(conf.Dispatch.Twin) > 0))
 	}
 	for i := range tier.Candidates {
 		d.Prefill.Engines = append(d.Prefill.Engines, prefillEngine(&tier.Candidates[i], conf.Prefill.KVThreshold))
@@ -98,14 +98,14 @@ func sources(s *discover.Status) []Source {
 	return all
 }
 
-func model(m *board.ModelStatus, states rankStates, ttl float64) Model {
+func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Model {
 	out := Model{
 		Name: m.Model, Pool: Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 		Groups: make([]Group, 0, len(m.Groups)),
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Ranks: []Rank{}}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Twin: twinOf(m, g, twin), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}

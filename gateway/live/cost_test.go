@@ -137,7 +137,7 @@ func (f *floor) document() {
 	s := f.d.Status(f.Context())
 	var d Document
 	for i := range s.Models {
-		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0))
+		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
 	}
 	d.Problems = problems(&d)
 	data, err := json.Marshal(&d)

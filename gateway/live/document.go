@@ -8,7 +8,10 @@
 // with one Document.
 package live
 
-import "evenkeel/dispatcher/board"
+import (
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/verdict"
+)
 
 // Form is the number of this form of a Document. Fields may be added under it;
 // one that changes its meaning or goes makes another.
@@ -94,11 +97,19 @@ type Group struct {
 	LostShare float64    `json:"lost_share"`   // the part of model_ms that imbalance costs
 	LostMs    float64    `json:"lost_ms"`      // the part of model_ms that imbalance costs
 	Compared  []Compared `json:"compared"`     // the policy in force, then each of dispatch.shadow; empty without
+	Twin      Twin       `json:"twin"`
 	Ranks     []Rank     `json:"ranks"`
 }
 
 // Compared is how level a group is after a round under one policy.
 type Compared = board.ComparedPolicy
+
+// Twin is what the last minutes of a group would have been under other policies, in words and in numbers.
+type Twin struct {
+	Says    []string      `json:"says"`              // a sentence for each policy of dispatch.twin; empty while there is no verdict
+	Note    string        `json:"note"`              // which minutes were replayed, and how far the replay is from what was; or why there is no verdict; empty without barrier
+	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil while there is none
+}
 
 // States of a rank.
 const (

@@ -437,6 +437,24 @@ func TestPageTellsOfOneStep(t *testing.T) {
 	b.calm(s)
 }
 
+// What another policy would have cost stands beside what shadows show, each with what it does not tell.
+func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	b.visit(s)
+	b.eventually("the verdict", `document.querySelectorAll('.twin li').length === 2`)
+	require.Equal(t, "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today", b.eval("document.querySelector('.twin li').textContent"))
+	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ", "not what the policy is worth"} {
+		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
+	}
+	s.fake.set(func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		g.Compared, g.Twin = g.Compared[:0], Twin{Says: []string{}, Note: "The twin has replayed nothing yet."}
+	})
+	b.eventually("there is none", `document.querySelectorAll('.twin li').length === 0 && document.querySelector('.twin').innerText.endsWith('The twin has replayed nothing yet.')`)
+	require.NotContains(t, b.eval("document.getElementById('balances').innerText"), "what the policy is worth", "there are no shadows")
+	b.calm(s)
+}
+
 // A rank that is dead enters neither the mean nor the emptiest.
 func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 	b, s := chromium(t), newSite(t, 4)
@@ -516,6 +534,7 @@ func TestPageTakesNamesAsText(t *testing.T) {
 		m := &d.Models[0]
 		m.Name, m.Groups[0].Name, m.Groups[0].Policy = evil, evil, evil
 		m.Groups[0].Compared[1].Policy = evil
+		m.Groups[0].Twin = Twin{Says: []string{evil}, Note: evil}
 		for i := range m.Groups[0].Ranks {
 			m.Groups[0].Ranks[i].Name, m.Groups[0].Ranks[i].State = fmt.Sprint(evil, i), evil
 		}

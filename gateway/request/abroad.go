@@ -11,9 +11,11 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
@@ -22,11 +24,11 @@ import (
 // anything gives the request back: it is not answered then, and there is no error. It
 // takes its old place in the queue and stays, or is asked about again.
 func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (answered bool, _ *openai.Error) {
-	f := &forwarded{way, j, ctx}
+	f := &forwarded{way, j}
 	if j.client.left() {
 		f.Drop()
 		j.freed()
-		return false, errGone()
+		return false, failure.Gone()
 	}
 	j.told.Calls("forward")
 	j.reach(journal.Transfer)
@@ -42,9 +44,9 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (answered bool, _
 		return false, j.cameBack(failure)
 	case whole != nil:
 		j.client.OnGone(nil)
-		f.inOnePiece(whole)
+		f.inOnePiece(ctx, whole)
 	default:
-		f.relay()
+		f.relay(ctx)
 	}
 	return true, nil
 }
@@ -62,7 +64,7 @@ func passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 func (j *job) cameBack(x *geo.Failure) *openai.Error {
 	if x.Gone || j.client.left() {
 		j.freed()
-		return errGone()
+		return failure.Gone()
 	}
 	if x.Relay != nil {
 		j.in.way = wayForwarded
@@ -119,15 +121,15 @@ func relayedBy(r *geo.Relay) *openai.Error {
 	return e
 }
 
-// forwarded is an answer that another dispatcher gives.
+// forwarded is an answer that another dispatcher gives. It outlives the handler, and so
+// it does not keep the handler's context.
 type forwarded struct {
 	*geo.Forward
 	job *job
-	ctx *fasthttp.RequestCtx
 }
 
 // started tells of its first event, or all of it.
-func (f *forwarded) started() {
+func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.reach(journal.Streaming)
 	j.told.First(f.FirstAt())
@@ -135,13 +137,13 @@ func (f *forwarded) started() {
 	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
 	j.in.Body.Give()
-	j.srv.markRoute(f.ctx, j.in)
+	j.srv.markRoute(ctx, j.in)
 }
 
 // inOnePiece answers with what came in one piece.
-func (f *forwarded) inOnePiece(whole *geo.Relay) {
-	j, ctx := f.job, f.ctx
-	f.started()
+func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
+	j := f.job
+	f.started(ctx)
 	f.Close()
 	var says struct {
 		Usage struct {
@@ -159,30 +161,46 @@ func (f *forwarded) inOnePiece(whole *geo.Relay) {
 	ctx.SetBody(whole.Body)
 }
 
-// relay hands the client's connection the peer's stream, event by event as it
-// comes.
-func (f *forwarded) relay() {
-	j, ctx := f.job, f.ctx
-	f.started()
-	startStream(ctx, edge.NewPull(f.Forward, func(error) {
-		j.client.OnGone(nil)
-		var fail *openai.Error
-		switch {
-		case f.Lost():
-			fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
-		case !f.Whole():
-			fail = errGone()
-		}
-		tokens := f.Events()
-		f.Close()
-		if !f.Whole() {
-			j.freed()
-		}
-		j.told.Relayed(time.Since(f.FirstAt()), tokens)
-		j.told.EndAttempt(fail)
-		j.srv.account(j.in, fail)
-	}, j.srv.Log), f.ContentType())
+// relay hands the client the peer's stream, event by event as it comes.
+func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
+	j := f.job
+	f.started(ctx)
+	streamHead(ctx, f.ContentType())
+	if j.mayHave(j.model.MaxLen) <= shortAnswer || !pump.Start(ctx, j.srv.Log, j.srv.Loops, passage{f.Forward, f}) {
+		edge.NewPull(f.Forward, func(error) { f.relayed() }, j.srv.Log).Answer(ctx)
+	}
 }
+
+// relayed settles a request whose answer a peer has streamed.
+func (f *forwarded) relayed() {
+	j := f.job
+	j.client.OnGone(nil)
+	var fail *openai.Error
+	switch {
+	case f.Lost():
+		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
+	case !f.Whole():
+		fail = failure.Gone()
+	}
+	tokens := f.Events()
+	f.Close()
+	if !f.Whole() {
+		j.freed()
+	}
+	j.told.Relayed(time.Since(f.FirstAt()), tokens)
+	j.told.EndAttempt(fail)
+	j.srv.account(j.in, fail)
+}
+
+// passage is a peer's stream as a pump needs it.
+type passage struct {
+	*geo.Forward
+	to *forwarded
+}
+
+func (p passage) Close() { p.to.relayed() }
+
+func (p passage) Panicked(v any) { p.to.job.panicked(v, p.to.relayed) }
 
 // mayRelay is how many bytes another proxy's stream may have.
 func (f *forwarded) mayRelay() int64 {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/gateway/edge"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
@@ -105,11 +104,10 @@ func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.
 	}
 }
 
-// startStream hands the connection's goroutine the body to pull.
-func startStream(ctx *fasthttp.RequestCtx, body *edge.Pull, contentType []byte) {
+// streamHead writes the head of a streamed answer.
+func streamHead(ctx *fasthttp.RequestCtx, contentType []byte) {
 	ctx.SetStatusCode(http.StatusOK)
 	ctx.Response.Header.SetContentTypeBytes(contentType)
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
-	body.Answer(ctx)
 }

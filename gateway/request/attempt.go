@@ -5,17 +5,20 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/suspect"
 	"evenkeel/prefill"
 )
 
@@ -34,6 +37,7 @@ type fault struct {
 	refusal    bool // a prefill engine took nothing of it: 503 or 429
 	moved      bool // what it was at was taken out of service: an engine, or a region
 	unowned    bool // its decode group is another proxy's now
+	prefills   bool // the prefill leg of a request that was bound before it is why: the decode engine is not to blame
 }
 
 // cause is why it failed, for receipts and spans.
@@ -54,7 +58,10 @@ func (j *job) again(f *fault) bool {
 	wait, ok := j.backoff(f)
 	wait = max(wait, min(f.retryAfter, maxRetryAfter))
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
-	if !ok || j.late(wait) {
+	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
+	// has begun has none.
+	late := j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
+	if !ok || late {
 		log.Warn("request failed, no retry is left")
 		return false
 	}
@@ -81,30 +88,24 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 		j.resume.bounced++
 		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
 	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
-		t.unsent++
-		return j.srv.Tier.RetryUnsent(t.unsent)
+		t.Unsent++
+		return j.srv.Tier.RetryUnsent(t.Unsent)
 	}
-	if f.refusal && t.refused < mostRefused {
-		t.refused++
-		_, again = j.srv.Tier.Retry(max(1, t.count), f.status, f.err)
-		return rand.N(retry.Base<<t.refused + 1), again
+	if f.refusal && t.Refused < suspect.MostRefused {
+		t.Refused++
+		_, again = j.srv.Tier.Retry(max(1, t.Count), f.status, f.err)
+		return rand.N(retry.Base<<t.Refused + 1), again
 	}
-	t.count++
-	if t.breaks(j.srv.Fleet, f) {
+	t.Count++
+	if t.Breaks(j.srv.Fleet, f.status, f.engine, f.err) {
 		return 0, false
 	}
-	wait, again = j.srv.Tier.Retry(t.count, f.status, f.err)
-	if !again && j.resume.times > 0 && f.status == 0 && t.count < retry.Attempts {
+	wait, again = j.srv.Tier.Retry(t.Count, f.status, f.err)
+	if !again && j.resume.times > 0 && f.status == 0 && t.Count < retry.Attempts {
 		// Half an answer is out, so the request is not turned away by the budget.
-		return rand.N(retry.Base<<t.count + 1), true
+		return rand.N(retry.Base<<t.Count + 1), true
 	}
 	return wait, again
-}
-
-// late says that the client's own time limit, if it told one, is over before
-// another attempt could begin. An answer that has begun has no such limit.
-func (j *job) late(wait time.Duration) bool {
-	return j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
 }
 
 // maxRetryAfter bounds how long an engine's Retry-After holds up a request that
@@ -129,17 +130,29 @@ func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *faul
 	// Any other silence may hide a finished prefill and its KV.
 	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
 	j.srv.Monitor.Report(lease.Candidate.Instance, err)
-	return &fault{answer: transportError("prefill", err), err: err, engine: lease.Candidate.Instance}
+	return &fault{answer: failure.Transport("prefill", err), err: err, engine: lease.Candidate.Instance}
 }
+
+// movedOut is the end of an answer that a drain's deadline cut and that no other
+// engine takes up.
+func (srv *Server) movedOut() *openai.Error {
+	if srv.Serving().Err() != nil {
+		return failure.Leaving()
+	}
+	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
+}
+
+// errDrained ends an answer whose rank was drained and that no other can take up.
+var errDrained = errors.New("the engine was taken out of service")
 
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
 // regions. So a hand-off in a region whose ranks are gone, most often because the
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, region string, unowned bool) *fault {
 	if unowned {
-		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
+		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
 	}
-	f := &fault{answer: waitError(err, j.prompt), err: err, spent: true, final: true}
+	f := &fault{answer: failure.Pool(err, j.prompt), err: err, spent: true, final: true}
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
 		f.final, f.moved = false, true
 	}
@@ -150,7 +163,7 @@ func (j *job) unplaced(err error, region string, unowned bool) *fault {
 func (j *job) drop(lease *prefill.Lease) *fault {
 	lease.Release()
 	j.freed()
-	return &fault{answer: errGone(), final: true}
+	return &fault{answer: failure.Gone(), final: true}
 }
 
 // decodeRefused settles an error status from the decode engine. The hand-off is
@@ -158,7 +171,7 @@ func (j *job) drop(lease *prefill.Lease) *fault {
 // where the engine is known to tell the prefiller to free it, it need not be discarded.
 func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *fault {
 	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
-	f := j.srv.refused("decode", s.rank.Target.ID, s.resp, refusal(s.resp))
+	f := j.srv.refused("decode", s.rank.Target.ID, s.resp, failure.Body(s.resp))
 	f.spent = true
 	if f.status == http.StatusNotFound && h != nil {
 		j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
@@ -171,44 +184,22 @@ func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *fault {
 	return f
 }
 
-// refusal reads the body of an error status. Its beginning says what is wrong, and
-// the status says the rest: neither its length nor its pace may hold the request.
-func refusal(resp *engine.Response) []byte {
-	resp.SetDeadline(time.Now().Add(refusalTime))
-	return resp.ReadUpTo(maxErrorBody)
-}
-
-const (
-	maxErrorBody = 1 << 20
-	refusalTime  = 5 * time.Second
-)
-
 // refused maps an engine's error status: its 4xx reach the client as they came,
 // our own credential's failure and its 5xx do not.
 func (srv *Server) refused(side, id string, resp *engine.Response, body []byte) *fault {
 	status := resp.StatusCode()
 	f := &fault{
 		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
-		retryAfter: time.Duration(retryAfter(resp)) * time.Second,
+		retryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}
-	switch {
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		srv.Log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
-		f.answer, f.final = badGateway(side, "it refused the proxy's credential"), true
-	case status/100 == 4:
-		f.answer, f.final = relayed(status, resp, body), status != http.StatusTooManyRequests
-	case status == http.StatusServiceUnavailable:
-		f.answer = openai.Unavailable(side+"_unavailable", "the "+side+" engine is overloaded; retry later", max(1, retryAfter(resp)))
-	default:
-		f.answer = badGateway(side, fmt.Sprintf("it answered %d", status))
-	}
+	f.answer, f.final = failure.Refused(srv.Log, side, id, resp, body)
 	return f
 }
 
 // legID is new for every leg and attempt, so that a retried probe never meets its own
 // first attempt.
 func (j *job) legID(leg string, attempt int) string {
-	return fmt.Sprintf("ek-%s-%s%d", j.id, leg, attempt)
+	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
 }
 
 // estimate is the prompt's length before anyone counted it.

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -18,7 +19,7 @@ import (
 )
 
 func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
-	require.Positive(t, engineError(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
+	require.Positive(t, failure.Told(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
 }
 
 // A client that leaves while a probe is being answered must not take the engine

@@ -2,13 +2,9 @@ package request
 
 import "time"
 
-// A hand-off at its deadline may be bound to a rank that has no slot or no KV room for it, where
-// the engine's own queue renews its hold. The time that it waits there does not
-// count: a first event must come only once the rank has both.
-
-// beyondHeader tells an engine that the request was sent on purpose although the
-// rank has no slot or no KV room for it. An engine may ignore it; it helps to read logs.
-const beyondHeader = "X-Evenkeel-Beyond-Slots"
+// A hand-off may be bound to a rank that has no slot or no KV room for it yet: ahead of a slot that
+// comes free, or at its deadline. Where the engine's own queue renews its hold, the time that it
+// waits there does not count: a first event must come only once the rank has both.
 
 // forEver is the limit of a wait that something else ends.
 const forEver = 1000 * time.Hour

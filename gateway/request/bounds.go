@@ -62,17 +62,19 @@ func credible(prompt, completion, context int) bool {
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,
 // so that the connection can be used again. The client has its answer already.
 func finishBody(resp *engine.Response, b *buffers) {
+	read := readPool.Get().(*[4 << 10]byte)
+	defer readPool.Put(read)
 	for {
-		wait := b.reader.Wait(time.Now())
-		if b.reader.Err() != nil {
+		wait := b.Reader.Wait(time.Now())
+		if b.Reader.Err() != nil {
 			break
 		}
 		resp.SetIdle(wait)
-		n, err := resp.Read(b.read[:])
+		n, err := resp.Read(read[:])
 		if err != nil {
 			break
 		}
-		b.reader.Feed(b.read[:n], time.Now())
+		b.Reader.Feed(read[:n], time.Now())
 	}
 	resp.Close()
 }

@@ -41,29 +41,43 @@ const notice = 250 * time.Millisecond
 // finishes in the instant in which it notices that cannot be known to anyone. It
 // is not left on the budget: charging every aborted probe for the whole hold
 // timeout would close the gate on engines that are empty.
-func (j *job) finishOrLeave(call *engine.Call) (stop func()) {
-	return j.client.leaveAfter(call, func() time.Duration { return j.srv.Settings().Limits.ProbeGrace })
+func (j *job) finishOrLeave(call *engine.Call) *leaving {
+	return j.client.leaveAfter(call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 }
 
 // finishPull has a call whose answer comes in one piece end with its client, but
 // not before its pull of KV is over: no first event tells that it is, so until
 // the time by which one would have come.
-func (r reader) finishPull(call *engine.Call, over time.Time) (stop func()) {
-	return r.leaveAfter(call, func() time.Duration { return time.Until(over) })
+func (r reader) finishPull(call *engine.Call, over time.Time) *leaving {
+	return r.leaveAfter(call, 0, over)
 }
 
-// leaveAfter has a call end when its client has left and, from then on, wait is
-// over.
-func (r reader) leaveAfter(call *engine.Call, wait func() time.Duration) (stop func()) {
-	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
-	r.OnGone(func() {
-		later = time.AfterFunc(wait(), func() { call.Leave(notice) })
-	})
-	return func() {
-		r.OnGone(nil)
-		if later != nil {
-			later.Stop()
-		}
+// leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
+func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
+	l := &leaving{reader: r, call: call, grace: grace, moment: moment}
+	r.OnGone(l.departed)
+	return l
+}
+
+// A leaving ends a call some time after its client has left.
+type leaving struct {
+	reader reader
+	call   *engine.Call
+	grace  time.Duration
+	moment time.Time
+	later  *time.Timer // belongs to departed, which no longer runs once OnGone(nil) has returned
+}
+
+// departed runs once the client has left.
+func (l *leaving) departed() {
+	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(notice) })
+}
+
+// stop has the call go on, whatever becomes of the client.
+func (l *leaving) stop() {
+	l.reader.OnGone(nil)
+	if l.later != nil {
+		l.later.Stop()
 	}
 }
 

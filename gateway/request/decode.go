@@ -9,6 +9,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/owner"
@@ -51,7 +52,7 @@ func (s *stream) giveBack(h *handoff.Handoff, f *fault) {
 	if s.run.Moved() && !f.final {
 		f.moved = true
 	}
-	j.blame.judge(j.srv.Monitor, s.rank, f)
+	s.condemn(f)
 	kind := board.Failed
 	switch {
 	case errors.Is(f.err, owner.ErrNotOwner):
@@ -74,7 +75,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
-		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, moved: true}
+		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true}
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
@@ -88,12 +89,12 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 			} else { // the engine may hold it still
 				h.Orphan()
 			}
-			return &fault{answer: badGateway("prefill", "it is gone, and the prefilled prompt with it"), err: handoff.ErrOutlived, spent: true, moved: true}
+			return &fault{answer: failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), err: handoff.ErrOutlived, spent: true, moved: true}
 		}
 		var err error
 		if kv, err = h.Params(s.began); err != nil {
 			h.Orphan()
-			return &fault{answer: badGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+			return &fault{answer: failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
 		}
 		h.Lease.Dispatched()
 	}
@@ -107,18 +108,18 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	}
 	pulled := s.began.Add(silence)
 	headers := engine.JSONHeaders(j.legID("d", j.told.Attempts))
-	if h != nil && s.slot.Beyond {
-		headers = append(headers, engine.Header{Name: beyondHeader, Value: "1"})
+	if s.slot.Beyond {
+		headers = append(headers, engine.Header{Name: handoff.BeyondHeader, Value: "1"})
 		s.beyond = true
-		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
-		if !s.whole {
+		s.rank.Traffic.Beyond(1)                      // so that the alarm about ranks with too many requests expects one more
+		if h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, queue or not
 			defer s.watchQueue(silence)()
 			silence = forEver
 		}
 	}
 	if s.whole { // nothing comes before all of it has
 		if h != nil {
-			defer j.client.finishPull(s.call, pulled)()
+			defer j.client.finishPull(s.call, pulled).stop()
 		}
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
@@ -127,7 +128,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
-		return &fault{answer: ErrNotOurs(), err: owner.ErrNotOwner, moved: true}
+		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true}
 	case err != nil:
 		j.srv.Monitor.Report(s.rank.Instance, err)
 		var ee *engine.Error
@@ -140,14 +141,14 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 			s.overdue(h)
 			j.doubts.add(h, true)
 		}
-		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: spent}
+		return &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: spent}
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {
 		return j.decodeRefused(h, s)
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		if s.mirror.Started() || s.tooLong(err) {
+		if s.Mirror.Started() || s.tooLong(err) {
 			h.Release() // the pull was over when it broke
 		} else {
 			s.overdue(h)
@@ -155,7 +156,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		}
 		return s.failure(err)
 	}
-	if fail := j.verify(j.resume.atD, s.mirror.Prompt()); fail != nil {
+	if fail := j.verify(j.resume.atD, s.Mirror.Prompt()); fail != nil {
 		h.Release()
 		return &fault{answer: fail, final: true, spent: true}
 	}

@@ -7,11 +7,6 @@ import (
 	"evenkeel/gateway/handoff"
 )
 
-// origin is the present attempt, which prefilled a hand-off.
-func (j *job) origin() handoff.Origin {
-	return handoff.Origin{Request: j, ID: j.id, Arrival: j.arrive, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.told.Attempts}
-}
-
 // discard throws away a hand-off from which no answer is made.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.left() {
@@ -36,18 +31,18 @@ func (d *doubts) add(h *handoff.Handoff, live bool) {
 	}
 }
 
-// settleDoubts discards what is kept as doubtful, or leaves it to the hold timeout
+// settle discards what is kept as doubtful, or leaves it to the hold timeout
 // where another engine must not see the request.
-func (j *job) settleDoubts() {
-	for _, h := range j.doubts {
-		if j.tries.suspect >= poison || h.Live && h.ProbeID != "" { // two requests of one id may be the end of an engine
+func (d *doubts) settle(j *job) {
+	for _, h := range *d {
+		if j.tries.Poisons() || h.Live && h.ProbeID != "" { // two requests of one id may be the end of an engine
 			h.Orphan()
 			continue
 		}
-		h.Avoid = slices.Clone(j.tries.decode)
+		h.Avoid = slices.Clone(j.tries.Decode)
 		j.discard(h)
 	}
-	j.doubts = nil
+	*d = nil
 }
 
 // overdue counts an answer that was given up because what came then would not

@@ -9,9 +9,12 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/couple"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/loop"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
@@ -43,6 +46,8 @@ type Env struct {
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: everything is ours
 	Node       *geo.Node  // nil: there are no other regions
+	Meta       *metaserver.Server
+	Loops      *loop.Set // that carry streamed answers; empty: each has a goroutine
 }
 
 // A Server serves requests that were admitted. It has what they share.
@@ -51,6 +56,7 @@ type Server struct {
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
+	couples     *couple.Maker
 	tails       service.Leftovers // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
@@ -65,6 +71,9 @@ func New(env Env) *Server {
 		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Places: env.Places, Dispatcher: env.Dispatcher,
 		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
 	})
+	srv.couples = couple.NewMaker(couple.Config{
+		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
+	})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv
 }
@@ -76,7 +85,7 @@ func (srv *Server) Open() int64 { return srv.open.Load() }
 // them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers} {
+	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.couples.Leftovers} {
 		over := g.Close()
 		select {
 		case <-over:

@@ -12,6 +12,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
@@ -220,7 +221,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	if fail == nil {
 		var err error
 		if answer, err = sse.MergeAnswers(parts); err != nil {
-			fail = streamError("upstream_broken", err)
+			fail = failure.Stream("upstream_broken", err)
 		}
 	}
 	if fail != nil {
@@ -241,7 +242,7 @@ func (f *fanned) guard(serve func() *openai.Error) (fail *openai.Error) {
 	defer func() {
 		if v := recover(); v != nil {
 			f.srv.Log.Error("panic in a leg of a request", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-			fail = errBroken()
+			fail = failure.Broken()
 		}
 	}()
 	return serve()

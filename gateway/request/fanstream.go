@@ -8,6 +8,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -49,7 +50,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	select {
 	case first = <-m.pieces:
 	case <-f.stop:
-		first.fail = errGone()
+		first.fail = failure.Gone()
 	}
 	if first.fail != nil {
 		m.fail = first.fail
@@ -60,7 +61,8 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	}
 	m.put(first)
 	f.srv.markRoute(ctx, f.in)
-	startStream(ctx, edge.NewPull(m, m.close, f.srv.Log), first.contentType)
+	streamHead(ctx, first.contentType)
+	edge.NewPull(m, m.close, f.srv.Log).Answer(ctx)
 }
 
 // run serves one leg to its end and sends what it has. That nobody reads any
@@ -78,8 +80,8 @@ func (m *merged) run(i int, l leg) *openai.Error {
 			return nil
 		}
 		if err != nil {
-			m.usage[i], _ = s.mirror.Usage()
-			m.details[i] = s.mirror.PromptDetails()
+			m.usage[i], _ = s.Mirror.Usage()
+			m.details[i] = s.Mirror.PromptDetails()
 			m.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return nil
 		}
@@ -167,7 +169,7 @@ func (m *merged) Pending() int { return len(m.pending) }
 // left; how the legs ended is known already.
 func (m *merged) close(error) {
 	if m.fail == nil && !m.ended {
-		m.fail = errGone()
+		m.fail = failure.Gone()
 	}
 	m.part(m.fail)
 }

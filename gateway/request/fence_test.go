@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
@@ -66,7 +67,7 @@ func opened(t *testing.T, to *fleet.Rank) *fault {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
-	return j.open(nil, &stream{job: j, source: source{rank: to, call: srv.Client.NewCall(to.Target), began: time.Now()}})
+	return j.open(nil, &stream{job: j, source: source{rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}})
 }
 
 // A request whose group goes while its connection is made is not written.

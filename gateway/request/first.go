@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/sse"
 )
 
@@ -29,8 +29,8 @@ func (s *stream) first(deadline time.Time) error {
 		s.resp.SetDeadline(deadline)
 		return s.notAStream(ct)
 	}
-	s.reader.Reset(s.limits(time.Until(deadline)))
-	for !s.mirror.Started() && !s.ended {
+	s.Reader.Reset(s.limits(time.Until(deadline)))
+	for !s.Mirror.Started() && !s.ended {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -49,20 +49,7 @@ func (s *stream) notAStream(contentType []byte) error {
 			return err
 		}
 	}
-	return fmt.Errorf("the engine answered 200 with %s instead of an event stream", kindOfAnswer(contentType))
-}
-
-// kindOfAnswer is a content type in words of ours: an engine may write anything
-// there.
-func kindOfAnswer(contentType []byte) string {
-	kind, _, _ := strings.Cut(string(contentType), ";")
-	switch kind = strings.TrimSpace(kind); kind {
-	case "":
-		return "no content type"
-	case "application/json", "text/html", "text/plain":
-		return "content type " + kind
-	}
-	return "a content type that we do not know"
+	return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(contentType))
 }
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
@@ -90,8 +77,8 @@ func (s *stream) readWhole() error {
 	switch {
 	case s.broken != nil:
 		return errRefusal
-	case !s.mirror.Finished():
-		s.end(streamError("upstream_incomplete", errNotWhole))
+	case !s.Mirror.Finished():
+		s.end(failure.Stream("upstream_incomplete", errNotWhole))
 		return errRefusal
 	}
 	s.end(nil)
@@ -106,24 +93,24 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
 	if s.tooLong(err) {
-		return &fault{answer: badGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
+		return &fault{answer: failure.BadGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
 	}
 	if s.broken == nil {
 		s.unheard = true
-		return &fault{answer: transportError("decode", err), err: err, engine: s.rank.Instance, spent: true}
+		return &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: true}
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f := &fault{answer: s.broken, status: s.mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	f := &fault{answer: s.broken, status: s.Mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
 	var call *engine.Error
 	switch {
 	case s.broken.Status/100 == 4: // a client that left is one of them
 		f.final = s.broken.Status != http.StatusTooManyRequests
 	case errors.Is(err, sse.ErrSilent), errors.As(err, &call) && call.Timeout:
-		f.answer = transportError("decode", err)
+		f.answer = failure.Transport("decode", err)
 	default:
-		f.answer = badGateway("decode", s.broken.Message)
+		f.answer = failure.BadGateway("decode", s.broken.Message)
 	}
 	return f
 }

@@ -10,9 +10,11 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -96,7 +98,10 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.explain(ctx, in, nil)
 	}
 	if req.Stream {
-		startStream(ctx, edge.NewPull(s, s.close, srv.Log), s.resp.ContentType())
+		streamHead(ctx, s.resp.ContentType())
+		if s.ended || s.mayHave <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow{s}) {
+			edge.NewPull(s, s.close, srv.Log).Answer(ctx)
+		}
 		return nil
 	}
 	answer, fail := s.collect()
@@ -123,7 +128,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 
 // Broken ends a request whose handler panics. Whoever recovers answers it.
 func (srv *Server) Broken(in *Incoming) {
-	srv.account(in, errBroken())
+	srv.account(in, failure.Broken())
 }
 
 // account gives back what a finished request holds of its caller's limits, and has

@@ -45,12 +45,12 @@ func (j *job) keep(rank *fleet.Rank) {
 	case recomputeMax(rank.Profile) == 0:
 		r.keeping = keepNothing
 	case r.how != "" || !j.req.Stream:
-		bytes := int64(len(j.body.Raw()) + len(r.ids))
-		if j.srv.resumeBytes.Add(bytes) > int64(j.srv.Settings().Limits.ResumeBytes) {
-			j.srv.resumeBytes.Add(-bytes)
+		size := int64(len(j.body.Raw()) + len(r.ids))
+		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
+			j.srv.resumeBytes.Add(-size)
 			break
 		}
-		r.keeping, r.charged = keepAll, bytes
+		r.keeping, r.charged = keepAll, size
 	}
 }
 
@@ -64,10 +64,10 @@ func (j *job) forget() {
 // stay for a long answer.
 func (s *stream) shed() {
 	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == keepAll || j.resume.keeping == keepStart && s.mirror.Tokens() == 0 {
+	if s.firstAt.IsZero() || j.resume.keeping == keepAll || j.resume.keeping == keepStart && s.Mirror.Tokens() == 0 {
 		return
 	}
-	s.mirror.Untrack()
+	s.Mirror.Untrack()
 	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, keepNothing
 }
 
@@ -119,5 +119,5 @@ func (s *stream) resumable(seen bool) bool {
 	case mooncake.ByText(r.how):
 		return !seen && !openai.HasTools(&j.body)
 	}
-	return said.Exact() && (said.Prompt == 0 || said.Prompt == countIDs(r.ids))
+	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(r.ids))
 }

@@ -14,11 +14,13 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/suspect"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -50,12 +52,12 @@ type job struct {
 	question *geo.Question // where it goes, if there are other regions and that is open
 	ran      int           // proxies of this region that may have served it, and gave it back
 
-	tries tries
+	tries suspect.Tries
 	local locally
 
 	doubts doubts
 	resume resumption
-	blame  blame
+	blame  suspect.Blame
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -93,7 +95,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		}
 	}()
 	var held *handoff.Handoff // prefilled and not yet consumed
-	j.tries.forget()
+	j.tries.Forget()
 	for {
 		if ctx != nil && j.history.open() && j.question == nil {
 			j.question = j.elsewhere(false)
@@ -106,7 +108,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			switch {
 			case away != nil && ctx == nil: // a leg's question was settled before
 				away.Drop()
-				return nil, ErrNotOurs()
+				return nil, failure.NotOurs()
 			case away != nil:
 				if answered, fail := j.send(ctx, away); answered || fail != nil {
 					return nil, fail
@@ -120,8 +122,15 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 				j.told.EndAttempt(fail)
 				continue
 			}
-			j.tries.prefill = append(j.tries.prefill, lease.Candidate.ID)
-			held, fault = j.probe(lease)
+			j.tries.Prefill = append(j.tries.Prefill, lease.Candidate.ID)
+			if j.srv.early(lease.Candidate) {
+				var s *stream
+				if s, fault = j.together(lease); fault == nil {
+					return s.begun(), nil
+				}
+			} else {
+				held, fault = j.probe(lease)
+			}
 		}
 		if fault == nil && slot == nil {
 			slot, fault = j.wait(held)
@@ -129,12 +138,10 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		if fault == nil {
 			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
-				s.shed()
-				j.blame.find(guilty)
-				return s, nil
+				return s.begun(), nil
 			}
 			if !fault.givenBack {
-				j.tries.shun(j.srv.Fleet, slot.Worker)
+				j.tries.Shun(j.srv.Fleet, slot.Worker)
 			}
 		}
 		if fault.spent {
@@ -147,13 +154,20 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		held = nil
 		switch {
 		case j.client.left():
-			return nil, errGone()
+			return nil, failure.Gone()
 		case fault.unowned && j.leaves(ctx, lostGroup):
-		case !fault.final && j.tries.suspect < poison && j.leaves(ctx, failed):
+		case !fault.final && !j.tries.Poisons() && j.leaves(ctx, failed):
 		default:
 			return nil, fault.answer
 		}
 	}
+}
+
+// begun takes note that the answer has begun.
+func (s *stream) begun() *stream {
+	s.shed()
+	s.job.blame.Find(suspect.Guilty)
+	return s
 }
 
 // onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
@@ -177,7 +191,7 @@ func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 		return false
 	}
 	j.endStay()
-	j.tries.restart()
+	j.tries.Restart()
 	j.question = q
 	return true
 }
@@ -186,8 +200,8 @@ func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 // place in the pool, and hand-offs from which no answer may be made.
 func (j *job) endStay() {
 	j.question = nil
-	j.blame.find(unclear)
-	j.settleDoubts()
+	j.blame.Find(suspect.Unclear)
+	j.doubts.settle(j)
 	j.stay.end(j.srv.Tier, j.srv.Places)
 }
 
@@ -214,42 +228,57 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.left() {
 		j.freed()
-		return errGone()
+		return failure.Gone()
 	}
-	return chooseError(err, j.model.Name)
+	return failure.Queue(err, j.model.Name)
 }
 
 // acquire takes the request's turn.
 func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.reach(journal.Queued)
-	ctx, cancel := context.WithCancel(j.srv.Serving())
-	defer cancel()
-	j.client.OnGone(cancel)
-	defer j.client.OnGone(nil)
-
-	var lease *prefill.Lease
-	var err error
-	if k := j.stay.ticket; k != nil {
-		j.stay.ticket = nil
-		lease, err = k.Wait(ctx)
-	} else {
-		lease, err = j.srv.Tier.Acquire(ctx, j.arrival())
-	}
+	lease, err := j.awaitTurn()
 	j.told.Queued(time.Since(began))
 	if err != nil {
 		return nil, err
 	}
 	j.stay.place = true
+	lease = j.srv.couples.Prefer(lease)
 	j.told.Chose(lease)
 	if j.history.open() {
-		j.tries.prefill = nil // of attempts before its question
+		j.tries.Prefill = nil // of attempts before its question
 	}
 	if j.question != nil {
 		j.question.Stayed(lease.Wait)
 	}
 	j.stays()
 	return lease, nil
+}
+
+// awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
+func (j *job) awaitTurn() (*prefill.Lease, error) {
+	k := j.stay.ticket
+	if j.stay.ticket = nil; k == nil {
+		if err := j.srv.Serving().Err(); err != nil {
+			return nil, err
+		}
+		if j.client.left() {
+			return nil, context.Canceled
+		}
+		entered, err := j.srv.Tier.Enter(j.arrival())
+		if err != nil {
+			return nil, err
+		}
+		k = &entered
+	}
+	if lease := k.Served(); lease != nil {
+		return lease, nil
+	}
+	ctx, cancel := context.WithCancel(j.srv.Serving())
+	defer cancel()
+	j.client.OnGone(cancel)
+	defer j.client.OnGone(nil)
+	return k.Wait(ctx)
 }
 
 // stays has its turn here: no retry leaves.
@@ -264,7 +293,7 @@ func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.stay.place, Exclude: j.tries.prefill, Returned: j.history.waited(),
+		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.stay.place, Exclude: j.tries.Prefill, Returned: j.history.waited(),
 	}
 	if j.stay.holder == nil {
 		j.stay.holder = &prefill.Holder{}
@@ -303,21 +332,35 @@ func (s *stay) end(tier *prefill.Tier, places *pool.Places) {
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
+func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
+	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) { e.Deadline = h.BindBy() })
+	switch {
+	case f == nil:
+	case f.final && !f.unowned:
+		j.discard(h)
+	default: // no rank is left that could pull it
+		h.Orphan()
+	}
+	return slot, f
+}
+
+// place waits in the pool until the dispatcher binds the request to a rank. more completes what
+// the dispatcher is told of it.
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
-func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
-	began := time.Now()
+func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *fault) {
 	j.reach(journal.Pooled)
 	if !j.stay.place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
 	}
 	j.stay.place = false // the entry has it now
-	region := j.srv.Fleet.RegionFor(h.Lease.Candidate.Instance)
+	region := j.srv.Fleet.RegionFor(c.Instance)
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: j.prompt, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: began, Deadline: h.BindBy(),
-		Only: j.in.ToDecode, Avoid: j.tries.decode, Prefiller: h.Lease.Candidate.Instance,
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		Only: j.in.ToDecode, Avoid: j.tries.Decode, Prefiller: c.Instance,
 	}
+	more(e)
 	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses()
 	var r dispatcher.Result
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
@@ -325,7 +368,6 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
 		if r = <-got; r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		j.discard(h)
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
 	var unowned bool
@@ -341,21 +383,15 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
 		case <-lost:
 			lost = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(errGone())
+			return withdraw(failure.Gone())
 		case <-j.srv.Serving().Done():
-			return withdraw(ErrLeaving())
+			return withdraw(failure.Leaving())
 		}
 	}
 	if r.Err != nil {
-		f := j.unplaced(r.Err, region, unowned)
-		if f.final && !unowned {
-			j.discard(h)
-		} else { // no rank is left that could pull it
-			h.Orphan()
-		}
-		return nil, f
+		return nil, j.unplaced(r.Err, region, unowned)
 	}
-	j.told.Placed(r.Slot, time.Since(began))
+	j.told.Placed(r.Slot, time.Since(e.Entered))
 	return r.Slot, nil
 }
 

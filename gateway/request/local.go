@@ -84,7 +84,7 @@ func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
 	tokens := j.srv.Locals.Length(&p)
 	rule := j.srv.localRule(conf, &p, why, tokens)
 	hits := map[int32]int{}
-	for _, o := range j.srv.Locals.Offers(&p, j.tries.decode) {
+	for _, o := range j.srv.Locals.Offers(&p, j.tries.Decode) {
 		if rule.Allows(o.New, 0, 0) {
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: o.Rank, Tokens: o.New})
 			hits[o.Rank] = o.Hit
@@ -187,15 +187,15 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = cmp.Or(s.mirror.Prompt(), prompt.Tokens(j.req, j.leg))
+	j.prompt = cmp.Or(s.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
 	if s.slot != nil { // else all of the answer came at once
 		j.srv.Dispatcher.Counted(s.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
 	j.told.PromptTokens = j.prompt
 	if !s.whole {
-		if wantsIDs(j.req, s.rank.Profile) && len(s.trail.PromptIDs) > 0 {
-			j.resume.ids = slices.Clone(s.trail.PromptIDs)
+		if wantsIDs(j.req, s.rank.Profile) && len(s.Trail.PromptIDs) > 0 {
+			j.resume.ids = slices.Clone(s.Trail.PromptIDs)
 		}
 		j.keep(s.rank) // what it could not know before
 	}
@@ -207,7 +207,7 @@ func (s *stream) reportLocal() {
 	if !s.local || s.broken != nil {
 		return
 	}
-	u, ok := s.mirror.Usage()
+	u, ok := s.Mirror.Usage()
 	if !ok {
 		u.Cached = -1
 	}

@@ -1,22 +1,29 @@
 package request
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/suspect"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
+
+// answerPool has the buffers of probes' answers. What outlives a probe is copied.
+var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded by wait.
@@ -28,20 +35,26 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
-	x, err := j.srv.Fleet.Exchange(c, j.legID("t", j.told.Attempts))
+	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
 		lease.Failed(false, 0)
-		return nil, &fault{answer: badGateway("prefill", "its bootstrap server does not answer"), err: err}
+		return nil, &fault{answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), err: err}
+	}
+	if x != nil {
+		x.TransferID = j.legID("t", j.told.Attempts)
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	call := j.srv.Client.NewCall(c.Target)
-	run := j.srv.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, func() { call.Leave(notice) }, true) // an aborted probe keeps nothing
+	run := j.srv.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, notice, true) // an aborted probe keeps nothing
 	defer j.srv.Fleet.Untrack(run)
-	stop := j.finishOrLeave(call)
+	if c.Profile.Early() { // nobody can name it to a decode engine yet
+		lease.Send()
+	}
+	leaving := j.finishOrLeave(call)
 	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
 		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,
 	})
-	stop()
+	leaving.stop()
 	if err != nil {
 		return nil, j.probeFailed(lease, run, err)
 	}
@@ -49,10 +62,16 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	defer resp.Close()
 	var answer []byte
 	if resp.StatusCode() != http.StatusOK {
-		answer = refusal(resp)
+		answer = failure.Body(resp)
 	} else {
 		resp.SetDeadline(began.Add(j.srv.Settings().Limits.ProbeTimeout))
-		if answer, err = resp.ReadAll(mooncake.MaxProbeAnswer); err != nil {
+		room := answerPool.Get().(*[]byte)
+		defer func() {
+			if *room = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
+				answerPool.Put(room)
+			}
+		}()
+		if answer, err = resp.ReadInto(*room, mooncake.MaxProbeAnswer); err != nil {
 			return nil, j.probeFailed(lease, run, err)
 		}
 	}
@@ -65,9 +84,9 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 			lease.Failed(false, 0)
 		}
 		if status == http.StatusInternalServerError {
-			j.blame.hold(c.Instance, func(f finding) {
-				if f == innocent {
-					j.srv.Tier.Forgive(c.ID)
+			j.blame.Hold(c.Instance, func(f suspect.Finding) {
+				if f == suspect.Innocent {
+					j.srv.Tier.Forgive(lease.Candidate.ID)
 				}
 			})
 		}
@@ -108,19 +127,23 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
 		}
-		return nil, &fault{answer: badGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
+		return nil, &fault{answer: failure.BadGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}
 	j.prompt = got.PromptTokens
 	j.told.Prefilled(&got, j.resume.times > 0)
 	if j.resume.times == 0 {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
 		if wantsIDs(j.req, c.Profile) {
-			j.resume.ids = got.PromptTokenIDs
+			j.resume.ids = bytes.Clone(got.PromptTokenIDs)
 		}
 	}
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID), Origin: j.origin()}
+	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID)}
+	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.arrive, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.told.Attempts}
+	if got.Coordinates != nil {
+		j.srv.Fleet.Learn(c, born, got.Coordinates)
+	}
 	if got.ByProbeID {
 		h.ProbeID = j.legID("p", j.told.Attempts)
 	}

@@ -15,6 +15,8 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/couple"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
@@ -31,18 +33,17 @@ type stream struct {
 	source
 	whole bool // the engine's own answer in one piece, no events
 
-	assembler *sse.Assembler // set for an answer put together from the events
-	unread    []byte         // events the client has not taken yet
-	now       time.Time      // of the last arrival
-	firstAt   time.Time      // first data event; from then on the client may have bytes
-	tokenFrom time.Time      // first event that carried tokens
-	tokenAt   time.Time      // last one
-	lost      *openai.Error  // why the source failed of an answer that may go on
-	givenBack bool           // and it was for want of KV memory
-	sofar     *sse.Trail     // what earlier sources gave; nil: none has
-	earlier   int            // tokens of the answer from them
-	ended     bool           // nothing more comes from any engine
-	broken    *openai.Error  // why it ended before it was whole
+	unread    []byte        // events the client has not taken yet
+	now       time.Time     // of the last arrival
+	firstAt   time.Time     // first data event; from then on the client may have bytes
+	tokenFrom time.Time     // first event that carried tokens
+	tokenAt   time.Time     // last one
+	lost      *openai.Error // why the source failed of an answer that may go on
+	givenBack bool          // and it was for want of KV memory
+	sofar     *sse.Trail    // what earlier sources gave; nil: none has
+	earlier   int           // tokens of the answer from them
+	ended     bool          // nothing more comes from any engine
+	broken    *openai.Error // why it ended before it was whole
 	settled   bool
 }
 
@@ -57,8 +58,10 @@ type source struct {
 	began time.Time
 	local bool // it computes the prompt itself
 
+	partner  *couple.Partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
+	stranded bool            // its engine may keep blocks for ever
+
 	mayHave int           // tokens
-	told    int           // tokens that the board knows of; unlike the mirror's count it never falls
 	idle    time.Duration // how long the engine may be silent, as the connection has it
 	may     int64         // tokens of the prompt that the engine was to compute at most; 0: that is settled
 	beyond  bool          // the engine's traffic expects it beyond the slots until release
@@ -71,42 +74,45 @@ type source struct {
 
 // buffers are what a stream needs while it runs, reused by the next one.
 type buffers struct {
-	read   [4 << 10]byte
-	out    []byte
-	reader *sse.Reader
-	mirror *sse.Mirror
-	trail  sse.Trail
+	sse.Answer
+	out []byte // for the client
 }
 
-var buffersPool = sync.Pool{New: func() any {
-	return &buffers{reader: sse.NewReader(), mirror: sse.NewMirror(sse.Ask{Choice: -1})}
-}}
+var (
+	buffersPool = sync.Pool{New: func() any { return &buffers{} }}
+	readPool    = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+)
 
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
-	call := j.srv.Client.NewCall(rank.Target)
+	target := rank.Target
+	if rank.Profile.Connector == mooncake.SGLang {
+		target = target.Unranked()
+	}
+	call := j.srv.Client.NewCall(target)
 	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	ask.MaxTokens, ask.Context = s.mayHave, contextOf(rank.Context)
-	if ask.Cached = j.cached; s.local {
+	if ask.Cached = j.cached; s.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
+	var assembler *sse.Assembler
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage = true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, func() { call.Leave(notice) }, s.whole || s.local) // the first event of a whole answer is its last
-	s.reader.Reset(sse.Limits{})
-	if s.trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
-		s.trail.KeepPrompt = s.local
-		ask.Trail = &s.trail
+	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, notice, s.whole || s.local) // the first event of a whole answer is its last
+	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
+		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
+		ask.Trail = &s.Trail
 	}
-	s.mirror.Reset(ask)
+	s.Answer.Reset(ask)
+	s.Assembler = assembler
 	s.out = s.out[:0]
 	return s
 }
@@ -138,93 +144,89 @@ func (s *stream) fill() error {
 		s.goOn()
 		return nil //nolint:nilerr // what was read decides how the answer ends
 	}
-	if wait := s.reader.Wait(time.Now()); wait != s.idle {
+	if wait := s.Reader.Wait(time.Now()); wait != s.idle {
 		s.idle = max(wait, 1)
 		s.resp.SetIdle(s.idle)
 	}
-	n, err := s.resp.Read(s.read[:])
-	s.now = time.Now()
-	s.reader.Feed(s.read[:n], s.now)
-	for !s.ended && s.lost == nil {
-		e, ok := s.reader.Next()
-		if !ok {
-			break
-		}
-		s.event(e)
-	}
+	read := readPool.Get().(*[4 << 10]byte)
+	n, err := s.resp.Read(read[:])
+	s.arrived(read[:n], time.Now())
+	readPool.Put(read)
 	if err == nil {
-		err = s.reader.Err()
+		err = s.Err()
 	}
 	if err == nil || s.ended || s.lost != nil {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.reader.Torn() && s.assembler == nil {
-		s.out = append(s.out, sse.BlankLine...) // the error or the end must be an event of its own
-	}
-	switch {
-	case errors.Is(err, sse.ErrTooMuch):
-		s.end(streamError("upstream_broken", err))
-		return nil
-	case errors.Is(err, io.EOF) && s.mirror.Finished() && s.reader.Buffered() == 0:
-		s.end(nil) // whole, but without [DONE], as some engines leave it
-		return nil
-	case s.run.Moved():
-		s.lose(s.job.srv.movedOut())
-	case errors.Is(err, io.EOF):
-		err = errNotWhole
-		s.lose(streamError("upstream_incomplete", err))
-	default:
-		s.silent, s.why = engine.WasSilent(err), err
-		s.job.srv.Monitor.Report(s.rank.Instance, err)
-		s.cut(err)
-	}
-	if s.mirror.Started() {
+	if s.broke(err) || s.Mirror.Started() {
 		return nil
 	}
 	return err
 }
 
-// event handles one event of the engine.
+// arrived takes in what came by now.
+func (s *stream) arrived(p []byte, now time.Time) {
+	var fx sse.Effects
+	s.now = now
+	s.out, fx = s.Feed(s.out, p, now)
+	s.effect(fx)
+}
+
+// broke ends the source, whose body ended with err or is not read any further, and says
+// whether that ends the answer, too, wherever it was.
+func (s *stream) broke(err error) bool {
+	s.out = s.Mend(s.out) // the error or the end must be an event of its own
+	switch {
+	case s.TooMuch():
+		s.end(failure.Stream("upstream_broken", err))
+		return true
+	case errors.Is(err, io.EOF) && s.Closed() == sse.Whole:
+		s.end(nil)
+		return true
+	case s.partner.Lost() != nil:
+		s.end(s.partner.Lost())
+		return true
+	case s.run.Moved():
+		s.lose(s.job.srv.movedOut())
+	case errors.Is(err, io.EOF):
+		s.lose(failure.Stream("upstream_incomplete", errNotWhole))
+	default:
+		s.silent, s.why = engine.WasSilent(err), err
+		s.job.srv.Monitor.Report(s.rank.Instance, err)
+		s.cut(err)
+	}
+	return false
+}
+
+// event takes in one event that comes from no socket.
 func (s *stream) event(e sse.Event) {
-	mark := len(s.out)
-	edited, verdict := s.mirror.Event(e, s.out)
-	// The mirror appends what it edited to s.out and returns the whole of it;
-	// an event it left alone is returned as it came.
-	if len(edited) > 0 && &edited[0] != &e.Raw[0] {
-		s.out = edited
-		edited = s.out[mark:]
-	} else {
-		s.out = append(s.out, edited...)
+	var fx sse.Effects
+	s.out, fx = s.Event(s.out, e)
+	s.effect(fx)
+}
+
+// effect carries out what an arrival was besides bytes for the client.
+func (s *stream) effect(fx sse.Effects) {
+	if fx.Events > 0 {
+		s.progress(fx.Tokens, fx.Events)
 	}
-	if s.assembler != nil {
-		s.out = s.out[:mark] // edited stays readable until the next append
-	}
-	if now := s.mirror.Tokens(); now > s.told {
-		s.told = now
-		s.progress(now)
-	}
-	if s.assembler != nil && len(edited) > 0 && (verdict == sse.Forward || verdict == sse.Recomputed) {
-		if err := s.assembler.Add(edited); err != nil {
-			s.end(streamError("upstream_broken", err))
-		}
-	}
-	switch verdict {
-	case sse.Forward:
-		if e.Kind == sse.KindComment && !s.mirror.Started() {
-			s.out = s.out[:mark] // it would commit us to a 200
-		}
-	case sse.Overrun:
-		s.end(streamError("upstream_broken", s.mirror.Fault()))
-	case sse.Failed:
-		s.out = s.out[:mark] // end says it in our own words, whatever the engine's dialect
-		fail := engineError(s.mirror.Failure())
+	switch fx.End {
+	case sse.Runs:
+	case sse.Whole:
+		s.end(nil)
+	case sse.Short:
+		s.lose(failure.Stream("upstream_incomplete", errNotWhole))
+	case sse.Broken:
+		s.end(failure.Stream("upstream_broken", s.Err()))
+	case sse.Refused:
+		fail := failure.Told(s.Mirror.Failure())
 		// Engines may fail at a request twice, not a third time. Before the first event `again` judges it.
-		if fail.Status/100 == 5 && (s.firstAt.IsZero() || !s.job.tries.suspected()) {
+		if fail.Status/100 == 5 && (s.firstAt.IsZero() || !s.job.tries.Suspected()) {
 			s.lose(fail)
 		} else {
 			s.end(fail)
 		}
-	case sse.Recomputed:
+	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
 			s.job.srv.metrics.recomputes.WithLabelValues(tierAnew).Inc()
 		}
@@ -232,27 +234,24 @@ func (s *stream) event(e sse.Event) {
 		s.givenBack = true
 		s.lose(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
-	case sse.Ended:
-		s.out = s.out[:mark]
-		if s.mirror.Finished() {
-			s.end(nil)
-		} else {
-			s.lose(streamError("upstream_incomplete", errNotWhole))
-		}
 	}
 }
 
-// progress tells the board how far the request is; the tick reads it.
-func (s *stream) progress(tokens int) {
+// progress tells the board how far the request is after so many more events with tokens;
+// the tick reads it.
+func (s *stream) progress(tokens, events int) {
 	s.slot.Progress(tokens)
 	if s.heard {
 		s.rank.Traffic.Heard()
 	}
 	s.shed()
 	if s.tokenFrom.IsZero() {
-		s.tokenFrom = s.now
-	} else {
-		s.job.srv.metrics.itl.Observe(s.now.Sub(s.tokenAt).Seconds())
+		s.tokenFrom, s.tokenAt = s.now, s.now
+		events--
+	}
+	for gap := s.now.Sub(s.tokenAt).Seconds(); events > 0; events-- {
+		s.job.srv.metrics.itl.Observe(gap)
+		gap = 0 // the others came with it
 	}
 	s.tokenAt = s.now
 }
@@ -263,17 +262,24 @@ func (s *stream) end(fail *openai.Error) {
 	if s.ended {
 		return
 	}
+	if fail == nil && !s.firstAt.IsZero() {
+		if f := s.partner.Believe(s.Mirror.Prompt()); f != nil {
+			fail = f.Answer
+		}
+	}
 	if fail != nil && s.job.client.left() {
-		fail = errGone() // that is why it broke
+		fail = failure.Gone() // that is why it broke
 	}
 	s.ended, s.broken = true, fail
 	if fail == nil {
-		s.owe()
+		s.out = s.Owed(s.out)
 	}
 	s.judge(fail)
 	switch {
 	case fail == nil:
 		s.release(board.Finished)
+	case s.partner != nil && s.firstAt.IsZero():
+		return // what becomes of the slot depends on the prefill leg
 	case fail.Status == journal.StatusClientClosed:
 		s.release(board.Cancelled)
 		return
@@ -284,7 +290,7 @@ func (s *stream) end(fail *openai.Error) {
 				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}
-	if s.assembler != nil || s.whole || s.job.client.isLeg() {
+	if s.Assembler != nil || s.whole || s.job.client.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
 	if fail != nil {
@@ -293,21 +299,10 @@ func (s *stream) end(fail *openai.Error) {
 	s.out = append(s.out, sse.Done...)
 }
 
-// owe adds the final usage that the engine told in an event of another kind.
-func (s *stream) owe() {
-	mark := len(s.out)
-	s.out = s.mirror.Owed(s.out)
-	if s.assembler == nil || len(s.out) == mark {
-		return
-	}
-	_ = s.assembler.Add(s.out[mark:]) // the answer is whole without it
-	s.out = s.out[:mark]
-}
-
 // forLog is why a stream failed, without the words of the engine. Only the client
 // may get those, because many engines repeat what they were sent.
 func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
+	if said := s.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
@@ -329,6 +324,9 @@ func (s *stream) Read(p []byte) (int, error) {
 
 // Pending is how much more Read has without waiting.
 func (s *stream) Pending() int { return len(s.unread) + len(s.out) }
+
+// Ended says that behind what Read has nothing comes.
+func (s *stream) Ended() bool { return s.ended }
 
 // next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
@@ -359,7 +357,7 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.close(nil)
 	for !s.ended {
 		if err := s.fill(); err != nil {
-			return nil, streamError("upstream_broken", err)
+			return nil, failure.Stream("upstream_broken", err)
 		}
 	}
 	switch {
@@ -368,9 +366,9 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	case s.whole: // as readWhole framed it
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.out), []byte("data:"))), nil
 	}
-	body, err := s.assembler.JSON(nil)
+	body, err := s.Assembler.JSON(nil)
 	if err != nil {
-		s.broken = streamError("upstream_broken", err)
+		s.broken = failure.Stream("upstream_broken", err)
 		return nil, s.broken
 	}
 	return body, nil

@@ -1,17 +1,15 @@
 package request
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -53,8 +51,8 @@ func (s *stream) lose(fail *openai.Error) {
 // cut ends the decode call whose connection broke, and the answer with it if
 // engines die under this request.
 func (s *stream) cut(err error) {
-	fail := streamError("upstream_broken", err)
-	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.tries.died(s.job.srv.Fleet, s.rank.Instance) {
+	fail := failure.Stream("upstream_broken", err)
+	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.tries.Died(s.job.srv.Fleet, s.rank.Instance) {
 		s.end(fail)
 		return
 	}
@@ -69,11 +67,15 @@ func (s *stream) goOn() {
 	given, moved := s.givenBack, s.run.Moved()
 	s.givenBack = false
 	if j.client.left() {
-		s.end(errGone())
+		s.end(failure.Gone())
+		return
+	}
+	if f := s.partner.Believe(s.Mirror.Prompt()); f != nil { // nothing is built on wrong text
+		s.end(f.Answer)
 		return
 	}
 	if !given {
-		j.tries.shun(j.srv.Fleet, s.rank.Worker)
+		j.tries.Shun(j.srv.Fleet, s.rank.Worker)
 	}
 	j.told.Fails("lost in the middle: "+lost.Code, 0, lost)
 	tier := s.plan()
@@ -100,7 +102,7 @@ func (s *stream) goOn() {
 	case tier != tierNone:
 		j.srv.Log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
-		s.end(errGone())
+		s.end(failure.Gone())
 	default:
 		if cause != nil {
 			j.srv.Log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
@@ -117,11 +119,11 @@ func (s *stream) plan() string {
 		s.sofar = &sse.Trail{}
 	}
 	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
-		s.sofar.Head, s.sofar.Prompt = s.trail.Head, s.trail.Prompt
+		s.sofar.Head, s.sofar.Prompt = s.Trail.Head, s.Trail.Prompt
 	}
-	s.sofar.Join(&s.trail)
+	s.sofar.Join(&s.Trail)
 	said := s.sofar
-	if s.mirror.Finished() && said.Head.ID != nil { // only its end is missing
+	if s.Mirror.Finished() && said.Head.ID != nil { // only its end is missing
 		s.conclude("")
 		return tierFinished
 	}
@@ -138,7 +140,7 @@ func (s *stream) plan() string {
 		return anew()
 	case r.keeping == keepAll && s.resumable(seen):
 	case r.keeping == keepAll && !j.req.Stream:
-		s.assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		s.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 		said.Head = sse.Head{} // nobody has seen it
 		return anew()
 	default:
@@ -166,7 +168,7 @@ func (s *stream) plan() string {
 	switch r.how {
 	case mooncake.ResumePrompt:
 		tier = tierPrompt
-		resume.IDs = appendIDs(r.ids, said.IDs)
+		resume.IDs = mooncake.JoinIDs(r.ids, said.IDs)
 	case mooncake.ChatResumeContinue:
 		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
 	case mooncake.ResumeText:
@@ -177,7 +179,7 @@ func (s *stream) plan() string {
 		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})
 	default:
 		tier = tierIDs
-		resume.IDs = appendIDs(r.ids, said.IDs)
+		resume.IDs = mooncake.JoinIDs(r.ids, said.IDs)
 	}
 	s.prepare(said, resume)
 	return tier
@@ -222,45 +224,26 @@ func (s *stream) prepare(said *sse.Trail, resume *mooncake.Resume) {
 	}
 }
 
-// countIDs counts the elements of a list of numbers.
-func countIDs(list json.RawMessage) int {
-	if len(list) <= len("[]") {
-		return 0
-	}
-	return bytes.Count(list, []byte{','}) + 1
-}
-
-// appendIDs makes one list of the prompt's ids and the answer's.
-func appendIDs(prompt json.RawMessage, answer []int32) json.RawMessage {
-	list := make([]byte, 0, len(prompt)+8*len(answer))
-	list = append(list, bytes.TrimRight(prompt[:len(prompt)-1], " \t\r\n")...)
-	for _, id := range answer {
-		if len(list) > 1 {
-			list = append(list, ',')
-		}
-		list = strconv.AppendInt(list, int64(id), 10)
-	}
-	return append(list, ']')
-}
-
 // adopt goes on reading from next, whose first events are here.
 func (s *stream) adopt(next *stream) {
+	assembler := s.Assembler
 	s.detach()
 	s.source = next.source
+	s.Assembler = assembler
 	next.settled = true // what it held is ours
 	s.earlier = s.job.resume.before
 	if !next.tokenAt.IsZero() {
 		s.tokenAt = next.tokenAt
 	}
 	s.ended, s.broken = next.ended, next.broken
-	if s.assembler == nil {
+	if s.Assembler == nil {
 		return
 	}
 	frames := sse.NewFramer(0)
 	frames.Feed(s.out)
 	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
-		if err := s.assembler.Add(e.Raw); err != nil {
-			s.end(streamError("upstream_broken", err))
+		if err := s.Assembler.Add(e.Raw); err != nil {
+			s.end(failure.Stream("upstream_broken", err))
 		}
 	}
 	s.out = s.out[:0]
@@ -271,15 +254,15 @@ func (s *stream) before(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cached
 	s.earlier = tokens
-	s.mirror.Reset(ask)
-	s.trail.Reset(false)
+	s.Mirror.Reset(ask)
+	s.Trail.Reset(false)
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
 // that with the finish_reason if none came.
 func (s *stream) conclude(finish string) {
 	j := s.job
-	u := sse.Usage{Prompt: cmp.Or(s.mirror.Prompt(), j.prompt), Completion: s.mirror.Tokens(), Cached: j.cached}
+	u := sse.Usage{Prompt: cmp.Or(s.Mirror.Prompt(), j.prompt), Completion: s.Mirror.Tokens(), Cached: j.cached}
 	u.Total = u.Prompt + u.Completion
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/suspect"
 	"evenkeel/sse"
 )
 
@@ -16,10 +18,12 @@ func (s *stream) close(error) {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.end(errGone()) // unless it has ended, the client's side ended first
+	if !s.ended { // the client's side ended first
+		s.end(failure.Gone())
+	}
 	s.account()
 	s.job.forget()
-	s.job.blame.find(unclear)
+	s.job.blame.Find(suspect.Unclear)
 	s.settle(board.Cancelled)
 }
 
@@ -44,16 +48,16 @@ func (s *stream) reconcile() {
 	if s.broken != nil || s.whole {
 		return
 	}
-	s.rank.Traffic.Learn(s.mirror.TokensPerChunk)
-	u, _ := s.mirror.Usage()
-	if drift, ok := s.mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
+	s.rank.Traffic.Learn(s.Mirror.TokensPerChunk)
+	u, _ := s.Mirror.Usage()
+	if drift, ok := s.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
 
 // tokens is how many the answer has, of all its sources.
 func (s *stream) tokens() int {
-	return s.earlier + s.mirror.Tokens()
+	return s.earlier + s.Mirror.Tokens()
 }
 
 // settle gives back everything the stream holds.
@@ -71,7 +75,7 @@ func (s *stream) settle(kind board.Kind) {
 func (s *stream) detach() {
 	resp, b := s.resp, s.buffers
 	s.buffers = nil
-	if resp != nil && b.reader.Done() && !resp.Ended() {
+	if resp != nil && b.Reader.Done() && !resp.Ended() {
 		finish := func() {
 			finishBody(resp, b)
 			b.putBack()
@@ -87,8 +91,9 @@ func (s *stream) detach() {
 }
 
 func (b *buffers) putBack() {
-	if cap(b.trail.IDs) > 64<<10 {
-		b.trail = sse.Trail{}
+	b.Assembler = nil
+	if cap(b.Trail.IDs) > 64<<10 {
+		b.Trail = sse.Trail{}
 	}
 	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool
 		buffersPool.Put(b)
@@ -106,6 +111,9 @@ func (s *stream) release(kind board.Kind) {
 		if s.call.Heedless() {
 			s.job.srv.metrics.heedless.Inc()
 		}
+	}
+	if s.partner != nil && !s.firstAt.IsZero() {
+		s.partner.Close()
 	}
 	s.job.srv.Dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil

@@ -5,12 +5,12 @@ import (
 	"fmt"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 )
 
-// prefillersTried is how many engines are asked for a hand-off that a new decode
-// engine may be tried with.
-const prefillersTried = 2
+// partnersTried is how many engines of the other side a new engine may be tried with.
+const partnersTried = 2
 
 // One tries an engine before its first request; the error says what keeps it
 // from serving. Its findings are what else was noticed. partners are engines of
@@ -18,13 +18,20 @@ const prefillersTried = 2
 //
 // A prefill engine must return a hand-off that its profile promises; a partner
 // decodes it, which frees it. A decode engine must decode a partner's, or, where
-// there is none, a short prompt of its own.
-func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine) ([]Finding, error) {
-	t := newTester(cfg)
+// there is none, a short prompt of its own. One that works on a request at the same time as the other side must do so
+// with a partner, and where there is none, or nothing hears its callback, it must only answer.
+func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine, callbacks *metaserver.Server) ([]Finding, error) {
+	t := newTester(cfg, callbacks)
 	defer t.client.Close()
 	s, err := t.subject(ctx, role, e)
 	if err != nil {
 		return nil, err
+	}
+	if t.unpaired(s) {
+		return t.findings, nil
+	}
+	if !s.profile.HandsOff() {
+		return t.findings, t.oneTogether(ctx, role, s, partners)
 	}
 	if role == "prefill" {
 		err = t.onePrefill(ctx, s, partners)
@@ -50,8 +57,47 @@ func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.En
 	return nil
 }
 
+// oneTogether tries an engine with the first partners that speak its connector.
+func (t *tester) oneTogether(ctx context.Context, role string, s subject, partners []config.Engine) error {
+	other := "decode"
+	if role == other {
+		other = "prefill"
+	}
+	for n := range min(partnersTried, len(partners)) {
+		partner, ok := t.partner(ctx, other, s, partners[n:])
+		if !ok {
+			break
+		}
+		model, _ := common(partner, s)
+		id := fmt.Sprintf("%s-%d", t.id(), n)
+		body, err := prompt(model, id)
+		if err != nil {
+			return err
+		}
+		p, d := s, partner
+		if role == "decode" {
+			p, d = partner, s
+		}
+		if _, ever := meets(p, d); !ever {
+			continue
+		}
+		t.learnHosts(ctx, p)
+		t.learnHosts(ctx, d)
+		_, prefill, decode := t.bound(ctx, p, d, body, id)
+		switch {
+		case role == "prefill" && prefill != nil:
+			return prefill
+		case role == "decode" && decode != nil:
+			return fmt.Errorf("with the KV of %s: %w", p.name, decode)
+		case prefill == nil && decode == nil:
+			return nil
+		}
+	}
+	return nil
+}
+
 func (t *tester) oneDecode(ctx context.Context, s subject, partners []config.Engine) error {
-	for n := range min(prefillersTried, len(partners)) {
+	for n := range min(partnersTried, len(partners)) {
 		p, ok := t.partner(ctx, "prefill", s, partners[n:])
 		if !ok {
 			break

@@ -27,17 +27,45 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 		t.report(p.name, Bad, "%v", err)
 		return
 	}
+	if together, _ := meets(p, d); together {
+		t.together(ctx, p, d, body, id)
+		return
+	}
 	answer, err := t.prefill(ctx, p, body, id)
 	if err != nil {
 		t.report(p.name, Bad, "%v", err)
 		return
 	}
 	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
-	if answer.CachedTokens < 0 {
-		t.report(p.name, Warn, "cached_tokens are not reported; start it with --enable-prompt-tokens-details")
-	}
+	t.counts(p, answer)
 	if err := t.decode(ctx, d, body, answer, id); err != nil {
 		t.report(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
+	}
+}
+
+// together sends it through both at once.
+func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body, id string) {
+	answer, prefill, decode := t.bound(ctx, p, d, body, id)
+	if prefill != nil {
+		t.report(p.name, Bad, "%v", prefill)
+		return
+	}
+	if decode != nil {
+		t.report(d.name, Bad, "with the KV of %s: %v", p.name, decode)
+		return
+	}
+	t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
+	t.counts(p, answer)
+}
+
+// counts warns of a prefill engine that does not tell what its prefix cache had.
+func (t *tester) counts(p subject, answer mooncake.ProbeAnswer) {
+	flag := "--enable-prompt-tokens-details"
+	if p.profile.Connector == mooncake.SGLang {
+		flag = "--enable-cache-report"
+	}
+	if answer.CachedTokens < 0 {
+		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
 	}
 }
 
@@ -102,7 +130,7 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 	return "d"
 }
 
-// decode reads a whole small answer and compares what the stream says of itself.
+// decode has an engine decode a hand-off.
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -112,6 +140,11 @@ func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a m
 		return err
 	}
 	defer resp.Close()
+	return t.answered(d, resp)
+}
+
+// answered reads the answer of a decode engine and compares what it says of itself.
+func (t *tester) answered(d subject, resp *engine.Response) error {
 	if resp.StatusCode() != http.StatusOK {
 		text, err := resp.ReadAll(answerBytes)
 		return errors.Join(fmt.Errorf("the decode request was answered with %d: %s", resp.StatusCode(), clip(text)), err)

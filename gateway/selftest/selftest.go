@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 )
 
@@ -37,44 +38,55 @@ type Finding struct {
 const stepTimeout = 30 * time.Second
 
 type tester struct {
-	cfg      *config.Config
-	client   *engine.Client
-	hosts    map[string]bool // where a hand-off may send a decode engine
-	run      string          // in request ids and prompts: no cache answers for the engines
-	findings []Finding
+	cfg       *config.Config
+	client    *engine.Client
+	callbacks *metaserver.Server // nil: nobody hears decode engines that call back
+	deaf      error              // why
+	hosts     map[string]bool    // where a hand-off may send a decode engine, or a callback a prefill engine
+	run       string             // in request ids and prompts: no cache answers for the engines
+	findings  []Finding
 }
 
 type subject struct {
 	name    string
 	target  *engine.Target
+	ranks   int // behind its URL; 0: one
 	profile *mooncake.Profile
 	models  []string
 }
 
 // Run pairs every rank of every engine with one of the other side and tests the
-// pairs one after the other, until ctx ends. The config must be valid.
-func Run(ctx context.Context, cfg *config.Config) []Finding {
-	t := newTester(cfg)
+// pairs one after the other, until ctx ends. The config must be valid. callbacks is where decode engines
+// call back that do so; nil: we listen for them ourselves while the test runs.
+func Run(ctx context.Context, cfg *config.Config, callbacks *metaserver.Server) []Finding {
+	t := newTester(cfg, callbacks)
 	defer t.client.Close()
+	defer t.listen(ctx)()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
 	t.compareModels(engines(prefills), engines(decodes))
 	t.compareModels(engines(decodes), engines(prefills))
-	for _, p := range engines(prefills) {
-		t.learnHosts(ctx, p)
+	for _, s := range append(engines(prefills), engines(decodes)...) {
+		t.learnHosts(ctx, s)
 	}
 	for n, pair := range t.pairs(prefills, decodes) {
 		if ctx.Err() != nil {
 			break
+		}
+		if alone := t.unpaired(pair[0]); t.unpaired(pair[1]) || alone {
+			continue
+		}
+		if _, ever := meets(pair[0], pair[1]); !ever {
+			continue
 		}
 		t.pair(ctx, pair[0], pair[1], n)
 	}
 	return t.findings
 }
 
-func newTester(cfg *config.Config) *tester {
+func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
-		cfg: cfg, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
+		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
 		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
 	}
 }
@@ -128,7 +140,7 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 		return s, err // a valid config has none such
 	}
 	p := t.cfg.Profiles[e.Profile]
-	s = subject{name: role + " " + id, profile: &p}
+	s = subject{name: role + " " + id, ranks: e.Ranks, profile: &p}
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err
 	}

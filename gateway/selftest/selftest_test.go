@@ -66,6 +66,7 @@ func TestAGoodPairIsOK(t *testing.T) {
 	}{
 		{"ascend-mooncake-v1", refengine.AscendMooncake},
 		{"nixl-pull", refengine.NIXLPull},
+		{"nixl-push", refengine.NIXLPush},
 		{"vllm-mooncake, with what its bootstrap server says", refengine.VLLMMooncake},
 		{"opaque", refengine.Opaque},
 	} {
@@ -73,7 +74,7 @@ func TestAGoodPairIsOK(t *testing.T) {
 			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.connector})
 			d := start(t, refengine.Config{Role: refengine.Decode, Connector: tc.connector})
 			profile := mooncake.Profile{Connector: string(tc.connector), BootstrapPort: port(t, p.URLs()[0])}
-			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()))
+			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()), nil)
 			require.Empty(t, pick(found, Bad))
 			require.Empty(t, pick(found, Warn))
 			require.Len(t, pick(found, OK), 2)
@@ -109,7 +110,7 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 4, DPMode: "internal"})
 	c := cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()[:1])
 	c.Engines.Decode[0].Ranks = 4
-	found := Run(t.Context(), c)
+	found := Run(t.Context(), c, nil)
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	for rank := range 4 {
@@ -118,7 +119,7 @@ func TestRanksBehindOneAddress(t *testing.T) {
 
 	two := 2
 	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Internal, Rank: &two}))
-	found = Run(t.Context(), c)
+	found = Run(t.Context(), c, nil)
 	require.Len(t, pick(found, Bad), 1, "one rank that fails is found")
 	for _, f := range found {
 		if f.Level == Bad {
@@ -133,7 +134,7 @@ func TestEveryEngineGetsAPartner(t *testing.T) {
 		prefills = append(prefills, start(t, refengine.Config{Role: refengine.Prefill}).URLs()...)
 	}
 	decodes = start(t, refengine.Config{Role: refengine.Decode, DPSize: 5}).URLs()
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, decodes))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, decodes), nil)
 	seen := map[string]int{}
 	for _, f := range found {
 		require.Equal(t, OK, f.Level, f)
@@ -147,7 +148,7 @@ func TestTwoModelsAreTestedApart(t *testing.T) {
 	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: "b"})
 	da := start(t, refengine.Config{Role: refengine.Decode, Model: "a"})
 	db := start(t, refengine.Config{Role: refengine.Decode, Model: "b"})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}), nil)
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	require.Len(t, pick(found, OK), 4)
@@ -213,7 +214,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.prefill.Role, tc.decode.Role = refengine.Prefill, refengine.Decode
 			p, d := start(t, tc.prefill), start(t, tc.decode)
-			found := Run(t.Context(), cluster(t, tc.profile, p.URLs(), d.URLs()))
+			found := Run(t.Context(), cluster(t, tc.profile, p.URLs(), d.URLs()), nil)
 			text := strings.Join(pick(found, tc.level), "\n")
 			for _, want := range tc.want {
 				require.Contains(t, text, want, "%v", found)
@@ -227,7 +228,7 @@ func TestCachedTokensThatAreNotReported(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	d := start(t, refengine.Config{Role: refengine.Decode})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), nil)
 	require.Equal(t, []string{"prefill: cached_tokens are not reported; start it with --enable-prompt-tokens-details"}, pick(found, Warn))
 }
 
@@ -278,16 +279,16 @@ func TestWhatMetricsLack(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	none := func([]byte) []byte { return nil }
 
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), nil)
 	require.Equal(t, []string{"decode: its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given"}, pick(found, Warn))
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}))
+	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), nil)
 	require.Empty(t, pick(found, Warn), "who sets the capacity need not be told")
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()))
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()), nil)
 	require.Equal(t, []string{"prefill: no KV usage under a known metric name; set the profile's metrics.kv_usage"}, pick(found, Warn))
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()))
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()), nil)
 	require.Len(t, pick(found, Warn), 1)
 	require.Contains(t, pick(found, Warn)[0], "prefill: no metrics: ")
 	require.Empty(t, pick(found, Bad))
@@ -299,12 +300,12 @@ func TestAnEngineThatLacksOneModelOfItsPartners(t *testing.T) {
 	lora := func(body []byte) []byte {
 		return bytes.Replace(body, []byte(`"data":[`), []byte(`"data":[{"id":"lora","object":"model","parent":"ref"},`), 1)
 	}
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs()))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs()), nil)
 	require.Len(t, pick(found, Warn), 1)
 	require.Contains(t, pick(found, Warn)[0], `decode: does not serve "lora", which prefill `)
 
 	empty := func([]byte) []byte { return []byte(`{"object":"list","data":[]}`) }
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/v1/models", empty)}))
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/v1/models", empty)}), nil)
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "serves no model")
 }
@@ -316,7 +317,7 @@ func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 	require.NoError(t, err)
 	address := dead.Addr().String()
 	require.NoError(t, dead.Close())
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)), nil)
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "connect")
 	require.Len(t, pick(found, OK), 2)
@@ -324,13 +325,13 @@ func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 
 func TestAKeyThatIsNotInTheEnvironment(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{APIKeyEnv: "EK_SELFTEST_NO_KEY"}, p.URLs(), p.URLs()))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{APIKeyEnv: "EK_SELFTEST_NO_KEY"}, p.URLs(), p.URLs()), nil)
 	require.Len(t, pick(found, Bad), 2)
 	require.Contains(t, pick(found, Bad)[0], "EK_SELFTEST_NO_KEY, which is empty; export it")
 }
 
 func TestAConfigWithoutEngines(t *testing.T) {
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, nil, nil))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, nil, nil), nil)
 	require.Equal(t, []string{
 		"prefill: the config lists none; until some are added nothing can be served",
 		"decode: the config lists none; until some are added nothing can be served",
@@ -342,7 +343,7 @@ func TestTheTestEndsWithItsContext(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan []Finding)
-	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs())) }()
+	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), nil) }()
 	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 5*time.Second, time.Millisecond)
 	cancel()
 	select {

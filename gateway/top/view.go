@@ -142,6 +142,9 @@ var help = []string{
 	"idle: that as a share, which every step of the group waits for.",
 	"lost: the share of a step that imbalance costs, by the step model; step: measured.",
 	"Ranks whose engine is down do not count in these.",
+	"imbalance by policy: every one starts each round from the real ranks, so this",
+	"tells how level a round would be, and not what a policy is worth.",
+	"against a policy: the last minutes replayed under it, with requests as they came.",
 	"A rank's line: state, KV bar, KV tokens, share of the bar's whole, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
 	"A row of blocks has a rank each, as high as its load beside the fullest.",
@@ -160,6 +163,7 @@ func (s screen) overview() (lines []string) {
 			if len(g.Compared) > 1 {
 				lines = append(lines, "  "+compared(g.Compared))
 			}
+			lines = append(lines, s.twin(g.Twin)...)
 			if out := notUp(g.Ranks); out != "" {
 				lines = append(lines, "  "+bad.Render(out))
 			}
@@ -219,6 +223,22 @@ func compared(list []live.Compared) string {
 		parts = append(parts, text)
 	}
 	return "imbalance by policy: " + strings.Join(parts, "  ")
+}
+
+// twin is what the last minutes would have been under other policies, in whole lines: the end of a sentence counts.
+func (s screen) twin(t live.Twin) (lines []string) {
+	add := func(style lipgloss.Style, text string) {
+		for i, l := range strings.Split(ansi.Wrap(text, max(20, s.width-4), ""), "\n") {
+			lines = append(lines, "  "+strings.Repeat("  ", min(i, 1))+style.Render(l))
+		}
+	}
+	for _, says := range t.Says {
+		add(lipgloss.NewStyle(), says)
+	}
+	if t.Note != "" {
+		add(faint, t.Note)
+	}
+	return lines
 }
 
 func notUp(ranks []live.Rank) string {

@@ -294,10 +294,10 @@ func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 		c := fit.NewCalibration(start, 1<<30)
 		for range row.n {
 			for i, x := range []float64{1000, 2000, 4000} {
-				c.Add(x, 0, row.y[i])
+				c.Add(fit.Sample{New: x, Ms: row.y[i]})
 			}
 		}
-		line, fitted := c.Line()
+		line, fitted := c.Law()
 		require.Equal(t, row.accepted, fitted, row.name)
 		require.InDelta(t, row.tp, line.TPMs, 1e-6, row.name)
 		require.InDelta(t, row.t0, line.T0Ms, 1e-3, row.name)

@@ -15,7 +15,9 @@ type Offer struct {
 	Load         float64 `json:"load"`
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
-	FitN         int     `json:"fit_n"` // prefills that tp and t0 were learned from
+	FitN         int     `json:"fit_n"`                 // prefills that tp and t0 were learned from
+	RoomMs       float64 `json:"room_ms,omitempty"`     // until a replica's KV has room for a prompt without tokens; below 0: so long ago
+	TokenMs      float64 `json:"kv_token_ms,omitempty"` // in which the region's KV gets room for one more token; 0: nobody knows
 }
 
 // NewOffer sums up the local replicas. In the arrival queue wait so many
@@ -52,8 +54,32 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 		wait = float64(waiting+1) * drainMs
 	}
 	o.QueueWaitMs = max(o.TPMs*o.QueuedTokens, wait)
+	o.room(local, waitingTokens)
 	o.Load = (outstanding + float64(waiting)) / float64(max(1, seqs))
 	return o
+}
+
+// room says when there is memory for a next request: on an available replica, else on
+// the first that has some once the arrival queue is served.
+func (o *Offer) room(local []Place, waitingTokens float64) {
+	perMs := 0.0
+	o.RoomMs = math.Inf(1)
+	for i := range local {
+		x := &local[i]
+		if x.Peer || x.TokenMs == 0 || o.NAvail > 0 && x.Why != Available {
+			continue
+		}
+		perMs += 1 / x.TokenMs
+		o.RoomMs = min(o.RoomMs, x.RoomMs)
+	}
+	if perMs == 0 {
+		o.RoomMs = 0
+		return
+	}
+	o.TokenMs = 1 / perMs
+	if o.NAvail == 0 {
+		o.RoomMs += waitingTokens * o.TokenMs
+	}
 }
 
 // better says which replica a next request would meet: an available one, then
@@ -68,7 +94,7 @@ func better(a, b *Place) bool {
 // sane says that the numbers can be true. A peer that sends others is not
 // believed at all.
 func (o *Offer) sane() bool {
-	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms} {
+	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
 		if !(v >= 0) || math.IsInf(v, 0) {
 			return false
 		}
@@ -94,6 +120,7 @@ type Peer struct {
 	Reserved     int     // of our forwards that its probe did not count yet
 	UnseenTokens float64 // of the same
 	DistrustMs   float64
+	ResidualMs   float64
 	Unanswered   int // of our forwards
 	Window       int // how many may be; 0: any number
 }
@@ -153,7 +180,7 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
 		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
-		UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
+		RoomMs: o.RoomMs + x.UnseenTokens*o.TokenMs, TokenMs: o.TokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs, ResidualMs: x.ResidualMs,
 	}
 	if place.Why == Available {
 		place.Left = x.left()

@@ -15,6 +15,9 @@ type Place struct {
 
 	QueuedTokens float64 // new tokens that are prefilled before a request of ours
 	Running      float64 // requests that decode, a replica
+	ResidualMs   float64 // by which first tokens from there lately came later than predicted; below 0: sooner
+	RoomMs       float64 // until its KV has room for a prompt without tokens; below 0: so long ago
+	TokenMs      float64 // in which its KV gets room for one more token; 0: nobody knows
 	Outstanding  float64 // requests sent and not finished: a replica's own, a peer's load
 
 	// Of a peer only.
@@ -52,41 +55,61 @@ func (r *Request) newTokens(place int) float64 {
 
 // Terms are what a request is predicted to cost at a place, in ms.
 type Terms struct {
-	RTT     float64 `json:"rtt"`
-	T0      float64 `json:"t0"`
-	Prefill float64 `json:"prefill"`
-	Wait    float64 `json:"wait"`
-	Batch   float64 `json:"-"` // the price of one more in the batch, paid and inflicted
+	RTT      float64 `json:"rtt"`
+	T0       float64 `json:"t0"`
+	Prefill  float64 `json:"prefill"`
+	Wait     float64 `json:"wait"`
+	Residual float64 `json:"residual,omitempty"` // correction of all before it
+	Batch    float64 `json:"-"`                  // the price of one more in the batch, paid and inflicted
 }
 
 // Total is the cost.
-func (t Terms) Total() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait + t.Batch }
+func (t Terms) Total() float64 { return t.TTFT() + t.Batch }
 
 // TTFT is the part of the cost that a first token waits for.
-func (t Terms) TTFT() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait }
+func (t Terms) TTFT() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait + t.Residual }
+
+// Known is the part of a first token's time that is predicted without the residual.
+func (t Terms) Known() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait }
+
+// residualFloor is what of a prediction counts however early first tokens lately came.
+const residualFloor = 0.25
 
 // terms of a request at a place, after what this round has already charged
 // there.
 func (p *Policy) terms(r *Request, i int) Terms {
 	x, s := &p.places[i], &p.set
-	return Terms{
+	t := Terms{
 		RTT: x.RTTMs, T0: x.T0Ms, Prefill: s.W * x.TPMs * r.newTokens(i),
-		Wait: s.QS * p.wait(i), Batch: s.Load * s.BMs * x.Running,
+		Wait: s.QS * p.wait(r, i), Batch: s.Load * s.BMs * x.Running,
 	}
+	t.Residual = max(x.ResidualMs, (residualFloor-1)*t.Known())
+	return t
 }
 
 // wait is what stands between a request and its prefill at a place.
-func (p *Policy) wait(i int) float64 {
+func (p *Policy) wait(r *Request, i int) float64 {
 	x, c := &p.places[i], &p.charges[i]
 	if !x.Peer {
 		wait := x.TPMs * (x.QueuedTokens + c.tokens)
-		if p.localLeft == 0 {
+		if p.localLeft == 0 && x.TokenMs == 0 {
 			wait = max(wait, float64(p.ahead+1)*p.drainMs)
 		}
-		return wait
+		return max(wait, p.room(r, i))
 	}
-	wait := max(x.TPMs*x.QueuedTokens, x.WaitMs)
+	wait := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.room(r, i))
 	return wait + x.TPMs*(x.UnseenTokens+c.tokens)/float64(max(1, x.Replicas))
+}
+
+// room is how long a request waits for memory at a place, behind what this round has
+// put there. A closed gate opens whatever the prompt's length is.
+func (p *Policy) room(r *Request, i int) float64 {
+	x := &p.places[i]
+	tokens := p.charges[i].prompts
+	if x.Why != NoRoom && x.Why != NoReplica {
+		tokens += float64(r.Tokens)
+	}
+	return max(0, x.RoomMs+x.TokenMs*tokens)
 }
 
 // near is how near two costs are that count as the same, relatively.

@@ -21,6 +21,7 @@ func (m Push) String() string { return pushWords[m] }
 type Replica struct {
 	Healthy  bool
 	GateOpen bool // KV gate, and the decode side has room
+	Filled   bool // only the KV gate is closed, and it is predicted to open
 
 	Unanswered  int // our requests there without a first token
 	Outstanding int // our requests there
@@ -37,6 +38,8 @@ func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 	switch {
 	case !x.Healthy:
 		return 0, Unhealthy
+	case !x.GateOpen && x.Filled:
+		return 0, NoRoom
 	case !x.GateOpen:
 		return 0, GateClosed
 	}

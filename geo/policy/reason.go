@@ -4,7 +4,7 @@ package policy
 // and receipts.
 type Reason uint8
 
-// The reasons. From Queued to Pending a place may be waited for; the others it is
+// The reasons. From Queued to NoRoom a place may be waited for; the others it is
 // not even compared with.
 const (
 	Available  Reason = iota
@@ -12,6 +12,7 @@ const (
 	NoReplica         // peer: none of its replicas takes a request
 	Full              // no pushes left; of a peer: all its free ones are reserved, or as many requests are unanswered as it is trusted with
 	Pending           // replica: the engine has requests that it has not begun
+	NoRoom            // replica: its KV gate is closed, and its memory is predicted to get free
 	Unhealthy         // replica
 	GateClosed        // replica: its KV gate is closed, or nobody could take its prefills; nobody knows for how long
 	Never             // peer: no good probe yet
@@ -26,7 +27,7 @@ const (
 )
 
 var reasonWords = [...]string{
-	"available", "queue", "no_replica", "full", "pending", "unhealthy", "gate_closed", "never_probed", "down", "stale", "version",
+	"available", "queue", "no_replica", "full", "pending", "no_room", "unhealthy", "gate_closed", "never_probed", "down", "stale", "version",
 	"draining", "model", "nonsense", "circuit", "budget",
 }
 

@@ -24,9 +24,9 @@ type Policy struct {
 
 // charge is what this round has put on a place.
 type charge struct {
-	left   int
-	tokens float64 // new tokens of requests sent to it or held for it
-	held   int
+	left    int
+	tokens  float64 // new tokens of requests sent to it or held for it
+	prompts float64 // all tokens of the same
 }
 
 // ring is a Ring with the ids it was made of.
@@ -106,14 +106,12 @@ func (p *Policy) Next(r *Request) Decision {
 	if d.Act == Hold {
 		p.ahead++
 		if d.Place >= 0 && p.rule.compare {
-			p.charges[d.Place].tokens += r.newTokens(d.Place)
-			p.charges[d.Place].held++
+			p.charge(r, d.Place)
 		}
 		return d
 	}
 	d.Terms = p.terms(r, d.Place)
-	c := &p.charges[d.Place]
-	c.tokens += r.newTokens(d.Place)
+	c := p.charge(r, d.Place)
 	if c.left--; c.left == 0 {
 		if d.Act == Forward {
 			p.peersLeft--
@@ -122,6 +120,14 @@ func (p *Policy) Next(r *Request) Decision {
 		}
 	}
 	return d
+}
+
+// charge puts a request on a place for the rest of the round.
+func (p *Policy) charge(r *Request, i int) *charge {
+	c := &p.charges[i]
+	c.tokens += r.newTokens(i)
+	c.prompts += float64(r.Tokens)
+	return c
 }
 
 func (p *Policy) decide(r *Request) Decision {

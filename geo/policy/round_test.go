@@ -214,6 +214,63 @@ func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
 	require.Equal(t, Offer{Queue: 2}, NewOffer(nil, 2, 100, 50, 0))
 }
 
+// filled is a replica whose KV gate opens in so many ms, and then gets room for a token in
+// each ms.
+func filled(id string, opensMs float64) Place {
+	return with(replica(id), func(x *Place) { x.Left, x.Why, x.RoomMs, x.TokenMs = 0, NoRoom, opensMs, 1 })
+}
+
+func TestMemoryIsWaitedForWhereThatIsSooner(t *testing.T) {
+	r := &Request{ID: "r", Tokens: 1000, Hits: []int32{900, 0, 0}} // 94 ms of prefill where nothing is cached
+	for _, row := range []struct {
+		name     string
+		places   []Place
+		requests []*Request
+		want     []string
+	}{
+		{"a gate that opens soon is waited for", []Place{filled("a", 50), peer("p", 100)}, []*Request{r}, []string{"wait a"}},
+		{"one that opens late is not", []Place{filled("a", 500), peer("p", 100)}, []*Request{r}, []string{"forward p"}},
+		{"one of which nobody knows when it opens is none", []Place{with(filled("a", 50), func(x *Place) { x.Why = GateClosed }), peer("p", 100)}, []*Request{r}, []string{"forward p"}},
+		{"who waits for it takes its room from those behind", []Place{filled("a", 50), peer("p", 100)}, []*Request{r, r}, []string{"wait a", "forward p"}},
+		{"an open gate before a full memory is no room either", []Place{with(replica("a"), func(x *Place) { x.RoomMs, x.TokenMs = -500, 1 }), replica("b")}, []*Request{r}, []string{"local b"}},
+		{"a prompt that fits waits for nothing", []Place{with(replica("a"), func(x *Place) { x.RoomMs, x.TokenMs = -1000, 1 }), replica("b")}, []*Request{r}, []string{"local a"}},
+		{
+			"a peer's memory is waited for like ours",
+			[]Place{filled("a", 300), with(peer("p", 10), func(x *Place) { x.RoomMs, x.TokenMs = 0, 1 })}, []*Request{r}, []string{"wait a"},
+		},
+	} {
+		require.Equal(t, row.want, acts(must(t, "finish"), 5000, row.places, row.requests...), row.name)
+	}
+}
+
+func TestAnOfferSaysWhenThereIsRoom(t *testing.T) {
+	roomy := with(replica("c"), func(x *Place) { x.RoomMs, x.TokenMs = -800, 2 })
+	o := NewOffer([]Place{filled("a", 300), filled("b", 200), roomy}, 0, 0, 50, 100)
+	require.Equal(t, []float64{-800, 2}, []float64{o.RoomMs, o.TokenMs}, "of the replicas that take a request")
+	o = NewOffer([]Place{filled("a", 300), filled("b", 200)}, 3, 400, 50, 100)
+	require.Equal(t, []float64{200 + 400/2, 0.5}, []float64{o.RoomMs, o.TokenMs}, "of the first to have some, behind what waits")
+	require.True(t, o.sane())
+	x := fresh("p")
+	x.UnseenTokens, x.Offer.RoomMs, x.Offer.TokenMs = 1000, -100, 0.5
+	p := must(t, "finish")
+	require.Equal(t, 400.0, p.PeerPlace(&x).RoomMs, "behind what its probe has not seen")
+	x.Offer.RoomMs = math.NaN()
+	require.Equal(t, Nonsense, p.Judge(&x))
+	x = fresh("p") // one that says nothing of its memory
+	require.Zero(t, next(p, &Request{ID: "r", Tokens: 1000}, 0, p.PeerPlace(&x)).Terms.Wait)
+}
+
+func TestAPlaceIsCorrectedByWhatWasMispredicted(t *testing.T) {
+	p := must(t, "finish")
+	corrected := func(ms float64) Place { return with(replica("a"), func(x *Place) { x.ResidualMs = ms }) }
+	r := &Request{ID: "r", Tokens: 1000}
+	plain := next(p, r, 0, replica("a")).Terms.Total()
+	require.InDelta(t, plain+40, next(p, r, 0, corrected(40)).Terms.Total(), 1e-9)
+	require.InDelta(t, plain-40, next(p, r, 0, corrected(-40)).Terms.Total(), 1e-9)
+	require.InDelta(t, plain/4, next(p, r, 0, corrected(-1e6)).Terms.Total(), 1e-9, "a quarter always counts")
+	require.Equal(t, []string{"local b"}, acts(p, 0, []Place{corrected(20), replica("b")}, r))
+}
+
 func TestADrainIsTheTimeBetweenDepartures(t *testing.T) {
 	var d Drain
 	d.Departed(1000, 0)

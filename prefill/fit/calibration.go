@@ -13,6 +13,12 @@ const (
 	fitR2      = 0.5
 	fitSpread  = 2.0 // largest prefill over smallest
 
+	// What a plain line does not have (attention, what ran beside) is looked for once there
+	// are so many samples, and believed if it explains so much more of them: the F statistic
+	// of a further term.
+	termSamples = 100
+	termF       = 20.0
+
 	// A sample this many times further from the line than usual is dropped;
 	// but if so many in a row are, it is the line that is wrong.
 	outlier     = 5.0
@@ -22,23 +28,52 @@ const (
 	// residualFloor is the least that counts as the usual distance, as a share
 	// of the prediction: a perfect line would call everything an outlier.
 	residualFloor = 0.01
+
+	// exact is the share of all squares below which errors are those of the arithmetic.
+	exact = 1e-9
 )
 
-// Calibration learns how long prefills take on one kind of engine: the line of
-// policy.Line, from prefills that had the engine to themselves. Older samples
-// count less, half after halfLife more. What attention adds is configured, not
-// learned: its share is taken off before the fit.
+// Sample is one prefill: how long an engine took for it once it had come to it.
+type Sample struct {
+	New, Hit float64 // tokens that were computed, and found
+	Beside   float64 // requests of others that the engine ran meanwhile, such as decodes
+	Ms       float64
+
+	Predicted float64 // ms, when its engine was chosen; 0: no law was known
+}
+
+// Law is how long prefills take on one kind of engine: a line while nothing runs beside
+// them, and what each request beside adds to its fixed part and to each token.
+type Law struct {
+	policy.Line
+	BesideT0Ms, BesideTPMs float64
+}
+
+// Among is the line of a prefill with so many requests of others beside it.
+func (l Law) Among(beside float64) policy.Line {
+	l.T0Ms += l.BesideT0Ms * beside
+	l.TPMs += l.BesideTPMs * beside
+	return l.Line
+}
+
+// ms is the prediction for a sample.
+func (l *Law) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
+
+// Calibration learns how long prefills take on one kind of engine: the law whose
+// squared errors are least. Older samples count less, half after halfLife more. A
+// term that would be below zero, or explains next to nothing, is left out. What
+// attention adds is learned only where it is not configured; else its share is
+// subtracted before the fit.
 type Calibration struct {
 	configured policy.Line
 	keep       float64 // what a sample's weight is multiplied with at each later one
 	halfLife   int
 
 	n                       int
-	s, sx, sy, sxx, sxy     float64
-	syy                     float64
+	sums                    moments
 	least, most             [2]float64 // new tokens, of this half-life and the last
 	inHalf                  int
-	line                    policy.Line // the last good fit
+	law                     Law // the last good fit
 	fitted                  bool
 	r2                      float64
 	residual                float64 // EWMA of |residual|, ms
@@ -50,35 +85,26 @@ func NewCalibration(configured policy.Line, halfLife int) *Calibration {
 	return &Calibration{configured: configured, keep: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
 
-// Add learns from one prefill: new tokens behind hit ones took ms, with nothing
-// else on the engine. It reports whether the sample was taken.
-func (c *Calibration) Add(newTokens, hit, ms float64) bool {
-	x, y := newTokens, ms-c.configured.Beta2*policy.Attention(newTokens, hit)
-	if !(x > 0) || !(ms > 0) || math.IsInf(x+y, 0) {
+// Add learns from one prefill. It reports whether the sample was taken.
+func (c *Calibration) Add(s Sample) bool {
+	y := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit)
+	if !(s.New > 0) || !(s.Ms > 0) || !(s.Beside >= 0) || math.IsInf(s.New+s.Hit+s.Beside+y, 0) {
 		return false
 	}
-	if c.fitted && c.isOutlier(x, y) {
+	if c.fitted && c.isOutlier(s) {
 		return false
-	}
-	for _, sum := range []*float64{&c.s, &c.sx, &c.sy, &c.sxx, &c.sxy, &c.syy} {
-		*sum *= c.keep
 	}
 	c.n++
-	c.s++
-	c.sx += x
-	c.sy += y
-	c.sxx += x * x
-	c.sxy += x * y
-	c.syy += y * y
-	c.keepSpread(x)
+	c.sums.add(s, y, c.keep)
+	c.keepSpread(s.New)
 	c.fit()
 	return true
 }
 
-// isOutlier looks how far off the line a sample is, and learns how far is usual.
-func (c *Calibration) isOutlier(x, y float64) bool {
-	predicted := c.line.T0Ms + c.line.TPMs*x
-	off := math.Abs(y - predicted)
+// isOutlier looks how far off the law a sample is, and learns how far is usual.
+func (c *Calibration) isOutlier(s Sample) bool {
+	predicted := c.law.ms(s)
+	off := math.Abs(s.Ms - predicted)
 	if off > outlier*max(c.residual, residualFloor*predicted) && c.dropped < outlierRow {
 		c.dropped++
 		c.droppedInTotal++
@@ -107,28 +133,62 @@ func (c *Calibration) keepSpread(x float64) {
 	c.least[0], c.most[0] = min(c.least[0], x), max(c.most[0], x)
 }
 
+// fit looks for the best law of all those that may be, by its squared errors with a
+// surcharge for each further term.
 func (c *Calibration) fit() {
-	dx := c.s*c.sxx - c.sx*c.sx
-	dy := c.s*c.syy - c.sy*c.sy
-	if c.n < fitSamples || dx <= 0 || dy <= 0 || max(c.most[0], c.most[1]) < fitSpread*min(c.least[0], c.least[1]) {
+	if c.n < fitSamples || max(c.most[0], c.most[1]) < fitSpread*min(c.least[0], c.least[1]) {
 		return
 	}
-	dxy := c.s*c.sxy - c.sx*c.sy
-	tp := dxy / dx
-	t0 := (c.sy - tp*c.sx) / c.s
-	r2 := dxy * dxy / (dx * dy)
-	if tp > 0 && t0 >= 0 && r2 >= fitR2 {
-		c.line = policy.Line{TPMs: tp, T0Ms: t0, Beta2: c.configured.Beta2}
-		c.fitted, c.r2 = true, r2
+	whole := c.sums.spread()
+	best, cost := [terms]float64{}, math.Inf(1)
+	for set := line; set < 1<<terms; set++ {
+		if set&line != line || c.n < termSamples && set != line || c.configured.Beta2 > 0 && set&(1<<pairs) != 0 {
+			continue
+		}
+		beta, rest, ok := c.sums.solve(set)
+		if !ok || !possible(set, beta) {
+			continue
+		}
+		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight())
+		if rest < cost {
+			best, cost = beta, rest
+		}
 	}
+	if !(cost < (1-fitR2)*whole) {
+		return
+	}
+	c.law = Law{Line: policy.Line{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside], BesideTPMs: best[besideFresh]}
+	if c.configured.Beta2 > 0 {
+		c.law.Beta2 = c.configured.Beta2
+	}
+	c.fitted, c.r2 = true, 1-c.sums.rest(best)/whole
 }
 
-// Line is the last good fit, else what is configured; fitted says which.
-func (c *Calibration) Line() (line policy.Line, fitted bool) {
-	if !c.fitted {
-		return c.configured, false
+// possible says whether a law can be: nothing takes a time below zero, and tokens
+// take one.
+func possible(set int, beta [terms]float64) bool {
+	for i, b := range beta {
+		if set&(1<<i) != 0 && (b < 0 || b == 0 && i != fixed) {
+			return false
+		}
 	}
-	return c.line, true
+	return true
+}
+
+// Law is the last good fit, else what is configured; fitted says which.
+func (c *Calibration) Law() (law Law, fitted bool) {
+	if !c.fitted {
+		return Law{Line: c.configured}, false
+	}
+	return c.law, true
+}
+
+// Mean is the mean of the times, the younger ones counting more; 0 without any.
+func (c *Calibration) Mean() float64 {
+	if c.n == 0 {
+		return 0
+	}
+	return c.sums.xy[fixed] / c.sums.weight()
 }
 
 // R2 is how much of the times the fit explains, 0 to 1; 0 without one.

@@ -33,10 +33,10 @@ func TestTheLineIsFitted(t *testing.T) {
 			c := NewCalibration(startLine, 1e9)
 			for range tt.times {
 				for _, p := range tt.points {
-					c.Add(p[0], 0, p[1])
+					c.Add(Sample{New: p[0], Ms: p[1]})
 				}
 			}
-			line, fitted := c.Line()
+			line, fitted := c.Law()
 			require.Equal(t, tt.fitted, fitted)
 			require.InDelta(t, tt.tp, line.TPMs, 1e-6)
 			require.InDelta(t, tt.t0, line.T0Ms, 1e-3)
@@ -49,17 +49,17 @@ func TestTheLineIsFitted(t *testing.T) {
 func learn(c *Calibration, line policy.Line, n int, rng *rand.Rand) {
 	for range n {
 		x := 500 + rng.Float64()*8000
-		c.Add(x, 0, line.Ms(x, 0)*(1+0.05*rng.NormFloat64()))
+		c.Add(Sample{New: x, Ms: line.Ms(x, 0) * (1 + 0.05*rng.NormFloat64())})
 	}
 }
 
 func TestOutliersAreDropped(t *testing.T) {
 	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
 	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 200, rng)
-	before, fitted := c.Line()
+	before, fitted := c.Law()
 	require.True(t, fitted)
-	require.False(t, c.Add(1000, 0, 60_000), "an engine that hung once")
-	after, _ := c.Line()
+	require.False(t, c.Add(Sample{New: 1000, Ms: 60_000}), "an engine that hung once")
+	after, _ := c.Law()
 	require.Equal(t, before, after)
 }
 
@@ -68,18 +68,18 @@ func TestAnotherRegimeIsLearned(t *testing.T) {
 	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 300, rng)
 	slow := policy.Line{TPMs: 0.5, T0Ms: 300}
 	learn(c, slow, 1500, rng)
-	line, _ := c.Line()
+	line, _ := c.Law()
 	require.InEpsilon(t, slow.TPMs, line.TPMs, 0.1)
 }
 
 func TestTheLastGoodLineStays(t *testing.T) {
 	c, rng := NewCalibration(startLine, 20), rand.New(rand.NewPCG(1, 1))
 	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 100, rng)
-	before, _ := c.Line()
+	before, _ := c.Law()
 	for range 300 { // one size only, for many half-lives: no spread
-		c.Add(4000, 0, before.Ms(4000, 0))
+		c.Add(Sample{New: 4000, Ms: before.Ms(4000, 0)})
 	}
-	line, fitted := c.Line()
+	line, fitted := c.Law()
 	require.True(t, fitted)
 	require.InEpsilon(t, before.Ms(4000, 0), line.Ms(4000, 0), 0.05)
 }
@@ -89,9 +89,9 @@ func TestAttentionIsTakenOffBeforeTheFit(t *testing.T) {
 	c := NewCalibration(policy.Line{Beta2: 2e-6}, 1e9)
 	for n := range 40 {
 		x, hit := float64(500+n*400), float64(n%3*1000)
-		c.Add(x, hit, truth.Ms(x, hit))
+		c.Add(Sample{New: x, Hit: hit, Ms: truth.Ms(x, hit)})
 	}
-	line, fitted := c.Line()
+	line, fitted := c.Law()
 	require.True(t, fitted)
 	require.InEpsilon(t, truth.TPMs, line.TPMs, 1e-6)
 	require.InEpsilon(t, truth.T0Ms, line.T0Ms, 1e-6)
@@ -100,7 +100,70 @@ func TestAttentionIsTakenOffBeforeTheFit(t *testing.T) {
 func TestSamplesThatAreNoneAreRefused(t *testing.T) {
 	c := NewCalibration(startLine, 500)
 	for _, s := range [][2]float64{{0, 1}, {1, 0}, {-1, 1}, {math.NaN(), 1}, {1, math.NaN()}, {1, math.Inf(1)}} {
-		require.False(t, c.Add(s[0], 0, s[1]), "%v", s)
+		require.False(t, c.Add(Sample{New: s[0], Ms: s[1]}), "%v", s)
 	}
 	require.Zero(t, c.Samples())
+}
+
+func TestWhatRunsBesideIsLearned(t *testing.T) {
+	truth := Law{Line: policy.Line{TPMs: 0.09, T0Ms: 60, Beta2: 1e-6}, BesideTPMs: 0.001, BesideT0Ms: 0.5}
+	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
+	for range 2000 {
+		s := Sample{New: 200 + 60_000*rng.Float64()*rng.Float64(), Hit: float64(rng.IntN(3) * 8192), Beside: float64(rng.IntN(60))}
+		s.Ms = truth.ms(s) * (1 + 0.02*rng.NormFloat64())
+		c.Add(s)
+	}
+	law, fitted := c.Law()
+	require.True(t, fitted)
+	for _, s := range []Sample{{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Beside: 50}, {New: 20_000, Beside: 50}} {
+		require.InEpsilon(t, truth.ms(s), law.ms(s), 0.1, "%+v by %+v", s, law)
+	}
+	require.InEpsilon(t, truth.Beta2, law.Beta2, 0.1)
+	require.InEpsilon(t, truth.BesideTPMs, law.BesideTPMs, 0.1)
+}
+
+func TestATermThatExplainsNothingIsLeftOut(t *testing.T) {
+	with := 0
+	for seed := range uint64(100) {
+		c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(seed, 1))
+		for range 500 {
+			s := Sample{New: 500 + rng.Float64()*8000, Beside: float64(rng.IntN(60))}
+			s.Ms = startLine.Ms(s.New, 0) + 20*rng.NormFloat64()
+			c.Add(s)
+		}
+		if law, _ := c.Law(); law != (Law{Line: policy.Line{T0Ms: law.T0Ms, TPMs: law.TPMs}}) {
+			with++
+		}
+	}
+	require.Zero(t, with, "of 100 straight lines with noise")
+}
+
+func TestACurveIsLearnedThatNoLineFits(t *testing.T) {
+	truth := policy.Line{TPMs: 0.05, T0Ms: 20, Beta2: 1e-5} // a line through it would begin below zero
+	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
+	for range 300 {
+		x := 1000 + 60_000*rng.Float64()
+		c.Add(Sample{New: x, Ms: truth.Ms(x, 0)})
+	}
+	law, fitted := c.Law()
+	require.True(t, fitted)
+	require.InEpsilon(t, truth.Beta2, law.Beta2, 1e-6)
+	require.InEpsilon(t, truth.T0Ms, law.T0Ms, 1e-3)
+}
+
+func TestALawIsLearnedWithoutAllocations(t *testing.T) {
+	c, n := NewCalibration(startLine, 500), 0
+	require.Zero(t, testing.AllocsPerRun(500, func() {
+		n++
+		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Beside: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
+	}))
+}
+
+func BenchmarkCalibrationAdd(b *testing.B) {
+	c, n := NewCalibration(startLine, 500), 0
+	b.ReportAllocs()
+	for b.Loop() {
+		n++
+		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Beside: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
+	}
 }

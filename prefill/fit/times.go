@@ -12,7 +12,7 @@ import (
 )
 
 // Config is where the lines of prefill times start from: t0 + tp * new tokens +
-// beta2 * the token pairs that are looked at. t0 and tp are learned.
+// beta2 * the token pairs that are looked at.
 type Config struct {
 	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
 	T0Ms     float64 `yaml:"t0_ms"`
@@ -33,34 +33,37 @@ type kind struct{ model, hardware string }
 type Times struct {
 	start Config
 	lines map[kind]*Calibration
-	usual float64 // new tokens of a prompt of ours, lately
+	ways  map[string]*Way // by profile
+	usual float64         // new tokens of a prompt of ours, lately
 }
 
 // New returns times of which nothing is learned yet.
-func New(start Config) *Times { return &Times{start: start, lines: map[kind]*Calibration{}} }
+func New(start Config) *Times {
+	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*Way{}}
+}
 
 // Configure changes where lines start that nothing is learned of yet.
 func (t *Times) Configure(start Config) { t.start = start }
 
-// Line is how long prefills of the model take on engines of that label. known is
+// Law is how long prefills of the model take on engines of that label. known is
 // false while it is only where learning starts from.
-func (t *Times) Line(model, hardware string) (line policy.Line, known bool) {
+func (t *Times) Law(model, hardware string) (law Law, known bool) {
 	if fit := t.lines[kind{model, hardware}]; fit != nil {
-		line, known = fit.Line()
-		return line, known || t.start.Known
+		law, known = fit.Law()
+		return law, known || t.start.Known
 	}
-	return t.start.Line(), t.start.Known
+	return Law{Line: t.start.Line()}, t.start.Known
 }
 
-// Learn learns from one prefill that had its engine to itself.
-func (t *Times) Learn(model, hardware string, newTokens, hit, ms float64) {
+// Learn learns from one prefill.
+func (t *Times) Learn(model, hardware string, s Sample) {
 	k := kind{model, hardware}
 	fit := t.lines[k]
 	if fit == nil {
 		fit = NewCalibration(t.start.Line(), t.start.HalfLife)
 		t.lines[k] = fit
 	}
-	fit.Add(newTokens, hit, ms)
+	fit.Add(s)
 }
 
 // Samples is how many prefills such a line was learned from.

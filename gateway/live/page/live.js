@@ -432,10 +432,11 @@ function read(id) {
 function showBalance(d) {
   const groups = d.models.flatMap((m) => m.groups.filter((g) => g.barrier).map((g) => ({ m, g })));
   const compared = groups.some(({ g }) => g.compared.length);
-  put($('balance-note'), compared ? 'imbalance in KV tokens after each round, mean; shadows decide the same rounds' : 'imbalance in KV tokens; list policies in dispatch.shadow to see what they would have had');
+  put($('balance-note'), compared ? 'imbalance in KV tokens after each round, mean; shadows decide the same rounds' : 'imbalance in KV tokens; list policies in dispatch.shadow to see how they would have decided the same rounds');
   keyed($('balances'), groups, ({ m, g }) => groupKey(m, g),
     () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }),
-      el('div', { class: 'scroll' }, el('table', null, el('thead', null, el('tr', null, el('th', null, 'policy'), el('th', { class: 'n' }, 'imbalance'), el('th', { class: 'n' }, 'idle share'), el('th', { class: 'n' }, 'to that in force'))), el('tbody')))),
+      el('div', { class: 'scroll' }, el('table', null, el('thead', null, el('tr', null, el('th', null, 'policy'), el('th', { class: 'n' }, 'imbalance'), el('th', { class: 'n' }, 'idle share'), el('th', { class: 'n' }, 'to that in force'))), el('tbody'))),
+      el('p', { class: 'fine' }), el('div', { class: 'twin' }, el('h4', null, 'What another policy would have cost'), el('ul'), el('p', { class: 'fine' }))),
     (e, { m, g }) => {
       put(e.children[0], groupName(m, g));
       const now = { policy: g.policy, in_force: true, imbalance_tokens: g.imbalance_tokens, idle_share: g.idle_share };
@@ -454,7 +455,18 @@ function showBalance(d) {
           put(row.children[1], whole(c.imbalance_tokens)); put(row.children[2], percent(c.idle_share, 1));
           put(row.children[3], c.in_force || !mine ? '' : (c.imbalance_tokens >= mine ? '+' : '−') + percent(Math.abs(c.imbalance_tokens / mine - 1)));
         });
+      put(e.children[3], g.compared.length ? oneRound : '');
+      showTwin(e.children[4], g.twin);
     });
+}
+
+const oneRound = 'Each shadow starts every round from the real ranks, so it differs by that one round only. This shows where it would decide otherwise, and how level it would leave the ranks at once, but not what the policy is worth.';
+const asTheyCame = 'Requests are replayed as they came: clients that wait for an answer would have sent more or fewer under another policy.';
+
+// showTwin says what the last minutes would have been under other policies.
+function showTwin(e, twin) {
+  keyed(e.children[1], twin.says.map((says, i) => ({ says, i })), (s) => s.i, () => el('li'), (li, s) => put(li, s.says));
+  put(e.children[2], twin.verdict ? `${twin.note} ${asTheyCame}` : twin.note);
 }
 
 // imbalances are a group's over time: what its ranks lack to the fullest.

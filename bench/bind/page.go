@@ -1,0 +1,388 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"evenkeel/bench/report"
+	"evenkeel/stats"
+)
+
+// book is what was run, and the page of it.
+type book struct {
+	options
+	samples       *samples
+	scenarios     []*scenario
+	runs, missing int
+}
+
+// page is what was found.
+func (b *book) page() string {
+	var t strings.Builder
+	command := "make bind"
+	if len(b.given) > 0 {
+		command = "go run ./bench/bind " + strings.Join(b.given, " ")
+	}
+	fmt.Fprintf(&t, `# Ranks that are bound before the prefill
+
+Written by `+"`%s`"+`, in the barrier simulator.
+
+Most connectors let the decode rank be chosen last, when a prompt is prefilled. Some want it before: the request then has its slot and the room for its KV while it is prefilled.
+That costs two things. Slots stand empty during the prefill, which shows in the tokens per second of a closed loop. And the choice is as old as the prefill is long when the request starts to decode.
+
+- **Steps** is how long a prefill takes in the mean, in mean steps of the same fleet without prefills. A prefill grows with its prompt, as in `+"`simulate`"+`, and there are always engines enough for it.
+- **Late** is bound after the prefill, **arrival** before it. In a closed loop late requests wait in the pool and are prefilled already, so that their prefill does not count at all: there, TTFT late and at arrival are not the same thing.
+- **Idle** is the share of the decode steps that ranks spend waiting for the fullest one. Slots that stand empty are not in it.
+- **Kept** is by how much `+"`evenkeel`"+` is less idle than `+"`jsq-kv`"+` at arrival, as a share of the same late. %s stands where the late difference is below half a point.
+- **Slots ahead** lets a rank have requests beyond its slots, as many as are on their way in the mean (`+"`bind.ahead: auto`"+`). `+"`jsq-kv`"+` needs none: it sends every request to a rank as it comes, where they are prefilled while they wait, and KV is not limited here.
+- **Starts not told**: policies do not know when a request starts to decode. **Starts off by 0.3** or **1**: each predicted time is wrong by a factor of its own, log-normal with that deviation of its logarithm.
+- `+"`evenkeel`"+` does not look ahead, so that starts do not change what it does but for the length of steps that it learns; `+"`%s`"+` looks ahead, and uses them. Policies that name no hold hold nothing back at arrival, and do late.
+- All arms get the same requests. ± is the deviation between seeds, each on a part of the trace of its own, or on another drawn one.
+
+%s
+## What was asked, and what came out
+
+The bounds stood before the runs.
+
+%s
+![What is kept over the length of a prefill, by load](../img/bind-kept.svg)
+
+![Tokens per second in a closed loop over the length of a prefill, as a share of those of late evenkeel](../img/bind-tokens.svg)
+
+## What is kept
+
+`, command, unknown, sampled, b.extent(), b.verdicts())
+	t.WriteString(b.keptTable("evenkeel", nowArms))
+	t.WriteString("\nThe same with what `evenkeel` holds back late held back at arrival, too:\n\n")
+	t.WriteString(b.keptTable("evenkeel:hold=0.5", holdArms))
+	t.WriteByte('\n')
+	t.WriteString(b.keptTable(sampled, sampledArms))
+	t.WriteString("\n## What empty slots cost\n\nTokens per second of a closed loop that `evenkeel` loses at arrival, in % of those late: as they were foreseen / lost / lost with slots ahead. A slot is foreseen to stand empty " +
+		"for steps / (steps + mean answer).\n\n")
+	t.WriteString(b.lossTable())
+	t.WriteString("\n## What clients wait for\n\nTTFT p99 in an open loop, in seconds: `evenkeel` late / at arrival / at arrival with slots ahead / `jsq-kv` at arrival. All four have the prefill in it. Where the arrivals would need the slots that stand empty, the queue " +
+		"grows for as long as the run lasts.\n\n")
+	t.WriteString(b.waitTable())
+	t.WriteString("\n## From when on late binding is worth a change\n\nThe shortest prefill, in steps, from which on all longer ones lose so much. A connector that pulls loses nothing of it.\n\n")
+	t.WriteString(b.worthTable())
+	fmt.Fprintf(&t, "\n## Starts that are wrong\n\nPrefills of %d steps: idle share in points above that of the same policy to which starts are not told. Below 0 is better.\n\n", misjudgedAt)
+	t.WriteString(b.misjudgedTable())
+	for _, s := range b.scenarios {
+		if table := b.table(s); table != "" {
+			fmt.Fprintf(&t, "\n## %s\n\n%s", s, table)
+		}
+	}
+	return t.String()
+}
+
+// extent says what was run.
+func (b *book) extent() string {
+	var t strings.Builder
+	for _, p := range b.parts {
+		requests := "as many requests as the ranks need"
+		if p.requests > 0 {
+			requests = report.Grouped(float64(p.requests), 0) + " requests"
+		}
+		seeds := "one seed"
+		if p.seeds > 1 {
+			seeds = fmt.Sprintf("%d seeds", p.seeds)
+		}
+		fmt.Fprintf(&t, "- %s; %s ranks x %s slots; loads %s; prefills of %s steps; %s of %s\n",
+			strings.Join(p.traces, ", "), list(p.ranks), list(p.slots), strings.Join(p.loads, ", "), strings.ReplaceAll(list(p.steps), ",", ", "), seeds, requests)
+	}
+	what, rest := "all", ""
+	if b.missing > 0 {
+		what = fmt.Sprintf("**%s**", report.Grouped(float64(b.runs-b.missing), 0))
+		rest = " Each row below says of how many seeds it is; what has no row was not run."
+	}
+	return fmt.Sprintf("The grid, of which %s of %s runs were done.%s\n\n%s", what, report.Grouped(float64(b.runs), 0), rest, t.String())
+}
+
+// unknown stands where nothing can be said.
+const unknown = "–"
+
+// leastDifference of idle shares is one that a share is taken of.
+const leastDifference = 0.005
+
+// means are those of a metric of some arms, over the seeds that all of them have.
+func (b *book) means(s *scenario, steps float64, m report.Metric, which ...int) (of []float64, ok bool) {
+	of = make([]float64, len(which))
+	n := 0
+	for seed := 1; seed <= s.seeds; seed++ {
+		var values []float64
+		for _, arm := range which {
+			c := s.cell(steps, arm)
+			c.Seed = seed
+			if v, ok := b.samples.of[c][m]; ok {
+				values = append(values, v)
+			}
+		}
+		if len(values) < len(which) {
+			continue
+		}
+		n++
+		for i, v := range values {
+			of[i] += v
+		}
+	}
+	for i := range of {
+		of[i] /= float64(n)
+	}
+	return of, n > 0
+}
+
+// four arms that kept compares.
+type four struct{ lateKV, late, arrivalKV, arrival int }
+
+var (
+	nowArms     = four{lateKV, lateNow, arrivalKV, arrivalNow}
+	holdArms    = four{lateKV, lateNow, arrivalKV, arrivalHold}
+	sampledArms = four{lateKV, lateSampled, arrivalKV, arrivalSampled}
+)
+
+// gains are by how much a policy is less idle than jsq-kv, late and at arrival.
+func (b *book) gains(s *scenario, steps float64, f four) (late, arrival float64, ok bool) {
+	idle, ok := b.means(s, steps, report.IdleShare, f.lateKV, f.late, f.arrivalKV, f.arrival)
+	if !ok {
+		return 0, 0, false
+	}
+	return idle[0] - idle[1], idle[2] - idle[3], true
+}
+
+// kept is a share, if there is something to keep.
+func (b *book) kept(s *scenario, steps float64, f four) (share float64, ok bool) {
+	late, arrival, ok := b.gains(s, steps, f)
+	return arrival / late, ok && late >= leastDifference
+}
+
+// lost is the share of the late tokens/s that an arm is below.
+func (b *book) lost(s *scenario, steps float64, arm int) (share float64, ok bool) {
+	of, ok := b.means(s, steps, report.TokensPerS, lateNow, arm)
+	if !ok {
+		return 0, false
+	}
+	return 1 - of[1]/of[0], true
+}
+
+// foreseen is the share of the time in which a slot is said to stand empty.
+func foreseen(s *scenario, steps float64) float64 {
+	src, err := source(s.trace)
+	if err != nil {
+		return math.NaN()
+	}
+	return steps / (steps + src.output)
+}
+
+// steps are the lengths of prefills of all scenarios, without none.
+func (b *book) steps() (all []float64) {
+	for _, s := range b.scenarios {
+		all = append(all, s.steps...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	return slices.DeleteFunc(all, func(steps float64) bool { return steps == 0 })
+}
+
+// across is a table of scenarios over the lengths of prefills; rows without anything are left out.
+func (b *book) across(head string, want func(*scenario) bool, cell func(s *scenario, steps float64) (string, bool)) string {
+	t := report.Markdown{Head: []string{head}}
+	for _, steps := range b.steps() {
+		t.Head = append(t.Head, fmt.Sprint(steps))
+	}
+	for _, s := range b.scenarios {
+		row, some := []string{s.String()}, false
+		for _, steps := range b.steps() {
+			text, ok := "", false
+			if slices.Contains(s.steps, steps) {
+				text, ok = cell(s, steps)
+			}
+			if !ok {
+				text = unknown
+			}
+			some = some || ok
+			row = append(row, text)
+		}
+		if some && want(s) {
+			t.Add(row...)
+		}
+	}
+	return t.String()
+}
+
+func (b *book) keptTable(policy string, f four) string {
+	return b.across("`"+policy+"`, steps", func(*scenario) bool { return true }, func(s *scenario, steps float64) (string, bool) {
+		share, ok := b.kept(s, steps, f)
+		return fmt.Sprintf("%.0f %%", 100*share), ok
+	})
+}
+
+func (b *book) lossTable() string {
+	return b.across("steps", func(s *scenario) bool { return s.load == closed }, func(s *scenario, steps float64) (string, bool) {
+		plain, ok := b.lost(s, steps, arrivalNow)
+		ahead, also := b.lost(s, steps, arrivalAhead)
+		return fmt.Sprintf("%.1f / %.1f / %.1f", 100*foreseen(s, steps), 100*plain, 100*ahead), ok && also
+	})
+}
+
+func (b *book) waitTable() string {
+	return b.across("steps", func(s *scenario) bool { return s.load != closed }, func(s *scenario, steps float64) (string, bool) {
+		of, ok := b.means(s, steps, report.TTFTP99, lateNow, arrivalNow, arrivalAhead, arrivalKV)
+		return fmt.Sprintf("%.1f / %.1f / %.1f / %.1f", of[0]/1000, of[1]/1000, of[2]/1000, of[3]/1000), ok
+	})
+}
+
+// Where late binding is worth a change.
+const (
+	muchLost   = 0.01 // of the tokens/s
+	littleKept = 0.5
+)
+
+// from is the shortest prefill from which on something holds of all that were measured.
+func (b *book) from(s *scenario, holds func(steps float64) (holds, ok bool)) string {
+	found, known := math.NaN(), 0.0
+	for _, steps := range s.steps {
+		if steps == 0 {
+			continue
+		}
+		yes, ok := holds(steps)
+		switch {
+		case !ok:
+			continue
+		case !yes:
+			found = math.NaN()
+		case math.IsNaN(found):
+			found = steps
+		}
+		known = steps
+	}
+	switch {
+	case known == 0:
+		return unknown
+	case math.IsNaN(found):
+		return fmt.Sprintf("> %g", known)
+	}
+	return fmt.Sprintf("%g", found)
+}
+
+func (b *book) worthTable() string {
+	t := report.Markdown{Head: []string{"", "mean answer", "1 % of tokens/s", "with slots ahead", "half of what is to be kept"}}
+	for _, s := range b.scenarios {
+		src, err := source(s.trace)
+		if err != nil {
+			continue // it was not run either
+		}
+		loses := func(arm int) string {
+			if s.load != closed {
+				return unknown // they follow the arrivals
+			}
+			return b.from(s, func(steps float64) (bool, bool) {
+				lost, ok := b.lost(s, steps, arm)
+				return lost > muchLost, ok
+			})
+		}
+		kept := b.from(s, func(steps float64) (bool, bool) {
+			share, ok := b.kept(s, steps, nowArms)
+			return share < littleKept, ok
+		})
+		if row := []string{loses(arrivalNow), loses(arrivalAhead), kept}; slices.ContainsFunc(row, func(cell string) bool { return cell != unknown }) {
+			t.Add(append([]string{s.String(), fmt.Sprintf("%.0f", src.output)}, row...)...)
+		}
+	}
+	return t.String()
+}
+
+// misjudgedRows are the arms whose starts are wrong, each beside the one that is told nothing.
+var misjudgedRows = []struct{ arm, beside int }{
+	{arrivalNow, untoldNow}, {nowMisjudged, untoldNow}, {arrivalSampled, untoldSampled}, {littleMisjudged, untoldSampled}, {muchMisjudged, untoldSampled},
+}
+
+func (b *book) misjudgedTable() string {
+	t := report.Markdown{Head: []string{"", "scenarios", "idle, points (95 % interval)", "least", "most", "tokens/s, %"}}
+	for _, r := range misjudgedRows {
+		idle, tokens := b.differences(misjudgedAt, r.arm, r.beside)
+		if len(idle) == 0 {
+			continue
+		}
+		low, high := interval(idle)
+		t.Add(arms[r.arm].name, fmt.Sprint(len(idle)), fmt.Sprintf("%+.2f (%+.2f to %+.2f)", stats.Mean(idle), low, high),
+			fmt.Sprintf("%+.2f", slices.Min(idle)), fmt.Sprintf("%+.2f", slices.Max(idle)), fmt.Sprintf("%+.2f", stats.Mean(tokens)))
+	}
+	return t.String()
+}
+
+// differences are those of an arm and another, of each scenario: of idle shares in points, and of tokens/s in %.
+func (b *book) differences(steps float64, arm, beside int) (idle, tokens []float64) {
+	for _, s := range b.scenarios {
+		i, ok := b.means(s, steps, report.IdleShare, arm, beside)
+		k, also := b.means(s, steps, report.TokensPerS, arm, beside)
+		if ok && also {
+			idle, tokens = append(idle, 100*(i[0]-i[1])), append(tokens, 100*(k[0]/k[1]-1))
+		}
+	}
+	return idle, tokens
+}
+
+// interval is where the mean of values lies with 95 %, if they are independent.
+func interval(values []float64) (low, high float64) {
+	wide := 1.96 * stats.Deviation(values) / math.Sqrt(float64(len(values)))
+	return stats.Mean(values) - wide, stats.Mean(values) + wide
+}
+
+// columns of a scenario's table.
+var columns = []struct {
+	head   string
+	metric report.Metric
+	scale  float64
+	digits int
+}{
+	{"idle %", report.IdleShare, 100, 1},
+	{"tokens/s", report.TokensPerS, 1, 0},
+	{"TPOT p95 ms", report.TPOTP95, 1, 1},
+	{"TTFT p50 ms", report.TTFTP50, 1, 0},
+	{"TTFT p99 ms", report.TTFTP99, 1, 0},
+}
+
+// table has all arms of a scenario. What is bound late in a closed loop has one row, for all prefills.
+func (b *book) table(s *scenario) string {
+	t := report.Markdown{Head: []string{"steps, bound, policy", "seeds"}}
+	for _, c := range columns {
+		t.Head = append(t.Head, c.head)
+	}
+	rows := 0
+	for _, steps := range s.steps {
+		for i, a := range arms {
+			var found []report.Sample
+			for c := s.cell(steps, i); c.Seed < s.seeds; {
+				c.Seed++
+				if sample, ok := b.samples.of[c]; ok && c.Steps == steps {
+					found = append(found, sample)
+				}
+			}
+			if len(found) == 0 {
+				continue
+			}
+			of := report.Summarize(found...)
+			row := []string{fmt.Sprintf("%g, %s", steps, a.name), fmt.Sprint(len(found))}
+			for _, c := range columns {
+				v, ok := of[c.metric]
+				if !ok {
+					row = append(row, unknown)
+					continue
+				}
+				cell := report.Grouped(v.Mean*c.scale, c.digits)
+				if v.SD > 0 {
+					cell += " ± " + report.Grouped(v.SD*c.scale, c.digits)
+				}
+				row = append(row, cell)
+			}
+			t.Add(row...)
+			rows++
+		}
+	}
+	if rows == 0 {
+		return ""
+	}
+	return t.String()
+}

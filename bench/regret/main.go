@@ -1,0 +1,248 @@
+// Command regret says how far each policy is from the best one on loads that nobody chose:
+// every property of a load is drawn from a range, and a fixed set of policies serves the
+// same requests in the barrier simulator. The same seed gives the same table to the bit,
+// but for what a tick costs.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"evenkeel/bench/regret/draw"
+	"evenkeel/bench/report"
+	"evenkeel/bench/world"
+	"evenkeel/dispatcher/twin"
+)
+
+// set is what the best is taken of.
+var set = []string{
+	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:window=64", "brh", "brh:window=64",
+	"evenkeel:mode=sampled,objective=max", "evenkeel:mode=sampled,objective=mix,kappa=0.6", "evenkeel:mode=now,objective=mix,kappa=0.6,predictor=none", "evenkeel",
+}
+
+// oracle knows the ends. It and the default without some of its parts are judged beside the set.
+const oracle = "evenkeel:mode=oracle"
+
+var beside = []string{oracle, "evenkeel:hold=0", "evenkeel:ahead=false"}
+
+// judgement is the seed of the tables in the docs. Policies are developed on other ones.
+const judgement = 20261121
+
+type options struct {
+	seed  uint64
+	loads int
+	from  int
+	out   string
+	csv   string
+	with  []string // policies beside the set
+	auto  string   // a policy that the twin chooses; empty: the set is judged
+}
+
+func main() {
+	world.Main("regret", func(ctx context.Context, args []string, out io.Writer) error {
+		o, err := parse(args)
+		if err != nil {
+			return err
+		}
+		return o.run(ctx, out)
+	})
+}
+
+func parse(args []string) (o options, err error) {
+	f := flag.NewFlagSet("regret", flag.ContinueOnError)
+	f.Uint64Var(&o.seed, "seed", judgement, "of the loads")
+	f.IntVar(&o.loads, "loads", 64, "how many")
+	f.IntVar(&o.from, "from", 0, "number of the first load")
+	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
+	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
+	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
+	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:hold=0, to be judged beside those of its list on the loads whose answers drift; nothing else is")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	o.with = strings.Fields(*with)
+	if o.loads < 1 {
+		return o, fmt.Errorf("-loads %d: there must be one", o.loads)
+	}
+	return o, nil
+}
+
+// outcome is what a policy made of a load.
+type outcome report.Metrics
+
+func (o outcome) of(m report.Metric) float64 {
+	if v, ok := o[m]; ok {
+		return v.Mean
+	}
+	return math.NaN()
+}
+
+// trials are all policies on all loads.
+type trials struct {
+	seed     uint64
+	drawn    int // loads, of which some may be left out
+	policies []string
+	shifts   []string // of them, those that are run once more on each load
+	loads    []*draw.Load
+	of       [][]outcome // by load, then by policy
+	shifted  [][]outcome // the same requests, begun elsewhere, under those
+	known    map[share][]float64
+}
+
+// shifts are the policies that are run once more on each load, begun elsewhere.
+var shifts = []string{"jsq-kv", "evenkeel"}
+
+func (o options) run(ctx context.Context, out io.Writer) error {
+	t := &trials{known: map[share][]float64{}, seed: o.seed, drawn: o.loads, policies: slices.Concat(set, beside, o.with), shifts: shifts}
+	if o.auto != "" {
+		list, ok := twin.Auto(o.auto)
+		if !ok {
+			return fmt.Errorf("-auto %s: write auto: and the policies to choose from, as in auto:br0,evenkeel", o.auto)
+		}
+		t.policies, t.shifts = append(list, o.auto), nil
+	}
+	for i := range o.loads {
+		if l := draw.New(o.seed, o.from+i); o.auto == "" || l.Drifts() {
+			t.loads = append(t.loads, l)
+		}
+	}
+	if len(t.loads) == 0 {
+		return fmt.Errorf("-auto: the answers of none of these %d loads drift; draw more", o.loads)
+	}
+	if p := t.loads[0].Plan(t.policies, 0); p.Validate() != nil {
+		return p.Validate() // such as a policy that there is not
+	}
+	if err := t.try(ctx, os.Stderr); err != nil {
+		return err
+	}
+	if o.csv != "" {
+		if err := t.raw(o.csv); err != nil {
+			return err
+		}
+	}
+	if o.out != "" && o.auto != "" {
+		return report.Fill(o.out, "regret", t, []report.Block[*trials]{{Name: "auto", Title: "The twin's choice", Tables: (*trials).autoTable}})
+	}
+	if o.out != "" {
+		return t.write(o.out)
+	}
+	text := (*trials).tables
+	if o.auto != "" {
+		text = (*trials).autoTable
+	}
+	_, err := fmt.Fprintln(out, text(t))
+	return err
+}
+
+// try runs all, as many at once as there are processors.
+func (t *trials) try(ctx context.Context, progress io.Writer) error {
+	t.of, t.shifted = make([][]outcome, len(t.loads)), make([][]outcome, len(t.loads))
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var workers sync.WaitGroup
+	var mu sync.Mutex
+	next := 0
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= len(t.loads) || ctx.Err() != nil {
+					return
+				}
+				start := time.Now()
+				err := t.tryLoad(ctx, i)
+				if err != nil {
+					cancel(fmt.Errorf("load %s: %w", t.loads[i], err))
+					return
+				}
+				mu.Lock()
+				fmt.Fprintf(progress, "%5.1f s  load %s\n", time.Since(start).Seconds(), t.loads[i])
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	return context.Cause(ctx)
+}
+
+func (t *trials) tryLoad(ctx context.Context, i int) error {
+	for _, run := range []struct {
+		policies []string
+		shift    float64
+		to       *[]outcome
+	}{{t.policies, 0, &t.of[i]}, {t.shifts, 0.5, &t.shifted[i]}} {
+		plan := t.loads[i].Plan(run.policies, run.shift)
+		for _, p := range run.policies {
+			one := plan
+			one.Policies = []string{p}
+			got, err := one.RunAlone(ctx, 1)
+			if err != nil {
+				return err
+			}
+			*run.to = append(*run.to, outcome(got))
+		}
+	}
+	return nil
+}
+
+// write puts the tables into a document, and the plot into the folder of pictures beside it.
+func (t *trials) write(path string) error {
+	picture, err := t.plot()
+	if err != nil {
+		return err
+	}
+	pictures := filepath.Join(filepath.Dir(path), "img")
+	if err := os.MkdirAll(pictures, 0o755); err != nil {
+		return err
+	}
+	if err := report.Replace(filepath.Join(pictures, "regret.svg"), picture); err != nil {
+		return err
+	}
+	return report.Fill(path, "regret", t, []report.Block[*trials]{{Name: "regret", Title: "Loads that nobody chose", Tables: (*trials).tables}})
+}
+
+// raw writes what each policy made of each load.
+func (t *trials) raw(path string) error {
+	var b bytes.Buffer
+	w := csv.NewWriter(&b)
+	head := []string{"load", "properties", "policy"}
+	for _, m := range rawMetrics {
+		head = append(head, string(m))
+	}
+	_ = w.Write(head) // into memory
+	for i, l := range t.loads {
+		for p, name := range t.policies {
+			row := []string{strconv.Itoa(l.Number), l.String(), name}
+			for _, m := range rawMetrics {
+				row = append(row, strconv.FormatFloat(t.of[i][p].of(m), 'g', 6, 64))
+			}
+			_ = w.Write(row)
+		}
+	}
+	w.Flush()
+	return report.Replace(path, b.Bytes())
+}
+
+var rawMetrics = []report.Metric{
+	report.TokensPerS, report.TPOTP50, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.IdleShare, report.Imbalance, report.StepMean, report.Steps, report.OK,
+	report.Preempted, report.Failed, report.TickMean,
+}
+
+// Err is report.Book's: what fails, fails before there are tables.
+func (t *trials) Err() error { return nil }

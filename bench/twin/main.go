@@ -1,0 +1,300 @@
+// Command twin holds what the proxy's twin says against what happens: reference engines over sockets, the
+// same requests at the same times under one policy and then under another, each with the other in
+// dispatch.twin. Each run foretells the mean step of the other one.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"evenkeel/bench/load"
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/regret/draw"
+	"evenkeel/bench/report"
+	"evenkeel/bench/sim"
+	"evenkeel/bench/trace"
+	"evenkeel/bench/world"
+)
+
+// most tokens a second that engines, proxy and clients serve on two cores without being late.
+const most = 2000
+
+// judgement is the seed of docs/evidence.md.
+const judgement = 20261121
+
+type options struct {
+	world.Options
+	lasts time.Duration
+	share float64
+	only  string
+	out   string
+}
+
+func main() {
+	world.Main("twin", world.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+		var o options
+		f := flag.NewFlagSet("twin", flag.ContinueOnError)
+		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
+		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
+		f.DurationVar(&o.lasts, "for", 5*time.Minute, "how long each run lasts")
+		f.Float64Var(&o.share, "share", 0.01, "dispatch.twin_share")
+		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
+		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
+		if err := f.Parse(args); err != nil {
+			return false, err
+		}
+		return o.run(ctx, out)
+	}))
+}
+
+// scene is a load before engines.
+type scene struct {
+	name     string
+	fleet    sim.Fleet
+	requests []trace.Request
+	rate     float64 // requests a second
+}
+
+// scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, and not more
+// tokens than this machine carries.
+func scenes() (list []scene, err error) {
+	real := sim.Uniform(8, 8, 0)
+	real.Transfer = 2
+	real.Groups[0].C0Ms, real.Groups[0].C1Ms = 20, 0.0025
+	all := trace.Azure().Requests[:6000]
+	list = append(list, scene{"Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", real, all, real.Rate(0.85, all)})
+	for number := 0; len(list) < 3; number++ {
+		l := draw.New(judgement, number)
+		if l.Rho == 0 || !l.Even() || float64(l.Ranks*l.Slots)*l.Rho/l.C0*1000 > most {
+			continue
+		}
+		p := l.Plan([]string{"jsq-kv"}, 0)
+		requests := p.Source.Drawn.Requests[len(p.Source.Drawn.Ages):]
+		list = append(list, scene{"load " + l.String(), p.Fleet, requests, p.Fleet.Rate(l.Rho, requests)})
+	}
+	return list, nil
+}
+
+var policies = []string{"jsq-kv", "evenkeel"}
+
+func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
+	list, err := scenes()
+	if err != nil {
+		return false, err
+	}
+	m := report.Markdown{Head: []string{
+		"load", "in force", "group", "its step, ms", "as replayed", "error, %", "the other's step, as told, ms", "really", "off by, %", "within the error", "the policies differ by, %",
+		"claimed", "sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
+	}, Text: 2}
+	ok = true
+	for _, s := range list {
+		if !strings.Contains(s.name, o.only) {
+			continue
+		}
+		var runs []*found
+		for i, p := range policies {
+			fmt.Fprintf(out, "%s, %s\n", s.name, p)
+			f, err := o.play(ctx, s, p, policies[1-i])
+			if err != nil {
+				return false, err
+			}
+			runs = append(runs, f)
+		}
+		for i, f := range runs {
+			ok = f.against(runs[1-i], s.name, &m) && ok
+		}
+	}
+	fmt.Fprintf(out, "\n%s\n", m.String())
+	if o.out != "" {
+		err = report.Fill(o.out, "twin", table(m.String()), []report.Block[table]{{Name: "twin", Title: "Foretold and really", Tables: func(t table) string { return string(t) }}})
+	}
+	return ok, err
+}
+
+// table is the document's book.
+type table string
+
+// Err is report.Book's.
+func (table) Err() error { return nil }
+
+// found is what a run showed.
+type found struct {
+	policy  string
+	engines []*refengine.Engine // of decode groups
+	began   time.Time
+	groups  map[string]verdict // the last one of each group
+	seen    int                // verdicts of the first group
+	cpu     float64            // of a core, that the twin used
+	rss     float64            // MiB
+	failed  int
+}
+
+// verdict is what GET /status says of a group.
+type verdict struct {
+	AgeSeconds    float64 `json:"age_seconds"`
+	WindowSeconds float64 `json:"window_seconds"`
+	StepMs        float64 `json:"step_ms"`
+	TwinStepMs    float64 `json:"twin_step_ms"`
+	ErrorRatio    float64 `json:"error_ratio"`
+	Against       []struct {
+		StepMs  float64 `json:"step_ms"`
+		SavedMs float64 `json:"saved_ms"`
+		Claimed bool    `json:"claimed"`
+	} `json:"against"`
+
+	from, to time.Duration // since the load began
+}
+
+// play runs a load under a policy, with another one in the twin.
+func (o options) play(ctx context.Context, s scene, policy, other string) (f *found, err error) {
+	w, err := world.New(ctx, "twin", o.Options)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.Close(err == nil)) }()
+	prefill, err := w.Engines(refengine.Config{Role: refengine.Prefill, Model: "m", PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true})
+	if err != nil {
+		return nil, err
+	}
+	f = &found{policy: policy, groups: map[string]verdict{}}
+	decode := []string{}
+	for _, g := range s.fleet.Groups {
+		e, err := w.Engines(refengine.Config{
+			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: int(g.Ranks[0].Capacity), KVHoldTimeout: time.Hour,
+			C0: millis(g.C0Ms), C1: millis(g.C1Ms), TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
+		})
+		if err != nil {
+			return nil, err
+		}
+		f.engines = append(f.engines, e...)
+		kv := ""
+		if c := g.Ranks[0].Capacity; c > 0 {
+			kv = fmt.Sprintf(", kv_tokens: %d", c)
+		}
+		decode = append(decode, world.EnginesAt(e[0].URLs(), ", group: %q, slots: %d%s", g.Name, g.Ranks[0].Slots, kv)...)
+	}
+	p := w.Proxies("evenkeel")[0]
+	if err := p.ServeWith(ctx, fmt.Sprintf(`listen: %q
+admin: {listen: %q}
+dispatch: {policy: %q, twin: [%q], twin_share: %g}
+pool: {size: 100000}
+limits: {body_bytes: 67108864}
+%s`, p.Clients, p.Address, policy, other, o.share, world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode))); err != nil {
+		return nil, err
+	}
+	watched := make(chan struct{})
+	watching, stop := context.WithCancel(ctx)
+	f.began = time.Now()
+	go func() { defer close(watched); f.watch(watching, p) }()
+	pid := p.Pid
+	r, err := load.Run(ctx, load.Config{
+		URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: o.lasts, Chat: 0.5, Stream: 1, Usage: 0.5, Seed: 1, Check: load.CheckShape,
+	})
+	f.rss = world.MiB(world.RSS(pid))
+	stop()
+	<-watched
+	if err != nil {
+		return nil, err
+	}
+	books, err := p.Series()
+	f.cpu, f.failed = books["evenkeel_twin_work_seconds_total"]/time.Since(f.began).Seconds(), r.Failed
+	return f, err
+}
+
+func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// watch reads the verdicts.
+func (f *found) watch(ctx context.Context, p *world.Proxy) {
+	last := time.Time{}
+	for world.Pause(ctx, time.Second) == nil {
+		var s struct {
+			Dispatch struct {
+				Models []struct {
+					Groups []struct {
+						Name string   `json:"name"`
+						Twin *verdict `json:"twin"`
+					} `json:"groups"`
+				} `json:"models"`
+			} `json:"dispatch"`
+		}
+		if !p.Read("/status", &s) {
+			continue
+		}
+		now := time.Now()
+		for _, m := range s.Dispatch.Models {
+			for i, g := range m.Groups {
+				if g.Twin == nil || len(g.Twin.Against) == 0 {
+					continue
+				}
+				v := *g.Twin
+				to := now.Add(-seconds(v.AgeSeconds))
+				v.to, v.from = to.Sub(f.began), to.Add(-seconds(v.WindowSeconds)).Sub(f.began)
+				if i == 0 && to.Sub(last) > time.Second {
+					f.seen, last = f.seen+1, to
+				}
+				f.groups[g.Name] = v
+			}
+		}
+	}
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// mean is the mean step of a group's engines between two times of the load.
+func (f *found) mean(group int, from, to time.Duration) float64 {
+	sum, n := time.Duration(0), 0
+	for _, s := range f.engines[group].Steps() {
+		if at := s.Start.Sub(f.began); at >= from && at < to {
+			sum, n = sum+s.Length, n+1
+		}
+	}
+	return float64(sum) / float64(n) / float64(time.Millisecond)
+}
+
+// against holds what a run foretold of another against that, and says whether it held.
+func (f *found) against(other *found, name string, m *report.Markdown) (ok bool) {
+	ok = true
+	yes := func(held bool) string {
+		if !held {
+			ok = false
+			return "**no**"
+		}
+		return "yes"
+	}
+	for i := range f.engines {
+		group := fmt.Sprint(i)
+		v, there := f.groups[group]
+		if v, there = f.find(group, i); !there {
+			m.Add(name, f.policy, group, "no verdict")
+			return false
+		}
+		told, really := v.Against[0].StepMs, other.mean(i, v.from, v.to)
+		own := f.mean(i, v.from, v.to)
+		off, differ := math.Abs(told/really-1), (really-own)/own
+		sign, third := "–", "–"
+		if math.Abs(differ) > 0.03 {
+			sign, third = yes((v.Against[0].SavedMs > 0) == (differ > 0)), yes(v.ErrorRatio <= math.Abs(differ)/3)
+		}
+		m.Add(name, f.policy, group, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.1f", 100*v.ErrorRatio), fmt.Sprintf("%.2f", told), fmt.Sprintf("%.2f", really),
+			fmt.Sprintf("%.1f", 100*off), yes(off <= v.ErrorRatio), fmt.Sprintf("%+.1f", 100*differ), fmt.Sprint(v.Against[0].Claimed), sign, third,
+			fmt.Sprintf("%.0f s", v.to.Seconds()/float64(max(1, f.seen))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
+	}
+	return ok
+}
+
+// find is the verdict of a group. A model with one group has it under the group's name.
+func (f *found) find(name string, index int) (v verdict, ok bool) {
+	if v, ok = f.groups[name]; ok || len(f.engines) > 1 {
+		return v, ok
+	}
+	for _, v := range f.groups {
+		return v, index == 0
+	}
+	return v, false
+}

@@ -1,0 +1,23 @@
+package board
+
+// Slots ahead. A request that is bound when a slot comes free has no token before its KV is on
+// the rank, and its slot makes none meanwhile. So a rank may be sent as many requests beyond its
+// slots as will end while their KV is on the way: they find free slots there, or wait a moment in
+// the engine's queue. With answers of 13 tokens and 3 steps on the way that is every fifth slot.
+
+// admits is how many requests more a policy may send to the rank: as many as slots are free, and
+// those ahead, if the policy sends any. A rank that is limited, or of whose slots others have
+// some, gets none.
+func (r *rank) admits(p *decider) int {
+	free := r.free()
+	switch {
+	case !p.ahead || r.Limit > 0 || r.group == nil:
+	case !r.Early:
+		free += r.group.lag.Slots(min(len(r.slots), r.Slots))
+	case p.rules.cfg.BindAhead == AheadAuto:
+		free += r.group.lead.Slots(r.Slots)
+	default:
+		free += p.rules.cfg.BindAhead
+	}
+	return free
+}

@@ -1,0 +1,219 @@
+package board
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/fakes"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// arriving is a board of entries that are not prefilled yet, with a step of 20 ms and a policy
+// that tells what it saw.
+func arriving(t *testing.T, fleet []Worker) (h *hand, seen *policy.Snapshot) {
+	seen = &policy.Snapshot{}
+	var round Round
+	decides := fakes.LeastKV(false)
+	watched := &fake{Spec: "watched", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+		round.Copy(&Round{Snapshot: *s})
+		*seen = round.Snapshot
+		return decides(s, dst)
+	}}
+	cfg := testConfig(watched)
+	cfg.Policy, cfg.StepModel = "watched", StepModel{C0Ms: 20, C1Ms: 1e-9}
+	h = newHand(t, cfg)
+	h.fleet(early(fleet))
+	return h, seen
+}
+
+// early has entries bound to ranks before their prefill.
+func early(ws []Worker) []Worker {
+	for i := range ws {
+		ws[i].Early = true
+	}
+	return ws
+}
+
+func TestTimeLowersAStartUntilTheFirstEvent(t *testing.T) {
+	h, seen := arriving(t, ranks(1, 8, 0))
+	h.lead = 90 * time.Millisecond
+	s := h.put(pool.Entry{Prompt: 400}).slotNow(t)
+	require.EqualValues(t, 5, seen.Pool[0].Start, "90 ms are five steps of 20, the last one begun")
+	for _, c := range []struct {
+		later time.Duration
+		want  int32
+	}{{0, 5}, {30 * time.Millisecond, 3}, {20 * time.Millisecond, 2}, {30 * time.Millisecond, 1}, {time.Second, 1}} {
+		h.at = h.at.Add(c.later)
+		h.lead = 0
+		h.put(pool.Entry{Prompt: 1})
+		require.Equal(t, c.want, seen.Workers[0].Running[0].Start, "a prefill that is later than predicted slides")
+		require.Zero(t, seen.Pool[0].Start, "nobody knows when this one starts")
+	}
+	s.Started()
+	h.put(pool.Entry{Prompt: 1})
+	require.Zero(t, seen.Workers[0].Running[0].Start)
+}
+
+func TestAStartMayBeToldAnewUntilTheFirstEvent(t *testing.T) {
+	h, seen := arriving(t, ranks(1, 8, 0))
+	h.counts.Since = h.at
+	told := h.put(pool.Entry{Prompt: 400}).slotNow(t)
+	h.lead = 100 * time.Millisecond
+	late := h.put(pool.Entry{Prompt: 500}).slotNow(t)
+	starts := func() (all [2]int32) {
+		h.lead = 0
+		h.put(pool.Entry{Prompt: 1})
+		return [2]int32{seen.Workers[0].Running[0].Start, seen.Workers[0].Running[1].Start}
+	}
+	r := h.boards["m"].ranks[0]
+	require.Equal(t, [2]int32{0, 5}, starts(), "of the first nobody knew")
+	require.EqualValues(t, 500, r.later)
+	told.foreseen, late.foreseen = 60*time.Millisecond, 200*time.Millisecond
+	require.Equal(t, [2]int32{3, 10}, starts())
+	require.EqualValues(t, 900, r.later)
+	h.at = h.at.Add(150 * time.Millisecond)
+	require.Equal(t, [2]int32{1, 3}, starts(), "a step away at least")
+	late.foreseen = 190 * time.Millisecond
+	told.Started()
+	require.Equal(t, [2]int32{0, 2}, starts(), "what has started is no more foreseen")
+	require.EqualValues(t, 500, r.later)
+	late.Started()
+	starts()
+	require.Zero(t, r.later)
+	require.Zero(t, r.early)
+}
+
+func TestTheErrorOfAStartIsInSteps(t *testing.T) {
+	b := Bound{Start: 5, StepMs: 20}
+	for after, want := range map[time.Duration]int{90 * time.Millisecond: 0, 101 * time.Millisecond: -1, 20 * time.Millisecond: 4, 0: 4} {
+		steps, known := b.StartError(after)
+		require.True(t, known)
+		require.Equal(t, want, steps, after)
+	}
+	for _, b := range []Bound{{StepMs: 20}, {Start: 1}} {
+		_, known := b.StartError(time.Second)
+		require.False(t, known)
+	}
+}
+
+func TestSettingsSayHowManyAreAhead(t *testing.T) {
+	h := newHand(t, realConfig("pjsq-kv"))
+	h.fleet(early(ranks(1, 4, 1000)))
+	for range 9 {
+		h.put(pool.Entry{Prompt: 50})
+	}
+	require.Len(t, h.boards["m"].ranks[0].slots, 4)
+	require.Error(t, h.set(Settings{BindAhead: -2}))
+	require.NoError(t, h.set(Settings{BindAhead: 2}))
+	h.do()
+	require.Len(t, h.boards["m"].ranks[0].slots, 6)
+	require.Equal(t, 6, h.status(h.at).Models[0].Workers[0].Bound)
+	h.slotsOf(0)[3].Started()
+	require.Equal(t, 5, h.status(h.at).Models[0].Workers[0].Bound)
+}
+
+func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
+	h, _ := arriving(t, ranks(2, 1, 1000))
+	h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
+	h.lead = time.Second
+	early := h.put(pool.Entry{Prompt: 700}).slotNow(t)
+	group := func() GroupStatus { return h.status(h.at).Models[0].Groups[0] }
+	require.EqualValues(t, 100, group().ImbalanceTokens, "one rank decodes 100 tokens, the other none")
+	require.EqualValues(t, 800, group().KVTokens)
+	require.EqualValues(t, 1, h.status(h.at).Models[0].Workers[1].Used, "its slot is taken")
+	require.Equal(t, int64(700), h.boards["m"].ranks[1].later)
+	h.apply(Recount{Model: "m", Slot: early.index, Prompt: 750})
+	require.EqualValues(t, 850, group().KVTokens)
+	require.EqualValues(t, 100, group().MostTokens)
+	early.Started()
+	require.EqualValues(t, 650, group().ImbalanceTokens, "its KV is read from now on")
+
+	h.release(early)
+	h.put(pool.Entry{Prompt: 600}).slotNow(t)
+	h.release(h.slotsOf(1)...)
+	r := h.boards["m"].ranks[1]
+	require.Zero(t, r.early, "it left before it started")
+	require.Zero(t, r.later)
+	require.Zero(t, r.kv)
+}
+
+func TestARankMayHaveMoreThanItsSlotsWhileSomePrefill(t *testing.T) {
+	for _, c := range []struct{ ahead, want int }{{0, 4}, {2, 6}} {
+		cfg := realConfig("pjsq-kv")
+		cfg.BindAhead = c.ahead
+		h := newHand(t, cfg)
+		h.lead = time.Second
+		h.fleet(early(ranks(1, 4, 1000)))
+		for range 9 {
+			h.put(pool.Entry{Prompt: 50})
+		}
+		require.Len(t, h.boards["m"].ranks[0].slots, c.want)
+	}
+}
+
+// The slots that policies fill because KV is on its way are no affair of requests that
+// are bound before their prefill.
+func TestNothingIsSentAheadUnlessToldWhereRanksAreBoundFirst(t *testing.T) {
+	cfg := realConfig("evenkeel")
+	_, most := passingWith(t, cfg, early(ranks(1, 8, 0)), 2, 8)
+	require.Equal(t, 8, most)
+	cfg.BindAhead = AheadAuto
+	_, most = passingWith(t, cfg, early(ranks(1, 8, 0)), 2, 8)
+	require.Equal(t, 10, most, "a fifth of a request's time, a quarter at most")
+}
+
+func TestPoliciesHoldNothingBackThatIsNotPrefilled(t *testing.T) {
+	for spec, want := range map[string]string{"evenkeel": "evenkeel:hold=0", "evenkeel:hold=0.2": "evenkeel:hold=0.2", "br0": "br0"} {
+		h := newHand(t, realConfig(spec))
+		h.fleet(early(ranks(1, 1, 0)))
+		name := func() string { return h.status(h.at).Models[0].Groups[0].Policy }
+		require.Equal(t, want, name())
+		require.NoError(t, h.setPolicy("jsq"))
+		require.NoError(t, h.setPolicy(spec))
+		require.Equal(t, want, name(), "also as a setting")
+		require.Equal(t, want, h.Clone().boards["m"].groups[0].chosen.Name())
+		require.Equal(t, spec, h.Policy(), "others hold back what they did")
+	}
+}
+
+func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
+	cfg := realConfig("evenkeel")
+	cfg.BindAhead = 2
+	h := newHand(t, cfg)
+	other := ranks(1, 1, 0)
+	other[0].ID, other[0].Model = 7, "other"
+	h.fleet(append(early(ranks(1, 1, 0)), other...))
+	h.lead = time.Second
+	for range 4 {
+		h.put(pool.Entry{Prompt: 10})
+		h.put(pool.Entry{Prompt: 10, Model: "other"})
+	}
+	require.Len(t, h.boards["m"].ranks[0].slots, 3, "two ahead of its slot")
+	require.Equal(t, 3, h.boards["m"].ranks[0].early)
+	require.Len(t, h.boards["other"].ranks[7].slots, 1)
+	require.Zero(t, h.boards["other"].ranks[7].early)
+	name := func(model string) string { return h.boards[model].groups[0].chosen.Name() }
+	require.Equal(t, "evenkeel:hold=0", name("m"))
+	require.Equal(t, "evenkeel", name("other"))
+
+	h.fleet(ranks(1, 1, 0)) // other engines, with a connector that hands off
+	require.Equal(t, "evenkeel", name("m"))
+	h.fleet(nil)
+	h.fleet(early(ranks(1, 1, 0)))
+	require.Equal(t, "evenkeel:hold=0", name("m"))
+}
+
+func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
+	h, _ := arriving(t, ranks(1, 1, 0))
+	h.lead = 60 * time.Millisecond
+	h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	h.put(pool.Entry{Prompt: 200})
+	c := h.Clone().boards["m"]
+	require.Equal(t, 1, c.ranks[0].early)
+	require.EqualValues(t, 100, c.ranks[0].later)
+	require.Equal(t, h.lead, c.waiting[2].entry.Lead)
+	require.True(t, c.early)
+}

@@ -1,0 +1,208 @@
+package board
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/pool"
+)
+
+// orphan releases a slot whose KV its engine may keep.
+func (h *hand) orphan(s *Slot) {
+	h.do(func(h *hand) { h.giveBack(s, Outcome{Kind: Failed, Orphaned: true}) })
+}
+
+func (h *hand) gauged(worker int32, inUse int64) {
+	h.do(func(h *hand) {
+		h.count()
+		h.apply(Gauged{worker, inUse, h.at})
+	})
+}
+
+func TestAnOrphanHasItsRoomUntilItIsSeenToBeGone(t *testing.T) {
+	cfg := realConfig("pjsq-kv:watermark=0")
+	fleet := early(ranks(1, 4, 1000))
+	fleet[0].Process = 7
+	worker := func(h *hand) WorkerStatus { return h.status(h.at).Models[0].Workers[0] }
+	for _, c := range []struct {
+		name string
+		do   func(h *hand)
+		want int64
+	}{
+		{"nothing tells", func(*hand) {}, 600},
+		{"the fleet is told again", func(h *hand) { h.fleet(fleet) }, 600},
+		{"its process is not known now", func(h *hand) { h.fleet(early(ranks(1, 4, 1000))) }, 600},
+		{"its process is another one", func(h *hand) {
+			next := slices.Clone(fleet)
+			next[0].Process = 8
+			h.fleet(next)
+		}, 0},
+		{"it left the fleet", func(h *hand) {
+			h.release(h.slotsOf(0)...)
+			h.fleet(nil)
+			h.fleet(fleet)
+		}, 0},
+		{"gauges show it and what runs", func(h *hand) { h.gauged(0, 700) }, 600},
+		{"gauges show nearly as much", func(h *hand) { h.gauged(0, 501) }, 600},
+		{"gauges show that one of the two is gone", func(h *hand) { h.gauged(0, 500) }, 400},
+		{"gauges show that the larger one is gone", func(h *hand) { h.gauged(0, 101+200) }, 400},
+		{"gauges show what runs", func(h *hand) { h.gauged(0, 100) }, 0},
+		{"the gauges are old", func(h *hand) {
+			h.at = h.at.Add(time.Minute)
+			h.apply(Gauged{0, 100, h.at.Add(-gaugeLife - 1)})
+		}, 600},
+		{"the gauges are older than it is", func(h *hand) { h.apply(Gauged{0, 100, h.at.Add(-time.Second)}) }, 600},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHand(t, cfg)
+			h.fleet(fleet)
+			h.lead = time.Second
+			h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
+			h.orphan(h.put(pool.Entry{Prompt: 200}).slotNow(t))
+			h.orphan(h.put(pool.Entry{Prompt: 400}).slotNow(t))
+			require.EqualValues(t, 600, worker(h).Orphans)
+			require.Equal(t, 1, worker(h).Used, "slots are given back")
+			require.EqualValues(t, 100, worker(h).KVTokens, "and it is no load")
+			waits := h.put(pool.Entry{Prompt: 401})
+			require.True(t, waits.waits(), "its room is taken")
+			h.at = h.at.Add(time.Millisecond)
+			c.do(h)
+			h.do()
+			require.Equal(t, c.want, worker(h).Orphans)
+			require.Equal(t, c.want == 600, waits.waits())
+			require.Zero(t, h.status(h.at).Drift)
+		})
+	}
+}
+
+func TestOnlyWhatIsBoundBeforeItsPrefillLeavesAnOrphan(t *testing.T) {
+	h := newHand(t, realConfig("pjsq-kv"))
+	h.fleet(ranks(1, 4, 1000))
+	h.orphan(h.put(pool.Entry{Prompt: 400}).slotNow(t))
+	require.Zero(t, h.boards["m"].ranks[0].orphaned)
+	h.fleet(early(ranks(1, 4, 1000)))
+	for range mostOrphans + 9 {
+		h.orphan(h.put(pool.Entry{Prompt: 10}).slotNow(t))
+	}
+	r := h.boards["m"].ranks[0]
+	require.Len(t, r.orphans, mostOrphans)
+	require.EqualValues(t, 10*(mostOrphans+9), r.orphaned, "none is forgotten")
+	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+	h.apply(Recount{"m", s.index, 5000})
+	h.orphan(s)
+	require.EqualValues(t, 1, r.room(), "0 would be unlimited")
+	require.Zero(t, h.status(h.at).Drift)
+}
+
+// Whatever is bound, orphaned, restarted and gauged: what was charged is held, orphaned or released, no
+// rank gets more than orphans have left of it, and no orphan lasts longer than its process.
+func TestOrphansAreCountedOnce(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		cfg := testConfig()
+		h := newHand(t, cfg)
+		fleet := early(ranks(3, 3, 500))
+		for i := range fleet {
+			fleet[i].Process = 1
+		}
+		h.fleet(fleet)
+		want := map[int32][]int64{} // orphans of each rank, by our own count
+		var waits []waiting
+		var held []*Slot
+		draw := func() (s *Slot) {
+			if len(held) == 0 {
+				rt.Skip()
+			}
+			i := rapid.IntRange(0, len(held)-1).Draw(rt, "slot")
+			s = held[i]
+			held = slices.Delete(held, i, i+1)
+			return s
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"enqueue": func(rt *rapid.T) {
+				h.lead = time.Duration(rapid.IntRange(0, 100).Draw(rt, "lead")) * time.Millisecond
+				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt")}))
+			},
+			"start": func(rt *rapid.T) {
+				s := draw()
+				s.Started()
+				s.Progress(rapid.IntRange(0, 20).Draw(rt, "generated"))
+				held = append(held, s)
+			},
+			"release": func(*rapid.T) { h.release(draw()) },
+			"orphan": func(*rapid.T) {
+				s := draw()
+				if tokens := int64(s.charge().prompt); h.boards["m"].ranks[s.Worker].present {
+					want[s.Worker] = append(want[s.Worker], tokens)
+				}
+				h.orphan(s)
+			},
+			"recount": func(rt *rapid.T) {
+				s := draw()
+				h.do(func(h *hand) { h.apply(Recount{"m", s.index, rapid.IntRange(1, 100).Draw(rt, "prompt")}) })
+				held = append(held, s)
+			},
+			"restart": func(rt *rapid.T) {
+				i := rapid.IntRange(0, 2).Draw(rt, "rank")
+				fleet[i].Process++
+				delete(want, int32(i))
+				h.fleet(fleet)
+			},
+			"gauge": func(rt *rapid.T) {
+				h.at = h.at.Add(time.Millisecond)
+				i := rapid.Int32Range(0, 2).Draw(rt, "rank")
+				inUse := rapid.Int64Range(0, 500).Draw(rt, "in use")
+				missing := -inUse
+				for _, s := range held {
+					if s.Worker == i && s.started {
+						missing += int64(s.charge().prompt) + int64(s.Generated())
+					}
+				}
+				for _, tokens := range want[i] {
+					missing += tokens
+				}
+				want[i] = slices.DeleteFunc(want[i], func(tokens int64) bool {
+					if tokens > missing {
+						return false
+					}
+					missing -= tokens
+					return true
+				})
+				h.gauged(i, inUse)
+			},
+			"": func(rt *rapid.T) {
+				waits = slices.DeleteFunc(waits, func(w waiting) bool {
+					if w.waits() {
+						return false
+					}
+					held = append(held, w.slotNow(t))
+					return true
+				})
+				require.Zero(rt, h.status(h.at).Drift)
+				for id, r := range h.boards["m"].ranks {
+					var sum int64
+					for _, tokens := range want[id] {
+						sum += tokens
+					}
+					require.Equal(rt, sum, r.orphaned)
+				}
+			},
+		})
+		h.release(held...)
+		for i := range fleet {
+			fleet[i].Process++
+		}
+		h.fleet(fleet)
+		for _, w := range waits {
+			h.withdraw(w.entry)
+		}
+		h.release(h.slotsOf(0)...)
+		h.release(h.slotsOf(1)...)
+		h.release(h.slotsOf(2)...)
+		b := h.boards["m"]
+		require.Equal(rt, b.ledger.charged, b.ledger.released)
+	})
+}

@@ -1,0 +1,102 @@
+package board
+
+import (
+	"iter"
+	"slices"
+	"time"
+)
+
+// GroupView is what the boards know of a barrier group, for who replays it.
+type GroupView struct {
+	Key     GroupKey
+	Law     StepModel // in force; C1Ms 0: unknown
+	Steps   uint64    // that were told so far
+	Seconds float64   // these took
+	Last    uint32    // number of the one that was told last
+	Workers []Worker  // its ranks, ascending ID
+}
+
+// Models are those that have a board.
+func (l *Boards) Models() []string {
+	names := make([]string, len(l.inOrder))
+	for i, b := range l.inOrder {
+		names[i] = b.model
+	}
+	return names
+}
+
+// Groups are the barrier groups of a model; dense says that it has ranks without a barrier, too.
+func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
+	b := l.boards[model]
+	if b == nil {
+		return nil, false
+	}
+	for _, g := range b.groups {
+		if !g.barrier {
+			dense = true
+			continue
+		}
+		h := g.steps.Histogram()
+		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number}
+		v.Law, _, _ = g.steps.Model()
+		for _, r := range g.members {
+			v.Workers = append(v.Workers, r.Worker)
+		}
+		all = append(all, v)
+	}
+	return all, dense
+}
+
+// Charge is a request on a rank of the fleet, as far as it was told last.
+type Charge struct {
+	Worker, Slot           int32
+	ID                     uint64
+	Prompt, Generated, Age int32
+	Started                bool
+	Since                  time.Time
+}
+
+// Charges are the requests on the ranks of a model, in the order in which they were bound.
+func (l *Boards) Charges(model string) iter.Seq[Charge] {
+	return func(yield func(Charge) bool) {
+		b := l.boards[model]
+		if b == nil {
+			return
+		}
+		var all []Charge
+		for _, r := range b.ranks {
+			for i, slot := range r.slots {
+				if c := &b.ledger.table[slot]; r.present {
+					all = append(all, Charge{r.ID, slot, c.id, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since})
+				}
+			}
+		}
+		slices.SortFunc(all, func(x, y Charge) int {
+			if d := x.Since.Compare(y.Since); d != 0 {
+				return d
+			}
+			return int(x.Slot) - int(y.Slot)
+		})
+		for _, c := range all {
+			if !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// Waiting are the requests in the pool of a model.
+func (l *Boards) Waiting(model string) []*Entry {
+	if b := l.boards[model]; b != nil {
+		return b.pool.Entries()
+	}
+	return nil
+}
+
+// Held is how many requests the boards have on ranks and in their pools: what a copy costs.
+func (l *Boards) Held() (n int) {
+	for _, b := range l.inOrder {
+		n += len(b.ledger.table) + b.pool.Len()
+	}
+	return n
+}

@@ -1,0 +1,534 @@
+package twin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/virtual"
+)
+
+// Window is stretches that follow each other, and the boards as they were at the end.
+type Window struct {
+	Stretches []*Stretch
+	End       *board.Boards
+}
+
+// From is the beginning.
+func (w *Window) From() time.Time { return w.Stretches[0].From }
+
+// Inside is how many requests of a model were on ranks or waited for one in the measured part, in the mean.
+func (w *Window) Inside(model string) float64 {
+	from := w.Measured()
+	n := len(from.Boards.Waiting(model))
+	for range from.Boards.Charges(model) {
+		n++
+	}
+	begun, at, area, measured := from.From, time.Duration(0), 0.0, false
+	step := func(now time.Duration, by int) {
+		area += float64(n) * ms(now-at)
+		at, n = now, n+by
+	}
+	ids := map[uint64]bool{}
+	for c := range from.Boards.Charges(model) {
+		ids[c.ID] = true
+	}
+	for _, e := range from.Boards.Waiting(model) {
+		ids[e.ID] = true
+	}
+	for _, s := range w.Stretches {
+		if measured = measured || s == from; !measured {
+			continue
+		}
+		later, i, k := s.From.Sub(begun), 0, 0
+		for i < len(s.came) || k < len(s.left) {
+			if k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at {
+				if c := &s.came[i]; c.model == model {
+					ids[c.id] = true
+					step(c.at+later, 1)
+				}
+				i++
+				continue
+			}
+			if l := &s.left[k]; ids[l.id] {
+				delete(ids, l.id)
+				step(l.at+later, -1)
+			}
+			k++
+		}
+	}
+	step(w.To().Sub(begun), 0)
+	return area / ms(w.To().Sub(begun))
+}
+
+// of is the part of the window in which a model had all the barrier groups that it has at the end; nil: there
+// is none.
+func (w *Window) of(model string) *Window {
+	last, _ := w.End.Groups(model)
+	for i, s := range w.Stretches {
+		there, _ := s.Boards.Groups(model)
+		missing := slices.ContainsFunc(last, func(v board.GroupView) bool {
+			return !slices.ContainsFunc(there, func(o board.GroupView) bool { return o.Key == v.Key })
+		})
+		if len(last) > 0 && !missing {
+			return &Window{Stretches: w.Stretches[i:], End: w.End}
+		}
+	}
+	return nil
+}
+
+// Measured is the first stretch that is measured. A fifth of the window before it is only run in: what
+// another policy would have sent elsewhere is on the ranks until it ends.
+func (w *Window) Measured() *Stretch {
+	for _, s := range w.Stretches {
+		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
+			return s
+		}
+	}
+	return w.Stretches[0]
+}
+
+// To is the end.
+func (w *Window) To() time.Time { return w.Stretches[len(w.Stretches)-1].To }
+
+// Replay is one model's part of a window under one policy. Requests come as they came, whatever became of
+// those before: clients who wait for an answer before they ask again would have come at other times.
+type Replay struct {
+	virtual.Engines
+	groups []*group
+	ranks  map[int32]*rank
+	fate   map[uint64]left
+	lag    int32 // of those whose own is not known
+	came   []came
+	quits  []quit // those that leave at their own time, whatever they got by then
+	fleet  []fleet
+	jobs   []job
+	live   map[uint64]int32 // jobs that wait, by id
+	begins float64          // ms; steps before are not measured
+	ends   float64          // ms
+	inside int              // requests that have come and not left
+	area   float64          // these, over the ms that are measured
+	still  int              // turns in which no time passed
+	over   bool
+	failed error
+
+	Preemptions, Refusals int
+}
+
+// group is one, and what came out of it.
+type group struct {
+	*virtual.Group
+	steps int
+	ms    float64
+}
+
+type rank struct {
+	*virtual.Rank
+	up bool
+}
+
+// job is a request of a replay.
+type job struct {
+	id     uint64
+	prompt int32 // of the present leg
+	age    int32
+	left   int32 // tokens it still gets
+	lag    int32
+	came   came
+	entry  *board.Entry // that waits
+}
+
+type quit struct {
+	at float64 // ms
+	id uint64
+}
+
+// endless is the length of an answer whose end is not known: it runs on for as long as the replay lasts.
+const endless = 1 << 30
+
+// mostStill bounds the turns of one instant.
+const mostStill = 10_000
+
+// usualLag is how many steps a request waits for its first token where none has ended yet.
+const usualLag = 1
+
+// NewReplay prepares a replay of a model; spec empty: under the policy that was in force. It says why not
+// where nothing can be told.
+func NewReplay(w *Window, model, spec string) (*Replay, error) {
+	b := w.Stretches[0].Boards.Clone()
+	inForce := b.Policy()
+	if spec != "" {
+		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
+			return nil, err
+		}
+	}
+	groups, dense := b.Groups(model)
+	if dense || len(groups) == 0 {
+		return nil, fmt.Errorf("%s has ranks that do not step together", model)
+	}
+	r := &Replay{
+		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fate: map[uint64]left{}, live: map[uint64]int32{},
+		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())),
+	}
+	r.collect(w, model)
+	if err := r.build(groups, w.End); err != nil {
+		return nil, err
+	}
+	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
+	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, virtual.Leg) { r.inside-- }, r.preempted
+	r.Stepped = func(*virtual.Group, int) {}
+	r.resume(b.Policy() != inForce)
+	return r, nil
+}
+
+func rejected(effects []board.Effect) error {
+	for i := range effects {
+		if effects[i].Kind == board.EffectRejected {
+			return effects[i].Err
+		}
+	}
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// collect puts what happened in the stretches on one time.
+func (r *Replay) collect(w *Window, model string) {
+	var lags []int32
+	for _, s := range w.Stretches {
+		later := s.From.Sub(w.From())
+		for _, c := range s.came {
+			if c.model != model {
+				continue
+			}
+			c.at, c.arrival, c.entered = c.at+later, c.arrival+later, c.entered+later
+			if c.deadline != 0 {
+				c.deadline += later
+			}
+			r.came = append(r.came, c)
+		}
+		for _, l := range s.left {
+			l.at += later
+			r.fate[l.id] = l
+			if l.lag >= 0 {
+				lags = append(lags, l.lag)
+			}
+		}
+		for _, f := range s.fleet {
+			r.fleet = append(r.fleet, fleet{f.at + later, f.workers})
+		}
+	}
+	r.lag = usualLag
+	if len(lags) > 0 {
+		slices.Sort(lags)
+		r.lag = lags[len(lags)/2]
+	}
+}
+
+// build makes engines of the groups, whose steps take what they had taught by the end.
+func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
+	taught, _ := end.Groups(r.Model)
+	for _, v := range groups {
+		at := slices.IndexFunc(taught, func(t board.GroupView) bool { return t.Key == v.Key })
+		if at < 0 || taught[at].Law.C1Ms == 0 {
+			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
+		}
+		law := taught[at].Law
+		g := &group{Group: virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)}
+		g.Number = v.Last
+		r.groups = append(r.groups, g)
+		r.Groups = append(r.Groups, g.Group)
+		r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
+		for _, worker := range v.Workers {
+			r.join(g, &worker)
+		}
+	}
+	return nil
+}
+
+// join has a rank take part in its group, or be as it is now.
+func (r *Replay) join(g *group, w *board.Worker) {
+	k := r.ranks[w.ID]
+	if k == nil {
+		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g.Group}}
+		r.ranks[w.ID] = k
+	}
+	k.Slots, k.Capacity, k.Cost, k.Others, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, !w.Down
+	at, there := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
+	switch {
+	case k.up && !there:
+		g.Ranks = slices.Insert(g.Ranks, at, k.Rank)
+	case !k.up && there:
+		r.leave(g, at)
+	}
+}
+
+// leave takes a rank out of its group. What runs on it fails, as it does where an engine dies: those that
+// clients wait for came again as others.
+func (r *Replay) leave(g *group, at int) {
+	k := g.Ranks[at]
+	g.Ranks = slices.Delete(g.Ranks, at, at+1)
+	for len(k.Legs) > 0 {
+		l := k.Legs[len(k.Legs)-1]
+		k.Remove(len(k.Legs) - 1)
+		r.inside--
+		r.Release(g.Group, &l, board.Failed)
+	}
+}
+
+// resume puts the requests on the ranks that were there from the start. Those that waited in an engine's
+// queue wait for a rank under another policy: it might never have sent them there.
+func (r *Replay) resume(another bool) {
+	placed := map[int32]int{}
+	var queued []board.Charge
+	for c := range r.Boards.Charges(r.Model) {
+		if c.Started {
+			placed[c.Worker]++
+		}
+	}
+	for c := range r.Boards.Charges(r.Model) {
+		k := r.ranks[c.Worker]
+		if !c.Started {
+			if placed[c.Worker]++; another && placed[c.Worker] > k.Slots {
+				queued = append(queued, c)
+				continue
+			}
+		}
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: int64(r.lag)}
+		f, known := r.fate[c.ID]
+		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: remaining(f, known) - c.Generated, lag: r.lag})
+		l.Left = max(1, r.jobs[l.Job].left)
+		if c.Started {
+			l.Begin, l.Joined = 0, max(1, k.Group.Number)
+		}
+		r.Put(k.Rank, l)
+		r.inside++
+	}
+	for _, k := range r.ranks {
+		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
+		k.Active = min(k.Slots, len(k.Legs))
+	}
+	for _, e := range r.Boards.Waiting(r.Model) {
+		r.wait(e.ID, came{id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard}).entry = e
+		r.inside++
+	}
+	for _, c := range queued {
+		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
+		since := c.Since.Sub(r.Began)
+		r.inside++
+		r.enter(r.wait(c.ID, came{id: c.ID, prompt: c.Prompt, age: c.Age, arrival: since, entered: since}))
+	}
+}
+
+// remaining is how many tokens a request will have got on the rank it is on.
+func remaining(f left, known bool) int32 {
+	if !known || f.generated < 0 {
+		return endless
+	}
+	return f.generated
+}
+
+func (r *Replay) job(j job) int32 {
+	r.jobs = append(r.jobs, j)
+	return int32(len(r.jobs) - 1)
+}
+
+// wait notes a request that waits for a rank.
+func (r *Replay) wait(id uint64, c came) *job {
+	f, known := r.fate[id]
+	j := job{id: id, age: c.age, prompt: c.prompt, left: remaining(f, known), lag: r.lag, came: c}
+	if known && f.lag >= 0 && c.early { // its prefill is in it; of others, only the wait for a slot may make it longer
+		j.lag = f.lag
+	}
+	if known && f.generated < 0 {
+		r.quits = append(r.quits, quit{ms(f.at), id})
+	}
+	at := r.job(j)
+	r.live[id] = at
+	return &r.jobs[at]
+}
+
+// Run goes on for so many turns at most, and says whether the end is reached.
+func (r *Replay) Run(turns int) (over bool, err error) {
+	for range turns {
+		if r.over || r.failed != nil {
+			break
+		}
+		r.Turn(r.come)
+		if r.Begin() {
+			r.Look(r.Now)
+		}
+		next, _ := r.Due()
+		if len(r.came) > 0 {
+			next = min(next, ms(r.came[0].at))
+		}
+		if len(r.fleet) > 0 {
+			next = min(next, ms(r.fleet[0].at))
+		}
+		r.area += float64(r.inside) * max(0, min(next, r.ends)-max(r.Now, r.begins))
+		if next >= r.ends {
+			r.over = true
+			break
+		}
+		if r.still++; next > r.Now {
+			r.still = 0
+		} else if r.still > mostStill {
+			r.failed = fmt.Errorf("the replay stands still at %.0f ms", r.Now)
+		}
+		r.Now = max(r.Now, next)
+	}
+	return r.over, r.failed
+}
+
+// come tells the boards of the requests and ranks that came or left by now.
+func (r *Replay) come() {
+	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
+		r.refleet(r.fleet[0].workers)
+		r.fleet = r.fleet[1:]
+	}
+	for len(r.came) > 0 && ms(r.came[0].at) <= r.Now {
+		c := r.came[0]
+		r.came = r.came[1:]
+		r.inside++
+		r.enter(r.wait(c.id, c))
+	}
+	r.quits = slices.DeleteFunc(r.quits, func(q quit) bool {
+		if q.at > r.Now {
+			return false
+		}
+		r.quit(q.id)
+		return true
+	})
+}
+
+// enter hands a request to the boards.
+func (r *Replay) enter(j *job) {
+	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
+	e := &board.Entry{
+		ID: j.id, Model: r.Model, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
+		Early: j.came.early, Lead: time.Duration(j.came.lead) * time.Millisecond, Discard: j.came.discard,
+	}
+	if j.came.deadline != 0 {
+		e.Deadline = at(j.came.deadline)
+	}
+	j.entry = e
+	r.Apply(&board.Enqueue{Entry: e}, r.Now)
+}
+
+// refleet changes the ranks.
+func (r *Replay) refleet(ws []board.Worker) {
+	r.Count(r.Now)
+	r.Apply(board.SetWorkers{Workers: ws}, r.Now)
+	for _, g := range r.groups {
+		for i := len(g.Ranks) - 1; i >= 0; i-- {
+			id := g.Ranks[i].ID
+			if !slices.ContainsFunc(ws, func(w board.Worker) bool { return w.ID == id && w.Model == r.Model && w.Group == g.Key.Name }) {
+				r.leave(g, i)
+			}
+		}
+		for i := range ws {
+			if w := &ws[i]; w.Model == r.Model && w.Barrier && w.Group == g.Key.Name {
+				r.join(g, w)
+			}
+		}
+	}
+}
+
+// quit has a client leave that left before it had a slot.
+func (r *Replay) quit(id uint64) {
+	for _, g := range r.groups {
+		for _, k := range g.Ranks {
+			for i := range k.Legs {
+				if l := k.Legs[i]; r.jobs[l.Job].id == id {
+					k.Remove(i)
+					r.inside--
+					r.Release(g.Group, &l, board.Cancelled)
+					return
+				}
+			}
+		}
+	}
+	if at, waits := r.live[id]; waits {
+		r.Apply(board.Withdraw{Entry: r.jobs[at].entry}, r.Now)
+	}
+}
+
+// placed gives a request to the engine that the boards bound it to.
+func (r *Replay) placed(e *board.Effect) {
+	at, ok := r.live[e.Entry.ID]
+	k := r.ranks[e.Bound.Worker]
+	if !ok || k == nil {
+		r.failed = fmt.Errorf("request %d was bound and is not known", e.Entry.ID)
+		return
+	}
+	delete(r.live, e.Entry.ID)
+	j, lag := &r.jobs[at], r.jobs[at].lag
+	if k.Group.Ends < virtual.Never { // it cannot take part in the step in progress, which is one of those it waits for
+		lag--
+	}
+	r.Place(k.Rank, virtual.Leg{Job: at, Slot: e.Bound.Slot, Prompt: int32(e.Entry.Prompt), Left: max(1, j.left), Lag: int64(max(0, lag))})
+}
+
+func (r *Replay) refused(e *board.Effect) {
+	delete(r.live, e.Entry.ID)
+	r.inside--
+	r.Refusals++
+}
+
+// preempted has a request come back at once with what it has generated: how long its prompt would be
+// computed again is not known.
+func (r *Replay) preempted(_ *virtual.Rank, l virtual.Leg) {
+	r.Preemptions++
+	j := &r.jobs[l.Job]
+	j.prompt, j.age, j.left = l.Prompt+l.Gen, j.age+l.Gen, l.Left
+	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
+	j.came.deadline = 0
+	r.live[j.id] = l.Job
+	r.enter(j)
+}
+
+func (r *Replay) other(e *board.Effect) {
+	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
+		r.failed = fmt.Errorf("the policy failed")
+	}
+}
+
+func (r *Replay) of(g *virtual.Group) *group {
+	for _, own := range r.groups {
+		if own.Group == g {
+			return own
+		}
+	}
+	return nil
+}
+
+// step is how long the step takes that begins.
+func (r *Replay) step(g *virtual.Group) float64 {
+	most := 0.0
+	for _, k := range g.Ranks {
+		tokens, _ := k.Load(g.Step)
+		most = max(most, float64(tokens)*k.Cost)
+	}
+	length := g.C0Ms + g.C1Ms*most
+	if own := r.of(g); r.Now >= r.begins {
+		own.steps++
+		own.ms += length
+	}
+	return length
+}
+
+// Inside is how many requests were on ranks or waited for one, in the mean. By Little's law that is what they
+// take from their prefill to their end, where as many come.
+func (r *Replay) Inside() float64 { return r.area / (r.ends - r.begins) }
+
+// Mean is the mean step of a group; 0: it made none.
+func (r *Replay) Mean(group string) (ms float64, steps int) {
+	for _, g := range r.groups {
+		if g.Key.Name == group && g.steps > 0 {
+			return g.ms / float64(g.steps), g.steps
+		}
+	}
+	return 0, 0
+}

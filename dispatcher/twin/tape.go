@@ -1,0 +1,155 @@
+// Package twin tells what the last minutes would have cost under another policy. It keeps what really
+// happened, and replays it from a copy of the real boards: the same requests with the lengths that they
+// really had, before engines in virtual time whose steps take what the real ones taught.
+package twin
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/pool"
+)
+
+// Tape keeps what happens to boards, one stretch after the other. Each begins with a copy of the boards.
+type Tape struct {
+	stretch *Stretch // nil: nothing is kept before the first copy
+	bound   map[string][]bound
+	broken  bool // what comes cannot be replayed together with what was before
+	latest  int  // requests of the last stretch, so that there is room for as many
+}
+
+// bound is what is known of a request that has a slot.
+type bound struct {
+	id    uint64
+	step  uint32 // that was told last when it was bound
+	queue bool   // it may have waited in the engine's queue
+}
+
+// Stretch is what happened from one copy of the boards to the next.
+type Stretch struct {
+	Boards   *board.Boards // as they were when it began
+	From, To time.Time
+	First    bool // nothing that was before can be replayed together with it
+
+	came  []came
+	left  []left
+	fleet []fleet
+}
+
+// came is a request that came to the boards. Times are since the stretch began.
+type came struct {
+	at, arrival, entered, deadline time.Duration // deadline 0: none
+	id, key                        uint64
+	model                          string
+	prompt, age, lead              int32 // lead in ms
+	early, discard                 bool
+}
+
+// left is a request that has left the boards.
+type left struct {
+	at        time.Duration
+	id        uint64
+	generated int32 // with this leg; below 0: it never had a slot
+	lag       int32 // steps from its bind to the one of its first token, in which it got none; below 0: not known
+}
+
+// fleet is what the ranks were from a moment on.
+type fleet struct {
+	at      time.Duration
+	workers []board.Worker
+}
+
+// mostOfStretch bounds the requests of a stretch: one that has more ends early.
+const mostOfStretch = 50_000
+
+// Due says whether the boards are to be copied now, because so much time is over, so much was kept, or
+// nothing that was kept fits to what comes.
+func (t *Tape) Due(now time.Time, every time.Duration) bool {
+	s := t.stretch
+	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch
+}
+
+// Cut begins a stretch with a copy of the boards, and returns the one that ends; nil: there was none.
+func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
+	if ended = t.stretch; ended != nil {
+		ended.To = now
+		t.latest = max(len(ended.came), len(ended.left))
+	}
+	first := ended == nil || t.broken
+	if t.broken { // what it has is of two policies
+		ended = nil
+	}
+	room := min(mostOfStretch, t.latest+t.latest/4+16)
+	t.stretch = &Stretch{Boards: copied, From: now, First: first, came: make([]came, 0, room), left: make([]left, 0, room)}
+	t.broken = false
+	return ended
+}
+
+// Hear keeps an event that the boards are told, before they are.
+func (t *Tape) Hear(e board.Event, now time.Time) {
+	if t.stretch == nil {
+		return
+	}
+	switch e := e.(type) {
+	case *board.Enqueue:
+		t.came(e.Entry, now)
+	case board.Enqueue:
+		t.came(e.Entry, now)
+	case *board.Release:
+		t.leaves(e, now)
+	case board.SetWorkers:
+		t.stretch.fleet = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers})
+	case board.SetPolicy, board.Settings, board.SetFit:
+		t.broken = true
+	}
+}
+
+func (t *Tape) came(e *pool.Entry, now time.Time) {
+	s := t.stretch
+	c := came{
+		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, prompt: int32(e.Prompt), age: int32(e.Age), lead: int32(e.Lead / time.Millisecond),
+		early: e.Early, discard: e.Discard,
+	}
+	since := func(t time.Time, or time.Duration) time.Duration {
+		if t.IsZero() {
+			return or
+		}
+		return t.Sub(s.From)
+	}
+	c.entered = since(e.Entered, c.at)
+	c.arrival, c.deadline = since(e.Arrival, c.entered), since(e.Deadline, 0)
+	s.came = append(s.came, c)
+}
+
+// Done keeps an effect that the boards want carried out.
+func (t *Tape) Done(e *board.Effect, now time.Time) {
+	switch e.Kind {
+	case board.EffectBind:
+		if t.bound == nil {
+			t.bound = map[string][]bound{}
+		}
+		all := t.bound[e.Group.Model]
+		for int(e.Bound.Slot) >= len(all) {
+			all = append(all, bound{})
+		}
+		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Beyond}
+		t.bound[e.Group.Model] = all
+	case board.EffectRefuse:
+		if t.stretch != nil {
+			t.stretch.left = append(t.stretch.left, left{at: now.Sub(t.stretch.From), id: e.Entry.ID, generated: -1, lag: -1})
+		}
+	}
+}
+
+func (t *Tape) leaves(e *board.Release, now time.Time) {
+	all := t.bound[e.Model]
+	if int(e.Slot) >= len(all) {
+		return
+	}
+	b := all[e.Slot]
+	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1}
+	if lag := int32(e.First - b.step - 1); e.First != 0 && b.step != 0 && !b.queue && lag >= 0 {
+		l.lag = lag
+	}
+	t.stretch.left = append(t.stretch.left, l)
+}

@@ -1,0 +1,216 @@
+package dispatcher
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/twin"
+	"evenkeel/dispatcher/verdict"
+)
+
+// DefaultTwinShare is what of one core the twin may use.
+const DefaultTwinShare = 0.01
+
+// twins keep what happens to the boards, and replay it in a goroutine of their own that rests for most of
+// the time. The loop pays for what it appends to the tape, and for a copy of the boards now and then.
+type twins struct {
+	tape  twin.Tape
+	every time.Duration // how long a stretch is
+	share float64
+	wake  bell
+	work  prometheus.Counter
+	late  atomic.Int64 // when a tick was late last, ns since 1970
+
+	choices func(twin.Choice) // nil: nobody chooses
+
+	mu     sync.Mutex
+	fresh  []recorded // stretches that were not taken yet
+	judged map[board.GroupKey]*judged
+}
+
+type recorded struct {
+	*twin.Stretch
+	end *board.Boards
+}
+
+// judged is what was found of a group so far.
+type judged struct {
+	verdict twin.Verdict
+	against map[string]*saved
+}
+
+// saved is what the policy in force saved or lost against another one, in seconds of steps.
+type saved struct {
+	saved, lost float64
+	day         string  // UTC
+	today       float64 // rank-hours; below 0: lost
+}
+
+// lateFor is how long the twin rests after a tick that was late.
+const lateFor = time.Second
+
+func newTwins(cfg Config, m *metrics) *twins {
+	if len(cfg.Twin) == 0 {
+		return nil
+	}
+	return &twins{share: cfg.TwinShare, work: m.twinWork, wake: newBell(), judged: map[board.GroupKey]*judged{}}
+}
+
+// record ends a stretch of the tape if it is time.
+func (r *runner) record() {
+	t := r.twins
+	if t == nil || !t.tape.Due(r.now, t.every) {
+		return
+	}
+	r.countAll()
+	copied := r.boards.Clone()
+	t.every = twin.Every(copied.Held())
+	if s := t.tape.Cut(r.now, copied); s != nil {
+		t.mu.Lock()
+		t.fresh = append(t.fresh, recorded{s, copied})
+		t.mu.Unlock()
+		t.wake.ring()
+	}
+}
+
+// run judges until ctx ends.
+func (t *twins) run(ctx context.Context, specs []string) {
+	judge, chooser, turns := twin.New(specs), twin.NewChooser(), 1
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	rest := func(d time.Duration) bool {
+		timer.Reset(d)
+		select {
+		case <-timer.C:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	for {
+		select {
+		case <-t.wake:
+		case <-ctx.Done():
+			return
+		}
+		for more := true; more; {
+			if late := time.Until(time.Unix(0, t.late.Load()).Add(lateFor)); late > 0 {
+				if !rest(late) {
+					return
+				}
+				continue
+			}
+			start := time.Now()
+			t.take(judge)
+			var verdicts []twin.Verdict
+			verdicts, more = judge.Work(turns)
+			took := time.Since(start)
+			t.work.Add(took.Seconds())
+			for i := range verdicts {
+				t.book(&verdicts[i])
+			}
+			if t.choices != nil {
+				if choice, change := chooser.Hear(verdicts, time.Now()); change {
+					t.choices(choice)
+				}
+			}
+			if !rest(time.Duration(float64(took) * (1/t.share - 1))) {
+				return
+			}
+			turns = nextTurns(turns, took)
+		}
+	}
+}
+
+// A slice of work takes about this long: short beside a tick, and long beside the clock.
+const slice = time.Millisecond
+
+func nextTurns(turns int, took time.Duration) int {
+	switch {
+	case took < slice/2:
+		return min(2*turns, 1<<16)
+	case took > 2*slice:
+		return max(1, turns/2)
+	}
+	return turns
+}
+
+// take hands the judge what was recorded since.
+func (t *twins) take(judge *twin.Twin) {
+	t.mu.Lock()
+	fresh := t.fresh
+	t.fresh = nil
+	t.mu.Unlock()
+	for _, s := range fresh {
+		judge.Take(s.Stretch, s.end)
+	}
+}
+
+// book adds a verdict to what was found.
+func (t *twins) book(v *twin.Verdict) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	j := t.judged[v.Group]
+	if j == nil {
+		j = &judged{against: map[string]*saved{}}
+		t.judged[v.Group] = j
+	}
+	j.verdict = *v
+	for _, a := range v.Against {
+		s := j.against[a.Policy]
+		if s == nil {
+			s = &saved{}
+			j.against[a.Policy] = s
+		}
+		if day := v.To.UTC().Format(time.DateOnly); day != s.day {
+			s.day, s.today = day, 0
+		}
+		if !a.Claimed {
+			continue
+		}
+		seconds := a.SavedMs / 1000 * float64(v.Fresh)
+		s.saved, s.lost = s.saved+max(0, seconds), s.lost+max(0, -seconds)
+		s.today += seconds * float64(v.Ranks) / 3600
+	}
+}
+
+// status is what was found of a group; nil: nothing yet.
+func (t *twins) status(key board.GroupKey, now time.Time) *verdict.Twin {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	j := t.judged[key]
+	if j == nil {
+		return nil
+	}
+	v := &j.verdict
+	s := &verdict.Twin{
+		AgeSeconds: now.Sub(v.To).Seconds(), WindowSeconds: v.To.Sub(v.From).Seconds(), Policy: v.Policy, StepMs: v.StepMs, TwinStepMs: v.TwinMs, ErrorRatio: v.Error,
+		Against: []verdict.Against{},
+	}
+	for _, found := range v.Against {
+		kept := j.against[found.Policy]
+		a := verdict.Against{
+			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
+		}
+		a.Say(s, found.Failed)
+		s.Against = append(s.Against, a)
+	}
+	return s
+}
+
+// gone forgets a group.
+func (t *twins) gone(key board.GroupKey) {
+	if t != nil {
+		t.mu.Lock()
+		delete(t.judged, key)
+		t.mu.Unlock()
+	}
+}

@@ -1,0 +1,246 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/mooncake"
+)
+
+// Bind is how requests are served whose decode rank is chosen before their prefill.
+type Bind struct {
+	// Of ascend-layerwise, whose decode engines call back.
+	Listen    string   `yaml:"listen"`    // empty: no such engines
+	Advertise string   `yaml:"advertise"` // URL of Listen for decode engines; empty: http:// and Listen
+	Allow     []string `yaml:"allow"`     // addresses that may call back; empty: those of the decode engines
+
+	Lead            time.Duration `yaml:"lead"`  // before a prefill engine can start
+	Ahead           string        `yaml:"ahead"` // a number, or auto
+	CallbackTimeout time.Duration `yaml:"callback_timeout"`
+	Grace           time.Duration `yaml:"grace"`   // for a callback after the timeout, or after the client has left
+	Confirm         time.Duration `yaml:"confirm"` // of sglang: a first token is held back so long for the end of its prefill
+}
+
+// aheadAuto is the ahead that follows what prefills take.
+const aheadAuto = "auto"
+
+func defaultBind() Bind {
+	return Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second, Grace: 5 * time.Second, Confirm: 100 * time.Millisecond}
+}
+
+// Beyond is Ahead for a board.
+func (b *Bind) Beyond() int {
+	if b.Ahead == aheadAuto {
+		return board.AheadAuto
+	}
+	n, _ := strconv.Atoi(b.Ahead) // checked
+	return n
+}
+
+// Allows says whether an address is one of Allow.
+func (b *Bind) Allows(a netip.Addr) bool {
+	return slices.ContainsFunc(b.Allow, func(s string) bool {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			return p.Contains(a)
+		}
+		one, err := netip.ParseAddr(s)
+		return err == nil && one.Unmap() == a
+	})
+}
+
+// EarlyOnly says whether all prefill engines that there may be have profiles that bind early,
+// so that no request waits for a prefill engine.
+func (c *Config) EarlyOnly() bool {
+	used := c.ProfilesInUse("prefill")
+	return len(used) > 0 && !slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
+}
+
+func early(c *Config, profile string) bool {
+	p := c.Profiles[profile]
+	return p.Early()
+}
+
+func (c *Config) checkBind(bad report) {
+	b := &c.Bind
+	c.checkMetaserver(bad)
+	for i, a := range b.Allow {
+		_, err := netip.ParseAddr(a)
+		if _, rangeErr := netip.ParsePrefix(a); err != nil && rangeErr != nil {
+			bad(fmt.Sprintf("$.bind.allow[%d]", i), "%q is neither an address nor a range; write one such as 10.0.1.5 or 10.0.1.0/24", a)
+		}
+	}
+	for path, d := range map[string]time.Duration{"$.bind.lead": b.Lead, "$.bind.grace": b.Grace, "$.bind.confirm": b.Confirm} {
+		if d < 0 {
+			bad(path, "%v is negative; write 0s or more", d)
+		}
+	}
+	if b.CallbackTimeout <= 0 {
+		bad("$.bind.callback_timeout", "%v; a time above 0 is needed", b.CallbackTimeout)
+	}
+	if n, err := strconv.Atoi(b.Ahead); b.Ahead != aheadAuto && (err != nil || n < 0) {
+		bad("$.bind.ahead", "%q is no number of requests; write 0 or more, or auto", b.Ahead)
+	}
+	if set := "$.prefill.queue.max"; c.EarlyOnly() && c.source.has(set) {
+		bad(set, "all prefill engines have profiles whose requests wait for a decode rank before their prefill, and none waits for a prefill engine: pool.size bounds them; remove it")
+	}
+	c.checkPartners(bad)
+}
+
+// checkMetaserver looks at where decode engines call back.
+func (c *Config) checkMetaserver(bad report) {
+	b := &c.Bind
+	if b.Listen == "" {
+		for _, name := range c.ProfilesInUse("decode") {
+			if c.Profiles[name].Connector == mooncake.AscendLayerwise {
+				bad("$.profiles."+name+".connector", "decode engines with %s call back where their KV goes, and nothing listens for them; set bind.listen to an address that they reach", mooncake.AscendLayerwise)
+				return
+			}
+		}
+		if b.Advertise != "" {
+			bad("$.bind.advertise", "nothing listens there; set bind.listen, or remove it")
+		}
+		return
+	}
+	host, port, _ := net.SplitHostPort(b.Listen)
+	if problem := listenProblem(b.Listen); problem != "" {
+		bad("$.bind.listen", "%q %s; write host:port, such as \"10.0.0.2:8010\"", b.Listen, problem)
+		return
+	}
+	if port != "0" && slices.Contains([]string{c.Listen, c.Admin.Listen, c.Geo.Listen}, b.Listen) {
+		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or dispatchers", b.Listen)
+	}
+	path := "$.bind.advertise"
+	if b.Advertise == "" {
+		path = "$.bind.listen"
+	} else {
+		u, err := url.Parse(b.Advertise)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+			bad(path, "%q is not a URL of a host and a port alone; write one such as http://10.0.0.2:8010", b.Advertise)
+			return
+		}
+		host = u.Hostname()
+	}
+	switch {
+	case Wildcard(host):
+		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as http://10.0.0.2:8010", host)
+	case Loopback(host):
+		for _, caller := range c.Callers() {
+			if !Loopback(caller) {
+				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, caller)
+				return
+			}
+		}
+	}
+}
+
+// Wildcard says whether a host stands for all addresses of a machine.
+func Wildcard(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// Callers are the hosts of the decode engines of the file that call back.
+func (c *Config) Callers() (hosts []string) {
+	for _, e := range c.Engines.Decode {
+		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise && !slices.Contains(hosts, u.Hostname()) {
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
+}
+
+// checkCaller looks at an engine that comes while the proxy runs: if it calls back, it must be
+// able to.
+func (c *Config) checkCaller(role string, e *Engine, bad report) {
+	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
+		return
+	}
+	all := &Config{Profiles: c.Profiles, Bind: c.Bind, Engines: Engines{Decode: []Engine{*e}}}
+	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
+}
+
+// Manner is what two engines must have in common to serve one model together: the connector
+// where it binds early, else that it does not.
+func Manner(p *mooncake.Profile) string {
+	if p.Early() {
+		return p.Connector
+	}
+	return mooncake.BindLate
+}
+
+// checkPartners finds engines that no engine of the other side can serve a request with. Which
+// models they have is not known yet. An empty side may be added later.
+func (c *Config) checkPartners(bad report) {
+	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
+		return
+	}
+	some := false
+	for _, e := range c.Engines.All() {
+		some = some || early(c, e.Profile)
+	}
+	if !some {
+		return
+	}
+	for _, side := range []struct {
+		role, other    string
+		list, partners []Engine
+	}{{"prefill", "decode", c.Engines.Prefill, c.Engines.Decode}, {"decode", "prefill", c.Engines.Decode, c.Engines.Prefill}} {
+		for i, e := range side.list {
+			p, ok := c.Profiles[e.Profile]
+			if !ok || slices.ContainsFunc(side.partners, func(o Engine) bool { return c.manner(o) == c.manner(e) }) {
+				continue
+			}
+			first := side.partners[0]
+			bad(fmt.Sprintf("$.engines.%s[%d].profile", side.role, i), "its connector is %s (profile %s, bind: %s), and no %s engine has the same: %s has %s (profile %s, bind: %s); all engines of one model share one connector",
+				p.Connector, e.Profile, p.Bind, side.other, first.URL, c.Profiles[first.Profile].Connector, first.Profile, c.Profiles[first.Profile].Bind)
+		}
+	}
+}
+
+func (c *Config) manner(e Engine) string {
+	p := c.Profiles[e.Profile]
+	return Manner(&p)
+}
+
+// checkCoordinates looks at where decode engines reach a prefill engine that writes to them.
+func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
+	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0, "pp_size": e.PPSize != 0}
+	told := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
+	for key, is := range set {
+		needed := strings.HasPrefix(key, "kv_")
+		switch {
+		case is && role == "decode":
+			bad(path+"."+key, "only prefill engines have it; remove it")
+		case is && (p.Connector != mooncake.NIXLPush || !p.Early()):
+			bad(path+"."+key, "only prefill engines with connector %s and bind: %s are named to decode engines before they answer; remove it", mooncake.NIXLPush, mooncake.BindArrival)
+		case is && e.Ranks > 1:
+			bad(path+"."+key, "its %d ranks have one each; remove it: each tells its own with its first answer", e.Ranks)
+		case needed && told && !is:
+			bad(path+"."+key, "kv_engine_id, kv_host and kv_port are needed together; write all three, or none: then the first answer tells them")
+		}
+	}
+	if e.KVPort < 0 || e.KVPort > 65535 {
+		bad(path+".kv_port", "%d is no port; write that of the engine's NIXL side channel", e.KVPort)
+	}
+	for key, n := range map[string]int{"tp_size": e.TPSize, "pp_size": e.PPSize} {
+		if n < 0 {
+			bad(path+"."+key, "%d; write how many ranks share the model, or 0 for 1", n)
+		}
+	}
+}
+
+// Coordinates are where decode engines reach a prefill engine that writes to them; nil: the
+// engine's first answer tells.
+func (e *Engine) Coordinates() *mooncake.Coordinates {
+	if e.KVEngineID == "" {
+		return nil
+	}
+	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize}
+}

@@ -1,0 +1,104 @@
+package couple
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/metaserver"
+	"evenkeel/mooncake"
+)
+
+// Each connector that may bind before the prefill has a dialect, and no other.
+func TestConnectorsThatHaveADialect(t *testing.T) {
+	for _, name := range mooncake.Connectors() {
+		p := mooncake.Profile{Connector: name}.WithDefaults()
+		_, has := dialects[name]
+		require.Equal(t, p.Early() || name == mooncake.NIXLPush, has, name)
+	}
+	for name, d := range dialects {
+		require.False(t, d.aborts && d.strands, "%s: what ends with an abort keeps nothing for ever", name)
+		require.False(t, d.retries && !d.callsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
+	}
+}
+
+// A room belongs to the rank of the prefill engine that it names, and no two are the same.
+func TestRooms(t *testing.T) {
+	seen := map[int64]bool{}
+	for _, ranks := range []int{0, 1, 4, 8, 144} {
+		for rank := range max(1, ranks) {
+			for range 50 {
+				room := newRoom(ranks, rank)
+				require.Positive(t, room+1, "0 to 2^63-1")
+				require.EqualValues(t, rank, room%int64(max(1, ranks)))
+				require.False(t, seen[room])
+				seen[room] = true
+			}
+		}
+	}
+}
+
+// What stays on a decode rank when its leg ends by itself, by connector and phase.
+func TestWhatAnEndedDecodeStrands(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		connector string
+		p         *Partner
+		how       Ended
+		strands   bool
+	}{
+		{"a layerwise decode that broke while its prefill runs", mooncake.AscendLayerwise, &Partner{called: true, sent: true}, Died, true},
+		{"one whose KV is written", mooncake.AscendLayerwise, &Partner{called: true, sent: true, answered: true}, Died, false},
+		{"one that refused", mooncake.AscendLayerwise, &Partner{}, Refused, false},
+		{"one that broke before its callback", mooncake.AscendLayerwise, &Partner{}, Died, false},
+		{"a pushed one that broke while its prefill runs", mooncake.NIXLPush, &Partner{sent: true}, Died, true},
+		{"a pushed one whose prefill has answered", mooncake.NIXLPush, &Partner{sent: true, answered: true}, Died, false},
+		{"a pushed one that refused", mooncake.NIXLPush, &Partner{sent: true}, Refused, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			row.p.dialect = dialects[row.connector]
+			require.Equal(t, row.strands, row.p.part(row.how))
+		})
+	}
+}
+
+// An answer that is lost before its end was as wrong as one that is whole, if its prefill was aborted.
+func TestALostAnswerIsNotBelievedEither(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		prefilled int
+		closed    bool
+		wrong     bool
+	}{{"whole", 10, false, false}, {"lost", 10, true, false}, {"lost, and its prefill aborted", 5, true, true}} {
+		t.Run(row.name, func(t *testing.T) {
+			p := &Partner{dialect: dialects[mooncake.SGLang], over: make(chan struct{}), started: true, answered: true, closed: row.closed}
+			p.got.PromptTokens = row.prefilled
+			close(p.over)
+			f := p.Believe(10)
+			require.Equal(t, row.wrong, f != nil)
+			if f != nil {
+				require.ErrorIs(t, f.Err, ErrBroken)
+			}
+		})
+	}
+}
+
+// A callback and the end of the answer may come at the same moment, and be seen in either order. Its token is
+// forgotten then.
+func TestACallbackAtTheEndIsForgotten(t *testing.T) {
+	for name, late := range map[string]bool{"the callback first": false, "the end first": true} {
+		t.Run(name, func(t *testing.T) {
+			meta := metaserver.New(metaserver.Config{Registerer: prometheus.NewRegistry(), Log: zap.NewNop(), Advertise: func() string { return "" }})
+			p := &Partner{dialect: dialects[mooncake.AscendLayerwise], dead: make(chan struct{}), started: true, Meeting: &mooncake.Meeting{}, expect: meta.Expect(metaserver.Wanted{})}
+			if late {
+				p.Close()
+			}
+			require.False(t, p.calledBack(metaserver.Callback{Err: errors.New("bad")}, 0))
+			p.Close()
+			require.Zero(t, meta.Expected())
+		})
+	}
+}

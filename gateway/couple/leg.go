@@ -1,0 +1,343 @@
+package couple
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// ID is the X-Request-Id of both legs of an attempt. None begins another one, not even the tenth attempt's the
+// first one's: SGLang ends every request whose id begins with the one that it is told to abort.
+func ID(request string, attempt int) string {
+	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
+}
+
+// meet says how the legs will meet.
+func (p *Partner) meet() error {
+	m, c, rank := p.maker, p.lease.Candidate, p.Rank
+	p.Meeting = &mooncake.Meeting{RID: p.ID, PrefillRank: c.Target.Rank, DecodeRank: rank.Target.Rank, RequestID: p.Endpoint.RequestID(p.ID)}
+	switch {
+	case p.callsBack && m.Meta == nil:
+		return ErrUnheard
+	case p.callsBack:
+		known := m.Fleet.HostsOf(rank.Instance)
+		p.expect = m.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(p.Longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
+			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, p.Longest, leastBlock, known)
+		}})
+		p.Meeting.Metaserver = p.expect.URL
+	case p.aborts:
+		p.Meeting.Host, p.Meeting.Port = c.Target.URL.Hostname(), c.Profile.BootstrapPort
+		p.Meeting.Room = newRoom(m.Fleet.Ranks(c.Instance), max(0, c.Target.Rank))
+	default:
+		if p.Meeting.Coordinates = m.Fleet.Coordinates(c); p.Meeting.Coordinates == nil {
+			return ErrUnknown
+		}
+	}
+	return nil
+}
+
+// leastBlock is the least that a KV block of any engine may hold, in tokens. It bounds the blocks of a prompt.
+const leastBlock = 1
+
+// newRoom draws a room that was never used before and that belongs to this rank of a prefill engine with
+// so many ranks: modulo their number it is the rank.
+func newRoom(ranks, rank int) int64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	room, n := int64(binary.BigEndian.Uint64(b[:])>>2), int64(max(1, ranks))
+	return room - room%n + int64(rank)
+}
+
+// awaitCallback waits until the decode engine has said where the KV goes. It returns whether there is
+// something to prefill.
+func (p *Partner) awaitCallback() bool {
+	began := time.Now()
+	late := time.NewTimer(p.maker.Settings().Bind.CallbackTimeout)
+	defer late.Stop()
+	select {
+	case came := <-p.expect.Came():
+		return p.calledBack(came, time.Since(began))
+	case <-late.C:
+		p.mu.Lock()
+		p.fail(&Failure{Err: ErrNoCallback, Answer: failure.Transport("decode", ErrNoCallback), Decode: true})
+		p.mu.Unlock()
+		<-p.dead // of an answer that has begun although nobody called back, its end
+	case <-p.dead:
+	}
+	return p.lateCallback()
+}
+
+// calledBack takes in a callback that came in time.
+func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.called, p.idle, p.times.Callback = true, came.Empty, took
+	if p.closed { // at the same moment
+		p.forget(0)
+	}
+	p.Meeting.Callback = came.KV
+	if came.Err == nil {
+		p.last.CalledBack(took)
+	}
+	switch {
+	case came.Err != nil:
+		p.fail(&Failure{Err: came.Err, Answer: failure.BadGateway("decode", "it named no place for the KV"), Decode: true, Final: errors.Is(came.Err, mooncake.ErrUnknownHost)})
+		p.settle()
+		return false
+	case p.lease == nil: // the answer has begun without it
+		return false
+	case came.Empty: // it has the whole prompt
+		p.answered = true
+		p.settle()
+		p.awaitFirst()
+		return false
+	}
+	return true
+}
+
+// lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode
+// engine has allocated blocks, and only the end of a prefill frees them: so it returns true, and one is run.
+func (p *Partner) lateCallback() bool {
+	grace := p.maker.Settings().Bind.Grace
+	p.forget(grace)
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case came := <-p.expect.Came():
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if came.Err == nil && !came.Empty && p.lease != nil {
+			p.called, p.Meeting.Callback = true, came.KV
+			cause := drainLate
+			if p.left {
+				cause = drainLeft
+			}
+			p.maker.drains.WithLabelValues(cause).Inc()
+			return true
+		}
+		p.settle()
+		return false
+	case <-t.C:
+	case <-p.expect.Forgotten():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settle()
+	return false
+}
+
+// probe sends the prefill leg and reads its answer. It returns whether another engine is to be tried.
+func (p *Partner) probe() (again bool) {
+	m, lease := p.maker, p.lease
+	c := lease.Candidate
+	limits := &m.Settings().Limits
+	target := c.Target
+	if p.aborts {
+		target = target.Unranked()
+	}
+	call := m.Client.NewCall(target)
+	p.mu.Lock()
+	if p.aborts && (p.closed || p.left) || p.keeps && p.closed {
+		p.settle() // the decode leg has ended before anything was sent
+		p.mu.Unlock()
+		return false
+	}
+	p.call, p.sent = call, true
+	p.mu.Unlock()
+	run := m.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, notice, true)
+	defer m.Fleet.Untrack(run)
+	began := time.Now()
+	p.born = m.Fleet.Born(c.Instance)
+	lease.Send()
+	resp, err := call.Do(http.MethodPost, p.Endpoint.Path(), p.Headers, p.Body(c.Profile, p.Meeting), engine.Deadlines{
+		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
+	})
+	var answer []byte
+	status := 0
+	if err == nil {
+		defer resp.Close()
+		if status = resp.StatusCode(); status != http.StatusOK {
+			answer = failure.Body(resp)
+		} else {
+			resp.SetDeadline(began.Add(limits.ProbeTimeout))
+			answer, err = resp.ReadAll(mooncake.MaxProbeAnswer)
+		}
+	}
+	answered := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.call = nil
+	p.times.Probe = answered.Sub(began)
+	switch {
+	case err != nil:
+		return p.broke(run, err)
+	case status != http.StatusOK:
+		m.Monitor.Heard(c.Instance)
+		return p.refused(resp, status, answer)
+	}
+	m.Monitor.Heard(c.Instance)
+	p.accept(answer, answered)
+	return false
+}
+
+// broke settles a call without an answer, or with a part of one. It is called with p.mu held.
+func (p *Partner) broke(run *fleet.Run, err error) (again bool) {
+	lease, c := p.lease, p.lease.Candidate
+	p.lease = nil
+	var ee *engine.Error
+	sent := errors.As(err, &ee) && ee.Sent
+	f := &Failure{Err: err, Answer: failure.Transport("prefill", err), Engine: c.Instance}
+	switch {
+	case ee != nil && ee.Aborted: // by us: the engine aborts with the connection
+		lease.Release()
+		f.Err, f.Engine, f.Moved = errDrained, "", run.Moved()
+	case !sent:
+		lease.Failed(false, 0)
+		p.maker.Monitor.Report(c.Instance, err)
+		f.Refusal = true
+	default:
+		lease.Failed(p.keeps, c.Profile.KVHoldTimeout)
+		p.maker.Monitor.Report(c.Instance, err)
+	}
+	return p.unserved(f)
+}
+
+// unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may
+// serve the same decode leg.
+func (p *Partner) unserved(f *Failure) (again bool) {
+	if f.Refusal && p.retries && len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts {
+		p.refusal = f
+		return true
+	}
+	p.fail(f)
+	return false
+}
+
+// anew has another engine prefill for the same decode leg.
+func (p *Partner) anew() bool {
+	ctx, cancel := context.WithTimeout(p.maker.Serving(), p.maker.Settings().Limits.ProbeTimeout)
+	defer cancel()
+	lease, err := p.last.Another(ctx, p.tried)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.fail(p.refusal)
+		return false
+	}
+	p.tried = append(p.tried, lease.Candidate.ID)
+	p.goTo(lease)
+	return true
+}
+
+// lookAgain has another engine prefill if it is a step sooner to end, now that the decode engine has room: while that
+// was waited for, other prefills may have ended earlier than predicted, or later.
+func (p *Partner) lookAgain() {
+	shunned := p.maker.Dispatcher.Shunned(p.Slot)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lease == nil {
+		return
+	}
+	step := time.Duration(p.Slot.StepMs * float32(time.Millisecond))
+	if lease := p.lease.Sooner(step, shunned); lease != nil {
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // the other one was not
+		p.goTo(lease)
+	}
+}
+
+// goTo has another engine prefill. It is called with p.mu held.
+func (p *Partner) goTo(lease *prefill.Lease) {
+	lease.PassOn()
+	lease.Follow(p.Slot.Foresee)
+	p.maker.Dispatcher.Rerouted(p.Slot, lease.Candidate.Instance)
+	p.lease, p.last = lease, lease
+}
+
+// refused settles an answer with an error status. It is called with p.mu held.
+func (p *Partner) refused(resp *engine.Response, status int, body []byte) (again bool) {
+	lease, c := p.lease, p.lease.Candidate
+	p.lease = nil
+	f := &Failure{
+		Err: fmt.Errorf("prefill engine %s answered %d", c.ID, status), Status: status,
+		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second, Refusal: status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests,
+	}
+	if status/100 == 4 && !f.Refusal || status == http.StatusNotImplemented {
+		lease.Release() // the request's fault, not the engine's
+	} else {
+		lease.Failed(false, 0)
+	}
+	f.Answer, f.Final = failure.Refused(p.maker.Log, "prefill", c.ID, resp, body)
+	if status == http.StatusNotFound && p.called {
+		p.maker.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
+	}
+	return p.unserved(f)
+}
+
+// accept reads an answer with status 200. It is called with p.mu held.
+func (p *Partner) accept(answer []byte, at time.Time) {
+	lease, c := p.lease, p.lease.Candidate
+	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
+	if err != nil {
+		p.lease = nil
+		lease.Failed(p.keeps, c.Profile.KVHoldTimeout)
+		err = fmt.Errorf("prefill %s: %w", c.ID, err)
+		p.maker.Log.Warn("a prefill whose decode rank was bound before it went wrong", zap.Inline(p.Request), zap.Error(err))
+		p.fail(&Failure{Err: err, Status: http.StatusOK, Answer: failure.BadGateway("prefill", "it did not hand the prompt over")})
+		return
+	}
+	if at := got.Coordinates; at != nil {
+		p.maker.Fleet.Learn(c, p.born, at)
+		if at.EngineID != p.Meeting.Coordinates.EngineID {
+			p.lease = nil
+			lease.Orphan()
+			p.fail(&Failure{Err: ErrRestarted, Status: http.StatusOK, Answer: failure.BadGateway("prefill", ErrRestarted.Error())})
+			return
+		}
+	}
+	p.got, p.answered, p.ended = got, true, at
+	p.moved()
+	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.Prompt), CachedTokens: got.CachedTokens}, at.Add(c.Profile.KVHoldTimeout))
+	switch {
+	case !p.keeps && !p.aborts, p.started, p.aborts && p.closed: // the KV has been written, or is where it belongs
+		p.settle()
+	case p.closed:
+		p.lease = nil
+		lease.Orphan()
+	}
+	p.compare()
+	p.awaitFirst()
+}
+
+// abort has an engine of SGLang end the leg. Nobody waits for the answer.
+func (p *Partner) abort(t *engine.Target) {
+	m, id := p.maker, p.ID
+	_ = m.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
+		body := fmt.Appendf(nil, `{"rid":%q}`, id)
+		call := m.Client.NewCall(t.Unranked())
+		resp, err := call.Do(http.MethodPost, "/abort_request", engine.JSONHeaders(id+"-abort"), [][]byte{body}, engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime})
+		if err != nil {
+			m.Log.Warn("an engine did not take an abort; it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
+			return
+		}
+		_, _ = resp.ReadAll(1 << 10) // so that the connection can be used again
+		resp.Close()
+	})
+}
+
+const abortTime = 2 * time.Second

@@ -1,0 +1,418 @@
+package gateway_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// early is a proxy before engines whose connector wants the decode rank before the prefill.
+func early(t *testing.T, connector refengine.Connector, o options) *cluster {
+	t.Helper()
+	if o.prefill == nil {
+		o.prefill = []refengine.Config{{}}
+	}
+	if o.decode == nil {
+		o.decode = []refengine.Config{{DPSize: 2}}
+	}
+	for i := range o.prefill {
+		o.prefill[i].Connector = connector
+	}
+	for i := range o.decode {
+		o.decode[i].Connector = connector
+	}
+	configure := o.configure
+	o.configure = func(cfg *config.Config) {
+		u, err := url.Parse(cfg.Engines.Prefill[0].URL)
+		require.NoError(t, err)
+		p := cfg.Profiles[config.DefaultProfile]
+		p.Connector = string(connector)
+		if connector == refengine.NIXLPush {
+			p.Bind = mooncake.BindArrival
+		}
+		if p.BootstrapPort, err = strconv.Atoi(u.Port()); connector != refengine.SGLang {
+			p.BootstrapPort = 0
+		}
+		require.NoError(t, err)
+		for i := range cfg.Engines.Prefill { // a reference engine's rooms are at its own port
+			if connector == refengine.SGLang && i > 0 {
+				name, q := fmt.Sprintf("p%d", i), p
+				u, err := url.Parse(cfg.Engines.Prefill[i].URL)
+				require.NoError(t, err)
+				q.BootstrapPort, err = strconv.Atoi(u.Port())
+				require.NoError(t, err)
+				cfg.Profiles[name] = q
+				cfg.Engines.Prefill[i].Profile = name
+			}
+		}
+		cfg.Profiles[config.DefaultProfile] = p
+		cfg.SelfTest = false
+		if connector == refengine.AscendLayerwise {
+			cfg.Bind.Listen = "127.0.0.1:0"
+		}
+		if configure != nil {
+			configure(cfg)
+		}
+	}
+	return start(t, o)
+}
+
+// judgeAll has so many requests at once judged, with texts of their own.
+func (c *cluster) judgeAll(n int, more string) (verdicts map[string]int) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	verdicts = map[string]int{}
+	for i := range n {
+		wg.Go(func() {
+			v := c.judge(fmt.Sprintf("prompt %d of many", i), more)
+			mu.Lock()
+			defer mu.Unlock()
+			verdicts[v]++
+		})
+	}
+	wg.Wait()
+	return verdicts
+}
+
+func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{})
+			for _, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
+				require.Equal(t, "right", c.judge("one two three "+more, more))
+			}
+			require.EqualValues(t, 6, c.decode[0].Stats().Decodes)
+			require.Equal(t, map[string]int{"right": 60}, c.judgeAll(60, `"stream":true,`))
+		})
+	}
+}
+
+// Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told it.
+func TestRoomsBelongToRanks(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{
+		prefill: []refengine.Config{{DPSize: 4, DPMode: "internal"}}, decode: []refengine.Config{{DPSize: 8, DPMode: "internal", Slots: 4}},
+		configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks = 4 },
+	})
+	require.Equal(t, map[string]int{"right": 100}, c.judgeAll(100, `"stream":true,`))
+	p, d := c.prefill[0].Stats(), c.decode[0].Stats()
+	require.EqualValues(t, 100, p.Requests)
+	require.EqualValues(t, 100, d.Requests)
+	require.EqualValues(t, 100, d.Pushes)
+}
+
+// A prefill engine that fails ends the decode leg at once: SGLang's would wait for 300 s.
+func TestAFailedPrefillEndsItsDecode(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		for _, fault := range []refengine.Rule{
+			{Fault: refengine.Internal, Count: 1},
+			{Fault: refengine.Busy, Count: 1},
+			{Fault: refengine.Reset, Count: 1},
+			{Fault: refengine.Reset, Phase: refengine.PhaseAfterHeaders, Count: 1},
+		} {
+			t.Run(string(connector)+" "+string(fault.Fault)+" "+fault.Phase, func(t *testing.T) {
+				t.Parallel()
+				c := early(t, connector, options{prefill: []refengine.Config{{}, {}}, dirty: true})
+				for i := range c.prefill {
+					require.Equal(t, "right", c.judge(fmt.Sprintf("warm %d", i), `"stream":true,`))
+				}
+				for _, p := range c.prefill {
+					require.NoError(t, p.SetFaults(fault))
+				}
+				require.Contains(t, []string{"right", "502"}, c.judge("one two three", `"stream":true,`))
+				for _, p := range c.prefill {
+					require.NoError(t, p.SetFaults())
+				}
+				require.Equal(t, "right", c.judge("four five six", `"stream":true,`))
+			})
+		}
+	}
+}
+
+// A prefill of SGLang that is aborted in its transfer may answer as if it were whole.
+func TestAnAbortedTransferIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{dirty: true, configure: func(cfg *config.Config) {
+		cfg.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
+	}})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200}))
+	require.Equal(t, "502", c.judge("one two three four", `"stream":true,`))
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200, Count: 1}))
+	require.Equal(t, "right", c.judge("one two three four", `"stream":true,`))
+}
+
+// Nor if its answer comes when that of the decode engine is all there.
+func TestAnAbortedTransferThatIsToldLateIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{dirty: true})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200}, refengine.Rule{Fault: refengine.Slow, DelayMS: 700}))
+	require.Equal(t, "502", c.judge("one two three four", ""))
+	r := c.post(chatPath, chat("one two three four", streamed))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.NotEmpty(t, read(t, r.body).fail)
+}
+
+// A decode engine that cannot be reached leaves no request behind on the prefill engine.
+func TestADecodeThatIsRefusedEndsItsPrefill(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{decode: []refengine.Config{{}, {}}, dirty: true})
+			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
+			for _, d := range c.decode {
+				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Busy, Count: 1}))
+			}
+			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+			c.eventually("nothing runs", func() bool {
+				s := c.prefill[0].Stats()
+				return s.Running+s.Waiting == 0
+			})
+		})
+	}
+}
+
+// What the client's leaving means for both legs, in each phase.
+func TestTheClientOfABoundRequestLeaves(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}}, dirty: true})
+			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
+			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
+				leave, wait := c.send(`{"model":"m","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"` + strings.Repeat("a b ", int(after)) + `"}]}`)
+				time.Sleep(after * time.Millisecond)
+				leave()
+				wait()
+			}
+			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		})
+	}
+}
+
+// A decode engine that is killed while prefills run for it: every request goes on elsewhere.
+func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{prefill: []refengine.Config{{PrefillBase: 2 * time.Second, PrefillConcurrency: 64}}, decode: []refengine.Config{{}, {}}, dirty: true,
+				configure: func(cfg *config.Config) { cfg.Prefill.Push.MaxUnanswered = 64 }})
+			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
+			done := make(chan map[string]int)
+			go func() { done <- c.judgeAll(16, `"stream":true,`) }()
+			c.eventually("a decode engine has some", func() bool { return c.decode[0].Stats().Decodes >= 4 })
+			c.decode[0].Kill()
+			require.Equal(t, map[string]int{"right": 16}, <-done)
+		})
+	}
+}
+
+// A prefill engine that restarts is another one to decode engines.
+func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{dirty: true})
+			require.Equal(t, "right", c.judge("one two", `"stream":true,`))
+			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+			c.prefill[0].Kill()
+			require.NoError(t, c.prefill[0].Revive())
+			c.eventually("it is served again", func() bool { return c.judge("four five six", `"stream":true,`) == "right" })
+			require.Equal(t, "right", c.judge("seven eight", `"stream":true,`))
+		})
+	}
+}
+
+// A prefill engine may say that late, when tokens have gone out already. The answer never ends as a whole one.
+func TestAnAbortedTransferThatIsKnownLateEndsTheAnswer(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{dirty: true, configure: func(cfg *config.Config) { cfg.Bind.Confirm = 0 }})
+	late := refengine.Rule{Fault: refengine.PrefillAbort200, DelayMS: 500}
+	require.NoError(t, c.prefill[0].SetFaults(late))
+	for _, stream := range []bool{true, false} {
+		r := c.post(chatPath, chat("one two three four", fmt.Sprintf(`"stream":%v,`, stream)))
+		require.NoError(t, r.err)
+		if r.status == http.StatusOK { // tokens had come by then
+			require.True(t, stream, r.body)
+			require.Equal(t, "prefill_failed", read(t, r.body).fail)
+			continue
+		}
+		require.Equal(t, http.StatusBadGateway, r.status, r.body)
+	}
+	late.Count = 1
+	require.NoError(t, c.prefill[0].SetFaults(late))
+	require.Contains(t, []string{"right", "502"}, c.judge("five six seven", ""))
+}
+
+var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
+
+// Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used
+// twice, and nothing is held in the end.
+func TestRandomLivesOfBoundRequests(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			c := early(t, connector, options{
+				prefill: []refengine.Config{{PrefillConcurrency: 8, BootstrapTimeout: time.Second}, {PrefillConcurrency: 8, BootstrapTimeout: time.Second}},
+				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, dirty: true,
+				configure: func(cfg *config.Config) {
+					for name, p := range cfg.Profiles {
+						p.FirstEventTimeout = time.Second
+						cfg.Profiles[name] = p
+					}
+					cfg.Limits.ProbeTimeout = 3 * time.Second
+					cfg.Bind.CallbackTimeout, cfg.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
+					cfg.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
+					cfg.Prefill.Retry.Attempts = 4
+				},
+			})
+			seed := time.Now().UnixNano()
+			t.Logf("seed %d", seed)
+			r := rand.New(rand.NewPCG(uint64(seed), 0))
+			faults := func(engines []*refengine.Engine, list []refengine.Fault) {
+				for _, e := range engines {
+					var rules []refengine.Rule
+					for _, f := range list {
+						rule := refengine.Rule{Fault: f, Probability: 0.03, AfterTokens: r.IntN(5), DelayMS: r.IntN(100)}
+						if f == refengine.Reset || f == refengine.Hang {
+							rule.Phase = []string{refengine.PhaseBeforeHeaders, refengine.PhaseAfterHeaders, refengine.PhaseMidStream}[r.IntN(3)]
+						}
+						rules = append(rules, rule)
+					}
+					require.NoError(t, e.SetFaults(rules...))
+				}
+			}
+			faults(c.prefill, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Reset, refengine.Reject}, boundFaults[connector]...))
+			faults(c.decode, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent, refengine.SilentEnd}, boundFaults[connector]...))
+			lives := 300
+			var wg sync.WaitGroup
+			var next atomic.Int64
+			for range 12 {
+				own := rand.New(rand.NewPCG(r.Uint64(), 0))
+				wg.Go(func() {
+					for i := next.Add(1); i <= int64(lives); i = next.Add(1) {
+						prompt := fmt.Sprintf("life %d of %s", i, strings.Repeat("words ", own.IntN(40)))
+						if own.IntN(4) > 0 {
+							c.judge(prompt, []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`}[own.IntN(3)])
+							continue
+						}
+						leave, wait := c.send(chat(prompt, `"stream":true,"max_tokens":30,`))
+						time.Sleep(time.Duration(own.IntN(20)) * time.Millisecond)
+						leave()
+						wait()
+					}
+				})
+			}
+			wg.Wait()
+			for _, e := range append(c.prefill, c.decode...) {
+				require.NoError(t, e.SetFaults())
+			}
+			c.eventually("all is well again", func() bool { return c.judge("and now", `"stream":true,`) == "right" })
+		})
+	}
+}
+
+// boundFaults are what engines of a connector can do wrong besides.
+var boundFaults = map[refengine.Connector][]refengine.Fault{
+	refengine.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
+	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.BootstrapSlow},
+	refengine.NIXLPush:        {refengine.DoneLost},
+}
+
+// A request waits for a prefill engine that can begin before it takes a slot.
+func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{
+		prefill: []refengine.Config{{PrefillBase: 200 * time.Millisecond}}, decode: []refengine.Config{{Slots: 8}},
+		configure: func(cfg *config.Config) { cfg.Prefill.Push.MaxUnanswered, cfg.Bind.Lead = 1, 0 },
+	})
+	done := make(chan map[string]int)
+	go func() { done <- c.judgeAll(4, `"stream":true,`) }()
+	for {
+		select {
+		case got := <-done:
+			require.Equal(t, map[string]int{"right": 4}, got)
+			return
+		default: // the decode engine first: what it has meanwhile does not count
+			bound := c.decode[0].Stats().Requests
+			require.LessOrEqual(t, bound, c.prefill[0].Stats().Tokens+1, "bound, and prompts that are prefilled")
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// As many requests wait to be bound as the pool has places, for pool.ttl.
+func TestTooManyWaitToBeBound(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{
+		prefill: []refengine.Config{{PrefillBase: 4 * time.Second}}, decode: []refengine.Config{{}},
+		configure: func(cfg *config.Config) {
+			cfg.Prefill.Push.MaxUnanswered, cfg.Pool.Size, cfg.Pool.TTL = 1, 11, time.Second
+		},
+	})
+	first := make(chan string)
+	go func() { first <- c.judge("the first", `"stream":true,`) }()
+	c.eventually("the first is bound", func() bool { return c.decode[0].Stats().Requests == 1 })
+	got := c.judgeAll(14, `"stream":true,`)
+	require.NotZero(t, got["429"], "%v", got)
+	require.NotZero(t, got["503"], "%v", got)
+	require.Equal(t, 14, got["429"]+got["503"], "%v", got)
+	require.Equal(t, "right", <-first)
+	require.EqualValues(t, 1, c.decode[0].Stats().Requests)
+}
+
+// A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a rank that long and no
+// longer: past it none is dispatched, and the next request is prefilled anew.
+func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
+	t.Parallel()
+	waiting := func(t *testing.T, hold, margin time.Duration) (c *cluster, leave func(), got chan string) {
+		renews := false // else it would go to the decode engine's own queue in time
+		c = start(t, options{
+			prefill: []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold}},
+			decode:  []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold, Slots: 1}},
+			profile: mooncake.Profile{Connector: mooncake.NIXLPush, KVHoldTimeout: hold, HoldMargin: margin, QueueRenews: &renews}, dirty: true,
+		})
+		leave, got = c.endless(), make(chan string, 1)
+		go func() { got <- c.judge("one two three", streamed) }()
+		c.eventually("its prefill waits in the pool", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
+		return c, leave, got
+	}
+	t.Run("5 s of 30", func(t *testing.T) {
+		t.Parallel()
+		c, leave, got := waiting(t, 30*time.Second, 0)
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 1, c.metric("evenkeel_pool_entries"))
+		leave()
+		require.Equal(t, "right", <-got)
+		require.EqualValues(t, 2, c.prefill[0].Stats().Requests)
+	})
+	t.Run("past its lease", func(t *testing.T) {
+		t.Parallel()
+		c, leave, got := waiting(t, 8*time.Second, 4*time.Second)
+		require.Equal(t, "503", <-got)
+		require.EqualValues(t, 1, c.decode[0].Stats().Requests, "the one that has the slot")
+		leave()
+		require.Equal(t, "right", c.judge("one two three", streamed))
+		require.EqualValues(t, 3, c.prefill[0].Stats().Requests)
+	})
+}

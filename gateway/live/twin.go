@@ -1,0 +1,40 @@
+package live
+
+import (
+	"fmt"
+	"slices"
+
+	"evenkeel/dispatcher/board"
+)
+
+// twinOf puts the verdict of the twin into words, or says why there is none; on says whether it replays at all.
+func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
+	t := Twin{Says: []string{}, Verdict: g.Twin}
+	switch v := g.Twin; {
+	case !g.Barrier:
+	case v != nil && len(v.Against) == 0:
+		t.Note = fmt.Sprintf("The twin replayed no other policy: dispatch.twin lists only %s, which is in force.", v.Policy)
+	case v != nil:
+		for _, a := range v.Against {
+			t.Says = append(t.Says, a.Says)
+		}
+		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds), 100*v.ErrorRatio)
+	case !on:
+		t.Note = "The twin is off: dispatch.twin lists no policy."
+	case slices.ContainsFunc(m.Groups, func(o board.GroupStatus) bool { return !o.Barrier }):
+		t.Note = "The twin replays only models all of whose ranks step in groups."
+	case g.Step == nil || g.Step.Source == "":
+		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."
+	default:
+		t.Note = "The twin has replayed nothing yet."
+	}
+	return t
+}
+
+// span says a time as people do.
+func span(seconds float64) string {
+	if seconds < 100 {
+		return fmt.Sprintf("%.0f s", seconds)
+	}
+	return fmt.Sprintf("%.1f min", seconds/60)
+}

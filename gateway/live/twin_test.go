@@ -1,0 +1,44 @@
+package live
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/verdict"
+)
+
+func TestTheTwinInWords(t *testing.T) {
+	said := func(against ...verdict.Against) *verdict.Twin {
+		return &verdict.Twin{AgeSeconds: 12.4, WindowSeconds: 240, Policy: "evenkeel", StepMs: 44, TwinStepMs: 43.6, ErrorRatio: 0.008, Against: against}
+	}
+	learned := &board.StepStatus{Source: "learned"}
+	for name, c := range map[string]struct {
+		g    board.GroupStatus
+		off  bool
+		says []string
+		note string
+	}{
+		"a verdict": {
+			board.GroupStatus{Step: learned, Twin: said(verdict.Against{Says: "against jsq-kv: 3.1 ms"}, verdict.Against{Says: "against br0: none"})}, false,
+			[]string{"against jsq-kv: 3.1 ms", "against br0: none"}, "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
+		},
+		"only the policy in force is listed": {
+			board.GroupStatus{Step: learned, Twin: said()}, false, []string{}, "The twin replayed no other policy: dispatch.twin lists only evenkeel, which is in force.",
+		},
+		"nothing was replayed yet":    {board.GroupStatus{Step: learned}, false, []string{}, "The twin has replayed nothing yet."},
+		"the step is not learned yet": {board.GroupStatus{Step: &board.StepStatus{}}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
+		"it is off":                   {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.g.Barrier = true
+			m := &board.ModelStatus{Model: "m", Groups: []board.GroupStatus{c.g}}
+			require.Equal(t, Twin{c.says, c.note, c.g.Twin}, twinOf(m, &m.Groups[0], !c.off))
+		})
+	}
+	m := &board.ModelStatus{Model: "m", Groups: []board.GroupStatus{{GroupLoads: board.GroupLoads{Barrier: true}}, {}}}
+	require.Equal(t, "The twin replays only models all of whose ranks step in groups.", twinOf(m, &m.Groups[0], true).Note)
+	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], true), "without barrier there is no step to save")
+	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], false))
+}

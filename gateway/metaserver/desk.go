@@ -1,0 +1,192 @@
+package metaserver
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"sync"
+	"time"
+
+	"evenkeel/mooncake"
+)
+
+// Wanted is the callback that an attempt of a request waits for.
+type Wanted struct {
+	Rank  string                                  // that will call, for the log
+	Limit int                                     // bytes of it; 0: that of a prompt of unknown length
+	Read  func([]byte) (mooncake.Callback, error) // judges it
+}
+
+func (w *Wanted) limit() int {
+	if w.Limit > 0 {
+		return w.Limit
+	}
+	return mooncake.MaxCallback(0, 0)
+}
+
+// Callback is one that came. If Err is set it cannot be used, and no other one will come.
+type Callback struct {
+	mooncake.Callback
+	Err error
+}
+
+// Expectation waits for one callback.
+type Expectation struct {
+	URL string // that the decode engine is told
+
+	desk      *desk
+	key       key
+	wanted    Wanted
+	came      chan Callback
+	forgotten chan struct{}
+	timer     *time.Timer // forgets it; nil: nobody has asked for that
+	reading   int         // connections
+	spent     bool
+}
+
+// tokenBytes makes a token that nobody guesses.
+const tokenBytes = 16
+
+// mostTries is how many connections may bring the callback of one token: an engine makes
+// three tries, and may make the next before we know that the last one broke.
+const mostTries = 4
+
+// key is the hash of a token. Tokens are looked up by their hash, so that the time of a look-up tells
+// a caller nothing of the tokens that there are.
+type key [sha256.Size]byte
+
+func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
+
+// desk is where callbacks meet the requests that wait for them.
+type desk struct {
+	mu       sync.Mutex
+	expected map[key]*Expectation
+	short    map[string]bool // ranks of which it was said that they cut ids
+	closed   bool
+}
+
+func newDesk() desk { return desk{expected: map[key]*Expectation{}, short: map[string]bool{}} }
+
+var (
+	errSpent   = errors.New("metaserver: the callback has come")
+	errUnknown = errors.New("metaserver: nobody waits for it")
+)
+
+// Expect makes a URL for one callback. It must be called before the decode engine is told the URL,
+// because the callback may come at once.
+func (s *Server) Expect(w Wanted) *Expectation {
+	var random [tokenBytes]byte
+	_, _ = rand.Read(random[:]) // never fails, by its documentation
+	token := hex.EncodeToString(random[:])
+	e := &Expectation{
+		URL: s.URL() + path + token, desk: &s.desk, key: keyOf(token), wanted: w,
+		came: make(chan Callback, 1), forgotten: make(chan struct{}),
+	}
+	s.desk.mu.Lock()
+	defer s.desk.mu.Unlock()
+	if s.desk.closed {
+		close(e.forgotten)
+		return e
+	}
+	s.desk.expected[e.key] = e
+	return e
+}
+
+// Came is where the callback is told. At most one is.
+func (e *Expectation) Came() <-chan Callback { return e.came }
+
+// Forgotten is closed when no callback can come any more.
+func (e *Expectation) Forgotten() <-chan struct{} { return e.forgotten }
+
+// Forget ends the expectation after a time of grace, in which a callback is still handed over. It ends
+// at once if the callback has come. A later call can only make it end sooner.
+func (e *Expectation) Forget(grace time.Duration) {
+	e.desk.mu.Lock()
+	defer e.desk.mu.Unlock()
+	switch {
+	case e.spent || grace <= 0:
+		e.forget()
+	case e.timer == nil && e.desk.expected[e.key] == e:
+		e.timer = time.AfterFunc(grace, func() { e.Forget(0) })
+	}
+}
+
+// forget is called with the desk's mu held.
+func (e *Expectation) forget() {
+	if e.desk.expected[e.key] != e {
+		return
+	}
+	delete(e.desk.expected, e.key)
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+	close(e.forgotten)
+}
+
+// find returns the expectation of a token. The caller calls done when it has read the callback.
+func (d *desk) find(token string) (*Expectation, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e := d.expected[keyOf(token)]
+	switch {
+	case e == nil:
+		return nil, errUnknown
+	case e.spent || e.reading == mostTries:
+		return nil, errSpent
+	}
+	e.reading++
+	return e, nil
+}
+
+// done is told that a connection has been read.
+func (e *Expectation) done() {
+	e.desk.mu.Lock()
+	defer e.desk.mu.Unlock()
+	e.reading--
+}
+
+// spend hands a callback to its request, unless another came first or the request is forgotten.
+// late says that the request was given up before.
+func (e *Expectation) spend(c Callback) (late bool, err error) {
+	e.desk.mu.Lock()
+	defer e.desk.mu.Unlock()
+	switch {
+	case e.desk.expected[e.key] != e:
+		return false, errUnknown
+	case e.spent:
+		return false, errSpent
+	}
+	e.spent = true
+	e.came <- c // it has room for one
+	return e.timer != nil, nil
+}
+
+// first says whether no short id of this rank was seen before.
+func (d *desk) first(rank string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	again := d.short[rank]
+	d.short[rank] = true
+	return !again
+}
+
+// close forgets all.
+func (d *desk) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for _, e := range d.expected {
+		e.forget()
+	}
+}
+
+// Expected is how many callbacks are not forgotten.
+func (s *Server) Expected() int {
+	if s == nil {
+		return 0
+	}
+	s.desk.mu.Lock()
+	defer s.desk.mu.Unlock()
+	return len(s.desk.expected)
+}

@@ -1,0 +1,309 @@
+package metaserver
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"evenkeel/mooncake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a metaserver on a socket.
+type rig struct {
+	*testing.T
+	*Server
+	client  *http.Client
+	allowed atomic.Bool
+	log     *observer.ObservedLogs
+}
+
+func start(t *testing.T) *rig {
+	core, log := observer.New(zap.WarnLevel)
+	r := &rig{T: t, client: &http.Client{Transport: &http.Transport{}}, log: log}
+	r.allowed.Store(true)
+	r.Server = New(Config{
+		Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Allowed: func(netip.Addr) bool { return r.allowed.Load() },
+		Connections: 100, Registerer: prometheus.NewRegistry(), Log: zap.New(core),
+	})
+	require.False(t, r.Listening())
+	require.NoError(t, r.Start())
+	require.True(t, r.Listening())
+	t.Cleanup(func() {
+		r.client.CloseIdleConnections()
+		r.Close()
+		require.False(t, r.Listening())
+		require.Zero(t, r.Expected())
+	})
+	return r
+}
+
+// read takes any body as the place where the KV goes, but the one word.
+func read(body []byte) (mooncake.Callback, error) {
+	switch string(body) {
+	case "bad":
+		return mooncake.Callback{}, mooncake.ErrBadCallback
+	case "host":
+		return mooncake.Callback{}, mooncake.ErrUnknownHost
+	case "short":
+		return mooncake.Callback{ShortID: true}, nil
+	}
+	return mooncake.Callback{KV: body}, nil
+}
+
+func (r *rig) expect() *Expectation { return r.Expect(Wanted{Rank: "d0/1", Limit: 1000, Read: read}) }
+
+func (r *rig) do(method, url string, body io.Reader) (status int, answer string) {
+	r.Helper()
+	req, err := http.NewRequestWithContext(r.Context(), method, url, body)
+	require.NoError(r, err)
+	resp, err := r.client.Do(req)
+	require.NoError(r, err)
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(r, err)
+	return resp.StatusCode, string(text)
+}
+
+func (r *rig) post(url, body string) int {
+	r.Helper()
+	status, _ := r.do(http.MethodPost, url, strings.NewReader(body))
+	return status
+}
+
+// counts are how many callbacks came to which end.
+func (r *rig) counts() string {
+	n := func(result string) int { return int(testutil.ToFloat64(r.results.WithLabelValues(result))) }
+	return fmt.Sprintf("ok %d, duplicate %d, unknown %d, bad %d, late %d", n("ok"), n("duplicate"), n("unknown"), n("bad"), n("late"))
+}
+
+func nothing(t *testing.T, e *Expectation) {
+	t.Helper()
+	select {
+	case c := <-e.Came():
+		t.Fatalf("it came: %+v", c)
+	default:
+	}
+}
+
+func TestACallbackIsAnsweredAtOnceAndToldOnce(t *testing.T) {
+	r := start(t)
+	e, other := r.expect(), r.expect()
+	require.NotEqual(t, e.URL, other.URL)
+	require.Regexp(t, `^http://127\.0\.0\.1:\d+/v1/metaserver/[0-9a-f]{32}$`, e.URL)
+	status, answer := r.do(http.MethodPost, e.URL, strings.NewReader("here"))
+	require.Equal(t, 200, status)
+	require.Equal(t, `{"status":"ok"}`, answer)
+	require.Equal(t, 409, r.post(e.URL, "there"), "while the request lives")
+	require.Equal(t, "here", string((<-e.Came()).KV))
+	nothing(t, e)
+	nothing(t, other)
+	e.Forget(time.Hour)
+	<-e.Forgotten()
+	require.Equal(t, 404, r.post(e.URL, "here"), "the request is over")
+	require.Equal(t, "ok 1, duplicate 1, unknown 1, bad 0, late 0", r.counts())
+	other.Forget(0)
+	require.Zero(t, r.Expected())
+}
+
+func TestWhatIsNoCallbackIsRefused(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	at := strings.TrimSuffix(e.URL, e.URL[len(e.URL)-32:])
+	for _, tc := range []struct {
+		name, method, url, body string
+		status                  int
+	}{
+		{"a token that nobody has", "POST", at + strings.Repeat("0", 32), "x", 404},
+		{"no token", "POST", at, "x", 404},
+		{"a token and more", "POST", e.URL + "/x", "x", 404},
+		{"a token without its end", "POST", e.URL[:len(e.URL)-1], "x", 404},
+		{"another path", "POST", "http://" + r.Addr() + "/metrics", "x", 404},
+		{"a look", "GET", e.URL, "", 405},
+		{"a look at the list", "GET", at, "", 405},
+		{"another method", "DELETE", e.URL, "", 405},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			status, answer := r.do(tc.method, tc.url, strings.NewReader(tc.body))
+			require.Equal(t, tc.status, status)
+			require.Empty(t, answer, "no hint of which")
+		})
+	}
+	nothing(t, e)
+	require.Equal(t, 200, r.post(e.URL, "here"), "nothing of this has spent the token")
+	require.Equal(t, "ok 1, duplicate 0, unknown 5, bad 3, late 0", r.counts())
+}
+
+func TestACallbackOfNoUseIsToldToItsRequest(t *testing.T) {
+	for _, tc := range []struct {
+		name, body string
+		status     int
+		want       error
+	}{
+		{"malformed", "bad", 400, mooncake.ErrBadCallback},
+		{"a host of nobody", "host", 400, mooncake.ErrUnknownHost},
+		{"too long", strings.Repeat("x", 1001), 413, mooncake.ErrBadCallback},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := start(t)
+			e := r.expect()
+			require.Equal(t, tc.status, r.post(e.URL, tc.body))
+			require.ErrorIs(t, (<-e.Came()).Err, tc.want)
+			require.Equal(t, 409, r.post(e.URL, "here"), "the engine waits in vain by now")
+			require.Equal(t, "ok 0, duplicate 1, unknown 0, bad 1, late 0", r.counts())
+			require.Equal(t, errors.Is(tc.want, mooncake.ErrUnknownHost), strings.HasPrefix(r.log.All()[0].Message, "ALARM"))
+		})
+	}
+	r := start(t)
+	e := r.expect()
+	status, _ := r.do(http.MethodPost, e.URL, io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))) // its length is not told
+	require.Equal(t, 413, status)
+	require.ErrorIs(t, (<-e.Came()).Err, mooncake.ErrBadCallback)
+}
+
+// target is what a URL of ours asks for.
+func target(e *Expectation) string { return path + e.URL[len(e.URL)-2*tokenBytes:] }
+
+// raw writes a head, and answers whatever comes back without sending a body.
+func (r *rig) raw(head string) *http.Response {
+	r.Helper()
+	conn, err := net.Dial("tcp", r.Addr())
+	require.NoError(r, err)
+	r.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, head)
+	require.NoError(r, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(r, err)
+	_ = resp.Body.Close()
+	return resp
+}
+
+func TestWhoMayNotCallIsRefusedBeforeTheBody(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	r.allowed.Store(false)
+	target := target(e)
+	for _, line := range []string{"POST " + target, "POST /x", "GET " + target} {
+		resp := r.raw(line + " HTTP/1.1\r\nHost: h\r\nContent-Length: 500\r\n\r\n")
+		require.Equal(t, 403, resp.StatusCode)
+		require.True(t, resp.Close)
+	}
+	require.Equal(t, 1, r.log.FilterMessageSnippet("add it to bind.allow").Len(), "said once a minute")
+	r.allowed.Store(true)
+	require.Equal(t, 413, r.raw("POST "+target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n").StatusCode)
+	require.ErrorIs(t, (<-e.Came()).Err, mooncake.ErrBadCallback)
+	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 4, late 0", r.counts())
+}
+
+// A connection that breaks in a callback has spent nothing: its engine tries again.
+func TestACallbackThatBreaksOffMayComeAgain(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	target := target(e)
+	for range 2 {
+		conn, err := net.Dial("tcp", r.Addr())
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, "POST "+target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 50\r\n\r\nhal")
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }() // and it does not break at once
+	}
+	require.Equal(t, 200, r.post(e.URL, "here"))
+	require.Equal(t, "here", string((<-e.Came()).KV))
+}
+
+func TestOneOfManyAtOnceIsTold(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	var ok, duplicate atomic.Int64
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			switch r.post(e.URL, "here") {
+			case 200:
+				ok.Add(1)
+			case 409:
+				duplicate.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, []int64{1, 19}, []int64{ok.Load(), duplicate.Load()})
+	<-e.Came()
+	nothing(t, e)
+}
+
+func TestALateCallbackIsToldInItsTimeOfGrace(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	e.Forget(time.Hour)
+	require.Equal(t, 200, r.post(e.URL, "here"))
+	require.Equal(t, "here", string((<-e.Came()).KV))
+	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 0, late 1", r.counts())
+
+	e = r.expect()
+	e.Forget(time.Millisecond)
+	<-e.Forgotten()
+	require.Equal(t, 404, r.post(e.URL, "here"))
+	nothing(t, e)
+	e.Forget(0)
+}
+
+func TestAnEngineThatCutsIDsIsNamedOnce(t *testing.T) {
+	r := start(t)
+	for range 3 {
+		e := r.expect()
+		require.Equal(t, 200, r.post(e.URL, "short"))
+		require.True(t, (<-e.Came()).ShortID)
+	}
+	require.Equal(t, 1, r.log.FilterMessageSnippet("no random suffix").Len())
+}
+
+func TestCloseForgetsAll(t *testing.T) {
+	r := start(t)
+	e := r.expect()
+	r.Close()
+	<-e.Forgotten()
+	<-r.expect().Forgotten()
+	_, err := net.Dial("tcp", r.Addr())
+	require.Error(t, err)
+	r.Close()
+}
+
+func TestTheAdvertisedURLIsTold(t *testing.T) {
+	r := start(t)
+	r.Advertise = func() string { return "http://proxy:8010/" }
+	require.True(t, strings.HasPrefix(r.expect().URL, "http://proxy:8010/v1/metaserver/"))
+}
+
+func TestAProxyThatWantsNoCallbacksHasNoServer(t *testing.T) {
+	var s *Server
+	require.NoError(t, s.Start())
+	require.True(t, s.Listening())
+	require.Empty(t, s.Addr())
+	require.Zero(t, s.Expected())
+	s.Close()
+}
+
+func TestAnAddressThatIsTakenIsNamed(t *testing.T) {
+	r := start(t)
+	s := New(Config{Listen: r.Addr(), Advertise: r.Advertise, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()})
+	require.ErrorContains(t, s.Start(), "bind.listen: ")
+	s.Close()
+}

@@ -1,0 +1,67 @@
+package request
+
+import (
+	"runtime/debug"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/sse"
+)
+
+// flow is a stream as a pump needs it.
+type flow struct{ *stream }
+
+// shortAnswer is how many tokens an answer may have at most that fasthttp writes as it writes any other body.
+// To pass the sockets to a loop and back costs as much as a few arrivals.
+const shortAnswer = 8
+
+func (s flow) Next() ([]byte, error) { return s.next() }
+
+func (s flow) Close() { s.close(nil) }
+
+func (s flow) Wait(now time.Time) time.Duration { return s.Reader.Wait(now) }
+
+func (s flow) Flow() *engine.Response {
+	if s.lost != nil || s.slot == nil || s.Assembler != nil || s.resp.Arrived() {
+		return nil
+	}
+	s.out = nil
+	return s.resp
+}
+
+func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
+	s.now = now
+	dst, fx := s.Feed(dst, data, now)
+	if fx.Events > 0 {
+		s.progress(fx.Tokens, fx.Events)
+	}
+	return dst, fx.End
+}
+
+func (s flow) GoBack(events []byte, end sse.End) {
+	s.out = events
+	switch err := s.Err(); {
+	case end != sse.Runs:
+		s.effect(sse.Effects{End: end})
+	case err != nil:
+		s.broke(err)
+	}
+}
+
+func (s flow) Panicked(v any) { s.job.panicked(v, func() { s.close(nil) }) }
+
+// panicked settles a request whose stream has panicked.
+func (j *job) panicked(v any, settle func()) {
+	log := func(doing string, v any) {
+		j.srv.Log.Error("panic while "+doing, zap.Inline(j), zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+	}
+	log("an answer was streamed", v)
+	defer func() {
+		if v := recover(); v != nil {
+			log("a stream was ended", v)
+		}
+	}()
+	settle()
+}

@@ -1,0 +1,254 @@
+package request
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/couple"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/suspect"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// early says whether a request whose turn has come is bound to a decode rank before its prefill. As long as
+// nobody knows where decode engines reach a prefill engine, requests to it are bound after their prefill,
+// whose answer says where.
+func (srv *Server) early(c prefill.Candidate) bool {
+	return c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil)
+}
+
+// bound is the stream of a request that is bound before its prefill, until its first event has come.
+type bound struct{ *stream }
+
+// together serves a request that is bound before its prefill, up to the first event of its answer: a decode
+// rank first, and then both legs at once. Nothing was sent for the lease yet.
+func (j *job) together(lease *prefill.Lease) (*stream, *fault) {
+	slot, f := j.place(lease.Candidate, j.estimate(), func(e *pool.Entry) {
+		e.Early = true
+		if in, known := lease.Foresee(); known {
+			e.Lead = in
+		}
+	})
+	if f != nil {
+		lease.Release()
+		return nil, f
+	}
+	j.told.BoundEarly()
+	j.told.Calls("decode")
+	j.reach(journal.Transfer)
+	s := j.newStream(slot)
+	b := bound{s}
+	defer onPanic(func() { s.settle(board.Failed) })
+	s.computes()
+	body, leg, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
+	id := couple.ID(j.id, j.told.Attempts)
+	var err error
+	s.partner, err = j.srv.couples.Start(couple.Plan{
+		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Model: j.model.Name, Endpoint: j.req.Endpoint,
+		Headers: j.told.Carry(engine.JSONHeaders(id)), Prompt: tokens, Longest: s.rank.Context,
+		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
+			return p.EarlyProbe(&body, leg, m, streamed, nil)
+		},
+		EndDecode: func() { s.call.Leave(notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
+	})
+	if err != nil {
+		s.settle(board.Cancelled)
+		if errors.Is(err, couple.ErrUnheard) {
+			return nil, &fault{answer: failure.BadGateway("decode", err.Error()), err: err, final: true}
+		}
+		return nil, &fault{answer: failure.Leaving(), err: err, moved: errors.Is(err, couple.ErrUnknown)} // else the proxy is about to end
+	}
+	j.client.OnGone(s.partner.ClientLeft)
+	f = b.open()
+	j.client.OnGone(nil)
+	if f != nil {
+		b.hear()
+		b.giveUp(f)
+		return nil, f
+	}
+	slot.Started()
+	j.arrived(nil, s)
+	b.hear()
+	_, times, _ := s.partner.Told()
+	j.told.Coupled(times.Callback, slot)
+	s.opened()
+	if s.slot == nil { // all of it came at once
+		s.partner.Close()
+	}
+	s.run.Settle()
+	j.reach(journal.Streaming)
+	j.client.OnGone(func() { s.call.Leave(notice) })
+	return s, nil
+}
+
+// firstWithin is how long a decode engine may take for its first event once the prompt is prefilled. An
+// answer in one piece has no event before its end, so it has the time of a whole answer.
+func (b bound) firstWithin() time.Duration {
+	if b.whole {
+		return b.job.srv.Settings().Limits.ProbeTimeout
+	}
+	return b.rank.Profile.FirstEventTimeout
+}
+
+// open sends the decode leg and reads up to its first data event.
+func (b bound) open() *fault {
+	s, j := b.stream, b.job
+	sent, ok := s.rank.Area.Enter()
+	defer sent()
+	if !ok {
+		return b.lost(couple.Refused, &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true})
+	}
+	s.call.OnWritten(sent)
+	s.call.Guard(s.rank.Area.Ours)
+	headers := engine.JSONHeaders(s.partner.ID)
+	if s.slot.Beyond {
+		headers = append(headers, engine.Header{Name: handoff.BeyondHeader, Value: "1"})
+		s.beyond = true
+		s.rank.Traffic.Beyond(1)
+	}
+	if s.whole {
+		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
+	}
+	// The legs' partner ends the wait: how long it may take depends on the prefill.
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(headers)), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, !s.whole, nil),
+		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: forEver, Idle: forEver})
+	switch {
+	case errors.Is(err, owner.ErrNotOwner):
+		return b.lost(couple.Refused, &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true})
+	case err != nil:
+		how := couple.Died
+		if prefill.Unsent(err) {
+			how = couple.Refused
+		}
+		return b.lost(how, &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: true})
+	}
+	s.resp = resp
+	if resp.StatusCode() != http.StatusOK {
+		f := j.decodeRefused(nil, s)
+		how := couple.Refused
+		if f.final {
+			how = couple.Rejected
+		}
+		return b.lost(how, f)
+	}
+	if err := b.first(); err != nil {
+		f := s.failure(err)
+		how := couple.Died
+		if s.broken != nil && (f.final || f.givenBack) {
+			how = couple.Rejected
+		}
+		return b.lost(how, f)
+	}
+	f := s.partner.Started(s.Mirror.Prompt())
+	if s.ended {
+		f = s.partner.Believe(s.Mirror.Prompt())
+	}
+	if f != nil {
+		return b.lost(couple.Died, &fault{answer: f.Answer, err: f.Err, spent: true})
+	}
+	if fail := j.verify(j.resume.atD, s.Mirror.Prompt()); fail != nil {
+		s.partner.Close()
+		return &fault{answer: fail, final: true, spent: true}
+	}
+	return nil
+}
+
+// first reads up to the first event; where an aborted transfer is known by how much of the prompt the prefill
+// engine counts, up to the decode engine's count, which its first event may lack.
+func (b bound) first() error {
+	err := b.stream.first(time.Now().Add(forEver))
+	for err == nil && b.rank.Profile.Connector == mooncake.SGLang && b.tokenFrom.IsZero() && b.Mirror.Prompt() == 0 && !b.ended {
+		err = b.fill()
+	}
+	if err == nil && b.broken != nil {
+		err = errRefusal
+	}
+	return err
+}
+
+// lost is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
+// ended it.
+func (b bound) lost(how couple.Ended, f *fault) *fault {
+	s, j := b.stream, b.job
+	other, stranded := s.partner.Ended(how)
+	s.stranded = stranded
+	if other == nil {
+		if f.err != nil && !f.moved && how == couple.Died {
+			j.srv.Monitor.Report(s.rank.Instance, f.err)
+		}
+		return f
+	}
+	s.unheard = other.Silent
+	if other.Status == http.StatusInternalServerError {
+		c := s.partner.Prefiller()
+		j.blame.Hold(c.Instance, func(f suspect.Finding) {
+			if f == suspect.Innocent {
+				j.srv.Tier.Forgive(c.ID)
+			}
+		})
+	}
+	return &fault{
+		answer: other.Answer, status: other.Status, err: other.Err, engine: other.Engine, retryAfter: other.RetryAfter, spent: true,
+		final: other.Final, refusal: other.Refusal, moved: other.Moved, prefills: !other.Decode,
+	}
+}
+
+// giveUp returns what a failed attempt holds. If the client has left, it first waits for the end of the
+// prefill leg, which may still write to the rank: until then the slot must not go to another request.
+func (b bound) giveUp(f *fault) {
+	s, j := b.stream, b.job
+	if s.run.Moved() && !f.final {
+		f.moved = true
+	}
+	if !f.prefills {
+		s.condemn(f)
+		if !f.givenBack {
+			j.tries.Shun(j.srv.Fleet, s.rank.Worker)
+		}
+	}
+	kind := board.Failed
+	switch {
+	case errors.Is(f.err, owner.ErrNotOwner):
+		kind = board.Cancelled
+	case j.client.left():
+		s.partner.Wait()
+		kind = board.Cancelled
+	}
+	s.settle(kind)
+	if j.resume.times == 0 {
+		j.forget()
+	}
+}
+
+// hear copies what the prefill engine has said so far into the request.
+func (b bound) hear() {
+	s, j := b.stream, b.job
+	got, times, answered := s.partner.Told()
+	if !answered {
+		return
+	}
+	j.told.Probed(times.Probe)
+	j.told.Prefill = s.partner.Prefiller().ID
+	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
+	j.told.Prefilled(&got, j.resume.times > 0)
+	if j.resume.times > 0 {
+		return
+	}
+	j.resume.alone = j.prompt
+	if s.rank.Profile.Connector != mooncake.SGLang { // there the decode engine tells it, too
+		j.cached = got.CachedTokens
+		s.Mirror.Found(j.cached)
+	}
+	if wantsIDs(j.req, s.rank.Profile) && got.PromptTokenIDs != nil {
+		j.resume.ids = got.PromptTokenIDs
+	}
+}

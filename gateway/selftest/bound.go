@@ -1,0 +1,207 @@
+package selftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/mooncake"
+)
+
+// abortTime is how long an engine may take to end what it is told to end.
+const abortTime = 2 * time.Second
+
+var (
+	errCallback = errors.New("its callback")
+	errLeg      = errors.New("the other engine failed")
+)
+
+// bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
+// first is returned, and only that: the other one was told to end.
+func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, id string) (answer mooncake.ProbeAnswer, prefill, decode error) {
+	m := &mooncake.Meeting{RID: id, PrefillRank: p.target.Rank, DecodeRank: d.target.Rank, RequestID: mooncake.Completions.RequestID(id)}
+	var callback <-chan metaserver.Callback
+	if p.profile.Connector == mooncake.SGLang {
+		m.Host, m.Port, m.Room = p.target.URL.Hostname(), p.profile.BootstrapPort, room(p)
+	} else {
+		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
+			return d.profile.ReadCallback(body, m.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
+		}})
+		defer expected.Forget(0)
+		m.Metaserver, callback = expected.URL, expected.Came()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if answer, prefill = t.boundPrefill(ctx, p, body, m, callback); prefill != nil {
+			cancel(errLeg)
+		}
+	}()
+	decode = t.boundDecode(ctx, d, body, m)
+	if decode != nil {
+		cancel(errLeg)
+	}
+	<-ended
+	switch {
+	case errors.Is(prefill, errCallback): // which is the decode engine's
+		prefill, decode = nil, prefill
+	case errors.Is(decode, errLeg):
+		decode = nil
+	case errors.Is(prefill, errLeg):
+		prefill = nil
+	}
+	if prefill != nil || decode != nil {
+		t.abort(p, id)
+		t.abort(d, id)
+	}
+	return answer, prefill, decode
+}
+
+// room is one that nobody has had, and belongs to the rank of a prefill engine.
+func room(p subject) int64 {
+	n := int64(max(1, p.ranks))
+	r := rand.Int64N(1 << 62)
+	return r - r%n + int64(max(0, p.target.Rank))
+}
+
+// boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
+func (t *tester) boundPrefill(ctx context.Context, p subject, body *mooncake.Body, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+	if callback != nil {
+		late := time.NewTimer(t.cfg.Bind.CallbackTimeout)
+		defer late.Stop()
+		select {
+		case came := <-callback:
+			if came.Err != nil {
+				return none, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
+			}
+			m.Callback = came.KV
+		case <-late.C:
+			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout, t.callbacks.URL())
+		case <-ctx.Done():
+			return none, context.Cause(ctx)
+		}
+	}
+	resp, end, err := t.leg(ctx, p, m.RID, p.profile.EarlyProbe(body, nil, m, true, nil))
+	if err != nil {
+		return none, err
+	}
+	defer end()
+	text, err := resp.ReadAll(answerBytes)
+	switch {
+	case ctx.Err() != nil:
+		return none, context.Cause(ctx)
+	case err != nil:
+		return none, err
+	case resp.StatusCode() != http.StatusOK:
+		return none, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
+	}
+	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
+}
+
+// boundDecode sends the decode leg and reads its answer.
+func (t *tester) boundDecode(ctx context.Context, d subject, body *mooncake.Body, m *mooncake.Meeting) error {
+	resp, end, err := t.leg(ctx, d, m.RID, d.profile.EarlyDecode(body, nil, m, true, nil))
+	if err != nil {
+		return err
+	}
+	defer end()
+	err = t.answered(d, resp)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// leg sends one leg under the id that both have.
+func (t *tester) leg(ctx context.Context, s subject, id string, body [][]byte) (resp *engine.Response, end func(), err error) {
+	target := s.target
+	if s.profile.Connector == mooncake.SGLang {
+		target = target.Unranked()
+	}
+	call := t.client.NewCall(target)
+	stop := context.AfterFunc(ctx, call.Abort)
+	resp, err = call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id), body, t.deadlines())
+	if err != nil {
+		stop()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, nil, err
+	}
+	return resp, func() { stop(); resp.Close() }, nil
+}
+
+// abort has an engine of SGLang end a leg: it may not notice by itself that its caller left.
+func (t *tester) abort(s subject, id string) {
+	if s.profile.Connector != mooncake.SGLang {
+		return
+	}
+	limits := engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime}
+	resp, err := t.client.NewCall(s.target.Unranked()).Do(http.MethodPost, "/abort_request", engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, limits)
+	if err == nil {
+		resp.Close()
+	}
+}
+
+// listen has decode engines call back to us, where the config says and no proxy runs.
+func (t *tester) listen(ctx context.Context) (end func()) {
+	layerwise := func(name string) bool {
+		p := t.cfg.Profiles[name]
+		return p.Connector == mooncake.AscendLayerwise
+	}
+	if t.callbacks != nil || t.cfg.Bind.Listen == "" || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), layerwise) {
+		return func() {}
+	}
+	allowed := map[netip.Addr]bool{}
+	for _, host := range t.cfg.Callers() {
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // one that has no address does not call
+		for _, a := range addrs {
+			allowed[a.Unmap()] = true
+		}
+	}
+	s := metaserver.New(metaserver.Config{
+		Listen: t.cfg.Bind.Listen, Advertise: func() string { return t.cfg.Bind.Advertise }, Connections: t.cfg.Limits.Connections,
+		Allowed:    func(a netip.Addr) bool { return t.cfg.Bind.Allows(a) || len(t.cfg.Bind.Allow) == 0 && allowed[a] },
+		Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
+	})
+	if err := s.Start(); err != nil {
+		t.deaf = err
+		return func() {}
+	}
+	t.callbacks = s
+	return s.Close
+}
+
+// unpaired says, and reports, that no prompt is sent through an engine, because nobody would
+// hear its callback.
+func (t *tester) unpaired(s subject) bool {
+	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
+		return false
+	}
+	why := "nothing listens at bind.listen for a test"
+	if t.deaf != nil {
+		why = fmt.Sprintf("callbacks cannot be heard (%v); a proxy that runs there tests its engines itself when it starts", t.deaf)
+	}
+	t.report(s.name, OK, "answers; no prompt was sent, because its decode rank would call back, and %s", why)
+	return true
+}
+
+// meets says whether both legs of a request are under way at the same time. Engines of which one
+// does so, and the other one in no way or in another, serve no request together.
+func meets(p, d subject) (together, ever bool) {
+	together = !p.profile.HandsOff()
+	return together, together != d.profile.HandsOff() && (!together || p.profile.Connector == d.profile.Connector)
+}

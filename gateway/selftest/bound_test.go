@@ -1,0 +1,156 @@
+package selftest
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+var together = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
+
+// meeting is a config of engines that work on a request at the same time.
+func meeting(t *testing.T, connector refengine.Connector, p, d *refengine.Engine) *config.Config {
+	t.Helper()
+	profile := mooncake.Profile{Connector: string(connector)}
+	switch connector {
+	case refengine.SGLang:
+		profile.BootstrapPort = port(t, p.URLs()[0])
+	case refengine.NIXLPush:
+		profile.Bind = mooncake.BindArrival
+	}
+	c := config.Default()
+	c.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile}
+	c.Engines = config.Engines{Prefill: []config.Engine{{URL: p.URLs()[0]}}, Decode: []config.Engine{{URL: d.URLs()[0]}}}
+	if connector == refengine.AscendLayerwise {
+		c.Bind.Listen, c.Bind.CallbackTimeout = "127.0.0.1:0", 20*time.Second
+	}
+	require.NoError(t, c.Validate())
+	return c
+}
+
+func TestEnginesThatWorkTogetherAreTried(t *testing.T) {
+	for _, connector := range together {
+		t.Run(string(connector), func(t *testing.T) {
+			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: connector})
+			d := start(t, refengine.Config{Role: refengine.Decode, Connector: connector})
+			found := Run(t.Context(), meeting(t, connector, p, d), nil)
+			require.Empty(t, pick(found, Bad))
+			require.Empty(t, pick(found, Warn))
+			require.Len(t, pick(found, OK), 2)
+			require.Contains(t, strings.Join(pick(found, OK), "\n"), "decode: decoded 4 tokens of a hand-off")
+			ps, ds := p.Stats(), d.Stats()
+			require.EqualValues(t, []int64{1, 1}, []int64{ps.Requests, ds.Requests})
+			require.Zero(t, ps.Pins+int(ds.Stranded()))
+			require.Zero(t, ps.Aborted+ds.Aborted+ds.LostPushes+ps.Leaks+ds.KeyMismatches)
+		})
+	}
+}
+
+// An engine is tried with one of the other side before it serves; one that is alone only has to answer.
+func TestOneOfThoseThatWorkTogether(t *testing.T) {
+	for _, connector := range together[:2] {
+		t.Run(string(connector), func(t *testing.T) {
+			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: connector})
+			d := start(t, refengine.Config{Role: refengine.Decode, Connector: connector})
+			c := meeting(t, connector, p, d)
+			m := newTester(c, nil)
+			defer m.client.Close()
+			defer m.listen(t.Context())()
+			_, err := One(t.Context(), c, "decode", c.Engines.Decode[0], nil, m.callbacks)
+			require.NoError(t, err)
+			require.Zero(t, d.Stats().Requests)
+			for role, e := range map[string]config.Engine{"prefill": c.Engines.Prefill[0], "decode": c.Engines.Decode[0]} {
+				partners := c.Engines.Decode
+				if role == "decode" {
+					partners = c.Engines.Prefill
+				}
+				_, err := One(t.Context(), c, role, e, partners, m.callbacks)
+				require.NoError(t, err)
+			}
+			require.Eventually(t, func() bool { return d.Stats().Finished == 2 }, 30*time.Second, time.Millisecond)
+			require.NoError(t, p.SetFaults(refengine.Rule{Fault: refengine.Internal}))
+			_, err = One(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, m.callbacks)
+			require.ErrorContains(t, err, "a probe was answered with 500")
+			_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
+			require.NoError(t, err, "what its partner fails at is not held against it")
+			require.NoError(t, p.SetFaults())
+			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reject}))
+			_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
+			require.ErrorContains(t, err, "the decode request was answered with 400")
+		})
+	}
+}
+
+// Every rank of either side is tried in a room that belongs to it.
+func TestRanksThatWorkTogether(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.SGLang, DPSize: 2, DPMode: "internal"})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang, DPSize: 4, DPMode: "internal"})
+	c := meeting(t, refengine.SGLang, p, d)
+	c.Engines.Prefill[0].Ranks, c.Engines.Decode[0].Ranks = 2, 4
+	found := Run(t.Context(), c, nil)
+	require.Empty(t, pick(found, Bad))
+	require.Empty(t, pick(found, Warn))
+	for rank := range 4 {
+		require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
+	}
+}
+
+func TestWhatIsWrongBetweenEnginesThatWorkTogether(t *testing.T) {
+	for _, row := range []struct {
+		name            string
+		connector       refengine.Connector
+		prefill, decode []refengine.Rule
+		change          func(c *config.Config)
+		want            string
+	}{
+		{"a prefill engine of SGLang that fails", refengine.SGLang, []refengine.Rule{{Fault: refengine.Internal}}, nil, nil, "prefill: a probe was answered with 500"},
+		{"a decode engine of SGLang that refuses", refengine.SGLang, nil, []refengine.Rule{{Fault: refengine.Reject}}, nil, "the decode request was answered with 400"},
+		{"a bootstrap port where nothing is", refengine.SGLang, nil, nil, func(c *config.Config) {
+			p := c.Profiles[config.DefaultProfile]
+			p.BootstrapPort = 1
+			c.Profiles[config.DefaultProfile] = p
+		}, "decode: with the KV of prefill "},
+		{"a prefill engine that fails after the callback", refengine.AscendLayerwise, []refengine.Rule{{Fault: refengine.Internal}}, nil, nil, "prefill: a probe was answered with 500"},
+		{"a decode engine that refuses before it calls back", refengine.AscendLayerwise, nil, []refengine.Rule{{Fault: refengine.Reject}}, nil, "the decode request was answered with 400"},
+		{"no callback", refengine.AscendLayerwise, nil, []refengine.Rule{{Fault: refengine.NoCallback}}, func(c *config.Config) { c.Bind.CallbackTimeout = 200 * time.Millisecond }, "its callback did not come within 200ms; it must reach http://127.0.0.1:"},
+		{"a callback that names a stranger", refengine.AscendLayerwise, nil, []refengine.Rule{{Fault: refengine.CallbackBadHost}}, nil, "203.0.113.7"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: row.connector, Faults: row.prefill})
+			d := start(t, refengine.Config{Role: refengine.Decode, Connector: row.connector, Faults: row.decode})
+			c := meeting(t, row.connector, p, d)
+			if row.change != nil {
+				row.change(c)
+			}
+			found := Run(t.Context(), c, nil)
+			require.Len(t, pick(found, Bad), 1, "%v", found)
+			require.Contains(t, pick(found, Bad)[0], row.want)
+			require.Eventually(t, func() bool { return p.Stats().Running+p.Stats().Waiting+d.Stats().Running+d.Stats().Waiting == 0 }, 30*time.Second, 5*time.Millisecond, "neither leg is left alone")
+		})
+	}
+}
+
+// A proxy that runs has the address at which engines call back.
+func TestCallbacksThatCannotBeHeard(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.AscendLayerwise})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.AscendLayerwise})
+	c := meeting(t, refengine.AscendLayerwise, p, d)
+	taken, err := net.Listen("tcp", c.Bind.Listen)
+	require.NoError(t, err)
+	defer func() { _ = taken.Close() }()
+	c.Bind.Listen = taken.Addr().String()
+	found := Run(t.Context(), c, nil)
+	require.Empty(t, pick(found, Bad))
+	require.Contains(t, strings.Join(pick(found, OK), "\n"), "callbacks cannot be heard (")
+	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
+	_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, nil)
+	require.NoError(t, err)
+	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
+}

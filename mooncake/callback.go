@@ -1,0 +1,192 @@
+package mooncake
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"evenkeel/rawjson"
+)
+
+// Sentinels of ReadCallback, beside ErrUnknownHost.
+var (
+	// ErrBadCallback: what came is not a callback of this connector.
+	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
+	// ErrOtherRequest: the callback names another request than the one that it was made for.
+	ErrOtherRequest = errors.New("mooncake: the callback names another request")
+)
+
+const (
+	callbackDepth = 8
+	callbackBase  = 1 << 20 // bytes of a callback besides its blocks
+	blockBytes    = 32      // of a block's number in it, with room to spare
+	suffixLength  = 9       // of what an engine adds to a request's id
+	blockDigits   = 10
+)
+
+// MaxCallback is how many bytes a callback may have. prompt is the most tokens that the
+// prompt can have and block the decode engine's KV block in tokens; 0: unknown.
+func MaxCallback(prompt, block int) int { return callbackBase + blockBytes*maxBlocks(prompt, block) }
+
+// maxBlocks is how many blocks of a KV cache group a prompt can have; 0: unknown.
+func maxBlocks(prompt, block int) int {
+	if prompt <= 0 || block <= 0 {
+		return 0
+	}
+	return (prompt-1)/block + 2
+}
+
+// Callback is where a layerwise decode engine wants its KV.
+type Callback struct {
+	KV      json.RawMessage // for the prefill engine, byte for byte; a copy
+	Empty   bool            // nothing is needed: the whole prompt is in the decode engine's prefix cache
+	ShortID bool            // its engine adds no suffix to ids, and has cut the end of ours
+}
+
+// ReadCallback checks what came to a metaserver. Nothing in it is believed: it must have
+// the keys that we know and no other, name the request id (of Endpoint.RequestID) and
+// hosts that are known, and no more blocks than the prompt can have. prompt and block
+// are those of MaxCallback.
+func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
+	bad := func(format string, args ...any) (Callback, error) {
+		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
+	}
+	if most := MaxCallback(prompt, block); len(body) > most {
+		return bad("it has %d bytes, more than %d", len(body), most)
+	}
+	var c scannedCallback
+	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
+		return c.add(rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd])
+	}); err != nil {
+		return bad("%w", err)
+	}
+	if wrong := c.wrong(); wrong != "" {
+		return bad("%s", wrong)
+	}
+	blocks, ok := mostBlocks(c[atBlockIDs])
+	switch most := maxBlocks(prompt, block); {
+	case !ok:
+		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", kindOf(c[atBlockIDs]))
+	case most > 0 && blocks > most:
+		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, most)
+	}
+	got := Callback{Empty: blocks == 0}
+	if named := text(c[atRequestID]); named != id {
+		if got.ShortID = len(id) > suffixLength && named == id[:len(id)-suffixLength]; !got.ShortID {
+			return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
+		}
+	}
+	got.KV = bytes.Clone(bytes.TrimSpace(body))
+	if host, _ := hostIn(text(c[atHost])); known == nil || !known(host) { // also of what checkHosts takes for a list of none
+		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile", ErrUnknownHost, shownHost(host))
+	}
+	if err := p.checkHosts(got.KV, known); err != nil {
+		return Callback{}, err
+	}
+	return got, nil
+}
+
+// callbackKeys are the members of a callback, and what each must be. Those up to
+// atNeeded must be there.
+var callbackKeys = [...]struct {
+	name string
+	ok   func(json.RawMessage) bool
+}{
+	atBlockIDs:  {"remote_block_ids", isList},
+	atRequestID: {"request_id", isName},
+	atHost:      {"remote_host", isName},
+	3:           {"remote_engine_id", isName},
+	4:           {"remote_port", func(v json.RawMessage) bool { return isNumber(v, 1, 65535) }},
+	5:           {"do_remote_prefill", func(v json.RawMessage) bool { return string(v) == "false" }},
+	6:           {"do_remote_decode", func(v json.RawMessage) bool { return string(v) == "true" }},
+	7:           {"token_ids", isNumbers},
+	8:           {"remote_block_size", func(v json.RawMessage) bool { return isNumbers(v) || isNumber(v, 1, maxCount) }},
+	9:           {"remote_tp_size", isSize},
+	10:          {"remote_pcp_size", isSize},
+	11:          {"remote_dcp_size", isSize},
+	12:          {"remote_cached_tokens", func(v json.RawMessage) bool { return isNumber(v, 0, maxCount) }},
+}
+
+// Where the members are that are looked at again.
+const (
+	atBlockIDs = iota
+	atRequestID
+	atHost
+	needed = 7
+
+	maxCount = 1 << 31
+)
+
+// scannedCallback is the values of a callback by their places in callbackKeys.
+type scannedCallback [len(callbackKeys)]json.RawMessage
+
+// add keeps a member, or says why the callback is refused for it.
+func (c *scannedCallback) add(key string, value json.RawMessage) (refused string) {
+	for i := range callbackKeys {
+		if callbackKeys[i].name != key {
+			continue
+		}
+		if c[i] != nil {
+			return key + " stands there twice"
+		}
+		c[i] = value
+		return ""
+	}
+	return "a key that a callback does not have"
+}
+
+// wrong says what is missing or of another type than it must be; empty: nothing.
+func (c *scannedCallback) wrong() string {
+	for i, v := range c {
+		if k := &callbackKeys[i]; v == nil && i < needed || v != nil && !k.ok(v) {
+			return k.name + " is " + kindOf(v) + ", which it cannot be"
+		}
+	}
+	return ""
+}
+
+// mostBlocks is how many blocks the largest group of a list has; ok is false for what is
+// neither a list of block numbers nor a list of such lists.
+func mostBlocks(ids json.RawMessage) (most int, ok bool) {
+	if _, ok = countBlocks(ids); !ok {
+		return 0, false
+	}
+	flat := 0
+	for id := range rawjson.Elements(ids) {
+		if id[0] != '[' {
+			flat++
+			ok = ok && len(id) <= blockDigits
+			continue
+		}
+		n := 0
+		for id := range rawjson.Elements(id) {
+			n++
+			ok = ok && len(id) <= blockDigits
+		}
+		most = max(most, n)
+	}
+	return max(most, flat), ok
+}
+
+func isList(v json.RawMessage) bool { return v[0] == '[' }
+
+func isSize(v json.RawMessage) bool { return isNumber(v, 1, maxCount) }
+
+func isNumbers(v json.RawMessage) bool {
+	if !isList(v) {
+		return false
+	}
+	for n := range rawjson.Elements(v) {
+		if !isNumber(n, 0, maxCount) {
+			return false
+		}
+	}
+	return true
+}
+
+// isNumber says whether a value is a whole number from low to high.
+func isNumber(v json.RawMessage, low, high int) bool {
+	n, ok := rawjson.Int(v, 0, len(v))
+	return ok && n >= low && n <= high
+}

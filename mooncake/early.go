@@ -1,0 +1,102 @@
+package mooncake
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Meeting is how the two legs of a request find each other whose decode rank is
+// chosen before its prefill. Each connector has its own part of it.
+type Meeting struct {
+	// Of ascend-layerwise.
+	Metaserver string          // the URL to which the decode engine tells where the KV goes
+	Callback   json.RawMessage // what it told, for the prefill engine: Callback.KV
+
+	// Of sglang.
+	RID                     string // of both legs; no id may begin another one
+	Host                    string // of the prefill engine's bootstrap server
+	Port                    int
+	Room                    int64 // new for every attempt; modulo the prefill engine's ranks it is PrefillRank
+	PrefillRank, DecodeRank int   // -1: its engine has one
+
+	// Of nixl-push.
+	Coordinates *Coordinates // of the prefill engine
+	RequestID   string       // of the prefill leg, see Endpoint.RequestID
+}
+
+// Coordinates are where a prefill engine that pushes is reached by decode engines.
+// They are good until it restarts.
+type Coordinates struct {
+	EngineID       string
+	Host           string
+	Port           int
+	TPSize, PPSize int // 0 is 1
+}
+
+// RequestID is what an engine calls the request that has id as its X-Request-Id, less
+// the random suffix that it adds.
+func (e Endpoint) RequestID(id string) string {
+	if e == Chat {
+		return "chatcmpl-" + id
+	}
+	return "cmpl-" + id + "-0" // each of our requests has one prompt
+}
+
+// EarlyProbe appends the segments of the prefill request of a profile that is Early.
+// stream is whether the decode engine's answer comes as a stream: only the legs of SGLang,
+// which differ in nothing but ranks, are alike in that too.
+func (p *Profile) EarlyProbe(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte) [][]byte {
+	switch p.Connector {
+	case SGLang:
+		return p.roomBody(b, leg, m, stream, dst, false)
+	case AscendLayerwise:
+		return p.probeWith(b, leg, m.Callback, dst)
+	}
+	return p.probeWith(b, leg, pullProbe, dst)
+}
+
+// EarlyDecode appends the segments of the decode request of a profile that is Early.
+func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte) [][]byte {
+	if p.Connector == SGLang {
+		return p.roomBody(b, leg, m, stream, dst, true)
+	}
+	members, drop := p.answer(b, leg, stream)
+	members = append(members, Member{"kv_transfer_params", leg.resume().params(p.decodeParams(m))})
+	return b.Splice(dst, leg.resume().drop(drop), members)
+}
+
+// decodeParams tells a decode engine whom its KV comes from.
+func (p *Profile) decodeParams(m *Meeting) []byte {
+	if p.Connector == AscendLayerwise {
+		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
+		return append(appendString(out, m.Metaserver), '}')
+	}
+	c := m.Coordinates
+	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":`)
+	out = append(appendString(out, c.EngineID), `,"remote_host":`...)
+	out = append(appendString(out, c.Host), `,"remote_port":`...)
+	out = append(strconv.AppendInt(out, int64(c.Port), 10), `,"tp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, c.TPSize)), 10), `,"pp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, c.PPSize)), 10), `,"remote_request_id":`...)
+	return append(appendString(out, m.RequestID), '}')
+}
+
+// roomBody is either leg of SGLang. The prefill engine samples the first token and hands
+// it over, so the legs are the same, byte for byte, up to the ranks, which come last.
+func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
+	members, drop := p.answer(b, leg, stream)
+	members = append(members, Member{"rid", appendString(nil, m.RID)}, Member{"bootstrap_host", appendString(nil, m.Host)},
+		Member{"bootstrap_port", strconv.AppendInt(nil, int64(m.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, m.Room, 10)})
+	rank := func(key string, n int) {
+		if n >= 0 {
+			members = append(members, Member{key, strconv.AppendInt(nil, int64(n), 10)})
+		}
+	}
+	if decode {
+		rank("routed_dp_rank", m.DecodeRank)
+		rank("disagg_prefill_dp_rank", m.PrefillRank)
+	} else {
+		rank("routed_dp_rank", m.PrefillRank)
+	}
+	return b.Splice(dst, leg.resume().drop(drop), members)
+}

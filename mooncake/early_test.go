@@ -1,0 +1,276 @@
+package mooncake
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const callbackJSON = `{"token_ids":[],"request_id":"chatcmpl-ek-1","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8,9]],"remote_block_size":[128],` +
+	`"remote_engine_id":"d1","remote_host":"10.0.0.5","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1, "remote_cached_tokens":0}`
+
+func profileOf(connector string) *Profile {
+	p := Profile{Connector: connector}
+	if connector == NIXLPush {
+		p.Bind = BindArrival
+	}
+	p = p.WithDefaults()
+	return &p
+}
+
+func TestBodiesOfEarlyBinds(t *testing.T) {
+	b := scan(t, kitchenSink)
+	m := &Meeting{
+		Metaserver: "http://10.0.0.2:8010/v1/metaserver/0123", Callback: json.RawMessage(callbackJSON),
+		RID: "r-0001", Host: "10.0.0.5", Port: 8998, Room: 1<<63 - 2, PrefillRank: 2, DecodeRank: 5,
+		Coordinates: &Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 2}, RequestID: Chat.RequestID("ek-1"),
+	}
+	alone := *m
+	alone.PrefillRank, alone.DecodeRank = -1, -1
+	lw, sgl, push := profileOf(AscendLayerwise), profileOf(SGLang), profileOf(NIXLPush)
+	for name, segments := range map[string][][]byte{
+		"early-layerwise-probe":  lw.EarlyProbe(b, nil, m, true, nil),
+		"early-layerwise-decode": lw.EarlyDecode(b, nil, m, true, nil),
+		"early-layerwise-whole":  lw.EarlyDecode(b, nil, m, false, nil),
+		"early-sglang-probe":     sgl.EarlyProbe(b, nil, m, true, nil),
+		"early-sglang-decode":    sgl.EarlyDecode(b, nil, m, true, nil),
+		"early-sglang-alone":     sgl.EarlyProbe(b, &Leg{SeedOffset: 2}, &alone, true, nil),
+		"early-sglang-whole":     sgl.EarlyDecode(b, nil, &alone, false, nil),
+		"early-push-probe":       push.EarlyProbe(b, nil, m, true, nil),
+		"early-push-decode":      push.EarlyDecode(b, nil, m, true, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := join(segments)
+			golden(t, name, got)
+			after := scan(t, got)
+			for key := range after.All() {
+				require.Equal(t, 1, after.Count(key), "key %q", key)
+			}
+			require.NotContains(t, got, "evil")
+		})
+	}
+}
+
+func TestAPushingPrefillIsAskedAsAPullingOne(t *testing.T) {
+	b := scan(t, kitchenSink)
+	p := profileOf(NIXLPush)
+	require.Equal(t, join(p.ProbeBody(b, Chat, nil, nil, nil)), join(p.EarlyProbe(b, nil, &Meeting{}, true, nil)))
+}
+
+func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
+	b := scan(t, kitchenSink)
+	p := profileOf(SGLang)
+	leg := &Leg{SeedOffset: 1, Resume: &Resume{How: ChatResumeContinue, Text: json.RawMessage(`"so far"`), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}}
+	for _, stream := range []bool{true, false} {
+		m := &Meeting{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		const ranks = `,"routed_dp_rank":`
+		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, stream, nil))
+		same, found := strings.CutSuffix(prefill, ranks+"2}\n")
+		require.True(t, found, prefill)
+		require.Equal(t, same+ranks+`1,"disagg_prefill_dp_rank":2}`+"\n", decode)
+		m.PrefillRank, m.DecodeRank = -1, -1
+		require.Equal(t, join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, stream, nil)))
+		require.NotContains(t, join(p.EarlyProbe(b, leg, m, stream, nil)), "dp_rank")
+	}
+}
+
+// Both legs of a layerwise request get the longer prompt: the decode leg beside the
+// metaserver, the prefill leg in the callback's object, to which nothing else is added.
+func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {
+	b := scan(t, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":9}`)
+	leg := &Leg{Resume: &Resume{How: ChatResumeVLLM, IDs: json.RawMessage(`[1,2,3]`), Limit: 4, LimitKey: "max_tokens"}}
+	m := &Meeting{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
+	p := profileOf(AscendLayerwise)
+	require.Contains(t, join(p.EarlyProbe(b, leg, m, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)
+	require.Contains(t, join(p.EarlyDecode(b, leg, m, true, nil)),
+		`"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":"http://m/1","prompt_token_ids":[1,2,3]}}`)
+	require.Contains(t, join(p.EarlyProbe(b, nil, m, true, nil)), `"kv_transfer_params":`+callbackJSON+`}`, "as it came")
+}
+
+func TestIDsOfRequestsInEngines(t *testing.T) {
+	require.Equal(t, "chatcmpl-ek-1", Chat.RequestID("ek-1"))
+	require.Equal(t, "cmpl-ek-1-0", Completions.RequestID("ek-1"))
+}
+
+func TestReadCallback(t *testing.T) {
+	with := func(old, repl string) string {
+		require.Contains(t, callbackJSON, old)
+		return strings.Replace(callbackJSON, old, repl, 1)
+	}
+	const (
+		blocks, host, id = `[[7,8,9]]`, `"10.0.0.5"`, `"chatcmpl-ek-1"`
+		first            = `"token_ids":[]`
+	)
+	for _, tc := range []struct {
+		name, body string
+		want       error
+		text       string
+	}{
+		{"as it is", callbackJSON, nil, ""},
+		{"with white space around it", " \n" + callbackJSON + "\n", nil, ""},
+		{"flat block ids of old versions", with(blocks, `[7,8,9]`), nil, ""},
+		{"groups of which one is empty", with(blocks, `[[],[7]]`), nil, ""},
+		{"a block size that is no list", with(`[128]`, `128`), nil, ""},
+		{"only what is needed", with(`,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1, "remote_cached_tokens":0`, ``), nil, ""},
+		{"an IPv6 host", with(host, `"fd00::5"`), nil, ""},
+		{"as many blocks as the prompt can have", with(blocks, `[[1,2,3,4],[1,2,3,4]]`), nil, ""},
+
+		{"nothing", ``, ErrBadCallback, "the text ends"},
+		{"no object", `[]`, ErrBadCallback, "'[' where '{' should be"},
+		{"no JSON", `{"a"`, ErrBadCallback, "invalid JSON"},
+		{"an empty object", `{}`, ErrBadCallback, "remote_block_ids is missing"},
+		{"nested too deep", with(blocks, `[[[[[[[[[1]]]]]]]]]`), ErrBadCallback, "nested deeper than 8 levels"},
+		{"nested deep", with(blocks, `[[[1]]]`), ErrBadCallback, "remote_block_ids is a list of 7 bytes, not"},
+		{"a metaserver", with(first, `"metaserver":"http://evil"`), ErrBadCallback, "a key that a callback does not have"},
+		{"do_virtual", with(first, `"do_virtual":true`), ErrBadCallback, "a key that a callback does not have"},
+		{"other requests' parameters", with(first, `"batch_kv_transfer_params":{}`), ErrBadCallback, "a key that a callback does not have"},
+		{"another prompt", with(first, `"prompt_token_ids":[1]`), ErrBadCallback, "a key that a callback does not have"},
+		{"a key that is written in escapes", with(first, `"do_virtu\u0061l":true`), ErrBadCallback, "a key that a callback does not have"},
+		{"a key twice", with(first, `"remote_host":"10.0.0.5"`), ErrBadCallback, "remote_host stands there twice"},
+		{"tokens that are none", with(first, `"token_ids":["a"]`), ErrBadCallback, "token_ids is a list of 5 bytes"},
+		{"blocks of text", with(blocks, `[["a"]]`), ErrBadCallback, "remote_block_ids is a list of"},
+		{"blocks below zero", with(blocks, `[[-1]]`), ErrBadCallback, "remote_block_ids is a list of"},
+		{"blocks beyond numbers", with(blocks, `[[12345678901]]`), ErrBadCallback, "remote_block_ids is a list of"},
+		{"no list of blocks", with(blocks, `7`), ErrBadCallback, "remote_block_ids is a number"},
+		{"more blocks than the prompt can have", with(blocks, `[[1],[1,2,3,4,5]]`), ErrBadCallback, "remote_block_ids has 5 blocks in a group, and the prompt at most 4"},
+		{"a decode leg's flags", with(`"do_remote_prefill":false`, `"do_remote_prefill":true`), ErrBadCallback, "do_remote_prefill is true"},
+		{"no prefill", with(`"do_remote_decode":true`, `"do_remote_decode":false`), ErrBadCallback, "do_remote_decode is false"},
+		{"a port beyond ports", with(`31000`, `70000`), ErrBadCallback, "remote_port is a number"},
+		{"no port", with(`31000`, `null`), ErrBadCallback, "remote_port is null"},
+		{"no ranks", with(`"remote_tp_size":1`, `"remote_tp_size":0`), ErrBadCallback, "remote_tp_size is a number"},
+		{"half a token", with(`"remote_cached_tokens":0`, `"remote_cached_tokens":0.5`), ErrBadCallback, "remote_cached_tokens is a number"},
+		{"no engine", with(`"d1"`, `""`), ErrBadCallback, "remote_engine_id is a string of 0 bytes"},
+		{"no id", with(id, `""`), ErrBadCallback, "request_id is a string of 0 bytes"},
+		{"too long", callbackJSON + strings.Repeat(" ", MaxCallback(300, 128)), ErrBadCallback, "bytes, more than"},
+
+		{"another request", with(id, `"chatcmpl-ek-2"`), ErrOtherRequest, "a request_id of 13 bytes"},
+		{"a beginning of the id", with(id, `"chatcmpl-e"`), ErrOtherRequest, "a request_id of 10 bytes"},
+		{"a host of nobody", with(host, `"10.6.6.6"`), ErrUnknownHost, `"10.6.6.6" under remote_host; if it is one of yours, add it to kv_hosts`},
+		{"a list of no hosts", with(host, `" ,"`), ErrUnknownHost, "a name of 2 bytes"},
+		{"a list of hosts", with(host, `"10.0.0.5,10.6.6.6"`), ErrUnknownHost, "under remote_host"},
+		{"a host somewhere else", with(`"d1"`, `"http://10.6.6.6"`), ErrUnknownHost, `"10.6.6.6" under remote_engine_id`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := profileOf(AscendLayerwise).ReadCallback([]byte(tc.body), "chatcmpl-ek-1", 300, 128, known)
+			if tc.want != nil {
+				require.ErrorIs(t, err, tc.want)
+				require.ErrorContains(t, err, tc.text)
+				require.Zero(t, got)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, Callback{KV: json.RawMessage(strings.TrimSpace(tc.body))}, got)
+		})
+	}
+	_, err := profileOf(AscendLayerwise).ReadCallback([]byte(callbackJSON), "chatcmpl-ek-1", 0, 0, nil)
+	require.ErrorIs(t, err, ErrUnknownHost, "nobody is known")
+}
+
+func TestACallbackForAPromptInTheCacheNeedsNothing(t *testing.T) {
+	for _, none := range []string{`[]`, `[[]]`, `[[],[]]`} {
+		got, err := profileOf(AscendLayerwise).ReadCallback([]byte(strings.Replace(callbackJSON, `[[7,8,9]]`, none, 1)), "chatcmpl-ek-1", 300, 128, known)
+		require.NoError(t, err)
+		require.True(t, got.Empty)
+	}
+}
+
+func TestAnEngineWithoutSuffixesCutsTheID(t *testing.T) {
+	p := profileOf(AscendLayerwise)
+	got, err := p.ReadCallback([]byte(callbackJSON), "chatcmpl-ek-1-9a0b1c2", 300, 128, known)
+	require.ErrorIs(t, err, ErrOtherRequest, "eight characters are missing")
+	require.Zero(t, got)
+	got, err = p.ReadCallback([]byte(callbackJSON), "chatcmpl-ek-1-9a0b1c2d", 300, 128, known)
+	require.NoError(t, err)
+	require.True(t, got.ShortID)
+	_, err = p.ReadCallback([]byte(callbackJSON), "short", 300, 128, known)
+	require.ErrorIs(t, err, ErrOtherRequest)
+}
+
+func TestHowLongACallbackMayBe(t *testing.T) {
+	require.Equal(t, 1<<20, MaxCallback(0, 128), "an unknown prompt")
+	require.Equal(t, 1<<20, MaxCallback(300, 0), "an unknown block")
+	require.Equal(t, 1<<20+4*32, MaxCallback(300, 128))
+	require.Equal(t, 1<<20+2*32, MaxCallback(128, 128))
+}
+
+// What passes is an object without any key that an engine would act on in another way.
+func FuzzReadCallback(f *testing.F) {
+	for _, s := range []string{
+		callbackJSON, strings.Replace(callbackJSON, `[[7,8,9]]`, `[]`, 1), strings.Replace(callbackJSON, `"10.0.0.5"`, `"evil"`, 1),
+		strings.Replace(callbackJSON, `"token_ids":[]`, `"do_virtual":true`, 1), `{}`, `{"remote_block_ids":[[1]}`, strings.Repeat("[", 20), ` {"request_id":"\u0063hatcmpl-ek-1"}`,
+	} {
+		f.Add([]byte(s))
+	}
+	p := profileOf(AscendLayerwise)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := p.ReadCallback(body, "chatcmpl-ek-1", 300, 128, known)
+		if err != nil {
+			require.Zero(t, got)
+			return
+		}
+		var m map[string]any
+		require.NoError(t, json.Unmarshal(got.KV, &m))
+		require.True(t, known(m["remote_host"].(string)) || strings.ContainsAny(m["remote_host"].(string), ".:"))
+		require.Equal(t, true, m["do_remote_decode"])
+		require.Equal(t, false, m["do_remote_prefill"])
+		for _, key := range []string{"metaserver", "do_virtual", "batch_kv_transfer_params", "prompt_token_ids"} {
+			require.NotContains(t, m, key)
+		}
+		require.LessOrEqual(t, len(m), len(callbackKeys))
+	})
+}
+
+func TestReadEarlyProbe(t *testing.T) {
+	const layerwise = `{"choices":[{"finish_reason":"length"}],"prompt_token_ids":[1,2],"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1}},"kv_transfer_params":null}`
+	const role = `data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null,"matched_stop":null}],"usage":null}` + "\n\n"
+	const last = `data: {"choices":[{"delta":{},"finish_reason":"length","matched_stop":null}],"usage":null}` + "\n\n"
+	const usage = `data: {"choices":[],"usage":{"prompt_tokens":300,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":16}}}` + "\n\n"
+	const done = "data: [DONE]\n\n"
+	whole := ProbeAnswer{PromptTokens: 300, CachedTokens: 16, FinishReason: "length"}
+	for _, tc := range []struct {
+		name, connector, answer string
+		want                    ProbeAnswer
+		err                     string
+	}{
+		{"layerwise returns no hand-off", AscendLayerwise, layerwise, ProbeAnswer{PromptTokens: 2, CachedTokens: 1, PromptTokenIDs: json.RawMessage(`[1,2]`), FinishReason: "length"}, ""},
+		{"an end of sequence is as good", AscendLayerwise, strings.Replace(layerwise, "length", "stop", 1), ProbeAnswer{PromptTokens: 2, CachedTokens: 1, PromptTokenIDs: json.RawMessage(`[1,2]`), FinishReason: "stop"}, ""},
+		{"layerwise was aborted", AscendLayerwise, `{"choices":[{"finish_reason":"abort"}]}`, ProbeAnswer{CachedTokens: -1, FinishReason: "abort"}, `finish_reason is "abort"`},
+		{"layerwise answers no JSON", AscendLayerwise, "data: {}", ProbeAnswer{CachedTokens: -1}, "its answer is not JSON"},
+		{"an error with status 200", AscendLayerwise, `{"error":{"message":"x"}}`, ProbeAnswer{CachedTokens: -1}, "an error came with status 200"},
+		{"no choice", AscendLayerwise, `{}`, ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
+		{"an answer without end", AscendLayerwise, strings.Repeat(" ", MaxProbeAnswer+1), ProbeAnswer{CachedTokens: -1}, "more than 16777216"},
+
+		{"SGLang's in one piece", SGLang, `{"choices":[{"finish_reason":"length","matched_stop":null}],"usage":{"prompt_tokens":300,"prompt_tokens_details":{"cached_tokens":16}}}`, whole, ""},
+		{"SGLang's stream", SGLang, role + last + usage + done, whole, ""},
+		{"without [DONE]", SGLang, role + last + usage, whole, ""},
+		{"with other line ends, comments and names", SGLang, ": hello\r\nevent: x\r\n" + strings.ReplaceAll(role+last+usage+done, "\n", "\r\n"), whole, ""},
+		{"cut off", SGLang, role, ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
+		{"cut off in an event", SGLang, role + last[:30], ProbeAnswer{CachedTokens: -1}, "its answer is not JSON"},
+		{"an error in the stream", SGLang, role + `data: {"error":{"message":"KV transfer failed"}}` + "\n\n" + done, ProbeAnswer{CachedTokens: -1}, "an error came with status 200"},
+		{"aborted", SGLang, role + strings.Replace(last, "length", "abort", 1) + usage + done, ProbeAnswer{PromptTokens: 300, CachedTokens: 16, FinishReason: "abort"}, `finish_reason is "abort"`},
+		{"aborted as if it were not, it counts fewer tokens", SGLang, role + last + strings.Replace(usage, "300", "150", 1) + done, ProbeAnswer{PromptTokens: 150, CachedTokens: 16, FinishReason: "length"}, ""},
+		{"nothing", SGLang, "", ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := profileOf(tc.connector).ReadEarlyProbe([]byte(tc.answer), known)
+			if tc.err == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, ErrPrefillFailed)
+				require.ErrorContains(t, err, tc.err)
+			}
+			require.Equal(t, tc.want, got)
+		})
+	}
+}
+
+func TestAPushingPrefillTellsItsCoordinates(t *testing.T) {
+	kv := strings.Replace(handoffJSON, `"odd"`, `"transfer_mode":"push","tp_size":4,"pp_size":2,"odd"`, 1)
+	a, err := profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", kv, 1)), known)
+	require.NoError(t, err)
+	require.Equal(t, &Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 30000, TPSize: 4, PPSize: 2}, a.Coordinates)
+	_, err = profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", "null", 1)), known)
+	require.ErrorIs(t, err, ErrNoHandoff)
+}

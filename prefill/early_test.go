@@ -1,0 +1,270 @@
+package prefill
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+// foretold is a tier on a clock of its own, whose prefills take 100 ms, and what is told of a lease that is followed.
+type foretold struct {
+	*Tier
+	t   *testing.T
+	now time.Time
+}
+
+func newForetold(t *testing.T, connector string, ids ...string) *foretold {
+	f := &foretold{t: t, now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+	profile := mooncake.Profile{Name: "early", Connector: connector}.WithDefaults()
+	all := up(ids...)
+	for i := range all {
+		all[i].Profile = &profile
+	}
+	f.Tier = newTier(t, all, withPolicy("finish"), func(c *Config) {
+		c.Clock = func() time.Time { return f.now }
+		c.Calibration = CalibrationConfig{T0Ms: 100, TPMs: 1e-9, Known: true}
+	})
+	return f
+}
+
+func (f *foretold) pass(d time.Duration) { f.now = f.now.Add(d) }
+
+// bind is what follows when a request is bound to its rank: in tells in how long its first event is predicted.
+func (f *foretold) bind() (l *Lease, in func() time.Duration) {
+	var at time.Time
+	var rest time.Duration
+	l = acquire(f.t, f.Tier, Request{PromptTokens: 1000})
+	l.Follow(func(a time.Time, r time.Duration) { at, rest = a, r })
+	return l, func() time.Duration { return max(0, at.Sub(f.now)) + rest }
+}
+
+func (f *foretold) foresee(l *Lease) time.Duration {
+	in, known := l.Foresee()
+	require.True(f.t, known)
+	return in
+}
+
+const msec = time.Millisecond
+
+// What is foreseen of a request follows its prefiller: it slides while what is before it is late, comes nearer when
+// that ends early, and has its own transfer to come at last.
+func TestAFirstEventIsForeseen(t *testing.T) {
+	f := newForetold(t, mooncake.SGLang, "a")
+	first, firstIn := f.bind()
+	require.Equal(t, 100*msec, f.foresee(first))
+	require.Equal(t, 100*msec, firstIn())
+	first.Send()
+	f.pass(30 * msec)
+	second, secondIn := f.bind()
+	require.Equal(t, 170*msec, f.foresee(second))
+	require.Equal(t, 170*msec, secondIn())
+	second.Send()
+	require.Equal(t, 70*msec, firstIn())
+	require.Equal(t, 170*msec, secondIn())
+	f.pass(120 * msec)
+	require.Equal(t, time.Duration(0), firstIn(), "it is late")
+	require.Equal(t, 100*msec, secondIn(), "and the next with it")
+	f.pass(10 * msec)
+	first.Answered(Usage{}, time.Time{})
+	require.Equal(t, time.Duration(0), firstIn())
+	require.Equal(t, 100*msec, secondIn(), "its prefill begins")
+	first.Moved(1000, 40*msec)
+	first.Release()
+	third, thirdIn := f.bind()
+	require.Equal(t, 240*msec, thirdIn(), "a transfer is known now")
+	second.Release()
+	require.Equal(t, 140*msec, thirdIn(), "the one before it has ended early")
+	third.Send()
+	f.pass(100 * msec)
+	third.Answered(Usage{}, time.Time{})
+	require.Equal(t, 40*msec, thirdIn())
+	third.Release()
+	require.Empty(t, f.candidates["a"].followed)
+	requireIdle(t, f.Tier)
+}
+
+// Nothing is prefilled before the decode engine has called back.
+func TestAFirstEventIsForeseenBehindItsCallback(t *testing.T) {
+	f := newForetold(t, mooncake.AscendLayerwise, "a")
+	l, in := f.bind()
+	l.CalledBack(30 * msec)
+	require.Equal(t, 100*msec, in())
+	l.Send()
+	l.Release()
+	l, in = f.bind()
+	require.Equal(t, 130*msec, f.foresee(l))
+	require.Equal(t, 130*msec, in())
+	f.pass(50 * msec)
+	require.Equal(t, 100*msec, in(), "the callback is late")
+	l.Send()
+	behind, behindIn := f.bind()
+	require.Equal(t, 200*msec, behindIn(), "the callback comes meanwhile")
+	behind.Release()
+	l.Release()
+	requireIdle(t, f.Tier)
+}
+
+func TestNothingIsForeseenWithoutALaw(t *testing.T) {
+	f := newForetold(t, mooncake.SGLang, "a")
+	f.fit.Configure(CalibrationConfig{HalfLife: 500})
+	l := acquire(t, f.Tier, Request{PromptTokens: 1000})
+	l.Follow(func(time.Time, time.Duration) { t.Error("it cannot be") })
+	_, known := l.Foresee()
+	require.False(t, known)
+	l.Send()
+	l.Release()
+}
+
+func TestAForesightAllocatesNothing(t *testing.T) {
+	f := newForetold(t, mooncake.SGLang, "a")
+	var leases []*Lease
+	for range 8 {
+		l, _ := f.bind()
+		l.Send()
+		leases = append(leases, l)
+	}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.Tier.foresee(leases[0].c)
+	}))
+	for _, l := range leases {
+		l.Release()
+	}
+}
+
+// A decode engine that takes its time to call back is asked so much earlier, so that the prefiller does not wait for it.
+func TestAPrefillerIsGivenAPromptBeforeItsCallbackIsDue(t *testing.T) {
+	f := newForetold(t, mooncake.AscendLayerwise, "a")
+	f.cfg.Push.MaxUnanswered = 1
+	l, _ := f.bind()
+	l.CalledBack(60 * msec)
+	l.Send()
+	var next *Lease
+	f.Offer(Request{Model: testModel, PromptTokens: 1000}, func(l *Lease, err error) {
+		require.NoError(t, err)
+		next = l
+	})
+	f.pass(39 * msec)
+	f.Wake()
+	require.Nil(t, next)
+	at, ok := f.NextWake()
+	require.True(t, ok)
+	require.Equal(t, f.now.Add(msec), at)
+	f.pass(msec)
+	f.Wake()
+	require.NotNil(t, next)
+	next.Send()
+	next.Release()
+	l.Release()
+}
+
+// Until its probe is sent, a prefill may move to where it ends sooner.
+func TestAPrefillMovesToWhereItEndsSooner(t *testing.T) {
+	f := newForetold(t, mooncake.AscendLayerwise, "a", "b")
+	running, _ := f.bind()
+	running.Send()
+	other, _ := f.bind()
+	other.Send()
+	require.NotEqual(t, running.Candidate.ID, other.Candidate.ID)
+	f.pass(50 * msec)
+	l, in := f.bind()
+	require.Equal(t, 150*msec, in())
+	require.Nil(t, l.Sooner(0, nil), "the other engine is as busy")
+	first, second := running, other
+	if l.Candidate.ID == "b" {
+		first, second = other, running
+	}
+	second.Answered(Usage{}, time.Time{})
+	second.Release()
+	require.Nil(t, l.Sooner(51*msec, nil), "it is not sooner by so much")
+	require.Nil(t, l.Sooner(20*msec, []string{second.Candidate.Instance}), "its KV would not arrive")
+	moved := l.Sooner(20*msec, nil)
+	require.NotNil(t, moved)
+	require.Equal(t, second.Candidate.ID, moved.Candidate.ID)
+	require.Equal(t, l.Policy, moved.Policy)
+	f.pass(10 * msec)
+	require.Equal(t, 140*msec, in(), "nobody is told of it any more")
+	require.Equal(t, 0, f.candidates[first.Candidate.ID].account.Leases[probing]-1, "only what runs there is charged there")
+	moved.Send()
+	require.Nil(t, moved.Sooner(0, nil), "it is sent")
+	moved.Answered(Usage{}, time.Time{})
+	moved.Release()
+	first.Release()
+	require.Nil(t, l.Sooner(0, nil))
+	requireIdle(t, f.Tier)
+}
+
+// A prefill whose KV may not arrive moves to where it ends a little later.
+func TestAPrefillMovesToWhereItEndsALittleLater(t *testing.T) {
+	f := newForetold(t, mooncake.AscendLayerwise, "a", "b")
+	l, _ := f.bind()
+	busy, _ := f.bind()
+	busy.Send()
+	require.NotEqual(t, l.Candidate.ID, busy.Candidate.ID)
+	blocked := []string{l.Candidate.Instance}
+	require.Nil(t, l.Sooner(-20*msec, blocked), "the other engine is busy for 100 ms")
+	moved := l.Sooner(-120*msec, blocked)
+	require.NotNil(t, moved)
+	require.Equal(t, busy.Candidate.ID, moved.Candidate.ID)
+	moved.Release()
+	busy.Answered(Usage{}, time.Time{})
+	busy.Release()
+	requireIdle(t, f.Tier)
+}
+
+// A prefill waits for nothing that will not come.
+func TestAPrefillMovesFromAnEngineThatIsDown(t *testing.T) {
+	f := newForetold(t, mooncake.AscendLayerwise, "a", "b")
+	l, _ := f.bind()
+	all := up("a", "b")
+	for i := range all {
+		all[i].Profile, all[i].Live = l.Candidate.Profile, all[i].ID != l.Candidate.ID
+	}
+	f.SetCandidates(all)
+	moved := l.Sooner(time.Hour, nil)
+	require.NotNil(t, moved)
+	require.NotEqual(t, l.Candidate.ID, moved.Candidate.ID)
+	moved.Release()
+	requireIdle(t, f.Tier)
+}
+
+// Requests that are bound before their prefill wait for a decode rank, in the pool: its size and time bound them, those
+// of the arrival queue the others, whichever model comes first.
+func TestModelsThatBindEarlyHaveBoundsOfTheirOwn(t *testing.T) {
+	f := newForetold(t, mooncake.SGLang, "a", "b")
+	all := up("a", "b")
+	all[0].Models, all[0].Profile = []string{"early"}, f.candidates["a"].Profile
+	f.SetCandidates(all)
+	f.cfg.Push.MaxUnanswered = 1
+	f.cfg.Queue, f.cfg.Early = QueueConfig{Max: 3, Timeout: time.Minute}, QueueConfig{Max: 1, Timeout: time.Second}
+	for _, row := range []struct {
+		model, key string
+		most       int
+		wait       time.Duration
+	}{{"early", "pool.size", 1, time.Second}, {testModel, "prefill.queue.max", 3, time.Minute}} {
+		running := acquire(t, f.Tier, Request{Model: row.model})
+		var waiters []*waiter
+		for range row.most {
+			w, lease, err := f.enter(Request{Model: row.model})
+			require.NoError(t, err)
+			require.Nil(t, lease)
+			require.Equal(t, f.now.Add(row.wait), w.until)
+			waiters = append(waiters, w)
+		}
+		_, _, err := f.enter(Request{Model: row.model})
+		require.ErrorIs(t, err, ErrQueueFull)
+		require.ErrorContains(t, err, row.key)
+		_, _, err = f.enter(Request{Model: row.model, Arrival: f.now.Add(-row.wait)})
+		require.ErrorIs(t, err, ErrQueueTimeout)
+		require.ErrorContains(t, err, row.wait.String())
+		for _, w := range waiters {
+			f.withdraw(w)
+		}
+		running.Release()
+	}
+	requireIdle(t, f.Tier)
+}
