@@ -2,11 +2,14 @@ package dispatcher
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/twin"
@@ -24,6 +27,7 @@ type twins struct {
 	share float64
 	wake  bell
 	work  prometheus.Counter
+	log   *zap.Logger
 	late  atomic.Int64 // when a tick was late last, ns since 1970
 
 	choices func(twin.Choice) // nil: nobody chooses
@@ -58,7 +62,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
-	return &twins{share: cfg.TwinShare, work: m.twinWork, wake: newBell(), judged: map[board.GroupKey]*judged{}}
+	return &twins{share: cfg.TwinShare, work: m.twinWork, log: cfg.Log, wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
 // record ends a stretch of the tape if it is time.
@@ -99,6 +103,7 @@ func (t *twins) run(ctx context.Context, specs []string) {
 			return
 		}
 		for more := true; more; {
+			t.take(judge)
 			if late := time.Until(time.Unix(0, t.late.Load()).Add(lateFor)); late > 0 {
 				if !rest(late) {
 					return
@@ -106,9 +111,11 @@ func (t *twins) run(ctx context.Context, specs []string) {
 				continue
 			}
 			start := time.Now()
-			t.take(judge)
-			var verdicts []twin.Verdict
-			verdicts, more = judge.Work(turns)
+			verdicts, again, failure := work(judge, turns)
+			if more = again; failure != nil {
+				t.log.Error("dispatcher: the twin failed at these minutes; it goes on with the next", zap.Error(failure))
+				judge = twin.New(specs)
+			}
 			took := time.Since(start)
 			t.work.Add(took.Seconds())
 			for i := range verdicts {
@@ -125,6 +132,17 @@ func (t *twins) run(ctx context.Context, specs []string) {
 			turns = nextTurns(turns, took)
 		}
 	}
+}
+
+// work is one slice of it. A bug in a replay must not end the proxy.
+func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
+	defer func() {
+		if r := recover(); r != nil {
+			failure = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	fresh, more = judge.Work(turns)
+	return fresh, more, nil
 }
 
 // A slice of work takes about this long: short beside a tick, and long beside the clock.

@@ -4,6 +4,7 @@
 package twin
 
 import (
+	"slices"
 	"time"
 
 	"evenkeel/dispatcher/board"
@@ -13,6 +14,7 @@ import (
 // Tape keeps what happens to boards, one stretch after the other. Each begins with a copy of the boards.
 type Tape struct {
 	stretch *Stretch // nil: nothing is kept before the first copy
+	workers []board.Worker
 	bound   map[string][]bound
 	broken  bool // what comes cannot be replayed together with what was before
 	latest  int  // requests of the last stretch, so that there is room for as many
@@ -98,7 +100,9 @@ func (t *Tape) Hear(e board.Event, now time.Time) {
 	case *board.Release:
 		t.leaves(e, now)
 	case board.SetWorkers:
-		t.stretch.fleet = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers})
+		if !slices.Equal(e.Workers, t.workers) { // it is told far more often than it changes
+			t.stretch.fleet, t.workers = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers}), e.Workers
+		}
 	case board.SetPolicy, board.Settings, board.SetFit:
 		t.broken = true
 	}
