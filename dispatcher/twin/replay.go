@@ -59,8 +59,12 @@ func (w *Window) Inside(model string) float64 {
 			k++
 		}
 	}
-	step(w.To().Sub(begun), 0)
-	return area / ms(w.To().Sub(begun))
+	lasts := w.To().Sub(begun)
+	if lasts <= 0 {
+		return 0
+	}
+	step(lasts, 0)
+	return area / ms(lasts)
 }
 
 // of is the part of the window in which a model had all the barrier groups that it has at the end; nil: there
@@ -101,10 +105,11 @@ type Replay struct {
 	ranks  map[int32]*rank
 	fate   map[uint64]left
 	lag    int32 // of those whose own is not known
-	came   []came
-	quits  []quit // those that leave at their own time, whatever they got by then
+	came   arrivals
+	quits  []quit // those that leave at their own time, whatever they got by then, the next first
 	fleet  []fleet
 	jobs   []job
+	unused []int32          // of these
 	live   map[uint64]int32 // jobs that wait, by id
 	begins float64          // ms; steps before are not measured
 	ends   float64          // ms
@@ -138,6 +143,48 @@ type job struct {
 	lag    int32
 	came   came
 	entry  *board.Entry // that waits
+}
+
+// arrivals are the requests of a model in the order in which they came, on one time.
+type arrivals struct {
+	stretches []*Stretch // the rest of them
+	from      time.Time
+	model     string
+	at        int // in the first
+}
+
+// skip goes on to the next request of the model.
+func (a *arrivals) skip() {
+	for len(a.stretches) > 0 {
+		for all := a.stretches[0].came; a.at < len(all); a.at++ {
+			if all[a.at].model == a.model {
+				return
+			}
+		}
+		a.stretches, a.at = a.stretches[1:], 0
+	}
+}
+
+// due is when the next one comes, in ms.
+func (a *arrivals) due() (at float64, more bool) {
+	if len(a.stretches) == 0 {
+		return 0, false
+	}
+	s := a.stretches[0]
+	return ms(s.came[a.at].at + s.From.Sub(a.from)), true
+}
+
+// take is the next one.
+func (a *arrivals) take() came {
+	s := a.stretches[0]
+	c, later := s.came[a.at], s.From.Sub(a.from)
+	c.at, c.arrival, c.entered = c.at+later, c.arrival+later, c.entered+later
+	if c.deadline != 0 {
+		c.deadline += later
+	}
+	a.at++
+	a.skip()
+	return c
 }
 
 type quit struct {
@@ -177,7 +224,7 @@ func NewReplay(w *Window, model, spec string) (*Replay, error) {
 		return nil, err
 	}
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
-	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, virtual.Leg) { r.inside-- }, r.preempted
+	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(_ *virtual.Group, l virtual.Leg) { r.left(l.Job) }, r.preempted
 	r.Stepped = func(*virtual.Group, int) {}
 	r.resume(b.Policy() != inForce)
 	return r, nil
@@ -197,18 +244,10 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 // collect puts what happened in the stretches on one time.
 func (r *Replay) collect(w *Window, model string) {
 	var lags []int32
+	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model}
+	r.came.skip()
 	for _, s := range w.Stretches {
 		later := s.From.Sub(w.From())
-		for _, c := range s.came {
-			if c.model != model {
-				continue
-			}
-			c.at, c.arrival, c.entered = c.at+later, c.arrival+later, c.entered+later
-			if c.deadline != 0 {
-				c.deadline += later
-			}
-			r.came = append(r.came, c)
-		}
 		for _, l := range s.left {
 			l.at += later
 			r.fate[l.id] = l
@@ -273,7 +312,7 @@ func (r *Replay) leave(g *group, at int) {
 	for len(k.Legs) > 0 {
 		l := k.Legs[len(k.Legs)-1]
 		k.Remove(len(k.Legs) - 1)
-		r.inside--
+		r.left(l.Job)
 		r.Release(g.Group, &l, board.Failed)
 	}
 }
@@ -331,8 +370,20 @@ func remaining(f left, known bool) int32 {
 }
 
 func (r *Replay) job(j job) int32 {
+	if n := len(r.unused); n > 0 {
+		at := r.unused[n-1]
+		r.unused, r.jobs[at] = r.unused[:n-1], j
+		return at
+	}
 	r.jobs = append(r.jobs, j)
 	return int32(len(r.jobs) - 1)
+}
+
+// left books a request out.
+func (r *Replay) left(at int32) {
+	r.inside--
+	r.jobs[at] = job{}
+	r.unused = append(r.unused, at)
 }
 
 // wait notes a request that waits for a rank.
@@ -343,7 +394,8 @@ func (r *Replay) wait(id uint64, c came) *job {
 		j.lag = f.lag
 	}
 	if known && f.generated < 0 {
-		r.quits = append(r.quits, quit{ms(f.at), id})
+		at, _ := slices.BinarySearchFunc(r.quits, ms(f.at), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
+		r.quits = slices.Insert(r.quits, at, quit{ms(f.at), id})
 	}
 	at := r.job(j)
 	r.live[id] = at
@@ -361,8 +413,8 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 			r.Look(r.Now)
 		}
 		next, _ := r.Due()
-		if len(r.came) > 0 {
-			next = min(next, ms(r.came[0].at))
+		if at, more := r.came.due(); more {
+			next = min(next, at)
 		}
 		if len(r.fleet) > 0 {
 			next = min(next, ms(r.fleet[0].at))
@@ -388,19 +440,16 @@ func (r *Replay) come() {
 		r.refleet(r.fleet[0].workers)
 		r.fleet = r.fleet[1:]
 	}
-	for len(r.came) > 0 && ms(r.came[0].at) <= r.Now {
-		c := r.came[0]
-		r.came = r.came[1:]
+	for at, more := r.came.due(); more && at <= r.Now; at, more = r.came.due() {
+		c := r.came.take()
 		r.inside++
 		r.enter(r.wait(c.id, c))
 	}
-	r.quits = slices.DeleteFunc(r.quits, func(q quit) bool {
-		if q.at > r.Now {
-			return false
-		}
-		r.quit(q.id)
-		return true
-	})
+	for len(r.quits) > 0 && r.quits[0].at <= r.Now {
+		id := r.quits[0].id
+		r.quits = r.quits[1:]
+		r.quit(id)
+	}
 }
 
 // enter hands a request to the boards.
@@ -443,7 +492,7 @@ func (r *Replay) quit(id uint64) {
 			for i := range k.Legs {
 				if l := k.Legs[i]; r.jobs[l.Job].id == id {
 					k.Remove(i)
-					r.inside--
+					r.left(l.Job)
 					r.Release(g.Group, &l, board.Cancelled)
 					return
 				}
@@ -465,6 +514,7 @@ func (r *Replay) placed(e *board.Effect) {
 	}
 	delete(r.live, e.Entry.ID)
 	j, lag := &r.jobs[at], r.jobs[at].lag
+	j.entry = nil
 	if k.Group.Ends < virtual.Never { // it cannot take part in the step in progress, which is one of those it waits for
 		lag--
 	}
@@ -472,8 +522,10 @@ func (r *Replay) placed(e *board.Effect) {
 }
 
 func (r *Replay) refused(e *board.Effect) {
-	delete(r.live, e.Entry.ID)
-	r.inside--
+	if at, ok := r.live[e.Entry.ID]; ok {
+		delete(r.live, e.Entry.ID)
+		r.left(at)
+	}
 	r.Refusals++
 }
 
@@ -521,7 +573,12 @@ func (r *Replay) step(g *virtual.Group) float64 {
 
 // Inside is how many requests were on ranks or waited for one, in the mean. By Little's law that is what they
 // take from their prefill to their end, where as many come.
-func (r *Replay) Inside() float64 { return r.area / (r.ends - r.begins) }
+func (r *Replay) Inside() float64 {
+	if r.ends <= r.begins {
+		return 0
+	}
+	return r.area / (r.ends - r.begins)
+}
 
 // Mean is the mean step of a group; 0: it made none.
 func (r *Replay) Mean(group string) (ms float64, steps int) {

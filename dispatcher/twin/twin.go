@@ -47,7 +47,13 @@ type wrong struct {
 
 // add takes in what was replayed and what was, and says by what share the twin may be wrong.
 func (w *wrong) add(replayed, really float64) float64 {
-	off := math.Abs(replayed/really - 1)
+	off := 0.0
+	switch {
+	case really > 0:
+		off = math.Abs(replayed/really - 1)
+	case replayed > 0:
+		off = 1
+	}
 	if !w.seen {
 		w.mean, w.seen = off, true
 	}
