@@ -112,7 +112,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		if !ok {
 			return fmt.Errorf("-auto %s: write auto: and the policies to choose from, as in auto:br0,evenkeel", o.auto)
 		}
-		t.policies, t.shifts = append(list, o.auto), nil
+		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
 	}
 	for i := range o.loads {
 		if l := draw.New(o.seed, o.from+i); o.auto == "" || l.Drifts() {

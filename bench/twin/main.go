@@ -64,11 +64,11 @@ type scene struct {
 // scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, and not more
 // tokens than this machine carries.
 func scenes() (list []scene, err error) {
-	real := sim.Uniform(8, 8, 0)
-	real.Transfer = 2
-	real.Groups[0].C0Ms, real.Groups[0].C1Ms = 20, 0.0025
+	fleet := sim.Uniform(8, 8, 0)
+	fleet.Transfer = 2
+	fleet.Groups[0].C0Ms, fleet.Groups[0].C1Ms = 20, 0.0025
 	all := trace.Azure().Requests[:6000]
-	list = append(list, scene{"Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", real, all, real.Rate(0.85, all)})
+	list = append(list, scene{"Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", fleet, all, fleet.Rate(0.85, all)})
 	for number := 0; len(list) < 3; number++ {
 		l := draw.New(judgement, number)
 		if l.Rho == 0 || !l.Even() || float64(l.Ranks*l.Slots)*l.Rho/l.C0*1000 > most {
@@ -269,8 +269,8 @@ func (f *found) against(other *found, name string, m *report.Markdown) (ok bool)
 	}
 	for i := range f.engines {
 		group := fmt.Sprint(i)
-		v, there := f.groups[group]
-		if v, there = f.find(group, i); !there {
+		v, there := f.find(group, i)
+		if !there {
 			m.Add(name, f.policy, group, "no verdict")
 			return false
 		}
