@@ -78,6 +78,7 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 			require.Less(t, told["evenkeel"], told["jsq-kv"])
 			require.Less(t, told["jsq-kv"], told["random"])
 			require.Equal(t, replayed(t, w, ""), replayed(t, w, in), "two equal policies differ in nothing")
+			require.InEpsilon(t, w.Inside(model), inside(t, w), 0.05, "requests on ranks and in the pool")
 		}
 	}
 	require.Greater(t, windows, 10)
@@ -93,6 +94,15 @@ func replayed(t testing.TB, w *twin.Window, spec string) (ms float64) {
 	ms, steps := r.Mean("0")
 	require.Positive(t, steps)
 	return ms
+}
+
+// inside is how many requests there are in the replay of the policy in force.
+func inside(t testing.TB, w *twin.Window) float64 {
+	r, err := twin.NewReplay(w, model, "")
+	require.NoError(t, err)
+	_, err = r.Run(math.MaxInt)
+	require.NoError(t, err)
+	return r.Inside()
 }
 
 // mean is the mean step between the beginnings of two stretches.

@@ -1,0 +1,108 @@
+package twin
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/pool"
+)
+
+func empty(t testing.TB) *board.Boards {
+	b, err := board.New(board.Config{})
+	require.NoError(t, err)
+	return b
+}
+
+// one is a request that comes, gets a slot, and leaves.
+type one struct {
+	come  board.Enqueue
+	bind  board.Effect
+	leave board.Release
+}
+
+func request(id uint64, slot int32) *one {
+	e := &pool.Entry{ID: id, Model: "m", Prompt: 100, Entered: noon, Arrival: noon}
+	return &one{
+		board.Enqueue{Entry: e}, board.Effect{Kind: board.EffectBind, Group: board.GroupKey{Model: "m"}, Entry: e, Bound: board.Bound{Slot: slot, Step: 7}},
+		board.Release{Model: "m", Slot: slot, Generated: 50, Started: true, First: 10, Last: 60},
+	}
+}
+
+func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
+	var tape Tape
+	first, second := request(1, 3), request(2, 3) // one after the other in the same slot
+	tape.Done(&first.bind, noon)
+	require.Nil(t, tape.Cut(noon, empty(t)), "nothing was before")
+	require.True(t, tape.stretch.First)
+	tape.Hear(&first.leave, noon.Add(time.Second))
+	tape.Hear(&second.come, noon.Add(2*time.Second))
+	tape.Done(&second.bind, noon.Add(3*time.Second))
+	second.leave.First = 0
+	tape.Hear(&second.leave, noon.Add(4*time.Second))
+	refused := request(3, 0).come
+	tape.Hear(refused, noon.Add(5*time.Second))
+	tape.Done(&board.Effect{Kind: board.EffectRefuse, Entry: refused.Entry}, noon.Add(6*time.Second))
+
+	s := tape.Cut(noon.Add(15*time.Second), empty(t))
+	require.Equal(t, noon, s.From)
+	require.Equal(t, noon.Add(15*time.Second), s.To)
+	require.Equal(t, []left{
+		{at: time.Second, id: 1, generated: 50, lag: 2},
+		{at: 4 * time.Second, id: 2, generated: 50, lag: -1}, // no token came
+		{at: 6 * time.Second, id: 3, generated: -1, lag: -1},
+	}, s.left)
+	require.Len(t, s.came, 2)
+	require.EqualValues(t, 2, s.came[0].id)
+	require.Equal(t, 2*time.Second, s.came[0].at)
+	require.False(t, tape.stretch.First)
+}
+
+func TestAStretchEndsWithThePolicy(t *testing.T) {
+	var tape Tape
+	require.True(t, tape.Due(noon, time.Minute))
+	tape.Cut(noon, empty(t))
+	require.False(t, tape.Due(noon.Add(59*time.Second), time.Minute))
+	require.True(t, tape.Due(noon.Add(time.Minute), time.Minute))
+	tape.Hear(board.SetPolicy{Spec: "br0"}, noon.Add(time.Second))
+	require.True(t, tape.Due(noon.Add(time.Second), time.Minute))
+	require.Nil(t, tape.Cut(noon.Add(2*time.Second), empty(t)), "it is of two policies")
+	require.True(t, tape.stretch.First, "what comes is not replayed with what was")
+	require.False(t, tape.Due(noon.Add(3*time.Second), time.Minute))
+}
+
+func TestAStretchIsBounded(t *testing.T) {
+	var tape Tape
+	tape.Cut(noon, empty(t))
+	r := request(1, 0)
+	for !tape.Due(noon, time.Hour) {
+		tape.Hear(&r.come, noon)
+		require.LessOrEqual(t, len(tape.stretch.came), mostOfStretch)
+	}
+}
+
+func TestTheTwinKeepsWhatOneWindowNeeds(t *testing.T) {
+	judge, end := New([]string{"jsq"}), empty(t)
+	for n := range 100 {
+		from := noon.Add(time.Duration(n) * 15 * time.Second)
+		judge.Take(&Stretch{Boards: end, From: from, To: from.Add(15 * time.Second), came: make([]came, 5000)}, end)
+		require.LessOrEqual(t, from.Add(15*time.Second).Sub(judge.kept[0].From), Span)
+		require.LessOrEqual(t, 5000*len(judge.kept), mostKept)
+	}
+	judge.Take(&Stretch{Boards: end, From: noon, To: noon, First: true}, end)
+	require.Len(t, judge.kept, 1, "a window does not reach over a change")
+}
+
+func TestATapeDoesNotTouchTheHeap(t *testing.T) {
+	var tape Tape
+	r := request(1, 0)
+	tape.latest = 10_000
+	tape.Cut(noon, empty(t))
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		tape.Hear(&r.come, noon)
+		tape.Done(&r.bind, noon)
+		tape.Hear(&r.leave, noon)
+	}))
+}
