@@ -54,6 +54,14 @@ func (a *auto) named(spec string) (now string, err error) {
 	return spec, nil
 }
 
+// list is what the twin chooses from.
+func (a *auto) list() []string {
+	if a == nil {
+		return nil
+	}
+	return a.specs
+}
+
 // turn notes what an operator named, once it is in force.
 func (a *auto) turn(spec string) {
 	if a != nil && spec != "" {

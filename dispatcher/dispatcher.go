@@ -51,6 +51,10 @@ func Default() Config {
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	plain, left := c.leftToTwin()
 	if left != nil {
+		if slices.Contains(left.specs, "") {
+			bad("dispatch.policy", "%q has an empty policy; write auto: and the policies to choose from, as in auto:br0,evenkeel", c.Policy)
+			return
+		}
 		for _, spec := range left.specs[1:] {
 			each := plain.Config
 			each.Policy, each.Twin, each.Shadow = spec, nil, nil
@@ -66,8 +70,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
 	}
-	if !(c.TwinShare > 0 && c.TwinShare <= 1) {
-		bad("dispatch.twin_share", "%v of a core; write a number above 0, at most 1, or dispatch.twin: off", c.TwinShare)
+	if !(c.TwinShare >= 0.001 && c.TwinShare <= 1) {
+		bad("dispatch.twin_share", "%v of a core; write 0.001 to 1, or dispatch.twin: off", c.TwinShare)
 	}
 }
 

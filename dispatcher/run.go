@@ -126,7 +126,7 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 		beside.Go(func() { r.shadows.run(ctx) })
 	}
 	if r.twins != nil {
-		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
+		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin, r.auto.list()) })
 	}
 	if r.declog != nil {
 		beside.Go(func() { r.declog.run(ctx) })
@@ -161,7 +161,7 @@ func (r *runner) apply(e board.Event) {
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
 		if r.twins != nil && r.decided.Took > r.boards.Config().TickLimit/2 {
-			r.twins.late.Store(time.Now().UnixNano())
+			r.twins.late.Store(int64(time.Since(r.twins.began)))
 		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
@@ -268,7 +268,7 @@ func (r *runner) status(now time.Time) board.Status {
 		for j := range m.Groups {
 			g := &m.Groups[j]
 			key := board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}
-			g.Compared, g.Twin = r.shadows.compared(r.shadowed[key]), r.twins.status(key, now)
+			g.Compared, g.Twin = r.shadows.compared(r.shadowed[key]), r.twins.status(key, r.boards.Policy(), now)
 		}
 	}
 	return s

@@ -28,7 +28,8 @@ type twins struct {
 	wake  bell
 	work  prometheus.Counter
 	log   *zap.Logger
-	late  atomic.Int64 // when a tick was late last, ns since 1970
+	began time.Time
+	late  atomic.Int64 // when a tick was late last, ns since then; 0: none was
 
 	choices func(twin.Choice) // nil: nobody chooses
 
@@ -55,6 +56,9 @@ type saved struct {
 	today       float64 // rank-hours; below 0: lost
 }
 
+// mostFresh bounds the stretches that wait to be judged.
+const mostFresh = 20
+
 // lateFor is how long the twin rests after a tick that was late.
 const lateFor = time.Second
 
@@ -62,7 +66,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
-	return &twins{share: cfg.TwinShare, work: m.twinWork, log: cfg.Log, wake: newBell(), judged: map[board.GroupKey]*judged{}}
+	return &twins{share: cfg.TwinShare, work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
 // record ends a stretch of the tape if it is time.
@@ -76,6 +80,9 @@ func (r *runner) record() {
 	t.every = twin.Every(copied.Held())
 	if s := t.tape.Cut(r.now, copied); s != nil {
 		t.mu.Lock()
+		if len(t.fresh) >= mostFresh { // nobody judges for now
+			t.fresh, s.First = nil, true
+		}
 		t.fresh = append(t.fresh, recorded{s, copied})
 		t.mu.Unlock()
 		t.wake.ring()
@@ -83,8 +90,8 @@ func (r *runner) record() {
 }
 
 // run judges until ctx ends.
-func (t *twins) run(ctx context.Context, specs []string) {
-	judge, chooser, turns := twin.New(specs), twin.NewChooser(), 1
+func (t *twins) run(ctx context.Context, specs, chosen []string) {
+	judge, chooser, turns := twin.New(specs), twin.NewChooser(chosen), 1
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	rest := func(d time.Duration) bool {
@@ -104,8 +111,8 @@ func (t *twins) run(ctx context.Context, specs []string) {
 		}
 		for more := true; more; {
 			t.take(judge)
-			if late := time.Until(time.Unix(0, t.late.Load()).Add(lateFor)); late > 0 {
-				if !rest(late) {
+			if late := t.late.Load(); late > 0 && time.Since(t.began) < time.Duration(late)+lateFor {
+				if !rest(lateFor) {
 					return
 				}
 				continue
@@ -198,7 +205,7 @@ func (t *twins) book(v *twin.Verdict) {
 }
 
 // status is what was found of a group; nil: nothing yet.
-func (t *twins) status(key board.GroupKey, now time.Time) *verdict.Twin {
+func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	if t == nil {
 		return nil
 	}
@@ -215,10 +222,15 @@ func (t *twins) status(key board.GroupKey, now time.Time) *verdict.Twin {
 	}
 	for _, found := range v.Against {
 		kept := j.against[found.Policy]
+		if kept.day != now.UTC().Format(time.DateOnly) {
+			kept.today = 0
+		}
 		a := verdict.Against{
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
 		}
-		a.Say(s, found.Failed)
+		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > (2*twin.Span).Seconds() {
+			a.Claimed, a.Says = false, "against "+a.Policy+": nothing was replayed lately"
+		}
 		s.Against = append(s.Against, a)
 	}
 	return s

@@ -120,6 +120,9 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if m.reclaim && !now.Before(m.lasts) {
 		m.lose(now)
 	}
+	if m.held && m.leaving && now.Before(m.admitsFrom()) {
+		m.lose(now) // who finds it released may admit at once, and the one before us may not have stopped yet
+	}
 	switch {
 	case m.held && (m.leaving || now.Before(m.giveBy)):
 		return Release, now
@@ -248,6 +251,9 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
 	}
+	if now.Before(m.admitsFrom()) { // what is released may be admitted to at once, and the one before us may not have stopped yet
+		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
+	}
 	if m.away { // nobody could take it
 		return fmt.Errorf("%w: its store does not answer, so that nobody could take it", ErrNotHolder)
 	}
@@ -306,7 +312,7 @@ func (m *Machine) Heard(epoch int64) {
 // a higher one. Then the lease is given back and acquired again, with an epoch
 // above that one. Who says so more than once per lease is not believed again.
 func (m *Machine) Refused(now time.Time, epoch int64) {
-	if !m.held || epoch <= m.epoch || epoch > maxEpoch || m.away || now.Before(m.refusedAt.Add(m.cfg.Duration)) {
+	if !m.held || epoch <= m.epoch || epoch > maxEpoch || m.away || now.Before(m.admitsFrom()) || now.Before(m.refusedAt.Add(m.cfg.Duration)) {
 		return
 	}
 	m.Heard(epoch)

@@ -445,6 +445,41 @@ func TestALeaseThatIsDeletedBeforeItWasSeenMakesNoSecondOwner(t *testing.T) {
 	}
 }
 
+// Who has created a lease that was deleted, and leaves before it may admit, does not release it: whoever finds it
+// released admits at once, and the owner before has not stopped yet.
+func TestALeaseThatWasDeletedIsNotReleasedTooEarly(t *testing.T) {
+	for name, ttl := range stores {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(ttl)
+			home, owner := w.join("us-1", 1), w.join("eu-1", 1)
+			home.dead = true
+			w.until(60 * time.Second)
+			require.Equal(t, "eu-1", w.owners())
+			w.rec = Record{}
+			owner.shut = []span{{w.t, w.t + 30*time.Second}} // it does not hear of it
+			for n := range 8 {                               // processes of the home, each ended soon
+				w.begin(home)
+				home.m.fit = true
+				for end := w.t + time.Duration(n)*500*time.Millisecond; w.t < end; {
+					w.step()
+					require.NotContains(t, w.owners(), "and")
+				}
+				home.m.Leave(home.now(w.t))
+				for end := w.t + time.Second; w.t < end; {
+					w.step()
+					require.NotContains(t, w.owners(), "and")
+				}
+			}
+			w.begin(home)
+			for end := w.t + 2*time.Minute; w.t < end; {
+				w.step()
+				require.NotContains(t, w.owners(), "and")
+			}
+			require.Equal(t, "us-1", w.owners())
+		})
+	}
+}
+
 // With a lease never two admit, whatever the network does and however the clocks
 // run, as long as none is twice as fast as another; and when the trouble is over
 // the home owns its area.

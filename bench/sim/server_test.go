@@ -67,7 +67,7 @@ func TestTheServerTellsWhatItsPolicySaves(t *testing.T) {
 	f.Groups[0].C1Ms = 0.002
 	w, rng := &workload{}, rand.New(rand.NewPCG(1, 2))
 	at := 0.0
-	for range 1500 {
+	for range 1000 {
 		at += rng.ExpFloat64() * 110
 		w.jobs = append(w.jobs, arrival{at: at, prompt: 100 + rng.Int32N(9000), output: 1 + rng.Int32N(60)})
 	}

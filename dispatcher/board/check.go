@@ -1,6 +1,7 @@
 package board
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -33,7 +34,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		}
 	}
 	for i, spec := range c.Twin {
-		if _, err := c.decider(spec); err != nil {
+		if _, err := c.decider(cmp.Or(spec, "?")); err != nil {
 			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
 		}
 	}

@@ -1,7 +1,9 @@
 package board
 
 import (
+	"cmp"
 	"iter"
+	"maps"
 	"slices"
 	"time"
 )
@@ -23,6 +25,12 @@ func (l *Boards) Models() []string {
 		names[i] = b.model
 	}
 	return names
+}
+
+// Only forgets all models but one.
+func (l *Boards) Only(model string) {
+	maps.DeleteFunc(l.boards, func(name string, _ *board) bool { return name != model })
+	l.inOrder = []*board{l.boards[model]}
 }
 
 // Groups are the barrier groups of a model; dense says that it has ranks without a barrier, too.
@@ -72,10 +80,7 @@ func (l *Boards) Charges(model string) iter.Seq[Charge] {
 			}
 		}
 		slices.SortFunc(all, func(x, y Charge) int {
-			if d := x.Since.Compare(y.Since); d != 0 {
-				return d
-			}
-			return int(x.Slot) - int(y.Slot)
+			return cmp.Or(x.Since.Compare(y.Since), int(x.Slot-y.Slot))
 		})
 		for _, c := range all {
 			if !yield(c) {
@@ -85,13 +90,8 @@ func (l *Boards) Charges(model string) iter.Seq[Charge] {
 	}
 }
 
-// Waiting are the requests in the pool of a model.
-func (l *Boards) Waiting(model string) []*Entry {
-	if b := l.boards[model]; b != nil {
-		return b.pool.Entries()
-	}
-	return nil
-}
+// Waiting are the requests in the pool of a model that has a board.
+func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.Entries() }
 
 // Held is how many requests the boards have on ranks and in their pools: what a copy costs.
 func (l *Boards) Held() (n int) {

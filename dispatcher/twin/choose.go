@@ -3,8 +3,11 @@ package twin
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
+
+	"evenkeel/dispatcher/board"
 )
 
 // autoPrefix begins a policy that is a choice among others.
@@ -38,9 +41,10 @@ const (
 // Chooser puts the policy in force under which requests stay least long, as the twin finds. Shorter steps alone
 // are no gain where they are made of emptier ranks.
 type Chooser struct {
-	latest map[string]Verdict // by model
-	best   string             // of the last verdicts, as a spec
-	row    int                // how often one after the other
+	specs  []string // to choose from
+	latest map[board.GroupKey]Verdict
+	best   string // of the last verdicts, as a spec
+	row    int    // how often one after the other
 	last   time.Time
 }
 
@@ -50,8 +54,10 @@ type Choice struct {
 	Why  string
 }
 
-// NewChooser is one that has not chosen yet.
-func NewChooser() *Chooser { return &Chooser{latest: map[string]Verdict{}} }
+// NewChooser chooses among these policies.
+func NewChooser(specs []string) *Chooser {
+	return &Chooser{specs: specs, latest: map[board.GroupKey]Verdict{}}
+}
 
 // Hear takes verdicts in, and says which policy is to be put in force, if another is.
 func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bool) {
@@ -59,10 +65,13 @@ func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bo
 		return Choice{}, false
 	}
 	for _, v := range fresh {
-		c.latest[v.Group.Model] = v
+		c.latest[v.Group] = v
 	}
 	best, gain, bound := "", 0.0, 0.0
 	for _, a := range fresh[0].Against {
+		if !slices.Contains(c.specs, a.Spec) {
+			continue // it is only compared
+		}
 		if g, b := c.gain(a.Spec, fresh[0].Policy, now); g > b && g > gain {
 			best, gain, bound = a.Spec, g, b
 		}
@@ -82,17 +91,17 @@ func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bo
 		"requests stay %.1f %% less long under %s than under %s, and the twin is wrong by %.1f %%, in %d verdicts one after the other", 100*gain, best, fresh[0].Policy, 100*bound, chooseAfter)}, true
 }
 
-// gain is by what share requests stay less long under another policy, over all models, and by what share the
-// twin may be wrong. One that is not known for every model gains nothing.
+// gain is by what share requests stay less long under another policy, over all groups, and by what share the
+// twin may be wrong. One that is not known for every group gains nothing.
 func (c *Chooser) gain(spec, inForce string, now time.Time) (gain, bound float64) {
 	all := 0.0
-	for model, v := range c.latest {
+	for key, v := range c.latest {
+		if now.Sub(v.To) > 2*Span || v.Policy != inForce {
+			delete(c.latest, key) // the group is gone
+			continue
+		}
 		if !v.Sure {
 			return 0, 0
-		}
-		if now.Sub(v.To) > 2*Span || v.Policy != inForce {
-			delete(c.latest, model) // the model is gone
-			continue
 		}
 		other := math.Inf(1)
 		for _, a := range v.Against {

@@ -38,7 +38,7 @@ func found(model string, after time.Duration, fewer map[string]float64, wrong fl
 
 func TestTheChooserWaitsUntilItIsSure(t *testing.T) {
 	better := map[string]float64{"evenkeel": 3, "jsq": 2}
-	c := NewChooser()
+	c := NewChooser([]string{"br0", "evenkeel", "jsq"})
 	hear := func(after time.Duration, v ...Verdict) string {
 		choice, change := c.Hear(v, noon.Add(after))
 		require.Equal(t, change, choice.Spec != "")
@@ -66,8 +66,23 @@ func TestTheChooserWaitsUntilItIsSure(t *testing.T) {
 	require.Empty(t, hear(minute(20)))
 }
 
+func TestTheChooserForgetsWhatIsGoneAndWhatIsOnlyCompared(t *testing.T) {
+	c := NewChooser([]string{"br0", "evenkeel"})
+	gone := found("gone", 0, nil, 0)
+	gone.Sure = false
+	_, _ = c.Hear([]Verdict{gone}, noon)
+	for n := 20; ; n++ {
+		at := time.Duration(n) * time.Minute
+		if choice, change := c.Hear([]Verdict{found("a", at, map[string]float64{"evenkeel": 3, "jsq": 9}, 0.01)}, noon.Add(at)); change {
+			require.Equal(t, "evenkeel", choice.Spec)
+			return
+		}
+		require.Less(t, n, 30)
+	}
+}
+
 func TestTheChooserWeighsAllModels(t *testing.T) {
-	c := NewChooser()
+	c := NewChooser([]string{"br0", "evenkeel", "jsq"})
 	for n := range 10 {
 		at := time.Duration(n) * time.Minute
 		_, _ = c.Hear([]Verdict{found("b", at, map[string]float64{"evenkeel": -3}, 0.01)}, noon.Add(at))

@@ -67,18 +67,30 @@ func (w *Window) Inside(model string) float64 {
 	return area / ms(lasts)
 }
 
-// of is the part of the window in which a model had all the barrier groups that it has at the end; nil: there
-// is none.
+// of is the part of the window in which a model had all the barrier groups that it has at the end, each the same
+// all the time; nil: there is none.
 func (w *Window) of(model string) *Window {
 	last, _ := w.End.Groups(model)
-	for i, s := range w.Stretches {
-		there, _ := s.Boards.Groups(model)
-		missing := slices.ContainsFunc(last, func(v board.GroupView) bool {
-			return !slices.ContainsFunc(there, func(o board.GroupView) bool { return o.Key == v.Key })
-		})
-		if len(last) > 0 && !missing {
-			return &Window{Stretches: w.Stretches[i:], End: w.End}
+	begin, next := 0, last
+	for i := len(w.Stretches) - 1; i >= 0 && begin == 0; i-- {
+		there, _ := w.Stretches[i].Boards.Groups(model)
+		for _, v := range last {
+			from, to := viewOf(there, v.Key), viewOf(next, v.Key)
+			if from == nil || to == nil || to.Steps < from.Steps || to.Seconds < from.Seconds { // it is another since, under the same name
+				begin = i + 1
+			}
 		}
+		next = there
+	}
+	if len(last) == 0 || begin == len(w.Stretches) {
+		return nil
+	}
+	return &Window{Stretches: w.Stretches[begin:], End: w.End}
+}
+
+func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
+	if i := slices.IndexFunc(all, func(v board.GroupView) bool { return v.Key == key }); i >= 0 {
+		return &all[i]
 	}
 	return nil
 }
@@ -215,6 +227,7 @@ func NewReplay(w *Window, model, spec string) (*Replay, error) {
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
+	b.Only(model)
 	r := &Replay{
 		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fate: map[uint64]left{}, live: map[uint64]int32{},
 		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())),
@@ -276,7 +289,7 @@ func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
 		}
 		law := taught[at].Law
 		g := &group{Group: virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)}
-		g.Number = v.Last
+		g.Number = max(1, v.Last)
 		r.groups = append(r.groups, g)
 		r.Groups = append(r.Groups, g.Group)
 		r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
@@ -329,6 +342,10 @@ func (r *Replay) resume(another bool) {
 	}
 	for c := range r.Boards.Charges(r.Model) {
 		k := r.ranks[c.Worker]
+		if !k.up { // they fail, and those that clients wait for come again as others
+			r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Began)
+			continue
+		}
 		if !c.Started {
 			if placed[c.Worker]++; another && placed[c.Worker] > k.Slots {
 				queued = append(queued, c)
@@ -468,17 +485,22 @@ func (r *Replay) enter(j *job) {
 
 // refleet changes the ranks.
 func (r *Replay) refleet(ws []board.Worker) {
+	ours, groups := make([]board.Worker, 0, len(r.ranks)), map[int32]string{}
+	for _, w := range ws {
+		if w.Model == r.Model {
+			ours, groups[w.ID] = append(ours, w), w.Group
+		}
+	}
 	r.Count(r.Now)
-	r.Apply(board.SetWorkers{Workers: ws}, r.Now)
+	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
 	for _, g := range r.groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
-			id := g.Ranks[i].ID
-			if !slices.ContainsFunc(ws, func(w board.Worker) bool { return w.ID == id && w.Model == r.Model && w.Group == g.Key.Name }) {
+			if in, there := groups[g.Ranks[i].ID]; !there || in != g.Key.Name {
 				r.leave(g, i)
 			}
 		}
-		for i := range ws {
-			if w := &ws[i]; w.Model == r.Model && w.Barrier && w.Group == g.Key.Name {
+		for i := range ours {
+			if w := &ours[i]; w.Barrier && w.Group == g.Key.Name {
 				r.join(g, w)
 			}
 		}
@@ -507,12 +529,17 @@ func (r *Replay) quit(id uint64) {
 // placed gives a request to the engine that the boards bound it to.
 func (r *Replay) placed(e *board.Effect) {
 	at, ok := r.live[e.Entry.ID]
-	k := r.ranks[e.Bound.Worker]
-	if !ok || k == nil {
+	if !ok {
 		r.failed = fmt.Errorf("request %d was bound and is not known", e.Entry.ID)
 		return
 	}
 	delete(r.live, e.Entry.ID)
+	k := r.ranks[e.Bound.Worker]
+	if k == nil { // of a group that comes and goes within the window
+		r.left(at)
+		r.Release(r.Groups[0], &virtual.Leg{Slot: e.Bound.Slot}, board.Failed)
+		return
+	}
 	j, lag := &r.jobs[at], r.jobs[at].lag
 	j.entry = nil
 	if k.Group.Ends < virtual.Never { // it cannot take part in the step in progress, which is one of those it waits for

@@ -64,11 +64,14 @@ type fleet struct {
 // mostOfStretch bounds the requests of a stretch: one that has more ends early.
 const mostOfStretch = 50_000
 
+// mostFleets bounds how often the ranks change in a stretch, likewise.
+const mostFleets = 16
+
 // Due says whether the boards are to be copied now, because so much time is over, so much was kept, or
 // nothing that was kept fits to what comes.
 func (t *Tape) Due(now time.Time, every time.Duration) bool {
 	s := t.stretch
-	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch
+	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch || len(s.fleet) >= mostFleets
 }
 
 // Cut begins a stretch with a copy of the boards, and returns the one that ends; nil: there was none.
@@ -128,6 +131,8 @@ func (t *Tape) came(e *pool.Entry, now time.Time) {
 // Done keeps an effect that the boards want carried out.
 func (t *Tape) Done(e *board.Effect, now time.Time) {
 	switch e.Kind {
+	case board.EffectGone:
+		delete(t.bound, e.Group.Model)
 	case board.EffectBind:
 		if t.bound == nil {
 			t.bound = map[string][]bound{}

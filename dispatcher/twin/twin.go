@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -25,10 +26,9 @@ type Twin struct {
 	kept  []*Stretch    // whole ones that follow each other, the oldest first
 	end   *board.Boards // at the end of the last one
 
-	judging  *judging
-	groups   map[board.GroupKey]*account
-	verdicts []Verdict
-	whole    bool // a window was judged since the last stretch came
+	judging *judging
+	groups  map[board.GroupKey]*account
+	whole   bool // a window was judged since the last stretch came
 }
 
 // account is what is kept of a group from verdict to verdict.
@@ -111,7 +111,7 @@ type judging struct {
 
 // New judges these policies, beside the one in force.
 func New(specs []string) *Twin {
-	return &Twin{specs: slices.Clone(specs), groups: map[board.GroupKey]*account{}}
+	return &Twin{specs: slices.Compact(slices.Clone(specs)), groups: map[board.GroupKey]*account{}}
 }
 
 // Take takes in a stretch that is whole, and the boards as they were at its end.
@@ -147,9 +147,13 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		return nil, !t.whole
 	}
 	if j.replay == nil {
-		if !t.begin(j) {
-			j.next()
+		if t.begin(j) {
+			return nil, true
 		}
+		if len(j.found) > 0 { // of those before
+			return t.after(j), true
+		}
+		j.next()
 		return nil, true
 	}
 	over, err := j.replay.Run(turns)
@@ -192,6 +196,9 @@ func (t *Twin) begin(j *judging) bool {
 
 func (t *Twin) fails(j *judging, err error) {
 	for i := range j.found {
+		if slices.ContainsFunc(j.found[i].Against, func(a Against) bool { return a.Policy == t.specs[j.spec] }) {
+			continue
+		}
 		j.found[i].Against = append(j.found[i].Against, Against{Spec: t.specs[j.spec], Policy: t.specs[j.spec], Failed: err})
 	}
 }
@@ -203,8 +210,6 @@ func (t *Twin) after(j *judging) (fresh []Verdict) {
 		return nil
 	}
 	fresh = j.found
-	t.verdicts = slices.DeleteFunc(t.verdicts, func(v Verdict) bool { return v.Group.Model == j.models[0] })
-	t.verdicts = append(t.verdicts, fresh...)
 	j.next()
 	return fresh
 }
@@ -231,6 +236,10 @@ func (t *Twin) book(j *judging) {
 func (t *Twin) real(j *judging) (found []Verdict) {
 	w, model := j.window, j.models[0]
 	inside := w.Inside(model)
+	maps.DeleteFunc(t.groups, func(key board.GroupKey, _ *account) bool {
+		all, _ := w.End.Groups(key.Model)
+		return viewOf(all, key) == nil
+	})
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
 	for _, to := range ended {
@@ -264,6 +273,3 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 	}
 	return found
 }
-
-// Verdicts are the last ones.
-func (t *Twin) Verdicts() []Verdict { return t.verdicts }
