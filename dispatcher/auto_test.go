@@ -31,6 +31,7 @@ func TestThePolicyIsLeftToTheTwinUntilOneIsNamed(t *testing.T) {
 	require.Equal(t, "it is better", a.Why)
 
 	require.ErrorContains(t, d.SetPolicy("fastest"), "unknown policy")
+	require.Error(t, d.SetPolicy(""))
 	require.ErrorContains(t, d.SetPolicy("auto:br0,jsq"), "restart")
 	choose("evenkeel")
 	require.Equal(t, "evenkeel", d.Policy(), "what was refused changes nothing")

@@ -175,7 +175,7 @@ func (d *Dispatcher) SetPolicy(spec string) error {
 	noteKeys(d.cfg.Log, spec)
 	return d.ask(func(r *runner) error {
 		now, err := r.auto.named(spec)
-		if err == nil && now != "" {
+		if err == nil && (now != "" || spec == "") { // no policy at all is refused
 			err = r.set(board.SetPolicy{Spec: now})
 		}
 		if err == nil {
