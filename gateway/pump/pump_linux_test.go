@@ -73,10 +73,11 @@ func (b *bytes) Panicked(v any) {
 
 // A panic on the loop ends one stream: its connections are closed, and the loop serves the next.
 func TestAPanicOnALoopEndsOneStream(t *testing.T) {
-	next := make(chan struct{})
+	turns := make(chan chan struct{}, 1) // of the answers, each of which goes on with its own: one that ended may not have heard of it
 	decoder, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	engineServer := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next := <-turns
 		for _, part := range []string{"one", "two"} {
 			_, _ = io.WriteString(w, part)
 			_ = http.NewResponseController(w).Flush()
@@ -111,9 +112,15 @@ func TestAPanicOnALoopEndsOneStream(t *testing.T) {
 	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
 	require.NoError(t, err)
 	go func() { _ = server.Serve(ln) }()
-	defer func() { require.NoError(t, edge.Drain(context.Background(), server, ln)) }()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		require.NoError(t, edge.Drain(ctx, server, ln))
+	}()
 
 	ask := func(panics string) (body []byte, err error) {
+		next := make(chan struct{})
+		turns <- next
 		conn, err := net.Dial("tcp", ln.Addr().String())
 		require.NoError(t, err)
 		defer conn.Close()
