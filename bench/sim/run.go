@@ -76,7 +76,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 	}
 	for i := range fleet.Groups {
 		plan := &fleet.Groups[i]
-		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true}, plan.C0Ms, plan.C1Ms), index: i}
+		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true}, plan.C0Ms, plan.C1Ms)}
 		for _, p := range plan.Ranks {
 			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
 			r.workers = append(r.workers, w)

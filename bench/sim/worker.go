@@ -39,7 +39,6 @@ type worker struct {
 // group is ranks behind one barrier.
 type group struct {
 	*virtual.Group
-	index int
 	later []*worker // that will join
 	told  bool      // its law, where that is not learned
 }

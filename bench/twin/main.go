@@ -63,7 +63,7 @@ type scene struct {
 
 // scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, and not more
 // tokens than this machine carries.
-func scenes() (list []scene, err error) {
+func scenes() (list []scene) {
 	fleet := sim.Uniform(8, 8, 0)
 	fleet.Transfer = 2
 	fleet.Groups[0].C0Ms, fleet.Groups[0].C1Ms = 20, 0.0025
@@ -78,22 +78,18 @@ func scenes() (list []scene, err error) {
 		requests := p.Source.Drawn.Requests[len(p.Source.Drawn.Ages):]
 		list = append(list, scene{"load " + l.String(), p.Fleet, requests, p.Fleet.Rate(l.Rho, requests)})
 	}
-	return list, nil
+	return list
 }
 
 var policies = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
-	list, err := scenes()
-	if err != nil {
-		return false, err
-	}
 	m := report.Markdown{Head: []string{
 		"load", "in force", "group", "its step, ms", "as replayed", "error, %", "the other's step, as told, ms", "really", "off by, %", "within the error", "the policies differ by, %",
 		"claimed", "sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
 	ok = true
-	for _, s := range list {
+	for _, s := range scenes() {
 		if !strings.Contains(s.name, o.only) {
 			continue
 		}
@@ -132,7 +128,6 @@ type found struct {
 	seen    int                // verdicts of the first group
 	cpu     float64            // of a core, that the twin used
 	rss     float64            // MiB
-	failed  int
 }
 
 // verdict is what GET /status says of a group.
@@ -203,7 +198,10 @@ limits: {body_bytes: 67108864}
 		return nil, err
 	}
 	books, err := p.Series()
-	f.cpu, f.failed = books["evenkeel_twin_work_seconds_total"]/time.Since(f.began).Seconds(), r.Failed
+	f.cpu = books["evenkeel_twin_work_seconds_total"] / time.Since(f.began).Seconds()
+	if r.Failed > 0 && err == nil {
+		err = fmt.Errorf("%d of %d requests failed: %v", r.Failed, r.Sent, r.Kinds)
+	}
 	return f, err
 }
 

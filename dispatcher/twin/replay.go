@@ -31,8 +31,6 @@ type Replay struct {
 	still  int              // turns in which no time passed
 	over   bool
 	failed error
-
-	Preemptions, Refusals int
 }
 
 // group is one, and what came out of it.
@@ -142,11 +140,11 @@ func (r *Replay) collect(w *Window, model string) {
 func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
 	taught, _ := end.Groups(r.Model)
 	for _, v := range groups {
-		at := slices.IndexFunc(taught, func(t board.GroupView) bool { return t.Key == v.Key })
-		if at < 0 || taught[at].Law.C1Ms == 0 {
+		t := viewOf(taught, v.Key)
+		if t == nil || t.Law.C1Ms == 0 {
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
-		law := taught[at].Law
+		law := t.Law
 		g := &group{Group: virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)}
 		g.Number = max(1, v.Last)
 		r.groups = append(r.groups, g)
@@ -412,13 +410,11 @@ func (r *Replay) refused(e *board.Effect) {
 		delete(r.live, e.Entry.ID)
 		r.left(at)
 	}
-	r.Refusals++
 }
 
 // preempted has a request come back at once with what it has generated: how long its prompt would be
 // computed again is not known.
 func (r *Replay) preempted(_ *virtual.Rank, l virtual.Leg) {
-	r.Preemptions++
 	j := &r.jobs[l.Job]
 	j.prompt, j.age, j.left = l.Prompt+l.Gen, j.age+l.Gen, l.Left
 	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))

@@ -243,13 +243,13 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
 	for _, to := range ended {
-		at := slices.IndexFunc(begun, func(v board.GroupView) bool { return v.Key == to.Key })
+		from := viewOf(begun, to.Key)
 		step, _ := j.replay.Mean(to.Key.Name)
-		if at < 0 || step == 0 || to.Steps <= begun[at].Steps {
+		if from == nil || step == 0 || to.Steps <= from.Steps {
 			continue
 		}
-		v := Verdict{Group: to.Key, From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), Steps: to.Steps - begun[at].Steps, TwinMs: step, Ranks: len(to.Workers)}
-		v.StepMs = (to.Seconds - begun[at].Seconds) * 1000 / float64(v.Steps)
+		v := Verdict{Group: to.Key, From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), Steps: to.Steps - from.Steps, TwinMs: step, Ranks: len(to.Workers)}
+		v.StepMs = (to.Seconds - from.Seconds) * 1000 / float64(v.Steps)
 		a := t.groups[to.Key]
 		if a == nil {
 			a = &account{}
@@ -262,8 +262,8 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 		for _, s := range w.Stretches {
 			if !s.From.Before(a.until) && !s.From.Before(v.From) {
 				groups, _ := s.Boards.Groups(model)
-				if k := slices.IndexFunc(groups, func(g board.GroupView) bool { return g.Key == to.Key }); k >= 0 {
-					v.Fresh = to.Steps - groups[k].Steps
+				if then := viewOf(groups, to.Key); then != nil {
+					v.Fresh = to.Steps - then.Steps
 				}
 				break
 			}

@@ -7,15 +7,18 @@ import (
 	"time"
 )
 
-// Policies are those that the twin replays; the config file may also say off.
+// Policies are those that the twin replays; the config file may also say Off.
 type Policies []string
+
+// Off in place of a list is an empty one.
+const Off = "off"
 
 // UnmarshalYAML reads the list, or off.
 func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	var list []string
 	if err := read(&list); err != nil {
 		var word string
-		if read(&word) != nil || word != "off" {
+		if read(&word) != nil || word != Off {
 			return err
 		}
 	}

@@ -263,3 +263,12 @@ func FuzzParse(f *testing.F) {
 		require.NoError(t, c.Validate(), "a second look changes nothing")
 	})
 }
+
+func TestTheTwinCanBeTurnedOff(t *testing.T) {
+	const engines = "engines:\n  prefill: [{url: \"http://p0\"}]\n  decode: [{url: \"https://d0\"}]\n"
+	for text, want := range map[string]int{"off": 0, `"off"`: 0, "[]": 0, "[br0, jsq]": 2} {
+		c, err := Parse("f.yaml", []byte("dispatch: {twin: "+text+"}\n"+engines))
+		require.NoError(t, err, text)
+		require.Len(t, c.Dispatch.Twin, want, text)
+	}
+}

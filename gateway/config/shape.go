@@ -11,6 +11,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/token"
 
+	"evenkeel/dispatcher/verdict"
 	"evenkeel/mooncake"
 )
 
@@ -36,6 +37,7 @@ func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	profileType  = reflect.TypeFor[mooncake.Profile]()
+	twinType     = reflect.TypeFor[verdict.Policies]()
 )
 
 // value checks one node against the type it is decoded into.
@@ -61,6 +63,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
 	case t.Kind() == reflect.Map:
 		s.mapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
+	case t == twinType && n.GetToken().Value == verdict.Off:
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
 		if !ok {
