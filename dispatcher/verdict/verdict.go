@@ -28,11 +28,11 @@ func (t *Policies) UnmarshalYAML(read func(any) error) error {
 
 // Auto is a policy that is left to the twin.
 type Auto struct {
-	Policies []string  `json:"policies"` // to choose from
-	On       bool      `json:"on"`       // false: an operator has named one policy since
-	Changes  uint64    `json:"changes"`  // since the start
-	At       time.Time `json:"at"`       // of the last change
-	Why      string    `json:"why"`      // of the last change
+	Policies []string  `json:"policies"`      // to choose from
+	On       bool      `json:"on"`            // false: an operator has named one policy since
+	Changes  uint64    `json:"changes"`       // since the start
+	At       time.Time `json:"at,omitzero"`   // of the last change
+	Why      string    `json:"why,omitempty"` // of the last change
 }
 
 // Twin is what the last minutes of a group would have been under other policies.
