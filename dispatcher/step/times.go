@@ -70,6 +70,7 @@ type Times struct {
 	typical time.Duration // their median
 	meanMs  float32       // fading mean, half-life 32 steps
 	tokens  float64       // of a request in a step, fading mean; 0: not known
+	taught  Taught
 	buckets [len(bounds)]uint64
 	sumMs   float64
 }
@@ -121,7 +122,50 @@ func (s *Times) Teach(load int64, tokens float64, length time.Duration) {
 	s.tokens += (min(tokens, 2*s.tokens) - s.tokens) / 46
 	if !several && s.usual(length) {
 		s.regression.add(load, length.Seconds()*1000)
+		s.taught.add(load, length.Seconds()*1000)
 	}
+}
+
+// Taught are the steps that taught something since the start.
+type Taught struct {
+	Steps  float64
+	Tokens float64 // of the fullest rank, over all of them
+	Ms     float64
+}
+
+func (t *Taught) add(tokens int64, ms float64) {
+	t.Steps, t.Tokens, t.Ms = t.Steps+1, t.Tokens+float64(tokens), t.Ms+ms
+}
+
+// Line is what the steps tell of how long they take.
+type Line struct {
+	Model        // its slope is 0 where the load is not seen in them
+	InForce bool // else it is not good enough for policies
+	Taught  Taught
+}
+
+// Line so far.
+func (s *Times) Line() Line {
+	l := Line{Taught: s.taught}
+	l.Model, _, _ = s.Model()
+	if l.InForce = l.C1Ms > 0; l.InForce {
+		return l
+	}
+	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && r2*s.w > sureSlope*sureSlope*(1-r2) {
+		l.C1Ms = learned.C1Ms
+	}
+	return l
+}
+
+// sureSlope is how many times its standard error a slope is at least.
+const sureSlope = 4
+
+// Through is the line with the slope of m through the mean of the steps from an earlier moment until t.
+func (t Taught) Through(m Model, before Taught) Model {
+	if n := t.Steps - before.Steps; n > 0 {
+		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens))/n)
+	}
+	return m
 }
 
 func (s *Times) usual(length time.Duration) bool {

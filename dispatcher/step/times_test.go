@@ -97,3 +97,39 @@ func BenchmarkStepModel(b *testing.B) {
 		s.Model()
 	}
 }
+
+func TestALineIsToldBeforePoliciesMayUseIt(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		steps     int
+		c1, noise float64
+		inForce   bool
+		slope     float64
+	}{
+		{"it fits", 400, 2e-4, 1, true, 2e-4},
+		{"it is surely not level, but noise is most of it", 2000, 2e-4, 15, false, 2e-4},
+		{"noise is all", 2000, 0, 15, false, 0},
+		{"too few steps", 150, 2e-4, 1, false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var s Times
+			feed(&s, c.steps, 100, c.c1, c.noise, 100_000)
+			l := s.Line()
+			require.Equal(t, c.inForce, l.InForce)
+			require.InDelta(t, c.slope, l.C1Ms, 1e-4)
+			require.EqualValues(t, c.steps, l.Taught.Steps)
+		})
+	}
+}
+
+func TestALineGoesThroughTheMeanOfAWindow(t *testing.T) {
+	var s Times
+	feed(&s, 500, 50, 2e-4, 0, 100_000)
+	before := s.Line().Taught
+	feed(&s, 500, 60, 2e-4, 0, 100_000) // everything takes longer now
+	m := s.Line().Taught.Through(Model{C1Ms: 2e-4}, before)
+	require.InDelta(t, 60, m.C0Ms, 0.01)
+	require.Equal(t, 2e-4, m.C1Ms)
+	require.Equal(t, Model{C0Ms: 7}, before.Through(Model{C0Ms: 7}, before), "nothing was taught")
+	require.Zero(t, before.Through(Model{C1Ms: 1}, Taught{}).C0Ms, "no step is free")
+}
