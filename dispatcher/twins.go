@@ -226,7 +226,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 			kept.today = 0
 		}
 		a := verdict.Against{
-			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
+			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
 		}
 		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > (2*twin.Span).Seconds() {
 			a.Claimed, a.Says = false, "against "+a.Policy+": nothing was replayed lately"

@@ -78,11 +78,54 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 			require.Less(t, told["evenkeel"], told["jsq-kv"])
 			require.Less(t, told["jsq-kv"], told["random"])
 			require.Equal(t, replayed(t, w, ""), replayed(t, w, in), "two equal policies differ in nothing")
-			require.InEpsilon(t, w.Inside(model), inside(t, w), 0.05, "requests on ranks and in the pool")
 		}
 	}
 	require.Greater(t, windows, 10)
 	require.Less(t, offs/float64(windows), 0.01, "in the mean")
+}
+
+// The replay of the policy in force is what was: also where requests wait in engines, where KV binds and some are
+// preempted, where they pile up, and where there are several groups.
+func TestTheTwinReplaysWhatWas(t *testing.T) {
+	race.Alone(t)
+	several := ranksOf(6, 8)
+	several.Groups = []Group{several.Groups[0], several.Groups[0]}
+	tight := ranksOf(8, 8)
+	for i := range tight.Groups[0].Ranks {
+		tight.Groups[0].Ranks[i].Capacity = 16_000
+	}
+	const stretches = 20
+	for name, c := range map[string]struct {
+		fleet Fleet
+		rho   float64
+	}{"requests pile up": {ranksOf(8, 8), 1.1}, "KV binds": {tight, 0.8}, "two groups": {several, 0.9}} {
+		for _, spec := range []string{"jsq-kv", "br0", "evenkeel"} {
+			t.Run(name+" under "+spec, func(t *testing.T) {
+				w := drawn(t, Source{Trace: azure(4000)}, 3000)
+				w.pace(c.rho, &c.fleet)
+				tape := taped(t, &c.fleet, Load{Rho: c.rho}, w, spec, 15*time.Second)
+				judge := twin.New([]string{"random"})
+				for i := range stretches {
+					judge.Take(tape[2+i], tape[3+i].Boards)
+				}
+				var found []twin.Verdict
+				for more := true; more; {
+					var fresh []twin.Verdict
+					fresh, more = judge.Work(1 << 20)
+					found = append(found, fresh...)
+				}
+				require.Len(t, found, len(c.fleet.Groups))
+				v := found[0]
+				require.InEpsilon(t, v.StepMs, v.TwinMs, 0.02)
+				require.InEpsilon(t, v.Owed, v.TwinOwed, 0.05)
+				require.NoError(t, v.Against[0].Failed)
+				for _, other := range found {
+					require.Equal(t, v.StepMs, other.StepMs, "the groups of a model are judged together")
+					require.Positive(t, other.Fresh)
+				}
+			})
+		}
+	}
 }
 
 func replayed(t testing.TB, w *twin.Window, spec string) (ms float64) {
@@ -91,18 +134,8 @@ func replayed(t testing.TB, w *twin.Window, spec string) (ms float64) {
 	over, err := r.Run(math.MaxInt)
 	require.NoError(t, err)
 	require.True(t, over)
-	ms, steps := r.Mean("0")
-	require.Positive(t, steps)
-	return ms
-}
-
-// inside is how many requests there are in the replay of the policy in force.
-func inside(t testing.TB, w *twin.Window) float64 {
-	r, err := twin.NewReplay(w, model, "")
-	require.NoError(t, err)
-	_, err = r.Run(math.MaxInt)
-	require.NoError(t, err)
-	return r.Inside()
+	require.Positive(t, r.Steps.Mean())
+	return r.Steps.Mean()
 }
 
 // mean is the mean step between the beginnings of two stretches.

@@ -324,6 +324,7 @@ type Bound struct {
 	Score      float64
 	Wait       time.Duration // in the pool
 	Beyond     bool          // though the rank has no slot or no KV room for it yet
+	Full       bool          // likewise, or the policy leaves queues to engines
 	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 	Step       uint32        // of its group, that was told last; 0: none was
 
@@ -352,6 +353,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 		c.first, c.lead, how.StepMs = now.Add(e.Lead), e.Lead, r.group.stepMs()
 		how.Start = stepsIn(e.Lead, how.StepMs)
 	}
+	how.Full = how.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
 	how.Slot = b.charge(r, c)
 	how.Step = b.ledger.table[how.Slot].bound
 	if b.pairs.out > 0 {

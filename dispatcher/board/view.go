@@ -6,16 +6,18 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"evenkeel/dispatcher/step"
 )
 
 // GroupView is what the boards know of a barrier group, for who replays it.
 type GroupView struct {
 	Key     GroupKey
-	Law     StepModel // in force; C1Ms 0: unknown
-	Steps   uint64    // that were told so far
-	Seconds float64   // these took
-	Last    uint32    // number of the one that was told last
-	Workers []Worker  // its ranks, ascending ID
+	Line    step.Line
+	Steps   uint64   // that were told so far
+	Seconds float64  // these took
+	Last    uint32   // number of the one that was told last
+	Workers []Worker // its ranks, ascending ID
 }
 
 // Models are those that have a board.
@@ -45,8 +47,7 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 			continue
 		}
 		h := g.steps.Histogram()
-		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number}
-		v.Law, _, _ = g.steps.Model()
+		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number, Line: g.steps.Line()}
 		for _, r := range g.members {
 			v.Workers = append(v.Workers, r.Worker)
 		}
@@ -58,7 +59,7 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 // Charge is a request on a rank of the fleet, as far as it was told last.
 type Charge struct {
 	Worker, Slot           int32
-	ID                     uint64
+	ID, Key                uint64
 	Prompt, Generated, Age int32
 	Started                bool
 	Since                  time.Time
@@ -75,7 +76,7 @@ func (l *Boards) Charges(model string) iter.Seq[Charge] {
 		for _, r := range b.ranks {
 			for i, slot := range r.slots {
 				if c := &b.ledger.table[slot]; r.present {
-					all = append(all, Charge{r.ID, slot, c.id, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since})
+					all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since})
 				}
 			}
 		}

@@ -38,8 +38,8 @@ const (
 	chooseEvery = 5 * time.Minute
 )
 
-// Chooser puts the policy in force under which requests stay least long, as the twin finds. Shorter steps alone
-// are no gain where they are made of emptier ranks.
+// Chooser puts the policy in force that owes the least work, as the twin finds: it serves the same requests soonest.
+// Shorter steps alone are no gain where they are made of emptier ranks.
 type Chooser struct {
 	specs  []string // to choose from
 	latest map[board.GroupKey]Verdict
@@ -88,11 +88,11 @@ func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bo
 	c.last, c.best, c.row = now, "", 0
 	clear(c.latest)
 	return Choice{Spec: best, Why: fmt.Sprintf(
-		"requests stay %.1f %% less long under %s than under %s, and the twin is wrong by %.1f %%, in %d verdicts one after the other", 100*gain, best, fresh[0].Policy, 100*bound, chooseAfter)}, true
+		"%.1f %% less work is owed to requests under %s than under %s, and the twin is wrong by %.1f %%, in %d verdicts one after the other", 100*gain, best, fresh[0].Policy, 100*bound, chooseAfter)}, true
 }
 
-// gain is by what share requests stay less long under another policy, over all groups, and by what share the
-// twin may be wrong. One that is not known for every group gains nothing.
+// gain is by what share less work is owed under another policy, over all groups, and by what share the twin may be
+// wrong. One that is not known for every group gains nothing.
 func (c *Chooser) gain(spec, inForce string, now time.Time) (gain, bound float64) {
 	all := 0.0
 	for key, v := range c.latest {
@@ -106,12 +106,12 @@ func (c *Chooser) gain(spec, inForce string, now time.Time) (gain, bound float64
 		other := math.Inf(1)
 		for _, a := range v.Against {
 			if a.Spec == spec && a.Failed == nil {
-				other = a.Inside
+				other = a.Owed
 			}
 		}
-		gain += v.TwinInside - other
-		bound += v.InsideError * v.Inside
-		all += v.TwinInside
+		gain += v.TwinOwed - other
+		bound += v.OwedError * v.Owed
+		all += v.TwinOwed
 	}
 	if all == 0 {
 		return 0, 0

@@ -29,9 +29,9 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 // found is a verdict of a model with 50 requests inside under br0, and so many fewer under another policy, with
 // this error.
 func found(model string, after time.Duration, fewer map[string]float64, wrong float64) Verdict {
-	v := Verdict{Group: board.GroupKey{Model: model, Name: "main", Barrier: true}, Policy: "br0", To: noon.Add(after), Inside: 50, TwinInside: 50, InsideError: wrong, Sure: true}
+	v := Verdict{Group: board.GroupKey{Model: model, Name: "main", Barrier: true}, Policy: "br0", To: noon.Add(after), Owed: 50, TwinOwed: 50, OwedError: wrong, Sure: true}
 	for _, spec := range []string{"evenkeel", "jsq"} {
-		v.Against = append(v.Against, Against{Spec: spec, Policy: spec, Inside: 50 - fewer[spec]})
+		v.Against = append(v.Against, Against{Spec: spec, Policy: spec, Owed: 50 - fewer[spec]})
 	}
 	return v
 }

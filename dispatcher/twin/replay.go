@@ -14,10 +14,8 @@ import (
 // those before: clients who wait for an answer before they ask again would have come at other times.
 type Replay struct {
 	virtual.Engines
-	groups []*group
 	ranks  map[int32]*rank
-	fate   map[uint64]left
-	lag    int32 // of those whose own is not known
+	fates  *fates
 	came   arrivals
 	quits  []quit // those that leave at their own time, whatever they got by then, the next first
 	fleet  []fleet
@@ -26,18 +24,14 @@ type Replay struct {
 	live   map[uint64]int32 // jobs that wait, by id
 	begins float64          // ms; steps before are not measured
 	ends   float64          // ms
-	inside int              // requests that have come and not left
-	area   float64          // these, over the ms that are measured
-	still  int              // turns in which no time passed
+	Steps  Batches          // that are measured
+	work   work
+	owed   float64   // sum over the looks so far
+	looks  []float64 // ms at which it is looked how much work is owed, the next first
+	n      int       // of these in all
+	still  int       // turns in which no time passed
 	over   bool
 	failed error
-}
-
-// group is one, and what came out of it.
-type group struct {
-	*virtual.Group
-	steps int
-	ms    float64
 }
 
 type rank struct {
@@ -61,14 +55,8 @@ type quit struct {
 	id uint64
 }
 
-// endless is the length of an answer whose end is not known: it runs on for as long as the replay lasts.
-const endless = 1 << 30
-
 // mostStill bounds the turns of one instant.
 const mostStill = 10_000
-
-// usualLag is how many steps a request waits for its first token where none has ended yet.
-const usualLag = 1
 
 // NewReplay prepares a replay of a model; spec empty: under the policy that was in force. It says why not
 // where nothing can be told.
@@ -86,7 +74,7 @@ func NewReplay(w *Window, model, spec string) (*Replay, error) {
 	}
 	b.Only(model)
 	r := &Replay{
-		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fate: map[uint64]left{}, live: map[uint64]int32{},
+		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
 		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())),
 	}
 	r.collect(w, model)
@@ -97,6 +85,10 @@ func NewReplay(w *Window, model, spec string) (*Replay, error) {
 	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(_ *virtual.Group, l virtual.Leg) { r.left(l.Job) }, r.preempted
 	r.Stepped = func(*virtual.Group, int) {}
 	r.resume(b.Policy() != inForce)
+	for _, at := range w.looks() {
+		r.looks = append(r.looks, ms(at.Sub(w.From())))
+	}
+	r.n = len(r.looks)
 	return r, nil
 }
 
@@ -113,43 +105,33 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // collect puts what happened in the stretches on one time.
 func (r *Replay) collect(w *Window, model string) {
-	var lags []int32
-	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model}
+	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model, not: r.fates.again}
 	r.came.skip()
 	for _, s := range w.Stretches {
 		later := s.From.Sub(w.From())
-		for _, l := range s.left {
-			l.at += later
-			r.fate[l.id] = l
-			if l.lag >= 0 {
-				lags = append(lags, l.lag)
-			}
-		}
 		for _, f := range s.fleet {
 			r.fleet = append(r.fleet, fleet{f.at + later, f.workers})
 		}
 	}
-	r.lag = usualLag
-	if len(lags) > 0 {
-		slices.Sort(lags)
-		r.lag = lags[len(lags)/2]
-	}
 }
 
-// build makes engines of the groups, whose steps take what they had taught by the end.
+// build makes engines of the groups. Their steps follow the line that they had taught by the end, through the mean
+// of those of the window.
 func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
 	taught, _ := end.Groups(r.Model)
 	for _, v := range groups {
 		t := viewOf(taught, v.Key)
-		if t == nil || t.Law.C1Ms == 0 {
+		if t == nil || t.Line.Taught.Steps == 0 {
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
-		law := t.Law
-		g := &group{Group: virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)}
+		law := t.Line.Taught.Through(t.Line.Model, v.Line.Taught)
+		g := virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)
 		g.Number = max(1, v.Last)
-		r.groups = append(r.groups, g)
-		r.Groups = append(r.Groups, g.Group)
-		r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
+		r.Groups = append(r.Groups, g)
+		r.work.add(law, v.Workers)
+		if t.Line.InForce {
+			r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
+		}
 		for _, worker := range v.Workers {
 			r.join(g, &worker)
 		}
@@ -158,10 +140,10 @@ func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
 }
 
 // join has a rank take part in its group, or be as it is now.
-func (r *Replay) join(g *group, w *board.Worker) {
+func (r *Replay) join(g *virtual.Group, w *board.Worker) {
 	k := r.ranks[w.ID]
 	if k == nil {
-		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g.Group}}
+		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
 		r.ranks[w.ID] = k
 	}
 	k.Slots, k.Capacity, k.Cost, k.Others, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, !w.Down
@@ -174,16 +156,15 @@ func (r *Replay) join(g *group, w *board.Worker) {
 	}
 }
 
-// leave takes a rank out of its group. What runs on it fails, as it does where an engine dies: those that
-// clients wait for came again as others.
-func (r *Replay) leave(g *group, at int) {
+// leave takes a rank out of its group. What runs on it fails, as it does where an engine dies, and comes again.
+func (r *Replay) leave(g *virtual.Group, at int) {
 	k := g.Ranks[at]
 	g.Ranks = slices.Delete(g.Ranks, at, at+1)
 	for len(k.Legs) > 0 {
 		l := k.Legs[len(k.Legs)-1]
 		k.Remove(len(k.Legs) - 1)
-		r.left(l.Job)
-		r.Release(g.Group, &l, board.Failed)
+		r.Release(g, &l, board.Failed)
+		r.preempted(k, l)
 	}
 }
 
@@ -199,48 +180,43 @@ func (r *Replay) resume(another bool) {
 	}
 	for c := range r.Boards.Charges(r.Model) {
 		k := r.ranks[c.Worker]
-		if !k.up { // they fail, and those that clients wait for come again as others
-			r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Began)
+		if !k.up { // what runs there fails and comes again
+			queued = append(queued, c)
 			continue
 		}
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: int64(r.fates.lag)}
 		if !c.Started {
-			if placed[c.Worker]++; another && placed[c.Worker] > k.Slots {
-				queued = append(queued, c)
-				continue
+			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
+				if another {
+					queued = append(queued, c)
+					continue
+				}
+				l.Pulled, l.Begin, l.Lag = false, virtual.NotBegun, int64(r.fates.lag)
 			}
 		}
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: int64(r.lag)}
-		f, known := r.fate[c.ID]
-		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: remaining(f, known) - c.Generated, lag: r.lag})
-		l.Left = max(1, r.jobs[l.Job].left)
+		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: r.fates.rest(c.ID, c.Age+c.Generated), lag: r.fates.lag})
+		l.Left = r.jobs[l.Job].left
 		if c.Started {
 			l.Begin, l.Joined = 0, max(1, k.Group.Number)
 		}
 		r.Put(k.Rank, l)
-		r.inside++
 	}
 	for _, k := range r.ranks {
 		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
+		waiting := slices.IndexFunc(k.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
 		k.Active = min(k.Slots, len(k.Legs))
+		if waiting >= 0 {
+			k.Active = min(k.Active, waiting)
+		}
 	}
 	for _, e := range r.Boards.Waiting(r.Model) {
 		r.wait(e.ID, came{id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard}).entry = e
-		r.inside++
 	}
 	for _, c := range queued {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
-		r.inside++
-		r.enter(r.wait(c.ID, came{id: c.ID, prompt: c.Prompt, age: c.Age, arrival: since, entered: since}))
+		r.enter(r.wait(c.ID, came{id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since}))
 	}
-}
-
-// remaining is how many tokens a request will have got on the rank it is on.
-func remaining(f left, known bool) int32 {
-	if !known || f.generated < 0 {
-		return endless
-	}
-	return f.generated
 }
 
 func (r *Replay) job(j job) int32 {
@@ -255,19 +231,18 @@ func (r *Replay) job(j job) int32 {
 
 // left books a request out.
 func (r *Replay) left(at int32) {
-	r.inside--
 	r.jobs[at] = job{}
 	r.unused = append(r.unused, at)
 }
 
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	f, known := r.fate[id]
-	j := job{id: id, age: c.age, prompt: c.prompt, left: remaining(f, known), lag: r.lag, came: c}
+	f, known := r.fates.left[id]
+	j := job{id: id, age: c.age, prompt: c.prompt, left: r.fates.rest(id, c.age), lag: r.fates.lag, came: c}
 	if known && f.lag >= 0 && c.early { // its prefill is in it; of others, only the wait for a slot may make it longer
 		j.lag = f.lag
 	}
-	if known && f.generated < 0 {
+	if known && f.tokens < 0 {
 		at, _ := slices.BinarySearchFunc(r.quits, ms(f.at), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
 		r.quits = slices.Insert(r.quits, at, quit{ms(f.at), id})
 	}
@@ -293,7 +268,10 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if len(r.fleet) > 0 {
 			next = min(next, ms(r.fleet[0].at))
 		}
-		r.area += float64(r.inside) * max(0, min(next, r.ends)-max(r.Now, r.begins))
+		for len(r.looks) > 0 && r.looks[0] <= next {
+			r.owed += r.owes()
+			r.looks = r.looks[1:]
+		}
 		if next >= r.ends {
 			r.over = true
 			break
@@ -316,7 +294,6 @@ func (r *Replay) come() {
 	}
 	for at, more := r.came.due(); more && at <= r.Now; at, more = r.came.due() {
 		c := r.came.take()
-		r.inside++
 		r.enter(r.wait(c.id, c))
 	}
 	for len(r.quits) > 0 && r.quits[0].at <= r.Now {
@@ -350,7 +327,7 @@ func (r *Replay) refleet(ws []board.Worker) {
 	}
 	r.Count(r.Now)
 	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
-	for _, g := range r.groups {
+	for _, g := range r.Groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
 			if in, there := groups[g.Ranks[i].ID]; !there || in != g.Key.Name {
 				r.leave(g, i)
@@ -366,13 +343,13 @@ func (r *Replay) refleet(ws []board.Worker) {
 
 // quit has a client leave that left before it had a slot.
 func (r *Replay) quit(id uint64) {
-	for _, g := range r.groups {
+	for _, g := range r.Groups {
 		for _, k := range g.Ranks {
 			for i := range k.Legs {
 				if l := k.Legs[i]; r.jobs[l.Job].id == id {
 					k.Remove(i)
 					r.left(l.Job)
-					r.Release(g.Group, &l, board.Cancelled)
+					r.Release(g, &l, board.Cancelled)
 					return
 				}
 			}
@@ -402,7 +379,7 @@ func (r *Replay) placed(e *board.Effect) {
 	if k.Group.Ends < virtual.Never { // it cannot take part in the step in progress, which is one of those it waits for
 		lag--
 	}
-	r.Place(k.Rank, virtual.Leg{Job: at, Slot: e.Bound.Slot, Prompt: int32(e.Entry.Prompt), Left: max(1, j.left), Lag: int64(max(0, lag))})
+	r.Place(k.Rank, virtual.Leg{Job: at, Slot: e.Bound.Slot, Prompt: int32(e.Entry.Prompt), Left: j.left, Lag: int64(max(0, lag))})
 }
 
 func (r *Replay) refused(e *board.Effect) {
@@ -429,15 +406,6 @@ func (r *Replay) other(e *board.Effect) {
 	}
 }
 
-func (r *Replay) of(g *virtual.Group) *group {
-	for _, own := range r.groups {
-		if own.Group == g {
-			return own
-		}
-	}
-	return nil
-}
-
 // step is how long the step takes that begins.
 func (r *Replay) step(g *virtual.Group) float64 {
 	most := 0.0
@@ -446,28 +414,8 @@ func (r *Replay) step(g *virtual.Group) float64 {
 		most = max(most, float64(tokens)*k.Cost)
 	}
 	length := g.C0Ms + g.C1Ms*most
-	if own := r.of(g); r.Now >= r.begins {
-		own.steps++
-		own.ms += length
+	if r.Now >= r.begins {
+		r.Steps.add((r.Now-r.begins)/(r.ends-r.begins), length)
 	}
 	return length
-}
-
-// Inside is how many requests were on ranks or waited for one, in the mean. By Little's law that is what they
-// take from their prefill to their end, where as many come.
-func (r *Replay) Inside() float64 {
-	if r.ends <= r.begins {
-		return 0
-	}
-	return r.area / (r.ends - r.begins)
-}
-
-// Mean is the mean step of a group; 0: it made none.
-func (r *Replay) Mean(group string) (ms float64, steps int) {
-	for _, g := range r.groups {
-		if g.Key.Name == group && g.steps > 0 {
-			return g.ms / float64(g.steps), g.steps
-		}
-	}
-	return 0, 0
 }

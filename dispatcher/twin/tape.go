@@ -141,7 +141,7 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(all) {
 			all = append(all, bound{})
 		}
-		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Beyond}
+		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Full}
 		t.bound[e.Group.Model] = all
 	case board.EffectRefuse:
 		if t.stretch != nil {

@@ -27,75 +27,83 @@ type Twin struct {
 	end   *board.Boards // at the end of the last one
 
 	judging *judging
-	groups  map[board.GroupKey]*account
+	models  map[string]*account
 	whole   bool // a window was judged since the last stretch came
 }
 
-// account is what is kept of a group from verdict to verdict.
+// account is what is kept of a model from verdict to verdict.
 type account struct {
-	until  time.Time // steps before are accounted for
-	judged int       // windows
-	error  wrong     // of the step
-	inside wrong     // of the requests inside
+	until   time.Time // steps before are accounted for
+	judged  int       // windows
+	step    scatter   // of the replay of the policy in force, beside what was: of the mean step
+	owed    scatter   // likewise of the work that is owed
+	against map[string]*scatter
+	lag     int32 // steps from a bind to the first token, as it was seen last; 0: never
 }
 
-// wrong is how far the replay of the policy in force was off in the mean, the past fading.
-type wrong struct {
-	mean float64
-	seen bool
+// scatter is how far something is off, the past fading: the mean of its square.
+type scatter struct {
+	square float64
+	seen   bool
 }
 
-// add takes in what was replayed and what was, and says by what share the twin may be wrong.
-func (w *wrong) add(replayed, really float64) float64 {
-	off := 0.0
-	switch {
-	case really > 0:
-		off = math.Abs(replayed/really - 1)
-	case replayed > 0:
-		off = 1
+// add takes in how far it is off now, and says how far it may be off in one of twenty cases: twice the
+// deviation, and at least what it is now.
+func (s *scatter) add(off float64) float64 {
+	if !s.seen {
+		s.square, s.seen = off*off, true
 	}
-	if !w.seen {
-		w.mean, w.seen = off, true
-	}
-	w.mean += errorWeight * (off - w.mean)
-	return max(off, w.mean)
+	s.square += scatterWeight * (off*off - s.square)
+	return max(math.Abs(off), 2*math.Sqrt(s.square))
 }
 
 // leastJudged is after how many windows anything is claimed: one alone may be right by chance.
 const leastJudged = 4
 
-// errorWeight is by how much of the difference each window moves that mean.
-const errorWeight = 1. / 8
+// scatterWeight is by how much of the difference each window moves that mean.
+const scatterWeight = 1. / 8
 
-// Verdict is what was found of one group.
+// apart is by what share one thing is more than another; nothing is not known to be apart from nothing.
+func apart(replayed, really float64) float64 {
+	switch {
+	case really > 0:
+		return replayed/really - 1
+	case replayed > 0:
+		return 1
+	}
+	return 0
+}
+
+// Verdict is what was found of one group. The groups of a model are judged together: which of them gets a request is
+// part of what a policy decides.
 type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
 	Policy   string  // in force
-	Steps    uint64  // really
-	StepMs   float64 // in the mean, really
-	TwinMs   float64 // in the mean, as replayed under the policy in force
-	Error    float64 // by what share of a step the twin is wrong
-	Fresh    uint64  // of the steps, those that no verdict before was about
-	Sure     bool    // enough windows were judged to know how wrong the twin is
+	Fresh    uint64  // steps of the group that no verdict before was about
 	Ranks    int     // of the group
+	StepMs   float64 // in the mean over the groups of the model, really
+	TwinMs   float64 // likewise, as replayed under the policy in force
+	Error    float64 // by what share of a step the twin is wrong
+	Sure     bool    // enough windows were judged to know how wrong the twin is
 
-	// Of the model: requests on ranks and in the pool, in the mean. As many as come, so many more or less of them
-	// are inside as each stays longer or less long.
-	Inside, TwinInside float64 // really, and as replayed under the policy in force
-	InsideError        float64 // by what share of these the twin is wrong
+	// Work that is owed to the requests of the model that are inside, in ms of a rank. The sooner they are served the
+	// less it is.
+	Owed, TwinOwed float64 // really, and as replayed under the policy in force
+	OwedError      float64 // by what share of that the twin is wrong
 
 	Against []Against // one for each other policy
 }
 
-// Against is what a group would have had under another policy.
+// Against is what the model would have had under another policy.
 type Against struct {
 	Spec    string
 	Policy  string  // its name
 	StepMs  float64 // in the mean, as replayed
 	SavedMs float64 // of every step, by the policy in force; below 0 it loses
-	Claimed bool    // that is more than the twin is wrong by
-	Inside  float64 // requests of the model, as replayed
+	Error   float64 // by what share of a step that may be wrong: as the replay of the policy in force is, or more where it is unsteady in the window
+	Claimed bool    // it is more than that
+	Owed    float64 // as replayed
 	Failed  error
 }
 
@@ -107,11 +115,12 @@ type judging struct {
 	spec   int // of the replay under way; -1: the policy in force
 	replay *Replay
 	found  []Verdict // of the model
+	own    Batches   // of the policy in force
 }
 
 // New judges these policies, beside the one in force.
 func New(specs []string) *Twin {
-	return &Twin{specs: slices.Compact(slices.Clone(specs)), groups: map[board.GroupKey]*account{}}
+	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
 // Take takes in a stretch that is whole, and the boards as they were at its end.
@@ -181,6 +190,9 @@ func (t *Twin) begin(j *judging) bool {
 	} else if j.window = j.whole.of(j.models[0]); j.window == nil {
 		return false
 	}
+	if a := t.models[j.models[0]]; a != nil {
+		j.window.Lag = a.lag
+	}
 	r, err := NewReplay(j.window, j.models[0], spec)
 	switch {
 	case err != nil && j.spec < 0:
@@ -220,56 +232,59 @@ func (t *Twin) book(j *judging) {
 		j.found = t.real(j)
 		return
 	}
+	name, step := j.replay.Boards.Policy(), j.replay.Steps.Mean()
+	if len(j.found) == 0 || name == j.found[0].Policy || slices.ContainsFunc(j.found[0].Against, func(a Against) bool { return a.Policy == name }) {
+		return
+	}
+	first, about := &j.found[0], t.models[j.models[0]]
+	a := Against{Spec: t.specs[j.spec], Policy: name, StepMs: step, SavedMs: step - first.TwinMs, Owed: j.replay.Owed()}
+	if about.against[name] == nil {
+		about.against[name] = &scatter{}
+	}
+	a.Error = max(first.Error, about.against[name].add(j.replay.Steps.apart(&j.own)/first.TwinMs))
+	a.Claimed = first.Sure && step > 0 && math.Abs(a.SavedMs) > a.Error*first.StepMs
 	for i := range j.found {
-		v := &j.found[i]
-		name := j.replay.Boards.Policy()
-		if name != v.Policy && !slices.ContainsFunc(v.Against, func(a Against) bool { return a.Policy == name }) {
-			step, _ := j.replay.Mean(v.Group.Name)
-			a := Against{Spec: t.specs[j.spec], Policy: name, StepMs: step, SavedMs: step - v.TwinMs, Inside: j.replay.Inside()}
-			a.Claimed = v.Sure && step > 0 && math.Abs(a.SavedMs) > v.Error*v.StepMs
-			v.Against = append(v.Against, a)
-		}
+		j.found[i].Against = append(j.found[i].Against, a)
 	}
 }
 
 // real compares the replay of the policy in force with what was.
 func (t *Twin) real(j *judging) (found []Verdict) {
 	w, model := j.window, j.models[0]
-	inside := w.Inside(model)
-	maps.DeleteFunc(t.groups, func(key board.GroupKey, _ *account) bool {
-		all, _ := w.End.Groups(key.Model)
-		return viewOf(all, key) == nil
-	})
+	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
+	seconds, steps := 0.0, uint64(0)
 	for _, to := range ended {
-		from := viewOf(begun, to.Key)
-		step, _ := j.replay.Mean(to.Key.Name)
-		if from == nil || step == 0 || to.Steps <= from.Steps {
-			continue
+		if from := viewOf(begun, to.Key); from != nil {
+			seconds, steps = seconds+to.Seconds-from.Seconds, steps+to.Steps-from.Steps
 		}
-		v := Verdict{Group: to.Key, From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), Steps: to.Steps - from.Steps, TwinMs: step, Ranks: len(to.Workers)}
-		v.StepMs = (to.Seconds - from.Seconds) * 1000 / float64(v.Steps)
-		a := t.groups[to.Key]
-		if a == nil {
-			a = &account{}
-			t.groups[to.Key] = a
+	}
+	step := j.replay.Steps.Mean()
+	if steps == 0 || step == 0 {
+		return nil
+	}
+	about := t.models[model]
+	if about == nil {
+		about = &account{against: map[string]*scatter{}}
+		t.models[model] = about
+	}
+	about.judged++
+	about.lag = w.fates(model).lag
+	j.own = j.replay.Steps
+	v := Verdict{
+		From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), StepMs: seconds * 1000 / float64(steps), TwinMs: step, Sure: about.judged >= leastJudged,
+		Owed: w.owed(model, j.replay.work), TwinOwed: j.replay.Owed(),
+	}
+	v.Error, v.OwedError = about.step.add(apart(step, v.StepMs)), about.owed.add(apart(v.TwinOwed, v.Owed))
+	fresh := w.since(about.until, v.From, model)
+	for _, to := range ended {
+		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
+		if then := viewOf(fresh, to.Key); then != nil {
+			v.Fresh = to.Steps - then.Steps
 		}
-		a.judged++
-		v.Sure = a.judged >= leastJudged
-		v.Inside, v.TwinInside = inside, j.replay.Inside()
-		v.Error, v.InsideError = a.error.add(step, v.StepMs), a.inside.add(v.TwinInside, v.Inside)
-		for _, s := range w.Stretches {
-			if !s.From.Before(a.until) && !s.From.Before(v.From) {
-				groups, _ := s.Boards.Groups(model)
-				if then := viewOf(groups, to.Key); then != nil {
-					v.Fresh = to.Steps - then.Steps
-				}
-				break
-			}
-		}
-		a.until = w.To()
 		found = append(found, v)
 	}
+	about.until = w.To()
 	return found
 }

@@ -11,57 +11,42 @@ import (
 type Window struct {
 	Stretches []*Stretch
 	End       *board.Boards
+	Lag       int32 // steps from a bind to the first token where nobody's is known in the window; 0: not known either
+
+	learned map[string]*fates // by model
+}
+
+// fates are learned once for all replays of the window.
+func (w *Window) fates(model string) *fates {
+	if w.learned[model] == nil {
+		if w.learned == nil {
+			w.learned = map[string]*fates{}
+		}
+		w.learned[model] = w.learn(model)
+	}
+	return w.learned[model]
 }
 
 // From is the beginning.
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
-// Inside is how many requests of a model were on ranks or waited for one in the measured part, in the mean.
-func (w *Window) Inside(model string) float64 {
-	from := w.Measured()
-	n := len(from.Boards.Waiting(model))
-	for range from.Boards.Charges(model) {
-		n++
-	}
-	begun, at, area, measured := from.From, time.Duration(0), 0.0, false
-	step := func(now time.Duration, by int) {
-		area += float64(n) * ms(now-at)
-		at, n = now, n+by
-	}
-	ids := map[uint64]bool{}
-	for c := range from.Boards.Charges(model) {
-		ids[c.ID] = true
-	}
-	for _, e := range from.Boards.Waiting(model) {
-		ids[e.ID] = true
-	}
-	for _, s := range w.Stretches {
-		if measured = measured || s == from; !measured {
-			continue
-		}
-		later, i, k := s.From.Sub(begun), 0, 0
+// each tells what came to a model and what left in the order in which it did, from a stretch on, with the time
+// since that began.
+func (w *Window) each(first int, model string, comes func(time.Duration, *came), leaves func(time.Duration, *left)) {
+	for _, s := range w.Stretches[first:] {
+		later, i, k := s.From.Sub(w.Stretches[first].From), 0, 0
 		for i < len(s.came) || k < len(s.left) {
 			if k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at {
 				if c := &s.came[i]; c.model == model {
-					ids[c.id] = true
-					step(c.at+later, 1)
+					comes(c.at+later, c)
 				}
 				i++
 				continue
 			}
-			if l := &s.left[k]; ids[l.id] {
-				delete(ids, l.id)
-				step(l.at+later, -1)
-			}
+			leaves(s.left[k].at+later, &s.left[k])
 			k++
 		}
 	}
-	lasts := w.To().Sub(begun)
-	if lasts <= 0 {
-		return 0
-	}
-	step(lasts, 0)
-	return area / ms(lasts)
 }
 
 // of is the part of the window in which a model had all the barrier groups that it has at the end, each the same
@@ -83,6 +68,17 @@ func (w *Window) of(model string) *Window {
 		return nil
 	}
 	return &Window{Stretches: w.Stretches[begin:], End: w.End}
+}
+
+// since is how the groups of a model were at the first moment from which on nothing is accounted for.
+func (w *Window) since(accounted, measured time.Time, model string) []board.GroupView {
+	for _, s := range w.Stretches {
+		if !s.From.Before(accounted) && !s.From.Before(measured) {
+			groups, _ := s.Boards.Groups(model)
+			return groups
+		}
+	}
+	return nil
 }
 
 func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
@@ -111,14 +107,15 @@ type arrivals struct {
 	stretches []*Stretch // the rest of them
 	from      time.Time
 	model     string
-	at        int // in the first
+	not       map[*came]bool // of them
+	at        int            // in the first
 }
 
 // skip goes on to the next request of the model.
 func (a *arrivals) skip() {
 	for len(a.stretches) > 0 {
 		for all := a.stretches[0].came; a.at < len(all); a.at++ {
-			if all[a.at].model == a.model {
+			if c := &all[a.at]; c.model == a.model && !a.not[c] {
 				return
 			}
 		}

@@ -40,9 +40,9 @@ type Twin struct {
 	AgeSeconds    float64   `json:"age_seconds"`    // since the end of the window that was replayed
 	WindowSeconds float64   `json:"window_seconds"` // length of that window, without what is only run in
 	Policy        string    `json:"policy"`         // in force at the end of the window
-	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window
+	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window, over all groups of the model: which of them gets a request is up to the policy
 	TwinStepMs    float64   `json:"twin_step_ms"`   // mean step of the window as it is replayed under the policy in force
-	ErrorRatio    float64   `json:"error_ratio"`    // by what share of a step that replay is wrong: in this window, or in the mean of those before if that is more
+	ErrorRatio    float64   `json:"error_ratio"`    // by what share of a step that replay may be wrong: twice the deviation of the last windows, or that of this one if it is more
 	Against       []Against `json:"against"`        // one for each other policy of dispatch.twin
 }
 
@@ -51,7 +51,8 @@ type Against struct {
 	Policy       string  `json:"policy"`
 	StepMs       float64 `json:"step_ms"`          // mean step of the window as it is replayed under this policy; 0: it cannot be replayed
 	SavedMs      float64 `json:"saved_ms"`         // how much longer that is than the replay under the policy in force; below 0: that one loses
-	Claimed      bool    `json:"claimed"`          // the difference is larger than the twin's error; others count in no sum
+	ErrorRatio   float64 `json:"error_ratio"`      // by what share of a step that may be wrong: as the replay of the policy in force is, or more where the difference is unsteady in the window
+	Claimed      bool    `json:"claimed"`          // the difference is larger than its error; others count in no sum
 	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
 	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
 	Today        float64 `json:"rank_hours_today"` // saved since midnight UTC, the time of steps times the ranks of the group; below 0: lost
@@ -65,7 +66,7 @@ func (a *Against) Say(t *Twin, failed error) {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
 		return
 	case !a.Claimed:
-		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's own error of %.1f %% of a step", a.Policy, 100*t.ErrorRatio)
+		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*a.ErrorRatio)
 		return
 	}
 	word := func(v float64) string {

@@ -15,7 +15,7 @@ func TestSay(t *testing.T) {
 		"lost":                        {Against{SavedMs: -1.2, Claimed: true, Today: -0.31}, nil, "against jsq-kv: 1.2 ms of every 44 ms step lost, 0.3 rank-hours lost today"},
 		"lost lately, saved today":    {Against{SavedMs: -1.2, Claimed: true, Today: 4}, nil, "against jsq-kv: 1.2 ms of every 44 ms step lost, 4.0 rank-hours saved today"},
 		"today is too little to tell": {Against{SavedMs: 3.14, Claimed: true, Today: 0.04}, nil, "against jsq-kv: 3.1 ms of every 44 ms step saved"},
-		"within the error":            {Against{SavedMs: 0.3, Today: 2.6}, nil, "against jsq-kv: no difference beyond the twin's own error of 0.8 % of a step"},
+		"within the error":            {Against{SavedMs: 0.3, ErrorRatio: 0.008, Today: 2.6}, nil, "against jsq-kv: no difference beyond the twin's error of 0.8 % of a step"},
 		"it failed":                   {Against{Claimed: true}, errors.New("the policy failed"), "against jsq-kv: it cannot be replayed: the policy failed"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (f *fake) Document(context.Context) Document {
 	s := f.at(seconds)
 	g := Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
 	g.Twin = Twin{
-		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today", "against brh: no difference beyond the twin's own error of 0.8 % of a step"},
+		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today", "against brh: no difference beyond the twin's error of 0.8 % of a step"},
 		Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
 		Verdict: &verdict.Twin{
 			AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,

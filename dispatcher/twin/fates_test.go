@@ -1,0 +1,66 @@
+package twin
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+)
+
+// withModel has one rank of model m.
+func withModel(t testing.TB) *board.Boards {
+	b := empty(t)
+	b.Apply(board.SetWorkers{Workers: []board.Worker{{Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true}}}, noon)
+	return b
+}
+
+// A request that lost its rank and came again is one, with all its tokens; another one that only has the same key is not.
+func TestARequestThatCameAgainIsOne(t *testing.T) {
+	at := func(s int) time.Duration { return time.Duration(s) * time.Second }
+	end := withModel(t)
+	w := &Window{Stretches: []*Stretch{
+		{
+			Boards: end, From: noon, To: noon.Add(at(10)),
+			came: []came{
+				{at: at(1), id: 1, key: 7, model: "m", prompt: 100},
+				{at: at(2), id: 2, key: 8, model: "m", prompt: 100},
+				{at: at(4), id: 3, key: 7, model: "m", prompt: 130, age: 30}, // the next leg of 1
+				{at: at(5), id: 4, key: 7, model: "m", prompt: 100},          // another that asks the same
+				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
+				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},
+			},
+			left: []left{{at: at(3), id: 1, generated: 30, lag: 2}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
+		},
+		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), left: []left{{at: at(1), id: 4, generated: -1, lag: -1}}},
+	}, End: end}
+	f := w.fates("m")
+	require.Equal(t, map[uint64]fate{1: {at(9), 42, -1}, 2: {at(3), 50, 4}, 4: {at(11), -1, -1}}, f.left)
+	require.Len(t, f.again, 1)
+	require.True(t, f.again[&w.Stretches[0].came[2]])
+	require.EqualValues(t, 4, f.lag, "the median of what is known")
+	require.EqualValues(t, 42, f.rest(1, 0))
+	require.EqualValues(t, 12, f.rest(1, 30))
+	require.EqualValues(t, 12, f.rest(3, 30), "its later leg is the same request")
+	require.EqualValues(t, 1, f.rest(1, 100), "there is always a last token")
+	require.Same(t, f, w.fates("m"), "it is learned once")
+
+	var order []uint64
+	a := arrivals{stretches: w.Stretches, from: noon, model: "m", not: f.again}
+	for a.skip(); ; {
+		if _, more := a.due(); !more {
+			break
+		}
+		order = append(order, a.take().id)
+	}
+	require.Equal(t, []uint64{1, 2, 4, 5}, order)
+}
+
+func TestAReplayKnowsTheLagOfEarlierWindows(t *testing.T) {
+	end := withModel(t)
+	w := &Window{Stretches: []*Stretch{{Boards: end, From: noon, To: noon.Add(time.Minute)}}, End: end, Lag: 5}
+	require.EqualValues(t, 5, w.fates("m").lag)
+	w = &Window{Stretches: w.Stretches, End: end}
+	require.EqualValues(t, usualLag, w.fates("m").lag)
+}

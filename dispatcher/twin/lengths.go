@@ -1,0 +1,89 @@
+package twin
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// lengths tell how long answers are, from those that ended in a window and those that were longer than what was
+// seen of them. Both must count: the long ones are still running more often.
+type lengths struct {
+	steps []survival // ascending
+}
+
+// survival is which share of the answers is longer than so many tokens.
+type survival struct {
+	tokens int32
+	share  float64
+}
+
+// seen is what is known of one answer: it was observed from one length on, and up to another one.
+type seen struct {
+	from, to int32
+	ended    bool // there, else nobody knows
+}
+
+// learnLengths is the product-limit estimate (Kaplan and Meier), where answers that were under way when the
+// window began are at risk only from where they were.
+func learnLengths(all []seen) lengths {
+	type change struct {
+		at           int32
+		risk, ending int // how many more are observed from here on, and how many end here
+	}
+	changes := make([]change, 0, 2*len(all))
+	for _, s := range all {
+		if s.to <= s.from {
+			continue // nothing of it was seen
+		}
+		changes = append(changes, change{at: s.from, risk: 1})
+		c := change{at: s.to, risk: -1}
+		if s.ended {
+			c.ending = 1
+		}
+		changes = append(changes, c)
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.at, b.at) })
+	var l lengths
+	share, risk := 1., 0
+	for i := 0; i < len(changes); {
+		at, begin, end, ending := changes[i].at, 0, 0, 0
+		for ; i < len(changes) && changes[i].at == at; i++ {
+			begin, end, ending = begin+max(0, changes[i].risk), end-min(0, changes[i].risk), ending+changes[i].ending
+		}
+		if ending > 0 {
+			share *= 1 - float64(ending)/float64(risk)
+			l.steps = append(l.steps, survival{at, share})
+		}
+		risk += begin - end
+	}
+	return l
+}
+
+// longer is which share of the answers is longer than so many tokens.
+func (l lengths) longer(tokens int32) float64 {
+	at, there := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
+	switch {
+	case there:
+		return l.steps[at].share
+	case at == 0:
+		return 1
+	}
+	return l.steps[at-1].share
+}
+
+// draw is the length of an answer that is longer than least, as its id tells: the same in each replay. It is
+// endless where no answer ended that was so long.
+func (l lengths) draw(least int32, id uint64) int32 {
+	longer := l.longer(least)
+	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
+	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
+	if longer == 0 || at == len(l.steps) {
+		return endless
+	}
+	return max(least+1, l.steps[at].tokens)
+}
+
+// endless is the length of an answer that runs on for as long as the replay lasts.
+const endless = math.MaxInt32 / 2

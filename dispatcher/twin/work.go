@@ -1,0 +1,80 @@
+package twin
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
+
+// work is what tokens cost on level ranks: their share of a step, and of what is read for them. So much is owed to
+// the requests that are inside: a policy that serves them sooner owes less, and none gains by putting the dear
+// ones off.
+type work struct {
+	ranks        int
+	token, perKV float64 // ms of a rank, the sum over all of them
+}
+
+func (w *work) add(law board.StepModel, ranks []board.Worker) {
+	for i := range ranks {
+		w.ranks++
+		w.token += law.C0Ms / float64(max(1, ranks[i].Slots))
+		w.perKV += law.C1Ms
+	}
+}
+
+// of so many tokens of a request that holds so many before the first of them; 0 where nobody knows how many they are.
+func (w *work) of(tokens, holds int32) float64 {
+	if tokens >= endless/2 || w.ranks == 0 {
+		return 0
+	}
+	n := float64(tokens)
+	return (n*w.token + (n*float64(holds)+n*(n+1)/2)*w.perKV) / float64(w.ranks)
+}
+
+// looks are the moments of the window at which it is looked how much work is owed: those of which boards were kept.
+func (w *Window) looks() (all []time.Time) {
+	for _, s := range w.Stretches {
+		if s.From.After(w.Measured().From) {
+			all = append(all, s.From)
+		}
+	}
+	return append(all, w.To())
+}
+
+// owed is how much work was owed to a model's requests in the mean of the looks.
+func (w *Window) owed(model string, k work) float64 {
+	f, sum, n := w.fates(model), 0.0, 0
+	look := func(b *board.Boards) {
+		for c := range b.Charges(model) {
+			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
+		}
+		for _, e := range b.Waiting(model) {
+			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
+		}
+		n++
+	}
+	for _, s := range w.Stretches {
+		if s.From.After(w.Measured().From) {
+			look(s.Boards)
+		}
+	}
+	look(w.End)
+	return sum / float64(n)
+}
+
+// owes is how much work is owed now.
+func (r *Replay) owes() (sum float64) {
+	for _, k := range r.ranks {
+		for i := range k.Legs {
+			l := &k.Legs[i]
+			sum += r.work.of(l.Left, l.Prompt+l.Gen)
+		}
+	}
+	for _, at := range r.live {
+		sum += r.work.of(r.jobs[at].left, r.jobs[at].prompt)
+	}
+	return sum
+}
+
+// Owed is how much work was owed in the mean of the looks, in ms of a rank.
+func (r *Replay) Owed() float64 { return r.owed / float64(max(1, r.n-len(r.looks))) }
