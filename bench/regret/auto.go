@@ -3,12 +3,17 @@ package main
 import (
 	"fmt"
 	"math"
+	"time"
 
 	"evenkeel/bench/report"
 )
 
 // autoLimit is by how much the twin's choice may be worse than the best policy of its list.
 const autoLimit = 0.005
+
+// autoLasts is how long each load lasts at least: the twin needs minutes to be sure, and then has the choice for
+// as long as the load stays.
+const autoLasts = 10 * time.Minute
 
 // autoTable holds a policy that the twin chooses, the last one, against each of its list, on loads whose answers
 // drift: there no policy of the list need be the best all the time.
@@ -39,7 +44,7 @@ func (t *trials) autoTable() string {
 		verdict = "**not met**"
 	}
 	at, least, _ := worst(shares, true)
-	return fmt.Sprintf("`go run ./bench/regret -seed %d -loads %d -auto %s`: tokens/s as a multiple of the best policy of the list, on the loads whose answers drift.\n\n%s\n"+
+	return fmt.Sprintf("`go run ./bench/regret -seed %d -loads %d -auto %s`: tokens/s as a multiple of the best policy of the list, on the loads whose answers drift, each for 10 minutes or more.\n\n%s\n"+
 		"The twin's choice has %s of the best in the geometric mean, and %.4f on the worst load (%d). It is to be never worse by more than %.1f %%: on %d of %d loads it is. %s.\n",
 		t.seed, t.drawn, t.policies[choice], m.String(), interval(shares), least, t.loads[at].Number, 100*autoLimit, behind, len(t.loads), verdict)
 }

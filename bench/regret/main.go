@@ -115,7 +115,11 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
 	}
 	for i := range o.loads {
-		if l := draw.New(o.seed, o.from+i); o.auto == "" || l.Drifts() {
+		l := draw.New(o.seed, o.from+i)
+		if o.auto != "" {
+			l.Lasts = autoLasts
+		}
+		if o.auto == "" || l.Drifts() {
 			t.loads = append(t.loads, l)
 		}
 	}

@@ -31,8 +31,9 @@ type Load struct {
 	stale   int     // steps
 	lag     int     // steps from an admission to the first token
 
-	seed   uint64  // of its requests
-	Tokens float64 // that are generated, where that many steps or requests are not enough
+	seed   uint64        // of its requests
+	Tokens float64       // that are generated, where that many steps or requests are not enough
+	Lasts  time.Duration // at least, if steps take as long as where nothing is read
 }
 
 // Drifts says whether the mean answer changes over the run.
@@ -161,6 +162,7 @@ func (l *Load) Plan(policies []string, shift float64) sim.Plan {
 	perStep := slots / l.answers.mean // requests done in a step, about
 	steps := min(leastSteps, leastRequests/perStep)
 	steps = max(steps*1.1, min(l.Tokens/slots, 2*leastRequests/perStep))
+	steps = max(steps, l.Lasts.Seconds()*1000/l.C0)
 	warm := max(0.5*slots, steps*perStep/10)
 	running, waiting := int(slots), l.pool
 	total := running + waiting + int(warm+steps*perStep)
