@@ -20,6 +20,7 @@ import (
 	"evenkeel/bench/sim"
 	"evenkeel/bench/trace"
 	"evenkeel/bench/world"
+	"evenkeel/dispatcher/board"
 )
 
 // most tokens a second that engines, proxy and clients serve on two cores without being late.
@@ -61,9 +62,10 @@ type scene struct {
 	rate     float64 // requests a second
 }
 
-// scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, and not more
-// tokens than this machine carries.
-func scenes() (list []scene) {
+// scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, not more tokens
+// than this machine carries, and something to foretell: the simulator has the policies differ on them, and both keep
+// up. Where requests pile up, what a step costs depends on all that was sent since the start.
+func (o options) scenes(ctx context.Context) (list []scene, err error) {
 	fleet := sim.Uniform(8, 8, 0)
 	fleet.Transfer = 2
 	fleet.Groups[0].C0Ms, fleet.Groups[0].C1Ms = 20, 0.0025
@@ -74,22 +76,55 @@ func scenes() (list []scene) {
 		if l.Rho == 0 || !l.Even() || float64(l.Ranks*l.Slots)*l.Rho/l.C0*1000 > most {
 			continue
 		}
-		p := l.Plan([]string{"jsq-kv"}, 0)
+		p := l.Plan(policies, 0)
 		requests := p.Source.Drawn.Requests[len(p.Source.Drawn.Ages):]
-		list = append(list, scene{"load " + l.String(), p.Fleet, requests, p.Fleet.Rate(l.Rho, requests)})
+		s := scene{"load " + l.String(), p.Fleet, requests, p.Fleet.Rate(l.Rho, requests)}
+		tells, err := s.tells(ctx, o.lasts)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		if tells {
+			list = append(list, s)
+		}
 	}
-	return list
+	return list, nil
 }
+
+// tells simulates the beginning of a load, and says whether the policies differ on it and keep up with it.
+func (s scene) tells(ctx context.Context, lasts time.Duration) (bool, error) {
+	begin := s.requests[:min(len(s.requests), int(s.rate*lasts.Seconds()))]
+	p := sim.Plan{
+		Source: sim.Source{Drawn: &sim.Drawn{Requests: begin, Warm: len(begin) / 5}}, Policies: policies, Seeds: 1, Window: board.DefaultWindow, Fleet: s.fleet,
+		Load: sim.Load{Rho: s.rate / s.fleet.Rate(1, begin)},
+	}
+	got, err := p.Run(ctx)
+	if err != nil {
+		return false, err
+	}
+	of := func(i int, m report.Metric) float64 { return got.Runs[i].Metrics[m].Mean }
+	late := max(of(0, report.WaitMax), of(1, report.WaitMax))
+	return math.Abs(of(0, report.StepMean)/of(1, report.StepMean)-1) > differ && late < float64(lasts.Milliseconds())*longest, nil
+}
+
+// differ is from what share of a step on policies differ.
+const differ = 0.03
+
+// longest is what share of a run a request waits at most where a policy keeps up.
+const longest = 0.2
 
 var policies = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	m := report.Markdown{Head: []string{
-		"load", "in force", "group", "its step, ms", "as replayed", "error, %", "the other's step, as told, ms", "really", "off by, %", "within the error", "the policies differ by, %",
+		"load", "in force", "its step, ms", "by its engines", "as replayed", "the other's step, as told", "really", "off by, %", "error, %", "within", "the policies differ by, %",
 		"claimed", "sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
 	ok = true
-	for _, s := range scenes() {
+	list, err := o.scenes(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range list {
 		if !strings.Contains(s.name, o.only) {
 			continue
 		}
@@ -124,10 +159,10 @@ type found struct {
 	policy  string
 	engines []*refengine.Engine // of decode groups
 	began   time.Time
-	groups  map[string]verdict // the last one of each group
-	seen    int                // verdicts of the first group
-	cpu     float64            // of a core, that the twin used
-	rss     float64            // MiB
+	last    *verdict // of the model
+	seen    int      // verdicts
+	cpu     float64  // of a core, that the twin used
+	rss     float64  // MiB
 }
 
 // verdict is what GET /status says of a group.
@@ -136,11 +171,11 @@ type verdict struct {
 	WindowSeconds float64 `json:"window_seconds"`
 	StepMs        float64 `json:"step_ms"`
 	TwinStepMs    float64 `json:"twin_step_ms"`
-	ErrorRatio    float64 `json:"error_ratio"`
 	Against       []struct {
-		StepMs  float64 `json:"step_ms"`
-		SavedMs float64 `json:"saved_ms"`
-		Claimed bool    `json:"claimed"`
+		StepMs     float64 `json:"step_ms"`
+		SavedMs    float64 `json:"saved_ms"`
+		ErrorRatio float64 `json:"error_ratio"`
+		Claimed    bool    `json:"claimed"`
 	} `json:"against"`
 
 	from, to time.Duration // since the load began
@@ -157,7 +192,7 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 	if err != nil {
 		return nil, err
 	}
-	f = &found{policy: policy, groups: map[string]verdict{}}
+	f = &found{policy: policy}
 	decode := []string{}
 	for _, g := range s.fleet.Groups {
 		e, err := w.Engines(refengine.Config{
@@ -226,17 +261,15 @@ func (f *found) watch(ctx context.Context, p *world.Proxy) {
 		}
 		now := time.Now()
 		for _, m := range s.Dispatch.Models {
-			for i, g := range m.Groups {
+			for _, g := range m.Groups { // each has that of the model
 				if g.Twin == nil || len(g.Twin.Against) == 0 {
 					continue
 				}
-				v := *g.Twin
-				to := now.Add(-seconds(v.AgeSeconds))
-				v.to, v.from = to.Sub(f.began), to.Add(-seconds(v.WindowSeconds)).Sub(f.began)
-				if i == 0 && to.Sub(last) > time.Second {
+				to := now.Add(-seconds(g.Twin.AgeSeconds))
+				g.Twin.to, g.Twin.from = to.Sub(f.began), to.Add(-seconds(g.Twin.WindowSeconds)).Sub(f.began)
+				if f.last = g.Twin; to.Sub(last) > time.Second {
 					f.seen, last = f.seen+1, to
 				}
-				f.groups[g.Name] = v
 			}
 		}
 	}
@@ -244,12 +277,14 @@ func (f *found) watch(ctx context.Context, p *world.Proxy) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// mean is the mean step of a group's engines between two times of the load.
-func (f *found) mean(group int, from, to time.Duration) float64 {
+// mean is the mean step of all engines between two times of the load.
+func (f *found) mean(from, to time.Duration) float64 {
 	sum, n := time.Duration(0), 0
-	for _, s := range f.engines[group].Steps() {
-		if at := s.Start.Sub(f.began); at >= from && at < to {
-			sum, n = sum+s.Length, n+1
+	for _, e := range f.engines {
+		for _, s := range e.Steps() {
+			if at := s.Start.Sub(f.began); at >= from && at < to {
+				sum, n = sum+s.Length, n+1
+			}
 		}
 	}
 	return float64(sum) / float64(n) / float64(time.Millisecond)
@@ -257,6 +292,11 @@ func (f *found) mean(group int, from, to time.Duration) float64 {
 
 // against holds what a run foretold of another against that, and says whether it held.
 func (f *found) against(other *found, name string, m *report.Markdown) (ok bool) {
+	v := f.last
+	if v == nil {
+		m.Add(name, f.policy, "no verdict")
+		return false
+	}
 	ok = true
 	yes := func(held bool) string {
 		if !held {
@@ -265,34 +305,15 @@ func (f *found) against(other *found, name string, m *report.Markdown) (ok bool)
 		}
 		return "yes"
 	}
-	for i := range f.engines {
-		group := fmt.Sprint(i)
-		v, there := f.find(group, i)
-		if !there {
-			m.Add(name, f.policy, group, "no verdict")
-			return false
-		}
-		told, really := v.Against[0].StepMs, other.mean(i, v.from, v.to)
-		own := f.mean(i, v.from, v.to)
-		off, differ := math.Abs(told/really-1), (really-own)/own
-		sign, third := "–", "–"
-		if math.Abs(differ) > 0.03 {
-			sign, third = yes((v.Against[0].SavedMs > 0) == (differ > 0)), yes(v.ErrorRatio <= math.Abs(differ)/3)
-		}
-		m.Add(name, f.policy, group, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.1f", 100*v.ErrorRatio), fmt.Sprintf("%.2f", told), fmt.Sprintf("%.2f", really),
-			fmt.Sprintf("%.1f", 100*off), yes(off <= v.ErrorRatio), fmt.Sprintf("%+.1f", 100*differ), fmt.Sprint(v.Against[0].Claimed), sign, third,
-			fmt.Sprintf("%.0f s", v.to.Seconds()/float64(max(1, f.seen))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
+	a := v.Against[0]
+	own, really := f.mean(v.from, v.to), other.mean(v.from, v.to)
+	off, apart := math.Abs(a.StepMs/really-1), (really-own)/own
+	sign, third := "–", "–"
+	if math.Abs(apart) > differ {
+		sign, third = yes((a.SavedMs > 0) == (apart > 0)), yes(a.ErrorRatio <= math.Abs(apart)/3)
 	}
+	m.Add(name, f.policy, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", own), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.2f", a.StepMs), fmt.Sprintf("%.2f", really),
+		fmt.Sprintf("%.1f", 100*off), fmt.Sprintf("%.1f", 100*a.ErrorRatio), yes(off <= a.ErrorRatio), fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
+		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(max(1, f.seen))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
 	return ok
-}
-
-// find is the verdict of a group. A model with one group has it under the group's name.
-func (f *found) find(name string, index int) (v verdict, ok bool) {
-	if v, ok = f.groups[name]; ok || len(f.engines) > 1 {
-		return v, ok
-	}
-	for _, v := range f.groups {
-		return v, index == 0
-	}
-	return v, false
 }
