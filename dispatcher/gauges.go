@@ -40,8 +40,8 @@ var (
 
 	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of prefiller and decode engine whose hand-offs fail though both serve others.", nil, nil)
 
-	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes as they are replayed under a policy; the policy in force is among them.", shadowLabels, nil)
-	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "How far the replay under the policy in force is from the steps that the engines really made, as a share of a step; no smaller difference is counted as saved or lost.", rankLabels[:1], nil)
+	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as they are replayed under a policy; the policy in force is among them.", shadowLabels, nil)
+	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "By what share of a step the replay under the policy in force may be wrong: twice the deviation from the steps that the engines really made. No smaller difference is counted as saved or lost.", rankLabels[:1], nil)
 	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that were replayed last.", rankLabels[:1], nil)
 	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
 	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
