@@ -2,7 +2,6 @@ package board
 
 import (
 	"cmp"
-	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -63,32 +62,24 @@ type Charge struct {
 	Prompt, Generated, Age int32
 	Started                bool
 	Since                  time.Time
+	Step                   uint32 // that was told last before; 0: none was
 }
 
 // Charges are the requests on the ranks of a model, in the order in which they were bound.
-func (l *Boards) Charges(model string) iter.Seq[Charge] {
-	return func(yield func(Charge) bool) {
-		b := l.boards[model]
-		if b == nil {
-			return
-		}
-		var all []Charge
-		for _, r := range b.ranks {
-			for i, slot := range r.slots {
-				if c := &b.ledger.table[slot]; r.present {
-					all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since})
-				}
-			}
-		}
-		slices.SortFunc(all, func(x, y Charge) int {
-			return cmp.Or(x.Since.Compare(y.Since), int(x.Slot-y.Slot))
-		})
-		for _, c := range all {
-			if !yield(c) {
-				return
+func (l *Boards) Charges(model string) (all []Charge) {
+	b := l.boards[model]
+	if b == nil {
+		return nil
+	}
+	for _, r := range b.ranks {
+		for i, slot := range r.slots {
+			if c := &b.ledger.table[slot]; r.present {
+				all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since, c.bound})
 			}
 		}
 	}
+	slices.SortFunc(all, func(x, y Charge) int { return cmp.Or(x.Since.Compare(y.Since), int(x.Slot-y.Slot)) })
+	return all
 }
 
 // Waiting are the requests in the pool of a model that has a board.

@@ -4,52 +4,45 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"evenkeel/dispatcher/board"
 )
 
 // fates are what became of a model's requests in a window, so far as it is known at its end. A request that lost
 // its rank and came again for another one is one request here: a replay sends it on by itself where that happens.
 type fates struct {
-	left    map[uint64]fate
-	stay    map[uint64]int32  // tokens of the answers of those that have not left, as far as they were seen
-	again   map[*came]bool    // that are not another request
-	first   map[uint64]uint64 // id of the first leg, by that of a later one
-	lag     int32             // of those whose own is not known
+	answers []answer
+	at      map[uint64]int32 // where a request is among them, by the id of each of its legs
+	again   map[*came]bool   // that are not another request
+	lag     int32            // of those whose own is not known
 	lengths lengths
 }
 
-// fate is that of a request that left.
-type fate struct {
-	at     time.Duration // since the window began
-	tokens int32         // of the whole answer; below 0: it never had a slot
+// answer is what is known of the answer to a request.
+type answer struct {
+	key    uint64
+	left   time.Duration // since the window began; below 0: it has not
+	age    int32         // tokens before the window began, and before it came
+	first  int32         // tokens before its first leg
+	leg    int32         // tokens before its last leg
+	tokens int32         // in all, as far as they were seen; below 0: it left before it had a slot
 	lag    int32         // steps until its first token; below 0: not known
 }
 
-// leg is a request on its way to a rank or on it.
-type leg struct {
-	id  uint64
-	age int32 // tokens that it had before
-}
+// hasNotLeft is when an answer left that has not.
+const hasNotLeft = -1
 
-// answer is what is known of a request: its first leg, and its tokens when the window began or it came.
-type answer struct {
-	leg
+// failed tells that a leg is the next one of a request: it has the key and the tokens with which that one failed.
+type failed struct {
+	key    uint64
 	tokens int32
-}
-
-// ended tells that a leg is the next one of a request: it has the key and the tokens with which that one ended.
-type ended struct {
-	key uint64
-	age int32
 }
 
 // learner collects them.
 type learner struct {
 	*fates
-	answers map[uint64]answer // by their first leg
-	legs    map[uint64]leg    // the last one of each request: by its id, the first one's id and its own age
-	keys    map[uint64]uint64 // likewise
-	ended   map[ended]uint64  // id of the first leg
-	lags    []int32
+	failed map[failed]int32 // where a request is
+	lags   []int32
 }
 
 // usualLag is how many steps a request waits for its first token where none has ended yet.
@@ -57,30 +50,28 @@ const usualLag = 1
 
 // learn collects what became of a model's requests.
 func (w *Window) learn(model string) *fates {
-	l := &learner{
-		fates:   &fates{left: map[uint64]fate{}, stay: map[uint64]int32{}, again: map[*came]bool{}, first: map[uint64]uint64{}},
-		answers: map[uint64]answer{}, legs: map[uint64]leg{}, keys: map[uint64]uint64{}, ended: map[ended]uint64{},
+	n := 0
+	for _, s := range w.Stretches {
+		n += len(s.came)
 	}
+	l := &learner{fates: &fates{answers: make([]answer, 0, n), at: make(map[uint64]int32, n), again: map[*came]bool{}}, failed: map[failed]int32{}}
 	begin := w.Stretches[0].Boards
-	for c := range begin.Charges(model) {
-		l.begin(leg{c.ID, c.Age}, c.Age+c.Generated, c.Key)
+	for _, c := range begin.Charges(model) {
+		l.begin(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
 	}
 	for _, e := range begin.Waiting(model) {
-		l.begin(leg{e.ID, int32(e.Age)}, int32(e.Age), e.Key)
+		l.begin(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
 	}
-	w.each(0, model, func(_ time.Duration, c *came) { l.comes(c) }, l.leaves)
-	for c := range w.End.Charges(model) {
-		l.stays(c.ID, c.Generated)
-	}
-	for _, e := range w.End.Waiting(model) {
-		l.stays(e.ID, 0)
+	w.each(model, l.comes, l.leaves)
+	for _, c := range w.End.Charges(model) {
+		if a := l.of(c.ID); a != nil {
+			a.tokens = c.Age + c.Generated
+		}
 	}
 	all := make([]seen, 0, len(l.answers))
-	for id, a := range l.answers {
-		if f, known := l.left[id]; !known {
-			all = append(all, seen{a.tokens, l.stay[id], false})
-		} else if f.tokens >= 0 {
-			all = append(all, seen{a.tokens, f.tokens, true})
+	for i := range l.answers {
+		if a := &l.answers[i]; a.tokens >= 0 {
+			all = append(all, seen{a.age, a.tokens, a.left >= 0})
 		}
 	}
 	l.lengths = learnLengths(all)
@@ -91,60 +82,86 @@ func (w *Window) learn(model string) *fates {
 	return l.fates
 }
 
-func (l *learner) begin(first leg, tokens int32, key uint64) {
-	l.answers[first.id], l.legs[first.id], l.keys[first.id] = answer{first, tokens}, first, key
+// of is what is known of a request, by the id of one of its legs; nil: nothing.
+func (f *fates) of(id uint64) *answer {
+	if i, known := f.at[id]; known {
+		return &f.answers[i]
+	}
+	return nil
+}
+
+func (l *learner) begin(id uint64, a answer) {
+	a.left, a.leg, a.tokens, a.lag = hasNotLeft, a.first, a.age, -1
+	l.at[id] = int32(len(l.answers))
+	l.answers = append(l.answers, a)
 }
 
 func (l *learner) comes(c *came) {
-	g, before := l.legs[c.id]
-	first := g.id
+	i, before := l.at[c.id]
 	if !before && c.age > 0 {
-		first, before = l.ended[ended{c.key, c.age}]
+		i, before = l.failed[failed{c.key, c.age}]
 	}
 	if !before {
-		l.begin(leg{c.id, c.age}, c.age, c.key)
+		l.begin(c.id, answer{key: c.key, age: c.age, first: c.age})
 		return
 	}
-	l.again[c], l.legs[c.id], l.first[c.id] = true, leg{first, c.age}, first
-	delete(l.left, first)
-	delete(l.ended, ended{c.key, c.age})
+	delete(l.failed, failed{c.key, c.age})
+	l.again[c], l.at[c.id] = true, i
+	a := &l.answers[i]
+	a.left, a.leg, a.tokens = hasNotLeft, c.age, c.age
 }
 
 func (l *learner) leaves(at time.Duration, f *left) {
-	g, ours := l.legs[f.id]
+	i, ours := l.at[f.id]
 	if !ours {
 		return
 	}
-	now := fate{at, g.age + max(0, f.generated), f.lag}
-	switch another := g.age > l.answers[g.id].age; {
+	a := &l.answers[i]
+	a.left, a.tokens = at, a.leg+max(0, f.generated)
+	switch another := a.leg > a.first; {
 	case another:
-		now.lag = -1
+		a.lag = -1
 	case f.generated < 0:
-		now.tokens = -1
+		a.tokens = -1
 	case f.lag >= 0:
+		a.lag = f.lag
 		l.lags = append(l.lags, f.lag)
 	}
-	l.left[g.id] = now
-	if key := l.keys[g.id]; key != 0 && now.tokens > 0 {
-		l.ended[ended{key, now.tokens}] = g.id
-	}
-}
-
-func (l *learner) stays(id uint64, generated int32) {
-	if g, ours := l.legs[id]; ours {
-		l.stay[g.id] = g.age + generated
+	if f.failed && a.key != 0 && a.tokens > 0 {
+		l.failed[failed{a.key, a.tokens}] = i
 	}
 }
 
 // rest is how many tokens a request gets from an age on: what it got, or what those get that are like it where
 // that was not seen.
 func (f *fates) rest(id uint64, age int32) int32 {
-	if first, another := f.first[id]; another {
-		id = first
+	switch a := f.of(id); {
+	case a == nil:
+		return f.lengths.draw(age, id) - age
+	case a.left < 0 || a.tokens < 0:
+		return f.lengths.draw(max(age, a.tokens), id) - age
+	default:
+		return max(1, a.tokens-age)
 	}
-	l, known := f.left[id]
-	if !known || l.tokens < 0 {
-		return f.lengths.draw(max(age, f.stay[id]), id) - age
+}
+
+// owed is how much work was owed to a model's requests in the mean of the looks.
+func (w *Window) owed(model string, k work) float64 {
+	f, sum, n := w.fates(model), 0.0, 0
+	look := func(b *board.Boards) {
+		for _, c := range b.Charges(model) {
+			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
+		}
+		for _, e := range b.Waiting(model) {
+			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
+		}
+		n++
 	}
-	return max(1, l.tokens-age)
+	for _, s := range w.Stretches {
+		if s.From.After(w.Measured().From) {
+			look(s.Boards)
+		}
+	}
+	look(w.End)
+	return sum / float64(n)
 }

@@ -31,15 +31,20 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
 				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},
 			},
-			left: []left{{at: at(3), id: 1, generated: 30, lag: 2}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
+			left: []left{{at: at(3), id: 1, generated: 30, lag: 2, failed: true}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
 		},
 		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), left: []left{{at: at(1), id: 4, generated: -1, lag: -1}}},
 	}, End: end}
 	f := w.fates("m")
-	require.Equal(t, map[uint64]fate{1: {at(9), 42, -1}, 2: {at(3), 50, 4}, 4: {at(11), -1, -1}}, f.left)
+	require.Equal(t, answer{7, at(9), 0, 0, 30, 42, -1}, *f.of(1))
+	require.Same(t, f.of(1), f.of(3))
+	require.Equal(t, answer{8, at(3), 0, 0, 0, 50, 4}, *f.of(2))
+	require.Equal(t, answer{7, at(11), 0, 0, 0, -1, -1}, *f.of(4))
+	require.Equal(t, answer{8, hasNotLeft, 20, 20, 20, 20, -1}, *f.of(5))
+	require.Nil(t, f.of(6), "it is another model's")
 	require.Len(t, f.again, 1)
 	require.True(t, f.again[&w.Stretches[0].came[2]])
-	require.EqualValues(t, 4, f.lag, "the median of what is known")
+	require.EqualValues(t, 4, f.lag, "the median of those of the first legs")
 	require.EqualValues(t, 42, f.rest(1, 0))
 	require.EqualValues(t, 12, f.rest(1, 30))
 	require.EqualValues(t, 12, f.rest(3, 30), "its later leg is the same request")

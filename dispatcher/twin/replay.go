@@ -173,18 +173,19 @@ func (r *Replay) leave(g *virtual.Group, at int) {
 func (r *Replay) resume(another bool) {
 	placed := map[int32]int{}
 	var queued []board.Charge
-	for c := range r.Boards.Charges(r.Model) {
+	for _, c := range r.Boards.Charges(r.Model) {
 		if c.Started {
 			placed[c.Worker]++
 		}
 	}
-	for c := range r.Boards.Charges(r.Model) {
+	for _, c := range r.Boards.Charges(r.Model) {
 		k := r.ranks[c.Worker]
 		if !k.up { // what runs there fails and comes again
 			queued = append(queued, c)
 			continue
 		}
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: int64(r.fates.lag)}
+		first := r.firstStep(&c, k.Group)
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: max(0, int64(int32(first-k.Group.Number))-1)}
 		if !c.Started {
 			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
 				if another {
@@ -196,8 +197,8 @@ func (r *Replay) resume(another bool) {
 		}
 		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: r.fates.rest(c.ID, c.Age+c.Generated), lag: r.fates.lag})
 		l.Left = r.jobs[l.Job].left
-		if c.Started {
-			l.Begin, l.Joined = 0, max(1, k.Group.Number)
+		if c.Started { // the boards learn from its end how long after the bind its first token came
+			l.Begin, l.Joined = 0, first
 		}
 		r.Put(k.Rank, l)
 	}
@@ -235,16 +236,34 @@ func (r *Replay) left(at int32) {
 	r.unused = append(r.unused, at)
 }
 
+// firstStep is the number of the step with which a request on a rank got its first token, or will.
+func (r *Replay) firstStep(c *board.Charge, g *virtual.Group) uint32 {
+	first := c.Step + 1 + uint32(r.lagOf(c.ID))
+	if c.Step == 0 {
+		first = g.Number + uint32(r.lagOf(c.ID))
+	}
+	if c.Started && int32(first-g.Number) > 0 {
+		return g.Number
+	}
+	return max(1, first)
+}
+
+// lagOf is how many steps a request waits for its first token.
+func (r *Replay) lagOf(id uint64) int32 {
+	if a := r.fates.of(id); a != nil && a.lag >= 0 {
+		return a.lag
+	}
+	return r.fates.lag
+}
+
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	f, known := r.fates.left[id]
-	j := job{id: id, age: c.age, prompt: c.prompt, left: r.fates.rest(id, c.age), lag: r.fates.lag, came: c}
-	if known && f.lag >= 0 && c.early { // its prefill is in it; of others, only the wait for a slot may make it longer
-		j.lag = f.lag
-	}
-	if known && f.tokens < 0 {
-		at, _ := slices.BinarySearchFunc(r.quits, ms(f.at), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
-		r.quits = slices.Insert(r.quits, at, quit{ms(f.at), id})
+	j := job{id: id, age: c.age, prompt: c.prompt, left: r.fates.rest(id, c.age), lag: r.lagOf(id), came: c}
+	if a := r.fates.of(id); a != nil {
+		if a.tokens < 0 {
+			at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
+			r.quits = slices.Insert(r.quits, at, quit{ms(a.left), id})
+		}
 	}
 	at := r.job(j)
 	r.live[id] = at
@@ -376,7 +395,7 @@ func (r *Replay) placed(e *board.Effect) {
 	}
 	j, lag := &r.jobs[at], r.jobs[at].lag
 	j.entry = nil
-	if k.Group.Ends < virtual.Never { // it cannot take part in the step in progress, which is one of those it waits for
+	if g := k.Group; g.Ends < virtual.Never && g.Ends > r.Now { // it cannot take part in the step in progress, which is one of those it waits for
 		lag--
 	}
 	r.Place(k.Rank, virtual.Leg{Job: at, Slot: e.Bound.Slot, Prompt: int32(e.Entry.Prompt), Left: j.left, Lag: int64(max(0, lag))})

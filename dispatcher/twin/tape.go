@@ -53,6 +53,7 @@ type left struct {
 	id        uint64
 	generated int32 // with this leg; below 0: it never had a slot
 	lag       int32 // steps from its bind to the one of its first token, in which it got none; below 0: not known
+	failed    bool  // it may come again
 }
 
 // fleet is what the ranks were from a moment on.
@@ -156,7 +157,7 @@ func (t *Tape) leaves(e *board.Release, now time.Time) {
 		return
 	}
 	b := all[e.Slot]
-	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1}
+	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1, failed: e.Outcome.Kind == board.Failed}
 	if lag := int32(e.First - b.step - 1); e.First != 0 && b.step != 0 && !b.queue && lag >= 0 {
 		l.lag = lag
 	}

@@ -30,15 +30,15 @@ func (w *Window) fates(model string) *fates {
 // From is the beginning.
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
-// each tells what came to a model and what left in the order in which it did, from a stretch on, with the time
-// since that began.
-func (w *Window) each(first int, model string, comes func(time.Duration, *came), leaves func(time.Duration, *left)) {
-	for _, s := range w.Stretches[first:] {
-		later, i, k := s.From.Sub(w.Stretches[first].From), 0, 0
+// each tells what came to a model and what left in the order in which it did, the latter with the time since the
+// window began.
+func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
+	for _, s := range w.Stretches {
+		later, i, k := s.From.Sub(w.From()), 0, 0
 		for i < len(s.came) || k < len(s.left) {
 			if k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at {
 				if c := &s.came[i]; c.model == model {
-					comes(c.at+later, c)
+					comes(c)
 				}
 				i++
 				continue

@@ -41,27 +41,6 @@ func (w *Window) looks() (all []time.Time) {
 	return append(all, w.To())
 }
 
-// owed is how much work was owed to a model's requests in the mean of the looks.
-func (w *Window) owed(model string, k work) float64 {
-	f, sum, n := w.fates(model), 0.0, 0
-	look := func(b *board.Boards) {
-		for c := range b.Charges(model) {
-			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
-		}
-		for _, e := range b.Waiting(model) {
-			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
-		}
-		n++
-	}
-	for _, s := range w.Stretches {
-		if s.From.After(w.Measured().From) {
-			look(s.Boards)
-		}
-	}
-	look(w.End)
-	return sum / float64(n)
-}
-
 // owes is how much work is owed now.
 func (r *Replay) owes() (sum float64) {
 	for _, k := range r.ranks {
