@@ -94,15 +94,20 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 	for i := range tight.Groups[0].Ranks {
 		tight.Groups[0].Ranks[i].Capacity = 16_000
 	}
+	many := ranksOf(16, 20)
+	many.Transfer = 6
 	const stretches = 20
 	offs, runs := 0.0, 0
 	for name, c := range map[string]struct {
-		fleet Fleet
-		rho   float64
-	}{"requests pile up": {ranksOf(8, 8), 1.1}, "KV binds": {tight, 0.8}, "two groups": {several, 0.9}} {
+		fleet    Fleet
+		rho      float64
+		requests int
+	}{
+		"requests pile up": {ranksOf(8, 8), 1.1, 4000}, "KV binds": {tight, 0.8, 4000}, "two groups": {several, 0.9, 4000}, "many are on their way": {many, 0.95, 16_000},
+	} {
 		for _, spec := range []string{"jsq-kv", "br0", "evenkeel"} {
 			t.Run(name+" under "+spec, func(t *testing.T) {
-				w := drawn(t, Source{Trace: azure(4000)}, 3000)
+				w := drawn(t, Source{Trace: azure(c.requests)}, c.requests*3/4)
 				w.pace(c.rho, &c.fleet)
 				tape := taped(t, &c.fleet, Load{Rho: c.rho}, w, spec, 15*time.Second)
 				judge := twin.New([]string{"random"})
@@ -119,6 +124,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				v := found[0]
 				require.InEpsilon(t, v.StepMs, v.TwinMs, 0.04)
 				require.InEpsilon(t, v.Owed, v.TwinOwed, 0.06)
+				t.Logf("%.2f ms replayed %.2f (%+.1f %%), owed %.0f, %.0f", v.StepMs, v.TwinMs, 100*(v.TwinMs/v.StepMs-1), v.Owed, v.TwinOwed)
 				offs, runs = offs+v.TwinMs/v.StepMs-1, runs+1
 				require.NoError(t, v.Against[0].Failed)
 				for _, other := range found {
@@ -128,7 +134,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 			})
 		}
 	}
-	require.Equal(t, 9, runs)
+	require.Equal(t, 12, runs)
 	require.InDelta(t, 0, offs/float64(runs), 0.01, "they are off by chance")
 }
 

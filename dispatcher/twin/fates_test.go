@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/virtual"
 )
 
 // withModel has one rank of model m.
@@ -68,4 +69,23 @@ func TestAReplayKnowsTheLagOfEarlierWindows(t *testing.T) {
 	require.EqualValues(t, 5, w.fates("m").lag)
 	w = &Window{Stretches: w.Stretches, End: end}
 	require.EqualValues(t, usualLag, w.fates("m").lag)
+}
+
+// What was on a rank before the replay began must not teach its boards that first tokens take as long as it ran for.
+func TestARequestThatWasThereKeepsItsFirstStep(t *testing.T) {
+	f := &fates{answers: []answer{{lag: 5}}, at: map[uint64]int32{7: 0}, lag: 3}
+	r, g := &Replay{fates: f}, &virtual.Group{Number: 500}
+	for name, c := range map[string]struct {
+		charge board.Charge
+		want   uint32
+	}{
+		"it decodes since long":             {board.Charge{ID: 1, Step: 100, Started: true}, 104},
+		"its own lag is known":              {board.Charge{ID: 7, Step: 100, Started: true}, 106},
+		"it began sooner than others":       {board.Charge{ID: 7, Step: 498, Started: true}, 500},
+		"its KV is on the way":              {board.Charge{ID: 1, Step: 498}, 502},
+		"nothing was told before it":        {board.Charge{ID: 1}, 503},
+		"nothing was, and it decodes since": {board.Charge{ID: 1, Started: true}, 500},
+	} {
+		require.Equal(t, c.want, r.firstStep(&c.charge, g), name)
+	}
 }
