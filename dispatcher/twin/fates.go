@@ -68,13 +68,13 @@ func (w *Window) learn(model string) *fates {
 			a.tokens = c.Age + c.Generated
 		}
 	}
-	all := make([]seen, 0, len(l.answers))
-	for i := range l.answers {
-		if a := &l.answers[i]; a.tokens >= 0 {
-			all = append(all, seen{a.age, a.tokens, a.left >= 0})
+	l.lengths = learnLengths(len(l.answers), func(yield func(seen) bool) {
+		for i := range l.answers {
+			if a := &l.answers[i]; a.tokens >= 0 && !yield(seen{a.age, a.tokens, a.left >= 0}) {
+				return
+			}
 		}
-	}
-	l.lengths = learnLengths(all)
+	})
 	if l.lag = cmp.Or(w.Lag, usualLag); len(l.lags) > 0 {
 		slices.Sort(l.lags)
 		l.lag = l.lags[len(l.lags)/2]

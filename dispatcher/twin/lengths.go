@@ -2,6 +2,7 @@ package twin
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -25,15 +26,15 @@ type seen struct {
 	ended    bool // there, else nobody knows
 }
 
-// learnLengths is the product-limit estimate (Kaplan and Meier), where answers that were under way when the
+// learnLengths is the product-limit estimate (Kaplan and Meier) from n answers at most, where answers that were under way when the
 // window began are at risk only from where they were.
-func learnLengths(all []seen) lengths {
+func learnLengths(n int, all iter.Seq[seen]) lengths {
 	type change struct {
 		at           int32
-		risk, ending int // how many more are observed from here on, and how many end here
+		risk, ending int8 // whether one more is observed from here on or one less, and whether one ends here
 	}
-	changes := make([]change, 0, 2*len(all))
-	for _, s := range all {
+	changes := make([]change, 0, 2*n)
+	for s := range all {
 		if s.to <= s.from {
 			continue // nothing of it was seen
 		}
@@ -50,7 +51,7 @@ func learnLengths(all []seen) lengths {
 	for i := 0; i < len(changes); {
 		at, begin, end, ending := changes[i].at, 0, 0, 0
 		for ; i < len(changes) && changes[i].at == at; i++ {
-			begin, end, ending = begin+max(0, changes[i].risk), end-min(0, changes[i].risk), ending+changes[i].ending
+			begin, end, ending = begin+int(max(0, changes[i].risk)), end-int(min(0, changes[i].risk)), ending+int(changes[i].ending)
 		}
 		if ending > 0 {
 			share *= 1 - float64(ending)/float64(risk)

@@ -2,6 +2,7 @@ package twin
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,12 +10,12 @@ import (
 )
 
 func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {
-	l := learnLengths([]seen{
+	l := learnLengths(4, slices.Values([]seen{
 		{0, 10, true},
 		{0, 20, false}, // it was longer than 20
 		{5, 30, true},  // it was only looked for from 5 on
 		{40, 40, false},
-	})
+	}))
 	third := 1. / 3
 	require.Equal(t, []survival{{10, 1 - third}, {30, 0}}, l.steps)
 	require.Equal(t, 1., l.longer(9))
@@ -45,7 +46,7 @@ func TestDrawnLengthsAreLikeTheRealOnes(t *testing.T) {
 				all = append(all, seen{from, min(length, most), length <= most})
 			}
 		}
-		l := learnLengths(all)
+		l := learnLengths(len(all), slices.Values(all))
 		sum, n := 0.0, 0
 		for id := range uint64(20_000) {
 			if x := l.draw(0, id); x < endless {

@@ -128,6 +128,7 @@ func (t *Twin) Take(s *Stretch, end *board.Boards) {
 	if s.First {
 		t.kept, t.judging = nil, nil
 	}
+	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape had left room
 	t.kept, t.end, t.whole = append(t.kept, s), end, false
 	sum := 0
 	for i := len(t.kept) - 1; i >= 0; i-- {
