@@ -43,7 +43,7 @@ func main() {
 		f := flag.NewFlagSet("twin", flag.ContinueOnError)
 		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
 		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
-		f.DurationVar(&o.lasts, "for", 5*time.Minute, "how long each run lasts")
+		f.DurationVar(&o.lasts, "for", 7*time.Minute, "how long each run lasts")
 		f.Float64Var(&o.share, "share", 0.01, "dispatch.twin_share")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
