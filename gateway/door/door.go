@@ -245,7 +245,7 @@ func (d *Door) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.host.Config.Keys().Authenticate(h.Peek("Authorization")); ok {
 		key.Request(time.Now())
 	}
-	d.host.Journal.Refused(&openai.Error{Code: r.Code})
+	d.host.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
 // servedModel is a model as OpenAI shows it.

@@ -98,7 +98,10 @@ func (g *Journal) Close() error {
 }
 
 // Refused counts a request that has no record, because no handler saw it.
-func (g *Journal) Refused(fail *openai.Error) { g.requests.WithLabelValues(Outcome(fail)).Inc() }
+func (g *Journal) Refused(fail *openai.Error) {
+	g.requests.WithLabelValues(Outcome(fail)).Inc()
+	g.recent.end(fail)
+}
 
 // stage is a part of a request's life, as evenkeel_stage_seconds labels it.
 type stage int

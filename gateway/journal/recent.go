@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"maps"
 	"math"
 	"net/http"
 	"sync"
@@ -15,6 +16,15 @@ import (
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
+
+	mu       sync.Mutex // only requests that failed take it
+	failures map[Failure]uint64
+}
+
+// Failure is how requests fail: with an outcome of a fixed set, and its status.
+type Failure struct {
+	Outcome string
+	Status  int
 }
 
 // end counts a request; fail is nil for an answer that was whole.
@@ -22,7 +32,20 @@ func (r *recent) end(fail *openai.Error) {
 	r.ended.Add(1)
 	if fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests) {
 		r.failed.Add(1)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.failures == nil {
+			r.failures = map[Failure]uint64{}
+		}
+		r.failures[Failure{Outcome(fail), fail.Status}]++
 	}
+}
+
+// fails are the failures since the start; what it returns is the caller's.
+func (r *recent) fails() map[Failure]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.failures)
 }
 
 // A minute is a histogram of the last minute, in parts that are forgotten one by
@@ -105,11 +128,12 @@ func quantile(sum *[classes]uint32, samples int, q float64) time.Duration {
 // Recent is what clients got over the last minute.
 type Recent struct {
 	TTFT, TPOT    Latency
-	Ended, Failed uint64 // requests since the start; failed: 5xx and 429
+	Ended, Failed uint64             // requests since the start; failed: 5xx and 429
+	Failures      map[Failure]uint64 // those that failed, by how
 }
 
 // Recent tells what clients got lately.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
-	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load()}
+	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), r.fails()}
 }

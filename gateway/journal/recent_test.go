@@ -1,10 +1,13 @@
 package journal
 
 import (
+	"net/http"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/openai"
 )
 
 func TestAMinuteRemembersTheLastOne(t *testing.T) {
@@ -32,4 +35,17 @@ func TestAMinuteRemembersTheLastOne(t *testing.T) {
 func TestObservingAMinuteDoesNotAllocate(t *testing.T) {
 	var m minute
 	require.Zero(t, testing.AllocsPerRun(100, func() { m.Observe(0.1) }))
+}
+
+func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
+	var r recent
+	require.Empty(t, r.fails())
+	for _, fail := range []*openai.Error{
+		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full"}, {Status: http.StatusTooManyRequests, Code: "queue_full"},
+		{Status: http.StatusServiceUnavailable, Code: "an engine wrote this"},
+	} {
+		r.end(fail)
+	}
+	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, r.fails(), "the client's own mistakes are none")
+	require.Equal(t, uint64(5), r.ended.Load())
 }
