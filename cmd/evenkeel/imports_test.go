@@ -83,11 +83,14 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
 	"gateway/selftest":    {"gateway/config", "gateway/metaserver", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway", "gateway/journal", "gateway/openai", "gateway/receipt", "dispatcher/board", "dispatcher/verdict", "engine/discover", "prefill"},
+	"gateway/live":        {"gateway", "gateway/advice", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/reload", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill"},
+	"gateway/incident":    {},
+	"gateway/timeline":    {},
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
+	"docs":                {},
 	"docs/book":           {},
 	"cmd":                 {"*"},
 
@@ -95,7 +98,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

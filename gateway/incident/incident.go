@@ -1,0 +1,285 @@
+// Package incident groups what is wrong with a proxy by its cause: what began at the
+// same moment on the same host, or for the same reason, is one incident. It is a value
+// without a clock.
+package incident
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Severities of a Finding.
+const (
+	Bad  = "bad"  // requests fail or wait because of it, or will
+	Warn = "warn" // worth a look
+)
+
+// Finding is one thing that is wrong now.
+type Finding struct {
+	Kind     Kind
+	Severity string
+	Panel    string        // of the page that shows more
+	Where    string        // name of the engine, rank, group or model; empty: the proxy
+	What     string        // a sentence, its numbers included
+	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
+	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
+}
+
+// Incident is everything that one cause made wrong.
+type Incident struct {
+	ID       int      `json:"id"` // while the process lives
+	Severity string   `json:"severity"`
+	Panel    string   `json:"panel"` // that shows more
+	What     string   `json:"what"`  // the cause
+	Where    []string `json:"where"` // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Count    int      `json:"count"` // of them in all
+	SinceMs  int64    `json:"since_ms"`
+	UntilMs  int64    `json:"until_ms"` // 0: it lasts
+	Clients  string   `json:"clients"`  // what they see of it
+	Next     string   `json:"next"`     // what to do
+	Command  string   `json:"command"`  // to copy; empty: there is none
+	Runbook  string   `json:"runbook"`  // entry of the runbook; empty: there is none
+}
+
+const (
+	moment     = 30 * time.Second // what begins within it has begun together
+	follow     = 2 * time.Minute  // what clients see may follow its cause so late
+	flap       = time.Minute      // what is back so soon never went
+	keep       = 15 * time.Minute // resolved incidents stay so long
+	mostKept   = 64               // incidents, open and resolved
+	mostFound  = 2000             // findings that are looked at
+	mostListed = 48               // names in Incident.Where
+)
+
+// Book is the incidents of the last minutes. The zero value is an empty one.
+type Book struct {
+	last int // id
+	list []*open
+}
+
+// open is an incident and what it is made of.
+type open struct {
+	id           int
+	since, until time.Time // until is zero while it lasts
+	members      []member  // those that last; when none does, the last ones that did
+}
+
+type member struct {
+	Finding
+	effect bool // of the cause; it is not the cause
+}
+
+type subject struct {
+	kind  Kind
+	where string
+}
+
+func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
+
+// Observe takes in all that is wrong now.
+func (b *Book) Observe(now time.Time, found []Finding) {
+	found = slices.Clone(found[:min(mostFound, len(found))])
+	slices.SortStableFunc(found, func(x, y Finding) int { // causes before what follows from them
+		return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(y.For, x.For))
+	})
+	home := map[subject]*open{}
+	for _, o := range b.list {
+		for i := range o.members {
+			home[o.members[i].subject()] = o
+		}
+	}
+	next := map[*open][]member{}
+	for i := range found {
+		f := &found[i]
+		o := home[f.subject()]
+		if o == nil || !o.until.IsZero() && now.Sub(o.until) > flap {
+			o = b.place(f, now, next)
+		}
+		next[o] = append(next[o], member{*f, len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect})
+	}
+	for _, o := range b.list {
+		switch m := next[o]; {
+		case len(m) > 0:
+			o.members, o.until = m, time.Time{}
+		case o.until.IsZero():
+			o.until = now
+		}
+	}
+	b.forget(now)
+}
+
+// place finds the incident of something new, or opens one.
+func (b *Book) place(f *Finding, now time.Time, next map[*open][]member) *open {
+	since := now.Add(-f.For)
+	var best *open
+	most := 0
+	for _, o := range b.list {
+		if len(next[o]) == 0 && (!o.until.IsZero() || len(o.members) == 0) {
+			continue
+		}
+		members := next[o]
+		if len(members) == 0 {
+			members = o.members
+		}
+		apart := since.Sub(o.since).Abs()
+		switch {
+		case kinds[f.Kind].effect:
+			lead, late := kinds[members[0].Kind], since.Sub(o.since)
+			if lead.alone || lead.harm == nothing || late < -moment || late > follow || lead.effect && late > moment {
+				continue
+			}
+		case apart > moment || !slices.ContainsFunc(members, func(m member) bool { return !m.effect && together(&m.Finding, f) }):
+			continue
+		}
+		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.since).Abs() {
+			best, most = o, h
+		}
+	}
+	if best == nil {
+		b.last++
+		best = &open{id: b.last, since: since}
+		b.list = append(b.list, best)
+	}
+	if since.Before(best.since) {
+		best.since = since
+	}
+	return best
+}
+
+// together says that two findings of one moment have one cause.
+func together(a, b *Finding) bool {
+	if kinds[a.Kind].alone || kinds[b.Kind].alone {
+		return false
+	}
+	if host := hostOf(a.Where); host != "" && host == hostOf(b.Where) {
+		return true
+	}
+	return a.Kind == b.Kind && reasonOf(a.Reason) == reasonOf(b.Reason)
+}
+
+// forget drops what was resolved long ago, and the oldest beyond what is kept.
+func (b *Book) forget(now time.Time) {
+	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.until.IsZero() && now.Sub(o.until) >= keep })
+	for len(b.list) > mostKept {
+		oldest := 0
+		for i, o := range b.list {
+			if was := b.list[oldest]; !o.until.IsZero() && (was.until.IsZero() || o.until.Before(was.until)) {
+				oldest = i
+			}
+		}
+		b.list = slices.Delete(b.list, oldest, oldest+1)
+	}
+}
+
+// Incidents lists them: those that last first, the one that harms clients most before
+// the others, then those that are over, the last one first.
+func (b *Book) Incidents() []Incident {
+	sorted := slices.Clone(b.list)
+	slices.SortStableFunc(sorted, func(x, y *open) int {
+		if over := !x.until.IsZero(); over != !y.until.IsZero() {
+			if over {
+				return 1
+			}
+			return -1
+		} else if over {
+			return y.until.Compare(x.until)
+		}
+		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
+	})
+	list := make([]Incident, 0, len(sorted))
+	for _, o := range sorted {
+		list = append(list, o.say())
+	}
+	return list
+}
+
+// harm is how much clients see of it.
+func (o *open) harm() (most int) {
+	for i := range o.members {
+		most = max(most, o.members[i].harm())
+	}
+	return most
+}
+
+func (f *Finding) harm() int {
+	n := 2 * int(kinds[f.Kind].harm)
+	if f.Severity == Bad {
+		n++
+	}
+	return n
+}
+
+func (o *open) say() Incident {
+	lead := &o.members[0]
+	k := kinds[lead.Kind]
+	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	if !o.until.IsZero() {
+		in.UntilMs = o.until.UnixMilli()
+	}
+	same, host := 0, hostOf(lead.Where)
+	var effects []string
+	for i := range o.members {
+		m := &o.members[i]
+		if m.Severity == Bad {
+			in.Severity = Bad
+		}
+		if m.effect {
+			effects = append(effects, m.What)
+			continue
+		}
+		if m.Kind == lead.Kind {
+			same++
+		}
+		if hostOf(m.Where) != host {
+			host = ""
+		}
+		if m.Where != "" && !slices.Contains(in.Where, m.Where) {
+			if in.Count++; len(in.Where) < mostListed {
+				in.Where = append(in.Where, m.Where)
+			}
+		}
+	}
+	in.What = lead.What
+	if same > 1 {
+		in.What = k.say(same, host, lead.Reason)
+	} else if lead.Where != "" {
+		in.What = lead.Where + ": " + lead.What
+	}
+	if len(effects) > 0 {
+		in.Clients = strings.Join(effects, "; ") + ". " + in.Clients
+	}
+	in.Command = strings.ReplaceAll(k.command, "{where}", lead.Where)
+	in.Command = strings.ReplaceAll(in.Command, "{engine}", engineOf(lead.Where))
+	return in
+}
+
+// engineOf is the host:port of an engine or of a rank of it.
+func engineOf(where string) string {
+	engine, _, _ := strings.Cut(where, "/")
+	return engine
+}
+
+// hostOf is the machine of an engine or a rank; empty where the name has none.
+func hostOf(where string) string {
+	engine := engineOf(where)
+	i := strings.LastIndexByte(engine, ':')
+	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
+		return ""
+	}
+	return engine[:i]
+}
+
+// reasonOf is a reason without what differs from one engine to the next: addresses
+// and numbers.
+func reasonOf(why string) string {
+	words := strings.Fields(strings.ToLower(why))
+	kept := words[:0]
+	for _, w := range words {
+		if !strings.ContainsAny(w, "0123456789") {
+			kept = append(kept, w)
+		}
+	}
+	return strings.Join(kept, " ")
+}

@@ -1,0 +1,174 @@
+package incident
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func down(where, why string) Finding {
+	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Where: where, What: "decode engine is down: " + why, Reason: why}
+}
+
+func failing2() Finding {
+	return Finding{Kind: RequestsFail, Severity: Bad, Panel: "traffic", What: "2.0 of 30.0 requests/s fail"}
+}
+
+const refused = "dial tcp: connection refused"
+
+func TestOneCauseIsOneIncident(t *testing.T) {
+	slow := func(where string) Finding {
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Where: where, What: "has not told its load for 9 s"}
+	}
+	type told struct {
+		at    time.Duration
+		found []Finding
+	}
+	for name, tt := range map[string]struct {
+		told []told
+		want []string // What of each that lasts
+	}{
+		"nothing":                            {[]told{{0, nil}}, nil},
+		"one engine is told as it was found": {[]told{{0, []Finding{down("10.0.0.1:8000", refused)}}}, []string{"10.0.0.1:8000: decode engine is down: " + refused}},
+		"engines of a host die for different reasons": {
+			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"10.0.0.1: 2 engines are down: " + refused},
+		},
+		"they are noticed one after the other": {
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}}, []string{"h1: 2 engines are down: " + refused},
+		},
+		"the same reason at one moment on different hosts": {
+			[]told{{0, []Finding{down("h1:8000", "dial tcp h1:8000: connection refused"), down("h2:8000", "dial tcp h2:8000: connection refused")}}},
+			[]string{"2 engines are down: dial tcp h1:8000: connection refused"},
+		},
+		"another moment": {
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {5 * time.Minute, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}},
+			[]string{"h1:8000: decode engine is down: " + refused, "h1:8001: decode engine is down: " + refused},
+		},
+		"another reason on another host": {
+			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}}, []string{"h1:8000: decode engine is down: " + refused, "h2:8000: decode engine is down: no such host"},
+		},
+		"the metrics of many engines are slow": {[]told{{0, []Finding{slow("p1:1/0"), slow("p2:1/0"), slow("p3:1/0")}}}, []string{"3 prefill engines have not told their load lately"}},
+		"what clients see belongs to its cause": {
+			[]told{{0, []Finding{failing2(), down("h1:8000", refused)}}}, []string{"h1:8000: decode engine is down: " + refused},
+		},
+		"it may follow": {
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Minute, []Finding{down("h1:8000", refused), failing2()}}}, []string{"h1:8000: decode engine is down: " + refused},
+		},
+		"but not an hour later, and then it harms most": {
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Hour, []Finding{down("h1:8000", refused), failing2()}}},
+			[]string{"2.0 of 30.0 requests/s fail", "h1:8000: decode engine is down: " + refused},
+		},
+		"what clients see at one moment is one incident": {
+			[]told{{0, []Finding{{Kind: QueueWaits, Severity: Bad, What: "9 requests wait"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}}}}, []string{"no prefill engine takes prompts"},
+		},
+		"engines that are full are why the queue is": {
+			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: GateClosed, Severity: Warn, Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Where: "p2:1/0"}}}},
+			[]string{"2 prefill engines are full"},
+		},
+		"of two causes the one that harms more": {
+			[]told{{0, []Finding{{Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"}, {Kind: GateClosed, Severity: Warn, Where: "p1:1/0", What: "full"}, down("d1:1", refused)}}},
+			[]string{"d1:1: decode engine is down: " + refused, "p1:1/0: full"},
+		},
+		"nothing follows from what somebody wants": {
+			[]told{{0, []Finding{failing2(), {Kind: RanksDrain, Severity: Warn, Where: "dp", What: "1 rank draining"}}}}, []string{"2.0 of 30.0 requests/s fail", "dp: 1 rank draining"},
+		},
+		"it stays with a cause that is gone": {
+			[]told{{0, []Finding{down("h1:8000", refused), failing2()}}, {time.Second, []Finding{failing2()}}}, []string{"2.0 of 30.0 requests/s fail"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b Book
+			for _, o := range tt.told {
+				b.Observe(noon.Add(o.at), o.found)
+			}
+			var got []string
+			for _, in := range b.Incidents() {
+				require.Zero(t, in.UntilMs)
+				got = append(got, in.What)
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+func TestAnIncidentSaysWhatToDo(t *testing.T) {
+	var b Book
+	old := down("10.0.0.1:8000/3", refused)
+	old.For = time.Minute
+	b.Observe(noon, []Finding{old, failing2()})
+	require.Equal(t, []Incident{{
+		ID: 1, Severity: Bad, Panel: "engines", What: "10.0.0.1:8000/3: decode engine is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(),
+		Clients: "2.0 of 30.0 requests/s fail. " + kinds[EngineDown].clients, Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
+	}}, b.Incidents())
+}
+
+func TestResolvedIncidentsStayForAWhile(t *testing.T) {
+	var b Book
+	f := []Finding{down("h1:8000", refused)}
+	at := func(d time.Duration, found []Finding) []Incident {
+		b.Observe(noon.Add(d), found)
+		return b.Incidents()
+	}
+	at(0, f)
+	in := at(time.Minute, nil)
+	require.Len(t, in, 1)
+	require.Equal(t, noon.Add(time.Minute).UnixMilli(), in[0].UntilMs)
+	require.Equal(t, "h1:8000: decode engine is down: "+refused, in[0].What, "it is still told")
+	in = at(90*time.Second, f)
+	require.Len(t, in, 1)
+	require.Zero(t, in[0].UntilMs, "it was back at once: the same one")
+	require.Equal(t, noon.UnixMilli(), in[0].SinceMs)
+	at(2*time.Minute, nil)
+	in = at(5*time.Minute, f)
+	require.Len(t, in, 2, "it was away for longer: another one")
+	require.Equal(t, []int{2, 1}, []int{in[0].ID, in[1].ID}, "what lasts stands first")
+	require.Len(t, at(16*time.Minute, nil), 2)
+	require.Len(t, at(17*time.Minute, nil), 1, "the first was resolved 15 minutes ago")
+	require.Empty(t, at(31*time.Minute, nil))
+}
+
+func TestTheBookIsBounded(t *testing.T) {
+	var b Book
+	var many []Finding
+	for i := range 3 * mostFound {
+		many = append(many, down(fmt.Sprintf("h1:%d", 1000+i), refused))
+	}
+	b.Observe(noon, many)
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Len(t, in[0].Where, mostListed)
+	require.Equal(t, mostFound, in[0].Count)
+	for i := range 500 { // each by itself
+		b.Observe(noon.Add(time.Duration(i+1)*time.Second), []Finding{down(fmt.Sprintf("h%c%c:1", 'a'+i%26, 'a'+i/26), "reason "+string(rune('a'+i%26)))})
+	}
+	require.LessOrEqual(t, len(b.Incidents()), mostKept)
+}
+
+// Every kind says all that an incident has to, and its entry is in the runbook.
+func TestKindsAreWhole(t *testing.T) {
+	text, err := os.ReadFile("../../docs/runbook.md")
+	require.NoError(t, err)
+	for name, k := range kinds {
+		require.NotEmpty(t, k.clients, name)
+		require.NotEmpty(t, k.next, name)
+		require.NotEmpty(t, k.command, name)
+		require.True(t, k.alone || k.effect || k.many != "", "%s: several of it have no words", name)
+	}
+	for _, entry := range slices.Compact(slices.Sorted(slices.Values(Entries()))) {
+		require.True(t, strings.Contains(string(text), "\n## "+entry+"\n"), "the runbook has no entry %s", entry)
+	}
+}
+
+func TestHostsAndReasons(t *testing.T) {
+	for where, want := range map[string]string{"10.0.0.1:8000/3": "10.0.0.1", "h:1": "h", "[::1]:80": "[::1]", "group": "", "file:a.yaml": "", "": "", ":80": "", "h:": ""} {
+		require.Equal(t, want, hostOf(where), where)
+	}
+	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused"))
+}

@@ -1,0 +1,279 @@
+// Package timeline remembers what a proxy did in the last quarter of an hour, for a
+// strip below the picture of its ranks, and how requests failed over the last hour. It
+// is a value without a clock.
+package timeline
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+const (
+	every     = 5 * time.Second // a bin
+	stripBins = int(15 * time.Minute / every)
+	hourBins  = int(time.Hour / every)
+	fewBins   = int(5 * time.Minute / every)
+	mostFlags = 64
+	mostLines = 32 // groups that have a line
+
+	burstLeast = 10  // refusals with a 429 in a bin that are a burst
+	burstShare = 0.1 // of the requests that ended in it
+)
+
+// Outcome is how requests fail.
+type Outcome struct {
+	Name   string
+	Status int
+}
+
+// Now is what a proxy has done since it started, and how it stands.
+type Now struct {
+	Ended    uint64
+	Failures map[Outcome]uint64
+	Lines    []Line
+	Engines  map[string]string // state by name, and whether it drains
+	Drains   bool              // the proxy
+	Policy   string
+	Reload   time.Time // last one that was used; zero: none
+}
+
+// Line is how high a group stands.
+type Line struct {
+	Model, Group string
+	Tokens       int64
+}
+
+// Timeline keeps the bins. The zero value is empty.
+type Timeline struct {
+	bins  [hourBins]bin
+	last  int64 // number of the bin that fills; 0: none yet
+	was   Now
+	flags []Event
+	burst bool // the bin that fills has had its flag, or the one before
+}
+
+type bin struct {
+	number int64 // since 1970
+	ended  uint64
+	failed map[Outcome]uint64 // nil: none
+	lines  []Line             // highest of each; only while the strip shows them
+}
+
+// Strip is the last quarter of an hour in bins, oldest first. Every list of numbers
+// is as long as AtMs.
+type Strip struct {
+	Form     int           `json:"form"`
+	EveryMs  int64         `json:"every_ms"` // length of a bin; the last one still fills
+	AtMs     []int64       `json:"at_ms"`    // Unix, begin of each bin
+	Requests []int64       `json:"requests"` // that ended in it
+	Failures []FailureLine `json:"failures"` // a line for each outcome that there was
+	Lines    []GroupLine   `json:"lines"`
+	Events   []Event       `json:"events"` // oldest first
+}
+
+// FailureLine is the requests that failed in one way.
+type FailureLine struct {
+	Outcome string  `json:"outcome"`
+	Status  int     `json:"status"`
+	Counts  []int64 `json:"counts"`
+}
+
+// GroupLine is the fullest rank of a group; -1 where nothing is known.
+type GroupLine struct {
+	Model  string  `json:"model"`
+	Group  string  `json:"group"`
+	Tokens []int64 `json:"most_tokens"`
+}
+
+// Event is something that happened at one moment.
+type Event struct {
+	AtMs int64  `json:"at_ms"`
+	Kind string `json:"kind"` // down, up, drain, reload, policy or refused
+	What string `json:"what"`
+}
+
+// Failed is how many requests failed in one way.
+type Failed struct {
+	Outcome    string `json:"outcome"`
+	Status     int    `json:"status"` // of the answer
+	Last5Min   uint64 `json:"last_5_min"`
+	LastHour   uint64 `json:"last_hour"`
+	SinceStart uint64 `json:"since_start"`
+}
+
+// Add takes in how things stand.
+func (t *Timeline) Add(n Now, at time.Time) {
+	number := at.UnixNano() / int64(every)
+	fresh := t.last == 0
+	b := t.bin(max(number, t.last)) // a clock that was set back fills the bin there is
+	if !fresh {
+		b.ended += n.Ended - min(n.Ended, t.was.Ended)
+		for o, count := range n.Failures {
+			if more := count - min(count, t.was.Failures[o]); more > 0 {
+				if b.failed == nil {
+					b.failed = map[Outcome]uint64{}
+				}
+				b.failed[o] += more
+			}
+		}
+		t.flag(&n, b, at)
+	}
+	for _, l := range n.Lines[:min(mostLines, len(n.Lines))] {
+		i := slices.IndexFunc(b.lines, func(o Line) bool { return o.Model == l.Model && o.Group == l.Group })
+		if i < 0 {
+			b.lines = append(b.lines, l)
+		} else {
+			b.lines[i].Tokens = max(b.lines[i].Tokens, l.Tokens)
+		}
+	}
+	t.was = n
+	oldest := (max(number, t.last) - int64(stripBins)) * every.Milliseconds()
+	t.flags = slices.DeleteFunc(t.flags, func(e Event) bool { return e.AtMs < oldest })
+	t.flags = t.flags[max(0, len(t.flags)-mostFlags):]
+}
+
+// bin is the one that fills, which may be a new one.
+func (t *Timeline) bin(number int64) *bin {
+	b := &t.bins[number%int64(hourBins)]
+	if b.number == number {
+		return b
+	}
+	if t.last != 0 {
+		t.burst = t.burst && refusals(t.at(t.last)) >= burstLeast
+	}
+	*b = bin{number: number}
+	t.last = number
+	if old := t.at(number - int64(stripBins)); old != nil {
+		old.lines = nil
+	}
+	return b
+}
+
+// at is a bin, nil where there is none.
+func (t *Timeline) at(number int64) *bin {
+	if number < 0 {
+		return nil
+	}
+	if b := &t.bins[number%int64(hourBins)]; b.number == number {
+		return b
+	}
+	return nil
+}
+
+// flag notes what has changed since it was looked last.
+func (t *Timeline) flag(n *Now, b *bin, at time.Time) {
+	say := func(kind, format string, args ...any) {
+		t.flags = append(t.flags, Event{at.UnixMilli(), kind, fmt.Sprintf(format, args...)})
+	}
+	came := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(n.Engines)) {
+		if was, ok := t.was.Engines[name]; ok && was != n.Engines[name] {
+			to := n.Engines[name]
+			if was == "up" && to != "drain" && to != "up" {
+				to = "down"
+			}
+			came[to] = append(came[to], name)
+		}
+	}
+	for _, k := range []struct{ kind, one string }{{"down", "went down"}, {"up", "came back"}, {"drain", "began to drain"}} {
+		switch names := came[k.kind]; {
+		case len(names) == 1:
+			say(k.kind, "%s %s", names[0], k.one)
+		case len(names) > 1:
+			say(k.kind, "%s and %d more %s", names[0], len(names)-1, k.one)
+		}
+	}
+	if n.Drains && !t.was.Drains {
+		say("drain", "the proxy began to drain")
+	}
+	if n.Policy != t.was.Policy {
+		say("policy", "%s took over from %s", n.Policy, t.was.Policy)
+	}
+	if n.Reload.After(t.was.Reload) {
+		t.flags = append(t.flags, Event{n.Reload.UnixMilli(), "reload", "another config came into force"})
+	}
+	if refused := refusals(b); !t.burst && refused >= burstLeast && float64(refused) >= burstShare*float64(b.ended) {
+		t.burst = true
+		say("refused", "a burst of requests is refused with a 429")
+	}
+}
+
+func refusals(b *bin) (n uint64) {
+	if b == nil {
+		return 0
+	}
+	for o, count := range b.failed {
+		if o.Status == 429 {
+			n += count
+		}
+	}
+	return n
+}
+
+// Strip is the last quarter of an hour.
+func (t *Timeline) Strip() Strip {
+	s := Strip{Form: 1, EveryMs: every.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{}, Lines: []GroupLine{}, Events: append([]Event{}, t.flags...)}
+	var shown []*bin
+	if t.last != 0 {
+		for n := t.last - int64(stripBins) + 1; n <= t.last; n++ {
+			if b := t.at(n); b != nil {
+				shown = append(shown, b)
+			}
+		}
+	}
+	for i, b := range shown {
+		s.AtMs = append(s.AtMs, b.number*every.Milliseconds())
+		s.Requests = append(s.Requests, int64(b.ended))
+		for o, count := range b.failed {
+			at := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == o.Name && l.Status == o.Status })
+			if at < 0 {
+				at = len(s.Failures)
+				s.Failures = append(s.Failures, FailureLine{o.Name, o.Status, make([]int64, len(shown))})
+			}
+			s.Failures[at].Counts[i] = int64(count)
+		}
+		for _, l := range b.lines {
+			at := slices.IndexFunc(s.Lines, func(g GroupLine) bool { return g.Model == l.Model && g.Group == l.Group })
+			if at < 0 {
+				at = len(s.Lines)
+				s.Lines = append(s.Lines, GroupLine{l.Model, l.Group, slices.Repeat([]int64{-1}, len(shown))})
+			}
+			s.Lines[at].Tokens[i] = l.Tokens
+		}
+	}
+	slices.SortFunc(s.Failures, func(a, b FailureLine) int {
+		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
+	})
+	slices.SortFunc(s.Lines, func(a, b GroupLine) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
+	})
+	return s
+}
+
+// Failures are all ways in which requests failed, those of the last minutes first.
+func (t *Timeline) Failures() []Failed {
+	few, hour := map[Outcome]uint64{}, map[Outcome]uint64{}
+	for i := range t.bins {
+		b := &t.bins[i]
+		if b.number <= t.last-int64(hourBins) {
+			continue
+		}
+		for o, count := range b.failed {
+			hour[o] += count
+			if b.number > t.last-int64(fewBins) {
+				few[o] += count
+			}
+		}
+	}
+	list := make([]Failed, 0, len(t.was.Failures))
+	for o, count := range t.was.Failures {
+		list = append(list, Failed{o.Name, o.Status, few[o], hour[o], count})
+	}
+	slices.SortFunc(list, func(a, b Failed) int {
+		return cmp.Or(cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour), cmp.Compare(b.SinceStart, a.SinceStart), cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
+	})
+	return list
+}

@@ -1,0 +1,116 @@
+package timeline
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+var (
+	full   = Outcome{"queue_full", 429}
+	broken = Outcome{"upstream_broken", 502}
+)
+
+func TestFailuresStay(t *testing.T) {
+	var tl Timeline
+	require.Empty(t, tl.Failures())
+	add := func(at time.Duration, f map[Outcome]uint64) []Failed {
+		tl.Add(Now{Failures: f}, noon.Add(at))
+		return tl.Failures()
+	}
+	require.Equal(t, []Failed{{"upstream_broken", 502, 0, 0, 3}}, add(0, map[Outcome]uint64{broken: 3}), "when they failed is not known")
+	require.Equal(t, []Failed{{"upstream_broken", 502, 2, 2, 5}}, add(time.Second, map[Outcome]uint64{broken: 5}))
+	require.Equal(t, []Failed{{"queue_full", 429, 1, 1, 1}, {"upstream_broken", 502, 0, 2, 5}}, add(6*time.Minute, map[Outcome]uint64{broken: 5, full: 1}), "the last ones first")
+	require.Equal(t, []Failed{{"upstream_broken", 502, 0, 0, 5}, {"queue_full", 429, 0, 0, 1}}, add(2*time.Hour, map[Outcome]uint64{broken: 5, full: 1}))
+}
+
+func TestTheStripHasAQuarterOfAnHour(t *testing.T) {
+	var tl Timeline
+	s := tl.Strip()
+	require.Empty(t, s.AtMs)
+	for i := range 2 * 900 {
+		tl.Add(Now{Ended: uint64(10 * i), Lines: []Line{{"m", "dp", int64(1000 + i%5)}}}, noon.Add(time.Duration(i)*time.Second))
+	}
+	s = tl.Strip()
+	require.Len(t, s.AtMs, stripBins)
+	require.Equal(t, noon.Add(1795*time.Second).UnixMilli(), s.AtMs[stripBins-1])
+	require.Equal(t, int64(50), s.Requests[3])
+	require.Equal(t, int64(1004), s.Lines[0].Tokens[3], "the highest of each bin")
+	tl.Add(Now{Ended: 20_000, Failures: map[Outcome]uint64{broken: 4}}, noon.Add(1900*time.Second))
+	s = tl.Strip()
+	require.Len(t, s.AtMs, stripBins-20, "a gap is a gap")
+	require.Equal(t, []FailureLine{{"upstream_broken", 502, append(make([]int64, len(s.AtMs)-1), 4)}}, s.Failures)
+	require.Equal(t, int64(-1), s.Lines[0].Tokens[len(s.AtMs)-1])
+	for i := range tl.bins {
+		if b := &tl.bins[i]; b.number <= tl.last-int64(stripBins)-40 {
+			require.Empty(t, b.lines, "nobody will see these")
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
+	base := Now{Policy: "evenkeel", Engines: map[string]string{"a:1": "up", "b:1": "up", "c:1": "up"}}
+	change := func(f func(*Now)) Now {
+		n := base
+		n.Engines = map[string]string{"a:1": "up", "b:1": "up", "c:1": "up"}
+		f(&n)
+		return n
+	}
+	for name, tt := range map[string]struct {
+		then []Now
+		want []string
+	}{
+		"nothing":          {[]Now{base}, nil},
+		"one goes":         {[]Now{change(func(n *Now) { n.Engines["b:1"] = "down" })}, []string{"down: b:1 went down"}},
+		"a host goes":      {[]Now{change(func(n *Now) { n.Engines["b:1"], n.Engines["c:1"] = "down", "out" })}, []string{"down: b:1 and 1 more went down"}},
+		"it comes back":    {[]Now{change(func(n *Now) { n.Engines["b:1"] = "down" }), base}, []string{"down: b:1 went down", "up: b:1 came back"}},
+		"one drains":       {[]Now{change(func(n *Now) { n.Engines["a:1"] = "drain" })}, []string{"drain: a:1 began to drain"}},
+		"a new engine":     {[]Now{change(func(n *Now) { n.Engines["d:1"] = "down" })}, nil},
+		"another policy":   {[]Now{change(func(n *Now) { n.Policy = "br0" })}, []string{"policy: br0 took over from evenkeel"}},
+		"another config":   {[]Now{change(func(n *Now) { n.Reload = at(1) })}, []string{"reload: another config came into force"}},
+		"the proxy drains": {[]Now{change(func(n *Now) { n.Drains = true })}, []string{"drain: the proxy began to drain"}},
+		"a burst, told once": {[]Now{
+			change(func(n *Now) { n.Ended, n.Failures = 50, map[Outcome]uint64{full: 40} }),
+			change(func(n *Now) { n.Ended, n.Failures = 100, map[Outcome]uint64{full: 80} }),
+		}, []string{"refused: a burst of requests is refused with a 429"}},
+		"a few are no burst": {[]Now{change(func(n *Now) { n.Ended, n.Failures = 1000, map[Outcome]uint64{full: 20} })}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var tl Timeline
+			tl.Add(base, noon)
+			for i, n := range tt.then {
+				tl.Add(n, at(5*(i+1)))
+			}
+			var got []string
+			for _, e := range tl.Strip().Events {
+				got = append(got, e.Kind+": "+e.What)
+			}
+			require.Equal(t, tt.want, got)
+			for i := range 200 { // they are forgotten with their bins
+				tl.Add(tt.then[len(tt.then)-1], at(20+5*i))
+			}
+			require.Empty(t, tl.Strip().Events)
+		})
+	}
+}
+
+func TestTheTimelineIsBounded(t *testing.T) {
+	var tl Timeline
+	for i := range 3000 {
+		lines := []Line{}
+		for g := range 2 * mostLines {
+			lines = append(lines, Line{"m", fmt.Sprint(g), 1})
+		}
+		tl.Add(Now{Policy: fmt.Sprint(i), Lines: lines}, noon.Add(time.Duration(i)*10*time.Millisecond))
+	}
+	tl.Add(Now{}, noon.Add(-time.Hour)) // the clock was set back
+	s := tl.Strip()
+	require.Len(t, s.Events, mostFlags)
+	require.Len(t, s.Lines, mostLines)
+	require.LessOrEqual(t, len(s.AtMs), stripBins)
+}
