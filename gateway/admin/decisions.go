@@ -4,11 +4,16 @@ import (
 	"cmp"
 	"net/http"
 	"strconv"
+	"time"
+
+	"evenkeel/gateway/live"
+	"evenkeel/gateway/receipt"
 )
 
 // decisions lists the receipts of the last requests, the latest first: ?n= of
-// them (100), ?model= of one model, ?running=1 those that have not ended; ?id=
-// those of a request, by its id or by the X-Request-Id of its client.
+// them (100), ?model=, ?key=, ?outcome=, ?engine=, ?find= and ?slow_ms= those that
+// pass, ?running=1 those that have not ended, ?brief=1 a line of each; ?id= those of a
+// request, by its id or by the X-Request-Id of its client.
 func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	q, ring := r.URL.Query(), h.g.Receipts()
 	if ring == nil {
@@ -17,8 +22,10 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	}
 	n, err := strconv.Atoi(cmp.Or(q.Get("n"), "100"))
 	running, err2 := strconv.ParseBool(cmp.Or(q.Get("running"), "0"))
-	if err != nil || err2 != nil || n < 1 {
-		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on, running 0 or 1")
+	brief, err3 := strconv.ParseBool(cmp.Or(q.Get("brief"), "0"))
+	slow, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
+	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slow >= 0) {
+		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
 		return
 	}
 	if id := q.Get("id"); id != "" {
@@ -31,5 +38,12 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ended, open := ring.Count()
-	reply(w, map[string]any{"kept": ended, "running": open, "receipts": ring.Last(n, q.Get("model"), running)})
+	list := ring.Last(n, receipt.Filter{
+		Model: q.Get("model"), Key: q.Get("key"), Outcome: q.Get("outcome"), Engine: q.Get("engine"), ID: q.Get("find"), SlowMs: slow,
+	}, running)
+	if brief {
+		reply(w, map[string]any{"kept": ended, "running": open, "receipts": []*receipt.Receipt{}, "decisions": live.Decisions(list, time.Now())})
+		return
+	}
+	reply(w, map[string]any{"kept": ended, "running": open, "receipts": list})
 }

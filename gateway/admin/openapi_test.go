@@ -48,7 +48,7 @@ const (
 func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
 	loose := []reflect.Type{reflect.TypeFor[newWorker](), reflect.TypeFor[geo.Tuning]()}
 	strict := []reflect.Type{
-		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
+		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](), reflect.TypeFor[live.Strip](),
 		reflect.TypeFor[prefill.Overview](), reflect.TypeFor[prefill.Scored](), reflect.TypeFor[prefill.HotspotClass](),
 		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](), reflect.TypeFor[geo.Status](), reflect.TypeFor[geo.Receipt](),
 	}
@@ -216,7 +216,12 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"GET /live.js", "", "", 200, ""},
 		{"GET /live.css", "", "", 200, ""},
 		{"GET /live.svg", "", "", 200, ""},
+		{"GET /page/{module}", "/page/words.js", "", 200, ""},
+		{"GET /page/{module}", "/page/live.css", "", 404, ""},
+		{"GET /runbook.md", "", "", 200, ""},
 		{"GET /live", "/live?once", "", 200, ""},
+		{"GET /live", "/live?at=1", "", 404, "not_found"},
+		{"GET /live", "/live?at=noon", "", 400, "bad_query"},
 		{"GET /metrics", "", "", 200, ""},
 		{"GET /status", "", "", 200, ""},
 		{"GET /workers", "", "", 200, ""},
@@ -233,7 +238,9 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"DELETE /prefill/index", "/prefill/index?candidate=nobody", "", 404, "not_found"},
 		{"DELETE /prefill/index", "", "", 204, ""},
 		{"GET /decisions", "", "", 200, ""},
+		{"GET /decisions", "/decisions?outcome=failed&brief=1&slow_ms=2.5&find=a&key=k&engine=d&model=ref", "", 200, ""},
 		{"GET /decisions", "/decisions?n=0", "", 400, "bad_query"},
+		{"GET /decisions", "/decisions?slow_ms=NaN", "", 400, "bad_query"},
 		{"GET /decisions", "/decisions?id=none", "", 404, "not_found"},
 		{"GET /geo", "", "", 200, ""},
 		{"PUT /geo", "", `{"load":40}`, 200, ""},
@@ -310,7 +317,7 @@ func (p *running) valid(doc *openapi3.T, operation string, resp *http.Response, 
 	}), "%s: %s", operation, body)
 }
 
-// The two kinds of events of GET /live have schemas, too.
+// The three kinds of events of GET /live have schemas, too.
 func TestOpenAPIHasTheLiveEvents(t *testing.T) {
 	doc := documented(t)
 	p := proxy(t, nil)
@@ -323,7 +330,7 @@ func TestOpenAPIHasTheLiveEvents(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	lines := bufio.NewReader(resp.Body)
-	for _, want := range []struct{ event, schema string }{{"history", "LiveHistory"}, {"document", "LiveDocument"}, {"document", "LiveDocument"}} {
+	for _, want := range []struct{ event, schema string }{{"history", "LiveHistory"}, {"document", "LiveDocument"}, {"strip", "LiveStrip"}, {"document", "LiveDocument"}} {
 		name, err := lines.ReadString('\n')
 		require.NoError(t, err)
 		require.Equal(t, "event: "+want.event+"\n", name)

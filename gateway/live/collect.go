@@ -11,6 +11,7 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/reload"
 	"evenkeel/prefill"
 )
 
@@ -30,16 +31,17 @@ func (p *proxy) Document(ctx context.Context) Document {
 		Proxy: Proxy{
 			ID: cmp.Or(conf.Geo.Self.ID, p.host), Region: conf.Geo.Self.Region, Version: p.version, UptimeS: now.Sub(s.Started).Seconds(),
 			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
-			Open: s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
+			ReloadedMs: reloaded(s.Config.Last),
+			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
 		},
 		Traffic: Traffic{TTFT: latency(recent.TTFT), TPOT: latency(recent.TPOT)},
 		Models:  make([]Model, 0, len(s.Dispatch.Models)),
 		Prefill: Prefill{
-			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max,
+			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
 		},
-		Problems: []Problem{}, Engines: make([]Engine, 0, len(s.Engines)),
-		Decisions: decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
+		Problems: []Problem{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
+		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
 		d.Proxy.ConfigError = s.Config.Last.Error
@@ -105,7 +107,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Twin: twinOf(m, g, twin), Ranks: []Rank{}}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}
@@ -174,6 +176,13 @@ func prefillEngine(c *prefill.CandidateStatus, gate float64) PrefillEngine {
 		p.ScrapeAgeMs = *c.ScrapeAgeMs
 	}
 	return p
+}
+
+func reloaded(r *reload.Reload) int64 {
+	if r == nil || r.Outcome != "used" {
+		return 0
+	}
+	return r.At.UnixMilli()
 }
 
 func latency(l journal.Latency) Latency {

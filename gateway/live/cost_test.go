@@ -53,7 +53,7 @@ func BenchmarkCost(b *testing.B) {
 	for i := range 5000 {
 		ring.Open(&receipt.Receipt{ID: strconv.Itoa(i), Arrival: time.Now()})
 	}
-	b.ReportMetric(timed(func() { decisions(ring.Latest(mostDecisions), time.Now()) }), "decisions-µs")
+	b.ReportMetric(timed(func() { Decisions(ring.Latest(mostDecisions), time.Now()) }), "decisions-µs")
 }
 
 // floor is a dispatcher with its streams.
@@ -139,7 +139,7 @@ func (f *floor) document() {
 	for i := range s.Models {
 		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
 	}
-	d.Problems = problems(&d)
+	d.Problems = problems(findingsOf(&d))
 	data, err := json.Marshal(&d)
 	if err != nil {
 		f.Error(err)

@@ -12,9 +12,9 @@ import (
 // mostDecisions are in a document.
 const mostDecisions = 24
 
-// decisions are the receipts of the last requests in short, as of now. A request
+// Decisions are the receipts of the last requests in short, as of now. A request
 // that still runs lacks the fields that are not known yet.
-func decisions(last []*receipt.Receipt, now time.Time) []Decision {
+func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	all := make([]Decision, 0, len(last))
 	for _, r := range last {
 		d := Decision{

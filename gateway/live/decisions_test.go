@@ -36,7 +36,7 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			Decision{"a", noon.UnixMilli(), "", 0, "", "d", 0, "", "decode jsq, single"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, []Decision{tt.want}, decisions([]*receipt.Receipt{&tt.r}, noon.Add(5*time.Second)))
+			require.Equal(t, []Decision{tt.want}, Decisions([]*receipt.Receipt{&tt.r}, noon.Add(5*time.Second)))
 		})
 	}
 }

@@ -4,13 +4,17 @@
 //
 // Who reads the stream: GET /live answers with events. The first is `history`,
 // a History; from then on one `document` a second, a Document, whole each time,
-// so that a reader keeps the last one and nothing else. GET /live?once answers
-// with one Document.
+// so that a reader keeps the last one and nothing else, and every five seconds a
+// `strip`, a Strip, whole each time, too. GET /live?once answers with one Document,
+// GET /live?at= with the Document of a moment of the last 15 minutes.
 package live
 
 import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/verdict"
+	"evenkeel/gateway/advice"
+	"evenkeel/gateway/incident"
+	"evenkeel/gateway/timeline"
 )
 
 // Form is the number of this form of a Document. Fields may be added under it;
@@ -24,16 +28,31 @@ type Document struct {
 	AtMs      int64      `json:"at_ms"`    // Unix, by the proxy's clock
 	EveryMs   int64      `json:"every_ms"` // between two documents; after three of them without one, what is shown is old
 	Proxy     Proxy      `json:"proxy"`
-	Problems  []Problem  `json:"problems"` // the worst first; empty: nothing is wrong that can be seen from here
+	Problems  []Problem  `json:"problems"`  // the worst first; empty: nothing is wrong that can be seen from here
+	Incidents []Incident `json:"incidents"` // the same by cause: those that last, the most harmful first, then those that were resolved in the last 15 minutes
+	Failures  []Failed   `json:"failures"`  // how requests failed, by outcome; empty: none has since the start
 	Traffic   Traffic    `json:"traffic"`
 	Models    []Model    `json:"models"`
 	Prefill   Prefill    `json:"prefill"`
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
+	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off
 	Geo       *Geo       `json:"geo,omitempty"`
 	Sources   []Source   `json:"sources"` // of engines that are discovered; empty where none are
 	Areas     []Area     `json:"areas"`   // whose engines this proxy may serve; empty where nobody else may
 }
+
+// Incident is everything that one cause made wrong.
+type Incident = incident.Incident
+
+// Failed is how many requests failed in one way.
+type Failed = timeline.Failed
+
+// Strip is the last quarter of an hour in bins.
+type Strip = timeline.Strip
+
+// Advice is what to do about a model's ranks.
+type Advice = advice.Advice
 
 // Proxy is the process itself.
 type Proxy struct {
@@ -46,6 +65,7 @@ type Proxy struct {
 	Why           string  `json:"why,omitempty"` // not ready
 	Draining      bool    `json:"draining"`
 	ConfigError   string  `json:"config_error,omitempty"` // why the last version of the config file is not in force
+	ReloadedMs    int64   `json:"reloaded_ms"`            // Unix, when another config came into force last; 0: never
 	Policy        string  `json:"policy"`                 // of decode, barrier groups
 	PrefillPolicy string  `json:"prefill_policy"`         // of prefill
 	Open          int64   `json:"open_requests"`
@@ -98,6 +118,7 @@ type Group struct {
 	LostMs    float64    `json:"lost_ms"`      // the part of model_ms that imbalance costs
 	Compared  []Compared `json:"compared"`     // the policy in force, then each of dispatch.shadow; empty without
 	Twin      Twin       `json:"twin"`
+	Ghosts    []Ghost    `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks     []Rank     `json:"ranks"`
 }
 
@@ -109,6 +130,14 @@ type Twin struct {
 	Says    []string      `json:"says"`              // a sentence for each policy of dispatch.twin; empty while there is no verdict
 	Note    string        `json:"note"`              // which minutes were replayed, and how far the replay is from what was; or why there is no verdict; empty without barrier
 	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil while there is none
+}
+
+// Ghost is where the fullest rank would stand under a policy that the twin replayed,
+// by the step model: as much higher as its steps are longer.
+type Ghost struct {
+	Policy     string  `json:"policy"`
+	MostTokens int64   `json:"most_tokens"`
+	SavedMs    float64 `json:"saved_ms"` // how much longer its steps are; below 0: shorter
 }
 
 // States of a rank.
@@ -137,11 +166,12 @@ type Rank struct {
 
 // Prefill is the prefill tier.
 type Prefill struct {
-	Policy   string          `json:"policy"`
-	Waiting  int             `json:"waiting_requests"` // in the arrival queue
-	QueueMax int             `json:"queue_max"`
-	HitShare float64         `json:"hit_share"` // of all prompt tokens so far, found in a prefix cache
-	Engines  []PrefillEngine `json:"engines"`
+	Policy        string          `json:"policy"`
+	Waiting       int             `json:"waiting_requests"` // in the arrival queue
+	QueueMax      int             `json:"queue_max"`
+	ScrapeEveryMs float64         `json:"scrape_every_ms"` // engines are asked for their load; 0: never
+	HitShare      float64         `json:"hit_share"`       // of all prompt tokens so far, found in a prefix cache
+	Engines       []PrefillEngine `json:"engines"`
 }
 
 // PrefillEngine is one prefill candidate: an engine, or a rank of one.

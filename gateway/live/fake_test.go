@@ -22,6 +22,7 @@ type fake struct {
 	ranks  int
 	asked  int           // documents made
 	ahead  time.Duration // of the clock
+	failed map[journal.Failure]uint64
 	change func(*Document)
 }
 
@@ -31,6 +32,13 @@ func (f *fake) set(change func(*Document)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.change = change
+}
+
+// fail has n requests fail.
+func (f *fake) fail(n uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failed = map[journal.Failure]uint64{{Outcome: "upstream_broken", Status: 502}: n}
 }
 
 // pass lets time go by.
@@ -77,6 +85,7 @@ func (f *fake) at(seconds float64) (s gateway.Sample) {
 	s.TTFT = journal.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
 	s.TPOT = journal.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
 	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
+	s.Failures = f.failed
 	return s
 }
 
@@ -94,7 +103,7 @@ func (f *fake) Document(context.Context) Document {
 		Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
 		Verdict: &verdict.Twin{
 			AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
-			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
+			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today"}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
 		},
 	}
 	for _, p := range s.Compared[0].Policies {
@@ -110,6 +119,7 @@ func (f *fake) Document(context.Context) Document {
 	}
 	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
 	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
+	g.Ghosts = []Ghost{{Policy: "jsq-kv", MostTokens: g.MostTokens + 24_000, SavedMs: 3.1}}
 	d := Document{
 		Form: Form, AtMs: time.Now().UnixMilli(), EveryMs: sampleEvery.Milliseconds(),
 		Proxy:   Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
@@ -118,7 +128,7 @@ func (f *fake) Document(context.Context) Document {
 			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
 		Prefill:  Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41},
-		Problems: []Problem{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},
+		Problems: []Problem{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: []Advice{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},
 	}
 	for i := range 12 {
 		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +14,9 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway"
+	"evenkeel/gateway/incident"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/timeline"
 )
 
 // Options of a Live.
@@ -23,14 +26,20 @@ type Options struct {
 }
 
 // Live tells watchers how a proxy is. While nobody watches it costs a sample a
-// second and makes no document.
+// second, and a document every five: incidents begin and end then, too.
 type Live struct {
 	source  source
 	log     *zap.Logger
 	history *history
+	past    past
+	turns   int // samples so far; Run's own
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
+
+	judging  sync.Mutex // guards what is made of documents
+	book     incident.Book
+	timeline timeline.Timeline
 }
 
 // source is what is shown: a proxy, or what a test makes up.
@@ -41,10 +50,16 @@ type source interface {
 
 // watcher is somebody who reads the stream.
 type watcher struct {
-	documents chan []byte // room for one; closed on one that is too slow
+	news chan news // room for one; closed on one that is too slow
+}
+
+// news is what a second brings.
+type news struct {
+	document, strip []byte // strip is nil but every five seconds
 }
 
 const (
+	judgeEvery   = 5 // samples, while nobody watches, and between two strips
 	mostWatchers = 16
 	writeTimeout = 5 * time.Second // of one event to one watcher
 )
@@ -83,26 +98,96 @@ func (l *Live) sample(ctx context.Context) {
 		return
 	}
 	l.history.add(&s, time.Now())
-	if !l.watched() {
+	turn := l.turns%judgeEvery == 0
+	l.turns++
+	watched := l.watched()
+	if !watched && !turn {
 		return
 	}
-	d := l.Document(ctx)
+	d := l.source.Document(ctx)
 	if ctx.Err() != nil {
 		return
 	}
+	l.note(&d, &s, time.Now())
+	l.judge(&d)
 	data, err := json.Marshal(d)
 	if err != nil { // a number that JSON has not: a bug in whoever told it
 		l.log.Error("live: the document cannot be written", zap.Error(err))
 		return
 	}
-	l.send(data)
+	l.past.keep(d.AtMs, data)
+	if !watched {
+		return
+	}
+	n := news{document: data}
+	if turn {
+		n.strip, _ = json.Marshal(l.strip()) // whole numbers and names
+	}
+	l.send(n)
+}
+
+// note adds a second to the timeline.
+func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
+	now := timeline.Now{
+		Ended: s.Ended, Failures: map[timeline.Outcome]uint64{}, Engines: map[string]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
+	}
+	for f, n := range s.Failures {
+		now.Failures[timeline.Outcome{Name: f.Outcome, Status: f.Status}] = n
+	}
+	for i := range d.Engines {
+		e := &d.Engines[i]
+		now.Engines[e.ID] = e.State
+		if e.State == "up" && e.Draining {
+			now.Engines[e.ID] = "drain"
+		}
+	}
+	for i := range d.Models {
+		m := &d.Models[i]
+		for j := range m.Groups {
+			g := &m.Groups[j]
+			now.Lines = append(now.Lines, timeline.Line{Model: m.Name, Group: g.Name, Tokens: g.MostTokens})
+			ranksThatDrain(g, now.Engines)
+		}
+	}
+	l.judging.Lock()
+	defer l.judging.Unlock()
+	l.timeline.Add(now, at)
+}
+
+// ranksThatDrain adds ranks that drain without their engine.
+func ranksThatDrain(g *Group, states map[string]string) {
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		if engine, _, several := strings.Cut(r.Name, "/"); several && states[engine] != "drain" {
+			states[r.Name] = "up"
+			if r.State == RankDraining {
+				states[r.Name] = "drain"
+			}
+		}
+	}
+}
+
+func (l *Live) strip() Strip {
+	l.judging.Lock()
+	defer l.judging.Unlock()
+	return l.timeline.Strip()
+}
+
+// judge says what is wrong, and what was.
+func (l *Live) judge(d *Document) {
+	l.history.rate(&d.Traffic)
+	found := findingsOf(d)
+	d.Problems = problems(found)
+	l.judging.Lock()
+	defer l.judging.Unlock()
+	l.book.Observe(time.Now(), found)
+	d.Incidents, d.Failures = l.book.Incidents(), l.timeline.Failures()
 }
 
 // Document is how the proxy is now.
 func (l *Live) Document(ctx context.Context) Document {
 	d := l.source.Document(ctx)
-	l.history.rate(&d.Traffic)
-	d.Problems = problems(&d)
+	l.judge(&d)
 	return d
 }
 
@@ -114,14 +199,14 @@ func (l *Live) watched() bool {
 
 // send gives everybody the document. Who has not read the last one yet is too
 // slow to see what is now, and is let go.
-func (l *Live) send(document []byte) {
+func (l *Live) send(n news) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for w := range l.watchers {
 		select {
-		case w.documents <- document:
+		case w.news <- n:
 		default:
-			close(w.documents)
+			close(w.news)
 			delete(l.watchers, w)
 		}
 	}
@@ -133,7 +218,7 @@ func (l *Live) join() (w *watcher, ok bool) {
 	if len(l.watchers) >= mostWatchers {
 		return nil, false
 	}
-	w = &watcher{documents: make(chan []byte, 1)}
+	w = &watcher{news: make(chan news, 1)}
 	l.watchers[w] = struct{}{}
 	return w, true
 }
@@ -148,6 +233,10 @@ func (l *Live) unwatch(w *watcher) {
 // stream of them.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
+	if at := r.URL.Query().Get("at"); at != "" {
+		l.then(w, r, at)
+		return
+	}
 	if r.URL.Query().Has("once") {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // the operator left
@@ -163,19 +252,45 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer l.unwatch(watcher)
 	s := newSender(w, r)
 	defer s.close()
-	if s.event("history", l.history.copy()) != nil || s.event("document", l.Document(r.Context())) != nil {
+	if s.event("history", l.history.copy()) != nil || s.event("document", l.Document(r.Context())) != nil || s.event("strip", l.strip()) != nil {
 		return // the watcher left
 	}
 	for {
 		select {
 		case <-r.Context().Done():
 			return
-		case document, ok := <-watcher.documents:
-			if !ok || s.raw("document", document) != nil {
+		case n, ok := <-watcher.news:
+			if !ok || s.raw("document", n.document) != nil || n.strip != nil && s.raw("strip", n.strip) != nil {
 				return
 			}
 		}
 	}
+}
+
+// then answers with the document of a moment.
+func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
+	w.Header().Set("Content-Type", "application/json")
+	refuse := func(status int, code, message string) {
+		w.WriteHeader(status)
+		_, _ = w.Write(openai.NewError(status, code, message).JSON())
+	}
+	ms, err := strconv.ParseInt(at, 10, 64)
+	if err != nil {
+		refuse(http.StatusBadRequest, "bad_query", "at is a moment in Unix ms, as at_ms of a document")
+		return
+	}
+	data, ok := l.past.find(ms)
+	if !ok {
+		refuse(http.StatusNotFound, "not_found", "no document of that moment is kept; those of the last 15 minutes are")
+		return
+	}
+	w.Header().Set("Vary", "Accept-Encoding")
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(data) // the operator left
+		return
+	}
+	_ = unzip(data, w) // likewise
 }
 
 // sender writes events to one watcher. Each document is much like the last one,

@@ -74,7 +74,7 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		for range 5 {
 			l.sample(t.Context())
 		}
-		require.Zero(t, f.documents(), "nobody watches, and yet a document was made")
+		require.Equal(t, 1, f.documents(), "nobody watches: one every five seconds is judged")
 		stream := watch(t, url, encoding)
 		var h History
 		require.Equal(t, "history", stream.next(t, &h))
@@ -83,18 +83,26 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		var d Document
 		require.Equal(t, "document", stream.next(t, &d))
 		require.Len(t, d.Models[0].Groups[0].Ranks, 144)
-		for range 3 {
+		var strip Strip
+		require.Equal(t, "strip", stream.next(t, &strip))
+		require.NotEmpty(t, strip.AtMs)
+		for i := range 6 {
 			before := d.AtMs
 			f.set(func(d *Document) { d.AtMs = before + 1000 })
 			l.sample(t.Context())
 			require.Equal(t, "document", stream.next(t, &d))
+			if i%judgeEvery == 0 {
+				require.Equal(t, "strip", stream.next(t, &strip))
+			}
 			require.Equal(t, before+1000, d.AtMs)
 		}
 		require.NoError(t, stream.body.Close())
 		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
 		made := f.documents()
-		l.sample(t.Context())
-		require.Equal(t, made, f.documents(), "nobody watches any more")
+		for range judgeEvery {
+			l.sample(t.Context())
+		}
+		require.Equal(t, made+1, f.documents(), "nobody watches any more")
 	}
 }
 
@@ -119,12 +127,12 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	fast, ok := l.join()
 	require.True(t, ok)
 	l.sample(t.Context())
-	<-fast.documents
+	<-fast.news
 	l.sample(t.Context())
-	<-slow.documents
-	_, open := <-slow.documents
+	<-slow.news
+	_, open := <-slow.news
 	require.False(t, open, "it had not read the first when the second came")
-	<-fast.documents
+	<-fast.news
 	require.True(t, l.watched())
 	l.unwatch(fast)
 	l.unwatch(slow)
@@ -166,12 +174,15 @@ func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	stream.next(t, &event)
 	t.Logf("history: %d bytes, %d on the wire", len(event), counted.n)
 	stream.next(t, &event)
+	stream.next(t, &event)
 	before := counted.n
 	const seconds = 5
 	for range seconds {
 		f.pass(time.Second)
 		l.sample(t.Context())
-		stream.next(t, &event)
+		if name := stream.next(t, &event); name == "strip" {
+			stream.next(t, &event)
+		}
 	}
 	t.Logf("document: %d bytes, %d a second on the wire", len(event), (counted.n-before)/seconds)
 	require.Less(t, (counted.n-before)/seconds, 16<<10)
@@ -186,4 +197,68 @@ func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	c.n += n
 	return n, err
+}
+
+// What was to be seen at a moment of the last minutes can be seen again.
+func TestTheDocumentOfAMoment(t *testing.T) {
+	f := newFake(3)
+	l, url := serve(t, f)
+	for i := range 7 { // at 0 and 5 one is made
+		f.set(func(d *Document) { d.AtMs = int64(1000 * (i + 1)) })
+		l.sample(t.Context())
+	}
+	for query, want := range map[string]int64{"5999": 1000, "6000": 6000, "99999": 6000} {
+		for _, encoding := range []string{"identity", "gzip"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"?at="+query, nil)
+			require.NoError(t, err)
+			req.Header.Set("Accept-Encoding", encoding)
+			resp, err := http.DefaultClient.Do(req)
+			require.NoError(t, err)
+			body := io.Reader(resp.Body)
+			if encoding == "gzip" {
+				require.Equal(t, "gzip", resp.Header.Get("Content-Encoding"))
+				body, err = gzip.NewReader(body)
+				require.NoError(t, err)
+			}
+			var d Document
+			require.NoError(t, json.NewDecoder(body).Decode(&d))
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, want, d.AtMs, query)
+		}
+	}
+	for query, status := range map[string]int{"999": http.StatusNotFound, "noon": http.StatusBadRequest} {
+		resp, err := http.Get(url + "?at=" + query)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, status, resp.StatusCode, query)
+	}
+}
+
+// Incidents and failures are judged whether anybody watches or not.
+func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
+	f := newFake(16)
+	l, _ := serve(t, f)
+	turn := func(seconds int) Document {
+		for range seconds {
+			f.pass(time.Second)
+			l.sample(t.Context())
+		}
+		return l.Document(t.Context())
+	}
+	require.Empty(t, turn(1).Incidents)
+	f.set(func(d *Document) { d.Engines[12].State, d.Engines[12].Why = "down", "connection refused" })
+	f.fail(7)
+	turn(5)
+	f.set(nil)
+	d := turn(10)
+	require.Len(t, d.Incidents, 1)
+	require.Equal(t, "10.0.3.10:8000: decode engine is down: connection refused", d.Incidents[0].What)
+	require.Positive(t, d.Incidents[0].UntilMs)
+	require.Empty(t, d.Problems)
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last5Min: 7, LastHour: 7, SinceStart: 7}}, d.Failures)
+	var kinds []string
+	for _, e := range l.strip().Events {
+		kinds = append(kinds, e.Kind)
+	}
+	require.Equal(t, []string{"down", "up"}, kinds)
 }

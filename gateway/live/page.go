@@ -4,6 +4,9 @@ import (
 	"embed"
 	"io/fs"
 	"net/http"
+	"path"
+
+	"evenkeel/docs"
 )
 
 //go:embed page
@@ -15,26 +18,43 @@ var files embed.FS
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Page serves the page's files by their paths; / is the page. They tell nothing
-// of the proxy, so nobody is asked for a token: the page asks for it.
+// Page serves the page's files by their paths; / is the page, /page/ has its modules.
+// They tell nothing of the proxy, so nobody is asked for a token: the page asks for it.
 func Page() map[string]http.Handler {
 	pages, err := fs.Sub(files, "page")
 	if err != nil { // it is embedded
 		panic(err)
 	}
 	all := map[string]http.Handler{}
-	for path, name := range map[string]string{"/{$}": "index.html", "/live.js": "live.js", "/live.css": "live.css", "/live.svg": "live.svg"} {
-		all[path] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			h := w.Header()
-			h.Set("Content-Security-Policy", contentPolicy)
-			h.Set("X-Content-Type-Options", "nosniff")
-			h.Set("X-Frame-Options", "DENY")
-			h.Set("Referrer-Policy", "no-referrer")
-			h.Set("Cross-Origin-Resource-Policy", "same-origin")
-			h.Set("Cross-Origin-Opener-Policy", "same-origin")
-			h.Set("Cache-Control", "no-cache") // another version of the program has another page
-			http.ServeFileFS(w, r, pages, name)
-		})
+	for at, name := range map[string]string{"/{$}": "index.html", "/live.js": "live.js", "/live.css": "live.css", "/live.svg": "live.svg"} {
+		all[at] = strictly(func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, pages, name) })
 	}
+	all["/page/{module}"] = strictly(func(w http.ResponseWriter, r *http.Request) {
+		name := r.PathValue("module")
+		if path.Ext(name) != ".js" {
+			http.NotFound(w, r)
+			return
+		}
+		http.ServeFileFS(w, r, pages, name)
+	})
+	all["/runbook.md"] = strictly(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
+		_, _ = w.Write(docs.Runbook) // the operator left
+	})
 	return all
+}
+
+// strictly serves a file with all that keeps a browser from doing more with it.
+func strictly(serve http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", contentPolicy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cache-Control", "no-cache") // another version of the program has another page
+		serve(w, r)
+	})
 }

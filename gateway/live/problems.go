@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"evenkeel/gateway/incident"
 )
 
 // Severities of a Problem.
 const (
-	Bad  = "bad"  // requests fail or wait because of it, or will
-	Warn = "warn" // worth a look
+	Bad  = incident.Bad
+	Warn = incident.Warn
 )
 
 // Problem is one thing that is wrong, and where.
@@ -28,39 +31,62 @@ const (
 	lateSeconds = 10.0 // where it may wait for ever
 	lostShare   = 0.15 // of a step, to imbalance
 	failShare   = 0.01 // of requests
+	oldScrapes  = 3    // intervals without a scrape
+	oldMs       = 5000 // and at least so long
 )
 
-// problems reads a document as an operator would, first things first.
-func problems(d *Document) []Problem {
-	all := []Problem{}
-	say := func(severity, panel, where, format string, args ...any) {
-		all = append(all, Problem{severity, panel, where, fmt.Sprintf(format, args...)})
+// findings are what is wrong.
+type findings []incident.Finding
+
+// find notes one of them.
+type find func(kind incident.Kind, severity, panel, where, reason, format string, args ...any)
+
+func (f *findings) say(kind incident.Kind, severity, panel, where, reason, format string, args ...any) {
+	*f = append(*f, incident.Finding{Kind: kind, Severity: severity, Panel: panel, Where: where, Reason: reason, What: fmt.Sprintf(format, args...)})
+}
+
+// problems lists them.
+func problems(all findings) []Problem {
+	list := make([]Problem, 0, len(all))
+	for _, f := range all {
+		list = append(list, Problem{f.Severity, f.Panel, f.Where, f.What})
 	}
+	return list
+}
+
+// findingsOf reads a document as an operator would, first things first.
+func findingsOf(d *Document) (all findings) {
+	say := all.say
 	p := &d.Proxy
 	switch {
 	case p.Draining:
-		say(Warn, "proxy", "", "drains: %s", cmp.Or(p.Why, "no new requests soon"))
+		say(incident.Drains, Warn, "proxy", "", "", "drains: %s", cmp.Or(p.Why, "no new requests soon"))
 	case !p.Ready:
-		say(Bad, "proxy", "", "not ready: %s", p.Why)
+		say(incident.NotReady, Bad, "proxy", "", p.Why, "not ready: %s", p.Why)
 	}
 	if p.DriftSlots != 0 || p.DriftTokens != 0 {
-		say(Bad, "proxy", "", "the audit is off by %d slots and %d KV tokens: a bug, report it", p.DriftSlots, p.DriftTokens)
+		say(incident.AuditDrift, Bad, "proxy", "", "", "the audit is off by %d slots and %d KV tokens: a bug, report it", p.DriftSlots, p.DriftTokens)
 	}
 	if p.ConfigError != "" {
-		say(Warn, "proxy", "", "the config file was refused and is not in force: %s", firstLine(p.ConfigError))
+		say(incident.ConfigRefused, Warn, "proxy", "", "", "the config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
 	if t := &d.Traffic; t.FailuresPerS > failShare*t.RequestsPerS {
-		say(Bad, "traffic", "", "%.1f of %.1f requests/s fail", t.FailuresPerS, t.RequestsPerS)
+		say(incident.RequestsFail, Bad, "traffic", "", "", "%.1f of %.1f requests/s fail", t.FailuresPerS, t.RequestsPerS)
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]
 		switch {
 		case e.State != "up":
-			say(Bad, "engines", e.ID, "%s engine is %s: %s", e.Role, e.State, cmp.Or(e.Why, "no reason told"))
+			kind := incident.EngineOut
+			if e.State == "down" {
+				kind = incident.EngineDown
+			}
+			say(kind, Bad, "engines", e.ID, e.Why, "%s engine is %s: %s", e.Role, e.State, cmp.Or(e.Why, "no reason told"))
+			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
 		case e.Draining:
-			say(Warn, "engines", e.ID, "%s engine drains", e.Role)
+			say(incident.EngineDrains, Warn, "engines", e.ID, "", "%s engine drains", e.Role)
 		case e.Why != "":
-			say(Warn, "engines", e.ID, "%s", e.Why)
+			say(incident.EngineAmiss, Warn, "engines", e.ID, e.Why, "%s", e.Why)
 		}
 	}
 	for i := range d.Sources {
@@ -73,29 +99,29 @@ func problems(d *Document) []Problem {
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
 			if !peer.Up {
-				say(Warn, "geo", peer.ID, "peer in %s is not up: %s", peer.Region, cmp.Or(peer.Fault, "no probe was answered"))
+				say(incident.PeerDown, Warn, "geo", peer.ID, peer.Fault, "peer in %s is not up: %s", peer.Region, cmp.Or(peer.Fault, "no probe was answered"))
 			}
 		}
 	}
 	for _, a := range d.Areas {
 		if a.Holder == "" && !a.Admits {
-			say(Bad, "geo", cmp.Or(a.Group, a.Region), "no dispatcher owns it, nobody sends its engines requests")
+			say(incident.NoOwner, Bad, "geo", cmp.Or(a.Group, a.Region), "", "no dispatcher owns it, nobody sends its engines requests")
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
+	slices.SortStableFunc(all, func(a, b incident.Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
 
-func sourceProblems(s *Source, say func(severity, panel, where, format string, args ...any)) {
+func sourceProblems(s *Source, say find) {
 	if s.Error != "" {
-		say(Warn, "engines", s.Name, "discovery fails, its last list of %s stays in force: %s", count(s.Engines, "engine"), firstLine(s.Error))
+		say(incident.SourceFails, Warn, "engines", s.Name, "", "discovery fails, its last list of %s stays in force: %s", count(s.Engines, "engine"), firstLine(s.Error))
 	}
 	if n := len(s.Unfit); n > 0 {
 		names := make([]string, n)
 		for i, e := range s.Unfit {
 			names[i] = e.ID
 		}
-		say(Warn, "engines", s.Name, "%s found and not used: %s; %s: %s", count(n, "engine"), listed(names), names[0], firstLine(s.Unfit[0].Why))
+		say(incident.EnginesUnfit, Warn, "engines", s.Name, "", "%s found and not used: %s; %s: %s", count(n, "engine"), listed(names), names[0], firstLine(s.Unfit[0].Why))
 	}
 }
 
@@ -105,7 +131,7 @@ func firstLine(text string) string {
 	return line
 }
 
-func prefillProblems(p *Prefill, say func(severity, panel, where, format string, args ...any)) {
+func prefillProblems(p *Prefill, say find) {
 	open := 0
 	for i := range p.Engines {
 		e := &p.Engines[i]
@@ -113,38 +139,41 @@ func prefillProblems(p *Prefill, say func(severity, panel, where, format string,
 		case "open":
 			open++
 		case "closed":
-			say(Warn, "prefill", e.ID, "takes no prompts: its KV cache is %.0f %% full", 100*e.KVShare)
+			say(incident.GateClosed, Warn, "prefill", e.ID, "", "takes no prompts: its KV cache is %.0f %% full", 100*e.KVShare)
 		case "out":
-			say(Bad, "prefill", e.ID, "takes no prompts: those before failed")
+			say(incident.PrefillOut, Bad, "prefill", e.ID, "", "takes no prompts: those before failed")
+		}
+		if old := max(oldMs, oldScrapes*p.ScrapeEveryMs); (e.State == "open" || e.State == "closed") && p.ScrapeEveryMs > 0 && e.ScrapeAgeMs > old {
+			say(incident.MetricsOld, Warn, "prefill", e.ID, "", "has not told its load for %s", span(e.ScrapeAgeMs/1000))
 		}
 	}
 	if open == 0 && len(p.Engines) > 0 {
-		say(Bad, "prefill", "", "no prefill engine takes prompts")
+		say(incident.NoPrefill, Bad, "prefill", "", "", "no prefill engine takes prompts")
 	}
 	switch {
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax:
-		say(Bad, "prefill", "", "the arrival queue is full: %d requests", p.Waiting)
+		say(incident.QueueFull, Bad, "prefill", "", "", "the arrival queue is full: %d requests", p.Waiting)
 	case p.Waiting > 0 && open == 0:
-		say(Bad, "prefill", "", "%d requests wait for a prefill engine", p.Waiting)
+		say(incident.QueueWaits, Bad, "prefill", "", "", "%d requests wait for a prefill engine", p.Waiting)
 	}
 }
 
-func modelProblems(m *Model, say func(severity, panel, where, format string, args ...any)) {
+func modelProblems(m *Model, say find) {
 	late := lateSeconds
 	if m.Pool.TTLS > 0 {
 		late = lateShare * m.Pool.TTLS
 	}
 	if m.Pool.OldestS > late {
-		say(Bad, "pool", m.Name, "a finished prefill has waited %.1f s for a decode rank; %d wait", m.Pool.OldestS, m.Pool.Entries)
+		say(incident.PoolLate, Bad, "pool", m.Name, "", "a finished prefill has waited %.1f s for a decode rank; %d wait", m.Pool.OldestS, m.Pool.Entries)
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		name := cmp.Or(g.Name, m.Name)
 		if g.FallbackRounds > 0 {
-			say(Warn, "balance", name, "the policy was too slow: %s decides for now", g.Policy)
+			say(incident.PolicySlow, Warn, "balance", name, "", "the policy was too slow: %s decides for now", g.Policy)
 		}
 		if g.LostShare > lostShare {
-			say(Warn, "balance", name, "imbalance costs %.0f %% of every step", 100*g.LostShare)
+			say(incident.Imbalance, Warn, "balance", name, "", "imbalance costs %.0f %% of every step", 100*g.LostShare)
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
@@ -158,14 +187,14 @@ func modelProblems(m *Model, say func(severity, panel, where, format string, arg
 				tight = append(tight, r.Name)
 			}
 		}
-		some := func(severity string, names []string, what string) {
+		some := func(kind incident.Kind, names []string, what string) {
 			if n := len(names); n > 0 {
-				say(severity, "ranks", name, "%s %s: %s", count(n, "rank"), what, listed(names))
+				say(kind, Warn, "ranks", name, "", "%s %s: %s", count(n, "rank"), what, listed(names))
 			}
 		}
-		some(Warn, full, "with a full KV cache")
-		some(Warn, tight, "kept emptier, the engine ran out of KV memory")
-		some(Warn, draining, "draining")
+		some(incident.RanksFull, full, "with a full KV cache")
+		some(incident.RanksTight, tight, "kept emptier, the engine ran out of KV memory")
+		some(incident.RanksDrain, draining, "draining")
 	}
 }
 

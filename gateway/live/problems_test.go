@@ -66,7 +66,7 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			f.began = time.Now()
 			d := f.Document(t.Context())
 			tt.change(&d)
-			require.Equal(t, tt.want, problems(&d))
+			require.Equal(t, tt.want, problems(findingsOf(&d)))
 		})
 	}
 }

@@ -42,3 +42,16 @@ func TestTheTwinInWords(t *testing.T) {
 	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], true), "without barrier there is no step to save")
 	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], false))
 }
+
+func TestGhosts(t *testing.T) {
+	g := board.GroupStatus{
+		GroupLoads: board.GroupLoads{SteppingRanks: 4, MostTokens: 100_000}, Step: &board.StepStatus{C1Ms: 0.0001},
+		Twin: &verdict.Twin{Against: []verdict.Against{
+			{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Claimed: true}, {Policy: "brh", StepMs: 44.1, SavedMs: 0.1}, {Policy: "none", Claimed: true}, {Policy: "better", StepMs: 43, SavedMs: -1, Claimed: true},
+		}},
+	}
+	require.Equal(t, []Ghost{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, ghosts(&g), "what is not claimed has no line")
+	g.Step.C1Ms = 0
+	require.Empty(t, ghosts(&g), "what a token costs is not known")
+	require.Empty(t, ghosts(&board.GroupStatus{}))
+}

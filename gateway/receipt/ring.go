@@ -139,27 +139,40 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 func (g *Ring) back(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
 // Last returns up to n of the requests that ended, or of those that run, the
-// latest first; with a model, of its requests only.
-func (g *Ring) Last(n int, model string, running bool) []*Receipt {
+// latest first, and of those that pass the filter only.
+func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
 		return list
 	}
 	if running {
 		for _, l := range g.open() {
-			if r := l.copy(); model == "" || r.Model == model {
+			if r := l.copy(); f.passes(r) {
 				list = append(list, r)
 			}
 		}
 		slices.SortFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
 		return list[:min(n, len(list))]
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i := 0; i < g.count && len(list) < n; i++ {
-		if r := g.back(i); model == "" || r.Model == model {
+	for _, r := range g.last(n, f) {
+		if len(list) < n && f.passes(r) {
 			list = append(list, r)
 		}
+	}
+	return list
+}
+
+// last are those that ended, as many as may be needed, latest first. Nobody changes
+// them, so they are looked through without the lock.
+func (g *Ring) last(n int, f Filter) []*Receipt {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f != (Filter{}) {
+		n = g.count
+	}
+	list := make([]*Receipt, min(n, g.count))
+	for i := range list {
+		list[i] = g.back(i)
 	}
 	return list
 }
@@ -167,7 +180,7 @@ func (g *Ring) Last(n int, model string, running bool) []*Receipt {
 // Latest returns up to n of the requests that run and of the last n that ended,
 // those that came last first.
 func (g *Ring) Latest(n int) []*Receipt {
-	list := g.Last(n, "", false)
+	list := g.Last(n, Filter{}, false)
 	if g == nil {
 		return list
 	}

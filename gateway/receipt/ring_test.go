@@ -24,15 +24,15 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 		require.Equal(t, "queued", r.State)
 		require.Equal(t, "queued", r.Attempts[0].State)
 	}
-	require.Empty(t, g.Last(9, "", false))
-	require.Len(t, g.Last(9, "", true), 1, "once, though it has two names")
+	require.Empty(t, g.Last(9, Filter{}, false))
+	require.Len(t, g.Last(9, Filter{}, true), 1, "once, though it has two names")
 	l.Edit(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
 	l.End(func(r *Receipt) { r.Outcome = "ok" })
 	r := one(t, g, "mine")
 	require.Equal(t, Ended, r.State)
 	require.Equal(t, Ended, r.Attempts[0].State)
 	require.InDelta(t, 5, r.Waits.Queue, 0)
-	require.Empty(t, g.Last(9, "", true))
+	require.Empty(t, g.Last(9, Filter{}, true))
 	l.Edit(func(r *Receipt) { r.At(0).Cause = "late" })
 	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
 }
@@ -48,9 +48,9 @@ func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
 		}
 		return s
 	}
-	require.Equal(t, "432", ids(g.Last(9, "", false)))
-	require.Equal(t, "4", ids(g.Last(1, "", false)))
-	require.Equal(t, "42", ids(g.Last(9, "x", false)))
+	require.Equal(t, "432", ids(g.Last(9, Filter{}, false)))
+	require.Equal(t, "4", ids(g.Last(1, Filter{}, false)))
+	require.Equal(t, "42", ids(g.Last(9, Filter{Model: "x"}, false)))
 	require.Empty(t, g.Find("1", 9), "the oldest are gone")
 
 	came := time.Now()
@@ -111,7 +111,7 @@ func TestNoRingKeepsNothing(t *testing.T) {
 	l.Edit(func(*Receipt) { t.Fatal("noted") })
 	l.End(func(*Receipt) { t.Fatal("noted") })
 	require.Empty(t, none.Find("a", 9))
-	require.Empty(t, none.Last(1, "", false))
+	require.Empty(t, none.Last(1, Filter{}, false))
 	require.Zero(t, testing.AllocsPerRun(10, func() {
 		at := 1.5
 		l.Edit(func(r *Receipt) { r.TTFT = at })
@@ -153,7 +153,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 			open = append(open, l)
 		}
 		var bytes int64
-		list := g.Last(100, "", false)
+		list := g.Last(100, Filter{}, false)
 		for _, r := range list {
 			bytes += r.size()
 			require.Equal(t, []*Receipt{r}, g.Find(r.ID, 9))
@@ -161,7 +161,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 		require.Equal(t, g.bytes, bytes)
 		require.True(t, bytes <= limit || len(list) == 1)
 		require.Len(t, g.byID, len(list))
-		require.Len(t, g.Last(100, "", true), len(open))
+		require.Len(t, g.Last(100, Filter{}, true), len(open))
 	})
 }
 
@@ -178,7 +178,7 @@ func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
 		})
 		all.Go(func() {
 			for k := range 200 {
-				g.Last(10, "", k%2 == 0)
+				g.Last(10, Filter{}, k%2 == 0)
 				g.Find(fmt.Sprint(i, k), 9)
 			}
 		})

@@ -1,0 +1,163 @@
+// The other panels of the page.
+import { $, cells, el, fill, keyed, put } from './dom.js';
+import { dashes, drawLines, ink, sparkline } from './charts.js';
+import { past } from './history.js';
+import { groupKey, groupName } from './picture.js';
+import { inMs, percent, short, span, whole } from './words.js';
+
+export function showTiles(d) {
+  const t = d.traffic, pool = d.models.reduce((n, m) => n + m.pool.entries, 0), oldest = Math.max(0, ...d.models.map((m) => m.pool.oldest_s));
+  const groups = d.models.flatMap((m) => m.groups), worst = groups.reduce((a, g) => (!a || g.lost_share > a.lost_share ? g : a), null);
+  const line = (name, colour, dash) => ({ values: past.line(name), colour: ink[colour], dash });
+  const latency = (l, name) => {
+    const [p99, unit] = inMs(l.p99_ms), p50 = inMs(l.p50_ms);
+    return l.samples ? [p99, unit + ' p99', `p50 ${p50.join(' ')}`, [line(name + '_p99_us', 'l1'), line(name + '_p50_us', 'l0', [3, 2])]]
+      : ['–', '', 'none in the last minute', []];
+  };
+  const tiles = [
+    ['Time to first token', ...latency(t.ttft, 'ttft')],
+    ['Time per token', ...latency(t.tpot, 'tpot')],
+    ['Requests', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
+    ['Tokens out', short(t.tokens_per_s), '/s', worst && worst.step_ms ? `a step takes ${worst.step_ms.toFixed(1)} ms` : 'step time not known', [line('tokens_per_s', 'l0')]],
+    ['Pool', whole(pool), 'wait', pool ? `oldest ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places`, [line('pool_entries', 'l0')]],
+    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} that may` : '', []],
+    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : 'step model not known', []],
+  ];
+  keyed($('tiles'), tiles, (x) => x[0],
+    (x) => el('div', null, el('dt', null, x[0]), el('dd', null, el('span'), el('small')), el('dd', { class: 'note' }), el('canvas', { 'aria-hidden': 'true' })),
+    (e, [, value, unit, note, all]) => {
+      put(e.children[1].children[0], value); put(e.children[1].children[1], unit); put(e.children[2], note);
+      e.children[2].title = note;
+      sparkline(e.children[3], all);
+    });
+}
+
+export function showBalance(d) {
+  const groups = d.models.flatMap((m) => m.groups.filter((g) => g.barrier).map((g) => ({ m, g })));
+  const compared = groups.some(({ g }) => g.compared.length);
+  put($('balance-note'), compared ? 'imbalance in KV tokens after each round, mean; shadows decide the same rounds' : 'imbalance in KV tokens; list policies in dispatch.shadow to see how they would have decided the same rounds');
+  keyed($('balances'), groups, ({ m, g }) => groupKey(m, g),
+    () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }),
+      el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Policies' }, el('table', null, el('thead', null, el('tr', null, el('th', null, 'policy'), el('th', { class: 'n' }, 'imbalance'), el('th', { class: 'n' }, 'idle share'), el('th', { class: 'n' }, 'to that in force'))), el('tbody'))),
+      el('p', { class: 'fine' }), el('div', { class: 'twin' }, el('h4', null, 'What another policy would have cost'), el('ul'), el('p', { class: 'fine' }))),
+    (e, { m, g }) => {
+      put(e.children[0], groupName(m, g));
+      const now = { policy: g.policy, in_force: true, imbalance_tokens: g.imbalance_tokens, idle_share: g.idle_share };
+      const rows = g.compared.length ? g.compared : [now];
+      const all = rows.map((c, i) => ({ colour: ink['l' + i % 5], dash: dashes[i % dashes.length], wide: c.in_force ? 2.2 : 1.5, values: g.compared.length ? past.shadow(m.name, g.name, c.policy) : past.imbalances(g) }));
+      drawLines(e.children[1], all, short);
+      e.children[1].setAttribute('aria-label', rows.map((c) => `${c.policy}: ${short(c.imbalance_tokens)}`).join(', '));
+      const mine = rows[0].imbalance_tokens;
+      keyed(e.querySelector('tbody'), rows, (c) => c.policy,
+        () => el('tr', null, el('td', null, el('span', { class: 'swatch' }), el('span')), ...Array.from({ length: 3 }, () => el('td', { class: 'n' }))),
+        (row, c) => {
+          const i = rows.indexOf(c), swatch = row.children[0].children[0];
+          swatch.style.borderTopColor = ink['l' + i % 5];
+          swatch.style.borderTopStyle = ['solid', 'dashed', 'dotted', 'double', 'dotted'][i % 5];
+          put(row.children[0].children[1], c.policy + (c.in_force ? ', in force' : ''));
+          put(row.children[1], whole(c.imbalance_tokens)); put(row.children[2], percent(c.idle_share, 1));
+          put(row.children[3], c.in_force || !mine ? '' : (c.imbalance_tokens >= mine ? '+' : '−') + percent(Math.abs(c.imbalance_tokens / mine - 1)));
+        });
+      put(e.children[3], g.compared.length ? oneRound : '');
+      showTwin(e.children[4], g.twin);
+    });
+}
+
+const oneRound = 'Each shadow starts every round from the real ranks, so it differs by that one round only. This shows where it would decide otherwise, and how level it would leave the ranks at once, but not what the policy is worth.';
+const asTheyCame = 'Requests are replayed as they came: clients that wait for an answer would have sent more or fewer under another policy.';
+
+// showTwin says what the last minutes would have been under other policies.
+function showTwin(e, twin) {
+  keyed(e.children[1], twin.says.map((says, i) => ({ says, i })), (s) => s.i, () => el('li'), (li, s) => put(li, s.says));
+  put(e.children[2], twin.verdict ? `${twin.note} ${asTheyCame}` : twin.note);
+}
+
+export function showPools(d) {
+  keyed($('pools'), d.models, (m) => m.name,
+    () => el('div', { class: 'group' }, el('h3'), el('div', { class: 'ages' })),
+    (e, m) => {
+      const p = m.pool, top = Math.max(1, ...p.ages), late = p.ttl_s ? p.ttl_s / 2 : 10;
+      put(e.children[0], `${m.name}: ${p.entries ? `${whole(p.entries)} wait, the oldest for ${span(p.oldest_s)}` : 'nobody waits'}${p.ttl_s ? ` (of ${span(p.ttl_s)} at most)` : ''}`);
+      const items = p.ages.map((n, i) => ({ n, i, word: i < p.up_to_s.length ? `up to ${p.up_to_s[i]} s` : 'older', old: (i ? p.up_to_s[i - 1] : 0) >= late })).flatMap((a) => [{ ...a, part: 0 }, { ...a, part: 1 }, { ...a, part: 2 }]);
+      keyed(e.children[1], items, (a) => a.i + '/' + a.part,
+        (a) => el('div', { class: ['soft', '', 'n'][a.part] }),
+        (cell, a) => {
+          if (a.part === 0) put(cell, a.word);
+          if (a.part === 1) { cell.className = a.old ? 'bar old' : 'bar'; cell.style.width = 100 * a.n / top + '%'; }
+          if (a.part === 2) put(cell, whole(a.n));
+        });
+    });
+}
+
+const gates = { open: ['● open', 'good'], closed: ['■ full', 'warn'], out: ['✕ out', 'bad'], down: ['✕ down', 'bad'], unknown: ['? unknown', 'warn'], removed: ['– removed', 'soft'] };
+
+export function showPrefill(d) {
+  const p = d.prefill;
+  put($('prefill-note'), `policy ${p.policy} · ${whole(p.waiting_requests)} in the arrival queue · ${percent(p.hit_share, 1)} of all prompt tokens found in caches`);
+  keyed($('prefill-rows'), p.engines, (e) => e.id,
+    () => {
+      const row = cells('id', '', '', 'n', 'n', 'n', 'n', 'n', 'n');
+      row.children[2].append(el('span', { class: 'gauge', role: 'img' }, el('i'), el('s')));
+      return row;
+    },
+    (row, e) => {
+      fill(row, e.id, null, null, e.budget_tokens ? `${short(e.kv_tokens)} of ${short(e.budget_tokens)}` : short(e.kv_tokens), String(e.inflight_requests), whole(e.queued_new_tokens), e.scrape_age_ms < 0 ? '–' : e.waiting.toFixed(0), String(e.pooled + e.dispatched), percent(e.hit_share));
+      put(row.children[1], ...gates[e.state] || [e.state, '']);
+      const gauge = row.children[2].firstElementChild;
+      gauge.className = e.kv_share >= e.gate_share ? 'gauge over' : 'gauge';
+      gauge.children[0].style.width = 100 * Math.min(1, e.kv_share) + '%';
+      gauge.children[1].style.left = 100 * e.gate_share + '%';
+      gauge.title = `${percent(e.kv_share)} of its KV cache; its gate closes at ${percent(e.gate_share)}`;
+      gauge.setAttribute('aria-label', gauge.title);
+    });
+}
+
+const states = { up: ['● up', 'good'], out: ['✕ out', 'bad'], wedged: ['✕ wedged', 'bad'], down: ['✕ down', 'bad'] };
+
+export function showEngines(d) {
+  const rank = (e) => (e.state !== 'up' ? 0 : e.draining || e.why ? 1 : 2);
+  const sorted = d.engines.map((e, i) => [rank(e), i, e]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map((x) => x[2]); // who is not well stands first
+  put($('engines-note'), `${d.engines.filter((e) => e.state === 'up').length} of ${d.engines.length} up`);
+  keyed($('engine-rows'), sorted, (e) => e.role + ' ' + e.id, () => cells('id', '', '', 'n', 'n', '', 'why'), (row, e) => {
+    const [word, tone] = states[e.state] || [e.state, ''];
+    fill(row, e.id, e.role, null, span(e.since_s), String(e.ranks), e.version || '', e.why || (e.share < 1 ? `fresh in service: ${percent(e.share)} of its slots` : ''));
+    put(row.children[2], e.draining && e.state === 'up' ? 'D draining' : word, e.draining && e.state === 'up' ? 'warn' : tone);
+  });
+}
+
+export function showGeo(d) {
+  const peers = d.geo ? d.geo.peers : [];
+  $('geo').hidden = !d.geo && !d.areas.length;
+  put($('geo-note'), d.geo ? `policy ${d.geo.policy}` : '');
+  const rows = [
+    ...peers.map((p) => ['peer ' + p.id, p.region, p.up ? (p.draining ? ['D draining', 'warn'] : p.circuit === 'open' ? ['✕ out', 'bad'] : ['● up', 'good']) : ['✕ not up', 'bad'], p.rtt_ms.toFixed(1) + ' ms', String(p.in_flight), p.fault || '']),
+    ...d.areas.map((a) => [a.group ? 'group ' + a.group : 'region ' + a.region, a.region, a.admits ? ['● ours', 'good'] : ['– ' + a.phase, 'soft'], '', '', a.holder ? `held by ${a.holder}, epoch ${a.epoch}` : 'held by nobody']),
+  ];
+  keyed($('geo-rows'), rows, (r) => r[0], () => cells('id', '', '', 'n', 'n', 'why'), (row, r) => {
+    fill(row, r[0], r[1], null, r[3], r[4], r[5]);
+    put(row.children[2], ...r[2]);
+  });
+}
+
+// showFailures has every way in which requests failed; none is forgotten.
+export function showFailures(d) {
+  $('failures-none').hidden = d.failures.length > 0;
+  $('failures-table').hidden = !d.failures.length;
+  keyed($('failure-rows'), d.failures, (f) => f.outcome + f.status, () => cells('id', 'n', 'n', 'n', 'n'), (row, f) => {
+    fill(row, f.outcome, String(f.status), whole(f.last_5_min), whole(f.last_hour), whole(f.since_start));
+    row.children[2].className = f.last_5_min ? 'n bad' : 'n';
+  });
+}
+
+const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks', remove_prefill: 'Prefill ranks can be spared', remove_decode: 'Decode ranks can be spared', rebalance: 'Turn ranks of one side into the other', none: 'Nothing to do' };
+
+// showAdvice is how many ranks of each side there should be.
+export function showAdvice(d) {
+  $('advice-none').hidden = d.advice.length > 0;
+  keyed($('advices'), d.advice, (a) => a.model, () => el('div', { class: 'group' }, el('h3'), el('p', { class: 'fine' }), el('p', { class: 'fine' })), (e, a) => {
+    put(e.children[0], `${a.model}: ${a.steps.map((s) => steps[s.kind] || s.kind).join(', ')}`);
+    const side = (name, s) => `${name}: ${s.live_ranks} live, ${s.advised_ranks} advised, ${percent(s.busy_share)} busy`;
+    put(e.children[1], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);
+    put(e.children[2], a.says);
+  });
+}

@@ -1,0 +1,258 @@
+// The picture of a group that steps together: a column of KV tokens for each rank, and
+// the line at the fullest, which every step waits for.
+import { $, el, keyed, put, say, cells, fill } from './dom.js';
+import { ink, canvasFor, fit, font, sparkline } from './charts.js';
+import { past } from './history.js';
+import { byHost, ceiling, place, runs } from './layout.js';
+import { percent, short, span, whole } from './words.js';
+
+export const groupKey = (m, g) => m.name + '\0' + g.name + '\0' + g.barrier;
+export const groupName = (m, g) => (g.name ? `${m.name} · ${g.name}` : `${m.name} · without barrier`);
+export const letters = { up: '', draining: 'D', out: 'O', down: 'X', removed: 'R', foreign: 'F' };
+
+// why is what is known of the engine of a rank that is not up.
+function why(r, engines) {
+  const e = engines.get(r.name.split('/')[0]);
+  if (r.state === 'removed') return 'removed from the fleet';
+  if (r.state === 'foreign') return 'served by another dispatcher';
+  if (r.state === 'draining') return 'drains';
+  return e && e.state !== 'up' ? `${e.state} for ${span(e.since_s)}: ${e.why || 'no reason told'}` : r.state;
+}
+
+// lost is what the waste costs, in words; empty while that is not known.
+function lost(g) {
+  if (!g.barrier || g.stepping_ranks < 2) return '';
+  if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are waited for the fullest rank`;
+  return `${percent(g.idle_share, 1)} of what the ranks could hold is empty below the line`;
+}
+
+function hatch(x, colour) {
+  const p = document.createElement('canvas');
+  p.width = p.height = 8;
+  const c = p.getContext('2d');
+  c.strokeStyle = colour; c.lineWidth = 1.4;
+  for (const d of [-8, 0, 8]) { c.beginPath(); c.moveTo(d - 1, 9); c.lineTo(d + 9, -1); c.stroke(); }
+  return x.createPattern(p, 'repeat');
+}
+
+// paint draws a group from a corner on, w wide, and returns its height and where its
+// columns are. With x null it only measures.
+function paint(x, g, engines, w, chosen) {
+  const axis = w > 700 ? 52 : 38, right = 4;
+  const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), slots = 20, names = 16;
+  const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + 10, map = [];
+  const scale = ceiling(g), total = top + bands.length * each;
+  if (!x) return { height: total };
+  x.font = font; x.lineJoin = 'round';
+  const waste = hatch(x, ink.waste), dead = hatch(x, ink.line);
+  bands.forEach((hosts, b) => {
+    const base = top + b * each + high, y = (tokens) => base - high * Math.min(1, tokens / scale), line = y(g.most_tokens), last = hosts[hosts.length - 1], end = last.x + last.w;
+    x.textBaseline = 'middle'; x.textAlign = 'right'; x.fillStyle = ink.soft;
+    x.fillText('0', axis - 6, base - 4); x.fillText('slots', axis - 4, base + 3 + slots / 2);
+    const columns = hosts.flatMap((h) => h.columns);
+    for (const c of columns) {
+      const r = c.rank, lives = r.steps, level = y(r.kv_tokens);
+      map.push({ id: r.id, x: c.x, w: c.w, top: base - high, bottom: base + slots });
+      x.fillStyle = ink.faint;
+      if (lives) {
+        x.fillRect(c.x, base - high, c.w, high);
+        if (g.barrier) { x.fillStyle = ink.panel; x.fillRect(c.x, line, c.w, level - line); x.fillStyle = waste; x.fillRect(c.x, line, c.w, level - line); }
+        x.fillStyle = r.state === 'up' ? ink.fill : r.state === 'draining' || r.state === 'foreign' ? ink.warn : ink.bad;
+        x.fillRect(c.x, level, c.w, base - level);
+        if (r.capacity_tokens && r.capacity_tokens <= scale) {
+          x.fillStyle = ink.ink; x.fillRect(c.x, y(r.capacity_tokens), c.w, 1);
+          if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, y(r.capacity_tokens)); }
+        }
+        tickSlots(x, r, c, base + 3, slots - 4);
+      } else {
+        x.fillStyle = dead; x.fillRect(c.x, base - high, c.w, high);
+      }
+      if (letters[r.state] && c.w >= 6) {
+        x.textAlign = 'center'; x.fillStyle = r.state === 'draining' || r.state === 'foreign' ? ink.warn : ink.bad;
+        x.font = 'bold ' + font; x.fillText(letters[r.state], c.x + c.w / 2, lives ? Math.max(base - high + 7, level - 7) : base - 7); x.font = font;
+      }
+    }
+    for (const h of hosts) {
+      x.fillStyle = ink.line; x.fillRect(h.x, base + slots + 1, h.w - 1, 1);
+      x.fillStyle = ink.soft; x.textAlign = 'center'; x.fillText(fit(x, h.name, h.w), h.x + h.w / 2, base + slots + 9);
+    }
+    if (g.stepping_ranks) {
+      if (g.barrier) {
+        x.strokeStyle = ink.accent; x.lineWidth = 2; x.beginPath(); x.moveTo(axis - 4, line); x.lineTo(end, line); x.stroke();
+        x.fillStyle = ink.accent; x.textAlign = 'right'; x.fillText(short(g.most_tokens), axis - 7, line);
+      }
+      const mean = y(g.mean_tokens);
+      x.fillStyle = ink.soft;
+      if (Math.abs(mean - line) > 12 || !g.barrier) { x.textAlign = 'right'; x.fillText(short(g.mean_tokens), axis - 7, mean); x.fillRect(axis - 4, mean, 4, 1); }
+      if (g.barrier) ghosts(x, g, y, axis, end, base - high, b);
+      if (b === 0 && lost(g)) tellLost(x, g, columns, line, y, axis, end);
+    }
+    for (const h of hosts) for (const run of runs(h.columns, (r) => (r.steps ? null : why(r, engines)))) tellDead(x, run, base - high, high);
+    const pick = map.find((m) => m.id === chosen);
+    if (pick && pick.bottom === base + slots) { x.strokeStyle = ink.ink; x.lineWidth = 1.5; x.strokeRect(pick.x - 1, base - high - 1, pick.w + 2, high + slots + 2); }
+  });
+  x.textBaseline = 'alphabetic';
+  return { height: total, map };
+}
+
+// tickSlots shows the slots of a rank below its column: those in use are filled, with
+// a tick between two where there is room, else at each quarter.
+function tickSlots(x, r, c, top, high) {
+  const share = r.slots ? Math.min(1, r.slots_used / r.slots) : 0, ticks = r.slots && high / r.slots >= 3 ? r.slots : 4;
+  x.fillStyle = ink.faint; x.fillRect(c.x, top, c.w, high);
+  x.fillStyle = share >= 1 ? ink.warn : ink.soft; x.fillRect(c.x, top + high * (1 - share), c.w, high * share);
+  x.fillStyle = ink.panel;
+  for (let i = 1; i < ticks; i++) x.fillRect(c.x, Math.round(top + high * i / ticks), c.w, 1);
+}
+
+// ghosts are the lines that other policies would have.
+function ghosts(x, g, y, axis, end, top, band) {
+  g.ghosts.slice(0, 3).forEach((o, i) => {
+    const at = Math.max(top, y(o.most_tokens));
+    x.strokeStyle = ink['l' + (1 + i)]; x.lineWidth = 1.5; x.setLineDash([7, 4]);
+    x.beginPath(); x.moveTo(axis - 4, at); x.lineTo(end, at); x.stroke(); x.setLineDash([]);
+    if (band > 0) return;
+    const words = `${o.policy} would have it at ${short(o.most_tokens)}: ${Math.abs(o.saved_ms).toFixed(1)} ms ${o.saved_ms < 0 ? 'less' : 'more'} a step`;
+    const low = 8 + 13 * (Math.min(3, g.ghosts.length) - 1 - i);
+    x.textAlign = 'left'; x.fillStyle = ink['l' + (1 + i)]; x.fillText(fit(x, '┄ ' + words, end - axis, true), axis, low);
+  });
+}
+
+// tellLost writes what the waste costs into it, where there is most of it.
+function tellLost(x, g, columns, line, y, axis, end) {
+  const words = fit(x, end - axis < 500 ? lost(g).replace('are waited for the fullest rank', 'are lost') : lost(g), end - axis - 12, true), wide = x.measureText(words).width + 10;
+  let best = axis, most = -1;
+  for (const c of columns) {
+    const from = Math.min(Math.max(axis, c.x), Math.max(axis, end - wide));
+    let sum = 0;
+    for (const o of columns) if (o.rank.steps && o.x + o.w > from && o.x < from + wide) sum += g.most_tokens - o.rank.kv_tokens;
+    if (sum > most) { most = sum; best = from; }
+  }
+  const at = line + 4;
+  x.fillStyle = ink.panel; x.fillRect(best, at, wide, 17);
+  x.strokeStyle = ink.waste; x.lineWidth = 1; x.strokeRect(best + 0.5, at + 0.5, wide - 1, 16);
+  x.fillStyle = ink.ink; x.textAlign = 'left'; x.fillText(words, best + 5, at + 9);
+}
+
+// tellDead writes why ranks are gone into their gap, upright where it is thin.
+function tellDead(x, run, top, high) {
+  const first = run.columns[0], last = run.columns[run.columns.length - 1], wide = last.x + last.w - first.x;
+  x.save();
+  x.textAlign = 'left';
+  if (wide < 90) {
+    if (wide >= 9) {
+      x.translate(first.x + wide / 2, top + high - 16); x.rotate(-Math.PI / 2);
+      const words = fit(x, run.what, high - 24, true);
+      x.fillStyle = ink.panel; x.fillRect(-3, -7, x.measureText(words).width + 6, 14);
+      x.fillStyle = ink.bad; x.fillText(words, 0, 0);
+    }
+    x.restore();
+    return;
+  }
+  const words = run.what.split(' ');
+  let at = top + 12, text = '';
+  const put = () => { if (!text) return; x.fillStyle = ink.panel; x.fillRect(first.x + 3, at - 8, x.measureText(text).width + 6, 15); x.fillStyle = ink.bad; x.fillText(text, first.x + 6, at); at += 15; text = ''; };
+  for (const word of words) {
+    if (text && x.measureText(text + ' ' + word).width > wide - 14) put();
+    if (at > top + high - 24) { text = ''; break; }
+    text = fit(x, text ? text + ' ' + word : word, wide - 14, true);
+  }
+  put();
+  x.restore();
+}
+
+// The part of the page.
+const maps = new WeakMap(); // canvas -> where its columns are
+let chosen = null; // id of the rank that is read out
+let now = null; // the document that is shown
+
+export function showGroups(d, redraw) {
+  now = d;
+  const groups = d.models.flatMap((m) => m.groups.map((g) => ({ m, g })));
+  const engines = new Map(d.engines.filter((e) => e.role === 'decode').map((e) => [e.id, e]));
+  keyed($('groups'), groups, ({ m, g }) => groupKey(m, g), () => makeGroup(redraw), (e, { m, g }) => {
+    const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
+    put(head.children[0], groupName(m, g));
+    const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
+    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, g.step_ms ? `a step takes ${g.step_ms.toFixed(1)} ms` : ''].filter(Boolean).join(' · '));
+    const { height } = paint(null, g, engines, c.clientWidth);
+    const [x, w] = canvasFor(c, height);
+    maps.set(c, paint(x, g, engines, w, chosen).map);
+    c.setAttribute('aria-label', describe(m, g, up));
+    e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
+    showRead(e.children[3], g, engines);
+  });
+  if ($('rank-details').open) {
+    keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n'), (row, r) => {
+      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running));
+      row.children[1].className = r.state === 'up' ? '' : r.state === 'draining' ? 'warn' : 'bad';
+    });
+  }
+}
+
+// describe is the picture for those who do not see it.
+function describe(m, g, up) {
+  const ghost = g.ghosts[0];
+  return `${groupName(m, g)}: ${up} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}.` +
+    (lost(g) ? ` ${lost(g)}.` : '') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
+}
+
+function makeGroup(redraw) {
+  const c = el('canvas', { class: 'map', tabindex: '0', role: 'img' });
+  const choose = (id) => { if (chosen !== id) { chosen = id; speak(); redraw(); } };
+  c.onpointermove = (e) => {
+    const hit = maps.get(c).find((m) => e.offsetX >= m.x && e.offsetX <= m.x + m.w + 1 && e.offsetY >= m.top && e.offsetY <= m.bottom);
+    choose(hit ? hit.id : null);
+  };
+  c.onpointerleave = () => { if (document.activeElement !== c) choose(null); };
+  c.onkeydown = (e) => {
+    const ids = maps.get(c).map((m) => m.id), i = ids.indexOf(chosen);
+    const to = { ArrowDown: i + 1, ArrowRight: i + 1, ArrowUp: i < 0 ? ids.length - 1 : i - 1, ArrowLeft: i < 0 ? ids.length - 1 : i - 1, Home: 0, End: ids.length - 1 }[e.key];
+    if (to !== undefined) { choose(ids[Math.max(0, Math.min(ids.length - 1, to))]); e.preventDefault(); }
+    if (e.key === 'Escape') choose(null);
+  };
+  return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3'), el('span', { class: 'soft' })), c, el('button', { type: 'button', class: 'copy' }, 'Copy as image'),
+    el('div', { class: 'read' }, el('span'), el('canvas', { class: 'spark', 'aria-hidden': 'true', hidden: '' })));
+}
+
+function speak() {
+  const r = now.models.flatMap((m) => m.groups.flatMap((g) => g.ranks)).find((o) => o.id === chosen);
+  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots`);
+}
+
+function showRead(out, g, engines) {
+  const r = g.ranks.find((o) => o.id === chosen), words = out.children[0], spark = out.children[1];
+  spark.hidden = !r;
+  if (!r) {
+    const of = (tokens) => g.ranks.find((o) => o.steps && o.kv_tokens === tokens), high = of(g.most_tokens), low = of(g.least_tokens);
+    put(words, high && low ? `fullest ${high.name} ${short(high.kv_tokens)}, mean ${short(g.mean_tokens)}, emptiest ${low.name} ${short(low.kv_tokens)}` : '');
+    return;
+  }
+  const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
+  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running · `);
+  sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
+}
+
+// copyImage draws the picture with its name and time, and puts it on the clipboard;
+// where a browser has none for pages, it is saved as a file.
+async function copyImage(button, m, g, engines) {
+  const w = 1200, c = document.createElement('canvas'), { height } = paint(null, g, engines, w - 24), head = 44;
+  c.width = 2 * w; c.height = 2 * (height + head + 8);
+  const x = c.getContext('2d');
+  x.scale(2, 2);
+  x.fillStyle = ink.panel; x.fillRect(0, 0, w, height + head + 8);
+  x.fillStyle = ink.ink; x.font = 'bold 14px system-ui, "DejaVu Sans", sans-serif'; x.fillText(fit(x, `${now.proxy.id}: ${groupName(m, g)}, ${g.policy}`, w - 24, true), 12, 20);
+  x.fillStyle = ink.soft; x.font = font; x.fillText(new Date(now.at_ms).toISOString().replace('T', ' ').slice(0, 19) + ' UTC', 12, 36);
+  x.translate(12, head);
+  paint(x, g, engines, w - 24, null);
+  const blob = await new Promise((done) => c.toBlob(done, 'image/png'));
+  let words = 'Copied';
+  try { await navigator.clipboard.write([new ClipboardItem({ 'image/png': blob })]); } catch {
+    const at = URL.createObjectURL(blob);
+    el('a', { href: at, download: 'evenkeel.png' }).click();
+    setTimeout(() => URL.revokeObjectURL(at), 10000);
+    words = 'Saved as a file';
+  }
+  put(button, words);
+  setTimeout(() => put(button, 'Copy as image'), 2000);
+}

@@ -1,0 +1,109 @@
+// The verdict: nothing is wrong, or incidents, each with what to do about it.
+import { $, copyButton, el, keyed, put, say } from './dom.js';
+import { clock, span, whole } from './words.js';
+
+const marks = { bad: ['✕ bad', 'sev bad'], warn: ['! look', 'sev warn'], over: ['✓ over', 'sev soft'] };
+
+// verdictOf is the title: its words, its tone, and what is said aloud, which has no
+// number that changes with every document.
+export function verdictOf(d) {
+  const lasting = d.incidents.filter((i) => !i.until_ms), bad = lasting.filter((i) => i.severity === 'bad').length, rest = lasting.length - bad;
+  const words = [];
+  if (bad) words.push(`${bad} ${bad === 1 ? 'thing is' : 'things are'} wrong`);
+  if (rest) words.push(`${rest} worth a look`);
+  const up = d.engines.filter((e) => e.state === 'up').length;
+  if (!words.length) return { bad, tone: 'ok', title: `✓ Nothing is wrong: ${up} of ${d.engines.length} engines up, ${whole(d.proxy.open_requests)} requests open`, aloud: 'Nothing is wrong' };
+  return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${words.join(', ')}`, aloud: `${words.join(', ')}: ${lasting[0].what.replace(/[\d.]+ of [\d.]+ requests\/s/, 'requests')}`, spoken: lasting.map((i) => i.id).join() };
+}
+
+// gainOf is what the policy in force saves or loses, where the twin claims most; empty
+// while it claims nothing.
+export function gainOf(d) {
+  let best = null, group = '';
+  for (const m of d.models) {
+    for (const g of m.groups) {
+      for (const a of g.twin.verdict?.against || []) if (a.claimed && (!best || Math.abs(a.saved_ms) > Math.abs(best.saved_ms))) { best = a; group = g; }
+    }
+  }
+  return best ? `${group.policy} ${best.says}` : '';
+}
+
+let spoken = null;
+
+export function showVerdict(d) {
+  const v = verdictOf(d);
+  put($('problems-title'), v.title);
+  if (spoken !== (v.spoken ?? '')) { spoken = v.spoken ?? ''; say('verdict', v.aloud); }
+  $('problems').className = v.tone;
+  keyed($('problem-list'), d.incidents, (i) => i.id, make, (li, i) => update(li, i, d.at_ms));
+  put($('gain'), gainOf(d));
+  document.title = (v.bad ? `(${v.bad}) ` : '') + 'evenkeel ' + d.proxy.id;
+}
+
+function make() {
+  const command = el('code'), entry = el('div', { class: 'entry', hidden: '' }), open = el('button', { type: 'button' }, 'Runbook');
+  const li = el('li', null, el('details', null,
+    el('summary', null, el('span'), el('span', { class: 'what' }), el('span', { class: 'since' }), el('span', { class: 'clients' })),
+    el('p', { class: 'where' }), el('p', { class: 'next' }), el('p', { class: 'command' }, command, copyButton(() => command.textContent)), el('p', null, open, el('a', { class: 'panel-link' }, 'Its panel')), entry));
+  open.onclick = () => {
+    entry.hidden = !entry.hidden;
+    open.setAttribute('aria-expanded', String(!entry.hidden));
+    if (!entry.hidden) showEntry(entry, li.dataset.runbook);
+  };
+  open.setAttribute('aria-expanded', 'false');
+  return li;
+}
+
+function update(li, i, now) {
+  const [summary, where, next, command, buttons] = li.firstElementChild.children;
+  li.className = i.until_ms ? 'over' : '';
+  li.dataset.runbook = i.runbook;
+  put(summary.children[0], ...marks[i.until_ms ? 'over' : i.severity] || [i.severity, 'sev']);
+  put(summary.children[1], i.what);
+  put(summary.children[2], i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}`);
+  put(summary.children[3], 'Clients: ' + i.clients);
+  where.hidden = i.count < 2;
+  put(where, `${i.where.join(', ')}${i.count > i.where.length ? ` and ${whole(i.count - i.where.length)} more` : ''}`);
+  put(next, 'Next: ' + i.next);
+  command.hidden = !i.command;
+  put(command.firstElementChild, i.command);
+  buttons.children[0].hidden = !i.runbook;
+  put(buttons.children[0], 'Runbook: ' + i.runbook);
+  const to = document.getElementById(i.panel) ? '#' + i.panel : '#problems';
+  if (buttons.children[1].getAttribute('href') !== to) buttons.children[1].setAttribute('href', to);
+}
+
+// entryOf is the text of an entry of the runbook.
+export function entryOf(text, name) {
+  const from = text.indexOf(`\n## ${name}\n`);
+  if (from < 0) return '';
+  const rest = text.slice(from + name.length + 5), to = rest.indexOf('\n## ');
+  return (to < 0 ? rest : rest.slice(0, to)).trim();
+}
+
+// blocks are an entry's paragraphs and lists, as elements.
+export function blocks(text) {
+  return text.split(/\n\s*\n/).flatMap((block) => {
+    const lines = block.split('\n'), items = lines.filter((l) => /^\d+\. /.test(l)), before = lines.filter((l) => !/^\d+\. /.test(l)).join(' ');
+    return [...(before ? [el('p', null, ...inline(before))] : []), ...(items.length ? [el('ol', null, ...items.map((l) => el('li', null, ...inline(l.replace(/^\d+\. /, '')))))] : [])];
+  });
+}
+
+// inline makes code, bold and emphasised text of a line; of a link only its words stay.
+function inline(line) {
+  return line.replace(/\[([^\]]*)\]\([^)]*\)/g, '$1').split(/(`[^`]*`|\*\*[^*]*\*\*|\*[^*]*\*)/).filter(Boolean).map((part) => (
+    part.startsWith('`') ? el('code', null, part.slice(1, -1)) : part.startsWith('**') ? el('b', null, part.slice(2, -2)) : part.startsWith('*') && part.length > 2 ? el('em', null, part.slice(1, -1)) : part));
+}
+
+let runbook = null;
+async function showEntry(e, name) {
+  put(e, 'asking …');
+  try {
+    runbook ??= fetch('/runbook.md', { redirect: 'error' }).then((r) => (r.ok ? r.text() : Promise.reject(new Error('the proxy answers ' + r.status))));
+    const text = entryOf(await runbook, name);
+    e.replaceChildren(...(text ? blocks(text) : ['The runbook has no such entry.']));
+  } catch (error) {
+    runbook = null;
+    put(e, 'The runbook did not come: ' + error.message);
+  }
+}

@@ -1,0 +1,308 @@
+package live
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+)
+
+var axe = flag.String("axe", "", "file axe.min.js of axe-core, which looks for what keeps people from using the page")
+
+// module evaluates an expression of m, a module of the page.
+func (b *browser) module(name, expression string) string {
+	b.t.Helper()
+	b.eval(fmt.Sprintf(`(window.told = undefined, import('/page/%s').then((m) => { window.told = JSON.stringify(%s); }, (e) => { window.told = 'failed: ' + e; }), '')`, name, expression))
+	b.eventually("the module "+name, "window.told !== undefined")
+	return b.eval("window.told")
+}
+
+// What the modules compute without a document.
+func TestModulesOfThePage(t *testing.T) {
+	b, s := chromium(t), newSite(t, 4).open()
+	b.visit(s)
+	b.eventually("the first document", "!!evenkeel.document")
+	ranks := func(hosts, each int) string {
+		return fmt.Sprintf(`Array.from({ length: %d }, (_, i) => ({ id: i, name: 'h' + Math.floor(i / %d) + ':8000/' + i %% %d, steps: i %% 3 > 0 }))`, hosts*each, each, each)
+	}
+	for _, tt := range []struct{ module, expression, want string }{
+		{"words.js", "[0, 7.25, 999, 1234, 45678, 1.5e6, 2e9].map(m.short)", `["0","7.3","999","1.2k","46k","1.50M","2.00G"]`},
+		{"words.js", "[0.5, 59, 61, 3700, 90000].map(m.span)", `["0.5 s","59 s","1 min","1 h 1 min","1 d 1 h"]`},
+		{"words.js", "[0, 7, 110, 9.6].map((v) => m.nice(v))", `[1,8,120,10]`},
+		{"layout.js", "['a:1/2', '[::1]:8/0', 'bare'].map(m.hostOf)", `["a","[::1]","bare"]`},
+		{"layout.js", "m.byHost([{ name: 'a:1' }, { name: 'b:1' }, { name: 'a:2' }]).map((h) => [h.name, h.ranks.length])", `[["a",2],["b",1]]`},
+		{"layout.js", "[[1330, 9, 16], [300, 4, 8], [300, 9, 16]].map(([w, h, n]) => m.place(" + ranks(9, 16) + ".slice(0, h * n), 40, w).length)", `[1,1,3]`},
+		{"layout.js", "m.place(" + ranks(9, 16) + ", 40, 1330).flat().flatMap((h) => h.columns).every((c, i, all) => c.x + c.w <= 1370.01 && c.w > 7 && (!i || c.x > all[i - 1].x))", `true`},
+		{"layout.js", "m.place(" + ranks(9, 16) + ", 40, 300).flat().flatMap((h) => h.columns).every((c) => c.x + c.w <= 340.01 && c.w >= 4)", `true`},
+		{"layout.js", "m.place([], 40, 300).length", `0`},
+		{"layout.js", "m.runs([{ rank: 1 }, { rank: 1 }, { rank: 0 }, { rank: 1 }, { rank: 2 }], (r) => r || null).map((r) => [r.what, r.columns.length])", `[[1,2],[1,1],[2,1]]`},
+		{"layout.js", "m.ceiling({ most_tokens: 100, ranks: [], ghosts: [{ most_tokens: 150 }, { most_tokens: 900 }] }).toFixed(0)", `"171"`},
+		{"strip.js", "[[44, 1044, 900000], [540, 1044, 900000], [1036, 1044, 900000], [0, 1044, 900000]].map((a) => m.momentAt(...a))", `[0,450000,null,0]`},
+		{"strip.js", "[m.stepped(null, -5000, 1e6), m.stepped(999000, 5000, 1e6), m.stepped(101000, -5000, 1e6)]", `[995000,null,100000]`},
+		{"verdict.js", "[m.entryOf('# R\\n\\n## A\\n\\none\\n\\n## B\\ntwo', 'A'), m.entryOf('\\n## B\\ntwo', 'B'), m.entryOf('', 'C')]", `["one","two",""]`},
+		{"verdict.js", "m.blocks('**Means** a `code` [link](x.md).\\n\\n1. one\\n2. *two*').map((e) => e.tagName + e.textContent)", `["PMeans a code link.","OLonetwo"]`},
+		{"requests.js", "[m.query({ find: '', outcome: '' }), m.query({ find: ' ab ', outcome: 'failed', slow: '500' }), m.query({ outcome: 'running' })]", `["","/decisions?brief=1&n=200&find=ab&outcome=failed&slow_ms=500","/decisions?brief=1&n=200&running=1"]`},
+		{"requests.js", "m.bars({ attempts: [{ n: 1, at_ms: 5, state: 'ended', waits_ms: { queue: 10, pool: 2 } }, { n: 2, at_ms: 20, since_ms: 30, state: 'pool', waits_ms: { prefill: 10 } }] }).map((b) => [b.n, b.name, b.from, b.ms])", `[[1,"queue",5,10],[1,"pool",15,2],[2,"prefill",20,10],[2,"pool",30,0]]`},
+		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }, { name: 'b', score: 9 }, { name: 'c', score: null }], true)", `"a scored 5.00; the runner-up b 9.00, worse by 4.00 (less is better)"`},
+		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }], true)", `""`},
+		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, says: 'a' }, { claimed: true, saved_ms: -3, says: 'b' }, { saved_ms: 9, says: 'c' }] } } }] }] })]", `["","p b"]`},
+		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, what: '2.0 of 30.0 requests/s fail' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"1 thing is wrong: requests fail"`},
+	} {
+		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)
+	}
+	b.calm(s)
+}
+
+// The focus stays where it was as rows come, move and go.
+func TestPageKeepsTheFocus(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	b.visit(s)
+	b.eventually("the first document", "!!evenkeel.document")
+	rows := func(ids string) string {
+		return b.module("dom.js", `(() => {
+			const list = document.getElementById('mine') || document.getElementById('history').appendChild(m.el('ul', { id: 'mine' }));
+			m.keyed(list, '`+ids+`'.split(''), (i) => i, (i) => m.el('li', null, m.el('button', null, i)), () => {});
+			if (!list.contains(document.activeElement) && '`+ids+`' === 'abc') list.children[1].firstChild.focus();
+			return document.activeElement.id || document.activeElement.textContent;
+		})()`)
+	}
+	require.Equal(t, `"b"`, rows("abc"))
+	require.Equal(t, `"b"`, rows("dbac"), "it moves along")
+	require.Equal(t, `"a"`, rows("dac"), "b is gone: the next has it")
+	require.Equal(t, `"d"`, rows("d"), "there is no next")
+	require.Equal(t, `"history"`, rows(""), "there is none at all")
+	b.calm(s)
+}
+
+// An incident says what to do, by keys alone, and keeps what is open and focused.
+func TestIncidentsSayWhatToDo(t *testing.T) {
+	b, s := chromium(t), newSite(t, 144)
+	s.fake.set(troubled)
+	s.open()
+	b.visit(s)
+	b.eventually("the incidents", "document.getElementById('problem-list').children.length === 4")
+	b.press("0")
+	b.press(kb.Tab)
+	require.Equal(t, "SUMMARY", b.eval("document.activeElement.tagName"))
+	b.press(kb.Enter)
+	b.eventually("it opens", "document.querySelector('#problem-list details').open")
+	require.Contains(t, b.eval("document.querySelector('#problem-list .command code').textContent"), "$ADMIN/workers")
+	b.press(kb.Tab)
+	require.Equal(t, "Copy", b.eval("document.activeElement.textContent"))
+	b.press(kb.Tab)
+	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"))
+	b.press(kb.Enter)
+	b.eventually("the entry", "document.querySelector('#problem-list .entry').innerText.includes('Users see')")
+	b.shoot("incident-open")
+	before := b.eval("evenkeel.document.at_ms")
+	s.fake.set(nil)
+	b.eventually("they are over", "evenkeel.document.at_ms > "+before+" && document.querySelectorAll('#problem-list li.over').length === 4")
+	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"), "the focus stayed")
+	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
+	b.shoot("incident-over")
+	b.calm(s)
+}
+
+// Who drags on the strip sees the whole page as it was.
+func TestStripMovesThePage(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	s.fake.set(func(d *Document) { d.Proxy.Open = 111_111 })
+	b.visit(s)
+	wait := func(what, script string, ms int) {
+		b.eventually(what, script)
+		b.eventually("some more", fmt.Sprintf("evenkeel.document.at_ms > %d + %s", ms, b.eval("evenkeel.document.at_ms")))
+	}
+	wait("then", text+".includes('111,111')", 3500)
+	s.fake.set(func(d *Document) { d.Proxy.Open = 222_222 })
+	wait("now", text+".includes('222,222')", 2500)
+	b.press("7")
+	require.Equal(t, "strip", b.eval("document.activeElement.id"))
+	b.press(kb.ArrowLeft)
+	b.eventually("it goes back", text+".includes('111,111') && document.body.classList.contains('then')")
+	require.Contains(t, b.eval("document.getElementById('seen').textContent"), "The page as it was at")
+	require.Contains(t, b.eval("document.getElementById('strip').getAttribute('aria-valuetext')"), "ago")
+	last := b.eval("evenkeel.latest.at_ms")
+	b.eventually("news come all the same", "evenkeel.latest.at_ms > "+last)
+	require.Contains(t, b.eval(text), "111,111")
+	b.shoot("strip-then")
+	b.press("n")
+	b.eventually("back to now", text+".includes('222,222') && !document.body.classList.contains('then')")
+	b.press(kb.Home)
+	b.eventually("too long ago", "document.getElementById('seen').textContent.includes('nothing is kept of that moment')")
+	b.press(kb.End)
+	b.eventually("now again", "!document.body.classList.contains('then')")
+
+	box := b.eval("JSON.stringify((({ x, y, width, height }) => [x, y, width, height])(document.getElementById('strip').getBoundingClientRect()))")
+	var x, y, w, h float64
+	_, err := fmt.Sscanf(box, "[%g,%g,%g,%g]", &x, &y, &w, &h)
+	require.NoError(t, err)
+	b.eval(`(() => {
+		const c = document.getElementById('strip'), at = (type, x) => c.dispatchEvent(new PointerEvent(type, { pointerId: 1, clientX: c.getBoundingClientRect().x + x, clientY: c.getBoundingClientRect().y + 40, bubbles: true }));
+		c.setPointerCapture = () => {};
+		at('pointerdown', c.clientWidth - 8 - 3 * (c.clientWidth - 52) / 900); at('pointermove', c.clientWidth - 8 - 2 * (c.clientWidth - 52) / 900); at('pointerup', 0);
+	})()`)
+	b.eventually("dragged", "document.body.classList.contains('then')")
+	b.calm(s, "404 (Not Found)")
+}
+
+// Requests are searched where all receipts are, held still while somebody looks, and
+// opened as a waterfall.
+func TestRequests(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	b.visit(s)
+	b.eventually("rows", "document.querySelectorAll('#decision-rows button').length === 12")
+	b.press("/")
+	require.Equal(t, "filter-find", b.eval("document.activeElement.id"))
+	b.do(chromedp.SetValue("#filter-find", "abc"))
+	b.eval(`(() => { const o = document.getElementById('filter-outcome'); o.value = 'failed'; o.dispatchEvent(new Event('input', { bubbles: true })); })()`)
+	b.eventually("what was found", "document.querySelectorAll('#decision-rows button').length === 1 && document.getElementById('decisions-note').textContent === '1 of 9,000 that ended and 12 that run'")
+	s.mu.Lock()
+	require.Equal(t, "brief=1&n=200&find=abc&outcome=failed", s.receipts[len(s.receipts)-1])
+	s.mu.Unlock()
+	b.eval("document.querySelector('#filter button').click()")
+	b.eventually("all again", "document.querySelectorAll('#decision-rows button').length === 12")
+
+	b.eval("document.querySelector('#decision-rows button').focus()")
+	b.eventually("it is held", "document.getElementById('decisions-note').textContent.includes('held still')")
+	rows := b.eval("document.getElementById('decision-rows').textContent")
+	before := b.eval("evenkeel.document.at_ms")
+	b.eventually("news", "evenkeel.document.at_ms > 2500 + "+before)
+	require.Equal(t, rows, b.eval("document.getElementById('decision-rows').textContent"))
+	b.press(kb.Enter)
+	b.eventually("the waterfall", "document.querySelectorAll('#receipt-bars tr').length === 7")
+	require.Equal(t, "1: queue,1: prefill,2: queue,2: prefill,2: pool,2: pull,2: decode", b.eval("[...document.querySelectorAll('#receipt-bars td:first-child')].map((e) => e.textContent).join()"))
+	why := b.eval("document.getElementById('receipt-why').innerText")
+	for _, says := range []string{"the runner-up p3:8000/0 180, worse by 60.0", "It failed: connection refused; another attempt followed.", "Decode on d1:8000/3: evenkeel chose it of 7 with room", "worse by 1,000,000"} {
+		require.Contains(t, why, says)
+	}
+	b.shoot("receipt")
+	b.press(kb.Escape)
+	b.eventually("it closes, and the focus is back", "!document.getElementById('receipt').open && document.activeElement.tagName === 'BUTTON' && document.getElementById('decision-rows').contains(document.activeElement)")
+	b.calm(s)
+}
+
+func TestPictureCanBeCopied(t *testing.T) {
+	b, s := chromium(t), newSite(t, 32).open()
+	b.visit(s)
+	b.eventually("the button", "!!document.querySelector('button.copy')")
+	b.eval("document.querySelector('button.copy').click()")
+	b.eventually("it is copied or saved", "['Copied', 'Saved as a file'].includes(document.querySelector('button.copy').textContent)")
+	b.calm(s)
+}
+
+// hurt are what a fleet may be in.
+var hurt = map[string]func(*Document){
+	"well": func(*Document) {},
+	"half-dead": func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		for i := range g.Ranks {
+			if r := &g.Ranks[i]; i < len(g.Ranks)/2 {
+				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = RankDown, false, 0, 0, 0, 0
+			}
+		}
+		g.SteppingRanks = len(g.Ranks) - len(g.Ranks)/2
+		n := 0
+		for i := range d.Engines {
+			if e := &d.Engines[i]; e.Role == "decode" && n < (len(g.Ranks)/2+15)/16 {
+				e.State, e.Why, e.SinceS = "down", "dial tcp "+e.ID+": connect: connection refused", 74
+				n++
+			}
+		}
+		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 410, 37
+	},
+	"flood": func(d *Document) {
+		d.Prefill.Waiting = 1000
+		for i := range d.Prefill.Engines {
+			d.Prefill.Engines[i].State, d.Prefill.Engines[i].KVShare, d.Prefill.Engines[i].ScrapeAgeMs = "closed", 0.97, 9000
+		}
+		d.Prefill.ScrapeEveryMs = 100
+		g := &d.Models[0].Groups[0]
+		for i := range g.Ranks {
+			g.Ranks[i].Used, g.Ranks[i].Running = g.Ranks[i].Slots, g.Ranks[i].Slots
+		}
+		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 2100, 1500
+		d.Advice = []Advice{{Model: "deepseek-r1", Says: "prompts wait 41 s; 4 more prefill ranks would keep up"}}
+		d.Advice[0].Steps = append(d.Advice[0].Steps, struct {
+			Kind   string `json:"kind"`
+			Reason string `json:"reason"`
+		}{"add_prefill", "backlog"})
+	},
+	"draining": func(d *Document) {
+		g := &d.Models[0].Groups[0]
+		for i := range g.Ranks {
+			if i%4 == 1 {
+				g.Ranks[i].State, g.Ranks[i].Slots = RankDraining, 0
+			}
+		}
+	},
+}
+
+// Every size, theme and state is without overflow; with -axe also without findings.
+func TestPageInEverySizeAndState(t *testing.T) {
+	b := chromium(t)
+	for _, ranks := range []int{8, 32, 144} {
+		for name, change := range hurt {
+			s := newSite(t, ranks)
+			s.fake.set(change)
+			s.open()
+			for i, width := range []int64{390, 1024, 1440} {
+				b.do(chromedp.EmulateViewport(width, 900))
+				b.scheme([]string{"dark", "light"}[(i+ranks/8)%2])
+				b.visit(s)
+				b.eventually("the picture", "!!evenkeel.document && !!document.querySelector('canvas.map')")
+				require.Equal(t, "true", b.eval("document.documentElement.scrollWidth <= innerWidth"), "%s, %d ranks, %d px: it scrolls sideways", name, ranks, width)
+				b.shoot(fmt.Sprintf("all-%s-%d-%d", name, ranks, width))
+				b.accessible(name)
+			}
+			b.do(chromedp.Navigate("about:blank"))
+			b.mu.Lock()
+			delete(b.hosts, s.addr)
+			require.Empty(t, b.complaints)
+			b.mu.Unlock()
+			s.close()
+		}
+	}
+}
+
+// accessible has axe-core look, in both themes, where it is there.
+func (b *browser) accessible(what string) {
+	if *axe == "" {
+		return
+	}
+	source, err := os.ReadFile(*axe)
+	require.NoError(b.t, err)
+	for _, theme := range []string{"light", "dark"} {
+		b.scheme(theme)
+		b.eval(`(document.querySelectorAll('details').forEach((d) => { d.open = true; }), '')`)
+		if _, err := chromedp.Run(b, chromedp.Evaluate[string](string(source)+"; ''")); err != nil {
+			require.NoError(b.t, err)
+		}
+		b.eval(`(window.told = undefined, axe.run(document, { resultTypes: ['violations'] }).then((r) => { window.told = r.violations.map((v) => v.id + ': ' + v.help + ' ' + v.nodes.slice(0, 2).map((n) => n.html.slice(0, 160) + ' ' + n.failureSummary).join(' | ')).join('\\n'); }), '')`)
+		b.eventually("axe", "window.told !== undefined")
+		require.Empty(b.t, b.eval("window.told"), "%s, %s", what, theme)
+	}
+}
+
+// An open page does not grow with time.
+func TestPageDoesNotGrow(t *testing.T) {
+	b, s := chromium(t), newSite(t, 16).open()
+	b.visit(s)
+	b.eventually("the first document", "!!evenkeel.document")
+	size := b.eval("evenkeel.past.size()")
+	require.Equal(t, size, b.module("history.js", `(() => { // an hour
+		for (let i = 1; i <= 3600; i++) m.addToHistory({ ...evenkeel.document, at_ms: evenkeel.document.at_ms + 1000 * i });
+		return m.past.size();
+	})()`))
+	news := func() string {
+		before := b.eval("evenkeel.document.at_ms")
+		b.eventually("news", "evenkeel.document.at_ms > 6000 + "+before)
+		return b.eval("document.querySelectorAll('*').length")
+	}
+	nodes := news()
+	require.Equal(t, nodes, news())
+	b.calm(s)
+}
